@@ -1,0 +1,2 @@
+//! The mechanism of selfpage.
+#![no_std]

@@ -1,0 +1,1 @@
+//! A program owns its frames.
