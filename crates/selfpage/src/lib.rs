@@ -1,1 +1,4 @@
-//! A program owns its frames.
+//! A program owns its frames and pages itself.
+#![deny(unsafe_code)]
+
+pub mod store;

@@ -1,0 +1,99 @@
+//! The machine under a domain: what maps and unmaps frames, and what stops and wakes threads.
+//!
+//! Three machines stand behind this trait: Linux (`UFFDIO_MOVE`), page tables of our own, and the simulator. It knows
+//! addresses and frames and nothing else.
+//!
+//! # Source
+//! Nemesis §6.3 (low-level translation: `map(va, pa, attr)`, `unmap(va)`), Cichlid §3.2.
+
+use crate::addr::{Frame, PageBytes, PageNo};
+use core::sync::atomic::AtomicU32;
+
+/// How a region's faults reach the domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trap {
+    /// A pager thread reads the fault. System calls on absent pages work.
+    Worker,
+    /// `SIGBUS` on the faulting thread. Faster; a system call on an absent page fails with `EFAULT`.
+    Upcall,
+}
+
+/// Why the machine could not do all that was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The destination of a map is populated already.
+    Occupied,
+    /// The source of a map or unmap holds nothing: dropped by somebody behind our back.
+    Hole,
+    /// The kernel or a device holds the page (direct I/O in flight, registered buffers).
+    Pinned,
+    /// The address range is no longer the mapping that the domain made.
+    Foreign,
+    /// The descriptor of the machine is gone from this thread's table: hand over to a pager thread.
+    NoDescriptor,
+    /// The process is ending.
+    Ending,
+    /// The machine is out of its own memory (page tables).
+    NoMemory,
+}
+
+/// A map or unmap that stopped early: `done` pages of it stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Partial {
+    /// Pages at the front that were moved.
+    pub done: u32,
+    /// What stopped the next one.
+    pub why: Refusal,
+}
+
+/// The translation system and the threads stopped on it.
+///
+/// # Context
+/// Every function may be called in any context, a trap included: none allocates or locks.
+pub trait Mmu: Sync {
+    /// Maps the frames `[frame, frame+count)` at the pages `[page, page+count)` and wakes whoever waits for those
+    /// pages. The frames' slots are empty afterwards. What is in the frames is visible at once and completely.
+    ///
+    /// # Errors
+    /// [`Partial`]: the first `done` pages are mapped, the rest are as before.
+    fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial>;
+
+    /// Unmaps the pages `[page, page+count)` into the slots of `[frame, frame+count)`: no later write can reach them.
+    ///
+    /// # Errors
+    /// [`Partial`]: the first `done` pages are unmapped, the rest are as before.
+    fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial>;
+
+    /// Whether the page is populated as the machine sees it.
+    fn present(&self, page: PageNo) -> bool;
+
+    /// Drops what the machine has at `[page, page+count)`, without keeping it.
+    fn drop_pages(&self, page: PageNo, count: u32);
+
+    /// Wakes the threads stopped on `[page, page+count)`; they try their access again.
+    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32);
+
+    /// Makes every access to the page fail (`SIGBUS`), and wakes whoever waits for it.
+    fn poison(&self, trap: Trap, page: PageNo);
+
+    /// Gives `[frame, frame+count)` physical memory if their slots have none, cleared to zero.
+    ///
+    /// # Errors
+    /// [`Refusal::NoMemory`]: the system has none to give (the count says how many stand).
+    fn populate(&self, frame: Frame, count: u32) -> Result<(), Partial>;
+
+    /// Returns the physical memory of `[frame, frame+count)` to the system; their slots must be populated or empty.
+    fn release(&self, frame: Frame, count: u32);
+
+    /// The contents of an unmapped frame, in its slot.
+    fn bytes(&self, frame: Frame) -> *mut PageBytes;
+
+    /// Sleeps while `*word == expected`, for at most `timeout_us` microseconds (0: without limit). May return early.
+    fn sleep(&self, word: &AtomicU32, expected: u32, timeout_us: u32);
+
+    /// Wakes up to `count` sleepers on `word`.
+    fn rouse(&self, word: &AtomicU32, count: u32);
+
+    /// A monotonic clock, in nanoseconds.
+    fn now_ns(&self) -> u64;
+}

@@ -1,0 +1,119 @@
+//! What backs a region: the contents of its pages.
+//!
+//! # Source
+//! Nemesis §6.6 (stretch drivers: nailed, physical, paged). Ours hands a pager frames that hold complete contents before
+//! they are mapped, several at a time, where a stretch driver maps one page itself.
+
+use crate::addr::PageBytes;
+
+/// Where a piece of code runs, and so what it may do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Context {
+    /// On a thread that is stopped on a fault: no allocation, no lock, no managed memory; it may read from a store.
+    Trap,
+    /// On a thread of the domain's own: may block on a store or a deadline.
+    PagerThread,
+    /// In a call that the program made.
+    Normal,
+}
+
+/// Why a pager could not give or take a page's contents.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PagerError {
+    /// The device or file system refused, with this errno.
+    Io(i32),
+    /// What came back is not what was saved.
+    Corrupt,
+    /// The file ends before the page.
+    Truncated,
+    /// The store has no room.
+    Full,
+    /// The pager's own code panicked.
+    Panicked,
+    /// The pager has nowhere to save to.
+    NoStore,
+    /// This cannot be done in this context; ask again on a pager thread.
+    WrongContext,
+}
+
+/// One page to fill.
+pub struct FillPage<'a> {
+    /// The page's number in its region.
+    pub index: u64,
+    /// Where the contents go. Not visible to the program yet.
+    pub bytes: &'a mut PageBytes,
+    /// The frame is known to be all zero.
+    pub zeroed: bool,
+}
+
+/// One page to save.
+pub struct SavePage<'a> {
+    /// The page's number in its region.
+    pub index: u64,
+    /// What to save. Nobody writes it while it is being saved.
+    pub bytes: &'a PageBytes,
+    /// Set by the pager: whether this page is safe now.
+    pub outcome: Result<(), PagerError>,
+}
+
+/// What a pager says of a page that has been unmapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// A fill would bring the same bytes back.
+    Clean,
+    /// It must be saved first.
+    Changed,
+    /// It cannot be saved anywhere: it must stay.
+    Stays,
+}
+
+/// Backs a region, answers its faults.
+///
+/// Pages are named by their number in the region. Core calls `changed`, `save`, `saved` and `forget` for one page by one
+/// thread at a time, and never while a `fill` of that page runs.
+pub trait Pager: Send + Sync {
+    /// The lowest context in which `fill` may run.
+    fn fills_in(&self) -> Context;
+
+    /// How many pages from `index` on, at most `want`, one request can fill about as cheaply as one page. At least 1.
+    ///
+    /// # Context
+    /// Trap.
+    fn extent(&self, index: u64, want: u32) -> u32;
+
+    /// Whether reading ahead of a sequential pattern pays: pages come from somewhere slow.
+    ///
+    /// # Context
+    /// Trap.
+    fn reads_ahead(&self) -> bool {
+        false
+    }
+
+    /// Writes the contents of each page. `pages` ascend, and need not be neighbours.
+    ///
+    /// # Context
+    /// At least [`Pager::fills_in`].
+    ///
+    /// # Errors
+    /// None of the pages counts as filled.
+    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<(), PagerError>;
+
+    /// What must happen with this unmapped page before its frame may be used for another.
+    ///
+    /// # Context
+    /// PagerThread.
+    fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict;
+
+    /// Saves the pages and sets each one's outcome. After `Ok` a later fill brings back these bytes.
+    ///
+    /// # Context
+    /// PagerThread.
+    fn save(&self, pages: &mut [SavePage<'_>]);
+
+    /// The pages `[index, index+count)` are garbage: nothing of them need come back; a later fill gives what a page never
+    /// touched would have.
+    ///
+    /// # Context
+    /// Normal or PagerThread.
+    fn forget(&self, index: u64, count: u64);
+}
