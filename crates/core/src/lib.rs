@@ -3,8 +3,23 @@
 #![no_std]
 #![deny(unsafe_code)]
 #![deny(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![cfg_attr(test, allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod addr;
+pub mod contract;
+#[cfg(not(loom))]
+pub mod domain;
+#[cfg(not(loom))]
+pub mod fault;
+pub mod frame;
 pub mod mmu;
+pub mod page;
 pub mod pager;
 pub mod policy;
+pub mod region;
+pub mod ring;
+#[cfg(not(loom))]
+pub mod stack;
+pub mod stream;
+pub mod sync;
+pub mod trace;

@@ -64,6 +64,12 @@ pub trait Mmu: Sync {
     /// [`Partial`]: the first `done` pages are unmapped, the rest are as before.
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial>;
 
+    /// Copies what is mapped at `page` into the slot of `frame`, which must be populated; the page stays mapped.
+    ///
+    /// # Errors
+    /// [`Refusal::Hole`]: nothing is mapped there.
+    fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal>;
+
     /// Whether the page is populated as the machine sees it.
     fn present(&self, page: PageNo) -> bool;
 

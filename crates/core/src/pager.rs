@@ -5,6 +5,7 @@
 //! they are mapped, several at a time, where a stretch driver maps one page itself.
 
 use crate::addr::PageBytes;
+use crate::frame::FrameBytes;
 
 /// Where a piece of code runs, and so what it may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -36,12 +37,38 @@ pub enum PagerError {
     WrongContext,
 }
 
+impl PagerError {
+    /// As a small number, for words that have no room for more.
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            PagerError::Corrupt => 1,
+            PagerError::Truncated => 2,
+            PagerError::Full => 3,
+            PagerError::Panicked => 4,
+            PagerError::NoStore => 5,
+            PagerError::WrongContext => 6,
+            PagerError::Io(errno) => 16 + errno as u32,
+        }
+    }
+    pub(crate) const fn from_code(code: u32) -> PagerError {
+        match code {
+            1 => PagerError::Corrupt,
+            2 => PagerError::Truncated,
+            3 => PagerError::Full,
+            4 => PagerError::Panicked,
+            5 => PagerError::NoStore,
+            6 => PagerError::WrongContext,
+            code => PagerError::Io(code.saturating_sub(16) as i32),
+        }
+    }
+}
+
 /// One page to fill.
 pub struct FillPage<'a> {
     /// The page's number in its region.
     pub index: u64,
     /// Where the contents go. Not visible to the program yet.
-    pub bytes: &'a mut PageBytes,
+    pub bytes: FrameBytes<'a>,
     /// The frame is known to be all zero.
     pub zeroed: bool,
 }
@@ -51,7 +78,7 @@ pub struct SavePage<'a> {
     /// The page's number in its region.
     pub index: u64,
     /// What to save. Nobody writes it while it is being saved.
-    pub bytes: &'a PageBytes,
+    pub bytes: FrameBytes<'a>,
     /// Set by the pager: whether this page is safe now.
     pub outcome: Result<(), PagerError>,
 }
@@ -109,6 +136,14 @@ pub trait Pager: Send + Sync {
     /// # Context
     /// PagerThread.
     fn save(&self, pages: &mut [SavePage<'_>]);
+
+    /// Makes what was saved survive a crash of the machine, where the pager promises that.
+    ///
+    /// # Context
+    /// Normal or PagerThread.
+    fn sync(&self) -> Result<(), PagerError> {
+        Ok(())
+    }
 
     /// The pages `[index, index+count)` are garbage: nothing of them need come back; a later fill gives what a page never
     /// touched would have.

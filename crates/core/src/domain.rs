@@ -1,0 +1,142 @@
+//! A domain's tables, and the machine and counters that go with them: what every step of a fault works on.
+
+use core::num::NonZeroU32;
+
+use crate::addr::{Frame, PageNo};
+use crate::frame::{FrameBytes, FrameTable};
+use crate::mmu::{Mmu, Trap};
+use crate::page::{State, Word};
+use crate::region::{Region, RegionMap};
+use crate::ring::Ring;
+use crate::stack::FrameStack;
+use crate::stream::Limits;
+use crate::sync::{AtomicU32, Event, Gate, Ordering};
+use crate::trace::Counters;
+
+/// Who owns frames and regions. The library's `Domain` gives it memory and threads.
+///
+/// # Source
+/// Nemesis §4 and §6.2 (a domain and its contract).
+pub struct DomainState {
+    /// The machine.
+    pub mmu: &'static dyn Mmu,
+    /// Who is inside.
+    pub gate: Gate,
+    /// Every frame.
+    pub frames: FrameTable,
+    /// The frames that can be had.
+    pub stack: FrameStack,
+    /// Every region.
+    pub regions: RegionMap,
+    /// Work for pager threads.
+    pub requests: Ring,
+    /// There is work for pager threads.
+    pub requested: Event,
+    /// Pages to be saved, with their frames.
+    pub saves: Ring,
+    /// There are pages to be saved.
+    pub to_save: Event,
+    /// The last save failed with this ([`crate::pager::PagerError`] as a code), 0 if it did not.
+    pub save_trouble: AtomicU32,
+    /// Counts.
+    pub counters: Counters,
+}
+
+impl DomainState {
+    /// Ends the claim of `page` of `region`, and wakes those who wait for it. `true`: a save of it is still in flight.
+    ///
+    /// # Context
+    /// Trap, inside the gate, as the owner of the page.
+    pub fn settle(&self, region: &Region, page: PageNo, next: Word) -> bool {
+        let Some(word) = region.word(page) else { return false };
+        region.set_resident(page, u8::from(next.state() == State::Resident));
+        let settled = word.settle(next);
+        if settled.awaited {
+            self.wake(region, page);
+        }
+        settled.in_save
+    }
+
+    /// Wakes those who wait for `page`.
+    pub(crate) fn wake(&self, region: &Region, page: PageNo) {
+        if let Some(word) = region.word(page) {
+            self.mmu.rouse(word.low_half(), u32::MAX >> 1);
+        }
+        if region.trap == Trap::Worker {
+            self.mmu.wake_faulters(region.trap, page, 1);
+        }
+    }
+
+    /// Ends the claim of an unmapped page whose contents its pager has too: its frame goes on standby.
+    pub(crate) fn settle_standby(&self, region: &Region, page: PageNo, next: Word) {
+        self.stack.joins_standby();
+        let _ = self.settle(region, page, next);
+        self.publish_standby(region, page, next.frame());
+    }
+
+    /// Lists a page that is on standby already, or takes its frame where the list is full.
+    pub(crate) fn publish_standby(&self, region: &Region, page: PageNo, frame: Frame) {
+        if self.stack.push_standby(frame, page) {
+            return self.stack.available.signal(self.mmu);
+        }
+        let Some(word) = region.word(page) else { return };
+        let seen = word.load();
+        if seen.state() == State::Standby && seen.frame() == frame && word.claim(seen) {
+            self.stack.leaves_standby();
+            self.settle_absent(region, page, frame);
+        }
+    }
+
+    /// Ends the claim of a page that loses its frame.
+    pub(crate) fn settle_absent(&self, region: &Region, page: PageNo, frame: Frame) {
+        self.frames.set_owner(frame, None);
+        let _ = self.settle(region, page, Word::ABSENT);
+        self.stack.give(self.mmu, frame, 1);
+    }
+
+    /// The contents of `frame`, in its slot.
+    pub(crate) fn lease(&self, frame: Frame) -> FrameBytes<'_> {
+        crate::frame::lease(self.mmu, frame)
+    }
+
+    /// How much one fault may fetch: never more than a small part of the frames.
+    pub fn limits(&self, most_now: u32, reads_ahead: ReadsAhead) -> Limits {
+        let budget = self.stack.budget();
+        let chunk = match reads_ahead {
+            ReadsAhead::Yes if budget >= 64 => (budget / 32).min(MOST_AHEAD),
+            _ => 0,
+        };
+        Limits { now: most_now.min(budget / 32).max(1), chunk }
+    }
+
+    /// Frames that would be worth having now, for a fetch of `want`: no more than are ready, so that a fetch of more than
+    /// one page never makes another fault wait.
+    pub(crate) fn affordable(&self, want: u32) -> NonZeroU32 {
+        NonZeroU32::new(want.min(self.stack.ready())).unwrap_or(NonZeroU32::MIN)
+    }
+
+    /// Whether nothing is on its way to a store.
+    pub fn saves_drained(&self) -> bool {
+        self.saves.is_empty()
+    }
+
+    /// Why saving fails, if it does.
+    pub fn save_error(&self) -> Option<crate::pager::PagerError> {
+        match self.save_trouble.load(Ordering::Relaxed) {
+            0 => None,
+            code => Some(crate::pager::PagerError::from_code(code)),
+        }
+    }
+}
+
+/// Pages in a chunk that is read ahead, at most.
+pub const MOST_AHEAD: u32 = 512;
+
+/// Whether a pager wants its patterns read ahead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadsAhead {
+    /// It reads from somewhere slow.
+    Yes,
+    /// It makes its pages.
+    No,
+}

@@ -1,0 +1,206 @@
+//! Taking frames back from pages: move out, *then* compare, *then* save if changed. A page that is moved out first cannot
+//! change while it is looked at, so no update is lost.
+//!
+//! # Source
+//! Nemesis §6.2 (intrusive revocation: the application cleans and unmaps); AVM §3.
+
+use super::fill::neighbours;
+use super::{lost, save};
+use crate::addr::{Frame, PageNo};
+use crate::domain::DomainState;
+use crate::frame::Use;
+use crate::mmu::Refusal;
+use crate::page::{State, Word};
+use crate::pager::Verdict;
+use crate::policy::Policy;
+use crate::region::Region;
+use crate::stack;
+use crate::sync::Ordering;
+use crate::trace::Counters;
+
+/// Pages evicted at once, at most.
+pub const BATCH: usize = 256;
+
+/// What an eviction came to, in pages.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// Their frames can be used at once.
+    pub ready: u32,
+    /// On their way to the store.
+    pub queued: u32,
+    /// They had to stay.
+    pub kept: u32,
+}
+
+/// Tells the policy what has been admitted since it was last told.
+///
+/// # Context
+/// The evictor alone, inside the gate.
+fn tell(domain: &DomainState, policy: &mut dyn Policy) {
+    domain.frames.drain_admitted(|frame, use_| {
+        let Some(page) = domain.frames.owner(frame) else { return };
+        let Some(region) = domain.regions.find(page) else {
+            return;
+        };
+        policy.admitted(frame, page, region.priority.load(Ordering::Relaxed), use_ == Use::Again);
+    });
+}
+
+/// Lets the policy choose up to `want` victims, and evicts them.
+///
+/// # Context
+/// The evictor alone (PagerThread), outside the gate.
+pub fn evict(domain: &DomainState, policy: &mut dyn Policy, want: u32) -> Evicted {
+    let _inside = domain.gate.enter(domain.mmu);
+    tell(domain, policy);
+    let mut victims = [(PageNo(0), Frame(0)); BATCH];
+    let mut len = 0;
+    let mut looked = 0;
+    let mut evicted = Evicted::default();
+    // A policy may suggest anything, and again and again: it is asked a bounded number of times.
+    while len < (want as usize).min(BATCH)
+        && looked < 4 * BATCH
+        && let Some(frame) = policy.victim()
+    {
+        looked += 1;
+        match check(domain, frame) {
+            Suggestion::Claimed(page) => {
+                if let Some(entry) = victims.get_mut(len) {
+                    *entry = (page, frame);
+                    len += 1;
+                }
+            }
+            Suggestion::Held => {
+                evicted.kept += 1;
+                domain.frames.admit(frame, Use::First);
+            }
+            Suggestion::Wrong => Counters::add(&domain.counters.bad_victims_total, 1),
+        }
+    }
+    let victims = victims.get_mut(..len).unwrap_or(&mut []);
+    victims.sort_unstable_by_key(|entry| entry.0);
+    move_out(domain, victims, &mut evicted);
+    evicted
+}
+
+enum Suggestion {
+    Claimed(PageNo),
+    /// Resident, but it cannot go now.
+    Held,
+    /// Not a resident frame.
+    Wrong,
+}
+
+/// Checks a victim, and claims its page.
+fn check(domain: &DomainState, frame: Frame) -> Suggestion {
+    let Some(page) = domain.frames.owner(frame) else {
+        return Suggestion::Wrong;
+    };
+    let Some(word) = domain.regions.find(page).and_then(|region| region.word(page)) else {
+        return Suggestion::Wrong;
+    };
+    let seen = word.load();
+    if seen.state() != State::Resident || seen.frame() != frame {
+        // A page that is Busy is settled by its owner, who admits it again if it stays.
+        return Suggestion::Wrong;
+    }
+    if seen.pins() > 0 || seen.in_save() || !word.claim(seen) {
+        return Suggestion::Held;
+    }
+    Suggestion::Claimed(page)
+}
+
+/// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and decides on each.
+pub(super) fn move_out(domain: &DomainState, pages: &[(PageNo, Frame)], evicted: &mut Evicted) {
+    let mut at = 0;
+    while let Some(rest) = pages.get(at..)
+        && let Some(&(page, frame)) = rest.first()
+    {
+        let run = neighbours(rest);
+        let (done, refusal) = match domain.mmu.unmap(page, frame, run as u32) {
+            Ok(()) => (run, None),
+            Err(partial) => (partial.done as usize, Some(partial.why)),
+        };
+        for &(page, frame) in rest.get(..done).unwrap_or(rest) {
+            if let Some(region) = domain.regions.find(page) {
+                decide(domain, region, page, frame, evicted);
+            }
+        }
+        at += done;
+        if let Some(why) = refusal
+            && let Some(&(page, frame)) = pages.get(at)
+            && let Some(region) = domain.regions.find(page)
+        {
+            stays(domain, region, page, frame, why, evicted);
+            at += 1;
+        }
+    }
+}
+
+/// The machine would not unmap the page.
+fn stays(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, why: Refusal, evicted: &mut Evicted) {
+    match (why, region.pager()) {
+        (Refusal::Hole | Refusal::Foreign, Some(pager)) => {
+            lost(domain, region, pager, page, frame);
+            evicted.ready += 1;
+        }
+        _ => {
+            if why == Refusal::Pinned {
+                Counters::add(&domain.counters.pinned_skips_total, 1);
+            }
+            keep(domain, region, page, frame, evicted);
+        }
+    }
+}
+
+fn keep(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
+    domain.settle(region, page, Word::new(State::Resident, frame));
+    domain.frames.admit(frame, Use::First);
+    evicted.kept += 1;
+}
+
+/// An unmapped page: clean, to be saved, or to be put back.
+fn decide(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
+    let Some(pager) = region.pager() else { return };
+    match pager.changed(region.index(page), domain.lease(frame).get()) {
+        Verdict::Clean => {
+            domain.settle_standby(region, page, Word::new(State::Standby, frame));
+            evicted.ready += 1;
+        }
+        Verdict::Changed if save::room(domain) > 0 => {
+            domain.settle(region, page, Word::new(State::Saving, frame).with_save());
+            save::enqueue(domain, page, frame);
+            evicted.queued += 1;
+        }
+        Verdict::Changed | Verdict::Stays => put_back(domain, region, page, frame, evicted),
+    }
+}
+
+/// Maps a page again that cannot go now.
+fn put_back(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
+    match domain.mmu.map(region.trap, page, frame, 1) {
+        Ok(()) => keep(domain, region, page, frame, evicted),
+        Err(_) => {
+            // It cannot be mapped, so nobody can use it; it must be saved, room or not.
+            domain.settle(region, page, Word::new(State::Saving, frame).with_save());
+            save::enqueue(domain, page, frame);
+            evicted.queued += 1;
+        }
+    }
+}
+
+/// Turns standby frames beyond `keep` into free ones, oldest first. How many.
+///
+/// # Context
+/// The evictor alone (PagerThread), outside the gate.
+pub fn trim_standby(domain: &DomainState, keep: u32) -> u32 {
+    let _inside = domain.gate.enter(domain.mmu);
+    let mut freed = 0;
+    while domain.stack.on_standby() > keep
+        && let Some(frame) = stack::reclaim_standby(domain)
+    {
+        domain.stack.give(domain.mmu, frame, 1);
+        freed += 1;
+    }
+    freed
+}

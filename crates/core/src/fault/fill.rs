@@ -1,0 +1,322 @@
+//! Fetching pages: claim their words, take frames, let the pager fill them, map them.
+
+use core::array;
+use core::num::NonZeroU32;
+
+use super::{Failure, Outcome, Step, refused};
+use crate::addr::{Frame, PageNo};
+use crate::domain::{DomainState, MOST_AHEAD};
+use crate::frame::{Use, Zeroed};
+use crate::page::{State, Word};
+use crate::pager::{Context, FillPage, Pager, PagerError};
+use crate::region::Region;
+use crate::stack;
+use crate::stream::{Chunk, Plan};
+use crate::trace::Counters;
+
+/// Pages that one trap fetches, at most: its stack may be small.
+pub const MOST_IN_TRAP: u32 = 16;
+/// Pages that a pager thread fetches for one fault, at most.
+pub const MOST_NOW: u32 = 32;
+
+/// Why a fetch brought nothing.
+pub(super) enum Stop {
+    NoFrame,
+    HandOver,
+    Again,
+    Failed(Failure),
+}
+
+/// Pages claimed for a fetch, ascending, with their frames.
+struct Batch<const N: usize> {
+    pages: [(PageNo, Frame); N],
+    len: usize,
+}
+
+impl<const N: usize> Batch<N> {
+    fn new() -> Self {
+        Batch { pages: [(PageNo(0), Frame(0)); N], len: 0 }
+    }
+
+    fn push(&mut self, page: PageNo) -> bool {
+        match self.pages.get_mut(self.len) {
+            Some(entry) => {
+                *entry = (page, Frame(0));
+                self.len += 1;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn pages(&self) -> &[(PageNo, Frame)] {
+        self.pages.get(..self.len).unwrap_or(&[])
+    }
+
+    fn pages_mut(&mut self) -> &mut [(PageNo, Frame)] {
+        self.pages.get_mut(..self.len).unwrap_or(&mut [])
+    }
+
+    /// Claims absent pages from `first` on, `stride` apart, within the region.
+    fn claim(&mut self, region: &Region, first: PageNo, stride: i64, count: u32, at_gap: AtGap) {
+        for step in 0..u64::from(count) {
+            let page = PageNo(first.0.wrapping_add((stride as u64).wrapping_mul(step)));
+            let claimed = region.word(page).is_some_and(|word| {
+                let seen = word.load();
+                seen.state() == State::Absent && word.claim(seen)
+            });
+            if (!claimed && at_gap == AtGap::Stop) || (claimed && !self.push(page)) {
+                return;
+            }
+        }
+    }
+
+    /// Gives each page a frame, as far as there are frames; drops the claims of the rest.
+    fn take_frames(&mut self, domain: &DomainState, region: &Region, keep: PageNo) {
+        if self.pages().first().is_some_and(|(first, _)| self.pages().last().is_some_and(|(last, _)| last < first)) {
+            self.pages_mut().reverse();
+        }
+        let want = domain.affordable(self.len as u32);
+        let mut left = want.get();
+        // The page that somebody waits for comes first when frames are few.
+        if (left as usize) < self.len
+            && let Some(at) = self.pages().iter().position(|(page, _)| *page == keep)
+        {
+            self.shrink(domain, region, at, left as usize);
+        }
+        let mut given = 0;
+        while let Some(want) = NonZeroU32::new(left)
+            && let Some(run) = stack::take(domain, want)
+        {
+            let frames = (0..run.count.get()).map(|step| run.first.plus(step));
+            for (entry, frame) in self.pages_mut().iter_mut().skip(given).zip(frames) {
+                entry.1 = frame;
+            }
+            given += run.count.get() as usize;
+            left -= run.count.get();
+        }
+        if given < self.len {
+            let at = self.pages().iter().position(|(page, _)| *page == keep).unwrap_or(0);
+            // Frames were given from the front: the kept page takes over one of them.
+            if at >= given
+                && let Some(last) = given.checked_sub(1)
+                && let Some(frame) = self.pages().get(last).map(|entry| entry.1)
+            {
+                if let Some(entry) = self.pages_mut().get_mut(at) {
+                    entry.1 = frame;
+                }
+                self.pages_mut().swap(last, at);
+            }
+            for (page, _) in self.pages().iter().skip(given) {
+                domain.settle(region, *page, Word::ABSENT);
+            }
+            self.len = given;
+        }
+    }
+
+    /// Keeps `count` pages, the one at `at` among them.
+    fn shrink(&mut self, domain: &DomainState, region: &Region, at: usize, count: usize) {
+        let from = (at + 1).saturating_sub(count);
+        for (index, (page, _)) in self.pages().iter().enumerate() {
+            if index < from || index >= from + count {
+                domain.settle(region, *page, Word::ABSENT);
+            }
+        }
+        for index in 0..count {
+            if let Some(&kept) = self.pages().get(from + index)
+                && let Some(entry) = self.pages_mut().get_mut(index)
+            {
+                *entry = kept;
+            }
+        }
+        self.len = count;
+    }
+
+    fn drop_entry(&mut self, at: usize) {
+        for index in at + 1..self.len {
+            if let Some(&entry) = self.pages.get(index)
+                && let Some(before) = self.pages.get_mut(index - 1)
+            {
+                *before = entry;
+            }
+        }
+        self.len -= 1;
+    }
+
+    /// Gives the frames back and drops the claims.
+    fn abandon(&self, domain: &DomainState, region: &Region) {
+        for (page, frame) in self.pages() {
+            domain.settle_absent(region, *page, *frame);
+        }
+    }
+
+    fn fill(
+        &self,
+        domain: &DomainState,
+        context: Context,
+        region: &Region,
+        pager: &dyn Pager,
+    ) -> Result<(), PagerError> {
+        let mut fills: [FillPage<'_>; N] = array::from_fn(|at| {
+            let (page, frame) = self.pages().get(at).copied().unwrap_or((PageNo(0), Frame(0)));
+            FillPage { index: region.index(page), bytes: domain.lease(frame), zeroed: domain.frames.zeroed(frame) }
+        });
+        for (page, frame) in self.pages() {
+            domain.frames.set_zeroed(*frame, Zeroed::Unknown);
+            domain.frames.set_owner(*frame, Some(*page));
+        }
+        pager.fill(context, fills.get_mut(..self.len).unwrap_or(&mut []))
+    }
+
+    /// Maps the pages in as few calls as their neighbourhood allows, and settles them.
+    fn map(&self, domain: &DomainState, region: &Region, waited_for: Option<PageNo>) -> Result<(), Stop> {
+        let mut result = Ok(());
+        let mut at = 0;
+        while let Some(rest) = self.pages().get(at..)
+            && let Some(&(page, frame)) = rest.first()
+        {
+            let run = neighbours(rest);
+            let (done, refusal) = match domain.mmu.map(region.trap, page, frame, run as u32) {
+                Ok(()) => (run, None),
+                Err(partial) => (partial.done as usize, Some(partial.why)),
+            };
+            for &(page, frame) in rest.get(..done).unwrap_or(rest) {
+                domain.settle(region, page, Word::new(State::Resident, frame));
+                domain.frames.admit(frame, Use::First);
+            }
+            at += done;
+            if let Some(why) = refusal
+                && let Some(&(page, frame)) = self.pages().get(at)
+            {
+                let step = refused(domain, region, page, frame, why);
+                if waited_for == Some(page) {
+                    result = Err(stop(step));
+                }
+                at += 1;
+            }
+        }
+        result
+    }
+}
+
+fn stop(step: Step) -> Stop {
+    match step {
+        Step::Done(Outcome::Failed(failure)) => match failure {
+            Failure::Machine(crate::mmu::Refusal::NoDescriptor) => Stop::HandOver,
+            failure => Stop::Failed(failure),
+        },
+        // The access is tried again either way.
+        Step::Done(_) => Stop::Again,
+        _ => Stop::Again,
+    }
+}
+
+/// How many entries at the front are neighbours in both address and slot.
+pub(super) fn neighbours(pages: &[(PageNo, Frame)]) -> usize {
+    let mut count = 1;
+    for ((page, frame), (next_page, next_frame)) in pages.iter().zip(pages.iter().skip(1)) {
+        if next_page.0 != page.0 + 1 || next_frame.0 != frame.0 + 1 {
+            break;
+        }
+        count += 1;
+    }
+    count
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtGap {
+    Stop,
+    Skip,
+}
+
+/// Fetches a claimed page, and with it those of `plan` that are cheap to have.
+pub(super) fn fetch<const N: usize>(
+    domain: &DomainState,
+    context: Context,
+    region: &Region,
+    pager: &dyn Pager,
+    page: PageNo,
+    plan: Plan,
+) -> Result<(), Stop> {
+    let mut batch = Batch::<N>::new();
+    batch.push(page);
+    if plan.count > 1 {
+        let next = PageNo(page.0.wrapping_add(plan.stride as u64));
+        let more = match plan.stride {
+            1 => pager.extent(region.index(page), plan.count).saturating_sub(1).min(plan.count - 1),
+            _ => plan.count - 1,
+        };
+        batch.claim(region, next, plan.stride, more, AtGap::Stop);
+    }
+    batch.take_frames(domain, region, page);
+    if batch.len == 0 {
+        return Err(Stop::NoFrame);
+    }
+    let mut filled = batch.fill(domain, context, region, pager);
+    if filled.is_err() && batch.len > 1 {
+        // It may be a neighbour that cannot be had.
+        for &(other, frame) in batch.pages() {
+            if other != page {
+                domain.settle_absent(region, other, frame);
+            }
+        }
+        if let Some(&entry) = batch.pages().iter().find(|entry| entry.0 == page) {
+            batch.pages = [entry; N];
+            batch.len = 1;
+        }
+        filled = batch.fill(domain, context, region, pager);
+    }
+    if let Err(error) = filled {
+        batch.abandon(domain, region);
+        return Err(match error {
+            PagerError::WrongContext if context == Context::Trap => Stop::HandOver,
+            error => {
+                Counters::add(&domain.counters.fill_errors_total, 1);
+                Stop::Failed(Failure::Pager(error))
+            }
+        });
+    }
+    Counters::add(&domain.counters.fills_total, batch.len as u64);
+    Counters::add(&domain.counters.fills_ahead_total, batch.len as u64 - 1);
+    batch.map(domain, region, Some(page))
+}
+
+/// Reads a chunk ahead of a stream. Nobody waits for it: it takes only frames that are ready, and its errors are met again
+/// by whoever needs the page.
+pub(super) fn read_ahead(domain: &DomainState, region: &Region, pager: &dyn Pager, first: PageNo, chunk: Chunk) {
+    let mut batch = Batch::<{ MOST_AHEAD as usize }>::new();
+    batch.claim(region, first, chunk.stride, chunk.count, AtGap::Skip);
+    let Some(&(nearest, _)) = batch.pages().first() else {
+        return;
+    };
+    batch.take_frames(domain, region, nearest);
+    if batch.len == 0 {
+        return;
+    }
+    if batch.fill(domain, Context::PagerThread, region, pager).is_err() {
+        return batch.abandon(domain, region);
+    }
+    Counters::add(&domain.counters.fills_total, batch.len as u64);
+    Counters::add(&domain.counters.fills_ahead_total, batch.len as u64);
+    // The page that the program reaches first stays unmapped, to say that it was reached.
+    let at = if chunk.stride < 0 { batch.len - 1 } else { 0 };
+    if let Some(&(page, frame)) = batch.pages().get(at) {
+        domain.settle_standby(region, page, Word::new(State::Standby, frame).with_trip());
+        batch.drop_entry(at);
+    }
+    let _ = batch.map(domain, region, None);
+}
+
+/// Says in the page's word that its contents cannot be had, for the thread that handed the fault over.
+pub(super) fn mark_failed(domain: &DomainState, page: PageNo, failure: Failure) {
+    let _inside = domain.gate.enter(domain.mmu);
+    let Failure::Pager(error) = failure else { return };
+    let Some(region) = domain.regions.find(page) else {
+        return;
+    };
+    let Some(word) = region.word(page) else { return };
+    let seen = word.load();
+    if seen.state() == State::Absent && word.claim(seen) {
+        domain.settle(region, page, Word::new(State::Failed, Frame(error.code())));
+    }
+}

@@ -1,0 +1,413 @@
+//! The path of a fault, and of a frame back out of a page. Only this module sequences the others.
+//!
+//! [`resolve`] is one straight line, the same in every context; [`evict`] and [`save`] are its other half, run by the
+//! domain's own threads; [`range`](mod@range) holds what the program asks for by name.
+//!
+//! # Source
+//! Nemesis §6.4 and §6.5: a notification handler that does what it can at once, a worker thread for the rest, one
+//! code path for both.
+
+pub mod evict;
+mod fill;
+pub mod range;
+pub mod save;
+
+use core::num::NonZeroU32;
+
+use crate::addr::{Frame, PageNo, VirtAddr};
+use crate::domain::{DomainState, ReadsAhead};
+use crate::frame::{Use, Zeroed};
+use crate::mmu::Refusal;
+use crate::page::{State, Word};
+use crate::pager::{Context, Pager, PagerError};
+use crate::region::{Access, Region};
+use crate::stack::{self, Shortage};
+use crate::stream::Chunk;
+use crate::trace::Counters;
+
+pub use fill::MOST_IN_TRAP;
+
+/// An access that found no translation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// Where.
+    pub addr: VirtAddr,
+    /// Which kind.
+    pub access: Access,
+}
+
+/// What became of a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The access will succeed now.
+    Resolved,
+    /// Another thread is at it, and will wake the faulting one; or the access is to be tried again.
+    Retry,
+    /// No region of this domain has the address.
+    NotOurs,
+    /// The region does not allow it: the program's own fault.
+    Violation,
+    /// The contents cannot be had. The program must be told; it must not see anything else in their place.
+    Failed(Failure),
+}
+
+/// Why a fault failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// The pager could not give the contents.
+    Pager(PagerError),
+    /// There is no frame to be had.
+    Shortage(Shortage),
+    /// The machine refused the translation.
+    Machine(Refusal),
+}
+
+/// What one look at a page comes to.
+enum Step {
+    Done(Outcome),
+    /// Once more.
+    Again,
+    /// Sleep until the page's word changes from this.
+    AwaitPage(Word),
+    /// Sleep until frames are available; the count of the event, read before the look.
+    AwaitFrame(u32),
+    /// Hand the fault to a pager thread, and sleep until the page's word changes from this.
+    Defer(Word),
+}
+
+/// Resolves a fault, in whatever context it arrived.
+///
+/// # Source
+/// DESIGN "The path of a fault"; Nemesis §6.5.
+///
+/// # Context
+/// Any; outside the gate. In a trap it may sleep on the page, on frames, and in a read from a store.
+pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
+    let began_ns = domain.mmu.now_ns();
+    Counters::add(&domain.counters.faults_total, 1);
+    let page = fault.addr.page();
+    let outcome = loop {
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = domain.regions.find(page) else {
+            break Outcome::NotOurs;
+        };
+        if !region.allows(fault.access) {
+            break Outcome::Violation;
+        }
+        let step = look(domain, context, region, page);
+        let sleeps_on = region.word(page);
+        // Whoever waits for another thread waits outside.
+        drop(inside);
+        match (step, sleeps_on) {
+            (Step::Done(outcome), _) => break outcome,
+            (Step::AwaitPage(_), _) if context == Context::PagerThread => break Outcome::Retry,
+            (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
+            (Step::AwaitFrame(seen), _) => {
+                Counters::add(&domain.counters.frame_waits_total, 1);
+                if let Some(shortage) = domain.stack.shortage() {
+                    break Outcome::Failed(Failure::Shortage(shortage));
+                }
+                domain.stack.wanted.signal(domain.mmu);
+                domain.stack.available.wait(domain.mmu, seen, 0);
+            }
+            (Step::Defer(seen), Some(word)) => {
+                if request(domain, Request::Fault(page)) {
+                    domain.mmu.sleep(word.low_half(), seen.low(), 0);
+                } else {
+                    // The pager threads have more to do than the ring holds: let them.
+                    let seen = domain.requested.count();
+                    domain.requested.wait(domain.mmu, seen, 1000);
+                }
+            }
+            (Step::Again | Step::AwaitPage(_) | Step::Defer(_), _) => {}
+        }
+    };
+    domain.counters.fault_ns.record(domain.mmu.now_ns().saturating_sub(began_ns));
+    outcome
+}
+
+/// Looks at the page's word and does what it calls for.
+fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -> Step {
+    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
+        return Step::Done(Outcome::Violation);
+    };
+    let seen = word.load();
+    match seen.state() {
+        State::Absent => bring_in(domain, context, region, pager, page, seen),
+        State::Standby => soft_fault(domain, region, pager, page, seen),
+        State::Saving => copy_back(domain, region, page, seen),
+        State::Resident => check_resident(domain, region, pager, page, seen),
+        State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        State::Failed => tell_failure(domain, region, page, seen),
+    }
+}
+
+/// The page is with its pager: fetch it, and what its stream calls for.
+fn bring_in(
+    domain: &DomainState,
+    context: Context,
+    region: &Region,
+    pager: &dyn Pager,
+    page: PageNo,
+    seen: Word,
+) -> Step {
+    let Some(word) = region.word(page) else {
+        return Step::Again;
+    };
+    let defer = |seen| word.await_change(seen).map_or(Step::Again, Step::Defer);
+    if context < pager.fills_in() {
+        return defer(seen);
+    }
+    let frames_seen = domain.stack.available.count();
+    if !word.claim(seen) {
+        return Step::Again;
+    }
+    let ahead = if pager.reads_ahead() { ReadsAhead::Yes } else { ReadsAhead::No };
+    let most = if context == Context::Trap { fill::MOST_IN_TRAP } else { fill::MOST_NOW };
+    let index = region.index(page);
+    let plan = region.streams.plan(index, domain.limits(most, ahead));
+    let result = if context == Context::Trap {
+        fill::fetch::<{ fill::MOST_IN_TRAP as usize }>(domain, context, region, pager, page, plan)
+    } else {
+        fill::fetch::<{ fill::MOST_NOW as usize }>(domain, context, region, pager, page, plan)
+    };
+    if let Some(chunk) = plan.ahead {
+        ask_ahead(domain, region, chunk);
+    }
+    match result {
+        Ok(()) => Step::Done(Outcome::Resolved),
+        Err(fill::Stop::NoFrame) => Step::AwaitFrame(frames_seen),
+        Err(fill::Stop::HandOver) => defer(word.load()),
+        Err(fill::Stop::Again) => Step::Again,
+        Err(fill::Stop::Failed(failure)) => Step::Done(Outcome::Failed(failure)),
+    }
+}
+
+/// The frame still has the contents: map it again.
+fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, seen: Word) -> Step {
+    let Some(word) = region.word(page) else {
+        return Step::Again;
+    };
+    if !word.claim(seen) {
+        return Step::Again;
+    }
+    domain.stack.leaves_standby();
+    let frame = seen.frame();
+    match domain.mmu.map(region.trap, page, frame, 1) {
+        Ok(()) => {
+            domain.settle(region, page, Word::new(State::Resident, frame));
+            domain.frames.admit(frame, if seen.trip() { Use::First } else { Use::Again });
+            Counters::add(&domain.counters.soft_faults_total, 1);
+        }
+        Err(partial) => {
+            return match refused(domain, region, page, frame, partial.why) {
+                Step::Done(Outcome::Failed(Failure::Machine(Refusal::NoDescriptor))) => {
+                    word.await_change(word.load()).map_or(Step::Again, Step::Defer)
+                }
+                step => step,
+            };
+        }
+    }
+    if seen.trip() && pager.reads_ahead() {
+        let limits = domain.limits(fill::MOST_NOW, ReadsAhead::Yes);
+        if let Some(chunk) = region.streams.tripped(region.index(page), limits) {
+            ask_ahead(domain, region, chunk);
+        }
+    }
+    Step::Done(Outcome::Resolved)
+}
+
+/// Hands the reading ahead of a stream to the pager threads, chunk by chunk. What they have no room for is not read ahead.
+fn ask_ahead(domain: &DomainState, region: &Region, ahead: Chunk) {
+    let piece = domain.limits(1, ReadsAhead::Yes).chunk.max(1);
+    let mut at = 0;
+    while at < ahead.count {
+        let count = piece.min(ahead.count - at);
+        let first = ahead.first.wrapping_add((ahead.stride as u64).wrapping_mul(u64::from(at)));
+        request(domain, Request::Ahead(region.range.first.plus(first), Chunk { first, count, stride: ahead.stride }));
+        at += count;
+    }
+}
+
+/// The frame is on its way to the store, and must not change until it is there: give the page a copy in another frame. A
+/// fault never waits for a save.
+fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+    let Some(word) = region.word(page) else {
+        return Step::Again;
+    };
+    let frames_seen = domain.stack.available.count();
+    let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
+        return Step::AwaitFrame(frames_seen);
+    };
+    let (old, new) = (seen.frame(), run.first);
+    if !word.claim(seen) {
+        domain.stack.give(domain.mmu, new, 1);
+        return Step::Again;
+    }
+    domain.frames.set_zeroed(new, Zeroed::Unknown);
+    domain.lease(new).get_mut().copy_from(domain.lease(old).get());
+    if let Err(partial) = domain.mmu.map(region.trap, page, new, 1) {
+        domain.stack.give(domain.mmu, new, 1);
+        if !domain.settle(region, page, seen.with_save()) {
+            // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.
+            save::enqueue(domain, page, old);
+        }
+        return match partial.why {
+            Refusal::Pinned | Refusal::Hole => Step::Again,
+            Refusal::NoDescriptor => word.await_change(word.load()).map_or(Step::Again, Step::Defer),
+            Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
+            Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
+                domain.mmu.wake_faulters(region.trap, page, 1);
+                Step::Done(Outcome::Retry)
+            }
+        };
+    }
+    domain.frames.set_owner(new, Some(page));
+    if !domain.settle(region, page, Word::new(State::Resident, new)) {
+        domain.frames.set_owner(old, None);
+        domain.stack.give(domain.mmu, old, 1);
+    }
+    domain.frames.admit(new, Use::Again);
+    Counters::add(&domain.counters.copied_back_total, 1);
+    Step::Done(Outcome::Resolved)
+}
+
+/// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the program dropped the page
+/// behind our back, and then its contents are what the program made them: zero.
+fn check_resident(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, seen: Word) -> Step {
+    let Some(word) = region.word(page) else {
+        return Step::Again;
+    };
+    if domain.mmu.present(page) {
+        domain.mmu.wake_faulters(region.trap, page, 1);
+        return Step::Done(Outcome::Resolved);
+    }
+    if seen.in_save() {
+        return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
+    }
+    if !word.claim(seen) {
+        return Step::Again;
+    }
+    if domain.mmu.present(page) {
+        domain.settle(region, page, seen);
+        domain.mmu.wake_faulters(region.trap, page, 1);
+        return Step::Done(Outcome::Resolved);
+    }
+    lost(domain, region, pager, page, seen.frame());
+    Step::Again
+}
+
+/// The memory of a claimed page is gone, and its contents with it. Its frame is given new memory.
+fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, frame: Frame) {
+    Counters::add(&domain.counters.lost_total, 1);
+    pager.forget(region.index(page), 1);
+    domain.frames.set_owner(frame, None);
+    let _ = domain.settle(region, page, Word::ABSENT);
+    if domain.mmu.populate(frame, 1).is_ok() {
+        domain.frames.set_zeroed(frame, Zeroed::Yes);
+        domain.stack.give(domain.mmu, frame, 1);
+    }
+}
+
+/// The machine would not map `frame`, whose contents the pager has too, at a claimed page.
+fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, why: Refusal) -> Step {
+    if why == Refusal::Hole {
+        // Nobody but the kernel under memory pressure could have taken it; the pager fills it anew.
+        let _ = domain.mmu.populate(frame, 1);
+    }
+    domain.settle_absent(region, page, frame);
+    if why != Refusal::Pinned && why != Refusal::Hole {
+        domain.mmu.wake_faulters(region.trap, page, 1);
+    }
+    match why {
+        Refusal::Pinned | Refusal::Hole => Step::Again,
+        // Whatever is there now is not ours: the access is tried again and meets that.
+        Refusal::Occupied | Refusal::Foreign | Refusal::Ending => Step::Done(Outcome::Retry),
+        Refusal::NoDescriptor | Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(why))),
+    }
+}
+
+/// The page's contents could not be had: say so once, and let a later access try anew.
+fn tell_failure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+    let Some(word) = region.word(page) else {
+        return Step::Again;
+    };
+    if !word.claim(seen) {
+        return Step::Again;
+    }
+    domain.settle(region, page, Word::ABSENT);
+    Step::Done(Outcome::Failed(Failure::Pager(PagerError::from_code(seen.frame().0))))
+}
+
+/// Work that a thread hands to the pager threads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// Resolve a fault on this page.
+    Fault(PageNo),
+    /// Read ahead, from this page on.
+    Ahead(PageNo, Chunk),
+}
+
+/// Hands work to the pager threads. `false`: they have more than enough.
+///
+/// # Context
+/// Trap.
+pub fn request(domain: &DomainState, request: Request) -> bool {
+    let pushed = match request {
+        Request::Fault(page) => domain.requests.push(page.0, 0),
+        Request::Ahead(page, chunk) => {
+            domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
+        }
+    };
+    domain.requested.signal(domain.mmu);
+    pushed
+}
+
+/// The next piece of work, if there is one.
+///
+/// # Context
+/// PagerThread.
+pub fn next_request(domain: &DomainState) -> Option<Request> {
+    let (page, what) = domain.requests.pop()?;
+    let page = PageNo(page);
+    Some(match what as u32 {
+        0 => Request::Fault(page),
+        count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
+    })
+}
+
+/// Does one piece of work.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub fn serve(domain: &DomainState, request: Request) -> Outcome {
+    match request {
+        Request::Fault(page) => {
+            let fault = Fault { addr: page.addr(), access: Access::Read };
+            let outcome = resolve(domain, Context::PagerThread, fault);
+            if let Outcome::Failed(failure) = outcome {
+                fill::mark_failed(domain, page, failure);
+            }
+            outcome
+        }
+        Request::Ahead(page, chunk) => {
+            let _inside = domain.gate.enter(domain.mmu);
+            if let Some(region) = domain.regions.find(page)
+                && let Some(pager) = region.pager()
+            {
+                fill::read_ahead(domain, region, pager, page, chunk);
+            }
+            Outcome::Resolved
+        }
+    }
+}
+
+trait CopyFrom {
+    fn copy_from(&mut self, from: &Self);
+}
+
+impl CopyFrom for crate::addr::PageBytes {
+    fn copy_from(&mut self, from: &Self) {
+        *self = *from;
+    }
+}

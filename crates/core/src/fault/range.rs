@@ -1,0 +1,287 @@
+//! What a program asks of a range of its pages: pin, discard, evict, flush, fetch ahead.
+//!
+//! # Source
+//! Cichlid §3.4 and AVM §3: the application states what it knows of its pages.
+
+use core::num::NonZeroU32;
+
+use super::evict::{Evicted, move_out};
+use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve};
+use crate::addr::{Frame, PageNo, PageRange};
+use crate::domain::DomainState;
+use crate::frame::Zeroed;
+use crate::page::{State, Word};
+use crate::pager::{Context, PagerError, SavePage, Verdict};
+use crate::region::{Access, Region};
+use crate::stack;
+use crate::stream::Chunk;
+use crate::trace::Counters;
+
+/// Pages worked on between two visits of the gate.
+const STRETCH: usize = 256;
+
+/// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
+fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
+    loop {
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = domain.regions.find(page) else {
+            return Outcome::NotOurs;
+        };
+        let word = region.word(page);
+        let step = work(region);
+        drop(inside);
+        match (step, word) {
+            (Step::Done(outcome), _) => return outcome,
+            (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
+            (Step::AwaitFrame(seen), _) => {
+                if let Some(shortage) = domain.stack.shortage() {
+                    return Outcome::Failed(Failure::Shortage(shortage));
+                }
+                domain.stack.wanted.signal(domain.mmu);
+                domain.stack.available.wait(domain.mmu, seen, 0);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Brings `page` in and keeps it in core until it is unpinned as often.
+///
+/// # Context
+/// Normal.
+pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
+    loop {
+        let outcome = settle_step(domain, page, |region| {
+            let Some(word) = region.word(page) else {
+                return Step::Done(Outcome::NotOurs);
+            };
+            let seen = word.load();
+            match seen.state() {
+                State::Resident if word.pin(seen) => Step::Done(Outcome::Resolved),
+                State::Resident if seen.pins() == MOST_PINS => Step::Done(Outcome::Violation),
+                State::Resident => Step::Again,
+                State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+                _ => Step::Done(Outcome::Retry),
+            }
+        });
+        if outcome != Outcome::Retry {
+            return outcome;
+        }
+        match resolve(domain, Context::Normal, Fault { addr: page.addr(), access: Access::Read }) {
+            Outcome::Resolved | Outcome::Retry => {}
+            other => return other,
+        }
+    }
+}
+
+/// A page can be pinned this often at once.
+pub const MOST_PINS: u32 = 4095;
+
+/// Takes one pin back. `false`: the page is not pinned.
+///
+/// # Context
+/// Normal.
+pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
+    let _inside = domain.gate.enter(domain.mmu);
+    let Some(word) = domain.regions.find(page).and_then(|region| region.word(page)) else {
+        return false;
+    };
+    loop {
+        let seen = word.load();
+        if seen.pins() == 0 {
+            return false;
+        }
+        if word.unpin(seen) {
+            return true;
+        }
+    }
+}
+
+/// Drops the contents of `range`, which must lie in one region: they are garbage and are never saved. Pins on it go too.
+///
+/// # Context
+/// Normal.
+pub fn discard(domain: &DomainState, range: PageRange) {
+    for page in range.pages() {
+        settle_step(domain, page, |region| discard_page(domain, region, page));
+    }
+}
+
+fn discard_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
+    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
+        return Step::Done(Outcome::NotOurs);
+    };
+    let seen = word.load();
+    if seen.state() == State::Busy || seen.in_save() {
+        return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
+    }
+    if !word.claim(seen) {
+        return Step::Again;
+    }
+    let frame = seen.frame();
+    match seen.state() {
+        State::Resident => match domain.mmu.unmap(page, frame, 1) {
+            Ok(()) => {
+                pager.forget(region.index(page), 1);
+                domain.settle_absent(region, page, frame);
+            }
+            // A device holds the page: leave it the memory, and give the frame new one.
+            Err(_) => {
+                domain.mmu.drop_pages(page, 1);
+                super::lost(domain, region, pager, page, frame);
+            }
+        },
+        State::Standby => {
+            domain.stack.leaves_standby();
+            pager.forget(region.index(page), 1);
+            domain.settle_absent(region, page, frame);
+        }
+        State::Failed => {
+            domain.mmu.drop_pages(page, 1);
+            pager.forget(region.index(page), 1);
+            domain.settle(region, page, Word::ABSENT);
+        }
+        State::Absent | State::Busy | State::Saving => {
+            pager.forget(region.index(page), 1);
+            domain.settle(region, page, Word::ABSENT);
+        }
+    }
+    Step::Done(Outcome::Resolved)
+}
+
+/// Takes the frames of `range` back; changed pages are on their way to the store when it returns.
+///
+/// # Context
+/// Normal.
+pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
+    let mut evicted = Evicted::default();
+    let mut at = range.first;
+    while at < range.end() {
+        let _inside = domain.gate.enter(domain.mmu);
+        let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
+        let mut len = 0;
+        while len < STRETCH && at < range.end() {
+            if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)
+                && let Some(entry) = claimed.get_mut(len)
+            {
+                *entry = (at, frame);
+                len += 1;
+            }
+            at = at.plus(1);
+        }
+        move_out(domain, claimed.get(..len).unwrap_or(&[]), &mut evicted);
+    }
+    evicted
+}
+
+/// Claims a resident page to evict it. A standby page loses its frame at once.
+fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted) -> Option<Frame> {
+    let region = domain.regions.find(page)?;
+    let word = region.word(page)?;
+    let seen = word.load();
+    match seen.state() {
+        State::Resident if seen.pins() == 0 && !seen.in_save() && word.claim(seen) => return Some(seen.frame()),
+        State::Resident => evicted.kept += 1,
+        State::Standby if word.claim(seen) => {
+            domain.stack.leaves_standby();
+            domain.settle_absent(region, page, seen.frame());
+        }
+        _ => {}
+    }
+    None
+}
+
+/// Has `range`, within one region, fetched ahead by pager threads. `false`: they have too much to do already.
+///
+/// # Context
+/// Normal.
+pub fn prefetch(domain: &DomainState, range: PageRange) -> bool {
+    let mut at = range.first;
+    while at < range.end() {
+        let count = (range.end().0 - at.0).min(u64::from(crate::domain::MOST_AHEAD)) as u32;
+        if !request(domain, Request::Ahead(at, Chunk { first: 0, count, stride: 1 })) {
+            return false;
+        }
+        at = at.plus(u64::from(count));
+    }
+    true
+}
+
+/// Saves what has changed in `range`, within one region, without unmapping it, and waits until it is saved. What the
+/// program writes meanwhile may or may not be in it.
+///
+/// # Context
+/// Normal.
+///
+/// # Errors
+/// The first page that could not be saved, and why; pages before it are saved.
+pub fn flush(domain: &DomainState, range: PageRange) -> Result<(), (PageNo, Failure)> {
+    for page in range.pages() {
+        match settle_step(domain, page, |region| flush_page(domain, region, page)) {
+            Outcome::Failed(failure) => return Err((page, failure)),
+            _ => continue,
+        }
+    }
+    Ok(())
+}
+
+fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
+    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
+        return Step::Done(Outcome::NotOurs);
+    };
+    let seen = word.load();
+    match seen.state() {
+        State::Absent | State::Standby | State::Failed => return Step::Done(Outcome::Resolved),
+        State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        State::Resident => {}
+    }
+    let frames_seen = domain.stack.available.count();
+    let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
+        return Step::AwaitFrame(frames_seen);
+    };
+    let copy = run.first;
+    let give = |step| {
+        domain.stack.give(domain.mmu, copy, 1);
+        step
+    };
+    if !word.claim(seen) {
+        return give(Step::Again);
+    }
+    domain.frames.set_zeroed(copy, Zeroed::Unknown);
+    let outcome = match domain.mmu.copy_out(page, copy) {
+        Err(_) => Ok(()),
+        Ok(()) => save_copy(domain, region, pager, page, copy),
+    };
+    domain.settle(region, page, seen);
+    give(match outcome {
+        Ok(()) => Step::Done(Outcome::Resolved),
+        Err(error) => Step::Done(Outcome::Failed(Failure::Pager(error))),
+    })
+}
+
+fn save_copy(
+    domain: &DomainState,
+    region: &Region,
+    pager: &dyn crate::pager::Pager,
+    page: PageNo,
+    copy: Frame,
+) -> Result<(), PagerError> {
+    let index = region.index(page);
+    match pager.changed(index, domain.lease(copy).get()) {
+        Verdict::Clean => Ok(()),
+        Verdict::Stays => Err(PagerError::NoStore),
+        Verdict::Changed => {
+            let mut save = [SavePage { index, bytes: domain.lease(copy), outcome: Err(PagerError::NoStore) }];
+            pager.save(&mut save);
+            Counters::add(&domain.counters.saves_total, 1);
+            let [save] = save;
+            save.outcome
+        }
+    }
+}
+
+/// How many pages one fault fetches at most, for those who want to state it.
+pub const fn most_at_once() -> u32 {
+    fill::MOST_NOW
+}

@@ -1,0 +1,155 @@
+//! Saving pages that have been unmapped, in batches, by a thread of its own: neither a fault nor an eviction waits for it.
+
+use core::array;
+
+use crate::addr::{Frame, PageNo};
+use crate::domain::DomainState;
+use crate::frame::Use;
+use crate::page::{Found, State, Word};
+use crate::pager::{PagerError, SavePage};
+use crate::region::Region;
+use crate::sync::Ordering;
+use crate::trace::Counters;
+
+/// Pages saved at once, at most.
+pub const BATCH: usize = 256;
+
+/// Queues a page that is Saving already. Waits for room, which the saver makes.
+pub(super) fn enqueue(domain: &DomainState, page: PageNo, frame: Frame) {
+    while !domain.saves.push(page.0, u64::from(frame.0)) {
+        let seen = domain.stack.available.count();
+        domain.to_save.signal(domain.mmu);
+        domain.stack.available.wait(domain.mmu, seen, 1000);
+    }
+    domain.to_save.signal(domain.mmu);
+}
+
+/// Saves what is queued, up to a batch. How many pages it took from the queue.
+///
+/// # Context
+/// The saver alone (PagerThread), outside the gate.
+pub fn save(domain: &DomainState) -> usize {
+    let _inside = domain.gate.enter(domain.mmu);
+    let mut queued = [(PageNo(0), Frame(0)); BATCH];
+    let mut len = 0;
+    while let Some(entry) = queued.get_mut(len)
+        && let Some((page, frame)) = domain.saves.pop()
+    {
+        *entry = (PageNo(page), Frame(frame as u32));
+        len += 1;
+    }
+    let queued = queued.get_mut(..len).unwrap_or(&mut []);
+    queued.sort_unstable_by_key(|entry| entry.0);
+    let mut rest = &*queued;
+    while let Some(&(first, _)) = rest.first() {
+        let region = domain.regions.find(first);
+        let same = match region {
+            Some(region) => rest.iter().take_while(|entry| region.range.contains(entry.0)).count(),
+            None => 1,
+        };
+        let (now, later) = rest.split_at_checked(same).unwrap_or((rest, &[]));
+        match region {
+            Some(region) => save_in(domain, region, now),
+            // A region goes only after its saves have ended.
+            None => debug_assert!(false, "a page to be saved lost its region"),
+        }
+        rest = later;
+    }
+    len
+}
+
+fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
+    let mut saves: [SavePage<'_>; BATCH] = array::from_fn(|at| {
+        let (page, frame) = pages.get(at).copied().unwrap_or((region.range.first, Frame(0)));
+        SavePage { index: region.index(page), bytes: domain.lease(frame), outcome: Err(PagerError::NoStore) }
+    });
+    let saves = saves.get_mut(..pages.len()).unwrap_or(&mut []);
+    if let Some(pager) = region.pager() {
+        pager.save(saves);
+    }
+    Counters::add(&domain.counters.saves_total, pages.len() as u64);
+    for (&(page, frame), save) in pages.iter().zip(saves.iter()) {
+        match save.outcome {
+            Ok(()) => saved(domain, region, page, frame),
+            Err(error) => unsaved(domain, region, page, frame, error),
+        }
+    }
+}
+
+/// The page is safe: unless it is in use again, its frame may go.
+fn saved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame) {
+    domain.save_trouble.store(0, Ordering::Relaxed);
+    domain.stack.joins_standby();
+    let found = end(domain, region, page, Word::new(State::Standby, frame));
+    match found {
+        Found::Untouched => domain.publish_standby(region, page, frame),
+        Found::BeingCopied => domain.stack.leaves_standby(),
+        Found::Copied => {
+            domain.stack.leaves_standby();
+            give_back(domain, page, frame);
+        }
+    }
+}
+
+/// The page could not be saved: its frame holds the only copy, and goes back where it came from.
+fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, error: PagerError) {
+    Counters::add(&domain.counters.save_errors_total, 1);
+    domain.save_trouble.store(error.code(), Ordering::Relaxed);
+    let Some(word) = region.word(page) else { return };
+    let seen = word.load();
+    if seen.state() == State::Saving && word.claim(seen) {
+        if domain.mmu.map(region.trap, page, frame, 1).is_ok() {
+            // The save has ended here, and the claim is ours.
+            let _ = word.end_save(Word::ABSENT);
+            domain.settle(region, page, Word::new(State::Resident, frame));
+            domain.frames.admit(frame, Use::First);
+        } else {
+            domain.settle(region, page, seen);
+            requeue(domain, page, frame);
+        }
+        return;
+    }
+    match end(domain, region, page, seen_saving(frame)) {
+        // The copy that was made meanwhile is the only one now, and ours is not needed.
+        Found::Copied => give_back(domain, page, frame),
+        Found::BeingCopied => {}
+        Found::Untouched => requeue(domain, page, frame),
+    }
+}
+
+const fn seen_saving(frame: Frame) -> Word {
+    Word::new(State::Saving, frame).with_save()
+}
+
+/// Queues a page again from the saver itself. The evictor leaves room for that: see [`room`].
+fn requeue(domain: &DomainState, page: PageNo, frame: Frame) {
+    let pushed = domain.saves.push(page.0, u64::from(frame.0));
+    debug_assert!(pushed, "the evictor leaves room for a batch");
+}
+
+/// How many more pages may be queued: a batch that fails must find room again, and the frames on their way to the store
+/// must leave enough for faults.
+pub(super) fn room(domain: &DomainState) -> usize {
+    let frames = (domain.stack.budget() as usize / 4).max(1);
+    let slots = domain.saves.capacity().saturating_sub(2 * BATCH);
+    frames.min(slots).saturating_sub(domain.saves.len())
+}
+
+fn end(domain: &DomainState, region: &Region, page: PageNo, settled: Word) -> Found {
+    let Some(word) = region.word(page) else {
+        return Found::BeingCopied;
+    };
+    let end = word.end_save(settled);
+    if end.awaited {
+        domain.wake(region, page);
+    }
+    end.found
+}
+
+/// Gives back the frame of a page that lives in another one by now.
+fn give_back(domain: &DomainState, page: PageNo, frame: Frame) {
+    if domain.frames.owner(frame) == Some(page) {
+        domain.frames.set_owner(frame, None);
+    }
+    domain.stack.give(domain.mmu, frame, 1);
+}

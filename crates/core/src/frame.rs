@@ -1,0 +1,455 @@
+//! The frames of a domain: which are free, what each holds, and access to their contents.
+#![allow(unsafe_code)]
+
+use core::marker::PhantomData;
+use core::num::NonZeroU32;
+use core::ptr::NonNull;
+
+use crate::addr::{Frame, FrameRun, PageBytes, PageNo};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// A table in memory that somebody else supplied: core allocates nothing.
+pub struct Table<T> {
+    first: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: table-shared: a Table only gives out `&T`.
+unsafe impl<T: Sync> Send for Table<T> {}
+// SAFETY: table-shared: a Table only gives out `&T`.
+unsafe impl<T: Sync> Sync for Table<T> {}
+
+impl<T> Table<T> {
+    /// A table of `len` entries at `first`.
+    ///
+    /// # Safety
+    /// *table-memory*: the memory holds `len` valid `T`s, is aligned for them, and outlives the table; nobody uses it
+    /// otherwise than through shared references.
+    pub const unsafe fn new(first: NonNull<T>, len: usize) -> Table<T> {
+        Table { first, len }
+    }
+
+    /// An empty table.
+    pub const fn empty() -> Table<T> {
+        Table { first: NonNull::dangling(), len: 0 }
+    }
+
+    /// How many entries.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Entry `index`.
+    pub fn get(&self, index: usize) -> Option<&T> {
+        // SAFETY: table-memory: `index` is below `len`.
+        (index < self.len).then(|| unsafe { &*self.first.as_ptr().add(index) })
+    }
+
+    /// All entries in order.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        (0..self.len).filter_map(|index| self.get(index))
+    }
+}
+
+/// Exclusive access to the contents of one unmapped frame, for whoever owns the page that the frame was taken for.
+pub struct FrameBytes<'a> {
+    at: NonNull<PageBytes>,
+    lease: PhantomData<&'a mut PageBytes>,
+}
+
+impl<'a> FrameBytes<'a> {
+    /// The contents at `at`.
+    ///
+    /// # Safety
+    /// *frame-lease*: `at` is the populated slot of a frame that the caller owns for `'a` (it is neither free, nor mapped,
+    /// nor owned by another page), so nobody else writes it, and nobody else reads it but a device that was asked to.
+    pub unsafe fn new(at: *mut PageBytes) -> Option<FrameBytes<'a>> {
+        NonNull::new(at).map(|at| FrameBytes { at, lease: PhantomData })
+    }
+
+    /// To read.
+    pub fn get(&self) -> &PageBytes {
+        // SAFETY: frame-lease.
+        unsafe { self.at.as_ref() }
+    }
+
+    /// To write.
+    pub fn get_mut(&mut self) -> &mut PageBytes {
+        // SAFETY: frame-lease, and `&mut self` makes this the only reference.
+        unsafe { self.at.as_mut() }
+    }
+
+    /// Clears the page.
+    pub fn clear(&mut self) {
+        // SAFETY: frame-lease; a page of zero bytes is a valid page.
+        unsafe { self.at.as_ptr().write_bytes(0, 1) }
+    }
+}
+
+/// A lease of `frame`, whose slot is never null.
+#[cfg(not(loom))]
+pub(crate) fn lease(mmu: &dyn crate::mmu::Mmu, frame: Frame) -> FrameBytes<'_> {
+    let at = NonNull::new(mmu.bytes(frame)).unwrap_or(NonNull::dangling());
+    FrameBytes { at, lease: PhantomData }
+}
+
+/// The free frames, as a bitmap, so that neighbours are found together: a run of frames is mapped by one call.
+///
+/// # Source
+/// Nemesis §6.2 (the frames allocator); the bitmap with a hint is §6.7's, applied to memory.
+pub struct FrameSet {
+    words: Table<AtomicU64>,
+    /// A bit for each word that may have one set.
+    summary: Table<AtomicU64>,
+    count: AtomicU32,
+    hint: AtomicU32,
+}
+
+impl FrameSet {
+    /// An empty set over zeroed tables: one word for 64 frames, one summary word for 64 words.
+    pub const fn new(words: Table<AtomicU64>, summary: Table<AtomicU64>) -> FrameSet {
+        FrameSet { words, summary, count: AtomicU32::new(0), hint: AtomicU32::new(0) }
+    }
+
+    /// How many frames it holds.
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Adds frames.
+    ///
+    /// # Context
+    /// Trap.
+    pub fn give(&self, first: Frame, count: u32) {
+        let (mut at, end) = (first.0, first.0.wrapping_add(count));
+        while at < end {
+            let bit = at % 64;
+            let here = (64 - bit).min(end - at);
+            if let Some(word) = self.words.get(at as usize / 64) {
+                word.fetch_or(ones(here) << bit, Ordering::Release);
+                self.mark(at / 64);
+            }
+            at += here;
+        }
+        self.count.fetch_add(count, Ordering::SeqCst);
+    }
+
+    /// Takes up to `want` neighbouring frames, near the place where the last ones were taken.
+    ///
+    /// # Context
+    /// Trap.
+    pub fn take(&self, want: NonZeroU32) -> Option<FrameRun> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let words = self.words.len() as u32;
+        let start = self.hint.load(Ordering::Relaxed);
+        let mut at = start;
+        let mut wrapped = false;
+        loop {
+            match self.next_word(at) {
+                Some(found) => {
+                    if let Some(run) = self.take_at(found, want.get()) {
+                        self.count.fetch_sub(run.count.get(), Ordering::SeqCst);
+                        self.hint.store(found, Ordering::Relaxed);
+                        return Some(run);
+                    }
+                    at = found + 1;
+                }
+                None => at = words,
+            }
+            if at >= words {
+                if wrapped {
+                    return None;
+                }
+                wrapped = true;
+                at = 0;
+            }
+            if wrapped && at > start {
+                return None;
+            }
+        }
+    }
+
+    /// The first word from `at` on that may hold a free frame.
+    fn next_word(&self, at: u32) -> Option<u32> {
+        let mut group = at / 64;
+        let mut mask = u64::MAX << (at % 64);
+        while let Some(bits) = self.summary.get(group as usize) {
+            let bits = bits.load(Ordering::Relaxed) & mask;
+            if bits != 0 {
+                return Some(group * 64 + bits.trailing_zeros());
+            }
+            mask = u64::MAX;
+            group += 1;
+        }
+        None
+    }
+
+    /// Takes the first run in word `index`, and goes on into the next words where the run does.
+    fn take_at(&self, index: u32, want: u32) -> Option<FrameRun> {
+        let word = self.words.get(index as usize)?;
+        let mut seen = word.load(Ordering::Acquire);
+        let (bit, mut got) = loop {
+            if seen == 0 {
+                self.unmark(index);
+                return None;
+            }
+            let bit = seen.trailing_zeros();
+            let run = (!(seen >> bit)).trailing_zeros().min(64 - bit).min(want);
+            let left = seen & !(ones(run) << bit);
+            match word.compare_exchange_weak(seen, left, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break (bit, run),
+                Err(other) => seen = other,
+            }
+        };
+        let mut next = index + 1;
+        while got < want && (bit + got).is_multiple_of(64) {
+            let Some(word) = self.words.get(next as usize) else {
+                break;
+            };
+            let seen = word.load(Ordering::Acquire);
+            let run = (!seen).trailing_zeros().min(want - got);
+            if run == 0 || word.compare_exchange(seen, seen & !ones(run), Ordering::AcqRel, Ordering::Relaxed).is_err()
+            {
+                break;
+            }
+            got += run;
+            next += 1;
+        }
+        Some(FrameRun { first: Frame(index * 64 + bit), count: NonZeroU32::new(got)? })
+    }
+
+    fn mark(&self, index: u32) {
+        if let Some(group) = self.summary.get(index as usize / 64) {
+            group.fetch_or(1 << (index % 64), Ordering::SeqCst);
+        }
+    }
+
+    fn unmark(&self, index: u32) {
+        let (Some(group), Some(word)) = (self.summary.get(index as usize / 64), self.words.get(index as usize)) else {
+            return;
+        };
+        group.fetch_and(!(1 << (index % 64)), Ordering::SeqCst);
+        // A give may have come between the look and the unmark.
+        if word.load(Ordering::SeqCst) != 0 {
+            self.mark(index);
+        }
+    }
+}
+
+const fn ones(count: u32) -> u64 {
+    if count >= 64 { u64::MAX } else { (1 << count) - 1 }
+}
+
+/// What core knows of one frame. Zeroed memory is a frame that nobody holds.
+#[derive(Default)]
+pub struct FrameRecord {
+    /// The page that owns it, plus one.
+    owner: AtomicU64,
+    /// The next frame on the admitted list, plus one.
+    next: AtomicU32,
+    marks: AtomicU32,
+}
+
+const LISTED: u32 = 1;
+const ZEROED: u32 = 2;
+const AGAIN: u32 = 4;
+
+/// The frames of a domain, by number.
+pub struct FrameTable {
+    records: Table<FrameRecord>,
+    /// Head of the admitted list, plus one.
+    admitted: AtomicU32,
+}
+
+impl FrameTable {
+    /// A table over zeroed records.
+    pub const fn new(records: Table<FrameRecord>) -> FrameTable {
+        FrameTable { records, admitted: AtomicU32::new(0) }
+    }
+
+    /// How many frames there can be.
+    pub fn capacity(&self) -> u32 {
+        self.records.len() as u32
+    }
+
+    /// The page that holds `frame`, if one does.
+    pub fn owner(&self, frame: Frame) -> Option<PageNo> {
+        self.records.get(frame.0 as usize)?.owner.load(Ordering::Acquire).checked_sub(1).map(PageNo)
+    }
+
+    /// Says which page holds `frame` from now on. Only the owner of the frame may.
+    pub fn set_owner(&self, frame: Frame, page: Option<PageNo>) {
+        if let Some(record) = self.records.get(frame.0 as usize) {
+            record.owner.store(page.map_or(0, |page| page.0 + 1), Ordering::Release);
+        }
+    }
+
+    /// Says whether `frame` is known to hold only zeros.
+    pub fn set_zeroed(&self, frame: Frame, zeroed: Zeroed) {
+        if let Some(record) = self.records.get(frame.0 as usize) {
+            match zeroed {
+                Zeroed::Yes => record.marks.fetch_or(ZEROED, Ordering::Relaxed),
+                Zeroed::Unknown => record.marks.fetch_and(!ZEROED, Ordering::Relaxed),
+            };
+        }
+    }
+
+    /// Whether `frame` is known to hold only zeros.
+    pub fn zeroed(&self, frame: Frame) -> bool {
+        self.records.get(frame.0 as usize).is_some_and(|record| record.marks.load(Ordering::Relaxed) & ZEROED != 0)
+    }
+
+    /// Puts `frame` on the list of those that became resident, for the policy to learn of. The list cannot overflow: each
+    /// frame is on it at most once.
+    ///
+    /// # Context
+    /// Trap.
+    pub fn admit(&self, frame: Frame, use_: Use) {
+        let Some(record) = self.records.get(frame.0 as usize) else {
+            return;
+        };
+        let marks = LISTED | if use_ == Use::Again { AGAIN } else { 0 };
+        if record.marks.fetch_or(marks, Ordering::AcqRel) & LISTED != 0 {
+            return;
+        }
+        let mut head = self.admitted.load(Ordering::Relaxed);
+        loop {
+            record.next.store(head, Ordering::Relaxed);
+            match self.admitted.compare_exchange_weak(head, frame.0 + 1, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(other) => head = other,
+            }
+        }
+    }
+
+    /// Takes the admitted list and gives it to `tell` in the order of admission.
+    ///
+    /// # Context
+    /// The evictor alone.
+    pub fn drain_admitted(&self, mut tell: impl FnMut(Frame, Use)) {
+        let mut at = self.admitted.swap(0, Ordering::AcqRel);
+        // The list is newest first; turn it round.
+        let mut turned = 0;
+        while let Some(record) = at.checked_sub(1).and_then(|index| self.records.get(index as usize)) {
+            let next = record.next.swap(turned, Ordering::Relaxed);
+            turned = at;
+            at = next;
+        }
+        while let Some((index, record)) =
+            turned.checked_sub(1).and_then(|index| Some((index, self.records.get(index as usize)?)))
+        {
+            turned = record.next.load(Ordering::Relaxed);
+            // The mark goes before the owner is read: a frame that changes hands from here on is listed again.
+            let marks = record.marks.fetch_and(!(LISTED | AGAIN), Ordering::AcqRel);
+            tell(Frame(index), if marks & AGAIN != 0 { Use::Again } else { Use::First });
+        }
+    }
+}
+
+/// Whether a frame's contents are known to be zero.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Zeroed {
+    /// All zero.
+    Yes,
+    /// Anything.
+    Unknown,
+}
+
+/// Whether a page came in from its pager or was used a second time while on standby.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Use {
+    /// It was filled.
+    First,
+    /// It came back from standby.
+    Again,
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::{boxed::Box, vec::Vec};
+
+    fn table<T: Default>(len: usize) -> Table<T> {
+        let memory: Box<[T]> = (0..len).map(|_| T::default()).collect();
+        // SAFETY: table-memory: leaked, and used by this table alone.
+        unsafe { Table::new(NonNull::new(Box::leak(memory).as_mut_ptr()).unwrap(), len) }
+    }
+
+    fn set(frames: usize) -> FrameSet {
+        let words = frames.div_ceil(64);
+        FrameSet::new(table(words), table(words.div_ceil(64)))
+    }
+
+    fn run(set: &FrameSet, want: u32) -> Option<(u32, u32)> {
+        set.take(NonZeroU32::new(want).unwrap()).map(|run| (run.first.0, run.count.get()))
+    }
+
+    #[test]
+    fn runs_cross_words_and_stop_at_gaps() {
+        let set = set(400);
+        set.give(Frame(10), 200);
+        set.give(Frame(300), 3);
+        assert_eq!(run(&set, 150), Some((10, 150)));
+        assert_eq!(run(&set, 150), Some((160, 50)));
+        assert_eq!(run(&set, 1), Some((300, 1)));
+        assert_eq!(run(&set, 9), Some((301, 2)));
+        assert_eq!((run(&set, 1), set.count()), (None, 0));
+        set.give(Frame(0), 1);
+        assert_eq!(run(&set, 1), Some((0, 1)));
+    }
+
+    #[test]
+    fn threads_never_get_the_same_frame_and_lose_none() {
+        let set = set(1000);
+        set.give(Frame(0), 1000);
+        let held: Vec<AtomicU32> = (0..1000).map(|_| AtomicU32::new(0)).collect();
+        std::thread::scope(|scope| {
+            for seed in 1..4u32 {
+                let (set, held) = (&set, &held);
+                scope.spawn(move || {
+                    let mut dice = seed;
+                    for _ in 0..20_000 {
+                        dice = dice.wrapping_mul(1664525).wrapping_add(1013904223);
+                        if let Some(run) = set.take(NonZeroU32::new(dice >> 25 | 1).unwrap()) {
+                            for frame in run.first.0..run.first.0 + run.count.get() {
+                                assert_eq!(held[frame as usize].swap(1, Ordering::AcqRel), 0);
+                            }
+                            for frame in run.first.0..run.first.0 + run.count.get() {
+                                held[frame as usize].store(0, Ordering::Release);
+                            }
+                            set.give(run.first, run.count.get());
+                        }
+                    }
+                });
+            }
+        });
+        let mut left = 0;
+        while let Some((_, count)) = run(&set, 64) {
+            left += count;
+        }
+        assert_eq!(left, 1000);
+    }
+
+    #[test]
+    fn the_admitted_list_keeps_order_and_lists_a_frame_once() {
+        let frames = FrameTable::new(table(8));
+        for frame in [3, 5, 3, 1] {
+            frames.admit(Frame(frame), if frame == 5 { Use::Again } else { Use::First });
+        }
+        let mut seen = Vec::new();
+        frames.drain_admitted(|frame, use_| seen.push((frame.0, use_)));
+        assert_eq!(seen, [(3, Use::First), (5, Use::Again), (1, Use::First)]);
+        frames.admit(Frame(3), Use::First);
+        seen.clear();
+        frames.drain_admitted(|frame, use_| seen.push((frame.0, use_)));
+        assert_eq!(seen, [(3, Use::First)]);
+    }
+}

@@ -1,0 +1,291 @@
+//! Regions: ranges of virtual addresses, each bound to the pager that backs it, and the map that finds them.
+//!
+//! # Source
+//! Nemesis §6.1 (a stretch: addresses only, no resources) and §6.6 (bound to a stretch driver before it can be used).
+#![allow(unsafe_code)]
+
+use core::marker::PhantomData;
+use core::ptr;
+use core::sync::atomic::AtomicPtr;
+
+use crate::addr::{PageNo, PageRange};
+use crate::frame::Table;
+use crate::mmu::Trap;
+use crate::page::PageWord;
+use crate::pager::Pager;
+use crate::stream::Streams;
+use crate::sync::{AtomicU8, AtomicU64, Ordering, fence};
+
+/// What the program may do with a region's pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rights {
+    /// Read.
+    Read,
+    /// Read and write.
+    ReadWrite,
+}
+
+/// A kind of access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// A load.
+    Read,
+    /// A store.
+    Write,
+}
+
+/// A range of virtual addresses that one pager backs.
+pub struct Region {
+    /// Its pages.
+    pub range: PageRange,
+    /// How its faults arrive.
+    pub trap: Trap,
+    /// What the program may do with it.
+    pub rights: Rights,
+    /// The patterns in which it is read.
+    pub streams: Streams,
+    /// Its standing with policies that look at it: frames of a lower one go first.
+    pub priority: AtomicU8,
+    words: Table<PageWord>,
+    residency: Table<AtomicU8>,
+    /// `&&dyn Pager`, so that it fits one pointer; null while unbound.
+    pager: AtomicPtr<&'static dyn Pager>,
+}
+
+impl Region {
+    /// A region over zeroed tables of one entry a page, not bound yet.
+    pub const fn new(
+        range: PageRange,
+        trap: Trap,
+        rights: Rights,
+        words: Table<PageWord>,
+        residency: Table<AtomicU8>,
+    ) -> Region {
+        Region {
+            range,
+            trap,
+            rights,
+            streams: Streams::new(),
+            priority: AtomicU8::new(0),
+            words,
+            residency,
+            pager: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Binds the region to its pager. `false`: it is bound already.
+    ///
+    /// # Safety
+    /// *pager-outlives*: `pager` and what it points to stay valid until the region has been removed from its map and the
+    /// gate was closed once after that.
+    #[must_use]
+    pub unsafe fn bind(&self, pager: *const &'static dyn Pager) -> bool {
+        self.pager.compare_exchange(ptr::null_mut(), pager.cast_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The pager, if the region is bound.
+    pub fn pager(&self) -> Option<&dyn Pager> {
+        // SAFETY: pager-outlives.
+        unsafe { self.pager.load(Ordering::Acquire).as_ref() }.map(|pager| *pager as &dyn Pager)
+    }
+
+    /// The word of `page`, if it is in the region.
+    pub fn word(&self, page: PageNo) -> Option<&PageWord> {
+        self.words.get(page.0.wrapping_sub(self.range.first.0) as usize)
+    }
+
+    /// The number of `page` in the region.
+    pub const fn index(&self, page: PageNo) -> u64 {
+        page.0.wrapping_sub(self.range.first.0)
+    }
+
+    /// Whether each page is in core: 1 or 0, a byte a page, readable at any time without a call.
+    pub const fn residency(&self) -> &Table<AtomicU8> {
+        &self.residency
+    }
+
+    /// Says whether `page` is in core.
+    pub(crate) fn set_resident(&self, page: PageNo, resident: u8) {
+        if let Some(byte) = self.residency.get(self.index(page) as usize) {
+            byte.store(resident, Ordering::Release);
+        }
+    }
+
+    /// Whether the program may make this access.
+    pub fn allows(&self, access: Access) -> bool {
+        self.rights == Rights::ReadWrite || access == Access::Read
+    }
+}
+
+/// One line of a region map. Zeroed memory is an empty line.
+#[derive(Default)]
+pub struct Line {
+    first: AtomicU64,
+    end: AtomicU64,
+    region: AtomicPtr<Region>,
+}
+
+/// Finds the region of an address without locks: two copies of a sorted array. A writer changes the copy that is not in
+/// use and then says so; a reader that was overtaken looks again. A reader never waits for a writer, so a trap that
+/// interrupts a writer on its own thread still finds its region.
+pub struct RegionMap {
+    copies: [Table<Line>; 2],
+    /// Odd: the second copy is in use. One more for each change.
+    version: AtomicU64,
+    len: [AtomicU64; 2],
+    regions: PhantomData<Region>,
+}
+
+impl RegionMap {
+    /// An empty map; both tables zeroed and of the same length.
+    pub const fn new(copies: [Table<Line>; 2]) -> RegionMap {
+        RegionMap {
+            copies,
+            version: AtomicU64::new(0),
+            len: [AtomicU64::new(0), AtomicU64::new(0)],
+            regions: PhantomData,
+        }
+    }
+
+    /// The region that `page` is in.
+    ///
+    /// # Context
+    /// Trap, inside the gate: the region stays valid until the gate is left.
+    pub fn find(&self, page: PageNo) -> Option<&Region> {
+        loop {
+            let version = self.version.load(Ordering::Acquire);
+            let found = self.search(version, page);
+            fence(Ordering::Acquire);
+            if self.version.load(Ordering::Relaxed) == version {
+                // SAFETY: region-in-map: `insert`'s caller keeps a region valid while it is in the map and, after its
+                // removal, until the gate has been closed once.
+                return unsafe { found.as_ref() };
+            }
+        }
+    }
+
+    fn half(&self, version: u64) -> Option<(&Table<Line>, &AtomicU64)> {
+        let which = (version & 1) as usize;
+        Some((self.copies.get(which)?, self.len.get(which)?))
+    }
+
+    fn search(&self, version: u64, page: PageNo) -> *const Region {
+        let Some((lines, len)) = self.half(version) else {
+            return ptr::null();
+        };
+        let (mut low, mut high) = (0, (len.load(Ordering::Relaxed) as usize).min(lines.len()));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let Some(line) = lines.get(middle) else {
+                return ptr::null();
+            };
+            if line.end.load(Ordering::Relaxed) <= page.0 {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        match lines.get(low) {
+            Some(line)
+                if low < len.load(Ordering::Relaxed) as usize && line.first.load(Ordering::Relaxed) <= page.0 =>
+            {
+                line.region.load(Ordering::Relaxed)
+            }
+            _ => ptr::null(),
+        }
+    }
+
+    /// Adds a region. `false`: the map is full, or the range meets another region's.
+    ///
+    /// # Context
+    /// Normal; writers take turns (the caller holds the domain's writer lock).
+    ///
+    /// # Safety
+    /// *region-in-map*: `region` stays valid until [`RegionMap::remove`] and one closing of the gate after it.
+    #[must_use]
+    pub unsafe fn insert(&self, region: *const Region) -> bool {
+        // SAFETY: region-in-map.
+        let range = unsafe { (*region).range };
+        self.rewrite(|old, new, len| {
+            let mut at = 0;
+            let mut put = false;
+            for index in 0..len {
+                let line = old.get(index)?;
+                let (first, end) = (line.first.load(Ordering::Relaxed), line.end.load(Ordering::Relaxed));
+                if first < range.end().0 && end > range.first.0 {
+                    return None;
+                }
+                if !put && first >= range.end().0 {
+                    write(new, &mut at, range.first.0, range.end().0, region.cast_mut())?;
+                    put = true;
+                }
+                write(new, &mut at, first, end, line.region.load(Ordering::Relaxed))?;
+            }
+            if !put {
+                write(new, &mut at, range.first.0, range.end().0, region.cast_mut())?;
+            }
+            Some(at)
+        })
+    }
+
+    /// Takes a region out. `false`: it is not in the map.
+    ///
+    /// # Context
+    /// Normal; writers take turns.
+    #[must_use]
+    pub fn remove(&self, region: *const Region) -> bool {
+        self.rewrite(|old, new, len| {
+            let mut at = 0;
+            for index in 0..len {
+                let line = old.get(index)?;
+                let held = line.region.load(Ordering::Relaxed);
+                if !ptr::eq(held, region) {
+                    let (first, end) = (line.first.load(Ordering::Relaxed), line.end.load(Ordering::Relaxed));
+                    write(new, &mut at, first, end, held)?;
+                }
+            }
+            (at < len).then_some(at)
+        })
+    }
+
+    fn rewrite(&self, change: impl FnOnce(&Table<Line>, &Table<Line>, usize) -> Option<usize>) -> bool {
+        let version = self.version.load(Ordering::Relaxed);
+        let (Some((old, old_len)), Some((new, new_len))) = (self.half(version), self.half(version + 1)) else {
+            return false;
+        };
+        // Readers that see any of the writes below must also see that the version they started from has passed.
+        fence(Ordering::Release);
+        match change(old, new, old_len.load(Ordering::Relaxed) as usize) {
+            Some(len) => {
+                new_len.store(len as u64, Ordering::Relaxed);
+                self.version.store(version + 1, Ordering::Release);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Calls `visit` for each region, in order.
+    ///
+    /// # Context
+    /// Inside the gate, or with it closed; no writer at work.
+    pub fn each(&self, mut visit: impl FnMut(&Region)) {
+        let version = self.version.load(Ordering::Acquire);
+        let Some((lines, len)) = self.half(version) else { return };
+        for line in lines.iter().take(len.load(Ordering::Relaxed) as usize) {
+            // SAFETY: region-in-map.
+            if let Some(region) = unsafe { line.region.load(Ordering::Relaxed).as_ref() } {
+                visit(region);
+            }
+        }
+    }
+}
+
+fn write(lines: &Table<Line>, at: &mut usize, first: u64, end: u64, region: *mut Region) -> Option<()> {
+    let line = lines.get(*at)?;
+    line.first.store(first, Ordering::Relaxed);
+    line.end.store(end, Ordering::Relaxed);
+    line.region.store(region, Ordering::Relaxed);
+    *at += 1;
+    Some(())
+}

@@ -1,0 +1,109 @@
+//! A bounded queue between threads, without locks: faults on their way to a pager thread, pages on their way to the saver,
+//! frames on the standby list.
+//!
+//! # Source
+//! The sequence-numbered array queue of D. Vyukov ("bounded MPMC queue"). Nemesis §6.7 uses the like between client and
+//! disk (rbufs).
+
+use crate::frame::Table;
+use crate::sync::{AtomicU64, Ordering};
+
+/// One place in a ring: its turn, and two words of contents. Zeroed memory is a valid slot once [`Ring::new`] has seen it.
+#[derive(Default)]
+pub struct Slot {
+    turn: AtomicU64,
+    a: AtomicU64,
+    b: AtomicU64,
+}
+
+/// A queue of pairs of words.
+pub struct Ring {
+    slots: Table<Slot>,
+    head: AtomicU64,
+    tail: AtomicU64,
+}
+
+impl Ring {
+    /// An empty ring in `slots`, whose number must be a power of two.
+    pub fn new(slots: Table<Slot>) -> Ring {
+        debug_assert!(slots.len().is_power_of_two());
+        for (turn, slot) in slots.iter().enumerate() {
+            slot.turn.store(turn as u64, Ordering::Relaxed);
+        }
+        Ring { slots, head: AtomicU64::new(0), tail: AtomicU64::new(0) }
+    }
+
+    fn slot(&self, at: u64) -> Option<&Slot> {
+        self.slots.get(at as usize & self.slots.len().wrapping_sub(1))
+    }
+
+    /// Appends. `false`: the ring is full.
+    ///
+    /// # Context
+    /// Trap.
+    #[must_use]
+    pub fn push(&self, a: u64, b: u64) -> bool {
+        let mut at = self.tail.load(Ordering::Relaxed);
+        loop {
+            let Some(slot) = self.slot(at) else { return false };
+            let turn = slot.turn.load(Ordering::Acquire);
+            if turn == at {
+                match self.tail.compare_exchange_weak(at, at + 1, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => {
+                        slot.a.store(a, Ordering::Relaxed);
+                        slot.b.store(b, Ordering::Relaxed);
+                        slot.turn.store(at + 1, Ordering::Release);
+                        return true;
+                    }
+                    Err(other) => at = other,
+                }
+            } else if turn < at {
+                return false;
+            } else {
+                at = self.tail.load(Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes the oldest entry. `None`: the ring is empty.
+    ///
+    /// # Context
+    /// Trap.
+    pub fn pop(&self) -> Option<(u64, u64)> {
+        let mut at = self.head.load(Ordering::Relaxed);
+        loop {
+            let slot = self.slot(at)?;
+            let turn = slot.turn.load(Ordering::Acquire);
+            if turn == at + 1 {
+                match self.head.compare_exchange_weak(at, at + 1, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => {
+                        let entry = (slot.a.load(Ordering::Relaxed), slot.b.load(Ordering::Relaxed));
+                        slot.turn.store(at + self.slots.len() as u64, Ordering::Release);
+                        return Some(entry);
+                    }
+                    Err(other) => at = other,
+                }
+            } else if turn <= at {
+                return None;
+            } else {
+                at = self.head.load(Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// How many entries it holds, about.
+    pub fn len(&self) -> usize {
+        let head = self.head.load(Ordering::Relaxed);
+        self.tail.load(Ordering::Relaxed).saturating_sub(head) as usize
+    }
+
+    /// Whether it holds none, about.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many entries it can hold.
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+}

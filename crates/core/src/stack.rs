@@ -1,0 +1,209 @@
+//! The frame stack: a domain's frames in the order in which it would give them up. On top the free ones, then those on
+//! standby, whose contents the pager has too, then whatever the policy would choose.
+//!
+//! # Source
+//! Nemesis §6.2: "the top of the stack holds the PFN of the frame which that domain is most prepared to have revoked". A
+//! free frame on top is *transparent* revocation, a standby frame costs a later fill, all else is *intrusive*.
+
+use core::num::NonZeroU32;
+
+use crate::addr::{Frame, FrameRun, PageNo};
+use crate::domain::DomainState;
+use crate::frame::{FrameSet, Zeroed};
+use crate::page::{State, Word};
+use crate::ring::Ring;
+use crate::sync::{AtomicU32, Event, Ordering};
+use crate::trace::Counters;
+
+/// How many frames are given memory at once when a fault needs one.
+const POPULATE_RUN: u32 = 32;
+
+/// The frames that can be had without the policy.
+pub struct FrameStack {
+    /// Populated, and nobody's.
+    pub free: FrameSet,
+    standby: Ring,
+    on_standby: AtomicU32,
+    /// Frames `[0, claimed)` have been given memory at one time or another.
+    claimed: AtomicU32,
+    /// Frames `[0, budget)` may be.
+    budget: AtomicU32,
+    /// Frames became available, or the evictor gave up.
+    pub available: Event,
+    /// Fewer frames are available than the reserve wants.
+    pub wanted: Event,
+    /// The reserve that the evictor keeps.
+    pub reserve: AtomicU32,
+    /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
+    shortage: AtomicU32,
+}
+
+/// Why no frame can be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shortage {
+    /// Every resident page is pinned by the program, the kernel or a device, or its pager has nowhere to save it to.
+    AllHeld,
+    /// Pages cannot be saved: the store failed with this.
+    Unsaved(crate::pager::PagerError),
+}
+
+impl FrameStack {
+    /// No frames yet: `budget` of them may be claimed, one by one, as they are needed.
+    pub fn new(free: FrameSet, standby: Ring, budget: u32) -> FrameStack {
+        FrameStack {
+            free,
+            standby,
+            on_standby: AtomicU32::new(0),
+            claimed: AtomicU32::new(0),
+            budget: AtomicU32::new(budget),
+            available: Event::default(),
+            wanted: Event::default(),
+            reserve: AtomicU32::new(0),
+            shortage: AtomicU32::new(0),
+        }
+    }
+
+    /// How many frames the domain may hold.
+    pub fn budget(&self) -> u32 {
+        self.budget.load(Ordering::Relaxed)
+    }
+
+    /// How many it has claimed so far.
+    pub fn claimed(&self) -> u32 {
+        self.claimed.load(Ordering::Relaxed)
+    }
+
+    /// Frames on standby, about.
+    pub fn on_standby(&self) -> u32 {
+        self.on_standby.load(Ordering::Relaxed)
+    }
+
+    /// Frames to be had at once.
+    pub fn ready(&self) -> u32 {
+        let unclaimed = self.budget().saturating_sub(self.claimed());
+        self.free.count() + self.on_standby() + unclaimed
+    }
+
+    /// Lets the domain claim `count` frames more.
+    pub fn extend(&self, mmu: &dyn crate::mmu::Mmu, count: u32) {
+        self.budget.fetch_add(count, Ordering::SeqCst);
+        self.available.signal(mmu);
+    }
+
+    /// Why no frame can be had, if the evictor says so.
+    pub fn shortage(&self) -> Option<Shortage> {
+        match self.shortage.load(Ordering::SeqCst) {
+            0 => None,
+            1 => Some(Shortage::AllHeld),
+            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
+        }
+    }
+
+    /// Says whether frames can be had. Only the evictor may.
+    pub fn set_shortage(&self, mmu: &dyn crate::mmu::Mmu, shortage: Option<Shortage>) {
+        let code = match shortage {
+            None => 0,
+            Some(Shortage::AllHeld) => 1,
+            Some(Shortage::Unsaved(error)) => error.code() + 2,
+        };
+        if self.shortage.swap(code, Ordering::SeqCst) != code && code != 0 {
+            self.available.signal(mmu);
+        }
+    }
+
+    /// Gives frames back, and wakes those who wait for one.
+    ///
+    /// # Context
+    /// Trap.
+    pub fn give(&self, mmu: &dyn crate::mmu::Mmu, first: Frame, count: u32) {
+        self.free.give(first, count);
+        self.available.signal(mmu);
+    }
+
+    /// A frame is about to go on standby: call it before the page's word says so, and [`FrameStack::push_standby`] after.
+    pub fn joins_standby(&self) {
+        self.on_standby.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Puts a frame on the standby list; its page's word says so already. `false`: the list is full, and the caller must
+    /// take the page back.
+    #[must_use]
+    pub fn push_standby(&self, frame: Frame, page: PageNo) -> bool {
+        self.standby.push(u64::from(frame.0), page.0)
+    }
+
+    /// The frame of a page went from standby back to use.
+    pub fn leaves_standby(&self) {
+        self.on_standby.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Takes up to `want` neighbouring frames: free ones, else ones that the contract still allows, else one from standby.
+/// The frames belong to the caller; nobody else knows them. `None`: there are none.
+///
+/// # Context
+/// Trap, inside the gate.
+pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
+    let stack = &domain.stack;
+    let run = match stack.free.take(want) {
+        Some(run) => Some(run),
+        None => claim(domain, POPULATE_RUN)
+            .and_then(|()| stack.free.take(want))
+            .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
+    };
+    if stack.ready() < stack.reserve.load(Ordering::Relaxed) / 2 {
+        stack.wanted.signal(domain.mmu);
+    }
+    run
+}
+
+/// Gives up to `most` more frames memory and puts them on the free list. `None`: the contract allows no more, or the system
+/// has no memory.
+///
+/// # Context
+/// Trap.
+pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
+    let stack = &domain.stack;
+    let budget = stack.budget();
+    let first = stack
+        .claimed
+        .fetch_update(Ordering::SeqCst, Ordering::Relaxed, |claimed| {
+            (claimed < budget).then(|| claimed.saturating_add(most).min(budget))
+        })
+        .ok()?;
+    let count = most.min(budget - first);
+    let stand = match domain.mmu.populate(Frame(first), count) {
+        Ok(()) => count,
+        Err(partial) => partial.done,
+    };
+    for frame in first..first + stand {
+        domain.frames.set_zeroed(Frame(frame), Zeroed::Yes);
+    }
+    domain.counters.frames_held_max.fetch_max(u64::from(first + stand), Ordering::Relaxed);
+    // Frames that got no memory are lost to the domain: the system itself is out of it.
+    (stand > 0).then(|| stack.give(domain.mmu, Frame(first), stand))
+}
+
+/// Takes the frame that has been on standby longest.
+///
+/// # Context
+/// Trap, inside the gate.
+pub fn reclaim_standby(domain: &DomainState) -> Option<Frame> {
+    while let Some((frame, page)) = domain.stack.standby.pop() {
+        let (frame, page) = (Frame(frame as u32), PageNo(page));
+        // The entry is stale if the page came back, or went, since.
+        let Some(region) = domain.regions.find(page) else {
+            continue;
+        };
+        let Some(word) = region.word(page) else { continue };
+        let seen = word.load();
+        if seen.state() == State::Standby && seen.frame() == frame && word.claim(seen) {
+            domain.stack.leaves_standby();
+            domain.frames.set_owner(frame, None);
+            let _ = domain.settle(region, page, Word::ABSENT);
+            Counters::add(&domain.counters.evictions_total, 1);
+            return Some(frame);
+        }
+    }
+    None
+}

@@ -1,0 +1,265 @@
+//! The patterns in which a region is read, and how much to fetch because of them.
+//!
+//! A region has a few streams. One that is met where it was expected fetches twice as much next time; a fault that no
+//! stream expected fetches one page. Large fetches are read ahead by pager threads in chunks, and the first page of each
+//! chunk is left unmapped as a tripwire: whoever reaches it asks for the chunk after the next.
+//!
+//! # Source
+//! Nemesis §8 names "stream paging" as future work. The marker page is Linux's `PG_readahead`; the doubling window too.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+const STREAMS: usize = 4;
+/// Streams step at most this many pages at a time.
+const LONGEST_STRIDE: i64 = 64;
+/// Chunks that are asked for before the first of them is reached, so that the device never waits for the program.
+pub const DEPTH: u32 = 3;
+
+/// A stream: where it is expected next, and how far it has been fetched.
+struct Stream {
+    /// The page whose fault continues it.
+    next: AtomicU64,
+    /// Pages from one to the next, as two's complement.
+    stride: AtomicU64,
+    /// How many pages to fetch.
+    window: AtomicU32,
+    /// When it was last met.
+    met: AtomicU32,
+    /// The page up to which chunks have been asked for; 0 while none were.
+    asked: AtomicU64,
+}
+
+impl Stream {
+    const fn new() -> Stream {
+        Stream {
+            next: AtomicU64::new(u64::MAX),
+            stride: AtomicU64::new(1),
+            window: AtomicU32::new(0),
+            met: AtomicU32::new(0),
+            asked: AtomicU64::new(0),
+        }
+    }
+}
+
+/// The streams of one region.
+pub struct Streams {
+    turn: AtomicU32,
+    clock: AtomicU32,
+    last: AtomicU64,
+    streams: [Stream; STREAMS],
+}
+
+/// What to fetch for a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Pages to fetch now, the faulting one first.
+    pub count: u32,
+    /// The distance from one to the next.
+    pub stride: i64,
+    /// Pages to read ahead, in chunks.
+    pub ahead: Option<Chunk>,
+}
+
+/// Pages to read ahead of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chunk {
+    /// The number of its first page in the region.
+    pub first: u64,
+    /// How many.
+    pub count: u32,
+    /// The distance from one to the next.
+    pub stride: i64,
+}
+
+/// How much may be fetched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Pages at once by the faulting thread.
+    pub now: u32,
+    /// Pages in a chunk read ahead; 0: the pager does not read ahead.
+    pub chunk: u32,
+}
+
+const ALONE: Plan = Plan { count: 1, stride: 1, ahead: None };
+
+impl Streams {
+    /// No stream yet.
+    pub const fn new() -> Streams {
+        Streams {
+            turn: AtomicU32::new(0),
+            clock: AtomicU32::new(0),
+            last: AtomicU64::new(u64::MAX),
+            streams: [const { Stream::new() }; STREAMS],
+        }
+    }
+
+    /// What to fetch for a fault on page `index`. Two faults at once: the second fetches its page alone.
+    ///
+    /// # Context
+    /// Trap.
+    pub fn plan(&self, index: u64, limits: Limits) -> Plan {
+        if self.turn.swap(1, Ordering::Acquire) != 0 {
+            return ALONE;
+        }
+        let plan = self.plan_in_turn(index, limits);
+        self.turn.store(0, Ordering::Release);
+        plan
+    }
+
+    fn plan_in_turn(&self, index: u64, limits: Limits) -> Plan {
+        let now = self.clock.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let last = self.last.swap(index, Ordering::Relaxed);
+        if let Some(stream) = self.streams.iter().find(|stream| stream.next.load(Ordering::Relaxed) == index) {
+            return advance(stream, index, now, limits);
+        }
+        if let Some(stream) = self.streams.iter().find(|stream| within_asked(stream, index, limits)) {
+            // The program is faster than the pager threads: help it on, but ask for nothing twice.
+            let stride = stream.stride.load(Ordering::Relaxed) as i64;
+            stream.met.store(now, Ordering::Relaxed);
+            return Plan { count: limits.now, stride, ahead: None };
+        }
+        // Nobody expected it. It may be the second step of a new stream, from the last fault on.
+        let step = index.wrapping_sub(last) as i64;
+        let stride = if last != u64::MAX && step != 0 && step.abs() <= LONGEST_STRIDE { step } else { 1 };
+        let age = |stream: &Stream| now.wrapping_sub(stream.met.load(Ordering::Relaxed));
+        if let Some(oldest) = self.streams.iter().max_by_key(|stream| age(stream)) {
+            oldest.next.store(index.wrapping_add(stride as u64), Ordering::Relaxed);
+            oldest.stride.store(stride as u64, Ordering::Relaxed);
+            oldest.window.store(1, Ordering::Relaxed);
+            oldest.met.store(now, Ordering::Relaxed);
+            oldest.asked.store(0, Ordering::Relaxed);
+        }
+        ALONE
+    }
+
+    /// Somebody reached the tripwire at page `index`: the chunk to ask for next, if the stream is still known.
+    ///
+    /// # Context
+    /// Trap.
+    pub fn tripped(&self, index: u64, limits: Limits) -> Option<Chunk> {
+        if limits.chunk == 0 || self.turn.swap(1, Ordering::Acquire) != 0 {
+            return None;
+        }
+        let now = self.clock.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let chunk = self.streams.iter().find(|stream| within_asked(stream, index, limits)).map(|stream| {
+            stream.met.store(now, Ordering::Relaxed);
+            ask(stream, limits.chunk)
+        });
+        self.turn.store(0, Ordering::Release);
+        chunk
+    }
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Streams::new()
+    }
+}
+
+/// Whether page `index` is among the last that were asked for ahead of the stream.
+fn within_asked(stream: &Stream, index: u64, limits: Limits) -> bool {
+    let asked = stream.asked.load(Ordering::Relaxed);
+    let stride = stream.stride.load(Ordering::Relaxed) as i64;
+    let before_end = (asked.wrapping_sub(index) as i64).wrapping_mul(stride.signum());
+    let longest = i64::from(limits.chunk) * i64::from(DEPTH + 1) * stride.abs();
+    asked != 0 && before_end > 0 && before_end <= longest
+}
+
+fn advance(stream: &Stream, index: u64, now: u32, limits: Limits) -> Plan {
+    let stride = stream.stride.load(Ordering::Relaxed);
+    let grown = stream.window.load(Ordering::Relaxed).saturating_mul(2);
+    let count = grown.clamp(1, limits.now.max(1));
+    let next = index.wrapping_add(stride.wrapping_mul(u64::from(count)));
+    stream.window.store(grown.min(limits.now.max(limits.chunk).max(1)), Ordering::Relaxed);
+    stream.met.store(now, Ordering::Relaxed);
+    stream.next.store(next, Ordering::Relaxed);
+    // The pattern has held for some time: let pager threads go ahead of it.
+    let ahead = (limits.chunk != 0 && grown > limits.now).then(|| {
+        stream.asked.store(next, Ordering::Relaxed);
+        ask(stream, limits.chunk * DEPTH)
+    });
+    Plan { count, stride: stride as i64, ahead }
+}
+
+/// The chunk after the last one asked for.
+fn ask(stream: &Stream, count: u32) -> Chunk {
+    let first = stream.asked.load(Ordering::Relaxed);
+    let stride = stream.stride.load(Ordering::Relaxed);
+    let end = first.wrapping_add(stride.wrapping_mul(u64::from(count)));
+    stream.asked.store(end, Ordering::Relaxed);
+    // The program runs through the chunk without a fault; if one page of it was dropped meanwhile, the fault there is no
+    // part of the stream. The stream is met next where the chunk ends, or at a tripwire.
+    stream.next.store(end, Ordering::Relaxed);
+    Chunk { first, count, stride: stride as i64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { now: 16, chunk: 256 };
+
+    #[test]
+    fn a_sequence_doubles_up_to_chunks_ahead() {
+        let streams = Streams::new();
+        let mut at = 100;
+        let mut counts = std::vec::Vec::new();
+        let ahead = loop {
+            let plan = streams.plan(at, LIMITS);
+            counts.push(plan.count);
+            at += u64::from(plan.count);
+            if let Some(chunk) = plan.ahead {
+                break chunk;
+            }
+        };
+        assert_eq!(counts, [1, 2, 4, 8, 16, 16]);
+        assert_eq!(ahead, Chunk { first: at, count: 768, stride: 1 });
+        assert_eq!(streams.tripped(at, LIMITS), Some(Chunk { first: at + 768, count: 256, stride: 1 }));
+        assert_eq!(streams.tripped(at + 4000, LIMITS), None);
+        // A fault within the chunk gets help, and asks for nothing.
+        assert_eq!(streams.plan(at + 300, LIMITS), Plan { count: 16, stride: 1, ahead: None });
+    }
+
+    #[test]
+    fn random_faults_fetch_one_page_each() {
+        let streams = Streams::new();
+        let mut dice = 1u64;
+        let mut fetched = 0;
+        for _ in 0..1000 {
+            dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            fetched += streams.plan(dice >> 44, LIMITS).count;
+        }
+        assert!(fetched < 1020, "{fetched}");
+    }
+
+    #[test]
+    fn a_stride_is_followed_in_both_directions() {
+        for stride in [3i64, -2] {
+            let streams = Streams::new();
+            let mut at = 10_000i64;
+            let mut last = ALONE;
+            for _ in 0..5 {
+                last = streams.plan(at as u64, LIMITS);
+                at += last.stride * i64::from(last.count).max(1);
+                if last.count == 1 {
+                    at += stride - last.stride;
+                }
+            }
+            assert_eq!(last.stride, stride);
+            assert!(last.count >= 4);
+        }
+    }
+
+    #[test]
+    fn two_sequences_at_once_are_two_streams() {
+        let streams = Streams::new();
+        let (mut a, mut b) = (0u64, 1_000_000u64);
+        for _ in 0..8 {
+            a += u64::from(streams.plan(a, LIMITS).count);
+            b += u64::from(streams.plan(b, LIMITS).count);
+        }
+        assert!(a > 45 && b > 1_000_045, "{a} {b}");
+    }
+
+    extern crate std;
+}

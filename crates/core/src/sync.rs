@@ -1,0 +1,135 @@
+//! Atomics, and the three ways in which threads of a domain wait for one another.
+//!
+//! Under `--cfg loom` the atomics are loom's, so that the models in `tests/loom.rs` explore every interleaving.
+
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
+
+#[cfg(not(loom))]
+pub use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
+
+pub use core::sync::atomic::Ordering;
+
+#[cfg(not(loom))]
+pub use waiting::{Event, Gate, Inside};
+
+#[cfg(not(loom))]
+mod waiting {
+    use super::{AtomicU32, Ordering};
+    use crate::mmu::Mmu;
+
+    /// Something that happens again and again, and that threads may wait for: a count and its sleepers.
+    ///
+    /// A waiter reads [`Event::count`], looks at the state it waits for, and only then sleeps on that count: a signal in
+    /// between is never lost.
+    #[derive(Default)]
+    pub struct Event {
+        count: AtomicU32,
+        sleepers: AtomicU32,
+    }
+
+    impl Event {
+        /// How often it has happened, modulo 2^32.
+        pub fn count(&self) -> u32 {
+            self.count.load(Ordering::SeqCst)
+        }
+
+        /// It happened: wakes every sleeper. Costs a system call only where somebody sleeps.
+        ///
+        /// # Context
+        /// Trap.
+        pub fn signal(&self, mmu: &dyn Mmu) {
+            self.count.fetch_add(1, Ordering::SeqCst);
+            if self.sleepers.load(Ordering::SeqCst) != 0 {
+                mmu.rouse(&self.count, u32::MAX >> 1);
+            }
+        }
+
+        /// Sleeps until it has happened since `seen` was read, or `timeout_us` has passed (0: without limit).
+        pub fn wait(&self, mmu: &dyn Mmu, seen: u32, timeout_us: u32) {
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            if self.count() == seen {
+                mmu.sleep(&self.count, seen, timeout_us);
+            }
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+
+        /// Whether somebody sleeps on it now.
+        pub fn awaited(&self) -> bool {
+            self.sleepers.load(Ordering::SeqCst) != 0
+        }
+    }
+
+    const CLOSED: u32 = 1 << 31;
+
+    /// Who is inside the domain's tables right now.
+    ///
+    /// Whoever works on pages is inside. Fork, and the removal of a region, close the gate: they wait until everybody has
+    /// left and keep newcomers out. Inside the gate a thread waits for its own I/O and for nothing else, so that the gate
+    /// can always be closed; waits for a frame or for another thread's page happen outside.
+    #[derive(Default)]
+    pub struct Gate(AtomicU32);
+
+    /// Proof that the holder is inside the gate.
+    pub struct Inside<'a> {
+        gate: &'a Gate,
+        mmu: &'a dyn Mmu,
+    }
+
+    impl Gate {
+        /// Goes inside; waits while the gate is closed.
+        ///
+        /// # Context
+        /// Trap.
+        pub fn enter<'a>(&'a self, mmu: &'a dyn Mmu) -> Inside<'a> {
+            loop {
+                let now = self.0.load(Ordering::SeqCst);
+                if now & CLOSED != 0 {
+                    mmu.sleep(&self.0, now, 0);
+                } else if self.0.compare_exchange_weak(now, now + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                    return Inside { gate: self, mmu };
+                }
+            }
+        }
+
+        /// Closes the gate and waits until nobody is inside, at most `timeout_us`. `false`: the time ran out or somebody
+        /// else has it closed; it is as before and the caller may try again. That matters where one inside waits for a
+        /// kernel lock whose holder waits to get in.
+        ///
+        /// # Context
+        /// Normal, outside the gate.
+        #[must_use]
+        pub fn close(&self, mmu: &dyn Mmu, timeout_us: u32) -> bool {
+            if self.0.fetch_or(CLOSED, Ordering::SeqCst) & CLOSED != 0 {
+                return false;
+            }
+            let deadline = mmu.now_ns() + u64::from(timeout_us) * 1000;
+            loop {
+                let now = self.0.load(Ordering::SeqCst);
+                if now == CLOSED {
+                    return true;
+                }
+                let left_us = deadline.saturating_sub(mmu.now_ns()) / 1000;
+                if left_us == 0 {
+                    self.open(mmu);
+                    return false;
+                }
+                mmu.sleep(&self.0, now, left_us as u32);
+            }
+        }
+
+        /// Opens the gate again.
+        pub fn open(&self, mmu: &dyn Mmu) {
+            self.0.fetch_and(!CLOSED, Ordering::SeqCst);
+            mmu.rouse(&self.0, u32::MAX >> 1);
+        }
+    }
+
+    impl Drop for Inside<'_> {
+        fn drop(&mut self) {
+            if self.gate.0.fetch_sub(1, Ordering::SeqCst) & CLOSED != 0 {
+                self.mmu.rouse(&self.gate.0, u32::MAX >> 1);
+            }
+        }
+    }
+}
