@@ -5,6 +5,7 @@
 #![deny(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod addr;
+pub mod linux;
 pub mod mmu;
 pub mod pager;
 pub mod policy;
