@@ -343,6 +343,18 @@ fn poison_fails_who_waits_and_who_comes_later() {
     assert_eq!(write(addr + PAGE_BYTES), None);
     ground.mmu.poison(Trap::Worker, ground.page(1)); // Populated: its contents go.
     assert_eq!(write(addr + PAGE_BYTES), Some(libc::EFAULT));
+    // A child inherits the poison: a guard in its place would be SIGSEGV.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        unsafe {
+            libc::signal(libc::SIGBUS, libc::SIG_DFL);
+            ((addr + PAGE_BYTES) as *const u8).read_volatile();
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(libc::WTERMSIG(status), libc::SIGBUS);
     if Uffd::open(Reach::EveryFault, Reading::Waits).is_err() {
         return skip("uffd-kernel", "faults inside system calls are not served here");
     }
