@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod descriptor;
+pub mod die;
 pub mod futex;
 pub mod memory;
 pub mod mmu;
