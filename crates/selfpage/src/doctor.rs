@@ -151,16 +151,34 @@ mod tests {
         );
     }
 
-    #[test]
-    fn every_line_is_one_line_and_what_is_not_present_has_a_remedy() {
-        let findings = examine();
+    fn each_is_one_line_with_a_remedy_where_something_is_amiss(findings: &[Finding]) {
         let features: HashSet<_> = findings.iter().map(|finding| finding.feature).collect();
         assert_eq!(features.len(), findings.len(), "two lines for one feature");
-        for finding in &findings {
+        for finding in findings {
             assert!(!finding.why.is_empty() && !finding.why.contains('\n'), "{finding:?}");
             let nothing_to_do = finding.state == State::Present || finding.feature == userfaultfd::MOVE_KEEPS_WP;
             assert!(finding.remedy.is_none() == nothing_to_do, "{finding:?}");
         }
+    }
+
+    #[test]
+    fn a_process_with_the_right_serves_every_fault() {
+        const CAP_SYS_PTRACE: u32 = 19;
+        let status = std::fs::read_to_string("/proc/self/status").expect("no /proc");
+        let capabilities = status
+            .lines()
+            .find_map(|line| line.strip_prefix("CapEff:"))
+            .map(str::trim);
+        let capabilities = capabilities
+            .and_then(|set| u64::from_str_radix(set, 16).ok())
+            .expect("no capabilities");
+        let findings = examine();
+        each_is_one_line_with_a_remedy_where_something_is_amiss(&findings);
+        if capabilities >> CAP_SYS_PTRACE & 1 == 0 {
+            return skip("root", "this process has no CAP_SYS_PTRACE");
+        }
+        let uffd = of(&findings, userfaultfd::UFFD);
+        assert_ne!(uffd.state, State::Degraded, "{uffd:?}");
     }
 
     #[test]
@@ -184,6 +202,7 @@ mod tests {
     fn an_unprivileged_process_is_told_that_it_serves_its_own_faults_only() {
         if std::env::var_os(CHILD).is_some() {
             let findings = examine();
+            each_is_one_line_with_a_remedy_where_something_is_amiss(&findings);
             let uffd = of(&findings, userfaultfd::UFFD);
             assert_eq!(uffd.state, State::Degraded, "{uffd:?}");
             assert!(
