@@ -11,6 +11,7 @@ pub mod futex;
 pub mod memory;
 pub mod mmu;
 pub mod pagemap;
+pub mod probe;
 pub mod signal;
 mod syscall;
 pub mod thread;
