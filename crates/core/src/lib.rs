@@ -15,6 +15,7 @@ pub mod frame;
 pub mod mmu;
 pub mod page;
 pub mod pager;
+#[cfg(not(loom))]
 pub mod policy;
 pub mod region;
 pub mod ring;
