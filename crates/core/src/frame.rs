@@ -372,12 +372,16 @@ pub enum Use {
 }
 
 #[cfg(test)]
+pub(crate) use tests::table;
+
+#[cfg(test)]
 mod tests {
     extern crate std;
     use super::*;
     use std::{boxed::Box, vec::Vec};
 
-    fn table<T: Default>(len: usize) -> Table<T> {
+    /// A table of fresh entries, never freed.
+    pub(crate) fn table<T: Default>(len: usize) -> Table<T> {
         let memory: Box<[T]> = (0..len).map(|_| T::default()).collect();
         // SAFETY: table-memory: leaked, and used by this table alone.
         unsafe { Table::new(NonNull::new(Box::leak(memory).as_mut_ptr()).unwrap(), len) }

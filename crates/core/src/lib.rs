@@ -17,6 +17,7 @@ pub mod linux;
 pub mod mmu;
 pub mod page;
 pub mod pager;
+#[cfg(not(loom))]
 pub mod policy;
 pub mod region;
 pub mod ring;

@@ -57,7 +57,7 @@ pub(crate) struct Inner {
     /// By first page. A region is added and removed by whoever holds this.
     pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
     pub(crate) stop: AtomicBool,
-    bell: worker::Bell,
+    pub(crate) bell: worker::Bell,
     /// The tables of `state`; dropped last.
     _arena: Arena,
 }
