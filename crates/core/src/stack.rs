@@ -24,10 +24,14 @@ pub struct FrameStack {
     pub free: FrameSet,
     standby: Ring,
     on_standby: AtomicU32,
-    /// Frames `[0, claimed)` have been given memory at one time or another.
+    /// How many frames have memory.
     claimed: AtomicU32,
-    /// Frames `[0, budget)` may be.
+    /// How many may have.
     budget: AtomicU32,
+    /// Frames `[0, begun)` have had memory at one time or another.
+    begun: AtomicU32,
+    /// Those of them that were given up since.
+    given_up: FrameSet,
     /// Frames became available, or the evictor gave up.
     pub available: Event,
     /// Fewer frames are available than the reserve wants.
@@ -49,13 +53,15 @@ pub enum Shortage {
 
 impl FrameStack {
     /// No frames yet: `budget` of them may be claimed, one by one, as they are needed.
-    pub fn new(free: FrameSet, standby: Ring, budget: u32) -> FrameStack {
+    pub fn new(free: FrameSet, given_up: FrameSet, standby: Ring, budget: u32) -> FrameStack {
         FrameStack {
             free,
             standby,
             on_standby: AtomicU32::new(0),
             claimed: AtomicU32::new(0),
             budget: AtomicU32::new(budget),
+            begun: AtomicU32::new(0),
+            given_up,
             available: Event::default(),
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
@@ -88,6 +94,23 @@ impl FrameStack {
     pub fn extend(&self, mmu: &dyn crate::mmu::Mmu, count: u32) {
         self.budget.fetch_add(count, Ordering::SeqCst);
         self.available.signal(mmu);
+    }
+
+    /// Takes up to `count` frames that were never claimed out of the contract. How many are left to be taken elsewhere.
+    pub(crate) fn cut_unclaimed(&self, count: u32) -> u32 {
+        let mut cut = 0;
+        let _ = self.budget.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |budget| {
+            cut = count.min(budget.saturating_sub(self.claimed()));
+            Some(budget - cut)
+        });
+        count - cut
+    }
+
+    /// Frames taken from the free ones have lost their memory, and the contract is smaller by as many.
+    pub(crate) fn retire(&self, first: Frame, count: u32) {
+        self.given_up.give(first, count);
+        self.budget.fetch_sub(count, Ordering::SeqCst);
+        self.claimed.fetch_sub(count, Ordering::SeqCst);
     }
 
     /// Why no frame can be had, if the evictor says so.
@@ -165,23 +188,36 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
 pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
     let stack = &domain.stack;
     let budget = stack.budget();
-    let first = stack
-        .claimed
-        .fetch_update(Ordering::SeqCst, Ordering::Relaxed, |claimed| {
-            (claimed < budget).then(|| claimed.saturating_add(most).min(budget))
-        })
-        .ok()?;
-    let count = most.min(budget - first);
-    let stand = match domain.mmu.populate(Frame(first), count) {
-        Ok(()) => count,
-        Err(partial) => partial.done,
-    };
-    for frame in first..first + stand {
-        domain.frames.set_zeroed(Frame(frame), Zeroed::Yes);
+    let allowed = |claimed: u32| (claimed < budget).then(|| claimed.saturating_add(most).min(budget));
+    let before = stack.claimed.fetch_update(Ordering::SeqCst, Ordering::Relaxed, allowed).ok()?;
+    let count = most.min(budget - before);
+    domain.counters.frames_held_max.fetch_max(u64::from(before + count), Ordering::Relaxed);
+    let mut left = count;
+    while let Some(want) = NonZeroU32::new(left) {
+        let run = stack.given_up.take(want).unwrap_or_else(|| {
+            let first = Frame(stack.begun.fetch_add(left, Ordering::SeqCst));
+            FrameRun { first, count: want }
+        });
+        let stand = match domain.mmu.populate(run.first, run.count.get()) {
+            Ok(()) => run.count.get(),
+            Err(partial) => partial.done,
+        };
+        for step in 0..stand {
+            domain.frames.set_zeroed(run.first.plus(step), Zeroed::Yes);
+        }
+        if stand > 0 {
+            stack.give(domain.mmu, run.first, stand);
+        }
+        left -= run.count.get();
+        if stand < run.count.get() {
+            // The system itself is out of memory: the rest is not ours to claim now.
+            stack.given_up.give(run.first.plus(stand), run.count.get() - stand);
+            let missing = left + run.count.get() - stand;
+            stack.claimed.fetch_sub(missing, Ordering::SeqCst);
+            return (missing < count).then_some(());
+        }
     }
-    domain.counters.frames_held_max.fetch_max(u64::from(first + stand), Ordering::Relaxed);
-    // Frames that got no memory are lost to the domain: the system itself is out of it.
-    (stand > 0).then(|| stack.give(domain.mmu, Frame(first), stand))
+    Some(())
 }
 
 /// Takes the frame that has been on standby longest.

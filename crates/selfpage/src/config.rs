@@ -1,7 +1,5 @@
 //! What a domain is made of.
 
-use std::sync::atomic::AtomicU8;
-
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::fault::Failure;
 use selfpage_core::frame::Table;
@@ -23,14 +21,15 @@ pub enum DescriptorTable {
     Private,
 }
 
-/// Chooses the policy once the domain has memory for its lists.
-enum Choice {
+/// The policy to be, once the domain has memory for its lists.
+pub(crate) enum Choice {
     Named(String),
     Own(Box<dyn Policy>),
 }
 
-/// A domain to be.
-pub struct Config {
+/// What stays settled while a domain lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
     pub(crate) frames: u32,
     pub(crate) most_frames: u32,
     pub(crate) pagers: u32,
@@ -38,9 +37,12 @@ pub struct Config {
     pub(crate) needs_system_calls: bool,
     pub(crate) descriptor_table: DescriptorTable,
     pub(crate) on_failure: Option<fn(usize, Failure)>,
-    pub(crate) standby_share: AtomicU8,
-    pub(crate) policy_name: String,
-    policy: Option<Choice>,
+}
+
+/// A domain to be.
+pub struct Config {
+    settings: Settings,
+    policy: Choice,
     frames_bytes: usize,
 }
 
@@ -48,7 +50,7 @@ impl Config {
     pub(crate) fn new(frames_bytes: usize) -> Config {
         let frames = u32::try_from(frames_bytes / PAGE_BYTES).unwrap_or(u32::MAX);
         let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
-        Config {
+        let settings = Settings {
             frames,
             most_frames: frames,
             pagers: 2,
@@ -56,46 +58,47 @@ impl Config {
             needs_system_calls: false,
             descriptor_table: DescriptorTable::Shared,
             on_failure: None,
-            standby_share: AtomicU8::new(0),
-            policy_name: String::new(),
-            policy: Some(Choice::Named("lru".into())),
+        };
+        Config {
+            settings,
+            policy: Choice::Named("lru".into()),
             frames_bytes,
         }
     }
 
     /// The policy, by one of [`selfpage_core::policy::NAMES`]. `lru` unless stated otherwise.
     pub fn policy(mut self, name: &str) -> Config {
-        self.policy = Some(Choice::Named(name.into()));
+        self.policy = Choice::Named(name.into());
         self
     }
 
     /// A policy of the program's own.
     pub fn own_policy(mut self, policy: Box<dyn Policy>) -> Config {
-        self.policy = Some(Choice::Own(policy));
+        self.policy = Choice::Own(policy);
         self
     }
 
     /// Room for frames added later: slots for `bytes` of frames in all.
     pub fn most_frames(mut self, bytes: usize) -> Config {
-        self.most_frames = self.frames.max(u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX));
+        self.settings.most_frames = self.settings.frames.max(u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX));
         self
     }
 
     /// How many threads read faults of worker regions; by default one a CPU, at most 4.
     pub fn workers(mut self, count: u32) -> Config {
-        self.workers = count.max(1);
+        self.settings.workers = count.max(1);
         self
     }
 
     /// Fail to build where faults inside system calls cannot be served, in place of doing without.
     pub fn needs_system_calls(mut self) -> Config {
-        self.needs_system_calls = true;
+        self.settings.needs_system_calls = true;
         self
     }
 
     /// Whose descriptor table holds the domain's descriptors.
     pub fn descriptor_table(mut self, table: DescriptorTable) -> Config {
-        self.descriptor_table = table;
+        self.settings.descriptor_table = table;
         self
     }
 
@@ -105,7 +108,7 @@ impl Config {
     /// # Context
     /// The function runs in a trap: it must not allocate, lock, or touch managed memory.
     pub fn on_failure(mut self, callback: fn(usize, Failure)) -> Config {
-        self.on_failure = Some(callback);
+        self.settings.on_failure = Some(callback);
         self
     }
 
@@ -114,33 +117,22 @@ impl Config {
     /// # Errors
     /// Too few frames, an unknown policy, or a kernel that lacks what is needed or refuses it: the error names the remedy.
     pub fn build(self) -> Result<Domain> {
-        if self.frames < LEAST_FRAMES || self.most_frames >= u32::MAX / 2 {
+        let Settings { frames, most_frames, .. } = self.settings;
+        if frames < LEAST_FRAMES || most_frames >= u32::MAX / 2 {
             let object = format!("a domain with {} bytes of frames", self.frames_bytes);
             let cause = format!("a domain needs {LEAST_FRAMES} frames of {PAGE_BYTES} bytes at least, and 2^31 at most");
             return Err(Error::new(Kind::Invalid, "build", object, cause));
         }
-        Domain::build(self)
+        Domain::build(self.settings, self.policy)
     }
 
-    pub(crate) fn take_policy(&mut self, links: Table<Link>) -> Result<Box<dyn Policy>> {
-        match self.policy.take() {
-            Some(Choice::Own(policy)) => {
-                self.policy_name = "own".into();
-                Ok(policy)
-            }
-            Some(Choice::Named(name)) => {
-                let built = policy_by_name(&name, links);
-                self.policy_name = name;
-                built
-            }
-            None => Err(Error::new(Kind::Invalid, "build", "a domain", "its policy is in use already")),
+    /// The policy, over a zeroed table of one link for each frame that there can be.
+    pub(crate) fn policy_over(policy: Choice, links: Table<Link>) -> Result<Box<dyn Policy>> {
+        match policy {
+            Choice::Own(policy) => Ok(policy),
+            Choice::Named(name) => policy_by_name(&name, links),
         }
     }
-}
-
-/// How many list entries a policy may want for `frames` frames.
-pub(crate) const fn links_for(frames: u32) -> usize {
-    policy::links_for(frames)
 }
 
 fn policy_by_name(name: &str, links: Table<Link>) -> Result<Box<dyn Policy>> {

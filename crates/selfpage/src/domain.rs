@@ -21,7 +21,7 @@ use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::pagemap::Pagemap;
 use selfpage_core::linux::uffd::{Features, Reach, Reading, Uffd};
-use selfpage_core::mmu::{Mmu, Trap};
+use selfpage_core::mmu::Trap;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
 use selfpage_core::ring::{Ring, Slot};
@@ -30,13 +30,15 @@ use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
-use crate::config::{Config, DescriptorTable};
+use crate::config::{Choice, Config, DescriptorTable, Settings};
 use crate::error::{Error, Kind, Result, describe};
+use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
 use crate::trap::{errand, thread, upcall, worker};
-use crate::{evictor, high_descriptor};
+use crate::evictor;
+use crate::store::raised;
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
@@ -46,7 +48,7 @@ const ERRANDS: usize = 64;
 pub(crate) struct Inner {
     state: DomainState,
     errands: Ring,
-    pub(crate) config: Config,
+    pub(crate) config: Settings,
     pub(crate) pool: FramePool,
     mmu: &'static LinuxMmu,
     pub(crate) descriptors: Mutex<Descriptors>,
@@ -58,6 +60,10 @@ pub(crate) struct Inner {
     pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
     pub(crate) stop: AtomicBool,
     pub(crate) bell: worker::Bell,
+    pub(crate) hash: Arc<PageHash>,
+    /// Used by the evictor alone; fork holds it while it copies the process.
+    pub(crate) policy: Mutex<Box<dyn Policy>>,
+    standby_share: u8,
     /// The tables of `state`; dropped last.
     _arena: Arena,
 }
@@ -84,10 +90,9 @@ impl Domain {
         Config::new(frames_bytes)
     }
 
-    pub(crate) fn build(config: Config) -> Result<Domain> {
-        let (inner, policy) = Inner::new(config)?;
-        let inner = Arc::new(inner);
-        let threads = start_threads(&inner, policy)?;
+    pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
+        let inner = Arc::new(Inner::new(settings, policy)?);
+        let threads = start_threads(&inner)?;
         crate::fork::enlist(&inner);
         Ok(Domain { inner, threads })
     }
@@ -176,7 +181,7 @@ impl Drop for Domain {
 }
 
 impl Inner {
-    fn new(mut config: Config) -> Result<(Inner, Box<dyn Policy>)> {
+    fn new(config: Settings, policy: Choice) -> Result<Inner> {
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
         let (descriptors, reach) = open_descriptors(&config)?;
@@ -189,20 +194,21 @@ impl Inner {
         let standby = (frames / 4).next_power_of_two().max(64);
         let saves = (frames / 4).next_power_of_two().clamp(1024, 8192);
         let bytes = Arena::bytes_for::<selfpage_core::frame::FrameRecord>(frames)
-            + Arena::bytes_for::<u64>(words)
-            + Arena::bytes_for::<u64>(words.div_ceil(64))
+            + 2 * Arena::bytes_for::<u64>(words)
+            + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
             + [standby, REQUESTS, saves, ERRANDS].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
-            + Arena::bytes_for::<selfpage_core::policy::Link>(crate::config::links_for(most));
+            + Arena::bytes_for::<selfpage_core::policy::Link>(frames);
         let mut arena = Arena::new(bytes)?;
         // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
         let (state, errands, links) = unsafe {
-            let free = FrameSet::new(arena.table(words), arena.table(words.div_ceil(64)));
+            let mut frame_set = || FrameSet::new(arena.table(words), arena.table(words.div_ceil(64)));
+            let (free, given_up) = (frame_set(), frame_set());
             let state = DomainState {
                 mmu,
                 gate: Gate::default(),
                 frames: FrameTable::new(arena.table(frames)),
-                stack: FrameStack::new(free, Ring::new(arena.table(standby)), config.frames),
+                stack: FrameStack::new(free, given_up, Ring::new(arena.table(standby)), config.frames),
                 regions: RegionMap::new([arena.table(MOST_REGIONS), arena.table(MOST_REGIONS)]),
                 requests: Ring::new(arena.table(REQUESTS)),
                 requested: Event::default(),
@@ -211,10 +217,11 @@ impl Inner {
                 save_trouble: AtomicU32::new(0),
                 counters: Counters::default(),
             };
-            let links: Table<_> = arena.table(crate::config::links_for(most));
+            let links: Table<_> = arena.table(frames);
             (state, Ring::new(arena.table(ERRANDS)), links)
         };
-        let policy = config.take_policy(links)?;
+        let policy = Config::policy_over(policy, links)?;
+        let standby_share = policy.standby_share();
         let bell = worker::Bell::hang(descriptors.worker, config.workers)?;
         let inner = Inner {
             state,
@@ -227,12 +234,14 @@ impl Inner {
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),
             bell,
+            hash: Arc::new(PageHash::new()),
+            policy: Mutex::new(policy),
+            standby_share,
             config,
             _arena: arena,
         };
-        inner.config.standby_share.store(policy.standby_share(), Ordering::Relaxed);
         inner.set_reserve();
-        Ok((inner, policy))
+        Ok(inner)
     }
 
     /// Core's part of the domain.
@@ -265,8 +274,27 @@ impl Inner {
 
     /// How many frames the policy wants on standby.
     pub(crate) fn standby_target(&self) -> u32 {
-        let share = u64::from(self.config.standby_share.load(Ordering::Relaxed));
+        let share = u64::from(self.standby_share);
         (u64::from(self.state.stack.budget()) * share / 256) as u32
+    }
+
+    /// Closes the gate, however long it takes. Where one inside waits for a kernel lock whose holder waits to get in, it is
+    /// opened for a moment.
+    pub(crate) fn close_gate(&self) {
+        while !self.state.gate.close(self.state.mmu, 20_000) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Gives the pager threads these descriptors of the calling thread's, at the same numbers.
+    pub(crate) fn share_descriptors(&self, numbers: &[RawFd]) -> Result<()> {
+        let thread = selfpage_core::linux::thread::id();
+        self.on_pager_thread(|| {
+            numbers.iter().try_for_each(|number| {
+                crate::store::take_descriptor(thread, *number)
+                    .map_err(|cause| Error::system("share", format!("descriptor {number}"), cause))
+            })
+        })
     }
 
     pub(crate) fn stopping(&self) -> bool {
@@ -356,7 +384,7 @@ impl std::fmt::Display for Cause {
     }
 }
 
-fn open_descriptors(config: &Config) -> Result<(Descriptors, Reach)> {
+fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
     let refused = |what: &str, errno: rustix::io::Errno| {
         let cause = format!("{what}: {errno}; `selfpage doctor` names the remedy");
         Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
@@ -364,7 +392,7 @@ fn open_descriptors(config: &Config) -> Result<(Descriptors, Reach)> {
     let open = |reach, features: Features, what: &str| -> Result<Uffd> {
         let uffd = Uffd::open(reach, Reading::Waits).map_err(|errno| refused(what, errno))?;
         uffd.agree(features).map_err(|errno| refused("this kernel has no UFFDIO_MOVE (Linux 6.8 and later do)", errno))?;
-        Ok(Uffd(Descriptor::from_raw(high_descriptor(uffd.0.raw()))))
+        Ok(Uffd(raised(uffd.0)))
     };
     let moves = Features::MOVE.and(Features::POISON);
     let pool = open(Reach::UserFaults, moves.and(Features::WP), "refused")?;
@@ -376,7 +404,7 @@ fn open_descriptors(config: &Config) -> Result<(Descriptors, Reach)> {
         Err(_) => (open(Reach::UserFaults, worker_features, "refused")?, Reach::UserFaults),
     };
     let high = |descriptor: rustix::io::Result<Descriptor>, object: &str| match descriptor {
-        Ok(descriptor) => Ok(Descriptor::from_raw(high_descriptor(descriptor.raw()))),
+        Ok(descriptor) => Ok(raised(descriptor)),
         Err(errno) => Err(Error::system("open", object, errno)),
     };
     let descriptors = Descriptors {
@@ -395,7 +423,7 @@ pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
 }
 
 /// Starts the threads of a domain. The first takes a descriptor table of its own and starts the others, who share it.
-pub(crate) fn start_threads(inner: &Arc<Inner>, policy: Box<dyn Policy>) -> Result<Vec<JoinHandle<()>>> {
+pub(crate) fn start_threads(inner: &Arc<Inner>) -> Result<Vec<JoinHandle<()>>> {
     let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
     let mut keep = numbers(&descriptors).to_vec();
     for bound in inner.regions().values() {
@@ -417,7 +445,7 @@ pub(crate) fn start_threads(inner: &Arc<Inner>, policy: Box<dyn Policy>) -> Resu
                 threads.push(thread::start("selfpage-worker", move || worker::serve(&own, uffd))?);
             }
             let evicting = own.clone();
-            threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting, policy))?);
+            threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting))?);
             let saving = own.clone();
             threads.push(thread::start("selfpage-save", move || evictor::save(&saving))?);
             Ok(threads)

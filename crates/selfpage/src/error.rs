@@ -127,3 +127,10 @@ impl From<Error> for io::Error {
         }
     }
 }
+
+impl From<crate::store::StoreError> for Error {
+    fn from(error: crate::store::StoreError) -> Error {
+        let cause = format!("{}; {}", error.cause, error.remedy);
+        Error { cause, ..Error::system("open", format!("store {}", error.object), error.cause) }
+    }
+}

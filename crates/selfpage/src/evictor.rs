@@ -1,10 +1,10 @@
 //! The evictor keeps a reserve of frames ready, and the saver saves what it unmapped. Neither is ever waited for by a fill
 //! as long as a clean page can be found.
 
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use selfpage_core::fault::{evict, save};
-use selfpage_core::policy::Policy;
 use selfpage_core::stack::{self, Shortage};
 
 use crate::domain::Inner;
@@ -20,7 +20,7 @@ const SEARCH: u32 = 16;
 ///
 /// # Context
 /// PagerThread.
-pub(crate) fn run(inner: &Inner, mut policy: Box<dyn Policy>) {
+pub(crate) fn run(inner: &Inner) {
     let state = inner.state();
     let stack = &state.stack;
     let mut barren = 0;
@@ -44,7 +44,10 @@ pub(crate) fn run(inner: &Inner, mut policy: Box<dyn Policy>) {
         let room = save::room(state) > 0;
         let want = if room { (reserve - stack.ready()).max(8) } else { SEARCH };
         let available = stack.available.count();
-        let evicted = evict::evict(state, &mut *policy, want);
+        let evicted = {
+            let mut policy = inner.policy.lock().unwrap_or_else(PoisonError::into_inner);
+            evict::evict(state, &mut **policy, want)
+        };
         if evicted.ready > 0 || evicted.queued > 0 {
             barren = 0;
             stack.set_shortage(state.mmu, None);

@@ -281,6 +281,42 @@ fn save_copy(
     }
 }
 
+/// Takes `count` frames out of the domain and gives their memory back to the system, as far as they can be freed.
+///
+/// # Source
+/// Nemesis §6.2, revocation: the frames on top of the stack go first, the evictor makes room for the rest.
+///
+/// # Context
+/// Normal, outside the gate; one at a time.
+///
+/// # Errors
+/// No more can be freed. Those that were are gone, and the contract is smaller by as many.
+pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
+    let mut left = domain.stack.cut_unclaimed(count);
+    while let Some(want) = NonZeroU32::new(left) {
+        let seen = domain.stack.available.count();
+        let inside = domain.gate.enter(domain.mmu);
+        let taken = stack::take(domain, want);
+        drop(inside);
+        match taken {
+            Some(run) => {
+                let some = run.count.get();
+                domain.mmu.release(run.first, some);
+                domain.stack.retire(run.first, some);
+                left -= some;
+            }
+            None => {
+                if let Some(shortage) = domain.stack.shortage() {
+                    return Err(Failure::Shortage(shortage));
+                }
+                domain.stack.wanted.signal(domain.mmu);
+                domain.stack.available.wait(domain.mmu, seen, 0);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// How many pages one fault fetches at most, for those who want to state it.
 pub const fn most_at_once() -> u32 {
     fill::MOST_NOW

@@ -12,6 +12,7 @@ mod zero;
 
 pub use custom::{Custom, UserPager};
 pub use file::File;
+pub(crate) use file::Opened;
 pub use physical::Physical;
 pub use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
 pub use stored::Stored;

@@ -44,7 +44,7 @@ impl IoChoice {
 
 /// The engines of one store: one for each thread that has moved more than one request, made by it and used by it alone,
 /// since rings and workers belong to a descriptor table, and each pager thread may have its own.
-pub(super) struct IoEngines {
+pub(crate) struct IoEngines {
     choice: IoChoice,
     engines: [OwnedEngine; ENGINES],
 }
@@ -68,6 +68,11 @@ enum Engine {
 }
 
 impl IoEngines {
+    /// As the environment says; what makes no sense there is what a store complains of.
+    pub(crate) fn from_env() -> IoEngines {
+        IoEngines::new(IoChoice::from_env().unwrap_or(IoChoice::Auto))
+    }
+
     pub(super) fn new(choice: IoChoice) -> IoEngines {
         IoEngines {
             choice,
@@ -98,7 +103,7 @@ impl IoEngines {
     }
 
     /// Writes on a pager thread.
-    pub(super) fn write(&self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
+    pub(crate) fn write(&self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
         for part in bloks.chunks_mut(WINDOW_PAGES) {
             let mut outcomes = [Ok(()); WINDOW_PAGES];
             let mut window = Window::<WINDOW_PAGES>::to_write(part);

@@ -23,6 +23,8 @@ mod linux;
 mod memory;
 
 pub use engine::IoChoice;
+pub(crate) use engine::IoEngines;
+pub(crate) use linux::descriptor::{Descriptor, raised, take_descriptor};
 pub use file::FileStore;
 pub use memory::MemoryStore;
 

@@ -61,7 +61,10 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
         TIDS[place].store(this_thread::id(), Ordering::Release);
         let _ = up.send(());
         drop(up);
-        work();
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+            // The domain's tables may be half changed, and threads wait for this one.
+            crate::die("a pager thread panicked");
+        }
         TIDS[place].store(0, Ordering::Release);
         STACKS[place].store(0, Ordering::Release);
     });
