@@ -59,11 +59,7 @@ impl Config {
             descriptor_table: DescriptorTable::Shared,
             on_failure: None,
         };
-        Config {
-            settings,
-            policy: Choice::Named("lru".into()),
-            frames_bytes,
-        }
+        Config { settings, policy: Choice::Named("lru".into()), frames_bytes }
     }
 
     /// The policy, by one of [`selfpage_core::policy::NAMES`]. `lru` unless stated otherwise.
@@ -120,7 +116,8 @@ impl Config {
         let Settings { frames, most_frames, .. } = self.settings;
         if frames < LEAST_FRAMES || most_frames >= u32::MAX / 2 {
             let object = format!("a domain with {} bytes of frames", self.frames_bytes);
-            let cause = format!("a domain needs {LEAST_FRAMES} frames of {PAGE_BYTES} bytes at least, and 2^31 at most");
+            let cause =
+                format!("a domain needs {LEAST_FRAMES} frames of {PAGE_BYTES} bytes at least, and 2^31 at most");
             return Err(Error::new(Kind::Invalid, "build", object, cause));
         }
         Domain::build(self.settings, self.policy)

@@ -32,13 +32,13 @@ use selfpage_core::trace::Counters;
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
 use crate::error::{Error, Kind, Result, describe};
+use crate::evictor;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
-use crate::trap::{errand, thread, upcall, worker};
-use crate::evictor;
 use crate::store::raised;
+use crate::trap::{errand, thread, upcall, worker};
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
@@ -364,7 +364,9 @@ impl std::fmt::Display for Cause {
         use selfpage_core::pager::PagerError;
         use selfpage_core::stack::Shortage;
         let error = match self.0 {
-            Failure::Shortage(Shortage::AllHeld) => return f.write_str("no frame: every resident page is held in core"),
+            Failure::Shortage(Shortage::AllHeld) => {
+                return f.write_str("no frame: every resident page is held in core");
+            }
             Failure::Machine(refusal) => return write!(f, "the kernel refused the translation: {refusal:?}"),
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 f.write_str("no frame, because pages cannot be saved: ")?;
@@ -391,14 +393,16 @@ fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
     };
     let open = |reach, features: Features, what: &str| -> Result<Uffd> {
         let uffd = Uffd::open(reach, Reading::Waits).map_err(|errno| refused(what, errno))?;
-        uffd.agree(features).map_err(|errno| refused("this kernel has no UFFDIO_MOVE (Linux 6.8 and later do)", errno))?;
+        uffd.agree(features)
+            .map_err(|errno| refused("this kernel has no UFFDIO_MOVE (Linux 6.8 and later do)", errno))?;
         Ok(Uffd(raised(uffd.0)))
     };
     let moves = Features::MOVE.and(Features::POISON);
     let pool = open(Reach::UserFaults, moves.and(Features::WP), "refused")?;
     let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS), "refused")?;
     let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
-    let (worker, reach) = match open(Reach::EveryFault, worker_features, "faults inside system calls cannot be served") {
+    let (worker, reach) = match open(Reach::EveryFault, worker_features, "faults inside system calls cannot be served")
+    {
         Ok(uffd) => (uffd, Reach::EveryFault),
         Err(error) if config.needs_system_calls => return Err(error),
         Err(_) => (open(Reach::UserFaults, worker_features, "refused")?, Reach::UserFaults),
@@ -458,7 +462,8 @@ pub(crate) fn start_threads(inner: &Arc<Inner>) -> Result<Vec<JoinHandle<()>>> {
         }
     })
     .map_err(failed)?;
-    let mut threads = receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the thread died"))).map_err(failed)?;
+    let mut threads =
+        receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the thread died"))).map_err(failed)?;
     threads.push(first);
     if inner.config.descriptor_table == DescriptorTable::Private {
         for number in numbers(&descriptors) {

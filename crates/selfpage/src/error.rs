@@ -40,7 +40,12 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    pub(crate) fn new(kind: Kind, operation: &'static str, object: impl Into<String>, cause: impl Into<String>) -> Error {
+    pub(crate) fn new(
+        kind: Kind,
+        operation: &'static str,
+        object: impl Into<String>,
+        cause: impl Into<String>,
+    ) -> Error {
         Error { kind, operation, object: object.into(), cause: cause.into(), source: None }
     }
 

@@ -168,11 +168,7 @@ impl<'a> Builder<'a> {
         self.bind(Rights::ReadWrite, |_, _| Ok(pager))
     }
 
-    fn bind(
-        self,
-        rights: Rights,
-        make: impl FnOnce(usize, Arc<PageHash>) -> Result<Box<dyn Pager>>,
-    ) -> Result<Region> {
+    fn bind(self, rights: Rights, make: impl FnOnce(usize, Arc<PageHash>) -> Result<Box<dyn Pager>>) -> Result<Region> {
         self.bind_with(rights, Vec::new(), |len, hash| Ok((make(len, hash)?, None)))
     }
 
@@ -217,7 +213,8 @@ impl Bound {
             return Err(Error::new(Kind::Invalid, "make", object(), "a region needs bytes, and fewer than 2^62"));
         }
         if trap == Trap::Upcall && table == DescriptorTable::Private {
-            let cause = "upcall regions need a domain whose descriptors the program's threads have (DescriptorTable::Shared)";
+            let cause =
+                "upcall regions need a domain whose descriptors the program's threads have (DescriptorTable::Shared)";
             return Err(Error::new(Kind::Invalid, "make", object(), cause));
         }
         if trap == Trap::Upcall && !upcall::enlist(&raw const **inner) {
@@ -470,9 +467,9 @@ impl Region {
             range::flush(state, range)
                 .map_err(|(page, failure)| Error::failure("flush", self.page_name(page), failure))?;
             let pager = self.bound.pager.as_deref();
-            pager.map_or(Ok(()), |pager| pager.sync()).map_err(|error| {
-                Error::failure("flush", self.range_name(range), Failure::Pager(error))
-            })
+            pager
+                .map_or(Ok(()), |pager| pager.sync())
+                .map_err(|error| Error::failure("flush", self.range_name(range), Failure::Pager(error)))
         })
     }
 

@@ -156,7 +156,7 @@ impl<const N: usize> Batch<N> {
         context: Context,
         region: &Region,
         pager: &dyn Pager,
-    ) -> Result<(), PagerError> {
+    ) -> Result<u64, PagerError> {
         let mut fills: [FillPage<'_>; N] = array::from_fn(|at| {
             let (page, frame) = self.pages().get(at).copied().unwrap_or((PageNo(0), Frame(0)));
             FillPage { index: region.index(page), bytes: domain.lease(frame), zeroed: domain.frames.zeroed(frame) }
@@ -266,16 +266,18 @@ pub(super) fn fetch<const N: usize>(
         }
         filled = batch.fill(domain, context, region, pager);
     }
-    if let Err(error) = filled {
-        batch.abandon(domain, region);
-        return Err(match error {
-            PagerError::WrongContext if context == Context::Trap => Stop::HandOver,
-            error => {
-                Counters::add(&domain.counters.fill_errors_total, 1);
-                Stop::Failed(Failure::Pager(error))
+    let bytes = match filled {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            batch.abandon(domain, region);
+            if error == PagerError::WrongContext && context == Context::Trap {
+                return Err(Stop::HandOver);
             }
-        });
-    }
+            Counters::add(&domain.counters.fill_errors_total, 1);
+            return Err(Stop::Failed(Failure::Pager(error)));
+        }
+    };
+    Counters::add(&domain.counters.bytes_filled, bytes);
     Counters::add(&domain.counters.fills_total, batch.len as u64);
     Counters::add(&domain.counters.fills_ahead_total, batch.len as u64 - 1);
     batch.map(domain, region, Some(page))
@@ -293,8 +295,9 @@ pub(super) fn read_ahead(domain: &DomainState, region: &Region, pager: &dyn Page
     if batch.len == 0 {
         return;
     }
-    if batch.fill(domain, Context::PagerThread, region, pager).is_err() {
-        return batch.abandon(domain, region);
+    match batch.fill(domain, Context::PagerThread, region, pager) {
+        Ok(bytes) => Counters::add(&domain.counters.bytes_filled, bytes),
+        Err(_) => return batch.abandon(domain, region),
     }
     Counters::add(&domain.counters.fills_total, batch.len as u64);
     Counters::add(&domain.counters.fills_ahead_total, batch.len as u64);

@@ -7,7 +7,7 @@ use core::num::NonZeroU32;
 
 use super::evict::{Evicted, move_out};
 use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve};
-use crate::addr::{Frame, PageNo, PageRange};
+use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
 use crate::domain::DomainState;
 use crate::frame::Zeroed;
 use crate::page::{State, Word};
@@ -276,7 +276,7 @@ fn save_copy(
             pager.save(&mut save);
             Counters::add(&domain.counters.saves_total, 1);
             let [save] = save;
-            save.outcome
+            save.outcome.inspect(|()| Counters::add(&domain.counters.bytes_saved, PAGE_BYTES as u64))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use core::array;
 
-use crate::addr::{Frame, PageNo};
+use crate::addr::{Frame, PAGE_BYTES, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Use;
 use crate::page::{Found, State, Word};
@@ -70,7 +70,10 @@ fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
     Counters::add(&domain.counters.saves_total, pages.len() as u64);
     for (&(page, frame), save) in pages.iter().zip(saves.iter()) {
         match save.outcome {
-            Ok(()) => saved(domain, region, page, frame),
+            Ok(()) => {
+                Counters::add(&domain.counters.bytes_saved, PAGE_BYTES as u64);
+                saved(domain, region, page, frame);
+            }
             Err(error) => unsaved(domain, region, page, frame, error),
         }
     }

@@ -117,14 +117,11 @@ struct Trial {
 impl Trial {
     fn new(reach: Reach, features: Features, modes: Modes) -> Result<Trial, Errno> {
         let uffd = Uffd::open(reach, Reading::Polls)?;
-        let made = uffd
-            .agree(features)
-            .and_then(|_| Scratch::pages(2))
-            .and_then(|scratch| {
-                // SAFETY: OWNED-RANGE: the mapping is ours.
-                unsafe { uffd.register(scratch.addr, PAGE_BYTES, modes) }?;
-                Ok(scratch)
-            });
+        let made = uffd.agree(features).and_then(|_| Scratch::pages(2)).and_then(|scratch| {
+            // SAFETY: OWNED-RANGE: the mapping is ours.
+            unsafe { uffd.register(scratch.addr, PAGE_BYTES, modes) }?;
+            Ok(scratch)
+        });
         match made {
             Ok(scratch) => Ok(Trial { scratch, uffd }),
             Err(why) => {

@@ -4,7 +4,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use selfpage_core::addr::PageBytes;
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
 use selfpage_core::sync::{AtomicU64, Ordering};
@@ -88,8 +88,8 @@ impl<P: UserPager> Pager for Custom<P> {
         true
     }
 
-    fn fill(&self, _context: Context, pages: &mut [FillPage<'_>]) -> Result<(), PagerError> {
-        for page in pages {
+    fn fill(&self, _context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
+        for page in pages.iter_mut() {
             if !page.zeroed {
                 page.bytes.clear();
             }
@@ -97,7 +97,7 @@ impl<P: UserPager> Pager for Custom<P> {
             guarded(|| self.user.fill(index, bytes))?;
             self.set_hash(index, bytes);
         }
-        Ok(())
+        Ok(pages.len() as u64 * PAGE_BYTES as u64)
     }
 
     fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {

@@ -121,7 +121,12 @@ impl File {
         }
     }
 
-    fn fill_up_to<const N: usize>(&self, context: Context, pages: &mut [FillPage<'_>]) -> std::result::Result<(), PagerError> {
+    fn fill_up_to<const N: usize>(
+        &self,
+        context: Context,
+        pages: &mut [FillPage<'_>],
+    ) -> std::result::Result<u64, PagerError> {
+        let bytes = (pages.len() * PAGE_BYTES) as u64;
         let len = self.file_len(context)?;
         let mut rest = pages;
         while let Some(first) = rest.first().map(|page| page.index) {
@@ -130,7 +135,7 @@ impl File {
             self.read_run::<N>(context, first, now, len)?;
             rest = later;
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// Reads neighbouring pages in one request.
@@ -217,7 +222,7 @@ impl Pager for File {
         true
     }
 
-    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> std::result::Result<(), PagerError> {
+    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> std::result::Result<u64, PagerError> {
         match context {
             Context::Trap => self.fill_up_to::<MOST_IN_TRAP>(context, pages),
             _ => self.fill_up_to::<MOST>(context, pages),

@@ -20,8 +20,8 @@ impl Pager for Physical {
         want
     }
 
-    fn fill(&self, _context: Context, _pages: &mut [FillPage<'_>]) -> Result<(), PagerError> {
-        Ok(())
+    fn fill(&self, _context: Context, _pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
+        Ok(0)
     }
 
     fn changed(&self, _index: u64, _bytes: &PageBytes) -> Verdict {

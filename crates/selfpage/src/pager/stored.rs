@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use selfpage_core::addr::PageBytes;
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
 use selfpage_core::sync::{AtomicU32, AtomicU64, Ordering};
@@ -65,7 +65,8 @@ impl Stored {
         self.hashes.get(index as usize).is_some_and(|hash| hash.load(Ordering::Relaxed) == self.hash.of(bytes))
     }
 
-    fn fill_up_to<const N: usize>(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<(), PagerError> {
+    fn fill_up_to<const N: usize>(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
+        let mut filled = 0;
         for part in pages.chunks_mut(N) {
             let mut reads = ArrayVec::<ReadBlok<'_>, N>::new();
             for page in part.iter_mut() {
@@ -78,6 +79,7 @@ impl Stored {
             if reads.is_empty() {
                 continue;
             }
+            filled += (reads.len() * PAGE_BYTES) as u64;
             self.store.read(context, &mut reads)?;
             drop(reads);
             for page in part.iter() {
@@ -87,7 +89,7 @@ impl Stored {
                 }
             }
         }
-        Ok(())
+        Ok(filled)
     }
 }
 
@@ -109,7 +111,7 @@ impl Pager for Stored {
         true
     }
 
-    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<(), PagerError> {
+    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
         match context {
             Context::Trap => self.fill_up_to::<MOST_IN_TRAP>(context, pages),
             _ => self.fill_up_to::<MOST>(context, pages),

@@ -21,11 +21,11 @@ impl Pager for Zero {
         want
     }
 
-    fn fill(&self, _context: Context, pages: &mut [FillPage<'_>]) -> Result<(), PagerError> {
+    fn fill(&self, _context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
         for page in pages.iter_mut().filter(|page| !page.zeroed) {
             page.bytes.clear();
         }
-        Ok(())
+        Ok(0)
     }
 
     fn changed(&self, _index: u64, bytes: &PageBytes) -> Verdict {

@@ -133,11 +133,7 @@ fn churn(bloks: &Bloks, owners: &[AtomicU8], rounds: u32, seed: u32) {
             bloks.release(first, len);
         } else if let Ok((first, len)) = bloks.claim(1 + (random >> 20) % 80) {
             for blok in first.0..first.0 + len {
-                assert_eq!(
-                    owners[blok as usize].fetch_add(1, SeqCst),
-                    0,
-                    "blok {blok} was given out twice"
-                );
+                assert_eq!(owners[blok as usize].fetch_add(1, SeqCst), 0, "blok {blok} was given out twice");
             }
             held.push((first, len));
         }
@@ -184,14 +180,7 @@ fn a_blok_on_its_way_between_members_is_never_free() {
             }
         });
         while !passing.is_finished() {
-            assert_eq!(
-                thief.take(Run {
-                    first: passed.0,
-                    len: 1
-                }),
-                0,
-                "a blok in use was claimed"
-            );
+            assert_eq!(thief.take(Run { first: passed.0, len: 1 }), 0, "a blok in use was claimed");
         }
     });
 }

@@ -74,10 +74,7 @@ impl IoEngines {
     }
 
     pub(super) fn new(choice: IoChoice) -> IoEngines {
-        IoEngines {
-            choice,
-            engines: Default::default(),
-        }
+        IoEngines { choice, engines: Default::default() }
     }
 
     /// Reads in a trap: on the caller's stack, one request after the other.
@@ -109,9 +106,7 @@ impl IoEngines {
             let mut window = Window::<WINDOW_PAGES>::to_write(part);
             self.run(file, &mut window.batch());
             window.outcomes(|page, outcome| outcomes[page] = outcome);
-            part.iter_mut()
-                .zip(outcomes)
-                .for_each(|(write, outcome)| write.outcome = outcome);
+            part.iter_mut().zip(outcomes).for_each(|(write, outcome)| write.outcome = outcome);
         }
     }
 
@@ -126,16 +121,9 @@ impl IoEngines {
     fn mine(&self) -> Option<&OwnedEngine> {
         let me = gettid().as_raw_nonzero().get();
         let owned = |engine: &&OwnedEngine| engine.owner.load(Ordering::Acquire) == me;
-        let take = |engine: &&OwnedEngine| {
-            engine
-                .owner
-                .compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-        };
-        self.engines
-            .iter()
-            .find(owned)
-            .or_else(|| self.engines.iter().find(take))
+        let take =
+            |engine: &&OwnedEngine| engine.owner.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        self.engines.iter().find(owned).or_else(|| self.engines.iter().find(take))
     }
 
     /// In a forked child the threads are gone, and the rings' descriptors are the parent's.

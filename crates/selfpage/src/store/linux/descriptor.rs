@@ -26,11 +26,7 @@ impl Descriptor {
     pub fn new(file: OwnedFd) -> io::Result<Descriptor> {
         let stat = fstat(&file)?;
         let number = raise(file).into_raw_fd();
-        Ok(Descriptor {
-            number: AtomicI32::new(number),
-            device: stat.st_dev,
-            inode: stat.st_ino,
-        })
+        Ok(Descriptor { number: AtomicI32::new(number), device: stat.st_dev, inode: stat.st_ino })
     }
 
     /// The number.
@@ -81,14 +77,13 @@ impl Drop for Descriptor {
 }
 
 fn raise(file: OwnedFd) -> OwnedFd {
-    HIGH_NUMBERS
-        .iter()
-        .find_map(|&min| fcntl_dupfd_cloexec(&file, min).ok())
-        .unwrap_or(file)
+    HIGH_NUMBERS.iter().find_map(|&min| fcntl_dupfd_cloexec(&file, min).ok()).unwrap_or(file)
 }
 
 /// Moves a descriptor of ours to a high number, where that can be.
-pub(crate) fn raised(descriptor: selfpage_core::linux::descriptor::Descriptor) -> selfpage_core::linux::descriptor::Descriptor {
+pub(crate) fn raised(
+    descriptor: selfpage_core::linux::descriptor::Descriptor,
+) -> selfpage_core::linux::descriptor::Descriptor {
     // SAFETY: fd-number: just opened, and nobody else's.
     let file = unsafe { OwnedFd::from_raw_fd(descriptor.raw()) };
     selfpage_core::linux::descriptor::Descriptor::from_raw(raise(file).into_raw_fd())
