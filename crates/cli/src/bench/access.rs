@@ -116,7 +116,7 @@ impl Subject<'_> {
             let start = Instant::now();
             let mut before = start;
             for turn in 0..accesses {
-                let chance = content::scramble(seed ^ ((thread as u64) << 48) ^ turn as u64);
+                let chance = content::chance(seed, thread, turn);
                 let page = (chance % own_pages) as usize * threads + thread;
                 self.touch(page)?;
                 let word = 1 + (chance >> 32) as usize % (WORDS - 1);

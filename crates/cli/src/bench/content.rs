@@ -18,6 +18,13 @@ pub fn scramble(number: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
+/// Draw `turn` of thread `thread` in the sequence that begins at `seed`. Sequences do not overlap: seeds are scrambled apart
+/// before the turns are counted up from them.
+#[inline(always)]
+pub fn chance(seed: u64, thread: usize, turn: usize) -> u64 {
+    scramble(scramble(seed ^ ((thread as u64) << 48)).wrapping_add(turn as u64))
+}
+
 /// The word `word` of page `page` as created.
 #[inline(always)]
 pub fn word(page: usize, word: usize) -> u64 {
@@ -146,6 +153,17 @@ mod tests {
         assert_eq!(read(0), first_word(7, 0) ^ 3);
         assert_eq!(read(511), word(7, 511));
         assert_ne!(read(511), word(8, 511));
+    }
+
+    #[test]
+    fn sequences_do_not_overlap() {
+        let draws = |seed, thread| (0..20_000).map(move |turn| chance(seed, thread, turn));
+        let all: std::collections::BTreeSet<u64> = draws(1, 0)
+            .chain(draws(2, 0))
+            .chain(draws(3, 0))
+            .chain(draws(1, 1))
+            .collect();
+        assert_eq!(all.len(), 80_000);
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl Device {
             .file_name()
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or("no block device".into());
-        let size_gib = read("size").parse::<u64>().unwrap_or(0) * SECTOR_BYTES >> 30;
+        let size_gib = read("size").parse::<u64>().unwrap_or(0) / ((1 << 30) / SECTOR_BYTES);
         format!(
             "{name}, {size_gib} GiB, rotational {}, scheduler {}, logical block {} bytes, readahead {} KiB",
             read("queue/rotational"),

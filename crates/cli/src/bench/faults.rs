@@ -16,7 +16,7 @@ const SYSTEMS: &[Entry] = &[Entry {
     name: "kernel",
     group: Group::Kernel,
     condition: Condition::Plain,
-    drive: Drive::Memory(Anonymous::new),
+    drive: Drive::Memory(Anonymous::unmapped),
 }];
 
 impl Bench for Faults {

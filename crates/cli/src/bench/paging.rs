@@ -50,7 +50,7 @@ const SYSTEMS: &[Entry] = &[
         name: "swap",
         group: Group::Swap,
         condition: Condition::SwapFile,
-        drive: Drive::Memory(Anonymous::new),
+        drive: Drive::Memory(Anonymous::unmapped),
     },
 ];
 

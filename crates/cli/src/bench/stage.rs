@@ -60,8 +60,9 @@ impl<'a> Stage<'a> {
         }
         self.ready_data()?;
         if system.condition == Condition::SwapFile && self.swap.is_none() {
-            // A little more than the data: the child's own memory may be swapped as well.
-            let len_bytes = self.sizes.data_bytes + (64 << 20);
+            // More than twice the data: a swap space that is half full gives up the copies of pages that it brought in, and
+            // clean pages would be written again.
+            let len_bytes = self.sizes.data_bytes * 2 + (64 << 20);
             self.swap = Some(SwapFile::enable(self.scratch.directory(), len_bytes)?);
         }
         let _readahead = match system.condition {

@@ -9,7 +9,7 @@ pub struct Anonymous(Option<Mapping>);
 
 impl Anonymous {
     /// Nothing mapped yet.
-    pub fn new() -> Box<dyn System> {
+    pub fn unmapped() -> Box<dyn System> {
         Box::new(Anonymous(None))
     }
 }

@@ -43,7 +43,7 @@ impl Requests<'_> {
         let own = (self.size() / threads) as u64;
         self.timed(threads, |thread, each| {
             for turn in 0..accesses {
-                let chance = content::scramble(seed ^ ((thread as u64) << 48) ^ turn as u64);
+                let chance = content::chance(seed, thread, turn);
                 if each((chance % own) as usize * threads + thread)? > limit {
                     break;
                 }
