@@ -98,6 +98,14 @@ impl Device {
             .find(|path| path.exists())
     }
 
+    /// The file with the disk's readahead, and its setting.
+    pub fn readahead(&self) -> Result<(PathBuf, String), Error> {
+        const NONE: &str = "this file system has no read_ahead_kb; use --dir on a local disk";
+        let path = self.readahead_file().ok_or_else(|| Error::skip("readahead", NONE))?;
+        let value = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, error))?;
+        Ok((path, value.trim().to_string()))
+    }
+
     /// One line for machine.txt: name, size, what the kernel thinks of it.
     pub fn describe(&self) -> String {
         let own = fs::canonicalize(self.directory()).unwrap_or_default();
@@ -139,15 +147,8 @@ pub struct Readahead {
 impl Readahead {
     /// Sets the readahead of `device` to `size_kib`.
     pub fn set(device: &Device, size_kib: u32) -> Result<Readahead, Error> {
-        let none = || {
-            Error::skip(
-                "readahead",
-                "this file system has no read_ahead_kb; use --dir on a local disk",
-            )
-        };
-        let path = device.readahead_file().ok_or_else(none)?;
-        let old = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, error))?;
-        if old.trim() == size_kib.to_string() {
+        let (path, old) = device.readahead()?;
+        if old == size_kib.to_string() {
             return Ok(Readahead { restore: None });
         }
         fs::write(&path, size_kib.to_string()).map_err(|error| {
@@ -163,12 +164,11 @@ impl Readahead {
 impl Drop for Readahead {
     fn drop(&mut self) {
         if let Some((path, old)) = &self.restore
-            && let Err(error) = fs::write(path, old.trim())
+            && let Err(error) = fs::write(path, old)
         {
             eprintln!(
-                "selfpage bench: could not set {} back to {}: {error}",
-                path.display(),
-                old.trim()
+                "selfpage bench: could not set {} back to {old}: {error}",
+                path.display()
             );
         }
     }

@@ -283,9 +283,9 @@ impl Trial<'_> {
     }
 }
 
-/// True if the device moved about what `misses` pages hold: else a cache answered, and the case says nothing.
+/// True if there were misses and the device moved about what they hold: else a cache answered, and the case says nothing.
 fn reached(misses: u64, moved_bytes: u64) -> bool {
-    moved_bytes as f64 >= 0.8 * misses as f64 * PAGE_BYTES as f64
+    misses > 0 && moved_bytes as f64 >= 0.8 * misses as f64 * PAGE_BYTES as f64
 }
 
 /// The counters at one moment.
@@ -323,6 +323,7 @@ mod tests {
         assert!(reached(1000, 1000 * 4096));
         assert!(reached(1000, 900 * 4096));
         assert!(!reached(1000, 700 * 4096));
+        assert!(!reached(0, 0));
     }
 
     #[test]

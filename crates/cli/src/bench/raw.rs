@@ -197,10 +197,10 @@ fn c_path(path: &Path) -> io::Result<std::ffi::CString> {
     std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidFilename.into())
 }
 
-/// True when this process is root in its user namespace.
-pub fn is_root() -> bool {
-    // SAFETY: no-arguments: nothing is passed.
-    unsafe { libc::geteuid() == 0 }
+/// The user that this process acts as; 0 is root.
+pub fn user() -> u32 {
+    // SAFETY: no-pointers: nothing is passed.
+    unsafe { libc::geteuid() }
 }
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);

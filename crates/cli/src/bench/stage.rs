@@ -67,7 +67,9 @@ impl<'a> Stage<'a> {
         }
         let _readahead = match system.condition {
             Condition::Readahead { size_kib } => {
-                Some(Readahead::set(&Device::of(self.scratch.directory())?, size_kib)?)
+                let device = Device::of(self.scratch.directory())?;
+                self.scratch.note_readahead(&device.readahead()?)?;
+                Some(Readahead::set(&device, size_kib)?)
             }
             Condition::Plain | Condition::SwapFile => None,
         };
@@ -77,6 +79,9 @@ impl<'a> Stage<'a> {
         };
         let cgroup = Cgroup::create(self.sizes.limit_bytes(), swapping);
         let cgroup = self.or_without(cgroup)?;
+        if let Some(cgroup) = &cgroup {
+            self.scratch.note_cgroup(cgroup.directory())?;
+        }
         self.empty_caches()?;
         let result = self.ask(case, system, cgroup.as_ref().map(Cgroup::directory));
         if result.is_err() {
