@@ -18,7 +18,7 @@ pub struct Setup<'a> {
     pub directory: &'a Path,
     /// How much memory the loops will touch.
     pub data_bytes: usize,
-    /// How much of it may be resident. The cgroup's limit is this and [`slack`](super::sizes::Sizes::limit_bytes).
+    /// How much of it may be resident. The cgroup allows this and a slack ([`Sizes::limit_bytes`](super::sizes::Sizes::limit_bytes)).
     #[expect(dead_code, reason = "the peers need not know; selfpage's own systems do")]
     pub frames_bytes: usize,
 }
