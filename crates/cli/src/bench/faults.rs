@@ -1,0 +1,98 @@
+//! `faults`: the first touch of each page, no I/O, frames free.
+
+use super::access;
+use super::case::{Access, Case, Pattern};
+use super::error::Error;
+use super::job::{Bench, Job, Place};
+use super::raw::{self, PAGE_BYTES};
+use super::result::{Better, Sample, Unit};
+use super::system::{Condition, Drive, Entry, Group, Setup};
+use super::systems::anonymous::Anonymous;
+
+/// The bench.
+pub struct Faults;
+
+const SYSTEMS: &[Entry] = &[Entry {
+    name: "kernel",
+    group: Group::Kernel,
+    condition: Condition::Plain,
+    drive: Drive::Memory(Anonymous::unmapped),
+}];
+
+impl Bench for Faults {
+    fn name(&self) -> &'static str {
+        "faults"
+    }
+
+    fn about(&self) -> &'static str {
+        "a fault that needs no I/O, frames free: selfpage and the kernel's own first touch of 4 KiB"
+    }
+
+    fn place(&self) -> Place {
+        Place::Memory
+    }
+
+    fn cases(&self) -> Vec<String> {
+        vec!["first-touch-4k".into()]
+    }
+
+    fn systems(&self) -> &'static [Entry] {
+        SYSTEMS
+    }
+
+    fn takes_part(&self, _: &Entry, _: &str) -> bool {
+        true
+    }
+
+    fn unit(&self, _: &str) -> Unit {
+        Unit {
+            name: "us/page",
+            better: Better::Lower,
+        }
+    }
+
+    fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
+        let Drive::Memory(make) = job.system.drive else {
+            return Err(Error::Failed(format!("{} has no memory to fault in", job.system.name)));
+        };
+        let mut system = make();
+        // As many frames as pages: nothing is ever evicted.
+        let len_bytes = job.sizes.frames_bytes as usize;
+        let memory = system.map(&Setup {
+            case: Case {
+                pattern: Pattern::Sequential,
+                access: Access::Write,
+                threads: 1,
+            },
+            data_path: job.directory,
+            directory: job.directory,
+            data_bytes: len_bytes,
+            frames_bytes: len_bytes,
+        })?;
+        let before = raw::usage();
+        let run = access::first_touch(memory)?;
+        let after = raw::usage();
+        let counters = system.counters();
+        system.finish()?;
+        let pages = (len_bytes / PAGE_BYTES) as f64;
+        let mut figures = vec![
+            ("p50_us", run.latency.quantile_us(0.5)),
+            ("p99_us", run.latency.quantile_us(0.99)),
+            ("p99_9_us", run.latency.quantile_us(0.999)),
+            ("max_us", run.latency.max_us()),
+            ("elapsed_s", run.elapsed_s),
+            ("kernel_faults", (after.minor_faults - before.minor_faults) as f64),
+            ("cpu_s_per_million_faults", (after.cpu_s - before.cpu_s) / pages * 1e6),
+        ];
+        figures.extend(counters);
+        let figures = figures
+            .into_iter()
+            .map(|(name, value)| (name.to_string(), value))
+            .collect();
+        Ok(Sample {
+            value: run.elapsed_s * 1e6 / pages,
+            counts: true,
+            figures,
+        })
+    }
+}

@@ -1,0 +1,5 @@
+//! The systems that selfpage is compared with.
+
+pub mod anonymous;
+pub mod mmap;
+pub mod requests;
