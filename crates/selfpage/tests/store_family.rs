@@ -1,6 +1,6 @@
 //! Parents and forked children on one store, and what is left of a child that is killed.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -135,6 +135,25 @@ fn a_killed_child(choice: IoChoice) {
     assert_eq!([1, 3, 5, 100].map(|blok| read(&store, blok)), [9, 9, 9, 7]);
 }
 
+/// A child ends the store in order, though its engines' threads and rings were the parent's.
+fn a_child_that_drops_its_store(choice: IoChoice) {
+    let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 400 << 12)
+        .unwrap()
+        .with_io(choice);
+    let store = std::rc::Rc::new(store);
+    store.claim(9).unwrap();
+    write(&store, &[1, 3, 5], 7);
+    let own = std::rc::Rc::clone(&store);
+    let child = fork(&store, move || {
+        // SAFETY: fork-quiet: the child has one reference less to give back, and never gives it back.
+        unsafe { std::rc::Rc::decrement_strong_count(std::rc::Rc::as_ptr(&own)) };
+        drop(own);
+    });
+    assert_eq!(wait_for(child), Some(0));
+    write(&store, &[2, 4, 6], 8);
+    assert_eq!([1, 2, 6].map(|blok| read(&store, blok)), [7, 8, 8]);
+}
+
 /// A grandchild outlives its parent, and the store is still the family's.
 fn orphans() {
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -236,13 +255,13 @@ fn closed_by_the_program() {
     store.claim(10).unwrap();
     write(&store, &[1, 2, 3], 5);
     std::thread::scope(|scope| {
-        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let (done, wait) = std::sync::mpsc::channel::<()>();
         let (tid_is, tid) = std::sync::mpsc::channel();
         scope.spawn(move || {
             // SAFETY: fd-number: this thread opens and closes nothing.
             unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }.unwrap();
             tid_is.send(gettid().as_raw_nonzero().get()).unwrap();
-            reader.read_exact(&mut [0]).unwrap();
+            let _ = wait.recv();
         });
         let tid = tid.recv().unwrap();
         // SAFETY: fd-number: closing under the store's feet is the point.
@@ -250,7 +269,7 @@ fn closed_by_the_program() {
         assert!(store.before_fork(gettid().as_raw_nonzero().get()).is_err());
         let child = fork_with_table_of(tid, &store, || assert_eq!(read(&store, 3), 5));
         assert_eq!(wait_for(child), Some(0));
-        writer.write_all(b"x").unwrap();
+        drop(done);
     });
 }
 
@@ -259,6 +278,8 @@ fn closed_by_the_program() {
 fn families() {
     a_killed_child(IoChoice::Auto);
     a_killed_child(IoChoice::Pool);
+    a_child_that_drops_its_store(IoChoice::Auto);
+    a_child_that_drops_its_store(IoChoice::Pool);
     orphans();
     killed_at_any_instant();
     closed_by_the_program();

@@ -37,7 +37,7 @@ fn mount_small_disk(dir: &std::path::Path) -> io::Result<()> {
 fn fill_the_disk(store: &FileStore) {
     let bloks: Vec<u32> = (0..200)
         .filter(|index| index % 10 != 9)
-        .map(|index| index + 1)
+        .map(|index| 200 - index)
         .collect();
     let pages: Vec<Page> = bloks.iter().map(|&blok| Page([blok as u8; PAGE_BYTES])).collect();
     let unset = Err(PagerError::NoStore);

@@ -150,28 +150,34 @@ fn a_truncated_file_is_noticed() {
 fn a_descriptor_closed_by_the_program_is_left_to_pager_threads() {
     let dir = dir();
     let store = &FileStore::unnamed_in(dir.path(), 1 << 20).unwrap();
-    write(store, store.claim(1).unwrap().0, 5).unwrap();
+    store.claim(2).unwrap();
+    write(store, Blok(1), 5).unwrap();
+    // A member that has died, and left blok 2.
+    store.bloks.hand_to(9);
+    store.release(Blok(2), 1);
     let (closed, program) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let pager = scope.spawn(move || {
-            // Unlike the rest of the process, so that tests beside this one keep theirs.
             program.recv().unwrap();
-            read(store, Context::PagerThread, Blok(1))
+            let before = store.taken_bloks();
+            store.reclaim_dead();
+            (read(store, Context::PagerThread, Blok(1)), before, store.taken_bloks())
         });
         let program = scope.spawn(move || {
             own_descriptor_table();
             let number = store.descriptors()[0];
             close_number(number);
             let absent = read(store, Context::Trap, Blok(1));
-            let other = File::open("/proc/self/exe").unwrap();
+            let other = tempfile::tempfile().unwrap();
             let raised = rustix::io::fcntl_dupfd_cloexec(&other, number).unwrap();
             assert_eq!(std::os::fd::AsRawFd::as_raw_fd(&raised), number);
+            // Nobody has locked that one.
             store.reclaim_dead();
             closed.send(()).unwrap();
             absent
         });
         assert_eq!(program.join().unwrap(), Err(PagerError::WrongContext));
-        assert_eq!(pager.join().unwrap(), Ok(5));
+        assert_eq!(pager.join().unwrap(), (Ok(5), 2, 1));
     });
 }
 
