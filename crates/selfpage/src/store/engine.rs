@@ -61,7 +61,7 @@ enum Engine {
     /// Not made yet.
     #[default]
     None,
-    Ring(Ring),
+    Ring(Box<Ring>),
     Workers(Workers),
     /// Neither can be had.
     Serial,
@@ -161,7 +161,7 @@ impl Engine {
 
     fn new(choice: IoChoice) -> Engine {
         let ring = match choice {
-            IoChoice::Auto => Ring::new().ok(),
+            IoChoice::Auto => Ring::new().ok().map(Box::new),
             IoChoice::Pool => None,
         };
         match ring {
@@ -172,7 +172,7 @@ impl Engine {
 
     fn forget(self) {
         match self {
-            Engine::Ring(ring) => ring.forget(),
+            Engine::Ring(ring) => (*ring).forget(),
             Engine::Workers(workers) => workers.forget(),
             Engine::None | Engine::Serial => {}
         }

@@ -82,6 +82,24 @@ fn the_ways_are_what_they_say() {
 }
 
 #[test]
+fn a_child_begins_with_no_engine() {
+    let file = tempfile::tempfile().unwrap();
+    for choice in [IoChoice::Auto, IoChoice::Pool] {
+        let engines = IoEngines::new(choice);
+        write(&engines, &file, &[1, 3]);
+        engines.after_fork_in_child();
+        assert!(
+            engines
+                .engines
+                .iter()
+                .all(|owned| owned.owner.load(Ordering::Relaxed) == 0)
+        );
+        assert!(matches!(*engines.engines[0].engine.lock().unwrap(), Engine::None));
+        assert!(write(&engines, &file, &[1, 3]).iter().all(Result::is_ok));
+    }
+}
+
+#[test]
 fn one_run_needs_no_engine() {
     let file = tempfile::tempfile().unwrap();
     let engines = IoEngines::new(IoChoice::Auto);

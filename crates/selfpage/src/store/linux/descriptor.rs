@@ -52,7 +52,10 @@ impl Descriptor {
 
     /// Closes the number and goes on under that of `anew`, which is the same file.
     pub fn go_on_as(&self, anew: Descriptor) {
-        self.close();
+        // The program may have closed ours, and so made its number free for this one.
+        if self.number() != anew.number() {
+            self.close();
+        }
         self.number.store(anew.number(), Ordering::Relaxed);
         std::mem::forget(anew);
     }
