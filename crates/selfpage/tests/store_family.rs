@@ -18,29 +18,15 @@ struct Page([u8; PAGE_BYTES]);
 fn write(store: &FileStore, bloks: &[u32], fill: u8) {
     let page = Page([fill; PAGE_BYTES]);
     let unset = Err(PagerError::NoStore);
-    let mut writes: Vec<_> = bloks
-        .iter()
-        .map(|&blok| WriteBlok {
-            blok: Blok(blok),
-            bytes: &page.0,
-            outcome: unset,
-        })
-        .collect();
+    let mut writes: Vec<_> =
+        bloks.iter().map(|&blok| WriteBlok { blok: Blok(blok), bytes: &page.0, outcome: unset }).collect();
     store.write(&mut writes);
     assert!(writes.iter().all(|write| write.outcome == Ok(())));
 }
 
 fn read(store: &FileStore, blok: u32) -> u8 {
     let mut page = Page([0; PAGE_BYTES]);
-    store
-        .read(
-            Context::Trap,
-            &mut [ReadBlok {
-                blok: Blok(blok),
-                bytes: &mut page.0,
-            }],
-        )
-        .unwrap();
+    store.read(Context::Trap, &mut [ReadBlok { blok: Blok(blok), bytes: &mut page.0 }]).unwrap();
     page.0[100]
 }
 
@@ -71,11 +57,7 @@ fn fork_with_table_of(thread: i32, store: &FileStore, child: impl FnOnce()) -> P
 }
 
 fn wait_for(pid: Pid) -> Option<i32> {
-    waitpid(Some(pid), WaitOptions::empty())
-        .unwrap()
-        .unwrap()
-        .1
-        .exit_status()
+    waitpid(Some(pid), WaitOptions::empty()).unwrap().unwrap().1.exit_status()
 }
 
 fn kill(pid: Pid) {
@@ -88,18 +70,12 @@ fn say(pipe: &OwnedFd) {
 }
 
 fn hear(pipe: OwnedFd) {
-    assert_eq!(
-        std::fs::File::from(pipe).read(&mut [0]).unwrap(),
-        1,
-        "the child is gone"
-    );
+    assert_eq!(std::fs::File::from(pipe).read(&mut [0]).unwrap(), 1, "the child is gone");
 }
 
 /// Both have what was saved before; each has its own from then on; what a killed one held comes back.
 fn a_killed_child(choice: IoChoice) {
-    let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 400 << 12)
-        .unwrap()
-        .with_io(choice);
+    let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 400 << 12).unwrap().with_io(choice);
     assert_eq!(store.claim(100).unwrap(), (Blok(1), 100));
     write(&store, &[1, 3, 5, 100], 7);
     let (heard, said) = pipe().unwrap();
@@ -137,9 +113,7 @@ fn a_killed_child(choice: IoChoice) {
 
 /// A child ends the store in order, though its engines' threads and rings were the parent's.
 fn a_child_that_drops_its_store(choice: IoChoice) {
-    let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 400 << 12)
-        .unwrap()
-        .with_io(choice);
+    let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 400 << 12).unwrap().with_io(choice);
     let store = std::rc::Rc::new(store);
     store.claim(9).unwrap();
     write(&store, &[1, 3, 5], 7);
@@ -188,10 +162,7 @@ fn orphans() {
     assert_eq!(wait_for(first), Some(0));
     drop(gone);
     hear(heard);
-    let error = FileStore::create(&path, 100 << 12)
-        .err()
-        .expect("an orphan still uses it")
-        .to_string();
+    let error = FileStore::create(&path, 100 << 12).err().expect("an orphan still uses it").to_string();
     assert!(error.contains("another running program"), "{error}");
     kill_holder(&path);
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -206,14 +177,8 @@ fn kill_holder(path: &Path) {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        let open = std::fs::read_dir(process.path().join("fd"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        if open
-            .filter_map(|fd| std::fs::read_link(fd.path()).ok())
-            .any(|target| target == path)
-        {
+        let open = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        if open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).any(|target| target == path) {
             kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
         }
     }

@@ -37,9 +37,7 @@ where
     let results: Vec<_> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || timed(thread))).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-            thread
-                .join()
-                .unwrap_or_else(|_| Err(Error::Failed("a thread of the access loop panicked".into())))
+            thread.join().unwrap_or_else(|_| Err(Error::Failed("a thread of the access loop panicked".into())))
         };
         running.into_iter().map(join).collect::<Result<_, Error>>()
     })?;
@@ -69,8 +67,7 @@ impl Subject<'_> {
         let found = self.memory.read(page, 0);
         content::check(page, 0, found, content::first_word(page, self.versions.get(page)))?;
         if self.access == Access::Write {
-            self.memory
-                .write(page, 0, content::first_word(page, self.versions.bump(page)));
+            self.memory.write(page, 0, content::first_word(page, self.versions.bump(page)));
         }
         Ok(())
     }
@@ -80,10 +77,7 @@ impl Subject<'_> {
     fn lines(self, page: usize) -> Result<(), WrongData> {
         let words = (LINE..WORDS).step_by(LINE);
         let (found, expected) = words.fold((0, 0), |(found, expected), word| {
-            (
-                found ^ self.memory.read(page, word),
-                expected ^ content::word(page, word),
-            )
+            (found ^ self.memory.read(page, word), expected ^ content::word(page, word))
         });
         content::check(page, LINE, found, expected)
     }
@@ -161,11 +155,7 @@ mod tests {
 
     fn subject<'a>(memory: Memory, versions: &'a Versions, access: Access) -> Subject<'a> {
         content::fill_memory(memory);
-        Subject {
-            memory,
-            versions,
-            access,
-        }
+        Subject { memory, versions, access }
     }
 
     #[test]
@@ -174,20 +164,10 @@ mod tests {
         let versions = Versions::zero(PAGES);
         let writes = subject(mapping.memory(), &versions, Access::Write);
         assert_eq!(writes.in_order(2, 3).unwrap().latency.total(), 3 * PAGES as u64);
-        assert_eq!(
-            writes
-                .at_random(2, 1000, Duration::from_secs(60), 1)
-                .unwrap()
-                .latency
-                .total(),
-            2000
-        );
+        assert_eq!(writes.at_random(2, 1000, Duration::from_secs(60), 1).unwrap().latency.total(), 2000);
         let written: u32 = (0..PAGES).map(|page| versions.get(page)).sum();
         assert_eq!(written, 3 * PAGES as u32 + 2000);
-        let reads = Subject {
-            access: Access::Read,
-            ..writes
-        };
+        let reads = Subject { access: Access::Read, ..writes };
         assert!(reads.in_order(1, 1).is_ok());
     }
 

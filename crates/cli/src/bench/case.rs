@@ -47,18 +47,9 @@ impl Case {
     /// All cases, in the order in which they run.
     pub fn all() -> Vec<Case> {
         let mut all = Vec::new();
-        for pattern in [
-            Pattern::Sequential,
-            Pattern::Random,
-            Pattern::CyclicLru,
-            Pattern::CyclicMru,
-        ] {
+        for pattern in [Pattern::Sequential, Pattern::Random, Pattern::CyclicLru, Pattern::CyclicMru] {
             for access in [Access::Read, Access::Write] {
-                all.extend([1, 2].map(|threads| Case {
-                    pattern,
-                    access,
-                    threads,
-                }));
+                all.extend([1, 2].map(|threads| Case { pattern, access, threads }));
             }
         }
         all

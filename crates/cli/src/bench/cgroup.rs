@@ -64,10 +64,7 @@ impl Cgroup {
                 Err(why) => reason = why,
             }
         }
-        Err(Error::skip(
-            "cgroup",
-            format!("{reason}; run as root or in a delegated cgroup"),
-        ))
+        Err(Error::skip("cgroup", format!("{reason}; run as root or in a delegated cgroup")))
     }
 
     fn create_below(parent: &Path, layout: Layout, limit_bytes: u64, swapping: Swapping) -> Result<Cgroup, String> {
@@ -94,11 +91,7 @@ impl Cgroup {
 
     /// The most memory that was ever charged.
     pub fn peak_bytes(&self) -> Option<u64> {
-        fs::read_to_string(self.directory.join(self.layout.peak()))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
+        fs::read_to_string(self.directory.join(self.layout.peak())).ok()?.trim().parse().ok()
     }
 }
 
@@ -145,8 +138,7 @@ fn places(mounts: &str, own: &str) -> Vec<(Layout, PathBuf)> {
         });
         let path = Path::new(path.unwrap_or("/"));
         places.extend(
-            path.ancestors()
-                .map(|above| (layout, Path::new(mount).join(above.strip_prefix("/").unwrap_or(above)))),
+            path.ancestors().map(|above| (layout, Path::new(mount).join(above.strip_prefix("/").unwrap_or(above)))),
         );
     }
     // Where both are mounted the memory controller is in v1, and v2 refuses below.
@@ -164,28 +156,15 @@ mod tests {
                       cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n\
                       cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n";
         let own = "4:memory:/a/b\n1:cpu:/c\n0::/\n";
-        let shown: Vec<String> = places(mounts, own)
-            .iter()
-            .map(|place| place.1.display().to_string())
-            .collect();
-        let v1 = [
-            "/sys/fs/cgroup/memory/a/b",
-            "/sys/fs/cgroup/memory/a",
-            "/sys/fs/cgroup/memory/",
-        ];
+        let shown: Vec<String> = places(mounts, own).iter().map(|place| place.1.display().to_string()).collect();
+        let v1 = ["/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory/"];
         assert_eq!(shown, [&v1[..], &["/sys/fs/cgroup/unified/"]].concat());
     }
 
     #[test]
     fn unified_hosts_use_v2() {
-        let places = places(
-            "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n",
-            "0::/user.slice/x.scope\n",
-        );
-        assert_eq!(
-            places[0],
-            (Layout::V2, PathBuf::from("/sys/fs/cgroup/user.slice/x.scope"))
-        );
+        let places = places("cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n", "0::/user.slice/x.scope\n");
+        assert_eq!(places[0], (Layout::V2, PathBuf::from("/sys/fs/cgroup/user.slice/x.scope")));
         assert_eq!(places.len(), 3);
     }
 }

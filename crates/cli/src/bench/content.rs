@@ -40,11 +40,7 @@ pub fn first_word(page: usize, version: u32) -> u64 {
 /// Writes page `page` in version `version` into `bytes`.
 pub fn fill_page(bytes: &mut [u8], page: usize, version: u32) {
     for (index, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-        let value = if index == 0 {
-            first_word(page, version)
-        } else {
-            word(page, index)
-        };
+        let value = if index == 0 { first_word(page, version) } else { word(page, index) };
         chunk.copy_from_slice(&value.to_le_bytes());
     }
 }
@@ -69,15 +65,8 @@ pub struct WrongData {
 
 impl From<WrongData> for Error {
     fn from(wrong: WrongData) -> Error {
-        let WrongData {
-            page,
-            word,
-            found,
-            expected,
-        } = wrong;
-        Error::Failed(format!(
-            "WRONG DATA: page {page} word {word} holds {found:#018x}, not {expected:#018x}"
-        ))
+        let WrongData { page, word, found, expected } = wrong;
+        Error::Failed(format!("WRONG DATA: page {page} word {word} holds {found:#018x}, not {expected:#018x}"))
     }
 }
 
@@ -94,21 +83,12 @@ impl Versions {
     pub fn load(path: &Path) -> Result<Versions, Error> {
         let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
         let number = |chunk: &[u8]| chunk.try_into().map(u32::from_le_bytes).unwrap_or_default();
-        Ok(Versions(
-            bytes
-                .chunks_exact(4)
-                .map(|chunk| AtomicU32::new(number(chunk)))
-                .collect(),
-        ))
+        Ok(Versions(bytes.chunks_exact(4).map(|chunk| AtomicU32::new(number(chunk))).collect()))
     }
 
     /// Leaves the versions to the next case on the same file.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
-        let bytes: Vec<u8> = self
-            .0
-            .iter()
-            .flat_map(|version| version.load(Ordering::Relaxed).to_le_bytes())
-            .collect();
+        let bytes: Vec<u8> = self.0.iter().flat_map(|version| version.load(Ordering::Relaxed).to_le_bytes()).collect();
         std::fs::write(path, bytes).map_err(|error| Error::io("write", path, error))
     }
 
@@ -128,16 +108,7 @@ impl Versions {
 /// Holds a word against what it must be.
 #[inline(always)]
 pub fn check(page: usize, word: usize, found: u64, expected: u64) -> Result<(), WrongData> {
-    if found == expected {
-        Ok(())
-    } else {
-        Err(WrongData {
-            page,
-            word,
-            found,
-            expected,
-        })
-    }
+    if found == expected { Ok(()) } else { Err(WrongData { page, word, found, expected }) }
 }
 
 #[cfg(test)]
@@ -158,11 +129,8 @@ mod tests {
     #[test]
     fn sequences_do_not_overlap() {
         let draws = |seed, thread| (0..20_000).map(move |turn| chance(seed, thread, turn));
-        let all: std::collections::BTreeSet<u64> = draws(1, 0)
-            .chain(draws(2, 0))
-            .chain(draws(3, 0))
-            .chain(draws(1, 1))
-            .collect();
+        let all: std::collections::BTreeSet<u64> =
+            draws(1, 0).chain(draws(2, 0)).chain(draws(3, 0)).chain(draws(1, 1)).collect();
         assert_eq!(all.len(), 80_000);
     }
 

@@ -22,11 +22,7 @@ impl Buffer {
     pub fn new(len_bytes: usize) -> Buffer {
         let bytes = vec![0; len_bytes + PAGE_BYTES];
         let start = bytes.as_ptr().align_offset(PAGE_BYTES);
-        Buffer {
-            bytes,
-            start,
-            len_bytes,
-        }
+        Buffer { bytes, start, len_bytes }
     }
 
     /// The aligned part.
@@ -47,11 +43,7 @@ pub fn versions_path_in(directory: &Path) -> PathBuf {
 
 /// Opens the data file without the page cache.
 pub fn open_direct(path: &Path) -> Result<File, Error> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_DIRECT)
-        .open(path);
+    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
     file.map_err(|error| Error::io("open (O_DIRECT)", path, error))
 }
 
@@ -59,12 +51,7 @@ pub fn open_direct(path: &Path) -> Result<File, Error> {
 pub fn create(directory: &Path, len_bytes: u64) -> Result<(), Error> {
     let path = path_in(directory);
     let failed = |error| Error::io("write", &path, error);
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .custom_flags(libc::O_DIRECT)
-        .open(&path);
+    let file = OpenOptions::new().write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT).open(&path);
     let file = file.map_err(failed)?;
     raw::allocate(&file, len_bytes).map_err(failed)?;
     let mut buffer = Buffer::new(CHUNK_BYTES);

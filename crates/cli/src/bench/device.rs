@@ -52,12 +52,8 @@ pub struct Device {
 impl Device {
     /// The device that `path` lies on.
     pub fn of(path: &Path) -> Result<Device, Error> {
-        let id = fs::metadata(path)
-            .map_err(|error| Error::io("stat", path, error))?
-            .dev();
-        Ok(Device {
-            number: format!("{}:{}", libc::major(id), libc::minor(id)),
-        })
+        let id = fs::metadata(path).map_err(|error| Error::io("stat", path, error))?.dev();
+        Ok(Device { number: format!("{}:{}", libc::major(id), libc::minor(id)) })
     }
 
     fn directory(&self) -> PathBuf {
@@ -67,12 +63,7 @@ impl Device {
     /// What was moved so far. A file system with no block device of its own (network, memory) counts nothing.
     pub fn traffic(&self) -> Traffic {
         let stat = fs::read_to_string(self.directory().join("stat")).unwrap_or_default();
-        let field = |index| {
-            stat.split_whitespace()
-                .nth(index)
-                .and_then(|text| text.parse::<u64>().ok())
-                .unwrap_or(0)
-        };
+        let field = |index| stat.split_whitespace().nth(index).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
         let io = fs::read_to_string("/proc/self/io").unwrap_or_default();
         Traffic {
             process_read_bytes: named(&io, "read_bytes:"),
@@ -88,14 +79,8 @@ impl Device {
         // A partition has none; its disk is the directory above.
         let disk = fs::canonicalize(self.directory()).ok();
         let of_device = disk.as_ref().map(|path| path.join("bdi/read_ahead_kb"));
-        let of_disk = disk
-            .as_ref()
-            .and_then(|path| path.parent())
-            .map(|path| path.join("bdi/read_ahead_kb"));
-        [Some(by_number), of_device, of_disk]
-            .into_iter()
-            .flatten()
-            .find(|path| path.exists())
+        let of_disk = disk.as_ref().and_then(|path| path.parent()).map(|path| path.join("bdi/read_ahead_kb"));
+        [Some(by_number), of_device, of_disk].into_iter().flatten().find(|path| path.exists())
     }
 
     /// The file with the disk's readahead, and its setting.
@@ -109,20 +94,11 @@ impl Device {
     /// One line for machine.txt: name, size, what the kernel thinks of it.
     pub fn describe(&self) -> String {
         let own = fs::canonicalize(self.directory()).unwrap_or_default();
-        let disk = if own.join("queue").exists() {
-            own
-        } else {
-            own.parent().map(Path::to_path_buf).unwrap_or_default()
-        };
-        let read = |name: &str| {
-            fs::read_to_string(disk.join(name))
-                .map(|text| text.trim().to_string())
-                .unwrap_or("?".into())
-        };
-        let name = disk
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or("no block device".into());
+        let disk =
+            if own.join("queue").exists() { own } else { own.parent().map(Path::to_path_buf).unwrap_or_default() };
+        let read =
+            |name: &str| fs::read_to_string(disk.join(name)).map(|text| text.trim().to_string()).unwrap_or("?".into());
+        let name = disk.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or("no block device".into());
         let size_gib = read("size").parse::<u64>().unwrap_or(0) / ((1 << 30) / SECTOR_BYTES);
         format!(
             "{name}, {size_gib} GiB, rotational {}, scheduler {}, logical block {} bytes, readahead {} KiB",
@@ -155,9 +131,7 @@ impl Readahead {
             let reason = format!("cannot set {} to {size_kib}: {error}; run as root", path.display());
             Error::skip("readahead", reason)
         })?;
-        Ok(Readahead {
-            restore: Some((path, old)),
-        })
+        Ok(Readahead { restore: Some((path, old)) })
     }
 }
 
@@ -166,10 +140,7 @@ impl Drop for Readahead {
         if let Some((path, old)) = &self.restore
             && let Err(error) = fs::write(path, old)
         {
-            eprintln!(
-                "selfpage bench: could not set {} back to {old}: {error}",
-                path.display()
-            );
+            eprintln!("selfpage bench: could not set {} back to {old}: {error}", path.display());
         }
     }
 }
@@ -177,10 +148,7 @@ impl Drop for Readahead {
 /// Empties the page cache, so that what a case reads comes from the device.
 pub fn drop_caches() -> Result<(), Error> {
     fs::write("/proc/sys/vm/drop_caches", "3").map_err(|error| {
-        Error::skip(
-            "drop_caches",
-            format!("cannot write /proc/sys/vm/drop_caches: {error}; run as root"),
-        )
+        Error::skip("drop_caches", format!("cannot write /proc/sys/vm/drop_caches: {error}; run as root"))
     })
 }
 

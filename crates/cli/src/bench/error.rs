@@ -23,10 +23,7 @@ impl Error {
 
     /// The thing `name` is missing.
     pub fn skip(name: &'static str, reason: impl Into<String>) -> Error {
-        Error::Skip {
-            name,
-            reason: reason.into(),
-        }
+        Error::Skip { name, reason: reason.into() }
     }
 }
 

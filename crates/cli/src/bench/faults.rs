@@ -45,10 +45,7 @@ impl Bench for Faults {
     }
 
     fn unit(&self, _: &str) -> Unit {
-        Unit {
-            name: "us/page",
-            better: Better::Lower,
-        }
+        Unit { name: "us/page", better: Better::Lower }
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
@@ -59,11 +56,7 @@ impl Bench for Faults {
         // As many frames as pages: nothing is ever evicted.
         let len_bytes = job.sizes.frames_bytes as usize;
         let memory = system.map(&Setup {
-            case: Case {
-                pattern: Pattern::Sequential,
-                access: Access::Write,
-                threads: 1,
-            },
+            case: Case { pattern: Pattern::Sequential, access: Access::Write, threads: 1 },
             data_path: job.directory,
             directory: job.directory,
             data_bytes: len_bytes,
@@ -85,14 +78,7 @@ impl Bench for Faults {
             ("cpu_s_per_million_faults", (after.cpu_s - before.cpu_s) / pages * 1e6),
         ];
         figures.extend(counters);
-        let figures = figures
-            .into_iter()
-            .map(|(name, value)| (name.to_string(), value))
-            .collect();
-        Ok(Sample {
-            value: run.elapsed_s * 1e6 / pages,
-            counts: true,
-            figures,
-        })
+        let figures = figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        Ok(Sample { value: run.elapsed_s * 1e6 / pages, counts: true, figures })
     }
 }

@@ -15,11 +15,7 @@ pub struct Histogram {
 impl Histogram {
     /// Nothing recorded.
     pub fn new() -> Histogram {
-        Histogram {
-            counts: vec![0; BUCKETS],
-            total: 0,
-            max_ns: 0,
-        }
+        Histogram { counts: vec![0; BUCKETS], total: 0, max_ns: 0 }
     }
 
     /// Counts one latency.
@@ -89,10 +85,7 @@ mod tests {
     fn a_bucket_holds_what_is_near_its_middle() {
         for ns in (0..100_000).chain([1 << 33, (1 << 40) + 12_345]) {
             let middle = middle_ns(bucket(ns));
-            assert!(
-                (middle - ns as f64).abs() <= ns as f64 / 32.0,
-                "{ns} ns fell into the bucket of {middle}"
-            );
+            assert!((middle - ns as f64).abs() <= ns as f64 / 32.0, "{ns} ns fell into the bucket of {middle}");
         }
     }
 

@@ -80,9 +80,7 @@ pub fn answer(bench: &dyn Bench, job: &Job<'_>, cgroup: Option<&Path>) -> i32 {
 pub fn ask(bench: &dyn Bench, job: &Job<'_>, size_options: &[&str], cgroup: Option<&Path>) -> Result<Sample, Error> {
     let program = Path::new("/proc/self/exe");
     let mut command = Command::new(program);
-    command
-        .args(["bench", bench.name(), "--case", job.case, "--system", job.system.name])
-        .args(size_options);
+    command.args(["bench", bench.name(), "--case", job.case, "--system", job.system.name]).args(size_options);
     command.arg("--child").arg(job.directory);
     if let Some(cgroup) = cgroup {
         command.arg("--cgroup").arg(cgroup);
@@ -97,9 +95,7 @@ pub fn ask(bench: &dyn Bench, job: &Job<'_>, size_options: &[&str], cgroup: Opti
     let read = child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut output));
     // From here on the number of the child may become another process's.
     raw::name_child(None);
-    let status = child
-        .wait()
-        .map_err(|error| Error::Failed(format!("wait for the child: {error}")))?;
+    let status = child.wait().map_err(|error| Error::Failed(format!("wait for the child: {error}")))?;
     if raw::interrupted() {
         return Err(Error::Interrupted);
     }
@@ -111,11 +107,7 @@ pub fn ask(bench: &dyn Bench, job: &Job<'_>, size_options: &[&str], cgroup: Opti
         // Names live as long as the program; a run meets a handful of them.
         return Err(Error::skip(String::from(name).leak(), reason));
     }
-    let sample = if status.success() {
-        Sample::from_lines(&output)
-    } else {
-        None
-    };
+    let sample = if status.success() { Sample::from_lines(&output) } else { None };
     sample.ok_or_else(|| match output.strip_prefix("failed ") {
         Some(reason) => Error::Failed(reason.to_string()),
         None => Error::Failed(format!(

@@ -102,10 +102,7 @@ pub fn run(args: Args) -> i32 {
     if let Some(directory) = &args.child {
         return chosen.answer(directory, args.cgroup.as_deref());
     }
-    let mut outcome = Outcome {
-        records: Vec::new(),
-        failures: 0,
-    };
+    let mut outcome = Outcome { records: Vec::new(), failures: 0 };
     let result = Archive::open_if(args.save.as_deref()).map_err(|error| (2, error));
     let result = result.and_then(|archive| chosen.perform(&args, archive, &mut outcome).map_err(|error| (1, error)));
     if !args.json && !outcome.records.is_empty() {
@@ -157,19 +154,11 @@ impl Choice {
         let bench = *bench.ok_or_else(|| format!("unknown bench '{}': there are {}", args.name, all.join(", ")))?;
         let cases = bench.cases();
         if let Some(bad) = args.cases.iter().find(|case| !cases.contains(case)) {
-            return Err(format!(
-                "unknown case '{bad}' of {}: there are {}",
-                bench.name(),
-                cases.join(", ")
-            ));
+            return Err(format!("unknown case '{bad}' of {}: there are {}", bench.name(), cases.join(", ")));
         }
         let all = names(bench.systems());
         if let Some(bad) = args.systems.iter().find(|system| !all.contains(&system.as_str())) {
-            return Err(format!(
-                "unknown system '{bad}' of {}: there are {}",
-                bench.name(),
-                all.join(", ")
-            ));
+            return Err(format!("unknown system '{bad}' of {}: there are {}", bench.name(), all.join(", ")));
         }
         if args.reps == 0 {
             return Err("--reps 0 measures nothing: give 1 or more".into());
@@ -178,19 +167,12 @@ impl Choice {
             return Err(format!("--dir {} is no directory", args.dir.display()));
         }
         let wanted = |list: &[String], name: &str| list.is_empty() || list.iter().any(|item| item == name);
-        let (sizes, size_options): (_, &[&str]) = if args.quick {
-            (Sizes::QUICK, &["--quick"])
-        } else {
-            (Sizes::FULL, &[])
-        };
+        let (sizes, size_options): (_, &[&str]) =
+            if args.quick { (Sizes::QUICK, &["--quick"]) } else { (Sizes::FULL, &[]) };
         let choice = Choice {
             bench,
             cases: cases.into_iter().filter(|case| wanted(&args.cases, case)).collect(),
-            systems: bench
-                .systems()
-                .iter()
-                .filter(|system| wanted(&args.systems, system.name))
-                .collect(),
+            systems: bench.systems().iter().filter(|system| wanted(&args.systems, system.name)).collect(),
             sizes,
             size_options,
             reps: args.reps,
@@ -207,16 +189,7 @@ impl Choice {
             eprintln!("selfpage bench: --child wants one --case and one --system");
             return 2;
         };
-        job::answer(
-            self.bench,
-            &Job {
-                case,
-                system,
-                sizes: self.sizes,
-                directory,
-            },
-            cgroup,
-        )
+        job::answer(self.bench, &Job { case, system, sizes: self.sizes, directory }, cgroup)
     }
 
     /// Cases with their systems, those under `condition` only.
@@ -285,9 +258,7 @@ impl Choice {
             }
         }
         let records = systems.iter().zip(samples).filter(|(_, samples)| !samples.is_empty());
-        Ok(records
-            .map(|(system, samples)| self.record(case, system, samples))
-            .collect())
+        Ok(records.map(|(system, samples)| self.record(case, system, samples)).collect())
     }
 
     fn record(&self, case: &str, system: &Entry, samples: Vec<(Sample, Confinement)>) -> Record {

@@ -22,18 +22,8 @@ const SYSTEMS: &[Entry] = &[
         condition: Condition::Readahead { size_kib: 128 },
         drive: Drive::Memory(Mmap::normal),
     },
-    Entry {
-        name: "mmap-random",
-        group: Group::Mmap,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Mmap::random),
-    },
-    Entry {
-        name: "mmap-default",
-        group: Group::Mmap,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Mmap::normal),
-    },
+    Entry { name: "mmap-random", group: Group::Mmap, condition: Condition::Plain, drive: Drive::Memory(Mmap::random) },
+    Entry { name: "mmap-default", group: Group::Mmap, condition: Condition::Plain, drive: Drive::Memory(Mmap::normal) },
     Entry {
         name: "raw-4k",
         group: Group::Raw,
@@ -91,30 +81,15 @@ impl Bench for Paging {
 
     fn unit(&self, case: &str) -> Unit {
         match case.parse::<Case>().map(|case| case.pattern) {
-            Ok(Pattern::Sequential) => Unit {
-                name: "MiB/s",
-                better: Better::Higher,
-            },
-            Ok(Pattern::Random) => Unit {
-                name: "accesses/s",
-                better: Better::Higher,
-            },
-            _ => Unit {
-                name: "% re-read a pass",
-                better: Better::Lower,
-            },
+            Ok(Pattern::Sequential) => Unit { name: "MiB/s", better: Better::Higher },
+            Ok(Pattern::Random) => Unit { name: "accesses/s", better: Better::Higher },
+            _ => Unit { name: "% re-read a pass", better: Better::Lower },
         }
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let case: Case = job.case.parse().map_err(Error::Failed)?;
-        let trial = Trial {
-            case,
-            job: Job {
-                sizes: job.sizes.for_pattern(case.pattern),
-                ..*job
-            },
-        };
+        let trial = Trial { case, job: Job { sizes: job.sizes.for_pattern(case.pattern), ..*job } };
         match job.system.drive {
             Drive::Memory(make) => trial.mapped(&mut *make()),
             Drive::Requests { len_bytes } => trial.requests(len_bytes),
@@ -148,11 +123,7 @@ impl Trial<'_> {
                 Versions::zero(memory.size_pages())
             }
         };
-        let subject = Subject {
-            memory,
-            versions: &versions,
-            access: self.case.access,
-        };
+        let subject = Subject { memory, versions: &versions, access: self.case.access };
         self.warm(subject)?;
 
         let before = Moment::now(&device, system);
@@ -162,17 +133,11 @@ impl Trial<'_> {
             Pattern::CyclicLru | Pattern::CyclicMru => subject.in_order(self.case.threads, sizes.passes)?,
         };
         let after = Moment::now(&device, system);
-        let mut counters: Vec<_> = system
-            .counters()
-            .into_iter()
-            .map(|(name, value)| (name.to_string(), value))
-            .collect();
+        let mut counters: Vec<_> =
+            system.counters().into_iter().map(|(name, value)| (name.to_string(), value)).collect();
         if self.case.access == Access::Write {
             // Writes that were lost in an eviction show here even if no access came by again.
-            let check = Subject {
-                access: Access::Read,
-                ..subject
-            };
+            let check = Subject { access: Access::Read, ..subject };
             check.at_random(1, sizes.accesses / 10, sizes.limit, SAMPLE_SEED)?;
         }
         let flush = std::time::Instant::now();
@@ -208,13 +173,7 @@ impl Trial<'_> {
         let versions_path = data::versions_path_in(directory);
         let versions = Versions::load(&versions_path)?;
         let access = self.case.access;
-        let requests = Requests {
-            file: &file,
-            data_bytes: sizes.data_bytes,
-            len_bytes,
-            versions: &versions,
-            access,
-        };
+        let requests = Requests { file: &file, data_bytes: sizes.data_bytes, len_bytes, versions: &versions, access };
         let before = Moment::of_process(&device);
         let run = match self.case.pattern {
             Pattern::Random => requests.at_random(self.case.threads, sizes.accesses, sizes.limit, SEED)?,
@@ -223,8 +182,7 @@ impl Trial<'_> {
         let mut after = Moment::of_process(&device);
         after.misses = before.misses + run.latency.total() * (len_bytes / PAGE_BYTES) as u64;
         if access == Access::Write {
-            file.sync_data()
-                .map_err(|error| Error::Failed(format!("sync the data file: {error}")))?;
+            file.sync_data().map_err(|error| Error::Failed(format!("sync the data file: {error}")))?;
             versions.save(&versions_path)?;
         }
         let mut sample = self.sample(&run, &before, &after);
@@ -259,10 +217,7 @@ impl Trial<'_> {
             ("elapsed_s", run.elapsed_s),
             ("misses", misses as f64),
             ("miss_rate", misses as f64 / pages_touched as f64),
-            (
-                "cpu_s_per_million_faults",
-                (after.usage.cpu_s - before.usage.cpu_s) / misses as f64 * 1e6,
-            ),
+            ("cpu_s_per_million_faults", (after.usage.cpu_s - before.usage.cpu_s) / misses as f64 * 1e6),
             ("device_bytes_read", traffic.device_read_bytes as f64),
             ("device_bytes_written", traffic.device_written_bytes as f64),
             ("process_bytes_read", traffic.process_read_bytes as f64),
@@ -271,15 +226,8 @@ impl Trial<'_> {
         if self.case.pattern.is_cyclic() {
             figures.push(("pass_s", run.elapsed_s / passes));
         }
-        let figures = figures
-            .into_iter()
-            .map(|(name, value)| (name.to_string(), value))
-            .collect();
-        Sample {
-            value,
-            counts: reached(misses, traffic.read_bytes()),
-            figures,
-        }
+        let figures = figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        Sample { value, counts: reached(misses, traffic.read_bytes()), figures }
     }
 }
 
@@ -298,19 +246,12 @@ struct Moment {
 impl Moment {
     fn of_process(device: &Device) -> Moment {
         let usage = raw::usage();
-        Moment {
-            usage,
-            traffic: device.traffic(),
-            misses: usage.major_faults,
-        }
+        Moment { usage, traffic: device.traffic(), misses: usage.major_faults }
     }
 
     fn now(device: &Device, system: &dyn System) -> Moment {
         let moment = Moment::of_process(device);
-        Moment {
-            misses: system.misses().unwrap_or(moment.misses),
-            ..moment
-        }
+        Moment { misses: system.misses().unwrap_or(moment.misses), ..moment }
     }
 }
 

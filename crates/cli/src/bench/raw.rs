@@ -33,15 +33,8 @@ impl Memory {
     /// Reads and writes in the range must be answered (or end the process) until the system's `finish` returns, and nothing
     /// but the access loops may hold references into it.
     pub unsafe fn new(base: *mut u8, len_bytes: usize) -> Memory {
-        assert_eq!(
-            base.align_offset(PAGE_BYTES),
-            0,
-            "memory under test must begin at a page"
-        );
-        Memory {
-            base: base.cast(),
-            size_pages: len_bytes / PAGE_BYTES,
-        }
+        assert_eq!(base.align_offset(PAGE_BYTES), 0, "memory under test must begin at a page");
+        Memory { base: base.cast(), size_pages: len_bytes / PAGE_BYTES }
     }
 
     /// Whole pages.
@@ -98,10 +91,7 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Mapping {
-            base: base.cast(),
-            len_bytes,
-        })
+        Ok(Mapping { base: base.cast(), len_bytes })
     }
 
     /// Tells the kernel to expect accesses at random: no readahead.
@@ -129,11 +119,7 @@ impl Drop for Mapping {
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// What the kernel charged to this process.

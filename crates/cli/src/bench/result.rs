@@ -34,10 +34,7 @@ pub struct Sample {
 impl Sample {
     /// A figure by its name.
     pub fn figure(&self, name: &str) -> Option<f64> {
-        self.figures
-            .iter()
-            .find(|figure| figure.0 == name)
-            .map(|figure| figure.1)
+        self.figures.iter().find(|figure| figure.0 == name).map(|figure| figure.1)
     }
 
     /// As the child writes it: a line for each figure.
@@ -58,11 +55,7 @@ impl Sample {
             let (name, value) = line.split_once(' ')?;
             Some((name.to_string(), value.parse().ok()?))
         };
-        Some(Sample {
-            value,
-            counts,
-            figures: lines.map(figure).collect::<Option<_>>()?,
-        })
+        Some(Sample { value, counts, figures: lines.map(figure).collect::<Option<_>>()? })
     }
 }
 
@@ -103,10 +96,7 @@ impl Record {
     /// The least and the greatest value.
     pub fn range(&self) -> (f64, f64) {
         let values = || self.samples.iter().map(|sample| sample.value);
-        (
-            values().fold(f64::INFINITY, f64::min),
-            values().fold(f64::NEG_INFINITY, f64::max),
-        )
+        (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max))
     }
 
     /// True if all repetitions reached the device.
@@ -142,13 +132,7 @@ impl Record {
         if self.confinement != Confinement::NotNeeded {
             let _ = write!(json, r#","constrained":{}"#, self.confinement == Confinement::Cgroup);
         }
-        let names = self
-            .samples
-            .first()
-            .map(|sample| &sample.figures)
-            .into_iter()
-            .flatten()
-            .map(|figure| &figure.0);
+        let names = self.samples.first().map(|sample| &sample.figures).into_iter().flatten().map(|figure| &figure.0);
         for name in names {
             if let Some(value) = self.figure(name) {
                 let _ = write!(json, r#","{name}":{}"#, number(value));
@@ -164,11 +148,7 @@ impl Record {
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
-    if values.len() % 2 == 1 {
-        values[middle]
-    } else {
-        (values[middle - 1] + values[middle]) / 2.0
-    }
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
 /// At most four decimals; JSON knows no infinities.
@@ -185,15 +165,8 @@ mod tests {
     use super::*;
 
     fn sample(value: f64) -> Sample {
-        let figures = vec![
-            ("misses".to_string(), value * 10.0),
-            ("max_us".to_string(), value * 2.0),
-        ];
-        Sample {
-            value,
-            counts: true,
-            figures,
-        }
+        let figures = vec![("misses".to_string(), value * 10.0), ("max_us".to_string(), value * 2.0)];
+        Sample { value, counts: true, figures }
     }
 
     #[test]
@@ -206,10 +179,7 @@ mod tests {
 
     #[test]
     fn a_record_is_the_median_and_one_line() {
-        let unit = Unit {
-            name: "MiB/s",
-            better: Better::Higher,
-        };
+        let unit = Unit { name: "MiB/s", better: Better::Higher };
         let samples = vec![sample(3.0), sample(1.0), sample(2.5)];
         let record = Record {
             bench: "paging",

@@ -23,15 +23,10 @@ impl Archive {
     pub fn open(directory: &Path) -> Result<Archive, Error> {
         let raw = directory.join("raw.jsonl");
         if raw.exists() {
-            return Err(Error::Failed(format!(
-                "{} exists: a run is kept there; name a new directory",
-                raw.display()
-            )));
+            return Err(Error::Failed(format!("{} exists: a run is kept there; name a new directory", raw.display())));
         }
         fs::create_dir_all(directory).map_err(|error| Error::io("make", directory, error))?;
-        Ok(Archive {
-            directory: directory.to_path_buf(),
-        })
+        Ok(Archive { directory: directory.to_path_buf() })
     }
 
     /// Writes what the machine is, and how the run was made.
@@ -55,29 +50,19 @@ fn machine(options: &str, disk: &Device) -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, key: &str| {
         let line = text.lines().find(|line| line.starts_with(key));
-        line.and_then(|line| line.split_once(':'))
-            .map_or("?".to_string(), |(_, value)| value.trim().to_string())
+        line.and_then(|line| line.split_once(':')).map_or("?".to_string(), |(_, value)| value.trim().to_string())
     };
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let cpu = read("/proc/cpuinfo");
-    let hypervisor = if field(&cpu, "flags").split(' ').any(|flag| flag == "hypervisor") {
-        "virtual"
-    } else {
-        "bare metal"
-    };
+    let hypervisor =
+        if field(&cpu, "flags").split(' ').any(|flag| flag == "hypervisor") { "virtual" } else { "bare metal" };
     [
         ("command", format!("selfpage bench {options}")),
         ("selfpage", env!("CARGO_PKG_VERSION").to_string()),
         ("kernel", read("/proc/sys/kernel/osrelease").trim().to_string()),
-        (
-            "cpu",
-            format!("{}, {cpus} cores, {hypervisor}", field(&cpu, "model name")),
-        ),
+        ("cpu", format!("{}, {cpus} cores, {hypervisor}", field(&cpu, "model name"))),
         ("memory", field(&read("/proc/meminfo"), "MemTotal")),
-        (
-            "transparent huge pages",
-            read("/sys/kernel/mm/transparent_hugepage/enabled").trim().to_string(),
-        ),
+        ("transparent huge pages", read("/sys/kernel/mm/transparent_hugepage/enabled").trim().to_string()),
         ("disk", disk.describe()),
     ]
     .iter()

@@ -65,9 +65,7 @@ impl Drop for Scratch {
 fn sweep(parent: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(parent).map_err(|error| Error::io("list", parent, error))?;
     for directory in entries.flatten().map(|entry| entry.path()) {
-        let named = directory
-            .file_name()
-            .is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
+        let named = directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
         // Anybody may put a directory into /var/tmp: one that is not ours would tell root what to write where.
         let owned = fs::symlink_metadata(&directory).is_ok_and(|about| about.is_dir() && about.uid() == raw::user());
         // A run that lives holds its lock; one that has no lock yet is being made.

@@ -48,14 +48,7 @@ impl Sizes {
     /// The same frames, and the data that `pattern` touches. Cyclic: 4/3 of the frames, in whole 2 MiB.
     pub fn for_pattern(self, pattern: Pattern) -> Sizes {
         let cyclic_bytes = self.frames_bytes * 4 / 3 / (2 * MIB) * (2 * MIB);
-        Sizes {
-            data_bytes: if pattern.is_cyclic() {
-                cyclic_bytes
-            } else {
-                self.data_bytes
-            },
-            ..self
-        }
+        Sizes { data_bytes: if pattern.is_cyclic() { cyclic_bytes } else { self.data_bytes }, ..self }
     }
 
     /// The memory limit of every system: the frames and a slack for everything else, ours and the kernel's: 16 MiB, and

@@ -39,15 +39,7 @@ impl<'a> Stage<'a> {
     /// A stage whose files go below `parent`.
     pub fn new(bench: &'a dyn Bench, sizes: Sizes, size_options: &'a [&'a str], parent: &Path) -> Result<Self, Error> {
         let scratch = Scratch::create(parent)?;
-        Ok(Stage {
-            bench,
-            sizes,
-            size_options,
-            swap: None,
-            data: Data::Missing,
-            scratch,
-            said: BTreeSet::new(),
-        })
+        Ok(Stage { bench, sizes, size_options, swap: None, data: Data::Missing, scratch, said: BTreeSet::new() })
     }
 
     /// Measures `case` with `system` once.
@@ -90,24 +82,13 @@ impl<'a> Stage<'a> {
         }
         let mut sample = result?;
         let peak = cgroup.as_ref().and_then(Cgroup::peak_bytes);
-        sample
-            .figures
-            .extend(peak.map(|bytes| ("memory_max_bytes".to_string(), bytes as f64)));
-        let confinement = if cgroup.is_some() {
-            Confinement::Cgroup
-        } else {
-            Confinement::Missing
-        };
+        sample.figures.extend(peak.map(|bytes| ("memory_max_bytes".to_string(), bytes as f64)));
+        let confinement = if cgroup.is_some() { Confinement::Cgroup } else { Confinement::Missing };
         Ok((sample, confinement))
     }
 
     fn ask(&self, case: &str, system: &'static Entry, cgroup: Option<&Path>) -> Result<Sample, Error> {
-        let job = Job {
-            case,
-            system,
-            sizes: self.sizes,
-            directory: self.scratch.directory(),
-        };
+        let job = Job { case, system, sizes: self.sizes, directory: self.scratch.directory() };
         job::ask(self.bench, &job, self.size_options, cgroup)
     }
 

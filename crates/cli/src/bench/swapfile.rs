@@ -29,8 +29,7 @@ impl SwapFile {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|error| Error::io("make", &path, error))?;
         let swap = SwapFile { path };
-        swap.format(&file, len_bytes)
-            .map_err(|error| Error::io("format", &swap.path, error))?;
+        swap.format(&file, len_bytes).map_err(|error| Error::io("format", &swap.path, error))?;
         raw::swap_on(&swap.path)
             .map_err(|error| Error::skip("swap", format!("swapon {}: {error}", swap.path.display())))?;
         Ok(swap)
@@ -58,10 +57,7 @@ impl Drop for SwapFile {
         if let Err(error) = raw::swap_off(&self.path)
             && in_use()
         {
-            eprintln!(
-                "selfpage bench: swapoff {}: {error}; it is still in use",
-                self.path.display()
-            );
+            eprintln!("selfpage bench: swapoff {}: {error}; it is still in use", self.path.display());
             return;
         }
         let _ = fs::remove_file(&self.path);

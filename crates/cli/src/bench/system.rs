@@ -58,10 +58,7 @@ pub trait System {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// selfpage.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "constructed once selfpage's own systems are in")
-    )]
+    #[cfg_attr(not(test), expect(dead_code, reason = "constructed once selfpage's own systems are in"))]
     Ours,
     /// A memory map by the kernel.
     Mmap,

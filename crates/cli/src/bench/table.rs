@@ -4,32 +4,19 @@ use super::result::{Better, Confinement, Record};
 use super::system::{Entry, Group};
 
 /// The peers that get a column, where the run has any of them.
-const PEERS: [(Group, &str); 4] = [
-    (Group::Mmap, "/best mmap"),
-    (Group::Swap, "/swap"),
-    (Group::Raw, "/raw"),
-    (Group::Kernel, "/kernel"),
-];
+const PEERS: [(Group, &str); 4] =
+    [(Group::Mmap, "/best mmap"), (Group::Swap, "/swap"), (Group::Raw, "/raw"), (Group::Kernel, "/kernel")];
 
 /// All records, a case after the other.
 pub fn render(records: &[Record], systems: &[Entry]) -> String {
-    let group = |record: &Record| {
-        systems
-            .iter()
-            .find(|system| system.name == record.system)
-            .map(|system| system.group)
-    };
-    let peers: Vec<_> = PEERS
+    let group = |record: &Record| systems.iter().find(|system| system.name == record.system).map(|system| system.group);
+    let peers: Vec<_> =
+        PEERS.into_iter().filter(|peer| records.iter().any(|record| group(record) == Some(peer.0))).collect();
+    let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max", "p50 us", "p99 us", "p99.9 us"]
         .into_iter()
-        .filter(|peer| records.iter().any(|record| group(record) == Some(peer.0)))
+        .chain(["max us", "CPU s/M", "read MiB", "written MiB"])
+        .map(String::from)
         .collect();
-    let mut header: Vec<String> = [
-        "case", "system", "value", "unit", "min", "max", "p50 us", "p99 us", "p99.9 us",
-    ]
-    .into_iter()
-    .chain(["max us", "CPU s/M", "read MiB", "written MiB"])
-    .map(String::from)
-    .collect();
     header.extend(peers.iter().map(|peer| peer.1.to_string()));
     header.push("notes".into());
     let mut rows = vec![header];
@@ -39,24 +26,13 @@ pub fn render(records: &[Record], systems: &[Entry]) -> String {
     for record in sorted {
         let (min, max) = record.range();
         let figure = |name: &str| record.figure(name).map_or("-".into(), short);
-        let mib = |name: &str| {
-            record
-                .figure(name)
-                .map_or("-".into(), |bytes| short(bytes / f64::from(1 << 20)))
-        };
-        let mut row = vec![
-            record.case.clone(),
-            record.system.into(),
-            short(record.value()),
-            record.unit.name.into(),
-        ];
+        let mib = |name: &str| record.figure(name).map_or("-".into(), |bytes| short(bytes / f64::from(1 << 20)));
+        let mut row = vec![record.case.clone(), record.system.into(), short(record.value()), record.unit.name.into()];
         row.extend([short(min), short(max)]);
         row.extend(["p50_us", "p99_us", "p99_9_us", "max_us", "cpu_s_per_million_faults"].map(figure));
         row.extend(["device_bytes_read", "device_bytes_written"].map(mib));
         row.extend(peers.iter().map(|(peer, _)| {
-            let theirs = records
-                .iter()
-                .filter(|other| other.case == record.case && group(other) == Some(*peer));
+            let theirs = records.iter().filter(|other| other.case == record.case && group(other) == Some(*peer));
             ratio(record, theirs).map_or("-".into(), |ratio| format!("{ratio:.2}"))
         }));
         row.push(notes(record));
@@ -104,25 +80,16 @@ fn short(value: f64) -> String {
 
 fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| {
-        rows.iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.chars().count())
-            .max()
-    };
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in rows {
-        let cells = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(column, (cell, width))| match column {
-                // Names stand left, figures right.
-                0 | 1 | 3 => format!("{cell:<width$}"),
-                _ if column + 1 == columns => cell.clone(),
-                _ => format!("{cell:>width$}"),
-            });
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| match column {
+            // Names stand left, figures right.
+            0 | 1 | 3 => format!("{cell:<width$}"),
+            _ if column + 1 == columns => cell.clone(),
+            _ => format!("{cell:>width$}"),
+        });
         let line: Vec<String> = cells.collect();
         text.push_str(line.join("  ").trim_end());
         text.push('\n');
@@ -137,12 +104,7 @@ mod tests {
     use super::*;
 
     fn entry(name: &'static str, group: Group) -> Entry {
-        Entry {
-            name,
-            group,
-            condition: Condition::Plain,
-            drive: Drive::Requests { len_bytes: 4096 },
-        }
+        Entry { name, group, condition: Condition::Plain, drive: Drive::Requests { len_bytes: 4096 } }
     }
 
     fn record(system: &'static str, value: f64, miss_rate: f64) -> Record {
@@ -151,16 +113,9 @@ mod tests {
             bench: "paging",
             case: "rnd-read-1t".into(),
             system,
-            unit: Unit {
-                name: "accesses/s",
-                better: Better::Higher,
-            },
+            unit: Unit { name: "accesses/s", better: Better::Higher },
             confinement: Confinement::Cgroup,
-            samples: vec![Sample {
-                value,
-                counts: system != "swap",
-                figures,
-            }],
+            samples: vec![Sample { value, counts: system != "swap", figures }],
         }
     }
 

@@ -88,12 +88,7 @@ fn a_child_begins_with_no_engine() {
         let engines = IoEngines::new(choice);
         write(&engines, &file, &[1, 3]);
         engines.after_fork_in_child();
-        assert!(
-            engines
-                .engines
-                .iter()
-                .all(|owned| owned.owner.load(Ordering::Relaxed) == 0)
-        );
+        assert!(engines.engines.iter().all(|owned| owned.owner.load(Ordering::Relaxed) == 0));
         assert!(matches!(*engines.engines[0].engine.lock().unwrap(), Engine::None));
         assert!(write(&engines, &file, &[1, 3]).iter().all(Result::is_ok));
     }

@@ -5,24 +5,14 @@ use super::*;
 
 fn write(store: &FileStore, blok: Blok, fill: u8) -> Result<(), PagerError> {
     let page = Page([fill; PAGE_BYTES]);
-    let mut writes = [WriteBlok {
-        blok,
-        bytes: &page.0,
-        outcome: Err(PagerError::NoStore),
-    }];
+    let mut writes = [WriteBlok { blok, bytes: &page.0, outcome: Err(PagerError::NoStore) }];
     store.write(&mut writes);
     writes[0].outcome
 }
 
 fn read(store: &FileStore, context: Context, blok: Blok) -> Result<u8, PagerError> {
     let mut page = Page([0xee; PAGE_BYTES]);
-    store.read(
-        context,
-        &mut [ReadBlok {
-            blok,
-            bytes: &mut page.0,
-        }],
-    )?;
+    store.read(context, &mut [ReadBlok { blok, bytes: &mut page.0 }])?;
     assert!(page.0.iter().all(|&byte| byte == page.0[0]));
     Ok(page.0[0])
 }
@@ -39,10 +29,7 @@ fn dir() -> tempfile::TempDir {
 #[test]
 fn pages_come_back_in_every_context() {
     let dir = dir();
-    let stores = [
-        FileStore::create(&dir.path().join("s"), 1 << 20),
-        FileStore::unnamed_in(dir.path(), 1 << 20),
-    ];
+    let stores = [FileStore::create(&dir.path().join("s"), 1 << 20), FileStore::unnamed_in(dir.path(), 1 << 20)];
     for store in stores.map(Result::unwrap) {
         let (first, len) = store.claim(3).unwrap();
         assert_eq!((first, len), (Blok(1), 3));
@@ -50,10 +37,7 @@ fn pages_come_back_in_every_context() {
             write(&store, Blok(blok), blok as u8).unwrap();
         }
         for context in [Context::Trap, Context::PagerThread, Context::Normal] {
-            assert_eq!(
-                [1, 2, 3].map(|blok| read(&store, context, Blok(blok)).unwrap()),
-                [1, 2, 3]
-            );
+            assert_eq!([1, 2, 3].map(|blok| read(&store, context, Blok(blok)).unwrap()), [1, 2, 3]);
         }
         assert_eq!(store.claim(1000).unwrap().1, 253);
         assert_eq!(store.claim(1), Err(PagerError::Full));
@@ -87,10 +71,7 @@ fn two_domains_cannot_have_one_store() {
     let path = dir.path().join("s");
     let store = FileStore::create(&path, 1 << 20).unwrap();
     let says = refusal(FileStore::create(&path, 1 << 20));
-    assert!(
-        says.contains("another running program") && says.contains(&path.display().to_string()),
-        "{says}"
-    );
+    assert!(says.contains("another running program") && says.contains(&path.display().to_string()), "{says}");
     drop(store);
     FileStore::create(&path, 1 << 20).unwrap();
 }
@@ -108,10 +89,7 @@ fn a_file_with_something_in_it_is_left_alone() {
     late.write_all_at(b"x", LOOK_BYTES as u64 - 1).unwrap();
     assert!(refusal(FileStore::create(&dir.path().join("late"), 1 << 20)).contains("not a store's"));
     // Preallocated.
-    File::create(dir.path().join("zeros"))
-        .unwrap()
-        .set_len(3 << 20)
-        .unwrap();
+    File::create(dir.path().join("zeros")).unwrap().set_len(3 << 20).unwrap();
     FileStore::create(&dir.path().join("zeros"), 1 << 20).unwrap();
 }
 
@@ -133,12 +111,7 @@ fn a_truncated_file_is_noticed() {
     store.claim(8).unwrap();
     write(&store, Blok(1), 1).unwrap();
     write(&store, Blok(8), 8).unwrap();
-    File::options()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_len(2 * PAGE_BYTES as u64)
-        .unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(2 * PAGE_BYTES as u64).unwrap();
     assert_eq!(read(&store, Context::PagerThread, Blok(1)), Ok(1));
     assert_eq!(read(&store, Context::PagerThread, Blok(8)), Err(PagerError::Truncated));
     // A trap cannot tell whether that was our file.

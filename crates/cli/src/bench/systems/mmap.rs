@@ -24,18 +24,12 @@ pub struct Mmap {
 impl Mmap {
     /// With the disk's readahead.
     pub fn normal() -> Box<dyn System> {
-        Box::new(Mmap {
-            advice: Advice::Normal,
-            mapped: None,
-        })
+        Box::new(Mmap { advice: Advice::Normal, mapped: None })
     }
 
     /// With none.
     pub fn random() -> Box<dyn System> {
-        Box::new(Mmap {
-            advice: Advice::Random,
-            mapped: None,
-        })
+        Box::new(Mmap { advice: Advice::Random, mapped: None })
     }
 }
 
@@ -46,11 +40,7 @@ impl System for Mmap {
 
     fn map(&mut self, setup: &Setup<'_>) -> Result<Memory, Error> {
         let failed = |error| Error::io("map", setup.data_path, error);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(setup.data_path)
-            .map_err(failed)?;
+        let file = OpenOptions::new().read(true).write(true).open(setup.data_path).map_err(failed)?;
         let mapping = Mapping::shared(&file, setup.data_bytes).map_err(failed)?;
         if self.advice == Advice::Random {
             mapping.expect_random().map_err(failed)?;
@@ -65,7 +55,6 @@ impl System for Mmap {
             return Ok(());
         };
         drop(mapping);
-        file.sync_data()
-            .map_err(|error| Error::Failed(format!("sync the mapped file: {error}")))
+        file.sync_data().map_err(|error| Error::Failed(format!("sync the mapped file: {error}")))
     }
 }

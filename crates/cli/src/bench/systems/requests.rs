@@ -75,10 +75,7 @@ impl Requests<'_> {
             longest_ns.fetch_max(spent.as_nanos() as u64, Ordering::Relaxed);
             Ok(latency)
         })?;
-        Ok(Run {
-            elapsed_s: longest_ns.into_inner() as f64 / 1e9,
-            ..run
-        })
+        Ok(Run { elapsed_s: longest_ns.into_inner() as f64 / 1e9, ..run })
     }
 
     fn one(self, request: usize, bytes: &mut [u8]) -> Result<Duration, Error> {
@@ -100,19 +97,12 @@ impl Requests<'_> {
             let number = first + index;
             let expected = content::first_word(number, self.versions.get(number));
             content::check(number, 0, word_of(page, 0), expected)?;
-            content::check(
-                number,
-                WORDS - 1,
-                word_of(page, WORDS - 1),
-                content::word(number, WORDS - 1),
-            )?;
+            content::check(number, WORDS - 1, word_of(page, WORDS - 1), content::word(number, WORDS - 1))?;
         }
         Ok(took)
     }
 }
 
 fn word_of(page: &[u8], word: usize) -> u64 {
-    page[word * 8..]
-        .first_chunk()
-        .map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    page[word * 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
