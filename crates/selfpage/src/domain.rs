@@ -259,6 +259,12 @@ impl Inner {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// In a forked child, before anything else is mapped: the places that it did not get.
+    pub(crate) fn map_in_child(&self) -> Result<()> {
+        self.pool.map_in_child()?;
+        self.bell.map_in_child()
+    }
+
     /// In a forked child: the domain with everything that a fork does not copy made anew. The caller has the gate closed,
     /// and holds the regions and the policy.
     pub(crate) fn rebuild_in_child(self: &Arc<Self>, regions: &BTreeMap<u64, Arc<Bound>>) -> Result<()> {
@@ -274,9 +280,8 @@ impl Inner {
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
         // SAFETY: POOL-OWNED, REGION-OWNED: the descriptors are new, and no other thread is left.
         unsafe { self.mmu.adopt(descriptors) };
-        self.pool.map_in_child()?;
         self.pool.register(descriptors.pool)?;
-        self.bell.hang_in_child(descriptors.worker)?;
+        self.bell.register(descriptors.worker)?;
         stack::forget_unmapped(state);
         for bound in regions.values() {
             bound.register(descriptors)?;
