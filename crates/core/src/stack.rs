@@ -15,7 +15,8 @@ use crate::ring::Ring;
 use crate::sync::{AtomicU32, Event, Ordering};
 use crate::trace::Counters;
 
-/// How many frames are given memory at once when a fault needs one.
+/// How many frames are given memory at once, at least, when a fault needs one: by the faulting thread itself, since a thread
+/// on another CPU that changes page tables makes each of its own changes cost an interrupt there.
 const POPULATE_RUN: u32 = 32;
 
 /// The frames that can be had without the policy.
@@ -170,7 +171,7 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
     let stack = &domain.stack;
     let run = match stack.free.take(want) {
         Some(run) => Some(run),
-        None => claim(domain, POPULATE_RUN)
+        None => claim(domain, want.get().max(POPULATE_RUN))
             .and_then(|()| stack.free.take(want))
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };

@@ -16,6 +16,7 @@ use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Failure};
 use selfpage_core::frame::{FrameSet, FrameTable, Table};
+use selfpage_core::linux::Errno;
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
@@ -32,7 +33,7 @@ use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, SystemError};
 use crate::evictor;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
@@ -183,13 +184,15 @@ impl Drop for Domain {
 
 impl Inner {
     fn new(config: Settings, policy: Choice) -> Result<Inner> {
+        // The first call finds the vDSO, which a trap could not.
+        monotonic_ns();
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
         let (descriptors, reach) = open_descriptors(&config)?;
         pool.register(descriptors.pool)?;
         // SAFETY: POOL-OWNED: the pool is as required and lives in the same value; REGION-OWNED: `region.rs` makes them so.
         let mmu: &'static LinuxMmu =
-            Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors) }));
+            Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) }));
         let frames = most as usize;
         let words = frames.div_ceil(64);
         let standby = (frames / 4).next_power_of_two().max(64);
@@ -429,8 +432,14 @@ impl std::fmt::Display for Cause {
     }
 }
 
+/// The monotonic clock, by the vDSO.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
-    let refused = |what: &str, errno: rustix::io::Errno| {
+    let refused = |what: &str, errno: Errno| {
         let cause = format!("{what}: {errno}; `selfpage doctor` names the remedy");
         Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
     };
@@ -450,7 +459,7 @@ fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
         Err(error) if config.needs_system_calls => return Err(error),
         Err(_) => (open(Reach::UserFaults, worker_features, "refused")?, Reach::UserFaults),
     };
-    let high = |descriptor: rustix::io::Result<Descriptor>, object: &str| match descriptor {
+    let high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| match descriptor {
         Ok(descriptor) => Ok(raised(descriptor)),
         Err(errno) => Err(Error::system("open", object, errno)),
     };
@@ -484,7 +493,7 @@ impl Inner {
         let own = self.clone();
         let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
         let first = thread::start("selfpage-pager", move || {
-            let started = thread::own_descriptors(&keep).map_err(std::io::Error::from).and_then(|()| {
+            let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
                 start_others(&own, descriptors.worker)
             });

@@ -102,10 +102,13 @@ impl<const N: usize> Batch<N> {
                 && let Some(last) = given.checked_sub(1)
                 && let Some(frame) = self.pages().get(last).map(|entry| entry.1)
             {
-                if let Some(entry) = self.pages_mut().get_mut(at) {
-                    entry.1 = frame;
+                let kept = (keep, frame);
+                let displaced = self.pages().get(last).map_or(PageNo(0), |entry| entry.0);
+                for (index, entry) in [(last, kept), (at, (displaced, Frame(0)))] {
+                    if let Some(place) = self.pages_mut().get_mut(index) {
+                        *place = entry;
+                    }
                 }
-                self.pages_mut().swap(last, at);
             }
             for (page, _) in self.pages().iter().skip(given) {
                 domain.settle(region, *page, Word::ABSENT);
