@@ -12,6 +12,8 @@ pub mod domain;
 #[cfg(not(loom))]
 pub mod fault;
 pub mod frame;
+#[cfg(not(loom))]
+pub mod linux;
 pub mod mmu;
 pub mod page;
 pub mod pager;

@@ -1,10 +1,30 @@
 //! Where saved pages live.
 //!
+//! A store never overwrites a blok that is in use: what is saved goes to bloks claimed for it, and the bloks it had before
+//! are released. So a page saved before a fork can belong to parent and child without a copy.
+//!
 //! # Source
 //! Nemesis §6.7 (the user-safe backing store; extents and bloks).
 
-use selfpage_core::addr::PageBytes;
+use std::fmt;
+use std::io;
+use std::os::fd::RawFd;
+
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::pager::{Context, PagerError};
+
+mod bloks;
+mod engine;
+#[cfg(test)]
+pub(crate) mod faulty;
+mod file;
+
+mod linux;
+mod memory;
+
+pub use engine::IoChoice;
+pub use file::FileStore;
+pub use memory::MemoryStore;
 
 /// A place for one page in a store: its number. The byte offset is the number times the page size. Blok 0 is never given
 /// out, so that 0 may stand for "none".
@@ -30,23 +50,44 @@ pub struct WriteBlok<'a> {
 }
 
 /// Holds pages by blok.
+///
+/// # Fork
+/// A store that goes on in a forked child wants these calls, in this order:
+/// 1. The domain comes to rest: no call on the store is under way, and no pager thread starts before step 3.
+/// 2. [`before_fork`](BackingStore::before_fork) on the thread that is about to fork.
+/// 3. After the fork, whether it worked or not, [`after_fork_in_parent`](BackingStore::after_fork_in_parent) on that thread;
+///    and [`after_fork_in_child`](BackingStore::after_fork_in_child) in the child, before it uses the store and before it
+///    starts pager threads: they copy its descriptor table.
+///
+/// A child without them (`vfork`, `posix_spawn`, a bare `clone`) must leave the store alone, and needs none of them.
 pub trait BackingStore: Send + Sync {
-    /// Claims up to `want` free bloks with neighbouring numbers, fewer where there is no such run.
+    /// Claims up to `want` free bloks with neighbouring numbers, fewer where no such run is found quickly.
+    ///
+    /// # Context
+    /// PagerThread or Normal.
     ///
     /// # Errors
     /// [`PagerError::Full`].
     fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError>;
 
     /// Gives `count` bloks from `first` on back.
+    ///
+    /// # Context
+    /// PagerThread or Normal.
     fn release(&self, first: Blok, count: u32);
 
     /// Whether `read` may run in a trap: it neither allocates nor locks.
     fn reads_in_trap(&self) -> bool;
 
-    /// Reads every blok, runs of neighbouring bloks in one request, separate runs in parallel.
+    /// Reads every blok, runs of neighbouring bloks in one request, separate runs in parallel on a pager thread.
     ///
     /// # Context
     /// Trap where `reads_in_trap`, else PagerThread.
+    ///
+    /// # Errors
+    /// None of the pages counts as read. [`PagerError::WrongContext`] in a trap says only that a trap cannot tell: the
+    /// program may have closed our descriptor, or opened another file at its number. A pager thread, whose descriptors are
+    /// its own, gets the right answer.
     fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError>;
 
     /// Writes every blok and sets each outcome, runs of neighbouring bloks in one request, separate runs in parallel.
@@ -54,4 +95,74 @@ pub trait BackingStore: Send + Sync {
     /// # Context
     /// PagerThread.
     fn write(&self, bloks: &mut [WriteBlok<'_>]);
+
+    /// The descriptors that a thread's table must hold, at these numbers, for the thread to use the store.
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+
+    /// Gets ready for a fork. `table_of` is a thread that has [`descriptors`](BackingStore::descriptors): the caller itself,
+    /// or a pager thread where the program may have closed the caller's.
+    ///
+    /// # Context
+    /// Normal.
+    ///
+    /// # Errors
+    /// A child of this fork cannot have the store: the process has too many children that have, or the file cannot be
+    /// opened again.
+    fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {
+        let _ = table_of;
+        Ok(())
+    }
+
+    /// Lets go of what belongs to the child.
+    ///
+    /// # Context
+    /// Normal.
+    fn after_fork_in_parent(&self) {}
+
+    /// Makes the store the child's own.
+    ///
+    /// # Context
+    /// Normal.
+    fn after_fork_in_child(&self) {}
+}
+
+/// Why there is no store, or none for a child.
+#[derive(Debug)]
+pub struct StoreError {
+    /// Which store.
+    pub object: String,
+    /// What the system or we have against it.
+    pub cause: io::Error,
+    /// What helps.
+    pub remedy: &'static str,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "store {}: {}; {}", self.object, self.cause, self.remedy)
+    }
+}
+
+impl std::error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.cause)
+    }
+}
+
+/// How many bloks a store of this size has, blok 0 included.
+fn blok_count(object: &str, capacity_bytes: u64) -> Result<u32, StoreError> {
+    let wrong = |cause: &str, remedy| StoreError {
+        object: object.to_owned(),
+        cause: io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("a capacity of {capacity_bytes} bytes {cause}"),
+        ),
+        remedy,
+    };
+    match capacity_bytes / PAGE_BYTES as u64 {
+        0 => Err(wrong("holds no page", "ask for at least 4 KiB")),
+        pages => u32::try_from(pages + 1).map_err(|_| wrong("is too large", "ask for less than 16 TiB")),
+    }
 }

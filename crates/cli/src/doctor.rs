@@ -1,0 +1,119 @@
+//! `selfpage doctor`: a line for each thing that selfpage needs of the machine.
+
+use selfpage::doctor::{Finding, State, can_run, examine};
+use std::fmt::Write as _;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+
+/// Examines the machine and prints what was found: aligned lines, or with `json` one object a line. Returns the exit status:
+/// 0 if selfpage can run, else 1.
+pub fn run(json: bool) -> i32 {
+    let findings = examine();
+    let mut out = io::stdout().lock();
+    let text = if json {
+        lines_for_machines(&findings)
+    } else {
+        lines_for_people(&findings, out.is_terminal() && std::env::var_os("NO_COLOR").is_none())
+    };
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(why) if why.kind() != ErrorKind::BrokenPipe => {
+            eprintln!("selfpage doctor: the findings could not be printed: {why}");
+            1
+        }
+        _ => i32::from(!can_run(&findings)),
+    }
+}
+
+fn lines_for_machines(findings: &[Finding]) -> String {
+    findings.iter().fold(
+        String::new(),
+        |text,
+         Finding {
+             feature,
+             state,
+             why,
+             remedy,
+         }| {
+            let object = serde_json::json!({ "feature": feature, "state": state.word(), "why": why, "remedy": remedy });
+            text + &object.to_string() + "\n"
+        },
+    )
+}
+
+fn lines_for_people(findings: &[Finding], colored: bool) -> String {
+    let width = findings.iter().map(|finding| finding.feature.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for Finding {
+        feature,
+        state,
+        why,
+        remedy,
+    } in findings
+    {
+        let word = state.word();
+        let (on, off) = match state {
+            _ if !colored => ("", ""),
+            State::Present => ("\x1b[32m", "\x1b[0m"),
+            State::Degraded => ("\x1b[33m", "\x1b[0m"),
+            State::Refused | State::Absent => ("\x1b[31m", "\x1b[0m"),
+        };
+        let remedy = remedy
+            .as_ref()
+            .map(|remedy| format!(" [remedy: {remedy}]"))
+            .unwrap_or_default();
+        let _ = writeln!(text, "{on}{word:<8}{off}  {feature:<width$}  {why}{remedy}"); // A string takes everything.
+    }
+    if !can_run(findings) {
+        text.push_str("selfpage cannot run here: it needs a userfaultfd with UFFDIO_MOVE.\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings() -> Vec<Finding> {
+        let finding = |feature, state, why: &str, remedy: Option<&str>| Finding {
+            feature,
+            state,
+            why: why.to_owned(),
+            remedy: remedy.map(str::to_owned),
+        };
+        vec![
+            finding("short", State::Present, "works", None),
+            finding(
+                "a longer name",
+                State::Refused,
+                "a \"quoted\"\ttab",
+                Some("echo 'x=\"y\"' > /etc\\z"),
+            ),
+        ]
+    }
+
+    #[test]
+    fn json_is_one_object_a_line_and_survives_quotes() {
+        let text = lines_for_machines(&findings());
+        let objects: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("a line is no JSON"))
+            .collect();
+        assert_eq!(objects.len(), 2);
+        assert_eq!(objects[0]["remedy"], serde_json::Value::Null);
+        assert_eq!(objects[1]["state"], "refused");
+        assert_eq!(objects[1]["why"], "a \"quoted\"\ttab");
+        assert_eq!(objects[1]["remedy"], "echo 'x=\"y\"' > /etc\\z");
+    }
+
+    #[test]
+    fn lines_are_aligned_and_plain_without_a_terminal() {
+        let text = lines_for_people(&findings(), false);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "present   short          works");
+        assert_eq!(lines[1].find("a \"quoted\""), lines[0].find("works"));
+        assert!(
+            lines[2].starts_with("selfpage cannot run here"),
+            "no line says that pages move"
+        );
+        assert!(!text.contains('\x1b') && lines_for_people(&findings(), true).contains("\x1b[31mrefused"));
+    }
+}

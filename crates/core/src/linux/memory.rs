@@ -1,0 +1,290 @@
+//! Mappings of this process, by address.
+//!
+//! Addresses are numbers here: what lies at them may be absent, unreadable or another thread's, so none may become a
+//! reference without more knowledge.
+
+use super::descriptor::Descriptor;
+use super::syscall::call;
+use core::ffi::CStr;
+use linux_raw_sys::general as raw;
+use rustix::io::Errno;
+
+/// Where a new mapping goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// Where the kernel likes.
+    Anywhere,
+    /// At this address, which must be free (`EEXIST` otherwise).
+    Free(usize),
+    /// At this address, in place of what is there.
+    Over(usize),
+}
+
+/// What the program may do with a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Nothing.
+    None,
+    /// Read.
+    Read,
+    /// Read and write.
+    ReadWrite,
+}
+
+impl Access {
+    const fn bits(self) -> usize {
+        (match self {
+            Access::None => raw::PROT_NONE,
+            Access::Read => raw::PROT_READ,
+            Access::ReadWrite => raw::PROT_READ | raw::PROT_WRITE,
+        }) as usize
+    }
+}
+
+/// Whether writes to a mapping of a file reach the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharing {
+    /// They do, and others see them.
+    Shared,
+    /// They stay with this process.
+    Private,
+}
+
+/// What madvise(2) is asked to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Advice {
+    /// Give every page memory, as a write would.
+    PopulateWrite = raw::MADV_POPULATE_WRITE,
+    /// Give every page memory, as a read would.
+    PopulateRead = raw::MADV_POPULATE_READ,
+    /// Drop what the pages hold, locked ones included.
+    Drop = raw::MADV_DONTNEED_LOCKED,
+    /// Drop what the pages hold when memory is short.
+    Free = raw::MADV_FREE,
+    /// Never use huge pages.
+    NoHugePages = raw::MADV_NOHUGEPAGE,
+    /// Use huge pages where they fit.
+    HugePages = raw::MADV_HUGEPAGE,
+    /// A forked child does not get the range.
+    NotForChild = raw::MADV_DONTFORK,
+    /// A forked child gets the range.
+    ForChild = raw::MADV_DOFORK,
+    /// Leave the range out of core dumps.
+    NotInDump = raw::MADV_DONTDUMP,
+    /// Drop the contents and answer every access with `SIGSEGV` (Linux 6.13).
+    GuardInstall = raw::MADV_GUARD_INSTALL,
+    /// Undo `GuardInstall`.
+    GuardRemove = raw::MADV_GUARD_REMOVE,
+    /// Swap the pages out now.
+    PageOut = raw::MADV_PAGEOUT,
+}
+
+/// Maps `len_bytes` of private anonymous memory, without a claim on swap space. Returns its address.
+///
+/// # Errors
+/// What mmap(2) says.
+///
+/// # Safety
+/// OWNED-RANGE: what [`Place::Over`] replaces is the caller's, and no reference into it lives on.
+pub unsafe fn map_anonymous(place: Place, len_bytes: usize, access: Access) -> Result<usize, Errno> {
+    let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE;
+    // SAFETY: OWNED-RANGE: passed on from our caller.
+    unsafe { map(place, len_bytes, access, flags, Descriptor::ABSENT, 0) }
+}
+
+/// Maps `len_bytes` of an open file (or memfd) from `offset_bytes` on. Returns the address.
+///
+/// # Errors
+/// What mmap(2) says.
+///
+/// # Safety
+/// OWNED-RANGE: as for [`map_anonymous`]. FILE-MAPPING: others may change the file, so the contents are never borrowed as if
+/// they stood still.
+pub unsafe fn map_file(
+    place: Place,
+    len_bytes: usize,
+    access: Access,
+    sharing: Sharing,
+    file: Descriptor,
+    offset_bytes: usize,
+) -> Result<usize, Errno> {
+    let flags = match sharing {
+        Sharing::Shared => raw::MAP_SHARED,
+        Sharing::Private => raw::MAP_PRIVATE | raw::MAP_NORESERVE,
+    };
+    // SAFETY: OWNED-RANGE: passed on from our caller.
+    unsafe { map(place, len_bytes, access, flags, file, offset_bytes) }
+}
+
+unsafe fn map(
+    place: Place,
+    len_bytes: usize,
+    access: Access,
+    flags: u32,
+    file: Descriptor,
+    offset_bytes: usize,
+) -> Result<usize, Errno> {
+    let (addr, fixed) = match place {
+        Place::Anywhere => (0, 0),
+        Place::Free(addr) => (addr, raw::MAP_FIXED_NOREPLACE),
+        Place::Over(addr) => (addr, raw::MAP_FIXED),
+    };
+    let flags = (flags | fixed) as usize;
+    // SAFETY: OWNED-RANGE: passed on from our caller.
+    unsafe { call(raw::__NR_mmap, [addr, len_bytes, access.bits(), flags, file.argument(), offset_bytes]) }
+}
+
+/// Removes the mappings of a range.
+///
+/// # Errors
+/// What munmap(2) says; `EPERM`: the range is sealed.
+///
+/// # Safety
+/// OWNED-RANGE: the range is the caller's, and no reference into it lives on.
+pub unsafe fn unmap(addr: usize, len_bytes: usize) -> Result<(), Errno> {
+    // SAFETY: OWNED-RANGE: passed on from our caller.
+    unsafe { call(raw::__NR_munmap, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Moves a mapping, page tables and all, to `to`; what was there is replaced.
+///
+/// # Errors
+/// What mremap(2) says.
+///
+/// # Safety
+/// OWNED-RANGE: both ranges are the caller's, and no reference into either lives on.
+pub unsafe fn remap_over(from: usize, len_bytes: usize, to: usize) -> Result<(), Errno> {
+    let flags = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED) as usize;
+    // SAFETY: OWNED-RANGE: passed on from our caller.
+    unsafe { call(raw::__NR_mremap, [from, len_bytes, len_bytes, flags, to, 0]) }.map(drop)
+}
+
+/// As [`remap_over`], and an empty mapping stays at `from`. Where `from` is registered with a userfaultfd this goes page
+/// by page.
+///
+/// # Errors
+/// What mremap(2) says.
+///
+/// # Safety
+/// As for [`remap_over`].
+pub unsafe fn remap_contents(from: usize, len_bytes: usize, to: usize) -> Result<(), Errno> {
+    let flags = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP) as usize;
+    // SAFETY: OWNED-RANGE: passed on from our caller.
+    unsafe { call(raw::__NR_mremap, [from, len_bytes, len_bytes, flags, to, 0]) }.map(drop)
+}
+
+/// Sets what the program may do with a range.
+///
+/// # Errors
+/// What mprotect(2) says; `ENOMEM` also where the range is not wholly mapped.
+///
+/// # Safety
+/// OWNED-RANGE: the range is the caller's, and no reference lives that the new access would break.
+pub unsafe fn protect(addr: usize, len_bytes: usize, access: Access) -> Result<(), Errno> {
+    // SAFETY: OWNED-RANGE: passed on from our caller.
+    unsafe { call(raw::__NR_mprotect, [addr, len_bytes, access.bits(), 0, 0, 0]) }.map(drop)
+}
+
+/// Gives the kernel `advice` on a range.
+///
+/// # Errors
+/// What madvise(2) says.
+///
+/// # Safety
+/// OWNED-RANGE: the range is the caller's; for advice that drops contents, no reference into it lives on.
+pub unsafe fn advise(addr: usize, len_bytes: usize, advice: Advice) -> Result<(), Errno> {
+    // SAFETY: OWNED-RANGE: passed on from our caller.
+    unsafe { call(raw::__NR_madvise, [addr, len_bytes, advice as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Keeps a range in memory. Counts the whole range against `RLIMIT_MEMLOCK`.
+///
+/// # Errors
+/// `ENOMEM`: above the limit, or part of the range is not mapped. `EPERM`: the limit is 0.
+pub fn lock(addr: usize, len_bytes: usize) -> Result<(), Errno> {
+    // SAFETY: SYSCALL-CONTRACT: locking changes no contents and is refused where nothing is mapped.
+    unsafe { call(raw::__NR_mlock, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// As [`lock`], for pages as they come: absent pages stay absent.
+///
+/// # Errors
+/// As for [`lock`].
+pub fn lock_on_fault(addr: usize, len_bytes: usize) -> Result<(), Errno> {
+    // SAFETY: SYSCALL-CONTRACT: locking changes no contents and is refused where nothing is mapped.
+    unsafe { call(raw::__NR_mlock2, [addr, len_bytes, raw::MLOCK_ONFAULT as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Undoes [`lock`] and [`lock_on_fault`].
+///
+/// # Errors
+/// `ENOMEM`: part of the range is not mapped.
+pub fn unlock(addr: usize, len_bytes: usize) -> Result<(), Errno> {
+    // SAFETY: SYSCALL-CONTRACT: unlocking changes no contents.
+    unsafe { call(raw::__NR_munlock, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Sets bit 0 of `resident[i]` where page `i` from `addr` on is in memory.
+///
+/// # Errors
+/// `ENOMEM`: part of the range is not mapped.
+pub fn residency(addr: usize, resident: &mut [u8]) -> Result<(), Errno> {
+    let len_bytes = resident.len().saturating_mul(crate::addr::PAGE_BYTES);
+    // SAFETY: SYSCALL-CONTRACT: the kernel writes one byte a page, as many as the slice has.
+    unsafe { call(raw::__NR_mincore, [addr, len_bytes, resident.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// What a sealed memfd refuses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seals(u32);
+
+impl Seals {
+    /// Getting longer.
+    pub const GROW: Seals = Seals(raw::F_SEAL_GROW);
+    /// Getting shorter.
+    pub const SHRINK: Seals = Seals(raw::F_SEAL_SHRINK);
+    /// New mappings that may write, and writes.
+    pub const FUTURE_WRITE: Seals = Seals(raw::F_SEAL_FUTURE_WRITE);
+    /// More seals.
+    pub const SEAL: Seals = Seals(raw::F_SEAL_SEAL);
+
+    /// These and those.
+    pub const fn and(self, other: Seals) -> Seals {
+        Seals(self.0 | other.0)
+    }
+}
+
+/// Makes a file that lives in memory, `len_bytes` long, not inherited by exec and open to seals.
+///
+/// # Errors
+/// What memfd_create(2) and ftruncate(2) say.
+pub fn memfd(name: &CStr, len_bytes: usize) -> Result<Descriptor, Errno> {
+    let flags = (raw::MFD_CLOEXEC | raw::MFD_ALLOW_SEALING) as usize;
+    // SAFETY: SYSCALL-CONTRACT: the name ends with NUL and lives until the call returns.
+    let number = unsafe { call(raw::__NR_memfd_create, [name.as_ptr() as usize, flags, 0, 0, 0, 0]) }?;
+    let file = Descriptor::from_raw(number as i32);
+    if let Err(why) = set_len(file, len_bytes) {
+        let _ = file.close();
+        return Err(why);
+    }
+    Ok(file)
+}
+
+/// Makes a file `len_bytes` long. Shortening takes pages from everybody who maps them: they get `SIGBUS`.
+///
+/// # Errors
+/// What ftruncate(2) says; `EPERM`: sealed.
+pub fn set_len(file: Descriptor, len_bytes: usize) -> Result<(), Errno> {
+    // SAFETY: SYSCALL-CONTRACT: the call takes no pointer.
+    unsafe { call(raw::__NR_ftruncate, [file.argument(), len_bytes, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Adds seals to a memfd.
+///
+/// # Errors
+/// `EPERM`: it is sealed against seals. `EBUSY`: a mapping stands against it.
+pub fn seal(file: Descriptor, seals: Seals) -> Result<(), Errno> {
+    // SAFETY: SYSCALL-CONTRACT: the call takes no pointer.
+    unsafe { call(raw::__NR_fcntl, [file.argument(), raw::F_ADD_SEALS as usize, seals.0 as usize, 0, 0, 0]) }.map(drop)
+}

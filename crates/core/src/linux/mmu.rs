@@ -1,0 +1,386 @@
+//! The machine that every Linux from 6.8 on is: frames are pages of a pool, and mapping moves them.
+
+use super::descriptor::Descriptor;
+use super::memory::{self, Advice};
+use super::pagemap::{Categories, Pagemap, Stretch};
+use super::uffd::{Stopped, Uffd, Waiters, Writing};
+use super::{clock, futex, thread};
+use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
+use crate::mmu::{Mmu, Partial, Refusal, Trap};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use rustix::io::Errno;
+
+/// How often a busy page is tried: the kernel lets go of a buffer some microseconds after it told that the transfer is done.
+/// Longer would be wasted on a page that is pinned for good.
+const BUSY_TRIES: u32 = 32;
+
+/// The descriptors that [`LinuxMmu`] works through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Descriptors {
+    /// The userfaultfd of the pool, registered for write protection only: what lets pages move back into it.
+    pub pool: Uffd,
+    /// The userfaultfd of the [`Trap::Worker`] regions.
+    pub worker: Uffd,
+    /// The userfaultfd of the [`Trap::Upcall`] regions.
+    pub upcall: Uffd,
+    /// `/proc/self/mem`, to read pages that the program may not write.
+    pub memory: Descriptor,
+    /// `/proc/self/pagemap`.
+    pub pagemap: Pagemap,
+}
+
+impl Descriptors {
+    /// None yet.
+    pub const ABSENT: Descriptors = Descriptors {
+        pool: Uffd(Descriptor::ABSENT),
+        worker: Uffd(Descriptor::ABSENT),
+        upcall: Uffd(Descriptor::ABSENT),
+        memory: Descriptor::ABSENT,
+        pagemap: Pagemap(Descriptor::ABSENT),
+    };
+}
+
+/// Translation by `UFFDIO_MOVE`, between a pool of populated anonymous pages and regions registered with a userfaultfd.
+///
+/// # Source
+/// Nemesis §6.3, Cichlid §3.2. They write page tables; here a frame is a page of the pool that moves to where it is mapped.
+///
+/// # Context
+/// As [`Mmu`] says: any.
+pub struct LinuxMmu {
+    pool: NonNull<PageBytes>,
+    frames: u32,
+    pool_uffd: AtomicI32,
+    worker_uffd: AtomicI32,
+    upcall_uffd: AtomicI32,
+    memory: AtomicI32,
+    pagemap: AtomicI32,
+}
+
+// SAFETY: POOL-OWNED: the pointer is a number to compute slots from; this type never turns it into a reference.
+unsafe impl Send for LinuxMmu {}
+// SAFETY: POOL-OWNED: as above; the rest are atomics.
+unsafe impl Sync for LinuxMmu {}
+
+impl LinuxMmu {
+    /// A machine over the `frames` slots from `pool` on.
+    ///
+    /// # Safety
+    /// - POOL-OWNED: the slots are one private anonymous mapping, readable and writable, without huge pages and out of forked
+    ///   children, registered for write protection only with `descriptors.pool`; it lives as long as this value, and only the
+    ///   holder of a frame touches its slot.
+    /// - REGION-OWNED: each page that is passed to this value lies in a private anonymous mapping of the caller's, registered
+    ///   for absent pages with the descriptor of its trap, without huge pages; the caller is the only one who maps and unmaps
+    ///   there, and serialises that with changes of the mapping's protection. A page whose contents must not move is
+    ///   not unmapped.
+    pub unsafe fn new(pool: NonNull<PageBytes>, frames: u32, descriptors: Descriptors) -> LinuxMmu {
+        clock::monotonic_ns();
+        let mmu = LinuxMmu {
+            pool,
+            frames,
+            pool_uffd: AtomicI32::new(-1),
+            worker_uffd: AtomicI32::new(-1),
+            upcall_uffd: AtomicI32::new(-1),
+            memory: AtomicI32::new(-1),
+            pagemap: AtomicI32::new(-1),
+        };
+        // SAFETY: POOL-OWNED, REGION-OWNED: passed on from our caller.
+        unsafe { mmu.adopt(descriptors) };
+        mmu
+    }
+
+    /// Works through other descriptors from now on: in a forked child, where the old ones are the parent's and would fill
+    /// the parent's pages. Nothing may be mapped in the child before.
+    ///
+    /// # Safety
+    /// POOL-OWNED and REGION-OWNED hold with the new descriptors, which all belong to this process, and no other thread is
+    /// in a call of this value.
+    pub unsafe fn adopt(&self, descriptors: Descriptors) {
+        for (cell, descriptor) in [
+            (&self.pool_uffd, descriptors.pool.0),
+            (&self.worker_uffd, descriptors.worker.0),
+            (&self.upcall_uffd, descriptors.upcall.0),
+            (&self.memory, descriptors.memory),
+            (&self.pagemap, descriptors.pagemap.0),
+        ] {
+            cell.store(descriptor.raw(), Ordering::Release);
+        }
+    }
+
+    /// How many slots the pool has.
+    pub const fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    fn region_uffd(&self, trap: Trap) -> Uffd {
+        Uffd(load(match trap {
+            Trap::Worker => &self.worker_uffd,
+            Trap::Upcall => &self.upcall_uffd,
+        }))
+    }
+
+    /// The address of the frame's slot, if the pool has all `count` of them.
+    fn slots(&self, frame: Frame, count: u32) -> Option<usize> {
+        let end = frame.0.checked_add(count)?;
+        (end <= self.frames).then(|| self.slot(frame).addr().get())
+    }
+
+    fn slot(&self, frame: Frame) -> NonNull<PageBytes> {
+        let slot = self.pool.as_ptr().wrapping_add(frame.0 as usize);
+        NonNull::new(slot).unwrap_or(self.pool)
+    }
+
+    /// What the kernel knows of the page at `addr`, or `None` where nothing tells. Where the descriptor is gone (the program
+    /// closed it, perhaps opened something else in its place, which the scan notices) another one is opened for the moment.
+    fn categories(&self, addr: usize) -> Option<Categories> {
+        Pagemap(load(&self.pagemap)).categories(addr).ok().or_else(|| {
+            let moment = Descriptor::open_pagemap().ok()?;
+            let categories = Pagemap(moment).categories(addr).ok();
+            let _ = moment.close();
+            categories
+        })
+    }
+
+    /// Whether a page is known to be absent.
+    fn absent(&self, addr: usize) -> bool {
+        self.categories(addr).is_some_and(|known| !known.populated())
+    }
+
+    /// Moves one page that a batch stopped at because of `why`, if a little patience is all it takes.
+    fn coax(&self, uffd: Uffd, to: usize, from: usize, mut why: Errno) -> Result<(), Errno> {
+        let mut tries = 0;
+        while (why == Errno::BUSY && tries < BUSY_TRIES) || (why == Errno::INVAL && tries == 0) {
+            match (why, tries) {
+                (Errno::BUSY, 0) => self.break_sharing(from),
+                (Errno::BUSY, _) => thread::give_way(),
+                _ => {} // The batch may have crossed into another mapping: one page alone does not.
+            }
+            // SAFETY: POOL-OWNED, REGION-OWNED: one side is a slot, the other a page of a region.
+            match unsafe { uffd.move_pages(to, from, PAGE_BYTES, Waiters::Wake) } {
+                Ok(()) => return Ok(()),
+                Err(stopped) => why = stopped.why,
+            }
+            tries += 1;
+        }
+        Err(why)
+    }
+
+    /// Gives the page at `addr` memory of its own if it is shared with a forked child, as a write would.
+    fn break_sharing(&self, addr: usize) {
+        let Some(known) = self.categories(addr) else { return };
+        // Populating an absent page, or writing to one that traps, would make this thread wait for itself.
+        let waits = !known.contains(Categories::WRITTEN) && !known.contains(Categories::NOTED);
+        if known.contains(Categories::PRESENT) && !waits {
+            // SAFETY: POOL-OWNED, REGION-OWNED: a populated page keeps its contents.
+            let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::PopulateWrite) };
+        }
+    }
+
+    /// Maps one page that a batch stopped at.
+    fn map_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
+        match self.coax(uffd, page, slot, why) {
+            Ok(()) => Ok(()),
+            // The program may not write the page, so nothing can move there; copies are let in.
+            Err(Errno::INVAL) => self.copy_in(uffd, page, slot),
+            Err(why) => Err(refusal(why, page, slot)),
+        }
+    }
+
+    fn copy_in(&self, uffd: Uffd, page: usize, slot: usize) -> Result<(), Refusal> {
+        if self.absent(slot) {
+            return Err(Refusal::Hole); // The kernel would copy zeros.
+        }
+        // SAFETY: POOL-OWNED, REGION-OWNED: the caller holds the frame, and the page is absent or the kernel refuses.
+        unsafe { uffd.copy(page, slot, PAGE_BYTES, Waiters::Wake, Writing::Allowed) }.map_err(|stopped| {
+            match stopped.why {
+                // The slot was just seen: what is missing is the region.
+                Errno::NOENT | Errno::INVAL => Refusal::Foreign,
+                why => refusal(why, page, slot),
+            }
+        })?;
+        drop_contents(slot, PAGE_BYTES);
+        Ok(())
+    }
+
+    /// Unmaps one page that a batch stopped at.
+    fn unmap_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
+        match self.coax(uffd, slot, page, why) {
+            Ok(()) => Ok(()),
+            Err(Errno::INVAL) => self.copy_and_drop(page, slot),
+            Err(why) => Err(refusal(why, slot, page)),
+        }
+    }
+
+    fn copy_and_drop(&self, page: usize, slot: usize) -> Result<(), Refusal> {
+        if self.absent(page) {
+            return Err(Refusal::Hole);
+        }
+        if !self.absent(slot) {
+            return Err(Refusal::Occupied);
+        }
+        // SAFETY: REGION-OWNED: a populated page keeps its contents.
+        if unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
+            // The program may write it, and something else keeps it from moving (execute rights, a protection key, locking):
+            // a write between the copy and the drop would be lost.
+            return Err(Refusal::Pinned);
+        }
+        // SAFETY: POOL-OWNED: the caller holds the frame.
+        unsafe { memory::advise(slot, PAGE_BYTES, Advice::PopulateWrite) }.map_err(|_| Refusal::NoMemory)?;
+        // SAFETY: POOL-OWNED: as above, and no reference to the slot lives while it is filled.
+        let copied = match unsafe { load(&self.memory).read_at(slot, PAGE_BYTES, page) } {
+            Ok(PAGE_BYTES) => Ok(()),
+            Err(Errno::BADF) => Err(Refusal::NoDescriptor),
+            _ => Err(Refusal::Foreign),
+        };
+        drop_contents(if copied.is_ok() { page } else { slot }, PAGE_BYTES);
+        copied
+    }
+
+    /// Moves `count` pages, and lets `one` see to each that a batch stops at.
+    fn batch(
+        &self,
+        uffd: Uffd,
+        to: usize,
+        from: usize,
+        count: u32,
+        one: impl Fn(usize, usize, Errno) -> Result<(), Refusal>,
+    ) -> Result<(), Partial> {
+        let mut done = 0;
+        while done < count {
+            let at = done as usize * PAGE_BYTES;
+            let (to, from, len_bytes) =
+                (to.wrapping_add(at), from.wrapping_add(at), (count - done) as usize * PAGE_BYTES);
+            // SAFETY: POOL-OWNED, REGION-OWNED: one side are slots, the other pages of a region.
+            let Err(Stopped { done_bytes, why }) = (unsafe { uffd.move_pages(to, from, len_bytes, Waiters::Wake) })
+            else {
+                return Ok(());
+            };
+            done += (done_bytes / PAGE_BYTES) as u32;
+            let (to, from) = (to.wrapping_add(done_bytes), from.wrapping_add(done_bytes));
+            one(to, from, why).map_err(|why| Partial { done, why })?;
+            done += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Mmu for LinuxMmu {
+    fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        let uffd = self.region_uffd(trap);
+        let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
+        self.batch(uffd, page.addr().0, slot, count, |page, slot, why| self.map_one(uffd, page, slot, why))
+    }
+
+    fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        let uffd = Uffd(load(&self.pool_uffd));
+        let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
+        self.batch(uffd, slot, page.addr().0, count, |slot, page, why| self.unmap_one(uffd, page, slot, why))
+    }
+
+    fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
+        let slot = self.slots(frame, 1).ok_or(Refusal::Foreign)?;
+        if self.absent(page.addr().0) {
+            return Err(Refusal::Hole);
+        }
+        // SAFETY: POOL-OWNED: the caller holds the frame, and no reference to the slot lives while it is filled.
+        match unsafe { load(&self.memory).read_at(slot, PAGE_BYTES, page.addr().0) } {
+            Ok(PAGE_BYTES) => Ok(()),
+            Err(Errno::BADF) => Err(Refusal::NoDescriptor),
+            _ => Err(Refusal::Hole),
+        }
+    }
+
+    fn present(&self, page: PageNo) -> bool {
+        // Where nothing tells, "absent" would throw contents away and "present" costs another try.
+        !self.absent(page.addr().0)
+    }
+
+    fn drop_pages(&self, page: PageNo, count: u32) {
+        drop_contents(page.addr().0, count as usize * PAGE_BYTES);
+    }
+
+    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) {
+        let _ = self.region_uffd(trap).wake(page.addr().0, count as usize * PAGE_BYTES);
+    }
+
+    fn poison(&self, trap: Trap, page: PageNo) {
+        let (uffd, addr) = (self.region_uffd(trap), page.addr().0);
+        drop_contents(addr, PAGE_BYTES);
+        // SAFETY: REGION-OWNED.
+        if unsafe { uffd.poison(addr, PAGE_BYTES, Waiters::Wake) }.is_err() {
+            // Never wrong data: a guard answers with SIGSEGV where poison is not to be had.
+            // SAFETY: REGION-OWNED.
+            let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::GuardInstall) };
+            self.wake_faulters(trap, page, 1);
+        }
+    }
+
+    fn populate(&self, frame: Frame, count: u32) -> Result<(), Partial> {
+        let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
+        let len_bytes = count as usize * PAGE_BYTES;
+        // SAFETY: POOL-OWNED: populated slots keep their contents.
+        unsafe { memory::advise(slot, len_bytes, Advice::PopulateWrite) }.map_err(|_| {
+            let mut front = [Stretch::default()];
+            let found = Pagemap(load(&self.pagemap)).populated(slot, slot.wrapping_add(len_bytes), &mut front);
+            let done = match (found, front) {
+                (Ok(found), [front]) if found.stretches == 1 && front.start() == slot => {
+                    (front.end() - slot) / PAGE_BYTES
+                }
+                _ => 0,
+            };
+            Partial { done: done as u32, why: Refusal::NoMemory }
+        })
+    }
+
+    fn release(&self, frame: Frame, count: u32) {
+        if let Some(slot) = self.slots(frame, count) {
+            drop_contents(slot, count as usize * PAGE_BYTES);
+        }
+    }
+
+    /// Null for a frame that the pool has not.
+    fn bytes(&self, frame: Frame) -> *mut PageBytes {
+        if frame.0 < self.frames { self.slot(frame).as_ptr() } else { core::ptr::null_mut() }
+    }
+
+    fn sleep(&self, word: &AtomicU32, expected: u32, timeout_us: u32) {
+        let _ = futex::wait(word, expected, timeout_us);
+    }
+
+    fn rouse(&self, word: &AtomicU32, count: u32) {
+        futex::wake(word, count);
+    }
+
+    fn now_ns(&self) -> u64 {
+        clock::monotonic_ns()
+    }
+}
+
+fn load(cell: &AtomicI32) -> Descriptor {
+    Descriptor::from_raw(cell.load(Ordering::Acquire))
+}
+
+/// Drops what a range of slots or of a region's pages holds.
+fn drop_contents(addr: usize, len_bytes: usize) {
+    // SAFETY: POOL-OWNED, REGION-OWNED: the caller holds the frames, or the pages are its to drop.
+    let _ = unsafe { memory::advise(addr, len_bytes, Advice::Drop) };
+}
+
+/// What an error of a move or copy from `from` to `to` means.
+fn refusal(why: Errno, to: usize, from: usize) -> Refusal {
+    match why {
+        Errno::EXIST => Refusal::Occupied,
+        Errno::BUSY | Errno::AGAIN => Refusal::Pinned,
+        Errno::NOENT if mapped(to) && mapped(from) => Refusal::Hole,
+        Errno::BADF | Errno::NOTTY => Refusal::NoDescriptor,
+        Errno::SRCH => Refusal::Ending,
+        Errno::NOMEM => Refusal::NoMemory,
+        _ => Refusal::Foreign,
+    }
+}
+
+/// Whether there is a mapping at `addr` at all.
+fn mapped(addr: usize) -> bool {
+    memory::residency(addr, &mut [0]).is_ok()
+}

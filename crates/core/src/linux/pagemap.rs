@@ -1,0 +1,175 @@
+//! What the kernel knows about each page of this process.
+
+use super::descriptor::{Descriptor, read_write};
+use linux_raw_sys::general as raw;
+use rustix::io::Errno;
+
+const SCAN: u32 = read_write::<raw::pm_scan_arg>(b'f' as u32, 16);
+
+/// What is known of a page: a set of `PAGE_IS_*`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Categories(pub u64);
+
+impl Categories {
+    /// Nothing: a hole.
+    pub const NONE: Categories = Categories(0);
+    /// Writes to the mapping are noted and never wait ([`super::uffd::Features::WP_ASYNC`]).
+    pub const NOTED: Categories = Categories(raw::PAGE_IS_WPALLOWED as u64);
+    /// Not write-protected by a userfaultfd: written since it was. **Holes count as written.**
+    pub const WRITTEN: Categories = Categories(raw::PAGE_IS_WRITTEN as u64);
+    /// In memory.
+    pub const PRESENT: Categories = Categories(raw::PAGE_IS_PRESENT as u64);
+    /// Swapped out; guards and poison count as swapped.
+    pub const SWAPPED: Categories = Categories(raw::PAGE_IS_SWAPPED as u64);
+    /// The page of zeros.
+    pub const ZERO: Categories = Categories(raw::PAGE_IS_PFNZERO as u64);
+    /// Part of a huge page.
+    pub const HUGE: Categories = Categories(raw::PAGE_IS_HUGE as u64);
+
+    /// These and those.
+    pub const fn and(self, other: Categories) -> Categories {
+        Categories(self.0 | other.0)
+    }
+    /// Whether all of `other` are in the set.
+    pub const fn contains(self, other: Categories) -> bool {
+        self.0 & other.0 == other.0
+    }
+    /// Whether the page has contents somewhere.
+    pub const fn populated(self) -> bool {
+        self.0 & (Categories::PRESENT.0 | Categories::SWAPPED.0) != 0
+    }
+}
+
+/// Neighbouring pages of the same categories: the kernel's `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stretch {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const _: () = assert!(size_of::<Stretch>() == size_of::<raw::page_region>());
+
+impl Stretch {
+    /// Where it begins.
+    pub const fn start(&self) -> usize {
+        self.start as usize
+    }
+    /// Where it ends.
+    pub const fn end(&self) -> usize {
+        self.end as usize
+    }
+    /// What its pages are.
+    pub const fn categories(&self) -> Categories {
+        Categories(self.categories)
+    }
+}
+
+/// What a scan found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Scanned {
+    /// How many stretches were written.
+    pub stretches: usize,
+    /// How far the scan came: resume here.
+    pub end: usize,
+}
+
+/// What becomes of a page that a scan reports as written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Afterwards {
+    /// It stays written.
+    Leave,
+    /// It is write-protected in the same step, so that the next write is seen by the next scan.
+    Protect,
+}
+
+/// `/proc/self/pagemap`, by its descriptor; not owned. It tells of the process that opened it, also in a forked child.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pagemap(pub Descriptor);
+
+impl Pagemap {
+    /// What is known of the page at `addr`: presence, swapping and writes.
+    ///
+    /// # Errors
+    /// `EBADF`, `ENOTTY`: the descriptor is gone, or is something else by now.
+    pub fn categories(self, addr: usize) -> Result<Categories, Errno> {
+        let mut stretches = [Stretch::default()];
+        let end = addr.wrapping_add(crate::addr::PAGE_BYTES);
+        let found =
+            self.scan(addr, end, Categories::NONE, populated(), reported(), Afterwards::Leave, &mut stretches)?;
+        Ok(match (found.stretches, stretches) {
+            (1, [stretch]) => stretch.categories(),
+            _ => Categories::NONE,
+        })
+    }
+
+    /// Finds the populated pages of a range, in order.
+    ///
+    /// # Errors
+    /// As for [`Pagemap::categories`].
+    pub fn populated(self, start: usize, end: usize, stretches: &mut [Stretch]) -> Result<Scanned, Errno> {
+        self.scan(start, end, Categories::NONE, populated(), populated(), Afterwards::Leave, stretches)
+    }
+
+    /// Finds the pages of a range, registered with `WP_ASYNC`, that were written since they were protected. Swapped pages
+    /// that are not protected are among them; holes are not, and are not protected either.
+    ///
+    /// # Errors
+    /// As for [`Pagemap::categories`]. `EPERM`: the range is not registered so.
+    pub fn written(
+        self,
+        start: usize,
+        end: usize,
+        afterwards: Afterwards,
+        stretches: &mut [Stretch],
+    ) -> Result<Scanned, Errno> {
+        self.scan(start, end, Categories::WRITTEN, populated(), reported(), afterwards, stretches)
+    }
+
+    // Asking for WRITTEN alone would report holes, and protecting them would arm markers that later moves run into. So every
+    // scan asks for populated pages.
+    #[expect(clippy::too_many_arguments, reason = "the kernel's own structure, private to this file")]
+    fn scan(
+        self,
+        start: usize,
+        end: usize,
+        all_of: Categories,
+        any_of: Categories,
+        reported: Categories,
+        afterwards: Afterwards,
+        stretches: &mut [Stretch],
+    ) -> Result<Scanned, Errno> {
+        let flags = match (afterwards, all_of.contains(Categories::WRITTEN)) {
+            (Afterwards::Protect, _) => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
+            (Afterwards::Leave, true) => raw::PM_SCAN_CHECK_WPASYNC,
+            (Afterwards::Leave, false) => 0,
+        };
+        let mut argument = raw::pm_scan_arg {
+            size: size_of::<raw::pm_scan_arg>() as u64,
+            flags: u64::from(flags),
+            start: start as u64,
+            end: end as u64,
+            walk_end: 0,
+            vec: stretches.as_mut_ptr() as u64,
+            vec_len: stretches.len() as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: all_of.0,
+            category_anyof_mask: any_of.0,
+            return_mask: reported.0,
+        };
+        // SAFETY: SYSCALL-CONTRACT: the kernel writes at most `vec_len` stretches, and any bytes make one. Protecting pages of a
+        // range registered with WP_ASYNC stops nobody and changes no contents.
+        let stretches = unsafe { self.0.control(SCAN, &mut argument) }?;
+        Ok(Scanned { stretches, end: argument.walk_end as usize })
+    }
+}
+
+const fn populated() -> Categories {
+    Categories::PRESENT.and(Categories::SWAPPED)
+}
+
+const fn reported() -> Categories {
+    populated().and(Categories::WRITTEN).and(Categories::NOTED)
+}

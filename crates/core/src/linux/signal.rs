@@ -1,0 +1,38 @@
+//! The signal mask of the calling thread.
+
+use super::syscall::call;
+use linux_raw_sys::general as raw;
+
+/// A set of signals, as the kernel keeps it: bit `n-1` stands for signal `n`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SignalSet(u64);
+
+impl SignalSet {
+    /// No signal.
+    pub const NONE: SignalSet = SignalSet(0);
+    /// Every signal, the C library's own included.
+    pub const ALL: SignalSet = SignalSet(u64::MAX);
+
+    /// Whether `signal` is in the set.
+    pub const fn contains(self, signal: u32) -> bool {
+        signal >= 1 && signal <= 64 && self.0 >> (signal - 1) & 1 == 1
+    }
+}
+
+/// Blocks every signal in the calling thread and returns what was blocked before. Threads that it starts inherit the mask.
+pub fn block_all() -> SignalSet {
+    set_mask(SignalSet::ALL)
+}
+
+/// Makes `mask` the set of blocked signals of the calling thread.
+pub fn restore(mask: SignalSet) {
+    set_mask(mask);
+}
+
+fn set_mask(mask: SignalSet) -> SignalSet {
+    let mut before = SignalSet::NONE;
+    let (new, old) = (&raw const mask as usize, &raw mut before as usize);
+    // SAFETY: SYSCALL-CONTRACT: both sets have the kernel's size and live until the call returns. It cannot fail.
+    let _ = unsafe { call(raw::__NR_rt_sigprocmask, [raw::SIG_SETMASK as usize, new, old, size_of::<u64>(), 0, 0]) };
+    before
+}

@@ -1,0 +1,80 @@
+//! What the kernel does with memory that is ours.
+
+use super::{Finding, State, name, probed, setting};
+use selfpage_core::linux::probe::{self, Shortfall};
+
+/// More addresses than any machine has memory, fewer than an address space.
+const RESERVED_BYTES: usize = 1 << 40;
+
+/// A line for each feature.
+pub(super) fn examine() -> Vec<Finding> {
+    vec![
+        probed(
+            "PAGEMAP_SCAN",
+            probe::scans_pages(),
+            "tells what is populated and what was written",
+            "discarded pages cannot be told from resident ones",
+            "boot Linux 6.7 or newer, with /proc mounted",
+        ),
+        probed(
+            "/proc/self/mem",
+            probe::reads_protected(),
+            "pages that the program protected can be evicted",
+            "pages that the program protected stay in their frames",
+            "mount -t proc proc /proc; boot without proc_mem.force_override=never",
+        ),
+        probed(
+            "MADV_POPULATE_WRITE",
+            probe::populates(),
+            "pools get memory in batches",
+            "selfpage cannot populate its pools",
+            "boot Linux 5.14 or newer",
+        ),
+        probed(
+            "MADV_GUARD_INSTALL",
+            probe::guards(),
+            "a violation is the program's own SIGSEGV",
+            "violations are answered by mprotect",
+            "boot Linux 6.13 or newer",
+        ),
+        huge_pages(),
+        addresses(),
+    ]
+}
+
+fn huge_pages() -> Finding {
+    let setting = setting("/sys/kernel/mm/transparent_hugepage/enabled");
+    let setting = setting.as_deref().unwrap_or("not in this kernel");
+    probed(
+        "transparent huge pages",
+        probe::keeps_pages_small(),
+        &format!("{setting}; kept off frames and regions"),
+        &format!("{setting}, also in frames: each of their pages that moves splits one"),
+        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+    )
+}
+
+fn addresses() -> Finding {
+    const FEATURE: &str = "vm.overcommit_memory";
+    let mode = setting("/proc/sys/vm/overcommit_memory").unwrap_or_else(|| "unreadable".to_owned());
+    match probe::reserves(RESERVED_BYTES) {
+        Ok(()) => Finding::new(
+            FEATURE,
+            State::Present,
+            format!("{mode}: regions far larger than memory can be reserved"),
+        ),
+        Err(Shortfall::Refused(why)) if mode == "2" => Finding::new(
+            FEATURE,
+            State::Degraded,
+            format!("2: a region counts in full against the commit limit ({})", name(why)),
+        )
+        .remedy("sysctl -w vm.overcommit_memory=0"),
+        Err(shortfall) => probed(
+            FEATURE,
+            Err(shortfall),
+            "",
+            "regions far larger than memory cannot be reserved",
+            "ulimit -v unlimited",
+        ),
+    }
+}

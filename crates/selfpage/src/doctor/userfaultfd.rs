@@ -1,0 +1,161 @@
+//! userfaultfd and what its descriptors do.
+
+use super::{Finding, State, name, probed, state};
+use selfpage_core::linux::Errno;
+use selfpage_core::linux::probe::{self, Answer, Shortfall, ThreadTrial, Toucher};
+use selfpage_core::linux::uffd::Reach;
+
+pub(super) const UFFD: &str = "userfaultfd";
+pub(super) const DEVICE: &str = "/dev/userfaultfd";
+pub(super) const MOVE: &str = "UFFDIO_MOVE";
+pub(super) const MOVE_KEEPS_WP: &str = "UFFDIO_MOVE keeps uffd-wp";
+
+const ALLOW: &str = "sysctl -w vm.unprivileged_userfaultfd=1";
+const UNFILTER: &str =
+    "allow userfaultfd in the container's seccomp profile (docker run --security-opt seccomp=unconfined)";
+const NEWER_6_8: &str = "boot Linux 6.8 or newer";
+const NEWER_6_7: &str = "boot Linux 6.7 or newer";
+const BUILD: &str = "boot a kernel built with CONFIG_USERFAULTFD=y";
+
+/// A line for each feature.
+pub(super) fn examine() -> Vec<Finding> {
+    vec![
+        descriptors(),
+        device(),
+        needs_move(),
+        probed(
+            "UFFD_FEATURE_SIGBUS",
+            probe::signals_faults(),
+            "upcall regions: a fault is a signal on the thread that took it",
+            "no upcall regions, workers serve all",
+            BUILD,
+        ),
+        thread_id(),
+        probed(
+            "UFFDIO_POISON",
+            probe::poisons(),
+            "a page that its store lost fails with SIGBUS",
+            "a page that its store lost is guarded instead (SIGSEGV)",
+            "boot Linux 6.6 or newer",
+        ),
+        probed(
+            "UFFD_FEATURE_WP_ASYNC",
+            probe::notes_writes(),
+            "the kernel notes which pages are written",
+            "written pages are found by comparing hashes only",
+            NEWER_6_7,
+        ),
+        keeps_protection(),
+        probed(
+            "UFFDIO_CONTINUE",
+            probe::maps_existing(),
+            "pages of shared memory are mapped on demand (MINOR_SHMEM)",
+            "no shared frames",
+            "boot Linux 5.14 or newer, built with CONFIG_HAVE_ARCH_USERFAULTFD_MINOR=y",
+        ),
+    ]
+}
+
+/// Lets another thread touch an absent page, and tells whether the kernel named that thread.
+fn serve(reach: Reach, toucher: Toucher) -> Answer {
+    let trial = ThreadTrial::new(reach)?;
+    let (touched, named) = std::thread::scope(|scope| {
+        let touch = scope.spawn(|| trial.touch(toucher));
+        let named = trial.answer();
+        (touch.join().unwrap_or(Err(Errno::IO)), named)
+    });
+    if touched? == named? {
+        Ok(())
+    } else {
+        Err(Shortfall::Wrong)
+    }
+}
+
+fn descriptors() -> Finding {
+    let every = match serve(Reach::EveryFault, Toucher::Kernel) {
+        Ok(()) => {
+            return Finding::new(
+                UFFD,
+                State::Present,
+                "serves every fault, those inside system calls too",
+            );
+        }
+        Err(Shortfall::Wrong) => "a fault inside a system call was not told".to_owned(),
+        Err(Shortfall::Refused(why)) => name(why),
+    };
+    match serve(Reach::UserFaults, Toucher::Program) {
+        Ok(()) => Finding::new(
+            UFFD,
+            State::Degraded,
+            format!("user mode only ({every}): a system call on an absent page fails with EFAULT, and `selfpage run` cannot start; pin around system calls"),
+        )
+        .remedy(format!("{ALLOW} (or see /dev/userfaultfd; for a program that links the library: setcap cap_sys_ptrace+ep PROGRAM)")),
+        Err(shortfall) => {
+            let remedy = if shortfall == Shortfall::Refused(Errno::NOSYS) { BUILD } else { UNFILTER };
+            Finding::new(UFFD, state(shortfall), format!("{every}; no program can be paged")).remedy(remedy)
+        }
+    }
+}
+
+fn device() -> Finding {
+    let answer = probe::opens_device();
+    let remedy = match answer {
+        Err(Shortfall::Refused(Errno::NOENT | Errno::NXIO | Errno::NODEV)) => {
+            "boot Linux 6.1 or newer; in a container pass --device /dev/userfaultfd"
+        }
+        _ => {
+            "chmod 0666 /dev/userfaultfd (to last: echo 'KERNEL==\"userfaultfd\", MODE=\"0666\"' > /etc/udev/rules.d/60-userfaultfd.rules)"
+        }
+    };
+    probed(
+        DEVICE,
+        answer,
+        "gives the right to serve every fault",
+        "the system call must serve",
+        remedy,
+    )
+}
+
+fn needs_move() -> Finding {
+    let answer = probe::moves_pages();
+    // The descriptors' own line tells why none is to be had.
+    let remedy = if probe::features().is_ok() { NEWER_6_8 } else { UNFILTER };
+    probed(
+        MOVE,
+        answer,
+        "pages move between frames and regions without a copy",
+        "selfpage cannot run",
+        remedy,
+    )
+}
+
+fn thread_id() -> Finding {
+    probed(
+        "UFFD_FEATURE_THREAD_ID",
+        serve(Reach::UserFaults, Toucher::Program).or_else(|_| serve(Reach::EveryFault, Toucher::Program)),
+        "a fault names its thread",
+        "a fault of a pager thread of our own cannot be told from others",
+        UNFILTER,
+    )
+}
+
+fn keeps_protection() -> Finding {
+    match probe::moves_keep_protection() {
+        Ok(()) => Finding::new(MOVE_KEEPS_WP, State::Present, "pages move in write-protected"),
+        Err(Shortfall::Wrong) => {
+            // Nothing to do about it: it is how MOVE works in this kernel.
+            Finding::new(
+                MOVE_KEEPS_WP,
+                State::Degraded,
+                "MOVE drops the bit here; protected pages are copied in",
+            )
+        }
+        Err(shortfall) => probed(
+            MOVE_KEEPS_WP,
+            Err(shortfall),
+            "",
+            "protected pages are copied in",
+            NEWER_6_8,
+        ),
+    }
+}

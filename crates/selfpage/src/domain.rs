@@ -1,0 +1,466 @@
+//! The domain: a contract, the frames under it, regions, and the threads that serve them.
+//!
+//! # Source
+//! Nemesis §4 and §5: "require every application to deal with all its own memory faults using its own concrete resources".
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use selfpage_core::addr::{PAGE_BYTES, PageNo};
+use selfpage_core::contract::Contract;
+use selfpage_core::domain::DomainState;
+use selfpage_core::fault::{self, Failure};
+use selfpage_core::frame::{FrameSet, FrameTable, Table};
+use selfpage_core::linux::descriptor::Descriptor;
+use selfpage_core::linux::memory::{self, Advice};
+use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
+use selfpage_core::linux::pagemap::Pagemap;
+use selfpage_core::linux::uffd::{Features, Reach, Reading, Uffd};
+use selfpage_core::mmu::{Mmu, Trap};
+use selfpage_core::policy::Policy;
+use selfpage_core::region::RegionMap;
+use selfpage_core::ring::{Ring, Slot};
+use selfpage_core::stack::FrameStack;
+use selfpage_core::sync::{Event, Gate};
+use selfpage_core::trace::Counters;
+
+use crate::arena::Arena;
+use crate::config::{Config, DescriptorTable};
+use crate::error::{Error, Kind, Result, describe};
+use crate::pool::FramePool;
+use crate::region::Bound;
+use crate::stats::Stats;
+use crate::trap::{errand, thread, upcall, worker};
+use crate::{evictor, high_descriptor};
+
+const MOST_REGIONS: usize = 1024;
+const REQUESTS: usize = 1024;
+const ERRANDS: usize = 64;
+
+/// What the domain's threads and handles share.
+pub(crate) struct Inner {
+    state: DomainState,
+    errands: Ring,
+    pub(crate) config: Config,
+    pub(crate) pool: FramePool,
+    mmu: &'static LinuxMmu,
+    pub(crate) descriptors: Mutex<Descriptors>,
+    /// Which faults reach the worker's userfaultfd.
+    pub(crate) reach: Reach,
+    /// A thread whose descriptor table has everything.
+    pub(crate) table_thread: AtomicU32,
+    /// By first page. A region is added and removed by whoever holds this.
+    pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
+    pub(crate) stop: AtomicBool,
+    bell: worker::Bell,
+    /// The tables of `state`; dropped last.
+    _arena: Arena,
+}
+
+/// A program's own memory: frames under a contract, and regions that they serve.
+///
+/// # Examples
+/// ```no_run
+/// # fn main() -> selfpage::Result<()> {
+/// use selfpage::{Domain, store::MemoryStore};
+/// let domain = Domain::with_frames(64 << 20).build()?;
+/// let mut region = domain.region(1 << 30).stored(MemoryStore::new(1 << 30)?)?;
+/// region.as_mut_slice::<u64>()[12345] = 7;
+/// # Ok(()) }
+/// ```
+pub struct Domain {
+    pub(crate) inner: Arc<Inner>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Domain {
+    /// A domain of `frames_bytes` bytes of frames, to be configured further.
+    pub fn with_frames(frames_bytes: usize) -> Config {
+        Config::new(frames_bytes)
+    }
+
+    pub(crate) fn build(config: Config) -> Result<Domain> {
+        let (inner, policy) = Inner::new(config)?;
+        let inner = Arc::new(inner);
+        let threads = start_threads(&inner, policy)?;
+        crate::fork::enlist(&inner);
+        Ok(Domain { inner, threads })
+    }
+
+    /// Begins a region of `len_bytes` bytes, rounded up to pages.
+    pub fn region(&self, len_bytes: usize) -> crate::region::Builder<'_> {
+        crate::region::Builder::new(&self.inner, len_bytes)
+    }
+
+    /// The contract: frames guaranteed and at best.
+    pub fn contract(&self) -> Contract {
+        let budget = self.inner.state.stack.budget();
+        Contract::new(budget, budget).unwrap_or_else(|| crate::die("a contract below its guarantee"))
+    }
+
+    /// The frame pool.
+    pub fn pool(&self) -> &FramePool {
+        &self.inner.pool
+    }
+
+    /// Lets the domain hold `frames` more, up to the pool's size.
+    ///
+    /// # Errors
+    /// The pool has no slots for them: make it larger with [`Config::most_frames`].
+    pub fn add_frames(&self, frames: u32) -> Result<()> {
+        let _regions = self.inner.regions();
+        let stack = &self.inner.state.stack;
+        if stack.budget().saturating_add(frames) > self.inner.pool.frames() {
+            let cause = format!("the pool has {} slots, {} in use", self.inner.pool.frames(), stack.budget());
+            return Err(Error::new(Kind::OutOfSpace, "add", format!("{frames} frames"), cause));
+        }
+        stack.extend(self.inner.state.mmu, frames);
+        self.inner.set_reserve();
+        Ok(())
+    }
+
+    /// Takes `frames` frames away from the domain and gives their memory back to the system; waits for them to be freed.
+    ///
+    /// # Errors
+    /// Too few would be left, or too many pages are held in core. Those that could be taken are taken: see
+    /// [`Domain::contract`].
+    pub fn remove_frames(&self, frames: u32) -> Result<()> {
+        let _regions = self.inner.regions();
+        let state = &self.inner.state;
+        let object = || format!("{frames} frames");
+        if state.stack.budget().saturating_sub(frames) < crate::config::LEAST_FRAMES {
+            let cause = format!("a domain needs at least {} frames", crate::config::LEAST_FRAMES);
+            return Err(Error::new(Kind::Invalid, "remove", object(), cause));
+        }
+        let taken = self.inner.on_table(|| fault::range::give_up(state, frames));
+        self.inner.set_reserve();
+        match taken {
+            Ok(()) => Ok(()),
+            Err(failure) => Err(Error::failure("remove", object(), failure)),
+        }
+    }
+
+    /// What the domain has counted so far.
+    pub fn stats(&self) -> Stats {
+        Stats::read(&self.inner)
+    }
+
+    /// Whether faults that the kernel takes inside a system call can be served by workers.
+    pub fn serves_system_calls(&self) -> bool {
+        self.inner.reach == Reach::EveryFault
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        crate::fork::delist(&self.inner);
+        for bound in std::mem::take(&mut *self.inner.regions()).into_values() {
+            bound.leave(&self.inner);
+        }
+        self.inner.stop.store(true, Ordering::SeqCst);
+        upcall::delist(&raw const *self.inner);
+        let state = &self.inner.state;
+        for event in [&state.requested, &state.to_save, &state.stack.wanted, &state.stack.available] {
+            event.signal(state.mmu);
+        }
+        self.inner.bell.ring();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Inner {
+    fn new(mut config: Config) -> Result<(Inner, Box<dyn Policy>)> {
+        let most = config.most_frames;
+        let pool = FramePool::reserve(most)?;
+        let (descriptors, reach) = open_descriptors(&config)?;
+        pool.register(descriptors.pool)?;
+        // SAFETY: POOL-OWNED: the pool is as required and lives in the same value; REGION-OWNED: `region.rs` makes them so.
+        let mmu: &'static LinuxMmu =
+            Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors) }));
+        let frames = most as usize;
+        let words = frames.div_ceil(64);
+        let standby = (frames / 4).next_power_of_two().max(64);
+        let saves = (frames / 4).next_power_of_two().clamp(1024, 8192);
+        let bytes = Arena::bytes_for::<selfpage_core::frame::FrameRecord>(frames)
+            + Arena::bytes_for::<u64>(words)
+            + Arena::bytes_for::<u64>(words.div_ceil(64))
+            + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
+            + [standby, REQUESTS, saves, ERRANDS].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
+            + Arena::bytes_for::<selfpage_core::policy::Link>(crate::config::links_for(most));
+        let mut arena = Arena::new(bytes)?;
+        // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
+        let (state, errands, links) = unsafe {
+            let free = FrameSet::new(arena.table(words), arena.table(words.div_ceil(64)));
+            let state = DomainState {
+                mmu,
+                gate: Gate::default(),
+                frames: FrameTable::new(arena.table(frames)),
+                stack: FrameStack::new(free, Ring::new(arena.table(standby)), config.frames),
+                regions: RegionMap::new([arena.table(MOST_REGIONS), arena.table(MOST_REGIONS)]),
+                requests: Ring::new(arena.table(REQUESTS)),
+                requested: Event::default(),
+                saves: Ring::new(arena.table(saves)),
+                to_save: Event::default(),
+                save_trouble: AtomicU32::new(0),
+                counters: Counters::default(),
+            };
+            let links: Table<_> = arena.table(crate::config::links_for(most));
+            (state, Ring::new(arena.table(ERRANDS)), links)
+        };
+        let policy = config.take_policy(links)?;
+        let bell = worker::Bell::hang(descriptors.worker, config.workers)?;
+        let inner = Inner {
+            state,
+            errands,
+            pool,
+            mmu,
+            descriptors: Mutex::new(descriptors),
+            reach,
+            table_thread: AtomicU32::new(0),
+            regions: Mutex::new(BTreeMap::new()),
+            stop: AtomicBool::new(false),
+            bell,
+            config,
+            _arena: arena,
+        };
+        inner.config.standby_share.store(policy.standby_share(), Ordering::Relaxed);
+        inner.set_reserve();
+        Ok((inner, policy))
+    }
+
+    /// Core's part of the domain.
+    pub(crate) fn state(&self) -> &DomainState {
+        &self.state
+    }
+
+    pub(crate) fn mmu(&self) -> &LinuxMmu {
+        self.mmu
+    }
+
+    pub(crate) fn regions(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Bound>>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The bound region that holds `page`.
+    pub(crate) fn bound_at(&self, page: PageNo) -> Option<Arc<Bound>> {
+        let regions = self.regions();
+        let (_, bound) = regions.range(..=page.0).next_back()?;
+        bound.range().contains(page).then(|| bound.clone())
+    }
+
+    /// How many frames to keep ready: enough for the longest fetches to go on while pages are saved, never a large part.
+    pub(crate) fn set_reserve(&self) {
+        let frames = self.state.stack.budget();
+        let base = (frames / 32).clamp(4, 4096).min(frames / 4);
+        self.state.stack.reserve.store(base + self.standby_target(), Ordering::Relaxed);
+        self.state.stack.wanted.signal(self.state.mmu);
+    }
+
+    /// How many frames the policy wants on standby.
+    pub(crate) fn standby_target(&self) -> u32 {
+        let share = u64::from(self.config.standby_share.load(Ordering::Relaxed));
+        (u64::from(self.state.stack.budget()) * share / 256) as u32
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Does `work` where the domain's descriptors are: here, or on a pager thread.
+    pub(crate) fn on_table<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match self.config.descriptor_table {
+            DescriptorTable::Shared => work(),
+            DescriptorTable::Private => errand::send(&self.state, &self.errands, work),
+        }
+    }
+
+    /// Does `work` on a pager thread.
+    pub(crate) fn on_pager_thread<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        errand::send(&self.state, &self.errands, work)
+    }
+
+    /// A worker met an access that the program has no right to: it gets its own `SIGSEGV`.
+    pub(crate) fn guard(&self, page: PageNo) {
+        // SAFETY: REGION-OWNED: the page is absent, and not the program's to use.
+        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_err() {
+            // SAFETY: REGION-OWNED: as above.
+            let _ = unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::None) };
+        }
+        self.state.mmu.wake_faulters(Trap::Worker, page, 1);
+    }
+
+    /// Says why a fault failed, before the program is sent its `SIGBUS`: to the program's own callback, else in one line on
+    /// standard error.
+    ///
+    /// # Context
+    /// Trap.
+    pub(crate) fn report(&self, page: PageNo, failure: Failure) {
+        if let Some(callback) = self.config.on_failure {
+            return callback(page.addr().0, failure);
+        }
+        let inside = self.state.gate.enter(self.state.mmu);
+        let (index, range) = match self.state.regions.find(page) {
+            Some(region) => (region.index(page), region.range),
+            None => return,
+        };
+        drop(inside);
+        let mut line = arrayvec::ArrayString::<256>::new();
+        let _ = writeln!(
+            line,
+            "selfpage: SIGBUS: region at {:#x}, offset {}: {}",
+            range.first.addr().0,
+            index * PAGE_BYTES as u64,
+            Cause(failure)
+        );
+        // SAFETY: none needed: a safe call that neither allocates nor locks.
+        let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+    }
+
+    pub(crate) fn standing(&self) -> bool {
+        !self.stopping()
+    }
+}
+
+/// A failure in a few words, without allocation.
+struct Cause(Failure);
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use selfpage_core::pager::PagerError;
+        use selfpage_core::stack::Shortage;
+        let error = match self.0 {
+            Failure::Shortage(Shortage::AllHeld) => return f.write_str("no frame: every resident page is held in core"),
+            Failure::Machine(refusal) => return write!(f, "the kernel refused the translation: {refusal:?}"),
+            Failure::Shortage(Shortage::Unsaved(error)) => {
+                f.write_str("no frame, because pages cannot be saved: ")?;
+                error
+            }
+            Failure::Pager(error) => error,
+        };
+        match error {
+            PagerError::Io(errno) => write!(f, "the device or file failed with errno {errno}"),
+            PagerError::Corrupt => f.write_str("the store gave back other bytes than were saved"),
+            PagerError::Truncated => f.write_str("the file ends before this page"),
+            PagerError::Full => f.write_str("the store is full (ENOSPC)"),
+            PagerError::Panicked => f.write_str("the pager panicked"),
+            PagerError::NoStore => f.write_str("the pager has no store"),
+            PagerError::WrongContext => f.write_str("not in this context"),
+        }
+    }
+}
+
+fn open_descriptors(config: &Config) -> Result<(Descriptors, Reach)> {
+    let refused = |what: &str, errno: rustix::io::Errno| {
+        let cause = format!("{what}: {errno}; `selfpage doctor` names the remedy");
+        Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
+    };
+    let open = |reach, features: Features, what: &str| -> Result<Uffd> {
+        let uffd = Uffd::open(reach, Reading::Waits).map_err(|errno| refused(what, errno))?;
+        uffd.agree(features).map_err(|errno| refused("this kernel has no UFFDIO_MOVE (Linux 6.8 and later do)", errno))?;
+        Ok(Uffd(Descriptor::from_raw(high_descriptor(uffd.0.raw()))))
+    };
+    let moves = Features::MOVE.and(Features::POISON);
+    let pool = open(Reach::UserFaults, moves.and(Features::WP), "refused")?;
+    let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS), "refused")?;
+    let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
+    let (worker, reach) = match open(Reach::EveryFault, worker_features, "faults inside system calls cannot be served") {
+        Ok(uffd) => (uffd, Reach::EveryFault),
+        Err(error) if config.needs_system_calls => return Err(error),
+        Err(_) => (open(Reach::UserFaults, worker_features, "refused")?, Reach::UserFaults),
+    };
+    let high = |descriptor: rustix::io::Result<Descriptor>, object: &str| match descriptor {
+        Ok(descriptor) => Ok(Descriptor::from_raw(high_descriptor(descriptor.raw()))),
+        Err(errno) => Err(Error::system("open", object, errno)),
+    };
+    let descriptors = Descriptors {
+        pool,
+        worker,
+        upcall,
+        memory: high(Descriptor::open_memory(), "/proc/self/mem")?,
+        pagemap: Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?),
+    };
+    Ok((descriptors, reach))
+}
+
+pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
+    [descriptors.pool.0, descriptors.worker.0, descriptors.upcall.0, descriptors.memory, descriptors.pagemap.0]
+        .map(Descriptor::raw)
+}
+
+/// Starts the threads of a domain. The first takes a descriptor table of its own and starts the others, who share it.
+pub(crate) fn start_threads(inner: &Arc<Inner>, policy: Box<dyn Policy>) -> Result<Vec<JoinHandle<()>>> {
+    let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut keep = numbers(&descriptors).to_vec();
+    for bound in inner.regions().values() {
+        keep.extend(bound.descriptors());
+    }
+    let (send, receive) = std::sync::mpsc::sync_channel(1);
+    let own = inner.clone();
+    let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
+    let first = thread::start("selfpage-pager", move || {
+        let started = thread::own_descriptors(&keep).map_err(std::io::Error::from).and_then(|()| {
+            own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
+            let mut threads = Vec::new();
+            for number in 1..own.config.pagers {
+                let own = own.clone();
+                threads.push(thread::start(&format!("selfpage-pager{number}"), move || pager(&own))?);
+            }
+            for _ in 0..own.config.workers {
+                let (own, uffd) = (own.clone(), descriptors.worker);
+                threads.push(thread::start("selfpage-worker", move || worker::serve(&own, uffd))?);
+            }
+            let evicting = own.clone();
+            threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting, policy))?);
+            let saving = own.clone();
+            threads.push(thread::start("selfpage-save", move || evictor::save(&saving))?);
+            Ok(threads)
+        });
+        let up = started.is_ok();
+        let _ = send.send(started);
+        drop(send);
+        if up {
+            pager(&own);
+        }
+    })
+    .map_err(failed)?;
+    let mut threads = receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the thread died"))).map_err(failed)?;
+    threads.push(first);
+    if inner.config.descriptor_table == DescriptorTable::Private {
+        for number in numbers(&descriptors) {
+            let _ = Descriptor::from_raw(number).close();
+        }
+    }
+    Ok(threads)
+}
+
+/// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.
+fn pager(inner: &Arc<Inner>) {
+    let state = &inner.state;
+    while inner.standing() {
+        let seen = state.requested.count();
+        if errand::serve(state, &inner.errands) {
+            continue;
+        }
+        match fault::next_request(state) {
+            Some(request) => {
+                fault::serve(state, request);
+            }
+            None => state.requested.wait(state.mmu, seen, 0),
+        }
+    }
+}
+
+/// Kept for the report of a shortage: what a pager's error means, in words.
+pub(crate) fn in_words(failure: Failure) -> String {
+    match failure {
+        Failure::Pager(error) => describe(error),
+        other => Cause(other).to_string(),
+    }
+}

@@ -1,0 +1,129 @@
+//! What went wrong: operation, object, cause and remedy.
+
+use std::fmt;
+use std::io;
+
+use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::fault::Failure;
+use selfpage_core::pager::PagerError;
+use selfpage_core::stack::Shortage;
+
+/// What a caller can do about an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Kind {
+    /// The request makes no sense: change it.
+    Invalid,
+    /// This system lacks what is needed: the message names the feature and the remedy.
+    Unsupported,
+    /// Not enough frames, addresses or store: ask for less, or give more.
+    OutOfSpace,
+    /// Pages are held in core: unpin some.
+    Held,
+    /// A device or file failed.
+    Io,
+    /// Contents are damaged or gone.
+    Lost,
+}
+
+/// An error of the library.
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    operation: &'static str,
+    object: String,
+    cause: String,
+    source: Option<io::Error>,
+}
+
+/// What the library's calls return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn new(kind: Kind, operation: &'static str, object: impl Into<String>, cause: impl Into<String>) -> Error {
+        Error { kind, operation, object: object.into(), cause: cause.into(), source: None }
+    }
+
+    pub(crate) fn system(operation: &'static str, object: impl Into<String>, source: impl Into<io::Error>) -> Error {
+        let source = source.into();
+        let kind = match source.raw_os_error() {
+            Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE | libc::EAGAIN) => Kind::OutOfSpace,
+            Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EOPNOTSUPP) => Kind::Unsupported,
+            Some(libc::EINVAL) => Kind::Invalid,
+            _ => Kind::Io,
+        };
+        Error { kind, operation, object: object.into(), cause: source.to_string(), source: Some(source) }
+    }
+
+    pub(crate) fn failure(operation: &'static str, object: impl Into<String>, failure: Failure) -> Error {
+        let (kind, cause) = match failure {
+            Failure::Pager(error) => (kind_of(error), describe(error)),
+            Failure::Shortage(Shortage::AllHeld) => (
+                Kind::Held,
+                "no frame can be had (ENOMEM): every resident page is pinned, by the program, the kernel or a device, or its \
+                 pager has nowhere to save it; unpin pages, or give the domain more frames"
+                    .into(),
+            ),
+            Failure::Shortage(Shortage::Unsaved(error)) => {
+                (kind_of(error), format!("no frame can be had: pages cannot be saved: {}", describe(error)))
+            }
+            Failure::Machine(refusal) => (Kind::Io, format!("the kernel refused the translation: {refusal:?}")),
+        };
+        Error::new(kind, operation, object, cause)
+    }
+
+    /// What the caller can do about it.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+fn kind_of(error: PagerError) -> Kind {
+    match error {
+        PagerError::Io(_) => Kind::Io,
+        PagerError::Corrupt | PagerError::Truncated | PagerError::Panicked => Kind::Lost,
+        PagerError::Full => Kind::OutOfSpace,
+        PagerError::NoStore => Kind::Held,
+        PagerError::WrongContext => Kind::Invalid,
+    }
+}
+
+/// A pager's error in words.
+pub(crate) fn describe(error: PagerError) -> String {
+    match error {
+        PagerError::Io(errno) => io::Error::from_raw_os_error(errno).to_string(),
+        PagerError::Corrupt => "the store gave back other bytes than were saved".into(),
+        PagerError::Truncated => "the file ends before this page".into(),
+        PagerError::Full => "the store is full (ENOSPC); give it more room".into(),
+        PagerError::Panicked => "the pager panicked".into(),
+        PagerError::NoStore => "the pager has no store".into(),
+        PagerError::WrongContext => "not in this context".into(),
+    }
+}
+
+/// Says which pages of a region an error is about.
+pub(crate) fn pages(name: &str, first: u64, count: u64) -> String {
+    let (from, to) = (first * PAGE_BYTES as u64, (first + count) * PAGE_BYTES as u64);
+    format!("region {name}, bytes {from}..{to}")
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.operation, self.object, self.cause)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        match error.source.as_ref().and_then(io::Error::raw_os_error) {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::other(error),
+        }
+    }
+}

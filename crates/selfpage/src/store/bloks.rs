@@ -1,0 +1,323 @@
+//! Which bloks of a store are taken, and by whom.
+//!
+//! Parent and forked children share one store file: a page saved before the fork belongs to both. Each process of such a
+//! family is a *member* with a bitmap of its own in memory that all of them map, and a blok is free when it is set in no
+//! bitmap. Nothing else is recorded, so nothing can disagree: whatever instant a member is killed at, its bitmap says what it
+//! held, and forgetting the bitmap gives all of that back.
+//!
+//! A claim sets the bit in the member's own bitmap first and looks at the others' second. Of two members that want the same
+//! blok the later sees the earlier, so at most one keeps it; it may happen that both give way.
+//!
+//! # Source
+//! Nemesis §6.7 (bloks, a bitmap, first fit with a hint). Members are ours: Nemesis has no fork. A fork hands bloks from
+//! bitmap to bitmap, and a claim that reads the bitmaps one by one could miss one on its way; so each fork ends with a
+//! step of the generation, and a claim that sees it step looks again.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::pager::PagerError;
+
+use super::Blok;
+use super::linux::mapping::{Mapping, Sharing};
+
+/// The most members of a family.
+pub(super) const MEMBERS: u32 = 256;
+/// A claim that has found a run looks this many words further for a longer one.
+const SEARCH_WORDS: usize = 256;
+const WORD_BLOKS: u32 = 64;
+const PAGE_WORDS: usize = PAGE_BYTES / 8;
+
+/// The bloks of one store. Blok 0 is always taken.
+pub struct Bloks {
+    /// A page with the family's state, then each member's bitmap, in whole pages.
+    map: Arc<Mapping>,
+    count: u32,
+    bitmap_pages: usize,
+    /// The member that this process is.
+    me: AtomicU32,
+    /// Where the next claim starts to look.
+    hint: AtomicU32,
+}
+
+/// A run of bloks found free.
+#[derive(Clone, Copy)]
+struct Run {
+    first: u32,
+    len: u32,
+}
+
+impl Bloks {
+    /// The bloks `1..count` for one process. A forked child gets a copy.
+    pub fn private(count: u32) -> io::Result<Bloks> {
+        Bloks::new(count, 1, Sharing::Private)
+    }
+
+    /// The bloks `1..count` for a family; the caller is member 0.
+    pub fn family(count: u32) -> io::Result<Bloks> {
+        Bloks::new(count, MEMBERS, Sharing::Family)
+    }
+
+    fn new(count: u32, members: u32, sharing: Sharing) -> io::Result<Bloks> {
+        let bitmap_pages = (count as usize).div_ceil(PAGE_BYTES * 8);
+        let map = Arc::new(Mapping::new(1 + members as usize * bitmap_pages, sharing)?);
+        let bloks = Bloks {
+            map,
+            count,
+            bitmap_pages,
+            me: 0.into(),
+            hint: 1.into(),
+        };
+        bloks.members_ever().store(1, SeqCst);
+        Ok(bloks)
+    }
+
+    /// Claims up to `want` neighbouring bloks: a run that long where one is found before the others have been looked at,
+    /// else the longest of those found.
+    ///
+    /// # Context
+    /// Any: no lock, no allocation.
+    ///
+    /// # Errors
+    /// [`PagerError::Full`]: every blok is taken.
+    pub fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        let want = want.max(1);
+        // Someone else's claim may get in the way of what was found, and give way itself: look again before saying no.
+        for _ in 0..3 {
+            while let Some(run) = self.find(want) {
+                let len = self.take(run);
+                self.hint.store(run.first.saturating_add(len.max(1)), Relaxed);
+                if len > 0 {
+                    return Ok((Blok(run.first), len));
+                }
+            }
+        }
+        Err(PagerError::Full)
+    }
+
+    /// Gives `count` bloks from `first` on back.
+    ///
+    /// # Context
+    /// Any: no lock, no allocation.
+    ///
+    /// # Panics
+    /// Where this member does not hold them all.
+    pub fn release(&self, first: Blok, count: u32) {
+        for (word, mask) in masks(Run {
+            first: first.0,
+            len: count,
+        }) {
+            let before = self.mine()[word].fetch_and(!mask, SeqCst);
+            assert!(
+                before & mask == mask,
+                "bloks {first:?}+{count} are given back, but are not all held"
+            );
+        }
+    }
+
+    /// Claims those of the bloks of `word` that nobody holds, and tells which: a bit each, counted from blok `64 * word`.
+    pub(super) fn claim_word(&self, word: usize) -> u64 {
+        let free = !self.taken(word) & self.valid(word);
+        if free == 0 { 0 } else { self.take_word(word, free) }
+    }
+
+    /// How many bloks are taken, by whomever.
+    pub fn taken_count(&self) -> u64 {
+        (0..self.words()).map(|word| self.taken(word).count_ones() as u64).sum()
+    }
+
+    /// How many bloks there are to claim in all.
+    pub fn count(&self) -> u32 {
+        self.count - 1
+    }
+
+    /// How many words the bitmap has.
+    pub(super) fn words(&self) -> usize {
+        self.count.div_ceil(WORD_BLOKS) as usize
+    }
+
+    /// The members that there are or have been, but for this process.
+    pub fn others(&self) -> impl Iterator<Item = u32> {
+        let me = self.me.load(Relaxed);
+        (0..self.members_ever().load(SeqCst) as u32).filter(move |&member| member != me)
+    }
+
+    /// Gives `child` a reference to every blok of this member, and forgets what an earlier member of that number held.
+    ///
+    /// # Context
+    /// Normal, with the process quiet; the caller holds the child's lock.
+    pub fn hand_to(&self, child: u32) {
+        self.members_ever().fetch_max(child as u64 + 1, SeqCst);
+        for (mine, its) in self.mine().iter().zip(self.bitmap(child)) {
+            let held = mine.load(SeqCst);
+            if its.load(SeqCst) != held {
+                its.store(held, SeqCst);
+            }
+        }
+        self.generation().fetch_add(1, SeqCst);
+    }
+
+    /// This process is that member from now on.
+    ///
+    /// # Context
+    /// Normal, in a forked child, before its first claim.
+    pub fn adopt(&self, member: u32) {
+        self.me.store(member, Relaxed);
+        // Apart from the parent, who would write side by side with us else.
+        self.hint
+            .store((self.count as u64 * member as u64 / MEMBERS as u64) as u32, Relaxed);
+    }
+
+    /// Gives back whatever the member held.
+    ///
+    /// # Context
+    /// PagerThread or Normal; the caller holds the member's lock, so the member is dead and stays so.
+    pub fn forget(&self, member: u32) {
+        if self.bitmap(member).iter().any(|word| word.load(SeqCst) != 0) {
+            self.map.discard(self.bitmap_page(member), self.bitmap_pages);
+            // Where the kernel could not.
+            self.bitmap(member).iter().for_each(|word| word.store(0, SeqCst));
+        }
+    }
+
+    /// The first run of at least `want` free bloks from the hint on, or the longest found by then.
+    fn find(&self, want: u32) -> Option<Run> {
+        let words = self.words();
+        let hint = self.hint.load(Relaxed) % self.count;
+        let start = (hint / WORD_BLOKS) as usize;
+        let mut best: Option<Run> = None;
+        let mut run = Run { first: 0, len: 0 };
+        // The word with the hint comes twice: its later bloks first, its earlier ones last.
+        for step in 0..=words {
+            let word = (start + step) % words;
+            if word == 0 {
+                run.len = 0;
+            }
+            let from = if step == 0 { !0 << (hint % WORD_BLOKS) } else { !0 };
+            let free = !self.taken(word) & self.valid(word) & from;
+            let mut at = 0;
+            while at < WORD_BLOKS {
+                let skip = (free >> at).trailing_zeros();
+                if skip > 0 {
+                    run.len = 0;
+                    at += skip;
+                }
+                if at >= WORD_BLOKS {
+                    break;
+                }
+                if run.len == 0 {
+                    run.first = word as u32 * WORD_BLOKS + at;
+                }
+                let len = (free >> at).trailing_ones();
+                run.len += len;
+                at += len;
+                if run.len >= want {
+                    return Some(Run { len: want, ..run });
+                }
+                if best.is_none_or(|best| run.len > best.len) {
+                    best = Some(run);
+                }
+            }
+            if best.is_some() && step >= SEARCH_WORDS {
+                break;
+            }
+        }
+        best
+    }
+
+    /// Claims as many bloks from the start of the run on as nobody else was faster with.
+    fn take(&self, run: Run) -> u32 {
+        let mut len = 0;
+        for (word, mask) in masks(run) {
+            let got = self.take_word(word, mask);
+            // What hangs together with the start.
+            let first = mask.trailing_zeros();
+            let kept = got
+                & !(!0_u64)
+                    .checked_shl(first + (got >> first).trailing_ones())
+                    .unwrap_or(0);
+            if kept != got {
+                self.mine()[word].fetch_and(!(got & !kept), SeqCst);
+            }
+            len += kept.count_ones();
+            if kept != mask {
+                break;
+            }
+        }
+        len
+    }
+
+    fn take_word(&self, word: usize, mask: u64) -> u64 {
+        let before = self.mine()[word].fetch_or(mask, SeqCst);
+        let got = mask & !before;
+        let lost = got & self.taken_by_others(word);
+        if lost != 0 {
+            self.mine()[word].fetch_and(!lost, SeqCst);
+        }
+        got & !lost
+    }
+
+    fn taken_by_others(&self, word: usize) -> u64 {
+        loop {
+            let generation = self.generation().load(SeqCst);
+            let taken = self
+                .others()
+                .fold(0, |taken, member| taken | self.bitmap(member)[word].load(SeqCst));
+            if self.generation().load(SeqCst) == generation {
+                return taken;
+            }
+        }
+    }
+
+    fn taken(&self, word: usize) -> u64 {
+        let members = 0..self.members_ever().load(Relaxed) as u32;
+        members.fold(0, |taken, member| taken | self.bitmap(member)[word].load(Relaxed))
+    }
+
+    /// The bloks of the word that exist and may be given out.
+    fn valid(&self, word: usize) -> u64 {
+        let below = (self.count as u64 - word as u64 * WORD_BLOKS as u64).min(WORD_BLOKS as u64) as u32;
+        let valid = !(!0_u64).checked_shl(below).unwrap_or(0);
+        if word == 0 { valid & !1 } else { valid }
+    }
+
+    fn mine(&self) -> &[AtomicU64] {
+        self.bitmap(self.me.load(Relaxed))
+    }
+
+    fn bitmap(&self, member: u32) -> &[AtomicU64] {
+        let first = self.bitmap_page(member) * PAGE_WORDS;
+        &self.map.words()[first..first + self.words()]
+    }
+
+    fn bitmap_page(&self, member: u32) -> usize {
+        1 + member as usize * self.bitmap_pages
+    }
+
+    fn members_ever(&self) -> &AtomicU64 {
+        &self.map.words()[0]
+    }
+
+    fn generation(&self) -> &AtomicU64 {
+        &self.map.words()[1]
+    }
+}
+
+/// The words of the run with the bits that it covers in each.
+fn masks(run: Run) -> impl Iterator<Item = (usize, u64)> {
+    let (mut at, end) = (run.first as u64, run.first as u64 + run.len as u64);
+    std::iter::from_fn(move || {
+        let bit = at % WORD_BLOKS as u64;
+        let len = (end - at).min(WORD_BLOKS as u64 - bit);
+        let word = (at / WORD_BLOKS as u64) as usize;
+        at += len;
+        (len > 0).then(|| (word, (!0 >> (WORD_BLOKS as u64 - len)) << bit))
+    })
+}
+
+#[cfg(test)]
+#[path = "bloks_tests.rs"]
+mod tests;

@@ -1,0 +1,224 @@
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
+
+use proptest::prelude::*;
+
+use super::*;
+
+impl Bloks {
+    /// The same bloks as another member of the family sees them.
+    fn as_member(&self, member: u32) -> Bloks {
+        let other = Bloks {
+            map: Arc::clone(&self.map),
+            count: self.count,
+            bitmap_pages: self.bitmap_pages,
+            me: member.into(),
+            hint: 1.into(),
+        };
+        other.adopt(member);
+        other
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Claim(u32),
+    /// Gives the n-th run back (of those held, counted round), or its first half, or its second.
+    Release(usize, u8),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        3 => prop_oneof![1..5_u32, 60..70_u32, 1..400_u32].prop_map(Step::Claim),
+        2 => (any::<usize>(), 0..3_u8).prop_map(|(run, part)| Step::Release(run, part)),
+    ];
+    prop::collection::vec(step, 1..200)
+}
+
+fn longest_free_run(count: u32, taken: &BTreeSet<u32>) -> u32 {
+    let (mut longest, mut len) = (0, 0);
+    for blok in 1..count {
+        len = if taken.contains(&blok) { 0 } else { len + 1 };
+        longest = longest.max(len);
+    }
+    longest
+}
+
+proptest! {
+    #[test]
+    fn claims_agree_with_a_set(count in prop_oneof![2..70_u32, 60..600_u32, Just(5000)], steps in steps()) {
+        let bloks = Bloks::private(count).unwrap();
+        let mut taken = BTreeSet::new();
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Claim(want) => match bloks.claim(want) {
+                    Ok((Blok(first), len)) => {
+                        prop_assert!((1..=want).contains(&len));
+                        prop_assert!(first >= 1 && first + len <= count);
+                        // These stores are so small that a search sees all of them, once from the hint on.
+                        let longest = longest_free_run(count, &taken).min(want);
+                        prop_assert!(len * 2 >= longest, "{len} of {want}, there were {longest}");
+                        for blok in first..first + len {
+                            prop_assert!(taken.insert(blok), "blok {blok} was given out twice");
+                        }
+                        runs.push((first, len));
+                    }
+                    Err(error) => {
+                        prop_assert_eq!(error, PagerError::Full);
+                        prop_assert_eq!(taken.len() as u32, count - 1);
+                    }
+                },
+                Step::Release(_, _) if runs.is_empty() => {}
+                Step::Release(run, part) => {
+                    let at = run % runs.len();
+                    let (first, len) = runs.swap_remove(at);
+                    let half = len / 2;
+                    let (give, keep) = match part {
+                        0 => ((first, len), (0, 0)),
+                        1 => ((first, half), (first + half, len - half)),
+                        _ => ((first + half, len - half), (first, half)),
+                    };
+                    bloks.release(Blok(give.0), give.1);
+                    (give.0..give.0 + give.1).for_each(|blok| assert!(taken.remove(&blok)));
+                    if keep.1 > 0 {
+                        runs.push(keep);
+                    }
+                }
+            }
+            prop_assert_eq!(bloks.taken_count(), taken.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn claims_are_neighbours_of_the_last() {
+    let bloks = Bloks::private(10_000).unwrap();
+    assert_eq!(bloks.claim(10), Ok((Blok(1), 10)));
+    assert_eq!(bloks.claim(200), Ok((Blok(11), 200)));
+    bloks.release(Blok(5), 3);
+    assert_eq!(bloks.claim(1), Ok((Blok(211), 1)));
+}
+
+#[test]
+fn a_full_store_says_so_and_takes_bloks_back() {
+    let bloks = Bloks::private(130).unwrap();
+    assert_eq!(bloks.claim(u32::MAX), Ok((Blok(1), 129)));
+    assert_eq!(bloks.claim(1), Err(PagerError::Full));
+    bloks.release(Blok(63), 2);
+    assert_eq!(bloks.claim(5), Ok((Blok(63), 2)));
+    assert_eq!(bloks.claim(5), Err(PagerError::Full));
+}
+
+#[test]
+#[should_panic(expected = "not all held")]
+fn a_blok_given_back_twice_is_noticed() {
+    let bloks = Bloks::private(100).unwrap();
+    let (first, _) = bloks.claim(4).unwrap();
+    bloks.release(first, 4);
+    bloks.release(first, 1);
+}
+
+/// Claims and releases until `rounds` are over, and notes in `owners` who has what.
+fn churn(bloks: &Bloks, owners: &[AtomicU8], rounds: u32, seed: u32) {
+    let mut held: Vec<(Blok, u32)> = Vec::new();
+    let mut random = seed;
+    for _ in 0..rounds {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        if (random >> 16).is_multiple_of(2) && !held.is_empty() {
+            let (first, len) = held.swap_remove((random >> 20) as usize % held.len());
+            (first.0..first.0 + len).for_each(|blok| assert_eq!(owners[blok as usize].fetch_sub(1, SeqCst), 1));
+            bloks.release(first, len);
+        } else if let Ok((first, len)) = bloks.claim(1 + (random >> 20) % 80) {
+            for blok in first.0..first.0 + len {
+                assert_eq!(
+                    owners[blok as usize].fetch_add(1, SeqCst),
+                    0,
+                    "blok {blok} was given out twice"
+                );
+            }
+            held.push((first, len));
+        }
+    }
+    for (first, len) in held {
+        (first.0..first.0 + len).for_each(|blok| assert_eq!(owners[blok as usize].fetch_sub(1, SeqCst), 1));
+        bloks.release(first, len);
+    }
+}
+
+#[test]
+fn threads_and_members_never_share_a_claim() {
+    const COUNT: u32 = 700;
+    let bloks = Bloks::family(COUNT).unwrap();
+    bloks.hand_to(1);
+    bloks.hand_to(2);
+    let family = [bloks.as_member(0), bloks.as_member(1), bloks.as_member(2)];
+    let owners: Vec<AtomicU8> = (0..COUNT).map(|_| 0.into()).collect();
+    thread::scope(|scope| {
+        for thread in 0..6 {
+            let (bloks, owners) = (&family[thread as usize % 3], &owners);
+            scope.spawn(move || churn(bloks, owners, 30_000, thread));
+        }
+    });
+    assert_eq!(bloks.taken_count(), 0);
+}
+
+/// One member hands a blok to the next and gives its own reference up, round and round. So the blok is never free.
+#[test]
+fn a_blok_on_its_way_between_members_is_never_free() {
+    let bloks = Bloks::family(64).unwrap();
+    let (passed, _) = bloks.claim(1).unwrap();
+    for member in 1..4 {
+        bloks.hand_to(member);
+        bloks.as_member(member).release(passed, 1);
+    }
+    let thief = bloks.as_member(3);
+    thread::scope(|scope| {
+        let passing = scope.spawn(|| {
+            for round in 0..100_000 {
+                let (from, to) = ([0, 1, 2][round % 3], [1, 2, 0][round % 3]);
+                bloks.as_member(from).hand_to(to);
+                bloks.as_member(from).release(passed, 1);
+            }
+        });
+        while !passing.is_finished() {
+            assert_eq!(
+                thief.take(Run {
+                    first: passed.0,
+                    len: 1
+                }),
+                0,
+                "a blok in use was claimed"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_blok_is_free_when_the_last_member_lets_go() {
+    let parent = Bloks::family(1000).unwrap();
+    let (first, len) = parent.claim(999).unwrap();
+    parent.hand_to(1);
+    let child = parent.as_member(1);
+    parent.release(first, len);
+    assert_eq!(parent.claim(1), Err(PagerError::Full));
+    child.release(first, 100);
+    assert_eq!(parent.taken_count(), 899);
+    parent.forget(1);
+    assert_eq!(parent.taken_count(), 0);
+    assert_eq!(parent.claim(999).unwrap().1, 999);
+}
+
+#[test]
+fn a_new_member_has_nothing_of_the_one_before() {
+    let parent = Bloks::family(1000).unwrap();
+    parent.hand_to(1);
+    parent.as_member(1).claim(500).unwrap();
+    let (first, len) = parent.claim(7).unwrap();
+    parent.hand_to(1);
+    parent.release(first, len);
+    assert_eq!(parent.taken_count(), 7);
+    parent.as_member(1).release(first, len);
+}

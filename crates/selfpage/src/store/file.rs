@@ -1,0 +1,359 @@
+//! A store in a file or on a block device.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, unlink};
+use rustix::io::{Errno, pread, pwrite};
+use rustix::process::{Resource, getrlimit};
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use selfpage_core::pager::{Context, PagerError};
+
+use super::bloks::{Bloks, MEMBERS};
+use super::engine::{IoChoice, IoEngines};
+use super::linux::descriptor::{Descriptor, lock, unlock};
+use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
+
+/// What blok 0 begins with: the mark of a file that may be overwritten.
+const MARK: &[u8] = b"selfpage store: scratch, of no use to anybody but the program that runs\n";
+/// A file without the mark is only taken over where it begins with this much nothing.
+const LOOK_BYTES: usize = 1 << 20;
+/// The byte whose lock member 0 of the family holds; the other members' follow. No file has data there.
+const LOCKS_FROM: u64 = 1 << 40;
+
+/// Holds pages in a file, past the kernel's page cache where the file system lets it.
+///
+/// Parent and forked children share the file, see [`BackingStore`]. Each holds a lock that the kernel drops when it ends,
+/// whatever ends it; what a dead one held is given back when a claim finds no room.
+pub struct FileStore {
+    object: String,
+    file: Descriptor,
+    direct: bool,
+    bloks: Bloks,
+    engines: IoEngines,
+    /// The child's part of a fork that is under way.
+    child: Mutex<Option<Child>>,
+    reclaiming: AtomicBool,
+}
+
+struct Child {
+    file: Descriptor,
+    member: u32,
+}
+
+#[repr(align(4096))]
+struct Page(PageBytes);
+
+impl FileStore {
+    /// A store in the file or block device of that name, which is made where there is none, and kept.
+    ///
+    /// Nothing in it lasts: a later run starts empty. It is sparse, and grows with what is saved.
+    ///
+    /// # Errors
+    /// The file holds something else, another program uses it, or it cannot be had.
+    pub fn create(path: &Path, capacity_bytes: u64) -> Result<FileStore, StoreError> {
+        let object = path.display().to_string();
+        let count = blok_count(&object, capacity_bytes)?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let mut file = open(path, flags | OFlags::CREATE, Mode::from_raw_mode(0o600)).map_err(refused(&object))?;
+        let kind = FileType::from_raw_mode(fstat(&file).map_err(refused(&object))?.st_mode);
+        match kind {
+            FileType::RegularFile => {}
+            // Exclusive: the kernel says no where it is mounted.
+            FileType::BlockDevice => {
+                file = open(path, flags | OFlags::EXCL, Mode::empty()).map_err(refused(&object))?
+            }
+            _ => {
+                let cause = io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device");
+                return Err(StoreError {
+                    object,
+                    cause,
+                    remedy: "name a file, a block device, or none",
+                });
+            }
+        }
+        // Before the content is looked at: the other program may have just begun.
+        FileStore::lock_all(&object, &file)?;
+        if !is_scratch(&file).map_err(refused(&object))? {
+            let cause = io::Error::new(io::ErrorKind::AlreadyExists, "it holds something that is not a store's");
+            return Err(StoreError {
+                object,
+                cause,
+                remedy: "remove it, or name another",
+            });
+        }
+        FileStore::new(object, file, kind, count)
+    }
+
+    /// A store in a file without a name, in that directory. Nothing of it is left when the program ends, however it ends.
+    ///
+    /// # Errors
+    /// There can be no such file.
+    pub fn unnamed_in(dir: &Path, capacity_bytes: u64) -> Result<FileStore, StoreError> {
+        let object = format!("in {}", dir.display());
+        let count = blok_count(&object, capacity_bytes)?;
+        let mode = Mode::from_raw_mode(0o600);
+        let file = match open(dir, OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE, mode) {
+            // File systems that cannot: a name for as long as it takes to remove it.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                let path = dir.join(format!(".selfpage-{}", process::id()));
+                let file = open(
+                    &path,
+                    OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL,
+                    mode,
+                );
+                file.and_then(|file| unlink(&path).map(|()| file))
+            }
+            file => file,
+        };
+        let file = file.map_err(refused(&object))?;
+        FileStore::lock_all(&object, &file)?;
+        FileStore::new(object, file, FileType::RegularFile, count)
+    }
+
+    fn new(object: String, file: OwnedFd, kind: FileType, count: u32) -> Result<FileStore, StoreError> {
+        let choice = IoChoice::from_env().map_err(|cause| StoreError {
+            object: object.clone(),
+            cause: io::Error::new(io::ErrorKind::InvalidInput, cause),
+            remedy: "set it to auto or pool, or not at all",
+        })?;
+        make_room(&object, &file, kind, count as u64 * PAGE_BYTES as u64)?;
+        let direct = write_mark(&file).map_err(refused(&object))?;
+        // Member 0 is alive; the others' locks are for those who come.
+        unlock(file.as_fd(), LOCKS_FROM + 1, MEMBERS as u64 - 1).map_err(refused(&object))?;
+        let bloks = Bloks::family(count).map_err(|cause| StoreError {
+            object: object.clone(),
+            cause,
+            remedy: "ask for less, or raise the limit on address space (ulimit -v)",
+        })?;
+        let file = Descriptor::new(file).map_err(refused(&object))?;
+        let engines = IoEngines::new(choice);
+        Ok(FileStore {
+            object,
+            file,
+            direct,
+            bloks,
+            engines,
+            child: Mutex::new(None),
+            reclaiming: false.into(),
+        })
+    }
+
+    fn lock_all(object: &str, file: &OwnedFd) -> Result<(), StoreError> {
+        match lock(file.as_fd(), LOCKS_FROM, MEMBERS as u64) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(StoreError {
+                object: object.to_owned(),
+                cause: io::Error::new(io::ErrorKind::ResourceBusy, "another running program uses it"),
+                remedy: "name another, or end that program (fuser -v shows it)",
+            }),
+            Err(cause) => Err(StoreError {
+                object: object.to_owned(),
+                cause,
+                remedy: "name a place on a local file system: this one has no locks",
+            }),
+        }
+    }
+
+    /// Whether reads and writes go past the kernel's page cache (`O_DIRECT`).
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// How many bloks are taken, by this process and its family.
+    ///
+    /// # Context
+    /// Normal.
+    pub fn taken_bloks(&self) -> u64 {
+        self.bloks.taken_count()
+    }
+
+    /// Which way of many requests at a time to use, in place of what the environment says.
+    pub fn with_io(mut self, choice: IoChoice) -> FileStore {
+        self.engines = IoEngines::new(choice);
+        self
+    }
+
+    /// Gives back what processes of the family held that have ended.
+    ///
+    /// # Context
+    /// PagerThread or Normal.
+    pub fn reclaim_dead(&self) {
+        // Locks tell processes apart, not our threads.
+        if self.reclaiming.swap(true, Ordering::Acquire) {
+            return;
+        }
+        for member in self.bloks.others() {
+            let byte = LOCKS_FROM + member as u64;
+            // A lock on another file, at our number, would say nothing.
+            if let Ok(true) = lock(self.file.borrow(), byte, 1)
+                && self.file.is_ours()
+            {
+                self.bloks.forget(member);
+                let _ = unlock(self.file.borrow(), byte, 1);
+            }
+        }
+        self.reclaiming.store(false, Ordering::Release);
+    }
+}
+
+impl BackingStore for FileStore {
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        self.bloks.claim(want).or_else(|_| {
+            self.reclaim_dead();
+            self.bloks.claim(want)
+        })
+    }
+
+    fn release(&self, first: Blok, count: u32) {
+        self.bloks.release(first, count);
+    }
+
+    fn reads_in_trap(&self) -> bool {
+        true
+    }
+
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        match context {
+            // Whatever went wrong, it need not be our file that it went wrong with.
+            Context::Trap => IoEngines::read_in_trap(self.file.number(), bloks).map_err(|_| PagerError::WrongContext),
+            Context::PagerThread | Context::Normal => self.engines.read(self.file.number(), bloks),
+        }
+    }
+
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        self.engines.write(self.file.number(), bloks);
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        vec![self.file.number()]
+    }
+
+    fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {
+        let flags = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let file = self.file.reopen(table_of, flags).map_err(|cause| StoreError {
+            object: self.object.clone(),
+            cause,
+            remedy: "a child needs the file opened anew: mount /proc, keep the right to open it, raise ulimit -n",
+        })?;
+        // The child's lock is held from now on, first by us: it never looks dead before it has lived.
+        let free = |&member: &u32| lock(file.borrow(), LOCKS_FROM + member as u64, 1).unwrap_or(false);
+        let Some(member) = (0..MEMBERS).find(free) else {
+            let cause = io::Error::new(io::ErrorKind::QuotaExceeded, "256 processes share it already");
+            return Err(StoreError {
+                object: self.object.clone(),
+                cause,
+                remedy: "have fewer forked children at a time",
+            });
+        };
+        self.bloks.hand_to(member);
+        *self.child.lock().unwrap_or_else(PoisonError::into_inner) = Some(Child { file, member });
+        Ok(())
+    }
+
+    fn after_fork_in_parent(&self) {
+        *self.child.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// # Panics
+    /// Where [`before_fork`](BackingStore::before_fork) did not succeed.
+    fn after_fork_in_child(&self) {
+        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Child { file, member }) = child else {
+            panic!("store {}: not ready for a fork", self.object)
+        };
+        self.file.go_on_as(file);
+        self.bloks.adopt(member);
+        self.engines.after_fork_in_child();
+        self.reclaiming.store(false, Ordering::Release);
+    }
+}
+
+/// Whether nobody will miss the file's contents.
+fn is_scratch(file: &OwnedFd) -> io::Result<bool> {
+    let mut bytes = vec![0; LOOK_BYTES];
+    let mut len = 0;
+    while len < LOOK_BYTES {
+        match pread(file, &mut bytes[len..], len as u64)? {
+            0 => break,
+            more => len += more,
+        }
+    }
+    Ok(bytes.starts_with(MARK) || bytes[..len].iter().all(|&byte| byte == 0))
+}
+
+/// Makes the file as long as it will ever be, so that writes need not: that is faster, and then a file that ends early was
+/// cut by somebody.
+fn make_room(object: &str, file: &OwnedFd, kind: FileType, len_bytes: u64) -> Result<(), StoreError> {
+    let too_small = |cause: String, remedy| StoreError {
+        object: object.to_owned(),
+        cause: io::Error::new(io::ErrorKind::FileTooLarge, cause),
+        remedy,
+    };
+    let now_bytes = seek(file, SeekFrom::End(0)).map_err(refused(object))?;
+    if kind == FileType::BlockDevice && now_bytes < len_bytes {
+        let cause = format!("the device has {now_bytes} bytes, the store needs {len_bytes}");
+        return Err(too_small(cause, "ask for less, or name a larger device"));
+    }
+    // Beyond the limit the kernel would send SIGXFSZ.
+    if let Some(limit_bytes) = getrlimit(Resource::Fsize).current
+        && limit_bytes < len_bytes
+        && kind == FileType::RegularFile
+    {
+        let cause = format!("files may have {limit_bytes} bytes, the store needs {len_bytes}");
+        return Err(too_small(
+            cause,
+            "ask for less, or raise the limit on file size (ulimit -f)",
+        ));
+    }
+    if now_bytes < len_bytes {
+        ftruncate(file, len_bytes).map_err(refused(object))?;
+    }
+    Ok(())
+}
+
+/// Writes blok 0, past the page cache where that works, and says whether it does.
+fn write_mark(file: &OwnedFd) -> io::Result<bool> {
+    let mut page = Box::new(Page([0; PAGE_BYTES]));
+    page.0[..MARK.len()].copy_from_slice(MARK);
+    let flags = fcntl_getfl(file)? - OFlags::NONBLOCK;
+    for direct in [true, false] {
+        let flags = if direct { flags | OFlags::DIRECT } else { flags };
+        match fcntl_setfl(file, flags).and_then(|()| pwrite(file, &page.0, 0)) {
+            Err(Errno::INVAL) if direct => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(PAGE_BYTES) => return Ok(direct),
+            Ok(_) => return Err(Errno::NOSPC.into()),
+        }
+    }
+    Err(Errno::INVAL.into())
+}
+
+/// The error for a system call that said no.
+fn refused<E: Into<io::Error>>(object: &str) -> impl Fn(E) -> StoreError {
+    move |cause| {
+        let cause = cause.into();
+        let remedy = match cause.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::NOENT | Errno::NOTDIR) => "make its directory first, or name another",
+            Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => "name a place where you may write",
+            Some(Errno::NOSPC | Errno::DQUOT) => "free disk space, or name a place on another disk",
+            Some(Errno::BUSY) => "unmount the device, or name another",
+            Some(Errno::FBIG) => "ask for less: the file system has no files that large",
+            Some(Errno::MFILE | Errno::NFILE) => "raise the limit on open files (ulimit -n)",
+            _ => "name another place",
+        };
+        StoreError {
+            object: object.to_owned(),
+            cause,
+            remedy,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

@@ -1,0 +1,123 @@
+//! A file known by the number of its descriptor, and locks that the kernel drops with the last descriptor.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::io::fcntl_dupfd_cloexec;
+
+/// Numbers from here on are out of the way of programs that count on small ones; the second is for those that live under a
+/// low limit.
+const HIGH_NUMBERS: [RawFd; 2] = [700, 100];
+
+/// An open file by its number, which may stand in several descriptor tables: the program's and the pager threads'.
+///
+/// A program may close our descriptor and open another file at its number. So nothing here trusts the number: it is only
+/// closed where it still names our file, and whoever reads through it must be able to tell right bytes from wrong ones.
+pub struct Descriptor {
+    number: AtomicI32,
+    device: u64,
+    inode: u64,
+}
+
+impl Descriptor {
+    /// Takes the file over, at a high number where the limit on open files allows.
+    pub fn new(file: OwnedFd) -> io::Result<Descriptor> {
+        let stat = fstat(&file)?;
+        let number = raise(file).into_raw_fd();
+        Ok(Descriptor {
+            number: AtomicI32::new(number),
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        })
+    }
+
+    /// The number.
+    pub fn number(&self) -> RawFd {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// The descriptor for a system call.
+    pub fn borrow(&self) -> BorrowedFd<'_> {
+        borrow_number(self.number())
+    }
+
+    /// Opens the same file anew: another open file description, so other locks. `table_of` is a thread of this process
+    /// that has the descriptor in its table.
+    pub fn reopen(&self, table_of: i32, flags: OFlags) -> io::Result<Descriptor> {
+        let path = format!("/proc/self/task/{table_of}/fd/{}", self.number());
+        let anew = Descriptor::new(open(path, OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty())?)?;
+        if (anew.device, anew.inode) != (self.device, self.inode) {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        }
+        Ok(anew)
+    }
+
+    /// Closes the number and goes on under that of `anew`, which is the same file.
+    pub fn go_on_as(&self, anew: Descriptor) {
+        self.close();
+        self.number.store(anew.number(), Ordering::Relaxed);
+        std::mem::forget(anew);
+    }
+
+    /// Whether the number names our file, in the calling thread's table.
+    pub fn is_ours(&self) -> bool {
+        fstat(self.borrow()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
+    }
+
+    fn close(&self) {
+        if self.is_ours() {
+            // SAFETY: fd-number: it names our file, and nobody closes our file but us.
+            drop(unsafe { OwnedFd::from_raw_fd(self.number()) });
+        }
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn raise(file: OwnedFd) -> OwnedFd {
+    HIGH_NUMBERS
+        .iter()
+        .find_map(|&min| fcntl_dupfd_cloexec(&file, min).ok())
+        .unwrap_or(file)
+}
+
+/// The descriptor of this number, if there is one, for a system call.
+pub(super) fn borrow_number<'a>(number: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: fd-number: whatever it names, the call that gets it reports an error or touches only memory given to it.
+    unsafe { BorrowedFd::borrow_raw(number) }
+}
+
+/// Locks the bytes for this open file description, where no other holds a lock there. Says whether it did.
+pub fn lock(file: BorrowedFd<'_>, first_byte: u64, count: u64) -> io::Result<bool> {
+    match set_lock(file, libc::F_WRLCK, first_byte, count) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives the lock on the bytes up.
+pub fn unlock(file: BorrowedFd<'_>, first_byte: u64, count: u64) -> io::Result<()> {
+    set_lock(file, libc::F_UNLCK, first_byte, count)
+}
+
+fn set_lock(file: BorrowedFd<'_>, kind: libc::c_int, first_byte: u64, count: u64) -> io::Result<()> {
+    let lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: first_byte as libc::off_t,
+        l_len: count as libc::off_t,
+        l_pid: 0,
+    };
+    // SAFETY: fd-number: the kernel only reads `lock`, which outlives the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,118 @@
+//! Anonymous memory that nothing pages: plain, unregistered, and only as large in fact as what was touched.
+
+use std::ffi::c_void;
+use std::io;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+
+/// Who sees what is written after a fork.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharing {
+    /// Parent and child each have their own copy.
+    Private,
+    /// Parent and children have one memory.
+    Family,
+}
+
+/// A range of anonymous memory, all zero at first.
+pub struct Mapping {
+    base: NonNull<AtomicU64>,
+    len_bytes: usize,
+    sharing: Sharing,
+}
+
+// SAFETY: mapping-owned: the range is reached through atomics only.
+unsafe impl Send for Mapping {}
+// SAFETY: mapping-owned: the range is reached through atomics only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `pages` pages; none of them takes memory before it is touched.
+    pub fn new(pages: usize, sharing: Sharing) -> io::Result<Mapping> {
+        let len_bytes = pages.checked_mul(PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let flags = match sharing {
+            Sharing::Private => MapFlags::PRIVATE,
+            Sharing::Family => MapFlags::SHARED,
+        };
+        // SAFETY: mapping-owned: the kernel picks an unused range.
+        let base = unsafe {
+            mmap_anonymous(
+                null_mut(),
+                len_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags | MapFlags::NORESERVE,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping {
+            base,
+            len_bytes,
+            sharing,
+        })
+    }
+
+    /// The memory, in words.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: mapping-owned: mapped, aligned to a page, zero is a valid word, and never seen but as atomics.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len_bytes / 8) }
+    }
+
+    /// The words of one page.
+    ///
+    /// # Panics
+    /// Where the mapping ends before the page.
+    pub fn page(&self, page: usize) -> &[AtomicU64; PAGE_BYTES / 8] {
+        match self.words()[page * (PAGE_BYTES / 8)..].first_chunk() {
+            Some(words) => words,
+            None => panic!("page {page} lies outside the mapping"),
+        }
+    }
+
+    /// Copies a page out.
+    pub fn read(&self, page: usize, to: &mut PageBytes) {
+        for (word, bytes) in self.page(page).iter().zip(to.as_chunks_mut::<8>().0) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+    }
+
+    /// Copies a page in.
+    pub fn write(&self, page: usize, from: &PageBytes) {
+        for (word, bytes) in self.page(page).iter().zip(from.as_chunks::<8>().0) {
+            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+    }
+
+    /// Gives the memory under these pages back; they read as zero afterwards. Nothing happens where the kernel refuses.
+    ///
+    /// # Panics
+    /// Where the mapping ends before the last page.
+    pub fn discard(&self, first_page: usize, pages: usize) {
+        let start_bytes = first_page * PAGE_BYTES;
+        assert!(
+            start_bytes + pages * PAGE_BYTES <= self.len_bytes,
+            "pages lie outside the mapping"
+        );
+        let advice = match self.sharing {
+            Sharing::Private => Advice::LinuxDontNeed,
+            Sharing::Family => Advice::LinuxRemove,
+        };
+        // SAFETY: mapping-owned: the range lies inside; turning to zero is a store like any other to those who see atomics.
+        let _ = unsafe {
+            madvise(
+                self.base.as_ptr().byte_add(start_bytes).cast::<c_void>(),
+                pages * PAGE_BYTES,
+                advice,
+            )
+        };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapping-owned: the last look at it is over.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len_bytes) };
+    }
+}

@@ -1,0 +1,111 @@
+//! Many requests in one system call, through io_uring.
+
+use std::mem::ManuallyDrop;
+use std::os::fd::RawFd;
+
+use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
+use rustix::thread::{Pid, gettid, sched_yield};
+
+use super::transfer::{Batch, Direction};
+
+/// How many requests are under way at a time: the disk gains nothing from more.
+const DEPTH: usize = 64;
+
+/// An io_uring of the thread that made it.
+///
+/// Its descriptor lies in that thread's table, so a number means something else, or nothing, anywhere else: in another
+/// thread's table, or in a forked child. There it must not be closed.
+pub struct Ring {
+    ring: ManuallyDrop<IoUring>,
+    owner: Pid,
+}
+
+/// The ring's descriptor is not ours any more, or the kernel refuses it. The requests that it did not complete are untouched.
+pub struct RingLost;
+
+impl Ring {
+    /// A ring for the calling thread.
+    pub fn new() -> std::io::Result<Ring> {
+        let ring = IoUring::builder().dontfork().build(DEPTH as u32)?;
+        Ok(Ring {
+            ring: ManuallyDrop::new(ring),
+            owner: gettid(),
+        })
+    }
+
+    /// Works off every request, up to [`DEPTH`] at a time.
+    pub fn run(&mut self, file: RawFd, batch: &mut Batch<'_>) -> Result<(), RingLost> {
+        // Requests from `next` on were never submitted; `again` are those that want another round.
+        let mut next = 0;
+        let mut again = [0_usize; DEPTH];
+        let mut again_len = 0;
+        let mut in_flight = 0;
+        loop {
+            while in_flight < DEPTH && (again_len > 0 || next < batch.requests.len()) {
+                let index = if again_len > 0 {
+                    again_len -= 1;
+                    again[again_len]
+                } else {
+                    next += 1;
+                    next - 1
+                };
+                if !batch.requests[index].is_done() {
+                    self.push(file, batch, index);
+                    in_flight += 1;
+                }
+            }
+            if in_flight == 0 {
+                return Ok(());
+            }
+            match self.ring.submit_and_wait(in_flight) {
+                Ok(_) => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
+                // Nothing of this batch has reached the kernel yet where the queue still holds all of it.
+                Err(_) if self.ring.submission().len() == in_flight => return Err(RingLost),
+                // What has reached it will complete: its buffers are not ours to give back before that.
+                Err(_) => sched_yield(),
+            }
+            for entry in self.ring.completion() {
+                let index = entry.user_data() as usize;
+                let moved = usize::try_from(entry.result()).map_err(|_| Errno::from_raw_os_error(-entry.result()));
+                batch.requests[index].took(moved, batch.direction);
+                in_flight -= 1;
+                if !batch.requests[index].is_done() {
+                    again[again_len] = index;
+                    again_len += 1;
+                }
+            }
+        }
+    }
+
+    fn push(&mut self, file: RawFd, batch: &Batch<'_>, index: usize) {
+        let (rest, offset) = batch.requests[index].rest(batch.vectors);
+        let (vectors, count) = (rest.as_ptr(), rest.len() as u32);
+        let entry = match batch.direction {
+            Direction::Read => opcode::Readv::new(types::Fd(file), vectors, count)
+                .offset(offset)
+                .build(),
+            Direction::Write => opcode::Writev::new(types::Fd(file), vectors, count)
+                .offset(offset)
+                .build(),
+        };
+        // SAFETY: batch-borrowed: `run` returns when nothing is in flight, or when nothing was submitted.
+        let pushed = unsafe { self.ring.submission().push(&entry.user_data(index as u64)) };
+        assert!(pushed.is_ok(), "the queue is as deep as what may be in flight");
+    }
+
+    /// Gives the ring up without a word to the kernel: its descriptor may be another's by now.
+    pub fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if gettid() == self.owner {
+            // SAFETY: ring-own-thread: this is the last use, on the thread in whose table the descriptor lies.
+            unsafe { ManuallyDrop::drop(&mut self.ring) };
+        }
+    }
+}

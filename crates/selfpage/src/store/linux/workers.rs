@@ -1,0 +1,173 @@
+//! Many requests at once where io_uring is refused: a few threads that read and write.
+
+use std::ffi::c_void;
+use std::io;
+use std::mem::{MaybeUninit, zeroed};
+use std::os::fd::RawFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::transfer::{Batch, Direction, Request};
+
+/// Besides the thread that waits for them, which works too.
+const THREADS: usize = 3;
+/// They call `preadv` and little else.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Threads that share the descriptor table of the thread that made them.
+///
+/// They are bare: no allocation, no thread-local storage. In a program whose `malloc` is ours, a pager thread waits for them.
+pub struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<libc::pthread_t>,
+}
+
+struct Shared {
+    work: Mutex<Work>,
+    begin: Condvar,
+    end: Condvar,
+}
+
+/// The batch at hand, if any: `next` is the request to take, `left` how many are not done.
+struct Work {
+    requests: NonNull<Request>,
+    len: usize,
+    vectors: NonNull<libc::iovec>,
+    vectors_len: usize,
+    direction: Direction,
+    file: RawFd,
+    next: usize,
+    left: usize,
+    stop: bool,
+}
+
+// SAFETY: batch-borrowed: the pointers are followed only while `left` is not zero, and `run` waits for that.
+unsafe impl Send for Work {}
+
+impl Workers {
+    /// Starts the threads, with all signals blocked.
+    pub fn new() -> io::Result<Workers> {
+        let work = Work {
+            requests: NonNull::dangling(),
+            len: 0,
+            vectors: NonNull::dangling(),
+            vectors_len: 0,
+            direction: Direction::Read,
+            file: -1,
+            next: 0,
+            left: 0,
+            stop: false,
+        };
+        let shared = Arc::new(Shared {
+            work: Mutex::new(work),
+            begin: Condvar::new(),
+            end: Condvar::new(),
+        });
+        let mut workers = Workers {
+            shared,
+            threads: Vec::with_capacity(THREADS),
+        };
+        for _ in 0..THREADS {
+            workers.threads.push(start(Arc::clone(&workers.shared))?);
+        }
+        Ok(workers)
+    }
+
+    /// Works off every request.
+    pub fn run(&mut self, file: RawFd, batch: &mut Batch<'_>) {
+        let len = batch.requests.len();
+        let mut work = self.shared.lock();
+        work.requests = NonNull::from(&mut *batch.requests).cast();
+        work.vectors = NonNull::from(batch.vectors).cast();
+        (work.len, work.vectors_len, work.direction, work.file) = (len, batch.vectors.len(), batch.direction, file);
+        (work.next, work.left) = (0, len);
+        self.shared.begin.notify_all();
+        let mut work = self.shared.work_off(work);
+        while work.left > 0 {
+            work = self.shared.end.wait(work).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Gives the threads up: in a forked child there are none.
+    pub fn forget(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.begin.notify_all();
+        for &thread in &self.threads {
+            // SAFETY: worker-joined-once: each was started by `new` and is joined only here.
+            unsafe { libc::pthread_join(thread, null_mut()) };
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes requests until none is left to take.
+    fn work_off<'s>(&'s self, mut work: MutexGuard<'s, Work>) -> MutexGuard<'s, Work> {
+        while work.next < work.len {
+            let (file, direction) = (work.file, work.direction);
+            // SAFETY: batch-borrowed: `left` counts this request until it is done; `next` gives it to nobody else.
+            let (request, vectors) = unsafe {
+                let vectors = std::slice::from_raw_parts(work.vectors.as_ptr(), work.vectors_len);
+                (&mut *work.requests.as_ptr().add(work.next), vectors)
+            };
+            work.next += 1;
+            drop(work);
+            request.run(file, direction, vectors);
+            work = self.lock();
+            work.left -= 1;
+            if work.left == 0 {
+                self.end.notify_one();
+            }
+        }
+        work
+    }
+}
+
+fn start(shared: Arc<Shared>) -> io::Result<libc::pthread_t> {
+    let shared = Arc::into_raw(shared);
+    let mut thread = MaybeUninit::uninit();
+    // SAFETY: worker-owns-share: `serve` takes the count over; where no thread starts it is taken back below.
+    let error = unsafe {
+        let mut all: libc::sigset_t = zeroed();
+        let mut before: libc::sigset_t = zeroed();
+        let mut attributes: libc::pthread_attr_t = zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_attr_init(&mut attributes);
+        libc::pthread_attr_setstacksize(&mut attributes, STACK_BYTES);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let error = libc::pthread_create(thread.as_mut_ptr(), &attributes, serve, shared as *mut c_void);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, null_mut());
+        libc::pthread_attr_destroy(&mut attributes);
+        error
+    };
+    if error != 0 {
+        // SAFETY: worker-owns-share: nobody took the count over.
+        drop(unsafe { Arc::from_raw(shared) });
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    // SAFETY: worker-joined-once: `pthread_create` succeeded and so wrote it.
+    Ok(unsafe { thread.assume_init() })
+}
+
+extern "C" fn serve(shared: *mut c_void) -> *mut c_void {
+    // SAFETY: worker-owns-share: `start` gave this thread the count.
+    let shared = unsafe { Arc::from_raw(shared as *const Shared) };
+    let mut work = shared.lock();
+    while !work.stop {
+        work = shared.work_off(work);
+        if !work.stop {
+            work = shared.begin.wait(work).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+    drop(work);
+    null_mut()
+}

@@ -1,0 +1,111 @@
+//! A store in plain memory: for tests, for compressors to stand on, and where a page out of the program's sight is enough.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use selfpage_core::pager::{Context, PagerError};
+
+use super::bloks::Bloks;
+use super::linux::mapping::{Mapping, Sharing};
+use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
+
+/// A release of this many bloks gives their memory back at once, at one system call for all of them.
+const DISCARD_BLOKS: u32 = 64;
+/// Memory under bloks released one by one is given back when they may be this part of the capacity: most are claimed again
+/// before.
+const STALE_PART: u64 = 8;
+
+/// Holds pages in memory of its own that nobody pages. A forked child has a copy, as of all private memory.
+pub struct MemoryStore {
+    bloks: Bloks,
+    pages: Mapping,
+    /// How many bloks were released, since the last sweep, without giving their memory back.
+    stale: AtomicU64,
+}
+
+impl MemoryStore {
+    /// A store for `capacity_bytes`. It takes only as much memory as pages are saved.
+    ///
+    /// # Errors
+    /// A capacity of less than a page or of 16 TiB, or no room for it in the address space.
+    pub fn new(capacity_bytes: u64) -> Result<MemoryStore, StoreError> {
+        let count = blok_count("in memory", capacity_bytes)?;
+        let no_room = |cause| StoreError {
+            object: "in memory".to_owned(),
+            cause,
+            remedy: "ask for less, or raise the limit on address space (ulimit -v)",
+        };
+        let bloks = Bloks::private(count).map_err(no_room)?;
+        let pages = Mapping::new(count as usize, Sharing::Private).map_err(no_room)?;
+        Ok(MemoryStore {
+            bloks,
+            pages,
+            stale: 0.into(),
+        })
+    }
+
+    /// How many bloks are taken.
+    ///
+    /// # Context
+    /// Normal.
+    pub fn taken_bloks(&self) -> u64 {
+        self.bloks.taken_count()
+    }
+
+    /// Gives the memory under every free blok back.
+    fn sweep(&self) {
+        for word in 0..self.bloks.words() {
+            // Nobody can save a page to a blok that we hold.
+            let mut held = self.bloks.claim_word(word);
+            while held != 0 {
+                let first = held.trailing_zeros();
+                let len = (held >> first).trailing_ones();
+                held &= !(!0_u64 >> (64 - len) << first);
+                let first = Blok(word as u32 * 64 + first);
+                self.pages.discard(first.0 as usize, len as usize);
+                self.bloks.release(first, len);
+            }
+        }
+    }
+}
+
+impl BackingStore for MemoryStore {
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        self.bloks.claim(want)
+    }
+
+    fn release(&self, first: Blok, count: u32) {
+        if count >= DISCARD_BLOKS {
+            self.pages.discard(first.0 as usize, count as usize);
+            return self.bloks.release(first, count);
+        }
+        self.bloks.release(first, count);
+        let stale = self.stale.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
+        if stale > DISCARD_BLOKS as u64 + self.bloks.count() as u64 / STALE_PART
+            && self.stale.swap(0, Ordering::Relaxed) != 0
+        {
+            self.sweep();
+        }
+    }
+
+    fn reads_in_trap(&self) -> bool {
+        true
+    }
+
+    fn read(&self, _: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        for read in bloks {
+            self.pages.read(read.blok.0 as usize, read.bytes);
+        }
+        Ok(())
+    }
+
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        for write in bloks {
+            self.pages.write(write.blok.0 as usize, write.bytes);
+            write.outcome = Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

@@ -1,0 +1,112 @@
+use selfpage_core::addr::PAGE_BYTES;
+
+use super::*;
+
+fn save(store: &MemoryStore, blok: u32, fill: u8) {
+    let mut write = [WriteBlok {
+        blok: Blok(blok),
+        bytes: &[fill; PAGE_BYTES],
+        outcome: Err(PagerError::NoStore),
+    }];
+    store.write(&mut write);
+    assert_eq!(write[0].outcome, Ok(()));
+}
+
+fn load(store: &MemoryStore, blok: u32) -> Vec<u8> {
+    let mut bytes = [0xee; PAGE_BYTES];
+    store
+        .read(
+            Context::Trap,
+            &mut [ReadBlok {
+                blok: Blok(blok),
+                bytes: &mut bytes,
+            }],
+        )
+        .unwrap();
+    bytes.to_vec()
+}
+
+#[test]
+fn pages_come_back() {
+    let store = MemoryStore::new(1 << 20).unwrap();
+    assert_eq!(store.claim(256), Ok((Blok(1), 256)));
+    assert_eq!(store.claim(1), Err(PagerError::Full));
+    (1..=256).for_each(|blok| save(&store, blok, blok as u8));
+    (1..=256).for_each(|blok| assert!(load(&store, blok).iter().all(|&byte| byte == blok as u8)));
+}
+
+#[test]
+fn a_sweep_gives_memory_back_and_spares_what_is_held() {
+    let store = MemoryStore::new(1 << 20).unwrap();
+    store.claim(256).unwrap();
+    (1..=256).for_each(|blok| save(&store, blok, 7));
+    (1..=200).for_each(|blok| store.release(Blok(blok), 1));
+    let empty = (1..=200).filter(|&blok| load(&store, blok) == [0; PAGE_BYTES]).count();
+    assert!(empty >= 90, "only {empty} of 200 free bloks gave their memory back");
+    (201..=256).for_each(|blok| assert_eq!(load(&store, blok), [7; PAGE_BYTES]));
+    assert_eq!(store.taken_bloks(), 56);
+    assert_eq!(store.claim(200).unwrap().1, 200);
+}
+
+#[test]
+fn a_long_release_gives_memory_back_at_once() {
+    let store = MemoryStore::new(1 << 20).unwrap();
+    store.claim(256).unwrap();
+    (1..=256).for_each(|blok| save(&store, blok, 7));
+    store.release(Blok(1), 64);
+    assert_eq!(load(&store, 64), [0; PAGE_BYTES]);
+    assert_eq!(load(&store, 65), [7; PAGE_BYTES]);
+}
+
+#[test]
+fn sizes_that_make_no_sense_are_refused() {
+    for (capacity_bytes, says) in [(4095, "holds no page"), (u64::MAX, "too large"), (1 << 44, "too large")] {
+        let error = MemoryStore::new(capacity_bytes).err().unwrap().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn faults_are_as_told() {
+    use crate::store::faulty::{Faults, FaultyStore};
+    let store = FaultyStore::new(1 << 20);
+    store.set(Faults {
+        write: Some((Blok(2), PagerError::Full)),
+        flipped: Some(Blok(1)),
+        ..Faults::default()
+    });
+    let page = [0; PAGE_BYTES];
+    let mut writes = [1, 2, 3].map(|blok| WriteBlok {
+        blok: Blok(blok),
+        bytes: &page,
+        outcome: Ok(()),
+    });
+    store.write(&mut writes);
+    assert_eq!(
+        writes.map(|write| write.outcome),
+        [Ok(()), Err(PagerError::Full), Err(PagerError::Full)]
+    );
+    let mut bytes = [0; PAGE_BYTES];
+    store
+        .read(
+            Context::PagerThread,
+            &mut [ReadBlok {
+                blok: Blok(1),
+                bytes: &mut bytes,
+            }],
+        )
+        .unwrap();
+    assert_eq!(bytes[0], 1);
+    store.set(Faults {
+        read: Some(PagerError::Io(5)),
+        ..Faults::default()
+    });
+    let read = store.read(
+        Context::PagerThread,
+        &mut [ReadBlok {
+            blok: Blok(1),
+            bytes: &mut bytes,
+        }],
+    );
+    assert_eq!(read, Err(PagerError::Io(5)));
+}

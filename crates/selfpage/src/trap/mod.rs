@@ -1,0 +1,12 @@
+//! How faults reach the domain, and the threads that serve it.
+//!
+//! # Source
+//! Nemesis §6.4: fault dispatch to the faulting domain, in its own time and on its own resources.
+#![allow(unsafe_code)]
+
+pub(crate) mod errand;
+pub(crate) mod thread;
+pub(crate) mod upcall;
+pub(crate) mod worker;
+
+pub use thread::on_pager_thread;

@@ -1,0 +1,102 @@
+//! Threads of a domain: all signals blocked, a stack that can be told from the program's, and a descriptor table of their
+//! own, so that a program that closes every descriptor does not close ours.
+//!
+//! # Context
+//! Normal, unless stated otherwise.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+
+use selfpage_core::linux::signal;
+use selfpage_core::linux::thread as this_thread;
+
+const STACK_BYTES: usize = 512 << 10;
+const MOST_THREADS: usize = 256;
+
+/// The stacks of pager threads: any address in each, 0 for a free place.
+static STACKS: [AtomicUsize; MOST_THREADS] = [const { AtomicUsize::new(0) }; MOST_THREADS];
+static TIDS: [AtomicU32; MOST_THREADS] = [const { AtomicU32::new(0) }; MOST_THREADS];
+static STARTING: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the caller is a pager thread, or one is just being started (and the C library allocates for it). Memory that is
+/// allocated then must not be managed: a pager thread that waits for itself never returns.
+///
+/// # Context
+/// Trap.
+pub fn on_pager_thread() -> bool {
+    let here = 0u8;
+    let sp = &raw const here as usize;
+    STARTING.load(Ordering::Acquire) != 0
+        || STACKS.iter().any(|stack| {
+            let within = stack.load(Ordering::Relaxed);
+            within != 0 && within.abs_diff(sp) < STACK_BYTES
+        })
+}
+
+/// Whether thread `tid` is a pager thread of any domain: a fault of its own is an epitaph, never a wait.
+///
+/// # Context
+/// PagerThread.
+pub(crate) fn is_pager_thread(tid: u32) -> bool {
+    tid != 0 && TIDS.iter().any(|known| known.load(Ordering::Relaxed) == tid)
+}
+
+/// Starts a pager thread. When this returns the thread runs and is known.
+///
+/// # Errors
+/// The system has no thread to give.
+pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    STARTING.fetch_add(1, Ordering::SeqCst);
+    let mask = signal::block_all();
+    let (up, is_up) = std::sync::mpsc::sync_channel(1);
+    let thread = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
+        let here = 0u8;
+        let place = STACKS
+            .iter()
+            .position(|stack| {
+                stack.compare_exchange(0, &raw const here as usize, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            })
+            .unwrap_or_else(|| crate::die("more pager threads than there is room for"));
+        TIDS[place].store(this_thread::id(), Ordering::Release);
+        let _ = up.send(());
+        drop(up);
+        work();
+        TIDS[place].store(0, Ordering::Release);
+        STACKS[place].store(0, Ordering::Release);
+    });
+    if thread.is_ok() {
+        let _ = is_up.recv();
+    }
+    signal::restore(mask);
+    STARTING.fetch_sub(1, Ordering::SeqCst);
+    thread
+}
+
+/// In a forked child there are no pager threads but those it starts.
+pub(crate) fn forget_all() {
+    for (stack, tid) in STACKS.iter().zip(&TIDS) {
+        stack.store(0, Ordering::Relaxed);
+        tid.store(0, Ordering::Relaxed);
+    }
+    STARTING.store(0, Ordering::Relaxed);
+}
+
+/// Gives the calling thread, and those it starts from now on, a descriptor table of its own with `keep` in it and nothing
+/// else: what the program has open is not held open by us.
+pub(crate) fn own_descriptors(keep: &[i32]) -> rustix::io::Result<()> {
+    this_thread::unshare_descriptors()?;
+    let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
+    // Standard error stays, for epitaphs.
+    keep.push(2);
+    keep.sort_unstable();
+    keep.dedup();
+    let mut from = 0;
+    for fd in keep {
+        if fd > from {
+            this_thread::close_descriptors(from, fd - 1)?;
+        }
+        from = fd + 1;
+    }
+    this_thread::close_descriptors(from, u32::MAX)
+}

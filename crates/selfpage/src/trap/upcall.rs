@@ -1,0 +1,167 @@
+//! The upcall trap: `SIGBUS` on the faulting thread, which resolves its own fault. Nemesis's notification handler.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use selfpage_core::addr::VirtAddr;
+use selfpage_core::domain::DomainState;
+use selfpage_core::fault::{self, Fault, Outcome};
+use selfpage_core::pager::Context;
+use selfpage_core::region::Access;
+
+use crate::domain::Inner;
+
+const MOST_DOMAINS: usize = 64;
+/// The code of a `SIGSEGV` for an access that the mapping does not allow.
+const SEGV_ACCERR: libc::c_int = 2;
+
+/// A domain that takes upcalls, and who is using the pointer right now.
+struct Entry {
+    inner: AtomicPtr<Inner>,
+    users: AtomicU32,
+}
+
+static DOMAINS: [Entry; MOST_DOMAINS] =
+    [const { Entry { inner: AtomicPtr::new(ptr::null_mut()), users: AtomicU32::new(0) } }; MOST_DOMAINS];
+static INSTALL: Once = Once::new();
+static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
+
+/// Has the domain's faults come here. `false`: there are too many domains with upcall regions.
+pub(crate) fn enlist(inner: *const Inner) -> bool {
+    INSTALL.call_once(install);
+    DOMAINS.iter().any(|entry| {
+        ptr::eq(entry.inner.load(Ordering::Acquire), inner)
+            || entry
+                .inner
+                .compare_exchange(ptr::null_mut(), inner.cast_mut(), Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+    })
+}
+
+/// Ends that, and waits until no trap uses the domain any more.
+pub(crate) fn delist(inner: *const Inner) {
+    for entry in &DOMAINS {
+        let cleared =
+            entry.inner.compare_exchange(inner.cast_mut(), ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
+        while cleared.is_ok() && entry.users.load(Ordering::SeqCst) != 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn install() {
+    // SAFETY: signal-handler: `on_sigbus` is async-signal-safe: it calls core in a trap's context, and the handler that was
+    // there before. SA_ONSTACK: the faulting thread's own stack may be what is absent. Every signal is blocked in the
+    // handler: one that came in and touched the page at hand would wait for itself.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        libc::sigfillset(&mut action.sa_mask);
+        libc::sigaction(libc::SIGBUS, &action, (&raw mut BEFORE).cast());
+    }
+}
+
+extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
+    let addr = unsafe { (*info).si_addr() } as usize;
+    // SAFETY: signal-handler: the kernel passes the interrupted context; bit 1 of the error code is set for a write.
+    let write = unsafe { write_access(context) };
+    let fault = Fault { addr: VirtAddr(addr), access: if write { Access::Write } else { Access::Read } };
+    for entry in &DOMAINS {
+        entry.users.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: domain-listed: a domain that is listed is alive, and `delist` waits for its users.
+        let outcome = match unsafe { entry.inner.load(Ordering::SeqCst).as_ref() } {
+            Some(inner) => resolve(inner, fault),
+            None => Outcome::NotOurs,
+        };
+        entry.users.fetch_sub(1, Ordering::SeqCst);
+        match outcome {
+            Outcome::NotOurs => {}
+            Outcome::Resolved | Outcome::Retry => return,
+            Outcome::Violation => return raise_segv(info, context),
+            Outcome::Failed(_) => break,
+        }
+    }
+    // SAFETY: signal-handler: installed before the first signal could come.
+    unsafe { chain(signal, info, context) }
+}
+
+fn resolve(inner: &Inner, fault: Fault) -> Outcome {
+    let state: &DomainState = inner.state();
+    let outcome = fault::resolve(state, Context::Trap, fault);
+    if let Outcome::Failed(failure) = outcome {
+        inner.report(fault.addr.page(), failure);
+    }
+    outcome
+}
+
+/// # Safety
+/// *signal-handler*: `context` is what the kernel passed to the handler.
+unsafe fn write_access(context: *mut libc::c_void) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: signal-handler.
+        let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+        context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = context;
+        false
+    }
+}
+
+/// The program's own fault: it gets the `SIGSEGV` that it would have had without us.
+fn raise_segv(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: signal-handler: sigaction and the call of a handler that the program installed itself, with the arguments that
+    // the kernel made; the default action is taken by returning to the faulting access with the handler reset.
+    unsafe {
+        (*info).si_signo = libc::SIGSEGV;
+        (*info).si_code = SEGV_ACCERR;
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGSEGV, ptr::null(), &mut action);
+        call(libc::SIGSEGV, &action, info, context);
+    }
+}
+
+/// Hands the signal to whoever handled it before us.
+///
+/// # Safety
+/// *signal-handler*: called from the handler, with its arguments.
+unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: signal-handler: `install` filled it in.
+    unsafe {
+        let before = &*(&raw const BEFORE).cast::<libc::sigaction>();
+        call(signal, before, info, context);
+    }
+}
+
+/// # Safety
+/// *signal-handler*: `action` was installed for `signal`; the rest as the kernel passed it.
+unsafe fn call(
+    signal: libc::c_int,
+    action: &libc::sigaction,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    // SAFETY: signal-handler: the program's handler has the type that its flags say.
+    unsafe {
+        if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
+            // A fault cannot be ignored. Sent again, it ends the process when the handler returns.
+            let mut default: libc::sigaction = std::mem::zeroed();
+            default.sa_sigaction = libc::SIG_DFL;
+            libc::sigaction(signal, &default, ptr::null_mut());
+            libc::raise(signal);
+        } else if action.sa_flags & libc::SA_SIGINFO != 0 {
+            let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                std::mem::transmute(action.sa_sigaction);
+            handler(signal, info, context);
+        } else {
+            let handler: extern "C" fn(libc::c_int) = std::mem::transmute(action.sa_sigaction);
+            handler(signal);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! A test that cannot run here says so, loudly. Include it where tests need it:
+//! `#[path = "../../../tests/skip.rs"] mod skip;`, then `return skip::skip("uffd", "why, and what would help")`.
+
+use std::io::Write;
+
+/// Says that the calling test is skipped for want of `name`.
+///
+/// # Panics
+/// If `SELFPAGE_REQUIRE`, a comma list, contains `name`: then the machine was promised to have it.
+#[allow(dead_code)]
+pub fn skip(name: &str, reason: &str) {
+    let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|one| one.trim() == name),
+        "{name} is in SELFPAGE_REQUIRE, but: {reason}"
+    );
+    // One write straight to the stream: the test harness swallows what a passing test prints.
+    let _ = std::io::stderr().write_all(format!("{}\n", line(name, reason)).as_bytes());
+}
+
+/// The line that `cargo xtask test` collects.
+pub fn line(name: &str, reason: &str) -> String {
+    format!("SKIP({name}: {})", reason.replace('\n', " "))
+}

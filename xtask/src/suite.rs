@@ -1,0 +1,355 @@
+//! `cargo xtask test`: which steps there are, in which order, and the summary at the end.
+
+use crate::steps::{Report, Step};
+use crate::tally::{Skip, Tally};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How much of the suite runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    Quick,
+    Full,
+}
+
+/// A step, or why it cannot be taken on this machine.
+enum Plan {
+    Take(Step),
+    Skip(Skip),
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Runs the suite and prints the summary. False if anything failed.
+pub fn run(root: &Path, extent: Extent) -> bool {
+    let began = Instant::now();
+    let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
+    let plans = plan(root, extent);
+    let count = plans.len();
+    let mut all = Tally::default();
+    let mut skips = Vec::new();
+    let mut failures = Vec::new();
+    for (number, plan) in (1..).zip(plans) {
+        let step_began = Instant::now();
+        let (name, report) = match plan {
+            Plan::Take(step) => {
+                println!("[{number}/{count}] {} …", step.name);
+                (step.name.clone(), step.run(&mut std::io::stdout()))
+            }
+            Plan::Skip(skip) => {
+                println!("{skip}");
+                (
+                    skip.name.clone(),
+                    Report {
+                        skips: vec![skip],
+                        ..Report::default()
+                    },
+                )
+            }
+        };
+        let verdict = judge(&report, &required);
+        let word = if verdict.failure.is_some() { "FAILED" } else { "done" };
+        println!(
+            "[{number}/{count}] {name}: {word} after {:.1} s\n",
+            step_began.elapsed().as_secs_f64()
+        );
+        all += verdict.tally;
+        skips.extend(report.skips);
+        failures.extend(report.failed_tests.iter().map(|test| format!("{name}: test {test}")));
+        failures.extend(verdict.failure.map(|why| format!("{name}: {why}")));
+    }
+    for skip in &skips {
+        println!("{skip}");
+    }
+    for failure in &failures {
+        println!("FAILED {failure}");
+    }
+    println!("{:.0} s in all", began.elapsed().as_secs_f64());
+    println!("{}", all.summary());
+    all.failed == 0
+}
+
+/// What a step adds to the summary.
+struct Verdict {
+    tally: Tally,
+    failure: Option<String>,
+}
+
+fn judge(report: &Report, required: &str) -> Verdict {
+    let (forbidden, allowed): (Vec<&Skip>, Vec<&Skip>) =
+        report.skips.iter().partition(|skip| skip.forbidden_by(required));
+    let failure = report.failure.clone().or_else(|| {
+        let skip = forbidden.first()?;
+        Some(format!("{skip}, and SELFPAGE_REQUIRE names {}", skip.name))
+    });
+    let failure = failure.or_else(|| (report.tests.failed > 0).then(|| "a test failed".into()));
+    let ran_nothing = report.tests == Tally::default() && !allowed.is_empty();
+    let skipped = allowed.len() as u64;
+    let mut tally = report.tests;
+    // The harness counts a test that skipped as passed.
+    tally.passed = tally.passed.saturating_sub(skipped);
+    tally.skipped += skipped;
+    match failure {
+        Some(_) => tally.failed += 1,
+        // A step that is itself skipped is the one skip counted above.
+        None if ran_nothing => {}
+        None => tally.passed += 1,
+    }
+    Verdict { tally, failure }
+}
+
+fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
+    let own = std::env::current_exe().unwrap_or_else(|_| "xtask".into());
+    let check = |verb: &str| {
+        let mut command = Command::new(&own);
+        command.arg(verb).current_dir(root);
+        command
+    };
+    let mut rustfmt = Command::new("rustfmt");
+    rustfmt
+        .current_dir(root)
+        .args(["--check", "--edition", "2024", "xtask/trapcheck/src/lib.rs"]);
+
+    let mut plans = vec![
+        take("format", 2, [cargo(root, "fmt --all -- --check"), rustfmt]),
+        take(
+            "clippy",
+            15,
+            [cargo(root, "clippy --workspace --all-targets -- -D warnings")],
+        ),
+        take("style", 2, [check("style")]),
+        take("link", 10, [check("link")]),
+        // What tests of whole programs start, in the profile that they start it in.
+        take("build", 15, [cargo(root, "build --workspace")]),
+        take(
+            "test",
+            15,
+            [cargo(root, "test --workspace --no-fail-fast -- --show-output")],
+        ),
+    ];
+    if extent == Extent::Full {
+        plans.push(take(
+            "build, release",
+            15,
+            [cargo(root, "build --workspace --release --exclude xtask")],
+        ));
+        plans.extend(release_tests(root).into_iter().map(|target| {
+            let arguments = format!(
+                "test --release -p {} --test {} --no-fail-fast -- --show-output",
+                target.package, target.name
+            );
+            take(&format!("release test {}", target.name), 15, [cargo(root, &arguments)])
+        }));
+        let mut doc = cargo(root, "doc --workspace --lib --no-deps");
+        doc.env("RUSTDOCFLAGS", "-D warnings");
+        plans.push(take("doc", 10, [doc]));
+        plans.push(take("examples", 10, [cargo(root, "build --workspace --examples")]));
+        plans.extend(loom(root));
+        plans.push(miri(root));
+        plans.extend(other_languages(root));
+    }
+    plans
+}
+
+fn take<const N: usize>(name: &str, limit_minutes: u32, commands: [Command; N]) -> Plan {
+    Plan::Take(Step {
+        name: name.into(),
+        limit: MINUTE * limit_minutes,
+        commands: commands.into(),
+    })
+}
+
+/// Cargo with arguments that hold no spaces.
+fn cargo(root: &Path, arguments: &str) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root).args(arguments.split(' '));
+    command
+}
+
+/// A test target that runs in release only: its section in Cargo.toml says `test = false`.
+#[derive(PartialEq, Eq, Debug)]
+struct ReleaseTest {
+    package: String,
+    name: String,
+}
+
+fn release_tests(root: &Path) -> Vec<ReleaseTest> {
+    let manifests = crates(root)
+        .into_iter()
+        .filter_map(|dir| std::fs::read_to_string(dir.join("Cargo.toml")).ok());
+    manifests.flat_map(|manifest| release_tests_of(&manifest)).collect()
+}
+
+fn release_tests_of(manifest: &str) -> Vec<ReleaseTest> {
+    let value = |section: &str, key: &str| {
+        section.lines().find_map(|line| {
+            let (found, value) = line.split_once('=')?;
+            (found.trim() == key).then(|| {
+                value
+                    .split('#')
+                    .next()
+                    .unwrap_or("")
+                    .trim()
+                    .trim_matches('"')
+                    .to_string()
+            })
+        })
+    };
+    let sections: Vec<&str> = manifest.split("\n[").collect();
+    let package = sections
+        .iter()
+        .find(|section| section.trim_start_matches('[').starts_with("package]"));
+    let Some(package) = package.and_then(|section| value(section, "name")) else {
+        return Vec::new();
+    };
+    sections
+        .iter()
+        .filter(|section| section.starts_with("[test]]") && value(section, "test").as_deref() == Some("false"))
+        .filter_map(|section| {
+            Some(ReleaseTest {
+                package: package.clone(),
+                name: value(section, "name")?,
+            })
+        })
+        .collect()
+}
+
+fn crates(root: &Path) -> Vec<PathBuf> {
+    let mut dirs: Vec<PathBuf> = std::fs::read_dir(root.join("crates"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    dirs.sort();
+    dirs
+}
+
+fn loom(root: &Path) -> Option<Plan> {
+    if !root.join("crates/core/tests/loom.rs").exists() {
+        return None;
+    }
+    let mut models = cargo(
+        root,
+        "test --release -p selfpage-core --test loom --target-dir target/loom -- --show-output",
+    );
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    models.env("RUSTFLAGS", format!("{flags} --cfg loom").trim());
+    Some(take("loom", 15, [models]))
+}
+
+fn miri(root: &Path) -> Plan {
+    // By way of rustup: $CARGO is one toolchain's own, and knows no others.
+    let nightly = |program: &str, arguments: &str| {
+        let mut command = Command::new(program);
+        command.current_dir(root).arg("+nightly").args(arguments.split(' '));
+        command
+    };
+    let succeeds = |mut command: Command| command.output().ok().filter(|output| output.status.success());
+    let sysroot =
+        succeeds(nightly("rustc", "--print sysroot")).map(|said| String::from_utf8_lossy(&said.stdout).into_owned());
+    let source = sysroot.map(|sysroot| Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library"));
+    if !source.is_some_and(|source| source.exists()) || succeeds(nightly("cargo", "miri --version")).is_none() {
+        let reason = "no nightly Miri; `rustup toolchain install nightly -c miri -c rust-src` brings it";
+        return Plan::Skip(Skip {
+            name: "miri".into(),
+            reason: reason.into(),
+        });
+    }
+    let mut test = nightly(
+        "cargo",
+        "miri test -p selfpage-core --target-dir target/miri -- --show-output",
+    );
+    test.env("MIRIFLAGS", "-Zmiri-disable-isolation");
+    take(
+        "miri",
+        15,
+        [nightly("cargo", "miri setup --target-dir target/miri"), test],
+    )
+}
+
+/// A crate with tests in another language brings an executable `run-tests`, which prints libtest's closing line.
+fn other_languages(root: &Path) -> Vec<Plan> {
+    let scripts = crates(root)
+        .into_iter()
+        .map(|dir| dir.join("run-tests"))
+        .filter(|script| script.exists());
+    scripts
+        .map(|script| {
+            let mut command = Command::new(&script);
+            command.current_dir(root);
+            let name = script.strip_prefix(root).unwrap_or(&script).display().to_string();
+            take(&name, 15, [command])
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(passed: u64, failed: u64, skipped: u64) -> Tally {
+        Tally {
+            passed,
+            failed,
+            skipped,
+        }
+    }
+
+    fn report(tests: Tally, skips: &[&str]) -> Report {
+        let skips = skips
+            .iter()
+            .map(|name| Skip {
+                name: (*name).into(),
+                reason: "no".into(),
+            })
+            .collect();
+        Report {
+            tests,
+            skips,
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn a_step_counts_as_one() {
+        assert_eq!(judge(&report(tally(0, 0, 0), &[]), "").tally, tally(1, 0, 0));
+        assert_eq!(judge(&report(tally(5, 0, 1), &[]), "").tally, tally(6, 0, 1));
+        let failed = Report {
+            failure: Some("exit 1".into()),
+            ..report(tally(4, 1, 0), &[])
+        };
+        assert_eq!(judge(&failed, "").tally, tally(4, 2, 0));
+    }
+
+    #[test]
+    fn a_skip_is_not_a_pass() {
+        assert_eq!(judge(&report(tally(5, 0, 0), &["uffd"]), "").tally, tally(5, 0, 1));
+        assert_eq!(judge(&report(tally(0, 0, 0), &["miri"]), "").tally, tally(0, 0, 1));
+    }
+
+    #[test]
+    fn a_required_skip_fails_even_if_the_test_did_not() {
+        let verdict = judge(&report(tally(5, 0, 0), &["uffd"]), "move,uffd");
+        assert_eq!(verdict.tally, tally(5, 1, 0));
+        assert!(verdict.failure.unwrap().contains("uffd"));
+        assert_eq!(judge(&report(tally(0, 0, 0), &["miri"]), "miri").tally, tally(0, 1, 0));
+    }
+
+    #[test]
+    fn a_failed_test_fails_a_step_that_says_it_is_fine() {
+        assert_eq!(judge(&report(tally(5, 1, 0), &[]), "").tally, tally(5, 2, 0));
+    }
+
+    #[test]
+    fn finds_the_release_tests() {
+        let manifest = "[package]\nname = \"selfpage\"\n\n[[test]]\nname = \"storm\" # long\ntest = false\n\n\
+                        [[test]]\nname = \"small\"\n\n[dependencies]\nx = { version = \"1\" }\n";
+        let storm = ReleaseTest {
+            package: "selfpage".into(),
+            name: "storm".into(),
+        };
+        assert_eq!(release_tests_of(manifest), [storm]);
+    }
+}

@@ -1,0 +1,129 @@
+//! What tests said: counts and skips, read from their output.
+
+use std::ops::AddAssign;
+
+/// Tests and steps that passed, failed, or were skipped.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Tally {
+    pub passed: u64,
+    pub failed: u64,
+    pub skipped: u64,
+}
+
+impl Tally {
+    /// Reads libtest's `test result: ok. 3 passed; 0 failed; 1 ignored; …`; `None` for any other line.
+    pub fn read(line: &str) -> Option<Tally> {
+        let (_, counts) = line.trim().strip_prefix("test result: ")?.split_once(". ")?;
+        let mut tally = Tally::default();
+        for part in counts.split("; ") {
+            let Some((count, what)) = part.split_once(' ') else {
+                continue;
+            };
+            let Ok(count) = count.parse::<u64>() else { continue };
+            match what {
+                "passed" => tally.passed = count,
+                "failed" => tally.failed = count,
+                "ignored" => tally.skipped = count,
+                _ => {}
+            }
+        }
+        Some(tally)
+    }
+
+    /// The closing line of a run.
+    pub fn summary(&self) -> String {
+        format!(
+            "{} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.skipped
+        )
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+/// A test that could not be run here, and why: `SKIP(name: reason)`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Skip {
+    pub name: String,
+    pub reason: String,
+}
+
+impl Skip {
+    /// Reads a line that is a skip and nothing else.
+    pub fn read(line: &str) -> Option<Skip> {
+        let (name, reason) = line.trim().strip_prefix("SKIP(")?.strip_suffix(')')?.split_once(':')?;
+        Some(Skip {
+            name: name.trim().into(),
+            reason: reason.trim().into(),
+        })
+    }
+
+    /// Whether `required` (a comma list, as in `SELFPAGE_REQUIRE`) says that this may not be skipped.
+    pub fn forbidden_by(&self, required: &str) -> bool {
+        required.split(',').any(|name| name.trim() == self.name)
+    }
+}
+
+impl std::fmt::Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SKIP({}: {})", self.name, self.reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_libtest_prints() {
+        let line = "test result: FAILED. 12 passed; 2 failed; 3 ignored; 0 measured; 7 filtered out; finished in 0.01s";
+        assert_eq!(
+            Tally::read(line),
+            Some(Tally {
+                passed: 12,
+                failed: 2,
+                skipped: 3
+            })
+        );
+        assert_eq!(Tally::read("test tally::reads ... ok"), None);
+    }
+
+    #[test]
+    fn sums_up() {
+        let mut all = Tally {
+            passed: 1,
+            failed: 2,
+            skipped: 3,
+        };
+        all += Tally {
+            passed: 10,
+            failed: 20,
+            skipped: 30,
+        };
+        assert_eq!(all.summary(), "11 passed, 22 failed, 33 skipped");
+    }
+
+    #[test]
+    fn reads_what_a_test_that_skips_prints() {
+        let skip = Skip::read(&crate::skip::line("uffd", "EPERM (1): set vm.x=1")).unwrap();
+        assert_eq!(
+            (skip.name.as_str(), skip.reason.as_str()),
+            ("uffd", "EPERM (1): set vm.x=1")
+        );
+        assert_eq!(Skip::read("a line about SKIP(uffd: why)"), None);
+    }
+
+    #[test]
+    fn a_required_name_matches_whole() {
+        let skip = Skip::read("SKIP(move: kernel 6.1)").unwrap();
+        assert!(skip.forbidden_by("uffd, move"));
+        assert!(!skip.forbidden_by("uffd,mover"));
+        assert!(!skip.forbidden_by(""));
+    }
+}
