@@ -126,6 +126,8 @@ impl FrameSet {
     /// # Context
     /// Trap.
     pub fn give(&self, first: Frame, count: u32) {
+        // Before the frames can be had: whoever takes one subtracts it, and the count must never pass below zero.
+        self.count.fetch_add(count, Ordering::SeqCst);
         let (mut at, end) = (first.0, first.0.wrapping_add(count));
         while at < end {
             let bit = at % 64;
@@ -136,7 +138,6 @@ impl FrameSet {
             }
             at += here;
         }
-        self.count.fetch_add(count, Ordering::SeqCst);
     }
 
     /// Takes up to `want` neighbouring frames, near the place where the last ones were taken.
