@@ -112,7 +112,7 @@ pub struct FrameSet {
 
 impl FrameSet {
     /// An empty set over zeroed tables: one word for 64 frames, one summary word for 64 words.
-    pub const fn new(words: Table<AtomicU64>, summary: Table<AtomicU64>) -> FrameSet {
+    pub fn new(words: Table<AtomicU64>, summary: Table<AtomicU64>) -> FrameSet {
         FrameSet { words, summary, count: AtomicU32::new(0), hint: AtomicU32::new(0) }
     }
 
@@ -271,7 +271,7 @@ pub struct FrameTable {
 
 impl FrameTable {
     /// A table over zeroed records.
-    pub const fn new(records: Table<FrameRecord>) -> FrameTable {
+    pub fn new(records: Table<FrameRecord>) -> FrameTable {
         FrameTable { records, admitted: AtomicU32::new(0) }
     }
 
