@@ -113,12 +113,13 @@ impl Mmu for Sleeping {
 const ONE: NonZeroU32 = NonZeroU32::MIN;
 
 const GARBAGE: u32 = u32::MAX;
+const SAVED: u32 = 7;
 
 /// A page word with what its threads share.
 struct Page {
     word: PageWord,
     bed: Bed,
-    /// How often it has been filled; while it is unmapped, [`GARBAGE`].
+    /// How often it has been filled; while it is unmapped, [`GARBAGE`]; on disk, [`SAVED`].
     contents: UnsafeCell<u32>,
     /// How often the frame that was being saved went back.
     given_back: AtomicU32,
@@ -173,13 +174,16 @@ impl Page {
 fn a_claim_excludes_and_no_sleeper_is_lost() {
     explore(3, || {
         let page = Page::new(Word::ABSENT);
-        let faulters: Vec<_> = (0..2)
-            .map(|_| {
-                let page = page.clone();
-                thread::spawn(move || fault(&page))
-            })
-            .collect();
-        fault(&page);
+        let faulters = [0, 1].map(|_| {
+            let page = page.clone();
+            thread::spawn(move || fault(&page))
+        });
+        // One that claims the page and then finds no frame for it.
+        let seen = page.word.load();
+        if seen.state() == State::Absent && page.word.claim(seen) {
+            page.write(page.read());
+            page.settle(Word::ABSENT);
+        }
         faulters.into_iter().for_each(|faulter| faulter.join().unwrap());
         assert_eq!(page.read(), 1);
     });
@@ -187,13 +191,16 @@ fn a_claim_excludes_and_no_sleeper_is_lost() {
 
 /// Fills the page, or waits for whoever does.
 fn fault(page: &Page) {
-    let seen = page.word.load();
-    if seen.state() == State::Absent && page.word.claim(seen) {
-        page.write(page.read() + 1);
-        page.settle(Word::new(State::Resident, Frame(1)));
+    loop {
+        let seen = page.wait_until(|seen| seen.state() != State::Busy);
+        if seen.state() == State::Resident {
+            return assert_eq!(page.read(), 1);
+        }
+        if page.word.claim(seen) {
+            page.write(page.read() + 1);
+            page.settle(Word::new(State::Resident, Frame(1)));
+        }
     }
-    page.wait_until(|seen| seen.state() == State::Resident);
-    assert_eq!(page.read(), 1);
 }
 
 #[test]
@@ -204,6 +211,7 @@ fn whoever_ends_second_gives_the_old_frame_back() {
         let saver = {
             let page = page.clone();
             thread::spawn(move || {
+                page.write(SAVED);
                 let end = page.word.end_save(Word::new(State::Standby, Frame(1)));
                 if end.awaited {
                     page.bed.rouse();
@@ -218,6 +226,7 @@ fn whoever_ends_second_gives_the_old_frame_back() {
             thread::spawn(move || {
                 let seen = page.wait_until(|seen| seen.state() != State::Busy && !seen.in_save());
                 assert!(matches!(seen.state(), State::Resident | State::Standby));
+                assert_eq!(page.read(), SAVED);
             })
         };
         // The program wants the page.
@@ -345,27 +354,30 @@ fn two_consumers_never_take_the_same_entry() {
     });
 }
 
-/// A region map, two regions, and the memory of all.
+/// A region map, three regions, and the memory of all.
 struct Map {
     map: RegionMap,
-    low: Region,
-    high: Region,
+    regions: [Region; 3],
     _memory: [Memory<selfpage_core::region::Line>; 2],
 }
 
 impl Map {
-    /// Only the high region is in the map.
+    /// Only the last region is in the map.
     fn new() -> Arc<Map> {
-        let region = |first| {
-            let range = PageRange { first: PageNo(first), count: 10 };
+        let regions = [0, 10, 20].map(|first| {
+            let range = PageRange { first: PageNo(first), count: 5 };
             Region::new(range, Trap::Worker, Rights::Read, Table::empty(), Table::empty())
-        };
-        let mut memory = [Memory::new(2), Memory::new(2)];
+        });
+        let mut memory = [Memory::new(3), Memory::new(3)];
         let map = RegionMap::new(memory.each_mut().map(Memory::table));
-        let all = Arc::new(Map { map, low: region(0), high: region(20), _memory: memory });
-        // SAFETY: region-in-map: the regions live as long as the map.
-        assert!(unsafe { all.map.insert(&all.high) });
+        let all = Arc::new(Map { map, regions, _memory: memory });
+        all.insert(2);
         all
+    }
+
+    fn insert(&self, region: usize) {
+        // SAFETY: region-in-map: the regions live as long as the map.
+        assert!(unsafe { self.map.insert(&self.regions[region]) });
     }
 
     fn find(&self, page: u64) -> Option<&Region> {
@@ -383,20 +395,19 @@ fn a_region_is_found_whole_while_others_come_and_go() {
         let writer = {
             let (map, removed) = (map.clone(), removed.clone());
             thread::spawn(move || {
-                // Two changes, so that the second writes where a reader may still be, and both move the other region.
-                // SAFETY: region-in-map: the regions live as long as the map.
-                assert!(unsafe { map.map.insert(&map.low) });
-                assert!(map.map.remove(&map.low));
+                // The second change writes where a reader may still be, and other lines than were there.
+                map.insert(0);
+                map.insert(1);
+                assert!(map.map.remove(&map.regions[0]));
                 removed.store(true, Ordering::Release);
             })
         };
-        assert!(map.find(25).is_some_and(|region| ptr::eq(region, &map.high)));
+        assert!(map.find(22).is_some_and(|region| ptr::eq(region, &map.regions[2])));
         let gone = removed.load(Ordering::Acquire);
-        let low = map.find(5);
+        let low = map.find(2);
         assert!(!gone || low.is_none(), "found after its removal");
-        assert!(map.find(15).is_none());
         writer.join().unwrap();
-        assert!(map.find(5).is_none() && map.find(25).is_some());
+        assert!(map.find(2).is_none() && map.find(12).is_some() && map.find(22).is_some() && map.find(7).is_none());
     });
 }
 
