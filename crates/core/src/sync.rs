@@ -1,6 +1,6 @@
 //! Atomics, and the three ways in which threads of a domain wait for one another.
 //!
-//! Under `--cfg loom` the atomics are loom's, so that the models in `tests/loom.rs` explore every interleaving.
+//! Under `--cfg loom` the atomics are loom's, so that the models in `tests/loom` explore every interleaving.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};

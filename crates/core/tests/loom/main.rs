@@ -4,16 +4,19 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p selfpage-core --test loom --release`
 #![cfg(loom)]
 
+mod machine;
+
 use std::num::NonZeroU32;
 use std::ptr::{self, NonNull};
 
 use loom::cell::UnsafeCell;
+use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use selfpage_core::addr::{Frame, PageBytes, PageNo, PageRange};
+use machine::{Bed, Sleeping};
+use selfpage_core::addr::{Frame, PageNo, PageRange};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Use};
-use selfpage_core::mmu::{Mmu, Partial, Refusal, Trap};
+use selfpage_core::mmu::Trap;
 use selfpage_core::page::{Found, PageWord, State, Word};
 use selfpage_core::region::{Region, RegionMap, Rights};
 use selfpage_core::ring::Ring;
@@ -38,75 +41,6 @@ impl<T: Default> Memory<T> {
     fn table(&mut self) -> Table<T> {
         // SAFETY: table-memory: a model keeps the memory beside the table, and uses it through the table alone.
         unsafe { Table::new(NonNull::new(self.0.as_mut_ptr()).unwrap(), self.0.len()) }
-    }
-}
-
-/// What it takes to sleep on a word until somebody says that it changed: a futex.
-struct Bed {
-    lock: Mutex<()>,
-    woken: Condvar,
-}
-
-impl Bed {
-    fn new() -> Bed {
-        Bed { lock: Mutex::new(()), woken: Condvar::new() }
-    }
-
-    fn sleep_while(&self, same: impl FnOnce() -> bool) {
-        let guard = self.lock.lock().unwrap();
-        if same() {
-            drop(self.woken.wait(guard).unwrap());
-        }
-    }
-
-    fn rouse(&self) {
-        let _guard = self.lock.lock().unwrap();
-        self.woken.notify_all();
-    }
-}
-
-/// A machine that can only put threads to sleep, and on which no time passes.
-struct Sleeping(Bed);
-
-impl Mmu for Sleeping {
-    fn sleep(&self, word: &AtomicU32, expected: u32, _timeout_us: u32) {
-        self.0.sleep_while(|| word.load(Ordering::SeqCst) == expected);
-    }
-    fn rouse(&self, _word: &AtomicU32, _count: u32) {
-        self.0.rouse();
-    }
-    fn now_ns(&self) -> u64 {
-        0
-    }
-    fn map(&self, _: Trap, _: PageNo, _: Frame, _: u32) -> Result<(), Partial> {
-        unreachable!()
-    }
-    fn unmap(&self, _: PageNo, _: Frame, _: u32) -> Result<(), Partial> {
-        unreachable!()
-    }
-    fn copy_out(&self, _: PageNo, _: Frame) -> Result<(), Refusal> {
-        unreachable!()
-    }
-    fn present(&self, _: PageNo) -> bool {
-        unreachable!()
-    }
-    fn drop_pages(&self, _: PageNo, _: u32) {
-        unreachable!()
-    }
-    fn wake_faulters(&self, _: Trap, _: PageNo, _: u32) {
-        unreachable!()
-    }
-    fn poison(&self, _: Trap, _: PageNo) {
-        unreachable!()
-    }
-    fn populate(&self, _: Frame, _: u32) -> Result<(), Partial> {
-        unreachable!()
-    }
-    fn release(&self, _: Frame, _: u32) {
-        unreachable!()
-    }
-    fn bytes(&self, _: Frame) -> *mut PageBytes {
-        unreachable!()
     }
 }
 
@@ -322,17 +256,17 @@ impl Queue {
 fn a_ring_loses_nothing_and_says_nothing_twice() {
     explore(2, || {
         let queue = Arc::new(Queue::new(2));
-        let producers = [[1, 2], [3, 4]].map(|entries| {
+        let producers = [&[1, 2][..], &[3]].map(|entries| {
             let queue = queue.clone();
-            thread::spawn(move || entries.into_iter().for_each(|entry| queue.push(entry)))
+            thread::spawn(move || entries.iter().for_each(|entry| queue.push(*entry)))
         });
-        let mut got: Vec<u64> = (0..4).map(|_| queue.pop()).collect();
+        let mut got: Vec<u64> = (0..3).map(|_| queue.pop()).collect();
         producers.into_iter().for_each(|producer| producer.join().unwrap());
         assert_eq!(queue.ring.pop(), None);
         let at = |entry| got.iter().position(|other| *other == entry);
-        assert!(at(1) < at(2) && at(3) < at(4), "{got:?}");
+        assert!(at(1) < at(2), "{got:?}");
         got.sort_unstable();
-        assert_eq!(got, [1, 2, 3, 4]);
+        assert_eq!(got, [1, 2, 3]);
     });
 }
 
@@ -389,7 +323,7 @@ impl Map {
 
 #[test]
 fn a_region_is_found_whole_while_others_come_and_go() {
-    explore(3, || {
+    explore(2, || {
         let map = Map::new();
         let removed = Arc::new(AtomicBool::new(false));
         let writer = {
