@@ -27,8 +27,6 @@ pub enum State {
     Standby = 3,
     /// Unmapped; the frame holds the only copy of the contents, and they are being saved.
     Saving = 4,
-    /// The pager could not give its contents. The frame field holds the cause.
-    Failed = 5,
 }
 
 const STATE: u64 = 0xf;
@@ -82,8 +80,7 @@ impl Word {
             1 => State::Busy,
             2 => State::Resident,
             3 => State::Standby,
-            4 => State::Saving,
-            _ => State::Failed,
+            _ => State::Saving,
         }
     }
     /// The frame, in the states that have one.

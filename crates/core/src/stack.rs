@@ -51,6 +51,23 @@ pub enum Shortage {
     Unsaved(crate::pager::PagerError),
 }
 
+impl Shortage {
+    /// As a small number that is not zero, for words that have no room for more.
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Shortage::AllHeld => 1,
+            Shortage::Unsaved(error) => error.code() + 2,
+        }
+    }
+    pub(crate) const fn from_code(code: u32) -> Option<Shortage> {
+        match code {
+            0 => None,
+            1 => Some(Shortage::AllHeld),
+            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
+        }
+    }
+}
+
 impl FrameStack {
     /// No frames yet: `budget` of them may be claimed, one by one, as they are needed.
     pub fn new(free: FrameSet, given_up: FrameSet, standby: Ring, budget: u32) -> FrameStack {
@@ -115,20 +132,12 @@ impl FrameStack {
 
     /// Why no frame can be had, if the evictor says so.
     pub fn shortage(&self) -> Option<Shortage> {
-        match self.shortage.load(Ordering::SeqCst) {
-            0 => None,
-            1 => Some(Shortage::AllHeld),
-            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
-        }
+        Shortage::from_code(self.shortage.load(Ordering::SeqCst))
     }
 
     /// Says whether frames can be had. Only the evictor may.
     pub fn set_shortage(&self, mmu: &dyn crate::mmu::Mmu, shortage: Option<Shortage>) {
-        let code = match shortage {
-            None => 0,
-            Some(Shortage::AllHeld) => 1,
-            Some(Shortage::Unsaved(error)) => error.code() + 2,
-        };
+        let code = shortage.map_or(0, Shortage::code);
         if self.shortage.swap(code, Ordering::SeqCst) != code && code != 0 {
             self.available.signal(mmu);
         }
