@@ -130,6 +130,12 @@ impl FrameStack {
         self.claimed.fetch_sub(count, Ordering::SeqCst);
     }
 
+    /// A frame has lost its memory, and there is none to be had: it may be claimed again later.
+    pub(crate) fn unclaim(&self, first: Frame, count: u32) {
+        self.given_up.give(first, count);
+        self.claimed.fetch_sub(count, Ordering::SeqCst);
+    }
+
     /// Why no frame can be had, if the evictor says so.
     pub fn shortage(&self) -> Option<Shortage> {
         Shortage::from_code(self.shortage.load(Ordering::SeqCst))
@@ -240,8 +246,7 @@ pub fn forget_unmapped(domain: &DomainState) {
         stack.free.give(frame, 1);
     }
     while let Some(run) = stack.free.take(NonZeroU32::MAX) {
-        stack.given_up.give(run.first, run.count.get());
-        stack.claimed.fetch_sub(run.count.get(), Ordering::SeqCst);
+        stack.unclaim(run.first, run.count.get());
     }
 }
 

@@ -298,9 +298,12 @@ fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, 
     pager.forget(region.index(page), 1);
     domain.frames.set_owner(frame, None);
     let _ = domain.settle(region, page, Word::ABSENT);
-    if domain.mmu.populate(frame, 1).is_ok() {
-        domain.frames.set_zeroed(frame, Zeroed::Yes);
-        domain.stack.give(domain.mmu, frame, 1);
+    match domain.mmu.populate(frame, 1) {
+        Ok(()) => {
+            domain.frames.set_zeroed(frame, Zeroed::Yes);
+            domain.stack.give(domain.mmu, frame, 1);
+        }
+        Err(_) => domain.stack.unclaim(frame, 1),
     }
 }
 
