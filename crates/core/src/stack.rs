@@ -189,7 +189,8 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
             .and_then(|()| stack.free.take(want))
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
-    if stack.ready() < stack.reserve.load(Ordering::Relaxed) / 2 {
+    // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
+    if stack.ready() < stack.reserve.load(Ordering::Relaxed).div_ceil(2) {
         stack.wanted.signal(domain.mmu);
     }
     run
