@@ -52,6 +52,23 @@ pub enum Shortage {
     Unsaved(crate::pager::PagerError),
 }
 
+impl Shortage {
+    /// As a small number that is not zero, for words that have no room for more.
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Shortage::AllHeld => 1,
+            Shortage::Unsaved(error) => error.code() + 2,
+        }
+    }
+    pub(crate) const fn from_code(code: u32) -> Option<Shortage> {
+        match code {
+            0 => None,
+            1 => Some(Shortage::AllHeld),
+            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
+        }
+    }
+}
+
 impl FrameStack {
     /// No frames yet: `budget` of them may be claimed, one by one, as they are needed.
     pub fn new(free: FrameSet, given_up: FrameSet, standby: Ring, budget: u32) -> FrameStack {
@@ -114,22 +131,20 @@ impl FrameStack {
         self.claimed.fetch_sub(count, Ordering::SeqCst);
     }
 
+    /// A frame has lost its memory, and there is none to be had: it may be claimed again later.
+    pub(crate) fn unclaim(&self, first: Frame, count: u32) {
+        self.given_up.give(first, count);
+        self.claimed.fetch_sub(count, Ordering::SeqCst);
+    }
+
     /// Why no frame can be had, if the evictor says so.
     pub fn shortage(&self) -> Option<Shortage> {
-        match self.shortage.load(Ordering::SeqCst) {
-            0 => None,
-            1 => Some(Shortage::AllHeld),
-            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
-        }
+        Shortage::from_code(self.shortage.load(Ordering::SeqCst))
     }
 
     /// Says whether frames can be had. Only the evictor may.
     pub fn set_shortage(&self, mmu: &dyn crate::mmu::Mmu, shortage: Option<Shortage>) {
-        let code = match shortage {
-            None => 0,
-            Some(Shortage::AllHeld) => 1,
-            Some(Shortage::Unsaved(error)) => error.code() + 2,
-        };
+        let code = shortage.map_or(0, Shortage::code);
         if self.shortage.swap(code, Ordering::SeqCst) != code && code != 0 {
             self.available.signal(mmu);
         }
@@ -175,7 +190,8 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
             .and_then(|()| stack.free.take(want))
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
-    if stack.ready() < stack.reserve.load(Ordering::Relaxed) / 2 {
+    // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
+    if stack.ready() < stack.reserve.load(Ordering::Relaxed).div_ceil(2) {
         stack.wanted.signal(domain.mmu);
     }
     run
@@ -232,8 +248,7 @@ pub fn forget_unmapped(domain: &DomainState) {
         stack.free.give(frame, 1);
     }
     while let Some(run) = stack.free.take(NonZeroU32::MAX) {
-        stack.given_up.give(run.first, run.count.get());
-        stack.claimed.fetch_sub(run.count.get(), Ordering::SeqCst);
+        stack.unclaim(run.first, run.count.get());
     }
 }
 

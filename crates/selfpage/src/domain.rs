@@ -216,6 +216,7 @@ impl Inner {
                 regions: RegionMap::new([arena.table(MOST_REGIONS), arena.table(MOST_REGIONS)]),
                 requests: Ring::new(arena.table(REQUESTS)),
                 requested: Event::default(),
+                handovers: Default::default(),
                 saves: Ring::new(arena.table(saves)),
                 to_save: Event::default(),
                 save_trouble: AtomicU32::new(0),
@@ -291,6 +292,7 @@ impl Inner {
             bound.core().pager().into_iter().for_each(Pager::forked);
         }
         while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
+        state.handovers.forget_all();
         state.counters.reset();
         // The handles are of threads that are not here.
         std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);

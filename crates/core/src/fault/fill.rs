@@ -204,10 +204,8 @@ impl<const N: usize> Batch<N> {
 
 fn stop(step: Step) -> Stop {
     match step {
-        Step::Done(Outcome::Failed(failure)) => match failure {
-            Failure::Machine(crate::mmu::Refusal::NoDescriptor) => Stop::HandOver,
-            failure => Stop::Failed(failure),
-        },
+        Step::Done(Outcome::Failed(failure)) => Stop::Failed(failure),
+        Step::HandOver => Stop::HandOver,
         // The access is tried again either way.
         Step::Done(_) => Stop::Again,
         _ => Stop::Again,
@@ -311,18 +309,4 @@ pub(super) fn read_ahead(domain: &DomainState, region: &Region, pager: &dyn Page
         batch.drop_entry(at);
     }
     let _ = batch.map(domain, region, None);
-}
-
-/// Says in the page's word that its contents cannot be had, for the thread that handed the fault over.
-pub(super) fn mark_failed(domain: &DomainState, page: PageNo, failure: Failure) {
-    let _inside = domain.gate.enter(domain.mmu);
-    let Failure::Pager(error) = failure else { return };
-    let Some(region) = domain.regions.find(page) else {
-        return;
-    };
-    let Some(word) = region.word(page) else { return };
-    let seen = word.load();
-    if seen.state() == State::Absent && word.claim(seen) {
-        domain.settle(region, page, Word::new(State::Failed, Frame(error.code())));
-    }
 }
