@@ -220,6 +220,22 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
     Some(())
 }
 
+/// In a forked child, which did not get the pool: frames that no page has mapped lost their memory, and standby pages are
+/// with their pager alone.
+///
+/// # Context
+/// Normal, with the gate closed.
+pub fn forget_unmapped(domain: &DomainState) {
+    let stack = &domain.stack;
+    while let Some(frame) = reclaim_standby(domain) {
+        stack.free.give(frame, 1);
+    }
+    while let Some(run) = stack.free.take(NonZeroU32::MAX) {
+        stack.given_up.give(run.first, run.count.get());
+        stack.claimed.fetch_sub(run.count.get(), Ordering::SeqCst);
+    }
+}
+
 /// Takes the frame that has been on standby longest.
 ///
 /// # Context

@@ -22,16 +22,17 @@ use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::pagemap::Pagemap;
 use selfpage_core::linux::uffd::{Features, Reach, Reading, Uffd};
 use selfpage_core::mmu::Trap;
+use selfpage_core::pager::Pager;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
 use selfpage_core::ring::{Ring, Slot};
-use selfpage_core::stack::FrameStack;
+use selfpage_core::stack::{self, FrameStack};
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Error, Kind, Result, describe};
+use crate::error::{Error, Kind, Result};
 use crate::evictor;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
@@ -59,6 +60,7 @@ pub(crate) struct Inner {
     /// By first page. A region is added and removed by whoever holds this.
     pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
     pub(crate) stop: AtomicBool,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) bell: worker::Bell,
     pub(crate) hash: Arc<PageHash>,
     /// Used by the evictor alone; fork holds it while it copies the process.
@@ -81,7 +83,6 @@ pub(crate) struct Inner {
 /// ```
 pub struct Domain {
     pub(crate) inner: Arc<Inner>,
-    threads: Vec<JoinHandle<()>>,
 }
 
 impl Domain {
@@ -92,9 +93,9 @@ impl Domain {
 
     pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
         let inner = Arc::new(Inner::new(settings, policy)?);
-        let threads = start_threads(&inner)?;
+        start_threads(&inner)?;
         crate::fork::enlist(&inner);
-        Ok(Domain { inner, threads })
+        Ok(Domain { inner })
     }
 
     /// Begins a region of `len_bytes` bytes, rounded up to pages.
@@ -174,7 +175,7 @@ impl Drop for Domain {
             event.signal(state.mmu);
         }
         self.inner.bell.ring();
-        for thread in self.threads.drain(..) {
+        for thread in self.inner.threads().drain(..) {
             let _ = thread.join();
         }
     }
@@ -233,6 +234,7 @@ impl Inner {
             table_thread: AtomicU32::new(0),
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),
+            threads: Mutex::default(),
             bell,
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
@@ -249,19 +251,47 @@ impl Inner {
         &self.state
     }
 
-    pub(crate) fn mmu(&self) -> &LinuxMmu {
-        self.mmu
-    }
-
     pub(crate) fn regions(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Bound>>> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bound region that holds `page`.
-    pub(crate) fn bound_at(&self, page: PageNo) -> Option<Arc<Bound>> {
-        let regions = self.regions();
-        let (_, bound) = regions.range(..=page.0).next_back()?;
-        bound.range().contains(page).then(|| bound.clone())
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In a forked child, before anything else is mapped: the places that it did not get.
+    pub(crate) fn map_in_child(&self) -> Result<()> {
+        self.pool.map_in_child()?;
+        self.bell.map_in_child()
+    }
+
+    /// In a forked child: the domain with everything that a fork does not copy made anew. The caller has the gate closed,
+    /// and holds the regions and the policy.
+    pub(crate) fn rebuild_in_child(self: &Arc<Self>, regions: &BTreeMap<u64, Arc<Bound>>) -> Result<()> {
+        let state = &self.state;
+        let old = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.config.descriptor_table == DescriptorTable::Shared {
+            // They are the parent's: a call on them would work on its pages.
+            for number in numbers(&old) {
+                let _ = Descriptor::from_raw(number).close();
+            }
+        }
+        let (descriptors, _) = open_descriptors(&self.config)?;
+        *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
+        // SAFETY: POOL-OWNED, REGION-OWNED: the descriptors are new, and no other thread is left.
+        unsafe { self.mmu.adopt(descriptors) };
+        self.pool.register(descriptors.pool)?;
+        self.bell.register(descriptors.worker)?;
+        stack::forget_unmapped(state);
+        for bound in regions.values() {
+            bound.register(descriptors)?;
+            bound.core().pager().into_iter().for_each(Pager::forked);
+        }
+        while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
+        state.counters.reset();
+        // The handles are of threads that are not here.
+        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
+        self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())
     }
 
     /// How many frames to keep ready: enough for the longest fetches to go on while pages are saved, never a large part.
@@ -283,6 +313,19 @@ impl Inner {
     pub(crate) fn close_gate(&self) {
         while !self.state.gate.close(self.state.mmu, 20_000) {
             std::thread::yield_now();
+        }
+    }
+
+    /// Closes the gate at a moment when nothing is on its way to a store.
+    pub(crate) fn close_gate_drained(&self) {
+        loop {
+            self.close_gate();
+            if self.state.saves_drained() {
+                return;
+            }
+            self.state.gate.open(self.state.mmu);
+            self.state.to_save.signal(self.state.mmu);
+            std::thread::sleep(std::time::Duration::from_micros(200));
         }
     }
 
@@ -426,50 +469,65 @@ pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
         .map(Descriptor::raw)
 }
 
-/// Starts the threads of a domain. The first takes a descriptor table of its own and starts the others, who share it.
-pub(crate) fn start_threads(inner: &Arc<Inner>) -> Result<Vec<JoinHandle<()>>> {
-    let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut keep = numbers(&descriptors).to_vec();
-    for bound in inner.regions().values() {
-        keep.extend(bound.descriptors());
-    }
-    let (send, receive) = std::sync::mpsc::sync_channel(1);
-    let own = inner.clone();
-    let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
-    let first = thread::start("selfpage-pager", move || {
-        let started = thread::own_descriptors(&keep).map_err(std::io::Error::from).and_then(|()| {
-            own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
-            let mut threads = Vec::new();
-            for number in 1..own.config.pagers {
-                let own = own.clone();
-                threads.push(thread::start(&format!("selfpage-pager{number}"), move || pager(&own))?);
+fn start_threads(inner: &Arc<Inner>) -> Result<()> {
+    inner.start_threads_keeping(Vec::new())
+}
+
+impl Inner {
+    /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
+    /// descriptors in it, and starts the others, who share it.
+    fn start_threads_keeping(self: &Arc<Self>, mut keep: Vec<RawFd>) -> Result<()> {
+        let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        keep.extend(numbers(&descriptors));
+        let ours = keep.clone();
+        let (send, receive) = std::sync::mpsc::sync_channel(1);
+        let own = self.clone();
+        let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
+        let first = thread::start("selfpage-pager", move || {
+            let started = thread::own_descriptors(&keep).map_err(std::io::Error::from).and_then(|()| {
+                own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
+                start_others(&own, descriptors.worker)
+            });
+            let up = started.is_ok();
+            let _ = send.send(started);
+            drop(send);
+            if up {
+                pager(&own);
             }
-            for _ in 0..own.config.workers {
-                let (own, uffd) = (own.clone(), descriptors.worker);
-                threads.push(thread::start("selfpage-worker", move || worker::serve(&own, uffd))?);
+        })
+        .map_err(failed)?;
+        let died = || Err(std::io::Error::other("the first of them died"));
+        let mut threads = receive.recv().unwrap_or_else(|_| died()).map_err(failed)?;
+        threads.push(first);
+        *self.threads() = threads;
+        self.hide_descriptors(&ours);
+        Ok(())
+    }
+
+    /// Where the program is not to see the domain's descriptors, closes its copies of these.
+    pub(crate) fn hide_descriptors(&self, numbers: &[RawFd]) {
+        if self.config.descriptor_table == DescriptorTable::Private {
+            for number in numbers {
+                let _ = Descriptor::from_raw(*number).close();
             }
-            let evicting = own.clone();
-            threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting))?);
-            let saving = own.clone();
-            threads.push(thread::start("selfpage-save", move || evictor::save(&saving))?);
-            Ok(threads)
-        });
-        let up = started.is_ok();
-        let _ = send.send(started);
-        drop(send);
-        if up {
-            pager(&own);
-        }
-    })
-    .map_err(failed)?;
-    let mut threads =
-        receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the thread died"))).map_err(failed)?;
-    threads.push(first);
-    if inner.config.descriptor_table == DescriptorTable::Private {
-        for number in numbers(&descriptors) {
-            let _ = Descriptor::from_raw(number).close();
         }
     }
+}
+
+fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<Vec<JoinHandle<()>>> {
+    let mut threads = Vec::new();
+    for number in 1..inner.config.pagers {
+        let own = inner.clone();
+        threads.push(thread::start(&format!("selfpage-pager{number}"), move || pager(&own))?);
+    }
+    for _ in 0..inner.config.workers {
+        let own = inner.clone();
+        threads.push(thread::start("selfpage-worker", move || worker::serve(&own, uffd))?);
+    }
+    let evicting = inner.clone();
+    threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting))?);
+    let saving = inner.clone();
+    threads.push(thread::start("selfpage-save", move || evictor::save(&saving))?);
     Ok(threads)
 }
 
@@ -487,13 +545,5 @@ fn pager(inner: &Arc<Inner>) {
             }
             None => state.requested.wait(state.mmu, seen, 0),
         }
-    }
-}
-
-/// Kept for the report of a shortage: what a pager's error means, in words.
-pub(crate) fn in_words(failure: Failure) -> String {
-    match failure {
-        Failure::Pager(error) => describe(error),
-        other => Cause(other).to_string(),
     }
 }

@@ -29,6 +29,7 @@ pub(crate) fn run(inner: &Inner) {
         let reserve = stack.reserve.load(std::sync::atomic::Ordering::Relaxed);
         let keep = inner.standby_target();
         if stack.free.count() < (reserve - keep) / 2 && stack.claimed() < stack.budget() {
+            let _inside = state.gate.enter(state.mmu);
             let _ = stack::claim(state, CLAIM_AHEAD);
             continue;
         }

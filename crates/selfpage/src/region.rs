@@ -7,14 +7,15 @@
 use std::fmt;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::fault::range;
 use selfpage_core::fault::{Failure, Outcome, evict};
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Modes;
 use selfpage_core::mmu::Trap;
 use selfpage_core::page::PageWord;
@@ -109,16 +110,13 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// No address space, or too many regions.
     pub fn stored_in(self, store: Arc<dyn BackingStore>) -> Result<Region> {
-        let descriptors = store.descriptors();
-        let kept = store.clone();
-        let region = self.bind_with(Rights::ReadWrite, descriptors, move |len, hash| {
+        let kept = Some(store.clone());
+        self.bind_with(Rights::ReadWrite, Vec::new(), kept, move |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU32>(len) + Arena::bytes_for::<AtomicU64>(len))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
             let pager = unsafe { Stored::new(store, hash, arena.table(len), arena.table(len)) };
             Ok((Box::new(pager), Some(arena)))
-        })?;
-        region.bound.keep_store(kept);
-        Ok(region)
+        })
     }
 
     /// A file from `offset_bytes` on. A length of 0 stands for the rest of the file.
@@ -138,7 +136,7 @@ impl<'a> Builder<'a> {
             self.name = path.as_ref().display().to_string();
         }
         let descriptors = opened.descriptors();
-        self.bind_with(rights, descriptors, |len, hash| {
+        self.bind_with(rights, descriptors, None, |len, hash| {
             let hashed = if rights == Rights::ReadWrite { len } else { 0 };
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(hashed))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
@@ -152,7 +150,7 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// No address space, or too many regions.
     pub fn user(self, pager: impl UserPager + 'static) -> Result<Region> {
-        self.bind_with(Rights::ReadWrite, Vec::new(), |len, hash| {
+        self.bind_with(Rights::ReadWrite, Vec::new(), None, |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(len))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
             let pager = unsafe { Custom::new(pager, hash, arena.table(len)) };
@@ -169,16 +167,17 @@ impl<'a> Builder<'a> {
     }
 
     fn bind(self, rights: Rights, make: impl FnOnce(usize, Arc<PageHash>) -> Result<Box<dyn Pager>>) -> Result<Region> {
-        self.bind_with(rights, Vec::new(), |len, hash| Ok((make(len, hash)?, None)))
+        self.bind_with(rights, Vec::new(), None, |len, hash| Ok((make(len, hash)?, None)))
     }
 
     fn bind_with(
         self,
         rights: Rights,
         descriptors: Vec<RawFd>,
+        store: Option<Arc<dyn BackingStore>>,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Region> {
-        let bound = Bound::new(&self, rights, descriptors, make)?;
+        let bound = Bound::new(&self, rights, descriptors, store, make)?;
         bound.join(self.inner)?;
         Ok(Region { inner: self.inner.clone(), bound })
     }
@@ -194,7 +193,7 @@ pub(crate) struct Bound {
     _pager_tables: Option<Arena>,
     _tables: Arena,
     descriptors: Vec<RawFd>,
-    store: std::sync::OnceLock<Arc<dyn BackingStore>>,
+    store: Option<Arc<dyn BackingStore>>,
     name: String,
     len_bytes: usize,
 }
@@ -204,6 +203,7 @@ impl Bound {
         builder: &Builder<'_>,
         rights: Rights,
         descriptors: Vec<RawFd>,
+        store: Option<Arc<dyn BackingStore>>,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Arc<Bound>> {
         let inner = builder.inner;
@@ -243,7 +243,7 @@ impl Bound {
             _pager_tables: pager_tables,
             _tables: tables,
             descriptors,
-            store: std::sync::OnceLock::new(),
+            store,
             name,
             len_bytes,
         };
@@ -261,9 +261,12 @@ impl Bound {
     /// Registers the region for faults, and puts it into the map.
     fn join(self: &Arc<Bound>, inner: &Arc<Inner>) -> Result<()> {
         let mut regions = inner.regions();
-        self.register(inner)?;
-        if !self.descriptors.is_empty() {
-            inner.share_descriptors(&self.descriptors)?;
+        let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.on_table(|| self.register(descriptors))?;
+        let numbers = self.descriptors();
+        if !numbers.is_empty() {
+            inner.share_descriptors(&numbers)?;
+            inner.hide_descriptors(&numbers);
         }
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
         if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
@@ -275,15 +278,13 @@ impl Bound {
     }
 
     /// Has faults of the region go to its userfaultfd.
-    pub(crate) fn register(&self, inner: &Inner) -> Result<()> {
-        let descriptors = *inner.descriptors.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    pub(crate) fn register(&self, descriptors: Descriptors) -> Result<()> {
         let uffd = match self.region.trap {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
         };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
-        inner
-            .on_table(|| unsafe { uffd.register(self.start(), self.len_bytes, Modes::MISSING) })
+        unsafe { uffd.register(self.start(), self.len_bytes, Modes::MISSING) }
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
     }
 
@@ -306,28 +307,24 @@ impl Bound {
         self.region.range.first.addr().0
     }
 
-    pub(crate) const fn len_bytes(&self) -> usize {
-        self.len_bytes
+    /// The descriptors that its pager uses now.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        self.store().map_or_else(|| self.descriptors.clone(), |store| store.descriptors())
     }
 
-    pub(crate) fn descriptors(&self) -> &[RawFd] {
-        &self.descriptors
+    /// Whether a forked child gets the region.
+    pub(crate) fn give_to_child(&self, child: Advice) -> Result<()> {
+        // SAFETY: owned-range: the region is ours; only what a child gets of it changes.
+        unsafe { memory::advise(self.start(), self.len_bytes, child) }
+            .map_err(|errno| Error::system("fork with", format!("region {}", self.name), errno))
     }
 
     pub(crate) fn core(&self) -> &region::Region {
         &self.region
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn keep_store(&self, store: Arc<dyn BackingStore>) {
-        let _ = self.store.set(store);
-    }
-
     pub(crate) fn store(&self) -> Option<&Arc<dyn BackingStore>> {
-        self.store.get()
+        self.store.as_ref()
     }
 }
 
