@@ -21,7 +21,7 @@ use crate::mmu::Refusal;
 use crate::page::{State, Word};
 use crate::pager::{Context, Pager, PagerError};
 use crate::region::{Access, Region};
-use crate::stack::{self, Shortage};
+use crate::stack::{self, FrameWait, Shortage};
 use crate::stream::Chunk;
 use crate::trace::Counters;
 
@@ -86,6 +86,7 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
     let began_ns = domain.mmu.now_ns();
     Counters::add(&domain.counters.faults_total, 1);
     let page = fault.addr.page();
+    let mut frame_wait = FrameWait::default();
     let outcome = loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(page) else {
@@ -104,11 +105,9 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
-                if let Some(shortage) = domain.stack.shortage() {
+                if let Err(shortage) = frame_wait.sleep(domain, seen) {
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
-                domain.stack.wanted.signal(domain.mmu);
-                domain.stack.available.wait(domain.mmu, seen, 0);
             }
             (Step::Defer(seen), Some(word)) => {
                 if request(domain, Request::Fault(page)) {

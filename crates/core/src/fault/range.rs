@@ -13,7 +13,7 @@ use crate::frame::Zeroed;
 use crate::page::{State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
-use crate::stack;
+use crate::stack::{self, FrameWait};
 use crate::stream::Chunk;
 use crate::trace::Counters;
 
@@ -22,6 +22,7 @@ const STRETCH: usize = 256;
 
 /// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
 fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
+    let mut frame_wait = FrameWait::default();
     loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(page) else {
@@ -34,11 +35,9 @@ fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region)
             (Step::Done(outcome), _) => return outcome,
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
-                if let Some(shortage) = domain.stack.shortage() {
+                if let Err(shortage) = frame_wait.sleep(domain, seen) {
                     return Outcome::Failed(Failure::Shortage(shortage));
                 }
-                domain.stack.wanted.signal(domain.mmu);
-                domain.stack.available.wait(domain.mmu, seen, 0);
             }
             _ => {}
         }
@@ -293,6 +292,7 @@ fn save_copy(
 /// No more can be freed. Those that were are gone, and the contract is smaller by as many.
 pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
     let mut left = domain.stack.cut_unclaimed(count);
+    let mut frame_wait = FrameWait::default();
     while let Some(want) = NonZeroU32::new(left) {
         let seen = domain.stack.available.count();
         let inside = domain.gate.enter(domain.mmu);
@@ -305,13 +305,7 @@ pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
                 domain.stack.retire(run.first, some);
                 left -= some;
             }
-            None => {
-                if let Some(shortage) = domain.stack.shortage() {
-                    return Err(Failure::Shortage(shortage));
-                }
-                domain.stack.wanted.signal(domain.mmu);
-                domain.stack.available.wait(domain.mmu, seen, 0);
-            }
+            None => frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?,
         }
     }
     Ok(())
