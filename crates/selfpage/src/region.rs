@@ -361,7 +361,11 @@ impl Region {
     }
 
     /// Its contents as values of `T`, to be changed.
+    ///
+    /// # Panics
+    /// The region is read-only: what is written to it would be lost.
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
+        assert!(self.bound.region.rights == Rights::ReadWrite, "region {} is read-only", self.bound.name);
         // SAFETY: region-view: as for `as_slice`, and `&mut self` makes it the only view.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), self.len_bytes() / size_of::<T>().max(1)) }
     }
