@@ -5,8 +5,8 @@
 
 use core::num::NonZeroU32;
 
-use super::evict::{Evicted, move_out};
-use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve};
+use super::evict::{Evicted, Room, move_out};
+use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
 use crate::domain::DomainState;
 use crate::frame::Zeroed;
@@ -148,18 +148,26 @@ fn discard_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     Step::Done(Outcome::Resolved)
 }
 
-/// Takes the frames of `range` back; changed pages are on their way to the store when it returns.
+/// Takes the frames of `range` back; changed pages are on their way to the store when it returns. Waits for the saver where
+/// there are more of them than may be on the way at once.
 ///
 /// # Context
-/// Normal.
+/// Normal, outside the gate.
 pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
     let mut evicted = Evicted::default();
     let mut at = range.first;
     while at < range.end() {
+        let seen = domain.stack.available.count();
+        let room = save::room(domain).min(STRETCH);
+        if room == 0 {
+            domain.to_save.signal(domain.mmu);
+            domain.stack.available.wait(domain.mmu, seen, 1000);
+            continue;
+        }
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
         let mut len = 0;
-        while len < STRETCH && at < range.end() {
+        while len < room && at < range.end() {
             if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)
                 && let Some(entry) = claimed.get_mut(len)
             {
@@ -168,7 +176,8 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             }
             at = at.plus(1);
         }
-        move_out(domain, claimed.get(..len).unwrap_or(&[]), &mut evicted);
+        // The evictor queues no page more while there is no room, and the queue has a batch to spare beyond that.
+        move_out(domain, claimed.get(..len).unwrap_or(&[]), Room::Promised, &mut evicted);
     }
     evicted
 }
@@ -184,6 +193,8 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
         State::Standby if word.claim(seen) => {
             domain.stack.leaves_standby();
             domain.settle_absent(region, page, seen.frame());
+            Counters::add(&domain.counters.evictions_total, 1);
+            evicted.ready += 1;
         }
         _ => {}
     }
