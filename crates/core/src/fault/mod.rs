@@ -14,7 +14,7 @@ pub mod save;
 
 use core::num::NonZeroU32;
 
-use crate::addr::{Frame, PageNo, VirtAddr};
+use crate::addr::{Frame, PageNo, PageRange, VirtAddr};
 use crate::domain::{DomainState, ReadsAhead};
 use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
@@ -26,6 +26,7 @@ use crate::stream::Chunk;
 use crate::trace::Counters;
 
 pub use fill::MOST_IN_TRAP;
+use fill::Tripwire;
 
 /// An access that found no translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -345,6 +346,8 @@ pub enum Request {
     Fault(PageNo),
     /// Read ahead, from this page on.
     Ahead(PageNo, Chunk),
+    /// Bring in so many pages, from this one on, which the program will want.
+    Prefetch(PageNo, u32),
 }
 
 /// Hands work to the pager threads. `false`: they have more than enough.
@@ -357,6 +360,8 @@ pub fn request(domain: &DomainState, request: Request) -> bool {
         Request::Ahead(page, chunk) => {
             domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
         }
+        // As a chunk that goes nowhere.
+        Request::Prefetch(page, count) => domain.requests.push(page.0, u64::from(count)),
     };
     domain.requested.signal(domain.mmu);
     pushed
@@ -371,6 +376,7 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
     let page = PageNo(page);
     Some(match what as u32 {
         0 => Request::Fault(page),
+        count if what >> 32 == 0 => Request::Prefetch(page, count),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
     })
 }
@@ -394,8 +400,12 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             if let Some(region) = domain.regions.find(page)
                 && let Some(pager) = region.pager()
             {
-                fill::read_ahead(domain, region, pager, page, chunk);
+                fill::read_ahead(domain, region, pager, page, chunk, Tripwire::Set);
             }
+            Outcome::Resolved
+        }
+        Request::Prefetch(page, count) => {
+            range::bring_in(domain, PageRange { first: page, count: u64::from(count) });
             Outcome::Resolved
         }
     }

@@ -6,15 +6,17 @@
 use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, move_out};
+use super::fill::Tripwire;
 use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
-use crate::domain::DomainState;
+use crate::domain::{DomainState, MOST_AHEAD, ReadsAhead};
 use crate::frame::Zeroed;
 use crate::page::{State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
 use crate::stack::{self, FrameWait};
 use crate::stream::Chunk;
+use crate::sync::Ordering;
 use crate::trace::Counters;
 
 /// Pages worked on between two visits of the gate.
@@ -201,20 +203,47 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
     None
 }
 
-/// Has `range`, within one region, fetched ahead by pager threads. `false`: they have too much to do already.
+/// Has `range`, within one region, brought in by pager threads: as much of it as the frames can hold beside the reserve.
+/// `false`: they have too much to do already.
 ///
 /// # Context
 /// Normal.
 pub fn prefetch(domain: &DomainState, range: PageRange) -> bool {
+    let room = domain.stack.budget().saturating_sub(domain.stack.reserve.load(Ordering::Relaxed));
+    let end = range.first.plus(range.count.min(u64::from(room)));
     let mut at = range.first;
-    while at < range.end() {
-        let count = (range.end().0 - at.0).min(u64::from(crate::domain::MOST_AHEAD)) as u32;
-        if !request(domain, Request::Ahead(at, Chunk { first: 0, count, stride: 1 })) {
+    while at < end {
+        let count = (end.0 - at.0).min(u64::from(MOST_AHEAD)) as u32;
+        if !request(domain, Request::Prefetch(at, count)) {
             return false;
         }
         at = at.plus(u64::from(count));
     }
     true
+}
+
+/// Brings in what the program will want, piece by piece as frames can be had.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
+    let mut at = range.first;
+    let mut frame_wait = FrameWait::default();
+    while at < range.end() {
+        let seen = domain.stack.available.count();
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = domain.regions.find(at) else { return };
+        let Some(pager) = region.pager() else { return };
+        let piece = u64::from(domain.limits(1, ReadsAhead::Yes).chunk.max(1)).min(range.end().0 - at.0);
+        let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
+        let short = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
+        drop(inside);
+        match short {
+            None => at = at.plus(piece),
+            Some(_) if frame_wait.sleep(domain, seen).is_err() => return,
+            Some(next) => at = next,
+        }
+    }
 }
 
 /// Saves what has changed in `range`, within one region, without unmapping it, and waits until it is saved. What the
