@@ -41,6 +41,8 @@ pub struct FrameStack {
     pub reserve: AtomicU32,
     /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
     shortage: AtomicU32,
+    /// How often the evictor has said so.
+    stated: AtomicU32,
 }
 
 /// Why no frame can be had.
@@ -84,6 +86,7 @@ impl FrameStack {
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
             shortage: AtomicU32::new(0),
+            stated: AtomicU32::new(0),
         }
     }
 
@@ -145,7 +148,9 @@ impl FrameStack {
     /// Says whether frames can be had. Only the evictor may.
     pub fn set_shortage(&self, mmu: &dyn crate::mmu::Mmu, shortage: Option<Shortage>) {
         let code = shortage.map_or(0, Shortage::code);
-        if self.shortage.swap(code, Ordering::SeqCst) != code && code != 0 {
+        self.shortage.store(code, Ordering::SeqCst);
+        if code != 0 {
+            self.stated.fetch_add(1, Ordering::SeqCst);
             self.available.signal(mmu);
         }
     }
@@ -174,6 +179,34 @@ impl FrameStack {
     /// The frame of a page went from standby back to use.
     pub fn leaves_standby(&self) {
         self.on_standby.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// One thread's wait for a frame. It ends in vain only when the evictor has looked since it began: what was short a while ago
+/// need not be so now.
+#[derive(Default)]
+pub(crate) struct FrameWait(Option<u32>);
+
+impl FrameWait {
+    /// Asks the evictor for frames, and sleeps until there may be some; `seen` is the count of [`FrameStack::available`] from
+    /// before the caller looked for one.
+    ///
+    /// # Context
+    /// Trap, outside the gate.
+    ///
+    /// # Errors
+    /// The evictor says that there is none to be had.
+    pub(crate) fn sleep(&mut self, domain: &DomainState, seen: u32) -> Result<(), Shortage> {
+        let stack = &domain.stack;
+        let stated = stack.stated.load(Ordering::SeqCst);
+        if *self.0.get_or_insert(stated) != stated
+            && let Some(shortage) = stack.shortage()
+        {
+            return Err(shortage);
+        }
+        stack.wanted.signal(domain.mmu);
+        stack.available.wait(domain.mmu, seen, 0);
+        Ok(())
     }
 }
 

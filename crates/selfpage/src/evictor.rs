@@ -57,9 +57,10 @@ pub(crate) fn run(inner: &Inner) {
         }
         if barren > MOST_BARREN {
             let why = state.save_error().map_or(Shortage::AllHeld, Shortage::Unsaved);
+            let asked = stack.wanted.count();
             stack.set_shortage(state.mmu, Some(why));
-            // Whoever needs a frame next asks again.
-            stack.wanted.wait(state.mmu, stack.wanted.count(), 0);
+            // Whoever needs a frame next asks again, and is given another look.
+            stack.wanted.wait(state.mmu, asked, 0);
             barren = MOST_BARREN - 10;
         }
     }
