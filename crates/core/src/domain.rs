@@ -4,7 +4,7 @@ use core::num::NonZeroU32;
 
 use crate::addr::{Frame, PageNo};
 use crate::fault::handover::Handovers;
-use crate::frame::{FrameBytes, FrameTable};
+use crate::frame::{FrameBytes, FrameTable, Use};
 use crate::mmu::{Mmu, Trap};
 use crate::page::{State, Word};
 use crate::region::{Region, RegionMap};
@@ -95,6 +95,13 @@ impl DomainState {
         self.frames.set_owner(frame, None);
         let _ = self.settle(region, page, Word::ABSENT);
         self.stack.give(self.mmu, frame, 1);
+    }
+
+    /// Lists a frame that a page of `region` has in core now, for the policy to learn of.
+    pub(crate) fn admit(&self, region: &Region, frame: Frame, use_: Use) {
+        if region.pager().is_some_and(|pager| pager.saves()) {
+            self.frames.admit(frame, use_);
+        }
     }
 
     /// The contents of `frame`, in its slot.
