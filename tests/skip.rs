@@ -10,10 +10,7 @@ use std::io::Write;
 #[allow(dead_code)]
 pub fn skip(name: &str, reason: &str) {
     let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|one| one.trim() == name),
-        "{name} is in SELFPAGE_REQUIRE, but: {reason}"
-    );
+    assert!(!required.split(',').any(|one| one.trim() == name), "{name} is in SELFPAGE_REQUIRE, but: {reason}");
     // One write straight to the stream: the test harness swallows what a passing test prints.
     let _ = std::io::stderr().write_all(format!("{}\n", line(name, reason)).as_bytes());
 }

@@ -22,10 +22,7 @@ enum Variant {
 
 /// Links the path, and sees the same check fail on a broken one.
 pub fn run(root: &Path) -> bool {
-    let fine = show(
-        &check(root, Variant::AsIs),
-        "core's fault path links with nothing underneath",
-    );
+    let fine = show(&check(root, Variant::AsIs), "core's fault path links with nothing underneath");
     match check(root, Variant::Broken) {
         Err(said) if said.contains(PANIC) => {
             println!("link check: a deliberate panic in the path was caught");
@@ -44,10 +41,7 @@ pub fn run(root: &Path) -> bool {
 
 /// Shows what a failure looks like.
 pub fn run_broken(root: &Path) -> bool {
-    show(
-        &check(root, Variant::Broken),
-        "the broken path linked: the check is blind",
-    )
+    show(&check(root, Variant::Broken), "the broken path linked: the check is blind")
 }
 
 fn show(checked: &Result<(), String>, fine: &str) -> bool {
@@ -65,29 +59,20 @@ fn check(root: &Path, variant: Variant) -> Result<(), String> {
     let Err(said) = link(&archive, "--no-undefined") else {
         return Ok(());
     };
-    let missing: BTreeSet<&str> = said
-        .lines()
-        .filter_map(|line| line.split_once("undefined reference to `")?.1.strip_suffix('\''))
-        .collect();
+    let missing: BTreeSet<&str> =
+        said.lines().filter_map(|line| line.split_once("undefined reference to `")?.1.strip_suffix('\'')).collect();
     if missing.is_empty() {
         return Err(said);
     }
     // Left unresolved it links, and the program says who calls what.
     link(&archive, "--unresolved-symbols=ignore-all").map_err(|more| format!("{said}\n{more}"))?;
     let program = archive.with_extension("elf");
-    let code = run_tool(
-        Command::new("objdump")
-            .args(["-drC", "--no-show-raw-insn"])
-            .arg(&program),
-    )?;
+    let code = run_tool(Command::new("objdump").args(["-drC", "--no-show-raw-insn"]).arg(&program))?;
     let references = References::read(&code);
     let mut explained = String::new();
     for symbol in missing {
         let meaning = if symbol == PANIC { "a panic" } else { "outside of core" };
-        explained += &format!(
-            "`{symbol}` ({meaning}) can be reached from:\n{}",
-            references.explain(symbol, &program)?
-        );
+        explained += &format!("`{symbol}` ({meaning}) can be reached from:\n{}", references.explain(symbol, &program)?);
     }
     Err(explained)
 }
@@ -98,10 +83,7 @@ fn build(root: &Path, path: Variant) -> Result<PathBuf, String> {
     // The versions that the workspace ships.
     std::fs::copy(root.join("Cargo.lock"), dir.join("Cargo.lock")).map_err(|error| format!("Cargo.lock: {error}"))?;
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo
-        .current_dir(&dir)
-        .args(["build", "--quiet", "--release", "--target-dir"])
-        .arg(&target);
+    cargo.current_dir(&dir).args(["build", "--quiet", "--release", "--target-dir"]).arg(&target);
     cargo.env_remove("RUSTFLAGS");
     if matches!(path, Variant::Broken) {
         cargo.args(["--features", "broken"]);
@@ -111,10 +93,7 @@ fn build(root: &Path, path: Variant) -> Result<PathBuf, String> {
 }
 
 fn link(archive: &Path, undefined: &str) -> Result<(), String> {
-    let allowed: String = ALLOWED
-        .iter()
-        .map(|name| format!("PROVIDE({name} = {ENTRY});\n"))
-        .collect();
+    let allowed: String = ALLOWED.iter().map(|name| format!("PROVIDE({name} = {ENTRY});\n")).collect();
     let script = archive.with_extension("ld");
     std::fs::write(&script, allowed).map_err(|error| format!("{}: {error}", script.display()))?;
     let mut gcc = Command::new("gcc");
@@ -122,10 +101,7 @@ fn link(archive: &Path, undefined: &str) -> Result<(), String> {
     gcc.arg(format!("-Wl,-e,{ENTRY},--require-defined={ENTRY},{undefined}"));
     // The relocations say who calls whom.
     gcc.arg("-Wl,--emit-relocs");
-    gcc.arg("-o")
-        .arg(archive.with_extension("elf"))
-        .arg(archive)
-        .arg(&script);
+    gcc.arg("-o").arg(archive.with_extension("elf")).arg(archive).arg(&script);
     run_tool(&mut gcc).map(drop)
 }
 
@@ -162,20 +138,12 @@ impl<'a> References<'a> {
         while let Some(callee) = open.pop() {
             for &(caller, address) in self.0.get(callee).into_iter().flatten() {
                 // On the way to it, not the cause.
-                if ["core::", "<core::", "__rustc::"]
-                    .iter()
-                    .any(|inner| caller.starts_with(inner))
-                {
+                if ["core::", "<core::", "__rustc::"].iter().any(|inner| caller.starts_with(inner)) {
                     if seen.insert(caller) {
                         open.push(caller);
                     }
                 } else if caller != callee {
-                    let lines = run_tool(
-                        Command::new("addr2line")
-                            .args(["-ipfC", "-e"])
-                            .arg(program)
-                            .arg(address),
-                    )?;
+                    let lines = run_tool(Command::new("addr2line").args(["-ipfC", "-e"]).arg(program).arg(address))?;
                     let lines = lines.trim_end().replace('\n', "\n      ");
                     let above = self.callers(caller).join("\n    called by ");
                     causes.insert(format!("  {above}\n    by way of {callee}\n      {lines}\n"));
@@ -203,15 +171,10 @@ impl<'a> References<'a> {
 /// What the tool printed, if it failed.
 fn run_tool(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .output()
-        .map_err(|error| format!("{name} did not start: {error}; the link check needs gcc"))?;
+    let output =
+        command.output().map_err(|error| format!("{name} did not start: {error}; the link check needs gcc"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(format!(
-        "{name}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr).trim_end()
-    ))
+    Err(format!("{name}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()))
 }

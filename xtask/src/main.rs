@@ -43,10 +43,7 @@ fn main() -> ExitCode {
         ["link"] => link::run(&root),
         ["link", "--break"] => link::run_broken(&root),
         _ => {
-            eprintln!(
-                "cargo xtask {}: no such verb or option; `cargo xtask --help` lists them",
-                args.join(" ")
-            );
+            eprintln!("cargo xtask {}: no such verb or option; `cargo xtask --help` lists them", args.join(" "));
             return ExitCode::from(2);
         }
     };

@@ -46,13 +46,9 @@ impl Step {
 
 impl Report {
     fn follow(&mut self, command: &mut Command, deadline: Instant, out: &mut impl Write) -> Result<(), String> {
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = command
-            .spawn()
-            .map_err(|error| format!("{:?} did not start: {error}", command.get_program()))?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child =
+            command.spawn().map_err(|error| format!("{:?} did not start: {error}", command.get_program()))?;
         let (send, lines) = channel();
         send_lines(child.stdout.take(), &send);
         send_lines(child.stderr.take(), &send);
@@ -101,10 +97,7 @@ impl Report {
             self.tests += tally;
         } else if let Some(skip) = Skip::read(line) {
             self.skips.push(skip);
-        } else if let Some(name) = line
-            .strip_prefix("test ")
-            .and_then(|rest| rest.strip_suffix(" ... FAILED"))
-        {
+        } else if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
             self.failed_tests.push(name.into());
         }
     }
@@ -116,10 +109,7 @@ fn send_lines(stream: Option<impl Read + Send + 'static>, send: &Sender<String>)
     thread::spawn(move || {
         for line in BufReader::new(stream).split(b'\n') {
             let Ok(line) = line else { return };
-            if send
-                .send(String::from_utf8_lossy(&line).trim_end_matches('\r').to_string())
-                .is_err()
-            {
+            if send.send(String::from_utf8_lossy(&line).trim_end_matches('\r').to_string()).is_err() {
                 return;
             }
         }
@@ -132,12 +122,7 @@ fn end_tree(root: u32) {
     let parents = parents();
     let mut next = 0;
     while let Some(&pid) = tree.get(next) {
-        tree.extend(
-            parents
-                .iter()
-                .filter(|(_, parent)| *parent == pid)
-                .map(|(child, _)| *child),
-        );
+        tree.extend(parents.iter().filter(|(_, parent)| *parent == pid).map(|(child, _)| *child));
         next += 1;
     }
     for pid in tree {
@@ -171,12 +156,7 @@ mod tests {
     fn shell(script: &str, limit: Duration) -> Report {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Step {
-            name: "shell".into(),
-            limit,
-            commands: vec![command],
-        }
-        .run(&mut std::io::sink())
+        Step { name: "shell".into(), limit, commands: vec![command] }.run(&mut std::io::sink())
     }
 
     #[test]
@@ -188,14 +168,7 @@ mod tests {
              echo 'test result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured'",
             Duration::from_secs(20),
         );
-        assert_eq!(
-            report.tests,
-            Tally {
-                passed: 7,
-                failed: 1,
-                skipped: 1
-            }
-        );
+        assert_eq!(report.tests, Tally { passed: 7, failed: 1, skipped: 1 });
         assert_eq!(report.skips.len(), 1);
         assert_eq!(report.failed_tests, ["a::b"]);
         assert_eq!(report.failure, None);

@@ -39,21 +39,12 @@ pub fn run(root: &Path, extent: Extent) -> bool {
             }
             Plan::Skip(skip) => {
                 println!("{skip}");
-                (
-                    skip.name.clone(),
-                    Report {
-                        skips: vec![skip],
-                        ..Report::default()
-                    },
-                )
+                (skip.name.clone(), Report { skips: vec![skip], ..Report::default() })
             }
         };
         let verdict = judge(&report, &required);
         let word = if verdict.failure.is_some() { "FAILED" } else { "done" };
-        println!(
-            "[{number}/{count}] {name}: {word} after {:.1} s\n",
-            step_began.elapsed().as_secs_f64()
-        );
+        println!("[{number}/{count}] {name}: {word} after {:.1} s\n", step_began.elapsed().as_secs_f64());
         all += verdict.tally;
         skips.extend(report.skips);
         failures.extend(report.failed_tests.iter().map(|test| format!("{name}: test {test}")));
@@ -107,38 +98,22 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
         command
     };
     let mut rustfmt = Command::new("rustfmt");
-    rustfmt
-        .current_dir(root)
-        .args(["--check", "--edition", "2024", "xtask/trapcheck/src/lib.rs"]);
+    rustfmt.current_dir(root).args(["--check", "--edition", "2024", "xtask/trapcheck/src/lib.rs"]);
 
     let mut plans = vec![
         take("format", 2, [cargo(root, "fmt --all -- --check"), rustfmt]),
-        take(
-            "clippy",
-            15,
-            [cargo(root, "clippy --workspace --all-targets -- -D warnings")],
-        ),
+        take("clippy", 15, [cargo(root, "clippy --workspace --all-targets -- -D warnings")]),
         take("style", 2, [check("style")]),
         take("link", 10, [check("link")]),
         // What tests of whole programs start, in the profile that they start it in.
         take("build", 15, [cargo(root, "build --workspace")]),
-        take(
-            "test",
-            15,
-            [cargo(root, "test --workspace --no-fail-fast -- --show-output")],
-        ),
+        take("test", 15, [cargo(root, "test --workspace --no-fail-fast -- --show-output")]),
     ];
     if extent == Extent::Full {
-        plans.push(take(
-            "build, release",
-            15,
-            [cargo(root, "build --workspace --release --exclude xtask")],
-        ));
+        plans.push(take("build, release", 15, [cargo(root, "build --workspace --release --exclude xtask")]));
         plans.extend(release_tests(root).into_iter().map(|target| {
-            let arguments = format!(
-                "test --release -p {} --test {} --no-fail-fast -- --show-output",
-                target.package, target.name
-            );
+            let arguments =
+                format!("test --release -p {} --test {} --no-fail-fast -- --show-output", target.package, target.name);
             take(&format!("release test {}", target.name), 15, [cargo(root, &arguments)])
         }));
         let mut doc = cargo(root, "doc --workspace --lib --no-deps");
@@ -153,11 +128,7 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
 }
 
 fn take<const N: usize>(name: &str, limit_minutes: u32, commands: [Command; N]) -> Plan {
-    Plan::Take(Step {
-        name: name.into(),
-        limit: MINUTE * limit_minutes,
-        commands: commands.into(),
-    })
+    Plan::Take(Step { name: name.into(), limit: MINUTE * limit_minutes, commands: commands.into() })
 }
 
 /// Cargo with arguments that hold no spaces.
@@ -175,9 +146,7 @@ struct ReleaseTest {
 }
 
 fn release_tests(root: &Path) -> Vec<ReleaseTest> {
-    let manifests = crates(root)
-        .into_iter()
-        .filter_map(|dir| std::fs::read_to_string(dir.join("Cargo.toml")).ok());
+    let manifests = crates(root).into_iter().filter_map(|dir| std::fs::read_to_string(dir.join("Cargo.toml")).ok());
     manifests.flat_map(|manifest| release_tests_of(&manifest)).collect()
 }
 
@@ -185,43 +154,24 @@ fn release_tests_of(manifest: &str) -> Vec<ReleaseTest> {
     let value = |section: &str, key: &str| {
         section.lines().find_map(|line| {
             let (found, value) = line.split_once('=')?;
-            (found.trim() == key).then(|| {
-                value
-                    .split('#')
-                    .next()
-                    .unwrap_or("")
-                    .trim()
-                    .trim_matches('"')
-                    .to_string()
-            })
+            (found.trim() == key).then(|| value.split('#').next().unwrap_or("").trim().trim_matches('"').to_string())
         })
     };
     let sections: Vec<&str> = manifest.split("\n[").collect();
-    let package = sections
-        .iter()
-        .find(|section| section.trim_start_matches('[').starts_with("package]"));
+    let package = sections.iter().find(|section| section.trim_start_matches('[').starts_with("package]"));
     let Some(package) = package.and_then(|section| value(section, "name")) else {
         return Vec::new();
     };
     sections
         .iter()
         .filter(|section| section.starts_with("[test]]") && value(section, "test").as_deref() == Some("false"))
-        .filter_map(|section| {
-            Some(ReleaseTest {
-                package: package.clone(),
-                name: value(section, "name")?,
-            })
-        })
+        .filter_map(|section| Some(ReleaseTest { package: package.clone(), name: value(section, "name")? }))
         .collect()
 }
 
 fn crates(root: &Path) -> Vec<PathBuf> {
-    let mut dirs: Vec<PathBuf> = std::fs::read_dir(root.join("crates"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
+    let mut dirs: Vec<PathBuf> =
+        std::fs::read_dir(root.join("crates")).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     dirs.sort();
     dirs
 }
@@ -230,10 +180,8 @@ fn loom(root: &Path) -> Option<Plan> {
     if !root.join("crates/core/tests/loom.rs").exists() {
         return None;
     }
-    let mut models = cargo(
-        root,
-        "test --release -p selfpage-core --test loom --target-dir target/loom -- --show-output",
-    );
+    let mut models =
+        cargo(root, "test --release -p selfpage-core --test loom --target-dir target/loom -- --show-output");
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     models.env("RUSTFLAGS", format!("{flags} --cfg loom").trim());
     Some(take("loom", 15, [models]))
@@ -252,29 +200,16 @@ fn miri(root: &Path) -> Plan {
     let source = sysroot.map(|sysroot| Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library"));
     if !source.is_some_and(|source| source.exists()) || succeeds(nightly("cargo", "miri --version")).is_none() {
         let reason = "no nightly Miri; `rustup toolchain install nightly -c miri -c rust-src` brings it";
-        return Plan::Skip(Skip {
-            name: "miri".into(),
-            reason: reason.into(),
-        });
+        return Plan::Skip(Skip { name: "miri".into(), reason: reason.into() });
     }
-    let mut test = nightly(
-        "cargo",
-        "miri test -p selfpage-core --target-dir target/miri -- --show-output",
-    );
+    let mut test = nightly("cargo", "miri test -p selfpage-core --target-dir target/miri -- --show-output");
     test.env("MIRIFLAGS", "-Zmiri-disable-isolation");
-    take(
-        "miri",
-        15,
-        [nightly("cargo", "miri setup --target-dir target/miri"), test],
-    )
+    take("miri", 15, [nightly("cargo", "miri setup --target-dir target/miri"), test])
 }
 
 /// A crate with tests in another language brings an executable `run-tests`, which prints libtest's closing line.
 fn other_languages(root: &Path) -> Vec<Plan> {
-    let scripts = crates(root)
-        .into_iter()
-        .map(|dir| dir.join("run-tests"))
-        .filter(|script| script.exists());
+    let scripts = crates(root).into_iter().map(|dir| dir.join("run-tests")).filter(|script| script.exists());
     scripts
         .map(|script| {
             let mut command = Command::new(&script);
@@ -290,36 +225,19 @@ mod tests {
     use super::*;
 
     fn tally(passed: u64, failed: u64, skipped: u64) -> Tally {
-        Tally {
-            passed,
-            failed,
-            skipped,
-        }
+        Tally { passed, failed, skipped }
     }
 
     fn report(tests: Tally, skips: &[&str]) -> Report {
-        let skips = skips
-            .iter()
-            .map(|name| Skip {
-                name: (*name).into(),
-                reason: "no".into(),
-            })
-            .collect();
-        Report {
-            tests,
-            skips,
-            ..Report::default()
-        }
+        let skips = skips.iter().map(|name| Skip { name: (*name).into(), reason: "no".into() }).collect();
+        Report { tests, skips, ..Report::default() }
     }
 
     #[test]
     fn a_step_counts_as_one() {
         assert_eq!(judge(&report(tally(0, 0, 0), &[]), "").tally, tally(1, 0, 0));
         assert_eq!(judge(&report(tally(5, 0, 1), &[]), "").tally, tally(6, 0, 1));
-        let failed = Report {
-            failure: Some("exit 1".into()),
-            ..report(tally(4, 1, 0), &[])
-        };
+        let failed = Report { failure: Some("exit 1".into()), ..report(tally(4, 1, 0), &[]) };
         assert_eq!(judge(&failed, "").tally, tally(4, 2, 0));
     }
 
@@ -346,10 +264,7 @@ mod tests {
     fn finds_the_release_tests() {
         let manifest = "[package]\nname = \"selfpage\"\n\n[[test]]\nname = \"storm\" # long\ntest = false\n\n\
                         [[test]]\nname = \"small\"\n\n[dependencies]\nx = { version = \"1\" }\n";
-        let storm = ReleaseTest {
-            package: "selfpage".into(),
-            name: "storm".into(),
-        };
+        let storm = ReleaseTest { package: "selfpage".into(), name: "storm".into() };
         assert_eq!(release_tests_of(manifest), [storm]);
     }
 }

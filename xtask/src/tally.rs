@@ -32,10 +32,7 @@ impl Tally {
 
     /// The closing line of a run.
     pub fn summary(&self) -> String {
-        format!(
-            "{} passed, {} failed, {} skipped",
-            self.passed, self.failed, self.skipped
-        )
+        format!("{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
     }
 }
 
@@ -58,10 +55,7 @@ impl Skip {
     /// Reads a line that is a skip and nothing else.
     pub fn read(line: &str) -> Option<Skip> {
         let (name, reason) = line.trim().strip_prefix("SKIP(")?.strip_suffix(')')?.split_once(':')?;
-        Some(Skip {
-            name: name.trim().into(),
-            reason: reason.trim().into(),
-        })
+        Some(Skip { name: name.trim().into(), reason: reason.trim().into() })
     }
 
     /// Whether `required` (a comma list, as in `SELFPAGE_REQUIRE`) says that this may not be skipped.
@@ -83,39 +77,21 @@ mod tests {
     #[test]
     fn reads_what_libtest_prints() {
         let line = "test result: FAILED. 12 passed; 2 failed; 3 ignored; 0 measured; 7 filtered out; finished in 0.01s";
-        assert_eq!(
-            Tally::read(line),
-            Some(Tally {
-                passed: 12,
-                failed: 2,
-                skipped: 3
-            })
-        );
+        assert_eq!(Tally::read(line), Some(Tally { passed: 12, failed: 2, skipped: 3 }));
         assert_eq!(Tally::read("test tally::reads ... ok"), None);
     }
 
     #[test]
     fn sums_up() {
-        let mut all = Tally {
-            passed: 1,
-            failed: 2,
-            skipped: 3,
-        };
-        all += Tally {
-            passed: 10,
-            failed: 20,
-            skipped: 30,
-        };
+        let mut all = Tally { passed: 1, failed: 2, skipped: 3 };
+        all += Tally { passed: 10, failed: 20, skipped: 30 };
         assert_eq!(all.summary(), "11 passed, 22 failed, 33 skipped");
     }
 
     #[test]
     fn reads_what_a_test_that_skips_prints() {
         let skip = Skip::read(&crate::skip::line("uffd", "EPERM (1): set vm.x=1")).unwrap();
-        assert_eq!(
-            (skip.name.as_str(), skip.reason.as_str()),
-            ("uffd", "EPERM (1): set vm.x=1")
-        );
+        assert_eq!((skip.name.as_str(), skip.reason.as_str()), ("uffd", "EPERM (1): set vm.x=1"));
         assert_eq!(Skip::read("a line about SKIP(uffd: why)"), None);
     }
 

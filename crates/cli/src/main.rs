@@ -1,2 +1,26 @@
 //! The tool.
-fn main() {}
+#![deny(unsafe_code)]
+
+mod bench;
+
+use clap::{Parser, Subcommand};
+
+/// A program owns its memory: its frames, its pager, its policy, its store.
+#[derive(Parser)]
+#[command(name = "selfpage", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Bench(bench::Args),
+}
+
+fn main() {
+    let status = match Cli::parse().command {
+        Verb::Bench(args) => bench::run(args),
+    };
+    std::process::exit(status);
+}

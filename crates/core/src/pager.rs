@@ -116,14 +116,15 @@ pub trait Pager: Send + Sync {
         false
     }
 
-    /// Writes the contents of each page. `pages` ascend, and need not be neighbours.
+    /// Writes the contents of each page. `pages` ascend, and need not be neighbours. Returns how many bytes came from a store
+    /// or file.
     ///
     /// # Context
     /// At least [`Pager::fills_in`].
     ///
     /// # Errors
     /// None of the pages counts as filled.
-    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<(), PagerError>;
+    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError>;
 
     /// What must happen with this unmapped page before its frame may be used for another.
     ///
@@ -144,6 +145,12 @@ pub trait Pager: Send + Sync {
     fn sync(&self) -> Result<(), PagerError> {
         Ok(())
     }
+
+    /// This process is a forked child from now on: what it saves must not reach what its parent has too.
+    ///
+    /// # Context
+    /// Normal, while nobody else uses the pager.
+    fn forked(&self) {}
 
     /// The pages `[index, index+count)` are garbage: nothing of them need come back; a later fill gives what a page never
     /// touched would have.

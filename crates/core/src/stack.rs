@@ -15,7 +15,8 @@ use crate::ring::Ring;
 use crate::sync::{AtomicU32, Event, Ordering};
 use crate::trace::Counters;
 
-/// How many frames are given memory at once when a fault needs one.
+/// How many frames are given memory at once, at least, when a fault needs one: by the faulting thread itself, since a thread
+/// on another CPU that changes page tables makes each of its own changes cost an interrupt there.
 const POPULATE_RUN: u32 = 32;
 
 /// The frames that can be had without the policy.
@@ -24,10 +25,14 @@ pub struct FrameStack {
     pub free: FrameSet,
     standby: Ring,
     on_standby: AtomicU32,
-    /// Frames `[0, claimed)` have been given memory at one time or another.
+    /// How many frames have memory.
     claimed: AtomicU32,
-    /// Frames `[0, budget)` may be.
+    /// How many may have.
     budget: AtomicU32,
+    /// Frames `[0, begun)` have had memory at one time or another.
+    begun: AtomicU32,
+    /// Those of them that were given up since.
+    given_up: FrameSet,
     /// Frames became available, or the evictor gave up.
     pub available: Event,
     /// Fewer frames are available than the reserve wants.
@@ -36,6 +41,8 @@ pub struct FrameStack {
     pub reserve: AtomicU32,
     /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
     shortage: AtomicU32,
+    /// How often the evictor has said so.
+    stated: AtomicU32,
 }
 
 /// Why no frame can be had.
@@ -47,19 +54,39 @@ pub enum Shortage {
     Unsaved(crate::pager::PagerError),
 }
 
+impl Shortage {
+    /// As a small number that is not zero, for words that have no room for more.
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Shortage::AllHeld => 1,
+            Shortage::Unsaved(error) => error.code() + 2,
+        }
+    }
+    pub(crate) const fn from_code(code: u32) -> Option<Shortage> {
+        match code {
+            0 => None,
+            1 => Some(Shortage::AllHeld),
+            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
+        }
+    }
+}
+
 impl FrameStack {
     /// No frames yet: `budget` of them may be claimed, one by one, as they are needed.
-    pub fn new(free: FrameSet, standby: Ring, budget: u32) -> FrameStack {
+    pub fn new(free: FrameSet, given_up: FrameSet, standby: Ring, budget: u32) -> FrameStack {
         FrameStack {
             free,
             standby,
             on_standby: AtomicU32::new(0),
             claimed: AtomicU32::new(0),
             budget: AtomicU32::new(budget),
+            begun: AtomicU32::new(0),
+            given_up,
             available: Event::default(),
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
             shortage: AtomicU32::new(0),
+            stated: AtomicU32::new(0),
         }
     }
 
@@ -90,23 +117,40 @@ impl FrameStack {
         self.available.signal(mmu);
     }
 
+    /// Takes up to `count` frames that were never claimed out of the contract. How many are left to be taken elsewhere.
+    pub(crate) fn cut_unclaimed(&self, count: u32) -> u32 {
+        let mut cut = 0;
+        let _ = self.budget.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |budget| {
+            cut = count.min(budget.saturating_sub(self.claimed()));
+            Some(budget - cut)
+        });
+        count - cut
+    }
+
+    /// Frames taken from the free ones have lost their memory, and the contract is smaller by as many.
+    pub(crate) fn retire(&self, first: Frame, count: u32) {
+        self.given_up.give(first, count);
+        self.budget.fetch_sub(count, Ordering::SeqCst);
+        self.claimed.fetch_sub(count, Ordering::SeqCst);
+    }
+
+    /// A frame has lost its memory, and there is none to be had: it may be claimed again later.
+    pub(crate) fn unclaim(&self, first: Frame, count: u32) {
+        self.given_up.give(first, count);
+        self.claimed.fetch_sub(count, Ordering::SeqCst);
+    }
+
     /// Why no frame can be had, if the evictor says so.
     pub fn shortage(&self) -> Option<Shortage> {
-        match self.shortage.load(Ordering::SeqCst) {
-            0 => None,
-            1 => Some(Shortage::AllHeld),
-            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
-        }
+        Shortage::from_code(self.shortage.load(Ordering::SeqCst))
     }
 
     /// Says whether frames can be had. Only the evictor may.
     pub fn set_shortage(&self, mmu: &dyn crate::mmu::Mmu, shortage: Option<Shortage>) {
-        let code = match shortage {
-            None => 0,
-            Some(Shortage::AllHeld) => 1,
-            Some(Shortage::Unsaved(error)) => error.code() + 2,
-        };
-        if self.shortage.swap(code, Ordering::SeqCst) != code && code != 0 {
+        let code = shortage.map_or(0, Shortage::code);
+        self.shortage.store(code, Ordering::SeqCst);
+        if code != 0 {
+            self.stated.fetch_add(1, Ordering::SeqCst);
             self.available.signal(mmu);
         }
     }
@@ -138,6 +182,34 @@ impl FrameStack {
     }
 }
 
+/// One thread's wait for a frame. It ends in vain only when the evictor has looked since it began: what was short a while ago
+/// need not be so now.
+#[derive(Default)]
+pub(crate) struct FrameWait(Option<u32>);
+
+impl FrameWait {
+    /// Asks the evictor for frames, and sleeps until there may be some; `seen` is the count of [`FrameStack::available`] from
+    /// before the caller looked for one.
+    ///
+    /// # Context
+    /// Trap, outside the gate.
+    ///
+    /// # Errors
+    /// The evictor says that there is none to be had.
+    pub(crate) fn sleep(&mut self, domain: &DomainState, seen: u32) -> Result<(), Shortage> {
+        let stack = &domain.stack;
+        let stated = stack.stated.load(Ordering::SeqCst);
+        if *self.0.get_or_insert(stated) != stated
+            && let Some(shortage) = stack.shortage()
+        {
+            return Err(shortage);
+        }
+        stack.wanted.signal(domain.mmu);
+        stack.available.wait(domain.mmu, seen, 0);
+        Ok(())
+    }
+}
+
 /// Takes up to `want` neighbouring frames: free ones, else ones that the contract still allows, else one from standby.
 /// The frames belong to the caller; nobody else knows them. `None`: there are none.
 ///
@@ -147,11 +219,12 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
     let stack = &domain.stack;
     let run = match stack.free.take(want) {
         Some(run) => Some(run),
-        None => claim(domain, POPULATE_RUN)
+        None => claim(domain, want.get().max(POPULATE_RUN))
             .and_then(|()| stack.free.take(want))
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
-    if stack.ready() < stack.reserve.load(Ordering::Relaxed) / 2 {
+    // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
+    if stack.ready() < stack.reserve.load(Ordering::Relaxed).div_ceil(2) {
         stack.wanted.signal(domain.mmu);
     }
     run
@@ -165,23 +238,51 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
 pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
     let stack = &domain.stack;
     let budget = stack.budget();
-    let first = stack
-        .claimed
-        .fetch_update(Ordering::SeqCst, Ordering::Relaxed, |claimed| {
-            (claimed < budget).then(|| claimed.saturating_add(most).min(budget))
-        })
-        .ok()?;
-    let count = most.min(budget - first);
-    let stand = match domain.mmu.populate(Frame(first), count) {
-        Ok(()) => count,
-        Err(partial) => partial.done,
-    };
-    for frame in first..first + stand {
-        domain.frames.set_zeroed(Frame(frame), Zeroed::Yes);
+    let allowed = |claimed: u32| (claimed < budget).then(|| claimed.saturating_add(most).min(budget));
+    let before = stack.claimed.fetch_update(Ordering::SeqCst, Ordering::Relaxed, allowed).ok()?;
+    let count = most.min(budget - before);
+    domain.counters.frames_held_max.fetch_max(u64::from(before + count), Ordering::Relaxed);
+    let mut left = count;
+    while let Some(want) = NonZeroU32::new(left) {
+        let run = stack.given_up.take(want).unwrap_or_else(|| {
+            let first = Frame(stack.begun.fetch_add(left, Ordering::SeqCst));
+            FrameRun { first, count: want }
+        });
+        let stand = match domain.mmu.populate(run.first, run.count.get()) {
+            Ok(()) => run.count.get(),
+            Err(partial) => partial.done,
+        };
+        for step in 0..stand {
+            domain.frames.set_zeroed(run.first.plus(step), Zeroed::Yes);
+        }
+        if stand > 0 {
+            stack.give(domain.mmu, run.first, stand);
+        }
+        left -= run.count.get();
+        if stand < run.count.get() {
+            // The system itself is out of memory: the rest is not ours to claim now.
+            stack.given_up.give(run.first.plus(stand), run.count.get() - stand);
+            let missing = left + run.count.get() - stand;
+            stack.claimed.fetch_sub(missing, Ordering::SeqCst);
+            return (missing < count).then_some(());
+        }
     }
-    domain.counters.frames_held_max.fetch_max(u64::from(first + stand), Ordering::Relaxed);
-    // Frames that got no memory are lost to the domain: the system itself is out of it.
-    (stand > 0).then(|| stack.give(domain.mmu, Frame(first), stand))
+    Some(())
+}
+
+/// In a forked child, which did not get the pool: frames that no page has mapped lost their memory, and standby pages are
+/// with their pager alone.
+///
+/// # Context
+/// Normal, with the gate closed.
+pub fn forget_unmapped(domain: &DomainState) {
+    let stack = &domain.stack;
+    while let Some(frame) = reclaim_standby(domain) {
+        stack.free.give(frame, 1);
+    }
+    while let Some(run) = stack.free.take(NonZeroU32::MAX) {
+        stack.unclaim(run.first, run.count.get());
+    }
 }
 
 /// Takes the frame that has been on standby longest.

@@ -48,12 +48,7 @@ pub struct Finding {
 
 impl Finding {
     fn new(feature: &'static str, state: State, why: impl Into<String>) -> Finding {
-        Finding {
-            feature,
-            state,
-            why: why.into(),
-            remedy: None,
-        }
+        Finding { feature, state, why: why.into(), remedy: None }
     }
 
     fn remedy(mut self, command: impl Into<String>) -> Finding {
@@ -77,9 +72,7 @@ pub fn examine() -> Vec<Finding> {
 
 /// Whether selfpage can run at all: some userfaultfd, and pages that move.
 pub fn can_run(findings: &[Finding]) -> bool {
-    findings
-        .iter()
-        .any(|finding| finding.feature == userfaultfd::MOVE && finding.state == State::Present)
+    findings.iter().any(|finding| finding.feature == userfaultfd::MOVE && finding.state == State::Present)
 }
 
 /// What follows from a probe's answer: `gain` where it works, `loss` where not.
@@ -136,19 +129,13 @@ mod tests {
     use std::process::Command;
 
     fn of<'a>(findings: &'a [Finding], feature: &str) -> &'a Finding {
-        findings
-            .iter()
-            .find(|finding| finding.feature == feature)
-            .expect("a feature without a line")
+        findings.iter().find(|finding| finding.feature == feature).expect("a feature without a line")
     }
 
     fn skip(name: &str, reason: &str) {
         println!("SKIP({name}: {reason})");
         let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
-        assert!(
-            !required.split(',').any(|one| one == name),
-            "{name} is required: {reason}"
-        );
+        assert!(!required.split(',').any(|one| one == name), "{name} is required: {reason}");
     }
 
     fn each_is_one_line_with_a_remedy_where_something_is_amiss(findings: &[Finding]) {
@@ -165,13 +152,8 @@ mod tests {
     fn a_process_with_the_right_serves_every_fault() {
         const CAP_SYS_PTRACE: u32 = 19;
         let status = std::fs::read_to_string("/proc/self/status").expect("no /proc");
-        let capabilities = status
-            .lines()
-            .find_map(|line| line.strip_prefix("CapEff:"))
-            .map(str::trim);
-        let capabilities = capabilities
-            .and_then(|set| u64::from_str_radix(set, 16).ok())
-            .expect("no capabilities");
+        let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).map(str::trim);
+        let capabilities = capabilities.and_then(|set| u64::from_str_radix(set, 16).ok()).expect("no capabilities");
         let findings = examine();
         each_is_one_line_with_a_remedy_where_something_is_amiss(&findings);
         if capabilities >> CAP_SYS_PTRACE & 1 == 0 {
@@ -189,10 +171,7 @@ mod tests {
             return skip("uffd", &moves.why);
         }
         assert!(can_run(&findings));
-        let without: Vec<_> = findings
-            .into_iter()
-            .filter(|finding| finding.feature != userfaultfd::MOVE)
-            .collect();
+        let without: Vec<_> = findings.into_iter().filter(|finding| finding.feature != userfaultfd::MOVE).collect();
         assert!(!can_run(&without));
     }
 
@@ -205,11 +184,7 @@ mod tests {
             each_is_one_line_with_a_remedy_where_something_is_amiss(&findings);
             let uffd = of(&findings, userfaultfd::UFFD);
             assert_eq!(uffd.state, State::Degraded, "{uffd:?}");
-            assert!(
-                uffd.remedy
-                    .as_ref()
-                    .is_some_and(|remedy| remedy.contains("vm.unprivileged_userfaultfd=1"))
-            );
+            assert!(uffd.remedy.as_ref().is_some_and(|remedy| remedy.contains("vm.unprivileged_userfaultfd=1")));
             assert_eq!(of(&findings, userfaultfd::DEVICE).state, State::Refused);
             assert!(can_run(&findings));
             return;
@@ -228,18 +203,10 @@ mod tests {
         }
         let name = "doctor::tests::an_unprivileged_process_is_told_that_it_serves_its_own_faults_only";
         let child = std::env::current_exe().and_then(|test| {
-            Command::new(test)
-                .args(["--exact", name, "--nocapture"])
-                .env(CHILD, "1")
-                .uid(65534)
-                .gid(65534)
-                .output()
+            Command::new(test).args(["--exact", name, "--nocapture"]).env(CHILD, "1").uid(65534).gid(65534).output()
         });
         match child {
-            Err(why) => skip(
-                "unprivileged",
-                &format!("the test cannot be started as another user: {why}"),
-            ),
+            Err(why) => skip("unprivileged", &format!("the test cannot be started as another user: {why}")),
             Ok(child) => {
                 let said = String::from_utf8_lossy(&child.stdout);
                 assert!(child.status.success() && said.contains("1 passed"), "{said}");

@@ -1,5 +1,52 @@
 //! A program owns its frames and pages itself.
+//!
+//! A [`Domain`] holds a fixed number of frames. [`Region`]s are memory that may be larger than they are: each is bound to a
+//! pager, which says where contents come from and go to; the domain's policy says which page makes room for another. The
+//! domain answers its own faults, on its own threads or on the faulting thread itself, with its own frames.
+//!
+//! # Examples
+//! ```no_run
+//! # fn main() -> selfpage::Result<()> {
+//! use selfpage::{Domain, store::FileStore};
+//! // 16 MiB of frames under 1 GiB of memory.
+//! let domain = Domain::with_frames(16 << 20).policy("lru").build()?;
+//! let store = FileStore::unnamed_in("/var/tmp".as_ref(), 2 << 30)?;
+//! let mut region = domain.region(1 << 30).stored(store)?;
+//! for (index, word) in region.as_mut_slice::<u64>().iter_mut().enumerate() {
+//!     *word = index as u64;
+//! }
+//! println!("{:?}", domain.stats());
+//! # Ok(()) }
+//! ```
 #![deny(unsafe_code)]
 
+mod arena;
+mod config;
 pub mod doctor;
+mod domain;
+mod error;
+mod evictor;
+mod fork;
+pub mod pager;
+mod pool;
+mod region;
+mod stats;
 pub mod store;
+pub mod trap;
+
+pub use config::{Config, DescriptorTable};
+pub use domain::Domain;
+pub use error::{Error, Kind, Result};
+pub use pool::{FramePool, Residence};
+pub use region::{Builder as RegionBuilder, Region};
+pub use selfpage_core::fault::Failure;
+pub use selfpage_core::mmu::Trap;
+pub use selfpage_core::policy::{NAMES as POLICIES, Policy};
+pub use selfpage_core::region::Rights;
+pub use selfpage_core::trace::Counts;
+pub use stats::Stats;
+
+/// The end, where tables no longer make sense.
+fn die(epitaph: &str) -> ! {
+    selfpage_core::linux::die::die(epitaph)
+}

@@ -4,16 +4,7 @@ use super::findings::Finding;
 use super::source::{Source, words};
 
 /// Names that say nothing about what is inside.
-const EMPTY: [&str; 8] = [
-    "util",
-    "utility",
-    "utilities",
-    "common",
-    "helper",
-    "manager",
-    "misc",
-    "miscellaneous",
-];
+const EMPTY: [&str; 8] = ["util", "utility", "utilities", "common", "helper", "manager", "misc", "miscellaneous"];
 
 pub fn check(source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -25,15 +16,9 @@ pub fn check(source: &Source) -> Vec<Finding> {
     }
     for at in words(&source.code, "mod") {
         let after = source.code.get(at + 3..).unwrap_or_default().trim_start();
-        let name = after
-            .split(|c: char| !c.is_alphanumeric() && c != '_')
-            .next()
-            .unwrap_or_default();
+        let name = after.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
         if is_empty(name) {
-            findings.push(source.finding(
-                at,
-                format!("module `{name}` names no thing: call it after what is in it"),
-            ));
+            findings.push(source.finding(at, format!("module `{name}` names no thing: call it after what is in it")));
         }
     }
     findings

@@ -4,12 +4,7 @@ use super::findings::Finding;
 use super::source::{Source, words};
 
 /// Marks of unfinished work. Written in halves, so that this file does not hold them.
-const MARKS: [&str; 4] = [
-    concat!("TO", "DO"),
-    concat!("FIX", "ME"),
-    concat!("XX", "X"),
-    concat!("HA", "CK"),
-];
+const MARKS: [&str; 4] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("HA", "CK")];
 const MACROS: [&str; 2] = [concat!("to", "do!"), concat!("unimple", "mented!")];
 const IGNORE: &str = concat!("#[ig", "nore");
 /// Folders that exist on a developer's machine only.
@@ -23,10 +18,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
         findings.extend(unfinished);
     }
     for word in MACROS.iter().chain([&IGNORE]) {
-        let left = source
-            .code
-            .match_indices(word)
-            .filter(|(at, _)| !follows_word(&source.code, *at, word));
+        let left = source.code.match_indices(word).filter(|(at, _)| !follows_word(&source.code, *at, word));
         findings.extend(left.map(|(at, _)| source.finding(at, format!("`{word}`: finish it, or take it out"))));
     }
     for folder in MACHINE {
@@ -67,10 +59,7 @@ mod tests {
 
     #[test]
     fn names_of_temporary_files_and_prose_are_fine() {
-        assert_eq!(
-            found(&format!("f(\"/tmp/pageX{}\"); // what there is to do", MARKS[2])),
-            0
-        );
+        assert_eq!(found(&format!("f(\"/tmp/pageX{}\"); // what there is to do", MARKS[2])), 0);
         assert_eq!(found(&format!("f(\"{}(\")", MACROS[0])), 0);
     }
 

@@ -8,16 +8,10 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/core/src/linux", "system calls"),
     ("crates/core/src/frame", "the contents of frames"),
     ("crates/core/src/page", "the page word's lower half"),
-    (
-        "crates/core/src/tables",
-        "page tables in memory that the program supplies",
-    ),
+    ("crates/core/src/tables", "page tables in memory that the program supplies"),
     ("crates/selfpage/src/trap", "signal handlers and pager threads"),
     ("crates/selfpage/src/view", "typed views of regions"),
-    (
-        "crates/selfpage/src/fork",
-        "what runs between fork and the child's first line",
-    ),
+    ("crates/selfpage/src/fork", "what runs between fork and the child's first line"),
     ("crates/preload", "the C library's own functions"),
     ("crates/capi", "C"),
     ("crates/python", "Python"),
@@ -30,28 +24,17 @@ const SAFETY: &str = "// SAFETY:";
 
 /// The invariants that docs/soundness.md has a heading for.
 pub fn invariants(soundness: &str) -> Vec<&str> {
-    soundness
-        .lines()
-        .filter_map(|line| line.strip_prefix("### "))
-        .map(|name| name.trim().trim_matches('`'))
-        .collect()
+    soundness.lines().filter_map(|line| line.strip_prefix("### ")).map(|name| name.trim().trim_matches('`')).collect()
 }
 
 pub fn check(source: &Source, invariants: &[&str]) -> Vec<Finding> {
     // Tests, benchmarks and examples are nobody's soundness; clippy still wants a comment on each block there.
     let outside = ["tests/", "benches/", "examples/", "fuzz/"];
-    if !source.is_rust()
-        || outside
-            .iter()
-            .any(|dir| source.path.split_inclusive('/').any(|part| part == *dir))
-    {
+    if !source.is_rust() || outside.iter().any(|dir| source.path.split_inclusive('/').any(|part| part == *dir)) {
         return Vec::new();
     }
     let in_room = ROOMS.iter().any(|(room, _)| is_in(&source.path, room));
-    let tests_from = source
-        .code
-        .find("#[cfg(test)]\nmod tests {")
-        .unwrap_or(source.code.len());
+    let tests_from = source.code.find("#[cfg(test)]\nmod tests {").unwrap_or(source.code.len());
     let mut findings = Vec::new();
     for at in words(&source.code, "unsafe") {
         if !in_room {
@@ -69,28 +52,18 @@ pub fn check(source: &Source, invariants: &[&str]) -> Vec<Finding> {
         };
         let (names, why) = said.split_once(':').unwrap_or((said, ""));
         if why.trim().is_empty() {
-            findings.push(source.finding(
-                at,
-                format!("SAFETY says `{names}`, and not why: `// SAFETY: name: why`"),
-            ));
+            findings.push(source.finding(at, format!("SAFETY says `{names}`, and not why: `// SAFETY: name: why`")));
         }
-        let unknown = names
-            .split(',')
-            .map(str::trim)
-            .filter(|name| !invariants.contains(name));
+        let unknown = names.split(',').map(str::trim).filter(|name| !invariants.contains(name));
         findings.extend(unknown.map(|name| {
-            source.finding(
-                at,
-                format!("SAFETY cites `{name}`, which has no `### {name}` in docs/soundness.md"),
-            )
+            source.finding(at, format!("SAFETY cites `{name}`, which has no `### {name}` in docs/soundness.md"))
         }));
     }
     findings
 }
 
 fn is_in(path: &str, room: &str) -> bool {
-    path.strip_prefix(room)
-        .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+    path.strip_prefix(room).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
 }
 
 /// What the comment above the statement that holds the byte `at` says after [`SAFETY`], on that line.
@@ -118,10 +91,7 @@ mod tests {
     const ROOM: &str = "crates/core/src/linux/uffd.rs";
 
     fn found(path: &str, text: &str) -> Vec<String> {
-        check(&Source::new(path, text), &["frame-owned"])
-            .into_iter()
-            .map(|finding| finding.what)
-            .collect()
+        check(&Source::new(path, text), &["frame-owned"]).into_iter().map(|finding| finding.what).collect()
     }
 
     #[test]
@@ -147,20 +117,8 @@ mod tests {
 
     #[test]
     fn the_comment_may_be_long_and_the_statement_broken() {
-        assert!(
-            found(
-                ROOM,
-                "// SAFETY: frame-owned: it is\n// ours.\nlet a =\n    unsafe { g() };"
-            )
-            .is_empty()
-        );
-        assert!(
-            found(
-                ROOM,
-                "f(\n    // SAFETY: frame-owned: ours\n    a.map(|x| unsafe { g(x) }),\n)"
-            )
-            .is_empty()
-        );
+        assert!(found(ROOM, "// SAFETY: frame-owned: it is\n// ours.\nlet a =\n    unsafe { g() };").is_empty());
+        assert!(found(ROOM, "f(\n    // SAFETY: frame-owned: ours\n    a.map(|x| unsafe { g(x) }),\n)").is_empty());
         assert!(found(ROOM, "// SAFETY: frame-owned, frame-lost: two\nunsafe { g() }").len() == 1);
         assert!(found(ROOM, "/// # Safety\n/// The frame is held.\npub unsafe fn f() {}").is_empty());
     }
@@ -172,9 +130,6 @@ mod tests {
 
     #[test]
     fn headings_name_the_invariants() {
-        assert_eq!(
-            invariants("# Soundness\n### frame-owned\ntext\n### `word-half`\n"),
-            ["frame-owned", "word-half"]
-        );
+        assert_eq!(invariants("# Soundness\n### frame-owned\ntext\n### `word-half`\n"), ["frame-owned", "word-half"]);
     }
 }

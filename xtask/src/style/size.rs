@@ -9,9 +9,7 @@ const LINES_MAX: usize = 600;
 const LONGER: &[(&str, &str)] = &[];
 
 pub fn check(source: &Source) -> Option<Finding> {
-    let is_code = [".rs", ".c", ".h", ".py", ".sh"]
-        .iter()
-        .any(|ending| source.path.ends_with(ending));
+    let is_code = [".rs", ".c", ".h", ".py", ".sh"].iter().any(|ending| source.path.ends_with(ending));
     let lines = source.text.lines().count();
     if !is_code || lines <= LINES_MAX || LONGER.iter().any(|(path, _)| *path == source.path) {
         return None;

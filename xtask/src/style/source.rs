@@ -14,16 +14,8 @@ pub struct Source {
 
 impl Source {
     pub fn new(path: &str, text: &str) -> Source {
-        let code = if path.ends_with(".rs") {
-            blank(text)
-        } else {
-            String::new()
-        };
-        Source {
-            path: path.into(),
-            text: text.into(),
-            code,
-        }
+        let code = if path.ends_with(".rs") { blank(text) } else { String::new() };
+        Source { path: path.into(), text: text.into(), code }
     }
 
     pub fn is_rust(&self) -> bool {
@@ -33,11 +25,7 @@ impl Source {
     /// A finding at a byte of the text.
     pub fn finding(&self, at: usize, what: impl Into<String>) -> Finding {
         let line = self.text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1;
-        Finding {
-            path: self.path.clone(),
-            line,
-            what: what.into(),
-        }
+        Finding { path: self.path.clone(), line, what: what.into() }
     }
 }
 
@@ -51,10 +39,7 @@ pub fn tree(root: &Path) -> Vec<Source> {
             let Ok(kind) = entry.file_type() else { continue };
             let name = entry.file_name();
             if kind.is_dir() {
-                if ![".git", "target", ".venv", "__pycache__", ".pytest_cache"]
-                    .iter()
-                    .any(|skipped| name == *skipped)
-                {
+                if ![".git", "target", ".venv", "__pycache__", ".pytest_cache"].iter().any(|skipped| name == *skipped) {
                     dirs.push(path);
                 }
             } else if kind.is_file() && name != "Cargo.lock" && name != ".git" {
@@ -125,9 +110,7 @@ fn other_len(text: &str) -> usize {
         // A lifetime has no closing quote after one character.
         [b'\'', ..] => {
             let mut characters = text.char_indices().skip(2);
-            characters
-                .next()
-                .map_or(0, |(at, character)| if character == '\'' { at + 1 } else { 0 })
+            characters.next().map_or(0, |(at, character)| if character == '\'' { at + 1 } else { 0 })
         }
         _ => 0,
     }
@@ -187,9 +170,6 @@ mod tests {
 
     #[test]
     fn a_word_stands_alone() {
-        assert_eq!(
-            words("unsafe_code unsafe not_unsafe unsafe", "unsafe").collect::<Vec<_>>(),
-            [12, 30]
-        );
+        assert_eq!(words("unsafe_code unsafe not_unsafe unsafe", "unsafe").collect::<Vec<_>>(), [12, 30]);
     }
 }

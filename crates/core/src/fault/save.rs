@@ -2,7 +2,7 @@
 
 use core::array;
 
-use crate::addr::{Frame, PageNo};
+use crate::addr::{Frame, PAGE_BYTES, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Use;
 use crate::page::{Found, State, Word};
@@ -70,7 +70,10 @@ fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
     Counters::add(&domain.counters.saves_total, pages.len() as u64);
     for (&(page, frame), save) in pages.iter().zip(saves.iter()) {
         match save.outcome {
-            Ok(()) => saved(domain, region, page, frame),
+            Ok(()) => {
+                Counters::add(&domain.counters.bytes_saved, PAGE_BYTES as u64);
+                saved(domain, region, page, frame);
+            }
             Err(error) => unsaved(domain, region, page, frame, error),
         }
     }
@@ -129,7 +132,7 @@ fn requeue(domain: &DomainState, page: PageNo, frame: Frame) {
 
 /// How many more pages may be queued: a batch that fails must find room again, and the frames on their way to the store
 /// must leave enough for faults.
-pub(super) fn room(domain: &DomainState) -> usize {
+pub fn room(domain: &DomainState) -> usize {
     let frames = (domain.stack.budget() as usize / 4).max(1);
     let slots = domain.saves.capacity().saturating_sub(2 * BATCH);
     frames.min(slots).saturating_sub(domain.saves.len())

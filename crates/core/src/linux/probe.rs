@@ -1,12 +1,12 @@
 //! Whether this kernel, for this process, does what selfpage needs: each question is answered by doing it on scratch memory.
 
 use super::descriptor::Descriptor;
+use super::errno::Errno;
 use super::memory::{self, Access, Advice, Place, Sharing};
 use super::pagemap::{Afterwards, Categories, Pagemap, Stretch};
 use super::uffd::{Features, Message, Modes, Reach, Reading, Stopped, Uffd, Waiters, Writing};
 use super::{clock, thread};
 use crate::addr::PAGE_BYTES;
-use rustix::io::Errno;
 
 /// How long a fault may take to be told.
 const PATIENCE_NS: u64 = 1_000_000_000;
@@ -117,14 +117,11 @@ struct Trial {
 impl Trial {
     fn new(reach: Reach, features: Features, modes: Modes) -> Result<Trial, Errno> {
         let uffd = Uffd::open(reach, Reading::Polls)?;
-        let made = uffd
-            .agree(features)
-            .and_then(|_| Scratch::pages(2))
-            .and_then(|scratch| {
-                // SAFETY: OWNED-RANGE: the mapping is ours.
-                unsafe { uffd.register(scratch.addr, PAGE_BYTES, modes) }?;
-                Ok(scratch)
-            });
+        let made = uffd.agree(features).and_then(|_| Scratch::pages(2)).and_then(|scratch| {
+            // SAFETY: OWNED-RANGE: the mapping is ours.
+            unsafe { uffd.register(scratch.addr, PAGE_BYTES, modes) }?;
+            Ok(scratch)
+        });
         match made {
             Ok(scratch) => Ok(Trial { scratch, uffd }),
             Err(why) => {

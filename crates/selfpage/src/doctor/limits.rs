@@ -24,10 +24,7 @@ pub(super) fn kernel() -> Finding {
 /// The filter on this process's system calls.
 pub(super) fn seccomp() -> Finding {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mode = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Seccomp:"))
-        .map(str::trim);
+    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:")).map(str::trim);
     match mode {
         Some("0") | None => Finding::new("seccomp", State::Present, "no filter on system calls"),
         Some(mode) => Finding::new(
@@ -65,26 +62,18 @@ fn swapping() -> Swapping {
     if let Some(group) = cgroup("memory", "cgroup") {
         let read = |file: &str| setting(&group.join(file).display().to_string());
         let swappiness = group.join("memory.swappiness").display().to_string();
-        return match (
-            read("memory.swappiness"),
-            read("memory.memsw.limit_in_bytes"),
-            read("memory.limit_in_bytes"),
-        ) {
+        return match (read("memory.swappiness"), read("memory.memsw.limit_in_bytes"), read("memory.limit_in_bytes")) {
             (Some(zero), _, _) if zero == "0" => Swapping::Never(format!("{swappiness} is 0")),
-            (_, Some(both), Some(memory)) if both == memory => Swapping::Never(format!(
-                "{}: the limits with and without swap are equal",
-                group.display()
-            )),
+            (_, Some(both), Some(memory)) if both == memory => {
+                Swapping::Never(format!("{}: the limits with and without swap are equal", group.display()))
+            }
             _ => Swapping::May {
                 why: format!("{areas} swap area(s), and {} lets them be used", group.display()),
                 remedy: format!("echo 0 > {swappiness}"),
             },
         };
     }
-    Swapping::May {
-        why: format!("{areas} swap area(s), and no memory cgroup"),
-        remedy: "swapoff -a".to_owned(),
-    }
+    Swapping::May { why: format!("{areas} swap area(s), and no memory cgroup"), remedy: "swapoff -a".to_owned() }
 }
 
 /// The directory of this process's cgroup for `controller` (empty: the unified tree, mounted as `kind`).
@@ -112,16 +101,9 @@ fn cgroup(controller: &str, kind: &str) -> Option<PathBuf> {
 fn locking(swapping: &Swapping) -> Finding {
     const FEATURE: &str = "RLIMIT_MEMLOCK";
     let Some(limit_bytes) = getrlimit(Resource::Memlock).current else {
-        return Finding::new(
-            FEATURE,
-            State::Present,
-            "unlimited: pools and regions are locked in memory",
-        );
+        return Finding::new(FEATURE, State::Present, "unlimited: pools and regions are locked in memory");
     };
-    let beyond_bytes = usize::try_from(limit_bytes)
-        .unwrap_or(usize::MAX)
-        .saturating_add(1 << 20)
-        & !0xFFF;
+    let beyond_bytes = usize::try_from(limit_bytes).unwrap_or(usize::MAX).saturating_add(1 << 20) & !0xFFF;
     let limit = readable(limit_bytes);
     if probe::locks(beyond_bytes).is_ok() {
         return Finding::new(
@@ -131,11 +113,9 @@ fn locking(swapping: &Swapping) -> Finding {
         );
     }
     match swapping {
-        Swapping::Never(why) => Finding::new(
-            FEATURE,
-            State::Present,
-            format!("{limit}; frames stay in memory even so: {why}"),
-        ),
+        Swapping::Never(why) => {
+            Finding::new(FEATURE, State::Present, format!("{limit}; frames stay in memory even so: {why}"))
+        }
         Swapping::May { .. } => Finding::new(
             FEATURE,
             State::Degraded,
@@ -148,12 +128,10 @@ fn locking(swapping: &Swapping) -> Finding {
 fn swap(swapping: Swapping) -> Finding {
     match swapping {
         Swapping::Never(why) => Finding::new("swap", State::Present, format!("frames stay in memory: {why}")),
-        Swapping::May { why, remedy } => Finding::new(
-            "swap",
-            State::Degraded,
-            format!("frames that are not locked may be swapped out: {why}"),
-        )
-        .remedy(remedy),
+        Swapping::May { why, remedy } => {
+            Finding::new("swap", State::Degraded, format!("frames that are not locked may be swapped out: {why}"))
+                .remedy(remedy)
+        }
     }
 }
 

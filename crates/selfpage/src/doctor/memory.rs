@@ -58,11 +58,9 @@ fn addresses() -> Finding {
     const FEATURE: &str = "vm.overcommit_memory";
     let mode = setting("/proc/sys/vm/overcommit_memory").unwrap_or_else(|| "unreadable".to_owned());
     match probe::reserves(RESERVED_BYTES) {
-        Ok(()) => Finding::new(
-            FEATURE,
-            State::Present,
-            format!("{mode}: regions far larger than memory can be reserved"),
-        ),
+        Ok(()) => {
+            Finding::new(FEATURE, State::Present, format!("{mode}: regions far larger than memory can be reserved"))
+        }
         Err(Shortfall::Refused(why)) if mode == "2" => Finding::new(
             FEATURE,
             State::Degraded,

@@ -17,18 +17,11 @@ pub(super) fn examine() -> Vec<Finding> {
 fn io_uring() -> Finding {
     const FEATURE: &str = "io_uring";
     let Err(why) = io_uring::IoUring::new(8) else {
-        return Finding::new(
-            FEATURE,
-            State::Present,
-            "many pages are read and written in one system call",
-        );
+        return Finding::new(FEATURE, State::Present, "many pages are read and written in one system call");
     };
     let disabled = setting("/proc/sys/kernel/io_uring_disabled").filter(|mode| mode != "0");
     let (cause, remedy) = match (why.raw_os_error(), disabled) {
-        (_, Some(mode)) => (
-            format!("{why}; kernel.io_uring_disabled={mode}"),
-            "sysctl -w kernel.io_uring_disabled=0",
-        ),
+        (_, Some(mode)) => (format!("{why}; kernel.io_uring_disabled={mode}"), "sysctl -w kernel.io_uring_disabled=0"),
         (Some(libc::EPERM), None) => (
             format!("{why}, by a seccomp filter"),
             "docker run --security-opt seccomp=unconfined, or a profile that allows io_uring",
@@ -36,17 +29,8 @@ fn io_uring() -> Finding {
         (Some(libc::ENOMEM), None) => (why.to_string(), "ulimit -l unlimited"),
         _ => (why.to_string(), "boot a kernel built with CONFIG_IO_URING=y"),
     };
-    let state = if why.raw_os_error() == Some(libc::EPERM) {
-        State::Refused
-    } else {
-        State::Absent
-    };
-    Finding::new(
-        FEATURE,
-        state,
-        format!("{cause}; threads with pread and pwrite stand in"),
-    )
-    .remedy(remedy)
+    let state = if why.raw_os_error() == Some(libc::EPERM) { State::Refused } else { State::Absent };
+    Finding::new(FEATURE, state, format!("{cause}; threads with pread and pwrite stand in")).remedy(remedy)
 }
 
 /// A page where direct I/O can reach it.
@@ -59,33 +43,22 @@ fn write_directly() -> Result<(), Errno> {
     let file = open(DIRECTORY, flags, Mode::RUSR | Mode::WUSR)?;
     let (written, mut read) = (Page([0xA5; 4096]), Page([0; 4096]));
     let whole = pwrite(&file, &written.0, 0)? == 4096 && pread(&file, &mut read.0, 0)? == 4096;
-    if whole && read.0 == written.0 {
-        Ok(())
-    } else {
-        Err(Errno::IO)
-    }
+    if whole && read.0 == written.0 { Ok(()) } else { Err(Errno::IO) }
 }
 
 fn direct() -> Finding {
     const FEATURE: &str = "O_DIRECT";
     match write_directly() {
-        Ok(()) => Finding::new(
-            FEATURE,
-            State::Present,
-            format!("stores in {DIRECTORY} go past the page cache"),
-        ),
+        Ok(()) => Finding::new(FEATURE, State::Present, format!("stores in {DIRECTORY} go past the page cache")),
         Err(why) => {
-            let state = if matches!(why, Errno::ACCESS | Errno::PERM | Errno::ROFS) {
-                State::Refused
-            } else {
-                State::Absent
-            };
+            let state =
+                if matches!(why, Errno::ACCESS | Errno::PERM | Errno::ROFS) { State::Refused } else { State::Absent };
             Finding::new(
                 FEATURE,
                 state,
                 format!(
                     "{} in {DIRECTORY}; a store there does not work or is cached twice",
-                    name(why)
+                    name(selfpage_core::linux::Errno::from_raw_os_error(why.raw_os_error()))
                 ),
             )
             .remedy("selfpage run --store PATH, with PATH on ext4, XFS or Btrfs")
@@ -97,7 +70,12 @@ fn space() -> Finding {
     const FEATURE: &str = "store space";
     const ELSEWHERE: &str = "selfpage run --store PATH, with PATH on a disk with more room";
     match statvfs(DIRECTORY) {
-        Err(why) => Finding::new(FEATURE, State::Absent, format!("{DIRECTORY}: {}", name(why))).remedy(ELSEWHERE),
+        Err(why) => Finding::new(
+            FEATURE,
+            State::Absent,
+            format!("{DIRECTORY}: {}", name(selfpage_core::linux::Errno::from_raw_os_error(why.raw_os_error()))),
+        )
+        .remedy(ELSEWHERE),
         Ok(disk) => {
             let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
             let why = format!("{} free in {DIRECTORY}", readable(free_bytes));

@@ -64,21 +64,13 @@ fn serve(reach: Reach, toucher: Toucher) -> Answer {
         let named = trial.answer();
         (touch.join().unwrap_or(Err(Errno::IO)), named)
     });
-    if touched? == named? {
-        Ok(())
-    } else {
-        Err(Shortfall::Wrong)
-    }
+    if touched? == named? { Ok(()) } else { Err(Shortfall::Wrong) }
 }
 
 fn descriptors() -> Finding {
     let every = match serve(Reach::EveryFault, Toucher::Kernel) {
         Ok(()) => {
-            return Finding::new(
-                UFFD,
-                State::Present,
-                "serves every fault, those inside system calls too",
-            );
+            return Finding::new(UFFD, State::Present, "serves every fault, those inside system calls too");
         }
         Err(Shortfall::Wrong) => "a fault inside a system call was not told".to_owned(),
         Err(Shortfall::Refused(why)) => name(why),
@@ -107,26 +99,14 @@ fn device() -> Finding {
             "chmod 0666 /dev/userfaultfd (to last: echo 'KERNEL==\"userfaultfd\", MODE=\"0666\"' > /etc/udev/rules.d/60-userfaultfd.rules)"
         }
     };
-    probed(
-        DEVICE,
-        answer,
-        "gives the right to serve every fault",
-        "the system call must serve",
-        remedy,
-    )
+    probed(DEVICE, answer, "gives the right to serve every fault", "the system call must serve", remedy)
 }
 
 fn needs_move() -> Finding {
     let answer = probe::moves_pages();
     // The descriptors' own line tells why none is to be had.
     let remedy = if probe::features().is_ok() { NEWER_6_8 } else { UNFILTER };
-    probed(
-        MOVE,
-        answer,
-        "pages move between frames and regions without a copy",
-        "selfpage cannot run",
-        remedy,
-    )
+    probed(MOVE, answer, "pages move between frames and regions without a copy", "selfpage cannot run", remedy)
 }
 
 fn thread_id() -> Finding {
@@ -144,18 +124,8 @@ fn keeps_protection() -> Finding {
         Ok(()) => Finding::new(MOVE_KEEPS_WP, State::Present, "pages move in write-protected"),
         Err(Shortfall::Wrong) => {
             // Nothing to do about it: it is how MOVE works in this kernel.
-            Finding::new(
-                MOVE_KEEPS_WP,
-                State::Degraded,
-                "MOVE drops the bit here; protected pages are copied in",
-            )
+            Finding::new(MOVE_KEEPS_WP, State::Degraded, "MOVE drops the bit here; protected pages are copied in")
         }
-        Err(shortfall) => probed(
-            MOVE_KEEPS_WP,
-            Err(shortfall),
-            "",
-            "protected pages are copied in",
-            NEWER_6_8,
-        ),
+        Err(shortfall) => probed(MOVE_KEEPS_WP, Err(shortfall), "", "protected pages are copied in", NEWER_6_8),
     }
 }

@@ -64,13 +64,7 @@ impl Bloks {
     fn new(count: u32, members: u32, sharing: Sharing) -> io::Result<Bloks> {
         let bitmap_pages = (count as usize).div_ceil(PAGE_BYTES * 8);
         let map = Arc::new(Mapping::new(1 + members as usize * bitmap_pages, sharing)?);
-        let bloks = Bloks {
-            map,
-            count,
-            bitmap_pages,
-            me: 0.into(),
-            hint: 1.into(),
-        };
+        let bloks = Bloks { map, count, bitmap_pages, me: 0.into(), hint: 1.into() };
         bloks.members_ever().store(1, SeqCst);
         Ok(bloks)
     }
@@ -106,15 +100,9 @@ impl Bloks {
     /// # Panics
     /// Where this member does not hold them all.
     pub fn release(&self, first: Blok, count: u32) {
-        for (word, mask) in masks(Run {
-            first: first.0,
-            len: count,
-        }) {
+        for (word, mask) in masks(Run { first: first.0, len: count }) {
             let before = self.mine()[word].fetch_and(!mask, SeqCst);
-            assert!(
-                before & mask == mask,
-                "bloks {first:?}+{count} are given back, but are not all held"
-            );
+            assert!(before & mask == mask, "bloks {first:?}+{count} are given back, but are not all held");
         }
     }
 
@@ -167,8 +155,7 @@ impl Bloks {
     pub fn adopt(&self, member: u32) {
         self.me.store(member, Relaxed);
         // Apart from the parent, who would write side by side with us else.
-        self.hint
-            .store((self.count as u64 * member as u64 / MEMBERS as u64) as u32, Relaxed);
+        self.hint.store((self.count as u64 * member as u64 / MEMBERS as u64) as u32, Relaxed);
     }
 
     /// Gives back whatever the member held.
@@ -235,10 +222,7 @@ impl Bloks {
             let got = self.take_word(word, mask);
             // What hangs together with the start.
             let first = mask.trailing_zeros();
-            let kept = got
-                & !(!0_u64)
-                    .checked_shl(first + (got >> first).trailing_ones())
-                    .unwrap_or(0);
+            let kept = got & !(!0_u64).checked_shl(first + (got >> first).trailing_ones()).unwrap_or(0);
             if kept != got {
                 self.mine()[word].fetch_and(!(got & !kept), SeqCst);
             }
@@ -263,9 +247,7 @@ impl Bloks {
     fn taken_by_others(&self, word: usize) -> u64 {
         loop {
             let generation = self.generation().load(SeqCst);
-            let taken = self
-                .others()
-                .fold(0, |taken, member| taken | self.bitmap(member)[word].load(SeqCst));
+            let taken = self.others().fold(0, |taken, member| taken | self.bitmap(member)[word].load(SeqCst));
             if self.generation().load(SeqCst) == generation {
                 return taken;
             }

@@ -44,7 +44,7 @@ impl IoChoice {
 
 /// The engines of one store: one for each thread that has moved more than one request, made by it and used by it alone,
 /// since rings and workers belong to a descriptor table, and each pager thread may have its own.
-pub(super) struct IoEngines {
+pub(crate) struct IoEngines {
     choice: IoChoice,
     engines: [OwnedEngine; ENGINES],
 }
@@ -61,18 +61,20 @@ enum Engine {
     /// Not made yet.
     #[default]
     None,
-    Ring(Ring),
+    Ring(Box<Ring>),
     Workers(Workers),
     /// Neither can be had.
     Serial,
 }
 
 impl IoEngines {
+    /// As the environment says; what makes no sense there is what a store complains of.
+    pub(crate) fn from_env() -> IoEngines {
+        IoEngines::new(IoChoice::from_env().unwrap_or(IoChoice::Auto))
+    }
+
     pub(super) fn new(choice: IoChoice) -> IoEngines {
-        IoEngines {
-            choice,
-            engines: Default::default(),
-        }
+        IoEngines { choice, engines: Default::default() }
     }
 
     /// Reads in a trap: on the caller's stack, one request after the other.
@@ -98,15 +100,13 @@ impl IoEngines {
     }
 
     /// Writes on a pager thread.
-    pub(super) fn write(&self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
+    pub(crate) fn write(&self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
         for part in bloks.chunks_mut(WINDOW_PAGES) {
             let mut outcomes = [Ok(()); WINDOW_PAGES];
             let mut window = Window::<WINDOW_PAGES>::to_write(part);
             self.run(file, &mut window.batch());
             window.outcomes(|page, outcome| outcomes[page] = outcome);
-            part.iter_mut()
-                .zip(outcomes)
-                .for_each(|(write, outcome)| write.outcome = outcome);
+            part.iter_mut().zip(outcomes).for_each(|(write, outcome)| write.outcome = outcome);
         }
     }
 
@@ -121,20 +121,13 @@ impl IoEngines {
     fn mine(&self) -> Option<&OwnedEngine> {
         let me = gettid().as_raw_nonzero().get();
         let owned = |engine: &&OwnedEngine| engine.owner.load(Ordering::Acquire) == me;
-        let take = |engine: &&OwnedEngine| {
-            engine
-                .owner
-                .compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-        };
-        self.engines
-            .iter()
-            .find(owned)
-            .or_else(|| self.engines.iter().find(take))
+        let take =
+            |engine: &&OwnedEngine| engine.owner.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        self.engines.iter().find(owned).or_else(|| self.engines.iter().find(take))
     }
 
     /// In a forked child the threads are gone, and the rings' descriptors are the parent's.
-    pub(super) fn after_fork_in_child(&self) {
+    pub(crate) fn after_fork_in_child(&self) {
         for owned in &self.engines {
             // A locked one was in use at the fork, against the rules, and stays out of use.
             let Ok(mut engine) = owned.engine.try_lock() else {
@@ -168,7 +161,7 @@ impl Engine {
 
     fn new(choice: IoChoice) -> Engine {
         let ring = match choice {
-            IoChoice::Auto => Ring::new().ok(),
+            IoChoice::Auto => Ring::new().ok().map(Box::new),
             IoChoice::Pool => None,
         };
         match ring {
@@ -179,7 +172,7 @@ impl Engine {
 
     fn forget(self) {
         match self {
-            Engine::Ring(ring) => ring.forget(),
+            Engine::Ring(ring) => (*ring).forget(),
             Engine::Workers(workers) => workers.forget(),
             Engine::None | Engine::Serial => {}
         }

@@ -20,11 +20,7 @@ fn page(seed: u32) -> PageBytes {
 fn write(engines: &IoEngines, file: &File, bloks: &[u32]) -> Vec<Result<(), PagerError>> {
     let pages: Vec<PageBytes> = bloks.iter().map(|&blok| page(blok)).collect();
     let unset = Err(PagerError::NoStore);
-    let with = |(&blok, bytes)| WriteBlok {
-        blok: Blok(blok),
-        bytes,
-        outcome: unset,
-    };
+    let with = |(&blok, bytes)| WriteBlok { blok: Blok(blok), bytes, outcome: unset };
     let mut writes: Vec<WriteBlok<'_>> = bloks.iter().zip(&pages).map(with).collect();
     engines.write(file.as_raw_fd(), &mut writes);
     writes.iter().map(|write| write.outcome).collect()
@@ -35,14 +31,8 @@ fn read(
     how: impl Fn(&mut [ReadBlok<'_>]) -> Result<(), PagerError>,
 ) -> Result<Vec<PageBytes>, PagerError> {
     let mut pages = vec![[0; PAGE_BYTES]; bloks.len()];
-    let mut reads: Vec<ReadBlok<'_>> = bloks
-        .iter()
-        .zip(&mut pages)
-        .map(|(&blok, bytes)| ReadBlok {
-            blok: Blok(blok),
-            bytes,
-        })
-        .collect();
+    let mut reads: Vec<ReadBlok<'_>> =
+        bloks.iter().zip(&mut pages).map(|(&blok, bytes)| ReadBlok { blok: Blok(blok), bytes }).collect();
     how(&mut reads)?;
     Ok(pages)
 }
@@ -85,13 +75,23 @@ fn the_ways_are_what_they_say() {
     assert!(matches!(*pool.engines[0].engine.lock().unwrap(), Engine::Workers(_)));
     if Ring::new().is_err() {
         let wanted = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
-        assert!(
-            !wanted.split(',').any(|name| name == "io_uring"),
-            "io_uring is required, and refused"
-        );
+        assert!(!wanted.split(',').any(|name| name == "io_uring"), "io_uring is required, and refused");
         return println!("SKIP(io_uring: refused here)");
     }
     assert!(matches!(*auto.engines[0].engine.lock().unwrap(), Engine::Ring(_)));
+}
+
+#[test]
+fn a_child_begins_with_no_engine() {
+    let file = tempfile::tempfile().unwrap();
+    for choice in [IoChoice::Auto, IoChoice::Pool] {
+        let engines = IoEngines::new(choice);
+        write(&engines, &file, &[1, 3]);
+        engines.after_fork_in_child();
+        assert!(engines.engines.iter().all(|owned| owned.owner.load(Ordering::Relaxed) == 0));
+        assert!(matches!(*engines.engines[0].engine.lock().unwrap(), Engine::None));
+        assert!(write(&engines, &file, &[1, 3]).iter().all(Result::is_ok));
+    }
 }
 
 #[test]
@@ -109,24 +109,12 @@ fn a_file_cut_short_is_noticed_on_every_way() {
     let bloks = [2, 3, 4, 10, 20, 21];
     write(&auto, &file, &bloks);
     // In the middle of blok 20, and then in the middle of a run.
-    for (len_bytes, whole) in [
-        (20 * PAGE_BYTES as u64 + 100, &bloks[..4]),
-        (3 * PAGE_BYTES as u64, &bloks[..1]),
-    ] {
+    for (len_bytes, whole) in [(20 * PAGE_BYTES as u64 + 100, &bloks[..4]), (3 * PAGE_BYTES as u64, &bloks[..1])] {
         file.set_len(len_bytes).unwrap();
         let fd = file.as_raw_fd();
-        assert_eq!(
-            read(&bloks, |reads| auto.read(fd, reads)).err(),
-            Some(PagerError::Truncated)
-        );
-        assert_eq!(
-            read(&bloks, |reads| pool.read(fd, reads)).err(),
-            Some(PagerError::Truncated)
-        );
-        assert_eq!(
-            read(&bloks, |reads| IoEngines::read_in_trap(fd, reads)).err(),
-            Some(PagerError::Truncated)
-        );
+        assert_eq!(read(&bloks, |reads| auto.read(fd, reads)).err(), Some(PagerError::Truncated));
+        assert_eq!(read(&bloks, |reads| pool.read(fd, reads)).err(), Some(PagerError::Truncated));
+        assert_eq!(read(&bloks, |reads| IoEngines::read_in_trap(fd, reads)).err(), Some(PagerError::Truncated));
         assert!(read(whole, |reads| auto.read(fd, reads)).is_ok());
     }
 }

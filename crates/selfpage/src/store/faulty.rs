@@ -25,10 +25,7 @@ pub(crate) struct FaultyStore {
 
 impl FaultyStore {
     pub(crate) fn new(capacity_bytes: u64) -> FaultyStore {
-        FaultyStore {
-            store: MemoryStore::new(capacity_bytes).unwrap(),
-            faults: Mutex::default(),
-        }
+        FaultyStore { store: MemoryStore::new(capacity_bytes).unwrap(), faults: Mutex::default() }
     }
 
     pub(crate) fn set(&self, faults: Faults) {
@@ -63,10 +60,7 @@ impl BackingStore for FaultyStore {
         let faults = *self.faults.lock().unwrap();
         self.store.write(bloks);
         if let Some((from, error)) = faults.write {
-            bloks
-                .iter_mut()
-                .filter(|write| write.blok >= from)
-                .for_each(|write| write.outcome = Err(error));
+            bloks.iter_mut().filter(|write| write.blok >= from).for_each(|write| write.outcome = Err(error));
         }
     }
 }

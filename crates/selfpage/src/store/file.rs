@@ -69,22 +69,14 @@ impl FileStore {
             }
             _ => {
                 let cause = io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device");
-                return Err(StoreError {
-                    object,
-                    cause,
-                    remedy: "name a file, a block device, or none",
-                });
+                return Err(StoreError { object, cause, remedy: "name a file, a block device, or none" });
             }
         }
         // Before the content is looked at: the other program may have just begun.
         FileStore::lock_all(&object, &file)?;
         if !is_scratch(&file).map_err(refused(&object))? {
             let cause = io::Error::new(io::ErrorKind::AlreadyExists, "it holds something that is not a store's");
-            return Err(StoreError {
-                object,
-                cause,
-                remedy: "remove it, or name another",
-            });
+            return Err(StoreError { object, cause, remedy: "remove it, or name another" });
         }
         FileStore::new(object, file, kind, count)
     }
@@ -101,11 +93,7 @@ impl FileStore {
             // File systems that cannot: a name for as long as it takes to remove it.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
                 let path = dir.join(format!(".selfpage-{}", process::id()));
-                let file = open(
-                    &path,
-                    OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL,
-                    mode,
-                );
+                let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL, mode);
                 file.and_then(|file| unlink(&path).map(|()| file))
             }
             file => file,
@@ -132,15 +120,7 @@ impl FileStore {
         })?;
         let file = Descriptor::new(file).map_err(refused(&object))?;
         let engines = IoEngines::new(choice);
-        Ok(FileStore {
-            object,
-            file,
-            direct,
-            bloks,
-            engines,
-            child: Mutex::new(None),
-            reclaiming: false.into(),
-        })
+        Ok(FileStore { object, file, direct, bloks, engines, child: Mutex::new(None), reclaiming: false.into() })
     }
 
     fn lock_all(object: &str, file: &OwnedFd) -> Result<(), StoreError> {
@@ -263,9 +243,7 @@ impl BackingStore for FileStore {
     /// Where [`before_fork`](BackingStore::before_fork) did not succeed.
     fn after_fork_in_child(&self) {
         let child = self.child.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Child { file, member }) = child else {
-            panic!("store {}: not ready for a fork", self.object)
-        };
+        let Some(Child { file, member }) = child else { panic!("store {}: not ready for a fork", self.object) };
         self.file.go_on_as(file);
         self.bloks.adopt(member);
         self.engines.after_fork_in_child();
@@ -305,10 +283,7 @@ fn make_room(object: &str, file: &OwnedFd, kind: FileType, len_bytes: u64) -> Re
         && kind == FileType::RegularFile
     {
         let cause = format!("files may have {limit_bytes} bytes, the store needs {len_bytes}");
-        return Err(too_small(
-            cause,
-            "ask for less, or raise the limit on file size (ulimit -f)",
-        ));
+        return Err(too_small(cause, "ask for less, or raise the limit on file size (ulimit -f)"));
     }
     if now_bytes < len_bytes {
         ftruncate(file, len_bytes).map_err(refused(object))?;
@@ -346,11 +321,7 @@ fn refused<E: Into<io::Error>>(object: &str) -> impl Fn(E) -> StoreError {
             Some(Errno::MFILE | Errno::NFILE) => "raise the limit on open files (ulimit -n)",
             _ => "name another place",
         };
-        StoreError {
-            object: object.to_owned(),
-            cause,
-            remedy,
-        }
+        StoreError { object: object.to_owned(), cause, remedy }
     }
 }
 

@@ -1,1 +1,167 @@
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
 
+use super::*;
+
+fn write(store: &FileStore, blok: Blok, fill: u8) -> Result<(), PagerError> {
+    let page = Page([fill; PAGE_BYTES]);
+    let mut writes = [WriteBlok { blok, bytes: &page.0, outcome: Err(PagerError::NoStore) }];
+    store.write(&mut writes);
+    writes[0].outcome
+}
+
+fn read(store: &FileStore, context: Context, blok: Blok) -> Result<u8, PagerError> {
+    let mut page = Page([0xee; PAGE_BYTES]);
+    store.read(context, &mut [ReadBlok { blok, bytes: &mut page.0 }])?;
+    assert!(page.0.iter().all(|&byte| byte == page.0[0]));
+    Ok(page.0[0])
+}
+
+fn refusal(made: Result<FileStore, StoreError>) -> String {
+    made.err().expect("this must be refused").to_string()
+}
+
+/// On the disk of the source tree, where `/tmp` may be memory.
+fn dir() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap()
+}
+
+#[test]
+fn pages_come_back_in_every_context() {
+    let dir = dir();
+    let stores = [FileStore::create(&dir.path().join("s"), 1 << 20), FileStore::unnamed_in(dir.path(), 1 << 20)];
+    for store in stores.map(Result::unwrap) {
+        let (first, len) = store.claim(3).unwrap();
+        assert_eq!((first, len), (Blok(1), 3));
+        for blok in 1..4 {
+            write(&store, Blok(blok), blok as u8).unwrap();
+        }
+        for context in [Context::Trap, Context::PagerThread, Context::Normal] {
+            assert_eq!([1, 2, 3].map(|blok| read(&store, context, Blok(blok)).unwrap()), [1, 2, 3]);
+        }
+        assert_eq!(store.claim(1000).unwrap().1, 253);
+        assert_eq!(store.claim(1), Err(PagerError::Full));
+        assert!(store.descriptors()[0] >= 100, "{:?}", store.descriptors());
+    }
+}
+
+#[test]
+fn an_unnamed_store_has_no_name() {
+    let dir = dir();
+    let _store = FileStore::unnamed_in(dir.path(), 1 << 20).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_named_store_is_sparse_kept_and_may_be_used_again() {
+    let dir = dir();
+    let path = dir.path().join("s");
+    for _ in 0..2 {
+        let store = FileStore::create(&path, 1 << 30).unwrap();
+        write(&store, store.claim(1).unwrap().0, 1).unwrap();
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!(meta.mode() & 0o777, 0o600);
+        assert!(meta.blocks() * 512 < 1 << 20 && meta.len() >= 1 << 30);
+    }
+}
+
+#[test]
+fn two_domains_cannot_have_one_store() {
+    let dir = dir();
+    let path = dir.path().join("s");
+    let store = FileStore::create(&path, 1 << 20).unwrap();
+    let says = refusal(FileStore::create(&path, 1 << 20));
+    assert!(says.contains("another running program") && says.contains(&path.display().to_string()), "{says}");
+    drop(store);
+    FileStore::create(&path, 1 << 20).unwrap();
+}
+
+#[test]
+fn a_file_with_something_in_it_is_left_alone() {
+    let dir = dir();
+    let path = dir.path().join("thesis.txt");
+    fs::write(&path, "years of work").unwrap();
+    let says = refusal(FileStore::create(&path, 1 << 20));
+    assert!(says.contains("not a store's") && says.contains("remove it"), "{says}");
+    assert_eq!(fs::read(&path).unwrap(), b"years of work");
+    // Nothing at the start, something a little later.
+    let late = File::create(dir.path().join("late")).unwrap();
+    late.write_all_at(b"x", LOOK_BYTES as u64 - 1).unwrap();
+    assert!(refusal(FileStore::create(&dir.path().join("late"), 1 << 20)).contains("not a store's"));
+    // Preallocated.
+    File::create(dir.path().join("zeros")).unwrap().set_len(3 << 20).unwrap();
+    FileStore::create(&dir.path().join("zeros"), 1 << 20).unwrap();
+}
+
+#[test]
+fn places_that_make_no_sense_are_refused() {
+    let dir = dir();
+    assert!(refusal(FileStore::create(&dir.path().join("no/s"), 1 << 20)).contains("make its directory first"));
+    assert!(refusal(FileStore::unnamed_in(&dir.path().join("no"), 1 << 20)).contains("make its directory first"));
+    assert!(refusal(FileStore::create(Path::new("/dev/null"), 1 << 20)).contains("neither a file nor a block device"));
+    assert!(refusal(FileStore::create(dir.path(), 1 << 20)).contains("Is a directory"));
+    assert!(refusal(FileStore::create(&dir.path().join("s"), 100)).contains("holds no page"));
+}
+
+#[test]
+fn a_truncated_file_is_noticed() {
+    let dir = dir();
+    let path = dir.path().join("s");
+    let store = FileStore::create(&path, 1 << 20).unwrap();
+    store.claim(8).unwrap();
+    write(&store, Blok(1), 1).unwrap();
+    write(&store, Blok(8), 8).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(2 * PAGE_BYTES as u64).unwrap();
+    assert_eq!(read(&store, Context::PagerThread, Blok(1)), Ok(1));
+    assert_eq!(read(&store, Context::PagerThread, Blok(8)), Err(PagerError::Truncated));
+    // A trap cannot tell whether that was our file.
+    assert_eq!(read(&store, Context::Trap, Blok(8)), Err(PagerError::WrongContext));
+}
+
+/// The program closes what it does not know, and opens another file at the number; a thread with a table of its own goes on.
+#[test]
+fn a_descriptor_closed_by_the_program_is_left_to_pager_threads() {
+    let dir = dir();
+    let store = &FileStore::unnamed_in(dir.path(), 1 << 20).unwrap();
+    store.claim(2).unwrap();
+    write(store, Blok(1), 5).unwrap();
+    // A member that has died, and left blok 2.
+    store.bloks.hand_to(9);
+    store.release(Blok(2), 1);
+    let (closed, program) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let pager = scope.spawn(move || {
+            program.recv().unwrap();
+            let before = store.taken_bloks();
+            store.reclaim_dead();
+            (read(store, Context::PagerThread, Blok(1)), before, store.taken_bloks())
+        });
+        let program = scope.spawn(move || {
+            own_descriptor_table();
+            let number = store.descriptors()[0];
+            close_number(number);
+            let absent = read(store, Context::Trap, Blok(1));
+            let other = tempfile::tempfile().unwrap();
+            let raised = rustix::io::fcntl_dupfd_cloexec(&other, number).unwrap();
+            assert_eq!(std::os::fd::AsRawFd::as_raw_fd(&raised), number);
+            // Nobody has locked that one.
+            store.reclaim_dead();
+            closed.send(()).unwrap();
+            absent
+        });
+        assert_eq!(program.join().unwrap(), Err(PagerError::WrongContext));
+        assert_eq!(pager.join().unwrap(), (Ok(5), 2, 1));
+    });
+}
+
+#[allow(unsafe_code)]
+fn own_descriptor_table() {
+    // SAFETY: fd-number: this thread only opens and closes descriptors of its own from here on.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }.unwrap();
+}
+
+#[allow(unsafe_code)]
+fn close_number(number: RawFd) {
+    // SAFETY: fd-number: closing under the store's feet is the point.
+    unsafe { rustix::io::close(number) };
+}

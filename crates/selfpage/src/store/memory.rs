@@ -36,11 +36,7 @@ impl MemoryStore {
         };
         let bloks = Bloks::private(count).map_err(no_room)?;
         let pages = Mapping::new(count as usize, Sharing::Private).map_err(no_room)?;
-        Ok(MemoryStore {
-            bloks,
-            pages,
-            stale: 0.into(),
-        })
+        Ok(MemoryStore { bloks, pages, stale: 0.into() })
     }
 
     /// How many bloks are taken.

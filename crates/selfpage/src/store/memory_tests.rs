@@ -3,26 +3,14 @@ use selfpage_core::addr::PAGE_BYTES;
 use super::*;
 
 fn save(store: &MemoryStore, blok: u32, fill: u8) {
-    let mut write = [WriteBlok {
-        blok: Blok(blok),
-        bytes: &[fill; PAGE_BYTES],
-        outcome: Err(PagerError::NoStore),
-    }];
+    let mut write = [WriteBlok { blok: Blok(blok), bytes: &[fill; PAGE_BYTES], outcome: Err(PagerError::NoStore) }];
     store.write(&mut write);
     assert_eq!(write[0].outcome, Ok(()));
 }
 
 fn load(store: &MemoryStore, blok: u32) -> Vec<u8> {
     let mut bytes = [0xee; PAGE_BYTES];
-    store
-        .read(
-            Context::Trap,
-            &mut [ReadBlok {
-                blok: Blok(blok),
-                bytes: &mut bytes,
-            }],
-        )
-        .unwrap();
+    store.read(Context::Trap, &mut [ReadBlok { blok: Blok(blok), bytes: &mut bytes }]).unwrap();
     bytes.to_vec()
 }
 
@@ -70,43 +58,15 @@ fn sizes_that_make_no_sense_are_refused() {
 fn faults_are_as_told() {
     use crate::store::faulty::{Faults, FaultyStore};
     let store = FaultyStore::new(1 << 20);
-    store.set(Faults {
-        write: Some((Blok(2), PagerError::Full)),
-        flipped: Some(Blok(1)),
-        ..Faults::default()
-    });
+    store.set(Faults { write: Some((Blok(2), PagerError::Full)), flipped: Some(Blok(1)), ..Faults::default() });
     let page = [0; PAGE_BYTES];
-    let mut writes = [1, 2, 3].map(|blok| WriteBlok {
-        blok: Blok(blok),
-        bytes: &page,
-        outcome: Ok(()),
-    });
+    let mut writes = [1, 2, 3].map(|blok| WriteBlok { blok: Blok(blok), bytes: &page, outcome: Ok(()) });
     store.write(&mut writes);
-    assert_eq!(
-        writes.map(|write| write.outcome),
-        [Ok(()), Err(PagerError::Full), Err(PagerError::Full)]
-    );
+    assert_eq!(writes.map(|write| write.outcome), [Ok(()), Err(PagerError::Full), Err(PagerError::Full)]);
     let mut bytes = [0; PAGE_BYTES];
-    store
-        .read(
-            Context::PagerThread,
-            &mut [ReadBlok {
-                blok: Blok(1),
-                bytes: &mut bytes,
-            }],
-        )
-        .unwrap();
+    store.read(Context::PagerThread, &mut [ReadBlok { blok: Blok(1), bytes: &mut bytes }]).unwrap();
     assert_eq!(bytes[0], 1);
-    store.set(Faults {
-        read: Some(PagerError::Io(5)),
-        ..Faults::default()
-    });
-    let read = store.read(
-        Context::PagerThread,
-        &mut [ReadBlok {
-            blok: Blok(1),
-            bytes: &mut bytes,
-        }],
-    );
+    store.set(Faults { read: Some(PagerError::Io(5)), ..Faults::default() });
+    let read = store.read(Context::PagerThread, &mut [ReadBlok { blok: Blok(1), bytes: &mut bytes }]);
     assert_eq!(read, Err(PagerError::Io(5)));
 }

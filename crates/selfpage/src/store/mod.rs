@@ -23,7 +23,9 @@ mod linux;
 mod memory;
 
 pub use engine::IoChoice;
+pub(crate) use engine::IoEngines;
 pub use file::FileStore;
+pub(crate) use linux::descriptor::{Descriptor, raised, take_descriptor};
 pub use memory::MemoryStore;
 
 /// A place for one page in a store: its number. The byte offset is the number times the page size. Blok 0 is never given
@@ -155,10 +157,7 @@ impl std::error::Error for StoreError {
 fn blok_count(object: &str, capacity_bytes: u64) -> Result<u32, StoreError> {
     let wrong = |cause: &str, remedy| StoreError {
         object: object.to_owned(),
-        cause: io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("a capacity of {capacity_bytes} bytes {cause}"),
-        ),
+        cause: io::Error::new(io::ErrorKind::InvalidInput, format!("a capacity of {capacity_bytes} bytes {cause}")),
         remedy,
     };
     match capacity_bytes / PAGE_BYTES as u64 {

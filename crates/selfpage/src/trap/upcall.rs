@@ -11,6 +11,7 @@ use selfpage_core::fault::{self, Fault, Outcome};
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
+use super::stack;
 use crate::domain::Inner;
 
 const MOST_DOMAINS: usize = 64;
@@ -51,7 +52,16 @@ pub(crate) fn delist(inner: *const Inner) {
     }
 }
 
+/// In a forked child only the forking thread is left, and it is in no trap.
+pub(crate) fn forget_users() {
+    for entry in &DOMAINS {
+        entry.users.store(0, Ordering::Relaxed);
+    }
+    stack::forget_all();
+}
+
 fn install() {
+    stack::lay_out();
     // SAFETY: signal-handler: `on_sigbus` is async-signal-safe: it calls core in a trap's context, and the handler that was
     // there before. SA_ONSTACK: the faulting thread's own stack may be what is absent. Every signal is blocked in the
     // handler: one that came in and touched the page at hand would wait for itself.
@@ -74,7 +84,7 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         entry.users.fetch_add(1, Ordering::SeqCst);
         // SAFETY: domain-listed: a domain that is listed is alive, and `delist` waits for its users.
         let outcome = match unsafe { entry.inner.load(Ordering::SeqCst).as_ref() } {
-            Some(inner) => resolve(inner, fault),
+            Some(inner) => stack::run(|| resolve(inner, fault)),
             None => Outcome::NotOurs,
         };
         entry.users.fetch_sub(1, Ordering::SeqCst);
@@ -141,12 +151,7 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
 
 /// # Safety
 /// *signal-handler*: `action` was installed for `signal`; the rest as the kernel passed it.
-unsafe fn call(
-    signal: libc::c_int,
-    action: &libc::sigaction,
-    info: *mut libc::siginfo_t,
-    context: *mut libc::c_void,
-) {
+unsafe fn call(signal: libc::c_int, action: &libc::sigaction, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the program's handler has the type that its flags say.
     unsafe {
         if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {

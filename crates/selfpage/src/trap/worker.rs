@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
-use selfpage_core::addr::VirtAddr;
+use selfpage_core::addr::{PAGE_BYTES, VirtAddr};
 use selfpage_core::fault::{self, Fault, Outcome};
+use selfpage_core::linux::Errno;
+use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::linux::thread::{self as this_thread, CpuSet};
-use selfpage_core::linux::uffd::{Message, Uffd};
+use selfpage_core::linux::uffd::{Message, Modes, Uffd, Waiters};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Context;
-use selfpage_core::region::Access;
+use selfpage_core::region::Access as AccessKind;
 
 use super::thread;
 use crate::domain::Inner;
+use crate::error::{Error, Result};
 
 /// Every so many faults a worker looks where the faulting thread runs, and goes there: the hand-over is twice as fast on
 /// one CPU.
@@ -24,23 +27,25 @@ pub(crate) fn serve(inner: &Arc<Inner>, uffd: Uffd) {
     loop {
         let count = match uffd.read(&mut messages) {
             Ok(count) => count,
-            Err(rustix::io::Errno::AGAIN) => {
-                if !inner.wait_for_fault(uffd) {
-                    return;
-                }
-                continue;
-            }
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::AGAIN | Errno::INTR) => continue,
             Err(_) => crate::die("a worker cannot read its userfaultfd"),
         };
+        let mut ends = false;
         for message in &messages[..count] {
             let Some(fault) = message.fault() else { continue };
+            if inner.bell.answers(uffd, fault.addr) {
+                ends = true;
+                continue;
+            }
             if thread::is_pager_thread(fault.thread) {
                 crate::die("a pager thread touched managed memory");
             }
             follow.thread(fault.thread);
-            let access = if fault.write { Access::Write } else { Access::Read };
+            let access = if fault.write { AccessKind::Write } else { AccessKind::Read };
             answer(inner, Fault { addr: VirtAddr(fault.addr), access });
+        }
+        if ends {
+            return;
         }
     }
 }
@@ -88,4 +93,71 @@ fn last_cpu(thread: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?;
     // The name is in brackets and may hold anything; field 39 is the 37th after it.
     stat.rsplit_once(") ")?.1.split(' ').nth(36)?.parse().ok()
+}
+
+/// How a worker that sleeps in a read is told to end: somebody touches a page that only a stopping domain's thread would.
+pub(crate) struct Bell {
+    start: usize,
+    pages: usize,
+}
+
+impl Bell {
+    /// A page for each worker, whose faults `uffd` gets.
+    pub(crate) fn hang(uffd: Uffd, workers: u32) -> Result<Bell> {
+        let mut bell = Bell { start: 0, pages: workers as usize };
+        bell.start = bell.map(Place::Anywhere)?;
+        bell.register(uffd)?;
+        Ok(bell)
+    }
+
+    /// Ends every worker: each touch is read by one of them, which ends.
+    pub(crate) fn ring(&self) {
+        for page in 0..self.pages {
+            // SAFETY: owned-range: our own mapping; the worker that reads the fault maps the page.
+            unsafe { ((self.start + page * PAGE_BYTES) as *const u8).read_volatile() };
+        }
+    }
+
+    /// Whether a fault is a touch of the bell, which is answered here.
+    fn answers(&self, uffd: Uffd, addr: usize) -> bool {
+        let rung = addr.wrapping_sub(self.start) < self.pages * PAGE_BYTES;
+        if rung {
+            let page = addr & !(PAGE_BYTES - 1);
+            // SAFETY: owned-range: our own mapping.
+            let _ = unsafe { uffd.map_zeros(page, PAGE_BYTES, Waiters::Wake) };
+        }
+        rung
+    }
+
+    /// In a forked child, which did not get it: the place again.
+    pub(crate) fn map_in_child(&self) -> Result<()> {
+        self.map(Place::Free(self.start)).map(drop)
+    }
+
+    /// Has `uffd` get its faults.
+    pub(crate) fn register(&self, uffd: Uffd) -> Result<()> {
+        // SAFETY: owned-range: our own mapping; absent pages of it are touched by `ring` alone.
+        unsafe { uffd.register(self.start, self.pages * PAGE_BYTES, Modes::MISSING) }.map_err(failed)
+    }
+
+    fn map(&self, place: Place) -> Result<usize> {
+        let len_bytes = self.pages * PAGE_BYTES;
+        // SAFETY: owned-range: a fresh mapping, or the place that DONTFORK left empty.
+        unsafe {
+            let start = memory::map_anonymous(place, len_bytes, Access::ReadWrite).map_err(failed)?;
+            memory::advise(start, len_bytes, Advice::NotForChild).map_err(failed)?;
+            Ok(start)
+        }
+    }
+}
+
+fn failed(errno: Errno) -> Error {
+    Error::system("map", "the bell of a domain", errno)
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        // SAFETY: owned-range: no worker is left to ring for.
+        let _ = unsafe { memory::unmap(self.start, self.pages * PAGE_BYTES) };
+    }
 }

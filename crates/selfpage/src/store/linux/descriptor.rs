@@ -26,11 +26,7 @@ impl Descriptor {
     pub fn new(file: OwnedFd) -> io::Result<Descriptor> {
         let stat = fstat(&file)?;
         let number = raise(file).into_raw_fd();
-        Ok(Descriptor {
-            number: AtomicI32::new(number),
-            device: stat.st_dev,
-            inode: stat.st_ino,
-        })
+        Ok(Descriptor { number: AtomicI32::new(number), device: stat.st_dev, inode: stat.st_ino })
     }
 
     /// The number.
@@ -56,7 +52,10 @@ impl Descriptor {
 
     /// Closes the number and goes on under that of `anew`, which is the same file.
     pub fn go_on_as(&self, anew: Descriptor) {
-        self.close();
+        // The program may have closed ours, and so made its number free for this one.
+        if self.number() != anew.number() {
+            self.close();
+        }
         self.number.store(anew.number(), Ordering::Relaxed);
         std::mem::forget(anew);
     }
@@ -81,10 +80,40 @@ impl Drop for Descriptor {
 }
 
 fn raise(file: OwnedFd) -> OwnedFd {
-    HIGH_NUMBERS
-        .iter()
-        .find_map(|&min| fcntl_dupfd_cloexec(&file, min).ok())
-        .unwrap_or(file)
+    HIGH_NUMBERS.iter().find_map(|&min| fcntl_dupfd_cloexec(&file, min).ok()).unwrap_or(file)
+}
+
+/// Moves a descriptor of ours to a high number, where that can be.
+pub(crate) fn raised(
+    descriptor: selfpage_core::linux::descriptor::Descriptor,
+) -> selfpage_core::linux::descriptor::Descriptor {
+    // SAFETY: fd-number: just opened, and nobody else's.
+    let file = unsafe { OwnedFd::from_raw_fd(descriptor.raw()) };
+    selfpage_core::linux::descriptor::Descriptor::from_raw(raise(file).into_raw_fd())
+}
+
+/// Gives the calling thread's table descriptor `number` of `thread`'s, at the same number.
+pub(crate) fn take_descriptor(thread: u32, number: RawFd) -> io::Result<()> {
+    // SAFETY: fd-number: numbers go in, and a new descriptor of our own comes out.
+    let taken = unsafe {
+        let of = checked(libc::syscall(libc::SYS_pidfd_open, thread, PIDFD_THREAD))?;
+        let of = OwnedFd::from_raw_fd(of);
+        OwnedFd::from_raw_fd(checked(libc::syscall(libc::SYS_pidfd_getfd, of.as_raw_fd(), number, 0))?)
+    };
+    if taken.as_raw_fd() != number {
+        // SAFETY: fd-number: in this table the number is nobody's: the program's numbers are not here.
+        let placed = unsafe { checked(libc::c_long::from(libc::dup3(taken.as_raw_fd(), number, libc::O_CLOEXEC))) };
+        placed?;
+    } else {
+        let _ = taken.into_raw_fd();
+    }
+    Ok(())
+}
+
+const PIDFD_THREAD: libc::c_int = libc::O_EXCL;
+
+fn checked(result: libc::c_long) -> io::Result<RawFd> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
 
 /// The descriptor of this number, if there is one, for a system call.

@@ -39,19 +39,10 @@ impl Mapping {
         };
         // SAFETY: mapping-owned: the kernel picks an unused range.
         let base = unsafe {
-            mmap_anonymous(
-                null_mut(),
-                len_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags | MapFlags::NORESERVE,
-            )
+            mmap_anonymous(null_mut(), len_bytes, ProtFlags::READ | ProtFlags::WRITE, flags | MapFlags::NORESERVE)
         }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping {
-            base,
-            len_bytes,
-            sharing,
-        })
+        Ok(Mapping { base, len_bytes, sharing })
     }
 
     /// The memory, in words.
@@ -91,22 +82,14 @@ impl Mapping {
     /// Where the mapping ends before the last page.
     pub fn discard(&self, first_page: usize, pages: usize) {
         let start_bytes = first_page * PAGE_BYTES;
-        assert!(
-            start_bytes + pages * PAGE_BYTES <= self.len_bytes,
-            "pages lie outside the mapping"
-        );
+        assert!(start_bytes + pages * PAGE_BYTES <= self.len_bytes, "pages lie outside the mapping");
         let advice = match self.sharing {
             Sharing::Private => Advice::LinuxDontNeed,
             Sharing::Family => Advice::LinuxRemove,
         };
         // SAFETY: mapping-owned: the range lies inside; turning to zero is a store like any other to those who see atomics.
-        let _ = unsafe {
-            madvise(
-                self.base.as_ptr().byte_add(start_bytes).cast::<c_void>(),
-                pages * PAGE_BYTES,
-                advice,
-            )
-        };
+        let _ =
+            unsafe { madvise(self.base.as_ptr().byte_add(start_bytes).cast::<c_void>(), pages * PAGE_BYTES, advice) };
     }
 }
 

@@ -28,10 +28,7 @@ impl Ring {
     /// A ring for the calling thread.
     pub fn new() -> std::io::Result<Ring> {
         let ring = IoUring::builder().dontfork().build(DEPTH as u32)?;
-        Ok(Ring {
-            ring: ManuallyDrop::new(ring),
-            owner: gettid(),
-        })
+        Ok(Ring { ring: ManuallyDrop::new(ring), owner: gettid() })
     }
 
     /// Works off every request, up to [`DEPTH`] at a time.
@@ -83,12 +80,8 @@ impl Ring {
         let (rest, offset) = batch.requests[index].rest(batch.vectors);
         let (vectors, count) = (rest.as_ptr(), rest.len() as u32);
         let entry = match batch.direction {
-            Direction::Read => opcode::Readv::new(types::Fd(file), vectors, count)
-                .offset(offset)
-                .build(),
-            Direction::Write => opcode::Writev::new(types::Fd(file), vectors, count)
-                .offset(offset)
-                .build(),
+            Direction::Read => opcode::Readv::new(types::Fd(file), vectors, count).offset(offset).build(),
+            Direction::Write => opcode::Writev::new(types::Fd(file), vectors, count).offset(offset).build(),
         };
         // SAFETY: batch-borrowed: `run` returns when nothing is in flight, or when nothing was submitted.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(index as u64)) };

@@ -67,9 +67,7 @@ impl<'a, const PAGES: usize> Window<'a, PAGES> {
 
     /// A window that writes these bloks, at most `PAGES`.
     pub fn to_write(bloks: &'a [WriteBlok<'_>]) -> Self {
-        Window::new(Direction::Write, bloks.len(), |page| {
-            (bloks[page].blok.0, bloks[page].bytes.as_ptr().cast_mut())
-        })
+        Window::new(Direction::Write, bloks.len(), |page| (bloks[page].blok.0, bloks[page].bytes.as_ptr().cast_mut()))
     }
 
     fn new(direction: Direction, len: usize, mut page: impl FnMut(usize) -> (u32, *mut u8)) -> Self {
@@ -78,19 +76,9 @@ impl<'a, const PAGES: usize> Window<'a, PAGES> {
         let mut bases = [std::ptr::null_mut(); PAGES];
         let mut window = Window {
             direction,
-            vectors: [libc::iovec {
-                iov_base: std::ptr::null_mut(),
-                iov_len: PAGE_BYTES,
-            }; PAGES],
+            vectors: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: PAGE_BYTES }; PAGES],
             order: [0; PAGES],
-            requests: [Request {
-                first_blok: 0,
-                start: 0,
-                pages: 0,
-                done: 0,
-                retries: 0,
-                outcome: None,
-            }; PAGES],
+            requests: [Request { first_blok: 0, start: 0, pages: 0, done: 0, retries: 0, outcome: None }; PAGES],
             requests_len: 0,
             borrowed: PhantomData,
         };
@@ -123,11 +111,7 @@ impl<'a, const PAGES: usize> Window<'a, PAGES> {
     /// The requests, for an executor.
     pub fn batch(&mut self) -> Batch<'_> {
         let requests = &mut self.requests[..self.requests_len];
-        Batch {
-            direction: self.direction,
-            vectors: &self.vectors,
-            requests,
-        }
+        Batch { direction: self.direction, vectors: &self.vectors, requests }
     }
 
     /// Tells each page's outcome, by its place in the caller's slice.
@@ -160,9 +144,7 @@ impl Batch<'_> {
 
     /// The first failure.
     pub fn result(&self) -> Result<(), PagerError> {
-        self.requests
-            .iter()
-            .try_for_each(|request| request.outcome.unwrap_or(Err(PagerError::Panicked)))
+        self.requests.iter().try_for_each(|request| request.outcome.unwrap_or(Err(PagerError::Panicked)))
     }
 }
 
@@ -184,11 +166,9 @@ impl Request {
                         slice::from_raw_parts_mut(rest.as_ptr() as *mut IoSliceMut<'_>, rest.len()),
                         offset,
                     ),
-                    Direction::Write => pwritev(
-                        file,
-                        slice::from_raw_parts(rest.as_ptr() as *const IoSlice<'_>, rest.len()),
-                        offset,
-                    ),
+                    Direction::Write => {
+                        pwritev(file, slice::from_raw_parts(rest.as_ptr() as *const IoSlice<'_>, rest.len()), offset)
+                    }
                 }
             };
             self.took(moved, direction);
@@ -198,10 +178,7 @@ impl Request {
     /// What is left to move: where it is in memory, and its byte offset in the file.
     pub(super) fn rest<'v>(&self, vectors: &'v [libc::iovec]) -> (&'v [libc::iovec], u64) {
         let offset = (self.first_blok as u64 + self.done as u64) * PAGE_BYTES as u64;
-        (
-            &vectors[(self.start + self.done) as usize..(self.start + self.pages) as usize],
-            offset,
-        )
+        (&vectors[(self.start + self.done) as usize..(self.start + self.pages) as usize], offset)
     }
 
     /// Notes what the kernel said of the rest: how many bytes it moved, or why none. Pages moved in part count as not moved.

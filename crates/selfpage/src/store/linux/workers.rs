@@ -58,15 +58,8 @@ impl Workers {
             left: 0,
             stop: false,
         };
-        let shared = Arc::new(Shared {
-            work: Mutex::new(work),
-            begin: Condvar::new(),
-            end: Condvar::new(),
-        });
-        let mut workers = Workers {
-            shared,
-            threads: Vec::with_capacity(THREADS),
-        };
+        let shared = Arc::new(Shared { work: Mutex::new(work), begin: Condvar::new(), end: Condvar::new() });
+        let mut workers = Workers { shared, threads: Vec::with_capacity(THREADS) };
         for _ in 0..THREADS {
             workers.threads.push(start(Arc::clone(&workers.shared))?);
         }

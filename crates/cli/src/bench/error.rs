@@ -1,0 +1,43 @@
+//! Why a case gave no result.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+/// Why a case gave no result.
+#[derive(Debug)]
+pub enum Error {
+    /// Something that it needs is not there. Said aloud, and a failure if SELFPAGE_REQUIRE names it.
+    Skip { name: &'static str, reason: String },
+    /// It went wrong.
+    Failed(String),
+    /// A signal asked us to stop.
+    Interrupted,
+}
+
+impl Error {
+    /// A call on `path` failed.
+    pub fn io(operation: &str, path: &Path, error: io::Error) -> Error {
+        Error::Failed(format!("{operation} {}: {error}", path.display()))
+    }
+
+    /// The thing `name` is missing.
+    pub fn skip(name: &'static str, reason: impl Into<String>) -> Error {
+        Error::Skip { name, reason: reason.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Skip { name, reason } => write!(out, "SKIP({name}: {reason})"),
+            Error::Failed(reason) => write!(out, "{reason}"),
+            Error::Interrupted => write!(out, "stopped by a signal"),
+        }
+    }
+}
+
+/// True when the environment says that `name` must not be skipped.
+pub fn required(name: &str) -> bool {
+    std::env::var("SELFPAGE_REQUIRE").is_ok_and(|list| list.split(',').any(|item| item.trim() == name))
+}

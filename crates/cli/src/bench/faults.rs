@@ -1,0 +1,113 @@
+//! `faults`: the first touch of each page, no I/O, frames free.
+
+use super::access::{self, Order};
+use super::case::{Access, Case, Pattern};
+use super::error::Error;
+use super::job::{Bench, Job, Place};
+use super::raw::{self, PAGE_BYTES};
+use super::result::{Better, Sample, Unit};
+use super::system::{Condition, Drive, Entry, Group, Setup};
+use super::systems::anonymous::Anonymous;
+use super::systems::selfpage::Selfpage;
+
+/// The bench.
+pub struct Faults;
+
+/// Page after page, where fetching more than the page pays; and scattered, where each fault brings one page.
+const ORDERS: [(&str, Order); 2] =
+    [("first-touch-4k", Order::Ascending), ("first-touch-4k-scattered", Order::Scattered)];
+
+const SYSTEMS: &[Entry] = &[
+    Entry {
+        name: "selfpage-upcall-physical",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::upcall_physical),
+    },
+    Entry {
+        name: "selfpage-upcall-zero",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::upcall_zero),
+    },
+    Entry {
+        name: "selfpage-worker-zero",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::worker_zero),
+    },
+    Entry {
+        name: "kernel",
+        group: Group::Kernel,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Anonymous::unmapped),
+    },
+];
+
+impl Bench for Faults {
+    fn name(&self) -> &'static str {
+        "faults"
+    }
+
+    fn about(&self) -> &'static str {
+        "a fault that needs no I/O, frames free: selfpage and the kernel's own first touch of 4 KiB"
+    }
+
+    fn place(&self) -> Place {
+        Place::Memory
+    }
+
+    fn cases(&self) -> Vec<String> {
+        ORDERS.map(|(name, _)| name.into()).to_vec()
+    }
+
+    fn systems(&self) -> &'static [Entry] {
+        SYSTEMS
+    }
+
+    fn takes_part(&self, _: &Entry, _: &str) -> bool {
+        true
+    }
+
+    fn unit(&self, _: &str) -> Unit {
+        Unit { name: "us/page", better: Better::Lower }
+    }
+
+    fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
+        let Drive::Memory(make) = job.system.drive else {
+            return Err(Error::Failed(format!("{} has no memory to fault in", job.system.name)));
+        };
+        let mut system = make();
+        // As many frames as pages: nothing is ever evicted.
+        let len_bytes = job.sizes.frames_bytes as usize;
+        let memory = system.map(&Setup {
+            case: Case { pattern: Pattern::Sequential, access: Access::Write, threads: 1 },
+            data_path: job.directory,
+            directory: job.directory,
+            data_bytes: len_bytes,
+            frames_bytes: len_bytes,
+        })?;
+        let before = raw::usage();
+        let (_, order) = ORDERS
+            .into_iter()
+            .find(|(name, _)| *name == job.case)
+            .ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let run = access::first_touch(memory, order)?;
+        let after = raw::usage();
+        let counters = system.counters();
+        system.finish()?;
+        let pages = (len_bytes / PAGE_BYTES) as f64;
+        let mut figures = vec![
+            ("p50_us", run.latency.quantile_us(0.5)),
+            ("p99_us", run.latency.quantile_us(0.99)),
+            ("p99_9_us", run.latency.quantile_us(0.999)),
+            ("max_us", run.latency.max_us()),
+            ("elapsed_s", run.elapsed_s),
+            ("kernel_faults", (after.minor_faults - before.minor_faults) as f64),
+            ("cpu_s_per_million_faults", (after.cpu_s - before.cpu_s) / pages * 1e6),
+        ];
+        figures.extend(counters);
+        let figures = figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        Ok(Sample { value: run.elapsed_s * 1e6 / pages, counts: true, figures })
+    }
+}

@@ -1,0 +1,288 @@
+//! `selfpage bench`: the frame in which every experiment runs, and what selfpage is compared with.
+//!
+//! A bench has cases and systems. Each repetition of a system in a case runs in a fresh process, in a memory cgroup of its own
+//! with the same limit for all, after the page cache was emptied ([`stage`]). The loops that touch memory are shared
+//! ([`access`]); what they read is checked word by word against what must be there ([`content`]). To add a bench, implement
+//! [`Bench`](job::Bench); to add a system, implement [`System`](system::System) and give the bench an entry.
+
+mod access;
+mod case;
+mod cgroup;
+mod content;
+mod data;
+mod device;
+mod error;
+mod faults;
+mod histogram;
+mod job;
+mod paging;
+mod progress;
+mod raw;
+mod result;
+mod save;
+mod scratch;
+mod sizes;
+mod stage;
+mod swapfile;
+mod system;
+mod systems;
+mod table;
+
+use std::path::PathBuf;
+
+use error::Error;
+use job::{Bench, Job};
+use progress::Progress;
+use result::{Confinement, Record, Sample};
+use save::Archive;
+use sizes::Sizes;
+use stage::Stage;
+use system::{Condition, Entry};
+
+/// All benches.
+static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults];
+
+const EXAMPLES: &str = "\
+Examples:
+  selfpage bench list                                     what there is
+  selfpage bench faults --quick                           a first look, in a second
+  selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
+  selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
+  selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk
+  selfpage bench paging --save papers/osdi99-selfpaging/runs/2025-01-31-box";
+
+/// Measures, against the kernel's own ways and the disk's limit, all in one run.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The bench, or `list`.
+    name: String,
+    /// Small sizes: a look in seconds instead of figures to quote.
+    #[arg(long)]
+    quick: bool,
+    /// One JSON object a line instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Only this case; may be repeated.
+    #[arg(long = "case", value_name = "CASE")]
+    cases: Vec<String>,
+    /// Only this system; may be repeated.
+    #[arg(long = "system", value_name = "SYSTEM")]
+    systems: Vec<String>,
+    /// Repetitions; the median is reported.
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    reps: u32,
+    /// Where the data file goes: a directory on a local disk.
+    #[arg(long, default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// Keep the run: raw.jsonl and machine.txt in this directory.
+    #[arg(long, value_name = "DIR")]
+    save: Option<PathBuf>,
+    /// Measure one job and print it for the parent; the scratch directory of the run.
+    #[arg(long, hide = true)]
+    child: Option<PathBuf>,
+    /// The cgroup that the child enters.
+    #[arg(long, hide = true)]
+    cgroup: Option<PathBuf>,
+}
+
+/// Runs the subcommand and returns the exit status: 0 well, 1 something failed, 2 bad input, 130 stopped by a signal.
+pub fn run(args: Args) -> i32 {
+    if args.name == "list" {
+        list();
+        return 0;
+    }
+    let chosen = match Choice::of(&args) {
+        Ok(chosen) => chosen,
+        Err(reason) => {
+            eprintln!("selfpage bench: {reason}");
+            return 2;
+        }
+    };
+    if let Some(directory) = &args.child {
+        return chosen.answer(directory, args.cgroup.as_deref());
+    }
+    let mut outcome = Outcome { records: Vec::new(), failures: 0 };
+    let result = Archive::open_if(args.save.as_deref()).map_err(|error| (2, error));
+    let result = result.and_then(|archive| chosen.perform(&args, archive, &mut outcome).map_err(|error| (1, error)));
+    if !args.json && !outcome.records.is_empty() {
+        print!("{}", table::render(&outcome.records, chosen.bench.systems()));
+    }
+    match result {
+        Ok(()) if outcome.failures == 0 => 0,
+        Ok(()) => 1,
+        Err((_, Error::Interrupted)) => 130,
+        Err((status, error)) => {
+            eprintln!("selfpage bench: {error}");
+            status
+        }
+    }
+}
+
+fn list() {
+    for bench in BENCHES {
+        println!("{}: {}", bench.name(), bench.about());
+        println!("  cases:   {}", bench.cases().join(" "));
+        println!("  systems: {}", names(bench.systems()).join(" "));
+    }
+}
+
+fn names(systems: &[Entry]) -> Vec<&'static str> {
+    systems.iter().map(|system| system.name).collect()
+}
+
+/// What the command line asks for, checked.
+struct Choice {
+    bench: &'static dyn Bench,
+    cases: Vec<String>,
+    systems: Vec<&'static Entry>,
+    sizes: Sizes,
+    size_options: &'static [&'static str],
+    reps: u32,
+}
+
+/// What came out so far.
+struct Outcome {
+    records: Vec<Record>,
+    failures: u32,
+}
+
+impl Choice {
+    fn of(args: &Args) -> Result<Choice, String> {
+        let all: Vec<&str> = BENCHES.iter().map(|bench| bench.name()).collect();
+        let bench = BENCHES.iter().find(|bench| bench.name() == args.name);
+        let bench = *bench.ok_or_else(|| format!("unknown bench '{}': there are {}", args.name, all.join(", ")))?;
+        let cases = bench.cases();
+        if let Some(bad) = args.cases.iter().find(|case| !cases.contains(case)) {
+            return Err(format!("unknown case '{bad}' of {}: there are {}", bench.name(), cases.join(", ")));
+        }
+        let all = names(bench.systems());
+        if let Some(bad) = args.systems.iter().find(|system| !all.contains(&system.as_str())) {
+            return Err(format!("unknown system '{bad}' of {}: there are {}", bench.name(), all.join(", ")));
+        }
+        if args.reps == 0 {
+            return Err("--reps 0 measures nothing: give 1 or more".into());
+        }
+        if !args.dir.is_dir() {
+            return Err(format!("--dir {} is no directory", args.dir.display()));
+        }
+        let wanted = |list: &[String], name: &str| list.is_empty() || list.iter().any(|item| item == name);
+        let (sizes, size_options): (_, &[&str]) =
+            if args.quick { (Sizes::QUICK, &["--quick"]) } else { (Sizes::FULL, &[]) };
+        let choice = Choice {
+            bench,
+            cases: cases.into_iter().filter(|case| wanted(&args.cases, case)).collect(),
+            systems: bench.systems().iter().filter(|system| wanted(&args.systems, system.name)).collect(),
+            sizes,
+            size_options,
+            reps: args.reps,
+        };
+        if choice.pairs(|_| true).is_empty() {
+            return Err("none of these systems takes part in these cases".into());
+        }
+        Ok(choice)
+    }
+
+    /// The child's side: exactly one case and one system were named.
+    fn answer(&self, directory: &std::path::Path, cgroup: Option<&std::path::Path>) -> i32 {
+        let ([case], [system]) = (&self.cases[..], &self.systems[..]) else {
+            eprintln!("selfpage bench: --child wants one --case and one --system");
+            return 2;
+        };
+        job::answer(self.bench, &Job { case, system, sizes: self.sizes, directory }, cgroup)
+    }
+
+    /// Cases with their systems, those under `condition` only.
+    fn pairs(&self, condition: impl Fn(Condition) -> bool) -> Vec<(&str, Vec<&'static Entry>)> {
+        let systems_of = |case: &str| -> Vec<&'static Entry> {
+            let takes = |system: &&&'static Entry| condition(system.condition) && self.bench.takes_part(system, case);
+            self.systems.iter().filter(takes).copied().collect()
+        };
+        let pairs = self.cases.iter().map(|case| (case.as_str(), systems_of(case)));
+        pairs.filter(|pair| !pair.1.is_empty()).collect()
+    }
+
+    fn perform(&self, args: &Args, archive: Option<Archive>, outcome: &mut Outcome) -> Result<(), Error> {
+        raw::catch_interrupts().map_err(|error| Error::Failed(format!("catch signals: {error}")))?;
+        // The swap file changes the machine for everyone: last.
+        let mut pairs = self.pairs(|condition| condition != Condition::SwapFile);
+        pairs.extend(self.pairs(|condition| condition == Condition::SwapFile));
+        let jobs: usize = pairs.iter().map(|pair| pair.1.len()).sum();
+        let mut progress = Progress::new(jobs as u64 * u64::from(self.reps));
+        let mut stage = Stage::new(self.bench, self.sizes, self.size_options, &args.dir)?;
+        if let Some(archive) = &archive {
+            archive.describe(&self.described(), &args.dir)?;
+        }
+        for (case, systems) in pairs {
+            for record in self.compare(&mut stage, &mut progress, case, &systems, outcome)? {
+                if let Some(archive) = &archive {
+                    archive.append(&record)?;
+                }
+                if args.json {
+                    println!("{}", record.to_json());
+                }
+                outcome.records.push(record);
+            }
+        }
+        progress.clear();
+        Ok(())
+    }
+
+    /// All repetitions of one case. Systems take turns, so that a drift of the disk meets all of them.
+    fn compare(
+        &self,
+        stage: &mut Stage<'_>,
+        progress: &mut Progress,
+        case: &str,
+        systems: &[&'static Entry],
+        outcome: &mut Outcome,
+    ) -> Result<Vec<Record>, Error> {
+        let mut samples: Vec<Vec<(Sample, Confinement)>> = systems.iter().map(|_| Vec::new()).collect();
+        for turn in 1..=self.reps {
+            for (system, samples) in systems.iter().zip(&mut samples) {
+                let job = format!("{case} {} {turn}/{}", system.name, self.reps);
+                progress.begin(job.clone());
+                match stage.play(case, system) {
+                    Ok(done) => {
+                        progress.end(&format!("{job}: {:.1} {}", done.0.value, self.bench.unit(case).name));
+                        samples.push(done);
+                    }
+                    Err(Error::Interrupted) => return Err(Error::Interrupted),
+                    Err(error) => {
+                        let fatal = !matches!(&error, Error::Skip { name, .. } if !error::required(name));
+                        outcome.failures += u32::from(fatal);
+                        progress.say(&format!("{job}: {error}"));
+                        progress.end(&format!("{job}: no result"));
+                    }
+                }
+            }
+        }
+        let records = systems.iter().zip(samples).filter(|(_, samples)| !samples.is_empty());
+        Ok(records.map(|(system, samples)| self.record(case, system, samples)).collect())
+    }
+
+    fn record(&self, case: &str, system: &Entry, samples: Vec<(Sample, Confinement)>) -> Record {
+        Record {
+            bench: self.bench.name(),
+            case: case.to_string(),
+            system: system.name,
+            unit: self.bench.unit(case),
+            confinement: samples.first().map_or(Confinement::NotNeeded, |sample| sample.1),
+            samples: samples.into_iter().map(|sample| sample.0).collect(),
+        }
+    }
+
+    /// The options that shape the figures, without paths.
+    fn described(&self) -> String {
+        let mut words = vec![self.bench.name().to_string()];
+        words.extend(self.size_options.iter().map(ToString::to_string));
+        words.push(format!("--reps {}", self.reps));
+        if self.cases.len() < self.bench.cases().len() {
+            words.extend(self.cases.iter().map(|case| format!("--case {case}")));
+        }
+        if self.systems.len() < self.bench.systems().len() {
+            words.extend(self.systems.iter().map(|system| format!("--system {}", system.name)));
+        }
+        words.join(" ")
+    }
+}

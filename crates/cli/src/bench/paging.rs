@@ -1,0 +1,304 @@
+//! `paging`: data four times larger than its frames, on disk.
+
+use super::access::{Run, Subject};
+use super::case::{Access, Case, Pattern};
+use super::content::{self, Versions};
+use super::data;
+use super::device::{Device, Traffic};
+use super::error::Error;
+use super::job::{Bench, Job, Place};
+use super::raw::{self, PAGE_BYTES, Usage};
+use super::result::{Better, Sample, Unit};
+use super::system::{Condition, Contents, Drive, Entry, Group, Setup, System};
+use super::systems::{anonymous::Anonymous, mmap::Mmap, requests::Requests, selfpage::Selfpage};
+
+/// The bench.
+pub struct Paging;
+
+const SYSTEMS: &[Entry] = &[
+    Entry {
+        name: "selfpage-upcall",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::upcall),
+    },
+    Entry {
+        name: "selfpage-worker",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::worker),
+    },
+    Entry {
+        name: "selfpage-file-upcall",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::file_upcall),
+    },
+    Entry {
+        name: "selfpage-file-worker",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::file_worker),
+    },
+    Entry {
+        name: "mmap-ra128k",
+        group: Group::Mmap,
+        condition: Condition::Readahead { size_kib: 128 },
+        drive: Drive::Memory(Mmap::normal),
+    },
+    Entry { name: "mmap-random", group: Group::Mmap, condition: Condition::Plain, drive: Drive::Memory(Mmap::random) },
+    Entry { name: "mmap-default", group: Group::Mmap, condition: Condition::Plain, drive: Drive::Memory(Mmap::normal) },
+    Entry {
+        name: "raw-4k",
+        group: Group::Raw,
+        condition: Condition::Plain,
+        drive: Drive::Requests { len_bytes: PAGE_BYTES },
+    },
+    Entry {
+        name: "raw-2m",
+        group: Group::Raw,
+        condition: Condition::Plain,
+        drive: Drive::Requests { len_bytes: 2 << 20 },
+    },
+    Entry {
+        name: "swap",
+        group: Group::Swap,
+        condition: Condition::SwapFile,
+        drive: Drive::Memory(Anonymous::unmapped),
+    },
+];
+
+/// Seeds of the random accesses: the same for all systems.
+const WARM_SEED: u64 = 0x5eed_0001;
+const SEED: u64 = 0x5eed_0002;
+const SAMPLE_SEED: u64 = 0x5eed_0003;
+
+impl Bench for Paging {
+    fn name(&self) -> &'static str {
+        "paging"
+    }
+
+    fn about(&self) -> &'static str {
+        "memory four times larger than its frames, from disk: selfpage, mmap, swap and the disk's own limit"
+    }
+
+    fn place(&self) -> Place {
+        Place::Disk
+    }
+
+    fn cases(&self) -> Vec<String> {
+        Case::all().iter().map(Case::to_string).collect()
+    }
+
+    fn systems(&self) -> &'static [Entry] {
+        SYSTEMS
+    }
+
+    fn takes_part(&self, system: &Entry, case: &str) -> bool {
+        let Ok(case) = case.parse::<Case>() else { return false };
+        match system.drive {
+            Drive::Memory(_) => true,
+            Drive::Requests { len_bytes: PAGE_BYTES } => case.pattern == Pattern::Random,
+            Drive::Requests { .. } => case.pattern == Pattern::Sequential,
+        }
+    }
+
+    fn unit(&self, case: &str) -> Unit {
+        match case.parse::<Case>().map(|case| case.pattern) {
+            Ok(Pattern::Sequential) => Unit { name: "MiB/s", better: Better::Higher },
+            Ok(Pattern::Random) => Unit { name: "accesses/s", better: Better::Higher },
+            _ => Unit { name: "% re-read a pass", better: Better::Lower },
+        }
+    }
+
+    fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
+        let case: Case = job.case.parse().map_err(Error::Failed)?;
+        let trial = Trial { case, job: Job { sizes: job.sizes.for_pattern(case.pattern), ..*job } };
+        match job.system.drive {
+            Drive::Memory(make) => trial.mapped(&mut *make()),
+            Drive::Requests { len_bytes } => trial.requests(len_bytes),
+        }
+    }
+}
+
+/// One case of one system, in its own process.
+struct Trial<'a> {
+    case: Case,
+    job: Job<'a>,
+}
+
+impl Trial<'_> {
+    fn mapped(&self, system: &mut dyn System) -> Result<Sample, Error> {
+        let Job { sizes, directory, .. } = self.job;
+        let device = Device::of(directory)?;
+        let setup = Setup {
+            case: self.case,
+            data_path: &data::path_in(directory),
+            directory,
+            data_bytes: sizes.data_bytes as usize,
+            frames_bytes: sizes.frames_bytes as usize,
+        };
+        let memory = system.map(&setup)?;
+        let versions_path = data::versions_path_in(directory);
+        let versions = match system.contents() {
+            Contents::File => Versions::load(&versions_path)?,
+            Contents::Undefined => {
+                content::fill_memory(memory);
+                Versions::zero(memory.size_pages())
+            }
+        };
+        let subject = Subject { memory, versions: &versions, access: self.case.access };
+        self.warm(subject)?;
+
+        let before = Moment::now(&device, system);
+        let run = match self.case.pattern {
+            Pattern::Sequential => subject.in_order(self.case.threads, 1)?,
+            Pattern::Random => subject.at_random(self.case.threads, sizes.accesses, sizes.limit, SEED)?,
+            Pattern::CyclicLru | Pattern::CyclicMru => subject.in_order(self.case.threads, sizes.passes)?,
+        };
+        let after = Moment::now(&device, system);
+        let mut counters: Vec<_> =
+            system.counters().into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        if self.case.access == Access::Write {
+            // Writes that were lost in an eviction show here even if no access came by again.
+            let check = Subject { access: Access::Read, ..subject };
+            check.at_random(1, sizes.accesses / 10, sizes.limit, SAMPLE_SEED)?;
+        }
+        let flush = std::time::Instant::now();
+        system.finish()?;
+        counters.push(("flush_s".into(), flush.elapsed().as_secs_f64()));
+        if system.contents() == Contents::File {
+            versions.save(&versions_path)?;
+        }
+        let mut sample = self.sample(&run, &before, &after);
+        sample.figures.append(&mut counters);
+        Ok(sample)
+    }
+
+    /// Brings random and cyclic cases to their steady state: frames full of pages that were accessed in the same way.
+    fn warm(&self, subject: Subject<'_>) -> Result<(), Error> {
+        let Job { sizes, .. } = self.job;
+        let threads = self.case.threads;
+        match self.case.pattern {
+            Pattern::Sequential => {}
+            Pattern::Random => {
+                let accesses = sizes.frames_bytes as usize / PAGE_BYTES / threads;
+                subject.at_random(threads, accesses, sizes.limit, WARM_SEED)?;
+            }
+            Pattern::CyclicLru | Pattern::CyclicMru => drop(subject.in_order(threads, 1)?),
+        }
+        Ok(())
+    }
+
+    fn requests(&self, len_bytes: usize) -> Result<Sample, Error> {
+        let Job { sizes, directory, .. } = self.job;
+        let device = Device::of(directory)?;
+        let file = data::open_direct(&data::path_in(directory))?;
+        let versions_path = data::versions_path_in(directory);
+        let versions = Versions::load(&versions_path)?;
+        let access = self.case.access;
+        let requests = Requests { file: &file, data_bytes: sizes.data_bytes, len_bytes, versions: &versions, access };
+        let before = Moment::of_process(&device);
+        let run = match self.case.pattern {
+            Pattern::Random => requests.at_random(self.case.threads, sizes.accesses, sizes.limit, SEED)?,
+            _ => requests.in_order(self.case.threads)?,
+        };
+        let mut after = Moment::of_process(&device);
+        after.misses = before.misses + run.latency.total() * (len_bytes / PAGE_BYTES) as u64;
+        if access == Access::Write {
+            file.sync_data().map_err(|error| Error::Failed(format!("sync the data file: {error}")))?;
+            versions.save(&versions_path)?;
+        }
+        let mut sample = self.sample(&run, &before, &after);
+        if access == Access::Write {
+            let moved = after.traffic.since(before.traffic).written_bytes();
+            sample.counts = reached(after.misses - before.misses, moved);
+        }
+        Ok(sample)
+    }
+
+    fn sample(&self, run: &Run, before: &Moment, after: &Moment) -> Sample {
+        let sizes = self.job.sizes;
+        let traffic = after.traffic.since(before.traffic);
+        let misses = after.misses - before.misses;
+        let pages_touched = match self.case.pattern {
+            Pattern::Random => run.latency.total(),
+            Pattern::Sequential => sizes.data_bytes / PAGE_BYTES as u64,
+            Pattern::CyclicLru | Pattern::CyclicMru => sizes.data_bytes / PAGE_BYTES as u64 * sizes.passes as u64,
+        };
+        let passes = sizes.passes as f64;
+        let value = match self.case.pattern {
+            Pattern::Sequential => sizes.data_bytes as f64 / run.elapsed_s / f64::from(1 << 20),
+            Pattern::Random => run.latency.total() as f64 / run.elapsed_s,
+            // What other programs read is not ours to re-read: the process's own bytes.
+            _ => traffic.process_read_bytes as f64 / sizes.data_bytes as f64 / passes * 100.0,
+        };
+        let mut figures = vec![
+            ("p50_us", run.latency.quantile_us(0.5)),
+            ("p99_us", run.latency.quantile_us(0.99)),
+            ("p99_9_us", run.latency.quantile_us(0.999)),
+            ("max_us", run.latency.max_us()),
+            ("elapsed_s", run.elapsed_s),
+            ("misses", misses as f64),
+            ("miss_rate", misses as f64 / pages_touched as f64),
+            ("cpu_s_per_million_faults", (after.usage.cpu_s - before.usage.cpu_s) / misses as f64 * 1e6),
+            ("device_bytes_read", traffic.device_read_bytes as f64),
+            ("device_bytes_written", traffic.device_written_bytes as f64),
+            ("process_bytes_read", traffic.process_read_bytes as f64),
+            ("process_bytes_written", traffic.process_written_bytes as f64),
+        ];
+        if self.case.pattern.is_cyclic() {
+            figures.push(("pass_s", run.elapsed_s / passes));
+        }
+        let figures = figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        Sample { value, counts: reached(misses, traffic.read_bytes()), figures }
+    }
+}
+
+/// True if there were misses and the device moved about what they hold: else a cache answered, and the case says nothing.
+fn reached(misses: u64, moved_bytes: u64) -> bool {
+    misses > 0 && moved_bytes as f64 >= 0.8 * misses as f64 * PAGE_BYTES as f64
+}
+
+/// The counters at one moment.
+struct Moment {
+    usage: Usage,
+    traffic: Traffic,
+    misses: u64,
+}
+
+impl Moment {
+    fn of_process(device: &Device) -> Moment {
+        let usage = raw::usage();
+        Moment { usage, traffic: device.traffic(), misses: usage.major_faults }
+    }
+
+    fn now(device: &Device, system: &dyn System) -> Moment {
+        let moment = Moment::of_process(device);
+        Moment { misses: system.misses().unwrap_or(moment.misses), ..moment }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_in_between_does_not_count() {
+        assert!(reached(1000, 1000 * 4096));
+        assert!(reached(1000, 900 * 4096));
+        assert!(!reached(1000, 700 * 4096));
+        assert!(!reached(0, 0));
+    }
+
+    #[test]
+    fn each_limit_runs_where_it_is_one() {
+        let takes = |name: &str, case: &str| {
+            let system = SYSTEMS.iter().find(|system| system.name == name).unwrap();
+            Paging.takes_part(system, case)
+        };
+        assert!(takes("raw-4k", "rnd-write-2t") && !takes("raw-4k", "seq-read-1t"));
+        assert!(takes("raw-2m", "seq-read-1t") && !takes("raw-2m", "cyclic-lru-read-1t"));
+        assert!(takes("swap", "cyclic-mru-read-1t") && !takes("swap", "nonsense"));
+    }
+}

@@ -1,0 +1,241 @@
+//! The one place of the bench with `unsafe`: memory that the kernel changes under us, and the calls that std lacks.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+/// Bytes of a page in every case.
+pub const PAGE_BYTES: usize = 4096;
+/// Words of a page.
+pub const WORDS: usize = PAGE_BYTES / 8;
+
+/// Memory that a system under test gives to the access loops. It does not own the mapping.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    base: *mut u64,
+    size_pages: usize,
+}
+
+// SAFETY: bench-memory: plain words reached by volatile accesses only; the loops give each page to one thread at a time.
+unsafe impl Send for Memory {}
+// SAFETY: bench-memory: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// The memory of `len_bytes` at `base`; a part of a page at the end is left out.
+    ///
+    /// # Safety
+    /// Reads and writes in the range must be answered (or end the process) until the system's `finish` returns, and nothing
+    /// but the access loops may hold references into it.
+    pub unsafe fn new(base: *mut u8, len_bytes: usize) -> Memory {
+        assert_eq!(base.align_offset(PAGE_BYTES), 0, "memory under test must begin at a page");
+        Memory { base: base.cast(), size_pages: len_bytes / PAGE_BYTES }
+    }
+
+    /// The memory of a region, whose pager answers until the system drops it in `finish`.
+    pub fn of_region(region: &selfpage::Region) -> Memory {
+        // SAFETY: bench-memory: a region is mapped and answered until it is dropped.
+        unsafe { Memory::new(region.as_ptr(), region.len_bytes()) }
+    }
+
+    /// Whole pages.
+    pub fn size_pages(self) -> usize {
+        self.size_pages
+    }
+
+    /// The word `word` of page `page`.
+    #[inline(always)]
+    pub fn read(self, page: usize, word: usize) -> u64 {
+        assert!(page < self.size_pages && word < WORDS);
+        // SAFETY: bench-memory: in range by the assertion, aligned by `new`.
+        unsafe { self.base.add(page * WORDS + word).read_volatile() }
+    }
+
+    /// Writes the word `word` of page `page`.
+    #[inline(always)]
+    pub fn write(self, page: usize, word: usize, value: u64) {
+        assert!(page < self.size_pages && word < WORDS);
+        // SAFETY: bench-memory: in range by the assertion, aligned by `new`.
+        unsafe { self.base.add(page * WORDS + word).write_volatile(value) }
+    }
+}
+
+/// A mapping made by mmap, undone when dropped.
+pub struct Mapping {
+    base: *mut u8,
+    len_bytes: usize,
+}
+
+// SAFETY: bench-memory: the mapping is only an address and a length; what it maps is reached through `Memory`.
+unsafe impl Send for Mapping {}
+// SAFETY: bench-memory: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Private anonymous memory of 4 KiB pages, never huge ones.
+    pub fn anonymous(len_bytes: usize) -> io::Result<Mapping> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let mapping = Mapping::map(len_bytes, flags, -1)?;
+        mapping.advise(libc::MADV_NOHUGEPAGE)?;
+        Ok(mapping)
+    }
+
+    /// A shared mapping of the first `len_bytes` of `file`.
+    pub fn shared(file: &File, len_bytes: usize) -> io::Result<Mapping> {
+        Mapping::map(len_bytes, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    fn map(len_bytes: usize, flags: libc::c_int, fd: libc::c_int) -> io::Result<Mapping> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: fresh-mapping: the kernel chooses the address, so nothing that exists is replaced.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len_bytes, prot, flags, fd, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Mapping { base: base.cast(), len_bytes })
+    }
+
+    /// Tells the kernel to expect accesses at random: no readahead.
+    pub fn expect_random(&self) -> io::Result<()> {
+        self.advise(libc::MADV_RANDOM)
+    }
+
+    fn advise(&self, advice: libc::c_int) -> io::Result<()> {
+        // SAFETY: own-mapping: the whole range is ours, and the advice given here never drops contents.
+        check(unsafe { libc::madvise(self.base.cast(), self.len_bytes, advice) })
+    }
+
+    /// The memory, for as long as the mapping is kept.
+    pub fn memory(&self) -> Memory {
+        // SAFETY: bench-memory: mapped readable and writable; the system that owns the mapping drops it after `finish`.
+        unsafe { Memory::new(self.base, self.len_bytes) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: own-mapping: made by `map`, undone once; `finish` of the system is the last use.
+        unsafe { libc::munmap(self.base.cast(), self.len_bytes) };
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What the kernel charged to this process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// User and system time.
+    pub cpu_s: f64,
+    /// Page faults that needed I/O.
+    pub major_faults: u64,
+    /// Page faults that needed none.
+    pub minor_faults: u64,
+}
+
+/// The usage of the whole process, all threads that ever ran.
+pub fn usage() -> Usage {
+    // SAFETY: plain-old-data: all zeros is a valid rusage.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: out-pointer: a valid rusage that outlives the call.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    assert_eq!(result, 0, "getrusage(RUSAGE_SELF) cannot fail");
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    Usage {
+        cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        major_faults: usage.ru_majflt as u64,
+        minor_faults: usage.ru_minflt as u64,
+    }
+}
+
+/// Gives `file` blocks for `len_bytes` without writing them: a full disk is noticed here and not halfway.
+pub fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
+    // SAFETY: own-descriptor: no memory is passed.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len_bytes as libc::off_t) })
+}
+
+/// Asks the kernel to drop what the page cache holds of `file`. Dirty pages stay.
+pub fn forget(file: &File) -> io::Result<()> {
+    // SAFETY: own-descriptor: no memory is passed.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// Lets the kernel use `path` for swap before any other swap space.
+pub fn swap_on(path: &Path) -> io::Result<()> {
+    const PREFER: libc::c_int = 0x8000;
+    const HIGHEST: libc::c_int = 0x7fff;
+    let path = c_path(path)?;
+    // SAFETY: c-string: ends in zero and outlives the call.
+    check(unsafe { libc::swapon(path.as_ptr(), PREFER | HIGHEST) })
+}
+
+/// Takes `path` out of use; what is in it comes back to memory first.
+pub fn swap_off(path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    // SAFETY: c-string: ends in zero and outlives the call.
+    check(unsafe { libc::swapoff(path.as_ptr()) })
+}
+
+fn c_path(path: &Path) -> io::Result<std::ffi::CString> {
+    std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidFilename.into())
+}
+
+/// The user that this process acts as; 0 is root.
+pub fn user() -> u32 {
+    // SAFETY: no-pointers: nothing is passed.
+    unsafe { libc::geteuid() }
+}
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn on_signal(_: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::SeqCst);
+    let child = CHILD.load(Ordering::SeqCst);
+    if child > 0 {
+        // SAFETY: signal-safe: kill may be called in a handler; the child is not reaped while CHILD names it.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+    }
+}
+
+/// Turns SIGINT, SIGTERM and SIGHUP into a flag and the end of the running case, so that everything is cleaned up.
+pub fn catch_interrupts() -> io::Result<()> {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: plain-old-data: all zeros is a valid sigaction (no flags, an empty mask).
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        // SAFETY: signal-safe: the handler does atomic accesses and kill only.
+        check(unsafe { libc::sigaction(signal, &action, ptr::null_mut()) })?;
+    }
+    Ok(())
+}
+
+/// True after one of the caught signals.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Names the child that a signal shall end; `None` before it is reaped.
+pub fn name_child(pid: Option<u32>) {
+    CHILD.store(pid.map_or(0, |pid| pid as i32), Ordering::SeqCst);
+    if interrupted() {
+        // The signal may have come before the child was named.
+        on_signal(0);
+    }
+}
+
+/// Ends this process when the one that started it ends.
+pub fn die_with_parent() -> io::Result<()> {
+    // SAFETY: no-pointers: numbers only.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0) })
+}

@@ -1,0 +1,208 @@
+//! What a case gave: one sample from each child, and the record made of all repetitions.
+
+use std::fmt::Write;
+
+/// The unit of a case's value, and which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// As in `unit` of the results.
+    pub name: &'static str,
+    /// Which way is better.
+    pub better: Better,
+}
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Rates.
+    Higher,
+    /// Times and shares.
+    Lower,
+}
+
+/// One repetition.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// In the unit of the case.
+    pub value: f64,
+    /// False if the misses did not reach the device.
+    pub counts: bool,
+    /// More figures, by name.
+    pub figures: Vec<(String, f64)>,
+}
+
+impl Sample {
+    /// A figure by its name.
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        self.figures.iter().find(|figure| figure.0 == name).map(|figure| figure.1)
+    }
+
+    /// As the child writes it: a line for each figure.
+    pub fn to_lines(&self) -> String {
+        let mut lines = format!("counts {}\nvalue {}\n", self.counts, self.value);
+        for (name, value) in &self.figures {
+            let _ = writeln!(lines, "{name} {value}");
+        }
+        lines
+    }
+
+    /// What [`Sample::to_lines`] wrote; `None` if it was cut short.
+    pub fn from_lines(lines: &str) -> Option<Sample> {
+        let mut lines = lines.lines();
+        let counts = lines.next()?.strip_prefix("counts ")?.parse().ok()?;
+        let value = lines.next()?.strip_prefix("value ")?.parse().ok()?;
+        let figure = |line: &str| {
+            let (name, value) = line.split_once(' ')?;
+            Some((name.to_string(), value.parse().ok()?))
+        };
+        Some(Sample { value, counts, figures: lines.map(figure).collect::<Option<_>>()? })
+    }
+}
+
+/// Whether the memory limit held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Confinement {
+    /// The bench measures no paging.
+    NotNeeded,
+    /// In the cgroup.
+    Cgroup,
+    /// No cgroup could be made.
+    Missing,
+}
+
+/// All repetitions of a case by a system.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The bench.
+    pub bench: &'static str,
+    /// The case.
+    pub case: String,
+    /// The system.
+    pub system: &'static str,
+    /// Of the values.
+    pub unit: Unit,
+    /// Whether the memory limit held.
+    pub confinement: Confinement,
+    /// At least one.
+    pub samples: Vec<Sample>,
+}
+
+impl Record {
+    /// The median of the values.
+    pub fn value(&self) -> f64 {
+        median(self.samples.iter().map(|sample| sample.value).collect())
+    }
+
+    /// The least and the greatest value.
+    pub fn range(&self) -> (f64, f64) {
+        let values = || self.samples.iter().map(|sample| sample.value);
+        (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max))
+    }
+
+    /// True if all repetitions reached the device.
+    pub fn counts(&self) -> bool {
+        self.samples.iter().all(|sample| sample.counts)
+    }
+
+    /// A figure over the repetitions: the greatest of what is a maximum, else the median.
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        let values: Vec<f64> = self.samples.iter().filter_map(|sample| sample.figure(name)).collect();
+        match () {
+            () if values.is_empty() => None,
+            () if name.contains("max") => values.into_iter().reduce(f64::max),
+            () => Some(median(values)),
+        }
+    }
+
+    /// One line of JSON.
+    pub fn to_json(&self) -> String {
+        let (min, max) = self.range();
+        let mut json = format!(
+            r#"{{"bench":"{}","case":"{}","system":"{}","value":{},"unit":"{}","n":{},"min":{},"max":{},"counts":{}"#,
+            self.bench,
+            self.case,
+            self.system,
+            number(self.value()),
+            self.unit.name,
+            self.samples.len(),
+            number(min),
+            number(max),
+            self.counts(),
+        );
+        if self.confinement != Confinement::NotNeeded {
+            let _ = write!(json, r#","constrained":{}"#, self.confinement == Confinement::Cgroup);
+        }
+        let names = self.samples.first().map(|sample| &sample.figures).into_iter().flatten().map(|figure| &figure.0);
+        for name in names {
+            if let Some(value) = self.figure(name) {
+                let _ = write!(json, r#","{name}":{}"#, number(value));
+            }
+        }
+        let samples: Vec<String> = self.samples.iter().map(|sample| number(sample.value)).collect();
+        let _ = write!(json, r#","samples":[{}]}}"#, samples.join(","));
+        json
+    }
+}
+
+/// The middle; of two, what lies between.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+}
+
+/// At most four decimals; JSON knows no infinities.
+fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "null".into();
+    }
+    let text = format!("{value:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(value: f64) -> Sample {
+        let figures = vec![("misses".to_string(), value * 10.0), ("max_us".to_string(), value * 2.0)];
+        Sample { value, counts: true, figures }
+    }
+
+    #[test]
+    fn a_sample_survives_the_pipe() {
+        let sample = sample(0.1 + 0.2);
+        assert_eq!(Sample::from_lines(&sample.to_lines()), Some(sample.clone()));
+        assert_eq!(Sample::from_lines("counts true\nval"), None);
+        assert_eq!(Sample::from_lines(""), None);
+    }
+
+    #[test]
+    fn a_record_is_the_median_and_one_line() {
+        let unit = Unit { name: "MiB/s", better: Better::Higher };
+        let samples = vec![sample(3.0), sample(1.0), sample(2.5)];
+        let record = Record {
+            bench: "paging",
+            case: "seq-read-1t".into(),
+            system: "swap",
+            unit,
+            confinement: Confinement::Missing,
+            samples,
+        };
+        assert_eq!(
+            record.to_json(),
+            concat!(
+                r#"{"bench":"paging","case":"seq-read-1t","system":"swap","value":2.5,"unit":"MiB/s","n":3,"min":1,"max":3,"#,
+                r#""counts":true,"constrained":false,"misses":25,"max_us":6,"samples":[3,1,2.5]}"#
+            )
+        );
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(vec![4.0, 1.0]), 2.5);
+        assert_eq!(median(vec![9.0, 1.0, 2.0]), 2.0);
+        assert_eq!(number(f64::NAN), "null");
+        assert_eq!(number(100.0), "100");
+    }
+}

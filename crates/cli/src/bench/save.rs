@@ -1,0 +1,99 @@
+//! A run kept for later: `raw.jsonl` and `machine.txt` in a directory, as papers/README.md says.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::device::Device;
+use super::error::Error;
+use super::result::Record;
+
+/// A directory that gets the run.
+pub struct Archive {
+    directory: PathBuf,
+}
+
+impl Archive {
+    /// The archive that the user named, if any.
+    pub fn open_if(directory: Option<&Path>) -> Result<Option<Archive>, Error> {
+        directory.map(Archive::open).transpose()
+    }
+
+    /// Makes `directory` where it is missing. One that holds a run already is refused: runs are kept.
+    pub fn open(directory: &Path) -> Result<Archive, Error> {
+        let raw = directory.join("raw.jsonl");
+        if raw.exists() {
+            return Err(Error::Failed(format!("{} exists: a run is kept there; name a new directory", raw.display())));
+        }
+        fs::create_dir_all(directory).map_err(|error| Error::io("make", directory, error))?;
+        Ok(Archive { directory: directory.to_path_buf() })
+    }
+
+    /// Writes what the machine is, and how the run was made.
+    pub fn describe(&self, options: &str, disk: &Path) -> Result<(), Error> {
+        let path = self.directory.join("machine.txt");
+        let text = machine(options, &Device::of(disk)?);
+        fs::write(&path, text).map_err(|error| Error::io("write", &path, error))
+    }
+
+    /// Adds one record, at once: a run that is stopped keeps what it has.
+    pub fn append(&self, record: &Record) -> Result<(), Error> {
+        let path = self.directory.join("raw.jsonl");
+        let file = fs::OpenOptions::new().create(true).append(true).open(&path);
+        let written = file.and_then(|mut file| writeln!(file, "{}", record.to_json()));
+        written.map_err(|error| Error::io("write", &path, error))
+    }
+}
+
+/// Kernel, CPU, memory, disk. No host name and no path.
+fn machine(options: &str, disk: &Device) -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key));
+        line.and_then(|line| line.split_once(':')).map_or("?".to_string(), |(_, value)| value.trim().to_string())
+    };
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    let cpu = read("/proc/cpuinfo");
+    let hypervisor =
+        if field(&cpu, "flags").split(' ').any(|flag| flag == "hypervisor") { "virtual" } else { "bare metal" };
+    [
+        ("command", format!("selfpage bench {options}")),
+        ("selfpage", env!("CARGO_PKG_VERSION").to_string()),
+        ("kernel", read("/proc/sys/kernel/osrelease").trim().to_string()),
+        ("cpu", format!("{}, {cpus} cores, {hypervisor}", field(&cpu, "model name"))),
+        ("memory", field(&read("/proc/meminfo"), "MemTotal")),
+        ("transparent huge pages", read("/sys/kernel/mm/transparent_hugepage/enabled").trim().to_string()),
+        ("disk", disk.describe()),
+    ]
+    .iter()
+    .map(|(name, value)| format!("{name}: {value}\n"))
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_is_told_without_host_name_or_path() {
+        let text = machine("paging --quick", &Device::of(Path::new("/")).unwrap());
+        assert!(text.starts_with("command: selfpage bench paging --quick\n"));
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let words = || text.split(|mark: char| !mark.is_alphanumeric() && mark != '-');
+        assert!(words().all(|word| word != host.trim()), "{text}");
+        for name in ["kernel", "cpu", "memory", "disk"] {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+            assert!(line.len() > name.len() + 4 && !line.contains(" /"), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_kept_run_is_not_written_over() {
+        let directory = std::env::temp_dir().join(format!("selfpage-archive-{}", std::process::id()));
+        Archive::open(&directory).unwrap();
+        fs::write(directory.join("raw.jsonl"), "{}\n").unwrap();
+        let again = Archive::open(&directory);
+        fs::remove_dir_all(&directory).unwrap();
+        assert!(matches!(again, Err(Error::Failed(reason)) if reason.contains("a run is kept there")));
+    }
+}

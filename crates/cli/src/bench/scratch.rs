@@ -1,0 +1,124 @@
+//! The directory on disk that a run works in, and what an earlier run left when it was killed.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use super::error::Error;
+use super::raw;
+
+const PREFIX: &str = "selfpage-bench-";
+const LOCK: &str = "lock";
+const CGROUP: &str = "cgroup";
+const READAHEAD: &str = "readahead";
+
+/// A directory of our own, removed with all that is in it when dropped. Its lock tells other runs that we live.
+pub struct Scratch {
+    directory: PathBuf,
+    _lock: File,
+}
+
+impl Scratch {
+    /// Makes the directory below `parent`, after clearing away those of runs that are dead.
+    pub fn create(parent: &Path) -> Result<Scratch, Error> {
+        sweep(parent)?;
+        let directory = parent.join(format!("{PREFIX}{}", std::process::id()));
+        // What is swapped or copied here is nobody else's business.
+        let made = fs::DirBuilder::new().mode(0o700).create(&directory);
+        made.map_err(|error| Error::io("make", &directory, error))?;
+        let path = directory.join(LOCK);
+        let lock = File::create(&path).map_err(|error| Error::io("make", &path, error))?;
+        lock.lock().map_err(|error| Error::io("lock", &path, error))?;
+        Ok(Scratch { directory, _lock: lock })
+    }
+
+    /// Notes a cgroup of the run, for a later run to remove if this one is killed.
+    pub fn note_cgroup(&self, cgroup: &Path) -> Result<(), Error> {
+        self.note(CGROUP, &cgroup.to_string_lossy())
+    }
+
+    /// Notes a setting that the run is about to change, for a later run to put back if this one is killed.
+    pub fn note_readahead(&self, (file, value): &(PathBuf, String)) -> Result<(), Error> {
+        self.note(READAHEAD, &format!("{value} {}", file.display()))
+    }
+
+    fn note(&self, name: &str, text: &str) -> Result<(), Error> {
+        let path = self.directory.join(name);
+        fs::write(&path, text).map_err(|error| Error::io("write", &path, error))
+    }
+
+    /// Where files of the run go.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            eprintln!("selfpage bench: could not remove {}: {error}", self.directory.display());
+        }
+    }
+}
+
+/// Removes what runs that were killed left below `parent`, swap files in use included.
+fn sweep(parent: &Path) -> Result<(), Error> {
+    let entries = fs::read_dir(parent).map_err(|error| Error::io("list", parent, error))?;
+    for directory in entries.flatten().map(|entry| entry.path()) {
+        let named = directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
+        // Anybody may put a directory into /var/tmp: one that is not ours would tell root what to write where.
+        let owned = fs::symlink_metadata(&directory).is_ok_and(|about| about.is_dir() && about.uid() == raw::user());
+        // A run that lives holds its lock; one that has no lock yet is being made.
+        let dead = || File::open(directory.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok());
+        if named && owned && dead() {
+            undo(&directory);
+            fs::remove_dir_all(&directory).map_err(|error| Error::io("remove", &directory, error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Undoes what the dead run of `directory` did to the machine. What was undone already, or never done, does no harm.
+fn undo(directory: &Path) {
+    let swap = super::swapfile::path_in(directory);
+    if swap.exists() {
+        let _ = raw::swap_off(&swap);
+    }
+    if let Ok(cgroup) = fs::read_to_string(directory.join(CGROUP)) {
+        let _ = fs::remove_dir(cgroup);
+    }
+    let note = fs::read_to_string(directory.join(READAHEAD)).unwrap_or_default();
+    if let Some((value, file)) = note.split_once(' ') {
+        let _ = fs::write(file, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dead_are_swept_and_the_living_stay() {
+        let parent = std::env::temp_dir().join(format!("selfpage-sweep-{}", std::process::id()));
+        let dead = parent.join(format!("{PREFIX}dead"));
+        fs::create_dir_all(&dead).unwrap();
+        File::create(dead.join(LOCK)).unwrap();
+        let (setting, cgroup) = (parent.join("setting"), parent.join("group"));
+        fs::write(&setting, "128").unwrap();
+        fs::create_dir(&cgroup).unwrap();
+        fs::write(dead.join(READAHEAD), format!("8192 {}", setting.display())).unwrap();
+        fs::write(dead.join(CGROUP), cgroup.to_str().unwrap()).unwrap();
+        let living = parent.join(format!("{PREFIX}living"));
+        fs::create_dir_all(&living).unwrap();
+        let lock = File::create(living.join(LOCK)).unwrap();
+        lock.lock().unwrap();
+        let own = Scratch::create(&parent).unwrap();
+        assert!(own.directory().exists() && living.exists() && !dead.exists());
+        assert!(!cgroup.exists());
+        assert_eq!(fs::read_to_string(&setting).unwrap(), "8192");
+        let directory = own.directory().to_path_buf();
+        drop(own);
+        assert!(!directory.exists());
+        fs::remove_dir_all(&parent).unwrap();
+    }
+}

@@ -1,0 +1,99 @@
+//! What is compared: the systems of a bench, and what each must be able to do.
+
+use std::path::Path;
+
+use super::case::Case;
+use super::error::Error;
+use super::raw::Memory;
+
+/// What a system is given to set itself up.
+pub struct Setup<'a> {
+    /// The case that will run, for systems that can choose a policy.
+    pub case: Case,
+    /// The data file, at least `data_bytes` long.
+    pub data_path: &'a Path,
+    /// A directory on the same disk for files of the system's own; removed after the run.
+    pub directory: &'a Path,
+    /// How much memory the loops will touch.
+    pub data_bytes: usize,
+    /// How much of it may be resident. The cgroup allows this and a slack ([`Sizes::limit_bytes`](super::sizes::Sizes::limit_bytes)).
+    pub frames_bytes: usize,
+}
+
+/// What the memory of a system holds once it is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// The data file: writes go back to it, and `finish` makes them durable.
+    File,
+    /// Anything: the bench writes all of it, once, before it measures.
+    Undefined,
+}
+
+/// A system under test that shows its data as memory. It lives in a process of its own, for one case, once.
+pub trait System {
+    /// What [`System::map`] maps.
+    fn contents(&self) -> Contents;
+
+    /// Maps `setup.data_bytes` of memory. It stays mapped until `finish`.
+    fn map(&mut self, setup: &Setup<'_>) -> Result<Memory, Error>;
+
+    /// Accesses so far that had to wait for the store; `None` where the kernel counts them (major faults).
+    fn misses(&self) -> Option<u64> {
+        None
+    }
+
+    /// More to report, under these names.
+    fn counters(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// Makes writes durable where contents are the data file, and unmaps.
+    fn finish(&mut self) -> Result<(), Error>;
+}
+
+/// What a system stands for in a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// selfpage.
+    Ours,
+    /// A memory map by the kernel.
+    Mmap,
+    /// Anonymous memory over Linux swap.
+    Swap,
+    /// The disk itself.
+    Raw,
+    /// The kernel's own first-touch fault.
+    Kernel,
+}
+
+/// What must be set on the machine while a system runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Nothing.
+    Plain,
+    /// The readahead of the disk.
+    Readahead { size_kib: u32 },
+    /// A swap file; such systems run last.
+    SwapFile,
+}
+
+/// How a system is driven.
+#[derive(Clone, Copy)]
+pub enum Drive {
+    /// By loops over its memory.
+    Memory(fn() -> Box<dyn System>),
+    /// By O_DIRECT requests of one size, one at a time on each thread.
+    Requests { len_bytes: usize },
+}
+
+/// One system of a bench.
+pub struct Entry {
+    /// As in `system` of the results.
+    pub name: &'static str,
+    /// What it stands for.
+    pub group: Group,
+    /// What it needs.
+    pub condition: Condition,
+    /// How it is driven.
+    pub drive: Drive,
+}

@@ -1,0 +1,113 @@
+//! `selfpage bench` as its user meets it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("bench").args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A directory on disk for one test.
+fn directory(name: &str) -> PathBuf {
+    let path = Path::new("/var/tmp").join(format!("selfpage-test-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+fn is_empty(directory: &Path) -> bool {
+    std::fs::read_dir(directory).unwrap().next().is_none()
+}
+
+#[test]
+fn bad_names_are_one_line_and_exit_2() {
+    let bad: [(&[&str], &str); 6] = [
+        (&["pagin"], "paging, faults"),
+        (&["paging", "--case", "rnd-read-3t"], "rnd-read-2t"),
+        (&["paging", "--system", "mmap"], "mmap-ra128k"),
+        (&["paging", "--system", "raw-2m", "--case", "rnd-read-1t"], "takes part"),
+        (&["paging", "--reps", "0"], "--reps"),
+        (&["paging", "--dir", "/nonexistent"], "/nonexistent"),
+    ];
+    for (arguments, names) in bad {
+        let output = bench(arguments);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(errors.lines().count() == 1 && errors.contains(names), "{errors}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn list_names_what_run_takes() {
+    let listed = text(&bench(&["list"]).stdout);
+    for name in ["paging", "faults", "cyclic-mru-write-2t", "mmap-random", "raw-2m", "swap", "kernel"] {
+        assert!(listed.contains(name), "{listed}");
+    }
+}
+
+#[test]
+fn json_is_one_object_a_line_with_the_promised_keys() {
+    let output = bench(&["faults", "--quick", "--json", "--system", "kernel"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines = text(&output.stdout);
+    assert_eq!(lines.lines().count(), 1);
+    assert!(lines.starts_with(r#"{"bench":"faults","case":"first-touch-4k","system":"kernel","value":"#), "{lines}");
+    for key in ["unit", "n", "min", "max", "p50_us", "p99_us", "p99_9_us", "max_us"] {
+        assert!(lines.contains(&format!(r#""{key}":"#)), "{key} is missing in {lines}");
+    }
+    // Each page of 64 MiB faulted once: fewer, and huge pages or a warm mapping were measured.
+    let faults = lines.split(r#""kernel_faults":"#).nth(1).unwrap();
+    let faults: f64 = faults.split([',', '}']).next().unwrap().parse().unwrap();
+    assert!((16_384.0..17_000.0).contains(&faults), "{lines}");
+}
+
+#[test]
+fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
+    let scratch = directory("case");
+    let kept = directory("kept");
+    let (dir, save) = (scratch.to_str().unwrap(), kept.to_str().unwrap());
+    let arguments = ["paging", "--quick", "--reps", "1", "--json", "--case", "seq-write-2t"];
+    let arguments = [&arguments[..], &["--system", "mmap-default", "--system", "raw-2m", "--dir", dir, "--save", save]];
+    let output = bench(&arguments.concat());
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    let lines = text(&output.stdout);
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    // Without the right to make a cgroup, both places say so.
+    assert_eq!(lines.contains(r#""constrained":false"#), errors.contains("SKIP(cgroup:"), "{errors}{lines}");
+    assert!(lines.contains(r#""counts":true"#), "{lines}");
+    assert!(is_empty(&scratch), "files were left");
+    assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap(), lines);
+    let machine = std::fs::read_to_string(kept.join("machine.txt")).unwrap();
+    assert!(machine.contains("command: selfpage bench paging --quick --reps 1 --case seq-write-2t"), "{machine}");
+    assert!(!machine.contains(dir) && !machine.contains(save), "{machine}");
+    std::fs::remove_dir_all(&scratch).unwrap();
+    std::fs::remove_dir_all(&kept).unwrap();
+}
+
+#[test]
+fn a_signal_in_a_case_cleans_up() {
+    let scratch = directory("signal");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"))
+        .args(["bench", "paging", "--quick", "--reps", "50", "--case", "rnd-read-1t", "--system", "raw-4k", "--dir"])
+        .arg(&scratch)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The first result is out: the second case is running.
+    let mut errors = std::io::BufReader::new(run.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("[1/") {
+        line.clear();
+        assert_ne!(std::io::BufRead::read_line(&mut errors, &mut line).unwrap(), 0, "ended early");
+    }
+    assert!(!is_empty(&scratch));
+    assert!(Command::new("kill").arg(run.id().to_string()).status().unwrap().success());
+    assert_eq!(run.wait().unwrap().code(), Some(130));
+    assert!(is_empty(&scratch), "files were left");
+    std::fs::remove_dir_all(&scratch).unwrap();
+}

@@ -1,0 +1,143 @@
+//! What a domain is made of.
+
+use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::fault::Failure;
+use selfpage_core::frame::Table;
+use selfpage_core::policy::{self, Link, Policy};
+
+use crate::domain::Domain;
+use crate::error::{Error, Kind, Result};
+
+/// A domain needs some frames to turn around in.
+pub(crate) const LEAST_FRAMES: u32 = 16;
+
+/// Whose descriptor table holds the domain's descriptors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DescriptorTable {
+    /// The program's and the pager threads'. The program's threads can act on their own.
+    Shared,
+    /// The pager threads' alone: the program never sees them, and every call on the domain is made by a pager thread for it.
+    /// Upcall regions need [`DescriptorTable::Shared`].
+    Private,
+}
+
+/// The policy to be, once the domain has memory for its lists.
+pub(crate) enum Choice {
+    Named(String),
+    Own(Box<dyn Policy>),
+}
+
+/// What stays settled while a domain lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) frames: u32,
+    pub(crate) most_frames: u32,
+    pub(crate) pagers: u32,
+    pub(crate) workers: u32,
+    pub(crate) needs_system_calls: bool,
+    pub(crate) descriptor_table: DescriptorTable,
+    pub(crate) on_failure: Option<fn(usize, Failure)>,
+}
+
+/// A domain to be.
+pub struct Config {
+    settings: Settings,
+    policy: Choice,
+    frames_bytes: usize,
+}
+
+impl Config {
+    pub(crate) fn new(frames_bytes: usize) -> Config {
+        let frames = u32::try_from(frames_bytes / PAGE_BYTES).unwrap_or(u32::MAX);
+        let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
+        let settings = Settings {
+            frames,
+            most_frames: frames,
+            pagers: 2,
+            workers: cpus.clamp(1, 4),
+            needs_system_calls: false,
+            descriptor_table: DescriptorTable::Shared,
+            on_failure: None,
+        };
+        Config { settings, policy: Choice::Named("lru".into()), frames_bytes }
+    }
+
+    /// The policy, by one of [`selfpage_core::policy::NAMES`]. `lru` unless stated otherwise.
+    pub fn policy(mut self, name: &str) -> Config {
+        self.policy = Choice::Named(name.into());
+        self
+    }
+
+    /// A policy of the program's own.
+    pub fn own_policy(mut self, policy: Box<dyn Policy>) -> Config {
+        self.policy = Choice::Own(policy);
+        self
+    }
+
+    /// Room for frames added later: slots for `bytes` of frames in all.
+    pub fn most_frames(mut self, bytes: usize) -> Config {
+        self.settings.most_frames = self.settings.frames.max(u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX));
+        self
+    }
+
+    /// How many threads read faults of worker regions; by default one a CPU, at most 4.
+    pub fn workers(mut self, count: u32) -> Config {
+        self.settings.workers = count.max(1);
+        self
+    }
+
+    /// Fail to build where faults inside system calls cannot be served, in place of doing without.
+    pub fn needs_system_calls(mut self) -> Config {
+        self.settings.needs_system_calls = true;
+        self
+    }
+
+    /// Whose descriptor table holds the domain's descriptors.
+    pub fn descriptor_table(mut self, table: DescriptorTable) -> Config {
+        self.settings.descriptor_table = table;
+        self
+    }
+
+    /// What to call, with the address and the cause, before an access that cannot be satisfied gets its `SIGBUS`; in place of
+    /// a line on standard error.
+    ///
+    /// # Context
+    /// The function runs in a trap: it must not allocate, lock, or touch managed memory.
+    pub fn on_failure(mut self, callback: fn(usize, Failure)) -> Config {
+        self.settings.on_failure = Some(callback);
+        self
+    }
+
+    /// Builds the domain and starts its threads. Frames get memory when they are first needed.
+    ///
+    /// # Errors
+    /// Too few frames, an unknown policy, or a kernel that lacks what is needed or refuses it: the error names the remedy.
+    pub fn build(self) -> Result<Domain> {
+        let Settings { frames, most_frames, .. } = self.settings;
+        if frames < LEAST_FRAMES || most_frames >= u32::MAX / 2 {
+            let object = format!("a domain with {} bytes of frames", self.frames_bytes);
+            let cause =
+                format!("a domain needs {LEAST_FRAMES} frames of {PAGE_BYTES} bytes at least, and 2^31 at most");
+            return Err(Error::new(Kind::Invalid, "build", object, cause));
+        }
+        Domain::build(self.settings, self.policy)
+    }
+
+    /// The policy, over a zeroed table of one link for each frame that there can be.
+    pub(crate) fn policy_over(policy: Choice, links: Table<Link>) -> Result<Box<dyn Policy>> {
+        match policy {
+            Choice::Own(policy) => Ok(policy),
+            Choice::Named(name) => policy_by_name(&name, links),
+        }
+    }
+}
+
+fn policy_by_name(name: &str, links: Table<Link>) -> Result<Box<dyn Policy>> {
+    match policy::by_name(name, links) {
+        Some(policy) => Ok(Box::new(policy)),
+        None => {
+            let cause = format!("there is no such policy; there are {}", policy::NAMES.join(", "));
+            Err(Error::new(Kind::Invalid, "use", format!("policy {name}"), cause))
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A pager of the program's own.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use selfpage_core::frame::Table;
+use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+use selfpage_core::sync::{AtomicU64, Ordering};
+
+use super::PageHash;
+
+/// The small trait for a pager of one's own: where a page's contents come from, and where they go.
+///
+/// # Context
+/// PagerThread: it may allocate and block, but must not touch managed memory. A panic is an error of the page, and nothing
+/// more.
+///
+/// # Examples
+/// See `examples/own_pager.rs`.
+pub trait UserPager: Send + Sync {
+    /// Writes the contents of page `index` (of the region) to `bytes`, which are zero.
+    ///
+    /// # Errors
+    /// The access fails: the program gets `SIGBUS` and the reason.
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()>;
+
+    /// Keeps what is in page `index`, which has changed since it was filled.
+    ///
+    /// # Errors
+    /// The page stays in core.
+    fn save(&self, index: u64, bytes: &PageBytes) -> io::Result<()>;
+
+    /// Page `index` has been discarded; the next fill should give what a page never written to has.
+    fn forget(&self, index: u64) {
+        let _ = index;
+    }
+
+    /// This process is a forked child from now on.
+    fn forked(&self) {}
+
+    /// Makes what was saved last.
+    ///
+    /// # Errors
+    /// What stands in the way; [`crate::Region::flush`] returns it.
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes a [`UserPager`] a pager.
+pub struct Custom<P> {
+    user: P,
+    hash: Arc<PageHash>,
+    /// The hash of each page as it was filled or saved last.
+    hashes: Table<AtomicU64>,
+}
+
+impl<P: UserPager> Custom<P> {
+    pub(crate) fn new(user: P, hash: Arc<PageHash>, hashes: Table<AtomicU64>) -> Custom<P> {
+        Custom { user, hash, hashes }
+    }
+
+    fn set_hash(&self, index: u64, bytes: &PageBytes) {
+        if let Some(hash) = self.hashes.get(index as usize) {
+            hash.store(self.hash.of(bytes), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Runs the user's code: neither its errors nor its panics reach the pager thread.
+fn guarded(work: impl FnOnce() -> io::Result<()>) -> Result<(), PagerError> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(PagerError::Io(error.raw_os_error().unwrap_or(libc::EIO))),
+        Err(_) => Err(PagerError::Panicked),
+    }
+}
+
+impl<P: UserPager> Pager for Custom<P> {
+    fn fills_in(&self) -> Context {
+        Context::PagerThread
+    }
+
+    fn extent(&self, _index: u64, want: u32) -> u32 {
+        want
+    }
+
+    fn reads_ahead(&self) -> bool {
+        true
+    }
+
+    fn fill(&self, _context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
+        for page in pages.iter_mut() {
+            if !page.zeroed {
+                page.bytes.clear();
+            }
+            let (index, bytes) = (page.index, page.bytes.get_mut());
+            guarded(|| self.user.fill(index, bytes))?;
+            self.set_hash(index, bytes);
+        }
+        Ok(pages.len() as u64 * PAGE_BYTES as u64)
+    }
+
+    fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {
+        match self.hashes.get(index as usize) {
+            Some(hash) if hash.load(Ordering::Relaxed) == self.hash.of(bytes) => Verdict::Clean,
+            _ => Verdict::Changed,
+        }
+    }
+
+    fn save(&self, pages: &mut [SavePage<'_>]) {
+        for page in pages {
+            page.outcome = guarded(|| self.user.save(page.index, page.bytes.get()));
+            if page.outcome.is_ok() {
+                self.set_hash(page.index, page.bytes.get());
+            }
+        }
+    }
+
+    fn forked(&self) {
+        let _ = guarded(|| {
+            self.user.forked();
+            Ok(())
+        });
+    }
+
+    fn sync(&self) -> Result<(), PagerError> {
+        guarded(|| self.user.sync())
+    }
+
+    fn forget(&self, index: u64, count: u64) {
+        for index in index..index + count {
+            let _ = guarded(|| {
+                self.user.forget(index);
+                Ok(())
+            });
+        }
+    }
+}

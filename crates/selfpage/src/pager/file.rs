@@ -1,0 +1,304 @@
+//! A file as memory, within the domain's frames.
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use arrayvec::ArrayVec;
+use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2, pwritev};
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use selfpage_core::frame::Table;
+use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+use selfpage_core::region::Rights;
+use selfpage_core::sync::{AtomicU64, Ordering};
+
+use super::PageHash;
+use crate::error::{Error, Kind, Result};
+use crate::store::{Blok, Descriptor, IoEngines, WriteBlok};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Pages in one request, at most (IOV_MAX is 1024).
+const MOST: usize = 512;
+const MOST_IN_TRAP: usize = 16;
+
+/// A part of a file as memory: a memory map with a budget and a policy.
+///
+/// Reads go past the kernel's page cache where the file system allows (`O_DIRECT`), and never wait for the file's lock: a
+/// program that writes to the file from absent pages of this very region would otherwise wait for itself. A page that does
+/// not read back as it was filled has been written to, and is saved in place.
+///
+/// # Source
+/// Nemesis §6.6: a stretch driver over a file system in place of the USBS.
+pub struct File {
+    path: PathBuf,
+    /// Past the page cache, if the file system has that.
+    direct: Option<Descriptor>,
+    /// Through the page cache: the last part of a page, and whenever the other must not wait.
+    buffered: Descriptor,
+    /// Page 0 of the region is this page of the file.
+    first: u64,
+    rights: Rights,
+    engines: IoEngines,
+    hash: Arc<PageHash>,
+    /// The hash of each page as it was filled or saved last; none where the program may not write.
+    hashes: Table<AtomicU64>,
+    /// In a forked child: the file is the parent's to write, and what the child changes stays with it.
+    detached: AtomicBool,
+}
+
+/// What a [`File`] is made of, opened and checked.
+pub(crate) struct Opened {
+    path: PathBuf,
+    direct: Option<Descriptor>,
+    buffered: Descriptor,
+    first: u64,
+    rights: Rights,
+    /// How much of the file follows, in bytes.
+    pub(crate) len_bytes: u64,
+}
+
+impl Opened {
+    /// Opens `path` to be a region from `offset_bytes` on.
+    pub(crate) fn new(path: &Path, offset_bytes: u64, rights: Rights) -> Result<Opened> {
+        let object = path.display().to_string();
+        let failed = |cause: io::Error| Error::system("map", object.clone(), cause);
+        if !offset_bytes.is_multiple_of(PAGE) {
+            let cause = format!("the offset {offset_bytes} is no multiple of {PAGE}");
+            return Err(Error::new(Kind::Invalid, "map", object, cause));
+        }
+        let mut options = fs::OpenOptions::new();
+        options.read(true).write(rights == Rights::ReadWrite);
+        let buffered = options.open(path).map_err(failed)?;
+        let meta = buffered.metadata().map_err(failed)?;
+        if !meta.is_file() {
+            return Err(Error::new(Kind::Invalid, "map", object, "it is not a regular file"));
+        }
+        let direct = options.custom_flags(libc::O_DIRECT).open(path).ok();
+        let direct = direct.map(|file| Descriptor::new(file.into())).transpose().map_err(failed)?;
+        Ok(Opened {
+            direct,
+            buffered: Descriptor::new(buffered.into()).map_err(failed)?,
+            path: path.into(),
+            first: offset_bytes / PAGE,
+            rights,
+            len_bytes: meta.len().saturating_sub(offset_bytes),
+        })
+    }
+}
+
+impl Opened {
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        self.direct.iter().chain([&self.buffered]).map(Descriptor::number).collect()
+    }
+}
+
+impl File {
+    pub(crate) fn new(opened: Opened, hash: Arc<PageHash>, hashes: Table<AtomicU64>) -> File {
+        let Opened { path, direct, buffered, first, rights, .. } = opened;
+        File {
+            path,
+            direct,
+            buffered,
+            first,
+            rights,
+            engines: IoEngines::from_env(),
+            hash,
+            hashes,
+            detached: false.into(),
+        }
+    }
+
+    /// The file's path, as it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn set_hash(&self, index: u64, bytes: &PageBytes) {
+        if let Some(hash) = self.hashes.get(index as usize) {
+            hash.store(self.hash.of(bytes), Ordering::Relaxed);
+        }
+    }
+
+    /// The length of the file now. It may have changed since.
+    fn file_len(&self, context: Context) -> std::result::Result<u64, PagerError> {
+        if context == Context::Trap && !self.buffered.is_ours() {
+            return Err(PagerError::WrongContext);
+        }
+        match rustix::fs::fstat(self.buffered.borrow()) {
+            Ok(stat) => Ok(stat.st_size as u64),
+            Err(errno) => Err(PagerError::Io(errno.raw_os_error())),
+        }
+    }
+
+    fn fill_up_to<const N: usize>(
+        &self,
+        context: Context,
+        pages: &mut [FillPage<'_>],
+    ) -> std::result::Result<u64, PagerError> {
+        let bytes = (pages.len() * PAGE_BYTES) as u64;
+        let len = self.file_len(context)?;
+        let mut rest = pages;
+        while let Some(first) = rest.first().map(|page| page.index) {
+            let run = rest.iter().zip(first..).take(N).take_while(|(page, index)| page.index == *index).count();
+            let (now, later) = rest.split_at_mut(run);
+            self.read_run::<N>(context, first, now, len)?;
+            rest = later;
+        }
+        Ok(bytes)
+    }
+
+    /// Reads neighbouring pages in one request.
+    fn read_run<const N: usize>(
+        &self,
+        context: Context,
+        index: u64,
+        pages: &mut [FillPage<'_>],
+        file_len: u64,
+    ) -> std::result::Result<(), PagerError> {
+        let offset = (self.first + index) * PAGE;
+        let wanted = pages.len() as u64 * PAGE;
+        let there = file_len.saturating_sub(offset).min(wanted);
+        if there + PAGE <= wanted {
+            // A whole page lies behind the end.
+            return Err(PagerError::Truncated);
+        }
+        let mut slices: ArrayVec<IoSliceMut<'_>, N> =
+            pages.iter_mut().map(|page| IoSliceMut::new(page.bytes.get_mut())).collect();
+        let read = self.read_vectors(context, &mut slices, offset)?;
+        drop(slices);
+        if (read as u64) < there {
+            return Err(PagerError::Truncated);
+        }
+        if let Some(last) = pages.last_mut()
+            && there < wanted
+        {
+            last.bytes.get_mut()[(there % PAGE) as usize..].fill(0);
+        }
+        if self.rights == Rights::ReadWrite {
+            pages.iter().for_each(|page| self.set_hash(page.index, page.bytes.get()));
+        }
+        Ok(())
+    }
+
+    /// Reads past the page cache unless that would have to wait for the file's lock, which a thread may hold that waits for
+    /// this page: a read through the cache does not take it.
+    fn read_vectors(
+        &self,
+        context: Context,
+        slices: &mut [IoSliceMut<'_>],
+        offset: u64,
+    ) -> std::result::Result<usize, PagerError> {
+        let whole: usize = slices.iter().map(|slice| slice.len()).sum();
+        if let Some(direct) = &self.direct
+            && (context != Context::Trap || direct.is_ours())
+            && let Ok(read) = preadv2(direct.borrow(), slices, offset, ReadWriteFlags::NOWAIT)
+            && read == whole
+        {
+            return Ok(read);
+        }
+        loop {
+            match preadv(self.buffered.borrow(), slices, offset) {
+                Ok(read) => return Ok(read),
+                Err(Errno::INTR) => {}
+                Err(Errno::BADF) if context == Context::Trap => return Err(PagerError::WrongContext),
+                Err(errno) => return Err(PagerError::Io(errno.raw_os_error())),
+            }
+        }
+    }
+
+    /// Writes the part of the last page that the file has.
+    fn save_tail(&self, page: &SavePage<'_>, there: u64) -> std::result::Result<(), PagerError> {
+        let offset = (self.first + page.index) * PAGE;
+        let bytes = &page.bytes.get()[..there as usize];
+        match pwritev(self.buffered.borrow(), &[IoSlice::new(bytes)], offset) {
+            Ok(written) if written == bytes.len() => Ok(()),
+            Ok(_) | Err(Errno::NOSPC) => Err(PagerError::Full),
+            Err(errno) => Err(PagerError::Io(errno.raw_os_error())),
+        }
+    }
+}
+
+impl Pager for File {
+    fn fills_in(&self) -> Context {
+        Context::Trap
+    }
+
+    fn extent(&self, _index: u64, want: u32) -> u32 {
+        want
+    }
+
+    fn reads_ahead(&self) -> bool {
+        true
+    }
+
+    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> std::result::Result<u64, PagerError> {
+        match context {
+            Context::Trap => self.fill_up_to::<MOST_IN_TRAP>(context, pages),
+            _ => self.fill_up_to::<MOST>(context, pages),
+        }
+    }
+
+    fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {
+        if self.rights == Rights::Read {
+            return Verdict::Clean;
+        }
+        match self.hashes.get(index as usize) {
+            Some(hash) if hash.load(Ordering::Relaxed) == self.hash.of(bytes) => Verdict::Clean,
+            _ if self.detached.load(Ordering::Relaxed) => Verdict::Stays,
+            _ => Verdict::Changed,
+        }
+    }
+
+    fn forked(&self) {
+        self.detached.store(true, Ordering::Relaxed);
+        self.engines.after_fork_in_child();
+    }
+
+    fn save(&self, pages: &mut [SavePage<'_>]) {
+        let len = match self.file_len(Context::PagerThread) {
+            Ok(len) => len,
+            Err(error) => return pages.iter_mut().for_each(|page| page.outcome = Err(error)),
+        };
+        let there = |page: &SavePage<'_>| len.saturating_sub((self.first + page.index) * PAGE).min(PAGE);
+        for part in pages.chunks_mut(MOST) {
+            let mut writes = ArrayVec::<WriteBlok<'_>, MOST>::new();
+            for page in part.iter().filter(|page| there(page) == PAGE) {
+                let blok = Blok((self.first + page.index) as u32);
+                writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
+            }
+            let file = self.direct.as_ref().unwrap_or(&self.buffered).number();
+            self.engines.write(file, &mut writes);
+            let outcomes: ArrayVec<_, MOST> = writes.iter().map(|write| write.outcome).collect();
+            drop(writes);
+            let mut outcomes = outcomes.into_iter();
+            for page in part.iter_mut() {
+                page.outcome = match there(page) {
+                    PAGE => outcomes.next().unwrap_or(Err(PagerError::NoStore)),
+                    // The file was cut short under us; what is behind its end has nowhere to go.
+                    0 => Err(PagerError::Truncated),
+                    part => self.save_tail(page, part),
+                };
+                if page.outcome.is_ok() {
+                    self.set_hash(page.index, page.bytes.get());
+                }
+            }
+        }
+    }
+
+    fn sync(&self) -> std::result::Result<(), PagerError> {
+        rustix::fs::fdatasync(self.buffered.borrow()).map_err(|errno| PagerError::Io(errno.raw_os_error()))
+    }
+
+    /// What the program discards is dropped from memory; the file keeps what was saved last.
+    fn forget(&self, _index: u64, _count: u64) {}
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.buffered.borrow()
+    }
+}

@@ -1,0 +1,54 @@
+//! What backs regions: contents of pages, made, kept or fetched.
+//!
+//! # Source
+//! Nemesis §6.6: stretch drivers. Ours are [`Pinned`] (nailed), [`Physical`], [`Stored`] (paged), and two that stock Linux
+//! suggests: [`Zero`] for anonymous memory, [`File`] for files.
+
+mod custom;
+mod file;
+mod physical;
+mod stored;
+mod zero;
+
+pub use custom::{Custom, UserPager};
+pub use file::File;
+pub(crate) use file::Opened;
+pub use physical::Physical;
+pub use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+pub use stored::Stored;
+pub use zero::Zero;
+
+use xxhash_rust::xxh3::xxh3_64_with_secret;
+
+use selfpage_core::addr::PageBytes;
+
+/// The secret of a domain's page hashes: contents cannot be made to collide from outside.
+pub(crate) struct PageHash([u8; 192]);
+
+impl PageHash {
+    pub(crate) fn new() -> PageHash {
+        let mut secret = [0; 192];
+        let mut filled = 0;
+        while filled < secret.len() {
+            match rustix::rand::getrandom(&mut secret[filled..], rustix::rand::GetRandomFlags::empty()) {
+                Ok(count) => filled += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => crate::die("the kernel gives no random bytes"),
+            }
+        }
+        PageHash(secret)
+    }
+
+    /// The hash of a page.
+    ///
+    /// # Context
+    /// Trap.
+    pub(crate) fn of(&self, bytes: &PageBytes) -> u64 {
+        xxh3_64_with_secret(bytes, &self.0)
+    }
+}
+
+/// Whether a page is all zero. The first word decides for most that are not.
+pub(crate) fn is_zero(bytes: &PageBytes) -> bool {
+    bytes.iter().as_slice().chunks_exact(64).all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
+}

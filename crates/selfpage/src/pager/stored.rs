@@ -1,0 +1,174 @@
+//! Demand paging to a backing store.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use selfpage_core::frame::Table;
+use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+use selfpage_core::sync::{AtomicU32, AtomicU64, Ordering};
+
+use super::{PageHash, is_zero};
+use crate::store::{BackingStore, Blok, ReadBlok, WriteBlok};
+
+/// Pages read or written at once, at most.
+const MOST: usize = 512;
+const MOST_IN_TRAP: usize = 16;
+
+/// Anonymous memory larger than its frames. A page never written to is zero; one that was evicted is in the store, with its
+/// hash kept here, and is checked when it comes back.
+///
+/// Saved pages go to fresh bloks, neighbours next to each other, and the old bloks are given back: one sequential request
+/// where writing in place takes many.
+///
+/// # Source
+/// Nemesis §6.6, the paged stretch driver; bloks are §6.7's.
+pub struct Stored {
+    store: Arc<dyn BackingStore>,
+    hash: Arc<PageHash>,
+    /// Where each page is saved; 0: nowhere, it is zero.
+    bloks: Table<AtomicU32>,
+    /// The hash of what is saved there.
+    hashes: Table<AtomicU64>,
+}
+
+impl Stored {
+    /// A pager over zeroed tables of one entry a page.
+    pub(crate) fn new(
+        store: Arc<dyn BackingStore>,
+        hash: Arc<PageHash>,
+        bloks: Table<AtomicU32>,
+        hashes: Table<AtomicU64>,
+    ) -> Stored {
+        Stored { store, hash, bloks, hashes }
+    }
+
+    fn blok(&self, index: u64) -> u32 {
+        self.bloks.get(index as usize).map_or(0, |blok| blok.load(Ordering::Acquire))
+    }
+
+    fn keep(&self, index: u64, blok: u32, hash: u64) {
+        if let (Some(kept), Some(hashed)) = (self.bloks.get(index as usize), self.hashes.get(index as usize)) {
+            hashed.store(hash, Ordering::Relaxed);
+            let old = kept.swap(blok, Ordering::AcqRel);
+            if old != 0 {
+                self.store.release(Blok(old), 1);
+            }
+        }
+    }
+
+    fn intact(&self, index: u64, bytes: &PageBytes) -> bool {
+        self.hashes.get(index as usize).is_some_and(|hash| hash.load(Ordering::Relaxed) == self.hash.of(bytes))
+    }
+
+    fn fill_up_to<const N: usize>(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
+        let mut filled = 0;
+        for part in pages.chunks_mut(N) {
+            let mut reads = ArrayVec::<ReadBlok<'_>, N>::new();
+            for page in part.iter_mut() {
+                match self.blok(page.index) {
+                    0 if page.zeroed => {}
+                    0 => page.bytes.clear(),
+                    blok => reads.push(ReadBlok { blok: Blok(blok), bytes: page.bytes.get_mut() }),
+                }
+            }
+            if reads.is_empty() {
+                continue;
+            }
+            filled += (reads.len() * PAGE_BYTES) as u64;
+            self.store.read(context, &mut reads)?;
+            drop(reads);
+            for page in part.iter() {
+                if self.blok(page.index) != 0 && !self.intact(page.index, page.bytes.get()) {
+                    // In a trap the descriptor may be somebody else's by now; a pager thread knows.
+                    return Err(if context == Context::Trap { PagerError::WrongContext } else { PagerError::Corrupt });
+                }
+            }
+        }
+        Ok(filled)
+    }
+}
+
+impl Pager for Stored {
+    fn fills_in(&self) -> Context {
+        if self.store.reads_in_trap() { Context::Trap } else { Context::PagerThread }
+    }
+
+    fn extent(&self, index: u64, want: u32) -> u32 {
+        let first = self.blok(index);
+        let follows = |step: &u32| {
+            let blok = self.blok(index + u64::from(*step));
+            if first == 0 { blok == 0 } else { blok == first + *step }
+        };
+        1 + (1..want).take_while(follows).count() as u32
+    }
+
+    fn reads_ahead(&self) -> bool {
+        true
+    }
+
+    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
+        match context {
+            Context::Trap => self.fill_up_to::<MOST_IN_TRAP>(context, pages),
+            _ => self.fill_up_to::<MOST>(context, pages),
+        }
+    }
+
+    fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {
+        if is_zero(bytes) {
+            self.keep(index, 0, 0);
+            return Verdict::Clean;
+        }
+        if self.blok(index) != 0 && self.intact(index, bytes) { Verdict::Clean } else { Verdict::Changed }
+    }
+
+    fn save(&self, pages: &mut [SavePage<'_>]) {
+        let mut rest = pages;
+        while !rest.is_empty() {
+            let (first, count) = match self.store.claim(rest.len().min(MOST) as u32) {
+                Ok((first, count)) => (first, count as usize),
+                Err(error) => return rest.iter_mut().for_each(|page| page.outcome = Err(error)),
+            };
+            let (now, later) = rest.split_at_mut(count.min(rest.len()));
+            self.save_at(first, now);
+            rest = later;
+        }
+    }
+
+    fn forget(&self, index: u64, count: u64) {
+        for index in index..index + count {
+            if self.blok(index) != 0 {
+                self.keep(index, 0, 0);
+            }
+        }
+    }
+}
+
+impl Stored {
+    /// Saves pages to as many neighbouring bloks.
+    fn save_at(&self, first: Blok, pages: &mut [SavePage<'_>]) {
+        let mut writes = ArrayVec::<WriteBlok<'_>, MOST>::new();
+        for (step, page) in pages.iter().enumerate() {
+            let blok = Blok(first.0 + step as u32);
+            writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
+        }
+        self.store.write(&mut writes);
+        let outcomes: ArrayVec<_, MOST> = writes.iter().map(|write| (write.blok, write.outcome)).collect();
+        drop(writes);
+        for (page, (blok, outcome)) in pages.iter_mut().zip(outcomes) {
+            page.outcome = outcome;
+            match outcome {
+                Ok(()) => self.keep(page.index, blok.0, self.hash.of(page.bytes.get())),
+                Err(_) => self.store.release(blok, 1),
+            }
+        }
+    }
+}
+
+impl Drop for Stored {
+    fn drop(&mut self) {
+        for blok in self.bloks.iter().map(|blok| blok.load(Ordering::Relaxed)).filter(|blok| *blok != 0) {
+            self.store.release(Blok(blok), 1);
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Anonymous memory without a store.
+
+use selfpage_core::addr::PageBytes;
+use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+
+use super::is_zero;
+
+/// Gives zeroed pages. It has nowhere to save them to, so a page with contents stays in core: the region must fit the frames.
+///
+/// # Source
+/// What `mmap(MAP_ANONYMOUS)` promises.
+#[derive(Default)]
+pub struct Zero;
+
+impl Pager for Zero {
+    fn fills_in(&self) -> Context {
+        Context::Trap
+    }
+
+    fn extent(&self, _index: u64, want: u32) -> u32 {
+        want
+    }
+
+    fn fill(&self, _context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
+        for page in pages.iter_mut().filter(|page| !page.zeroed) {
+            page.bytes.clear();
+        }
+        Ok(0)
+    }
+
+    fn changed(&self, _index: u64, bytes: &PageBytes) -> Verdict {
+        if is_zero(bytes) { Verdict::Clean } else { Verdict::Stays }
+    }
+
+    fn save(&self, pages: &mut [SavePage<'_>]) {
+        for page in pages {
+            page.outcome = Err(PagerError::NoStore);
+        }
+    }
+
+    fn forget(&self, _index: u64, _count: u64) {}
+}

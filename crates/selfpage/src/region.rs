@@ -1,0 +1,517 @@
+//! Regions: memory of the program's that its domain pages.
+//!
+//! # Source
+//! Nemesis §6.1 (stretches); a region is bound to its pager when it is made, at run time.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use bytemuck::{AnyBitPattern, Pod};
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
+use selfpage_core::fault::range;
+use selfpage_core::fault::{Failure, Outcome, evict};
+use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::mmu::Descriptors;
+use selfpage_core::linux::uffd::Modes;
+use selfpage_core::mmu::Trap;
+use selfpage_core::page::PageWord;
+use selfpage_core::pager::Pager;
+use selfpage_core::region::{self, Rights};
+use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
+
+use crate::arena::Arena;
+use crate::config::DescriptorTable;
+use crate::domain::{Inner, Life};
+use crate::error::{Error, Kind, Result, pages};
+use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
+use crate::store::BackingStore;
+use crate::trap::upcall;
+
+/// A region to be.
+pub struct Builder<'a> {
+    life: &'a Arc<Life>,
+    len_bytes: usize,
+    name: String,
+    trap: Trap,
+    priority: u8,
+    reserved: Access,
+}
+
+impl<'a> Builder<'a> {
+    pub(crate) fn new(life: &'a Arc<Life>, len_bytes: usize) -> Builder<'a> {
+        let name = String::new();
+        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved: Access::ReadWrite }
+    }
+
+    /// A name for messages.
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// How faults arrive: [`Trap::Worker`] unless stated otherwise.
+    pub fn trap(mut self, trap: Trap) -> Self {
+        self.trap = trap;
+        self
+    }
+
+    /// The region's standing with the `priority` policy: pages of a lower one go first.
+    pub fn priority(mut self, priority: u8) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Reserve addresses that nobody may touch yet: the program gives itself access to parts of them, with mprotect(2).
+    pub fn without_access(mut self) -> Self {
+        self.reserved = Access::None;
+        self
+    }
+
+    /// Frames from the beginning, cleared and pinned: never a fault.
+    ///
+    /// # Errors
+    /// Not enough frames.
+    pub fn pinned(self) -> Result<Region> {
+        let region = self.bind(Rights::ReadWrite, |_, _| Ok(Box::new(Zero)))?;
+        region.pin(0, region.len_bytes())?;
+        Ok(region)
+    }
+
+    /// Frames as they come, with undefined contents.
+    ///
+    /// # Errors
+    /// No address space, or too many regions.
+    pub fn physical(self) -> Result<Region> {
+        self.bind(Rights::ReadWrite, |_, _| Ok(Box::new(Physical)))
+    }
+
+    /// Anonymous memory without a store: zero at first, and it stays in core.
+    ///
+    /// # Errors
+    /// No address space, or too many regions.
+    pub fn zero(self) -> Result<Region> {
+        self.bind(Rights::ReadWrite, |_, _| Ok(Box::new(Zero)))
+    }
+
+    /// Anonymous memory that is paged to a store.
+    ///
+    /// # Errors
+    /// No address space, or too many regions.
+    pub fn stored(self, store: impl BackingStore + 'static) -> Result<Region> {
+        self.stored_in(Arc::new(store))
+    }
+
+    /// Anonymous memory that is paged to a store which other regions may use as well.
+    ///
+    /// # Errors
+    /// No address space, or too many regions.
+    pub fn stored_in(self, store: Arc<dyn BackingStore>) -> Result<Region> {
+        let kept = Some(store.clone());
+        self.bind_with(Rights::ReadWrite, Vec::new(), kept, move |len, hash| {
+            let mut arena = Arena::new(Arena::bytes_for::<AtomicU32>(len) + Arena::bytes_for::<AtomicU64>(len))?;
+            // SAFETY: table-memory: the arena goes with the region, after its pager.
+            let pager = unsafe { Stored::new(store, hash, arena.table(len), arena.table(len)) };
+            Ok((Box::new(pager), Some(arena)))
+        })
+    }
+
+    /// A file from `offset_bytes` on. A length of 0 stands for the rest of the file.
+    ///
+    /// # Errors
+    /// The file cannot be opened, the offset is not a page's, or the file is shorter than asked for.
+    pub fn file(mut self, path: impl AsRef<Path>, offset_bytes: u64, rights: Rights) -> Result<Region> {
+        let opened = Opened::new(path.as_ref(), offset_bytes, rights)?;
+        if self.len_bytes == 0 {
+            self.len_bytes = opened.len_bytes as usize;
+        }
+        if self.len_bytes == 0 || self.len_bytes as u64 > opened.len_bytes {
+            let cause = format!("{} bytes wanted, the file has {}", self.len_bytes, opened.len_bytes);
+            return Err(Error::new(Kind::Invalid, "map", path.as_ref().display().to_string(), cause));
+        }
+        if self.name.is_empty() {
+            self.name = path.as_ref().display().to_string();
+        }
+        let descriptors = opened.descriptors();
+        self.bind_with(rights, descriptors, None, |len, hash| {
+            let hashed = if rights == Rights::ReadWrite { len } else { 0 };
+            let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(hashed))?;
+            // SAFETY: table-memory: the arena goes with the region, after its pager.
+            let pager = unsafe { File::new(opened, hash, arena.table(hashed)) };
+            Ok((Box::new(pager), Some(arena)))
+        })
+    }
+
+    /// A pager of the program's own.
+    ///
+    /// # Errors
+    /// No address space, or too many regions.
+    pub fn user(self, pager: impl UserPager + 'static) -> Result<Region> {
+        self.bind_with(Rights::ReadWrite, Vec::new(), None, |len, hash| {
+            let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(len))?;
+            // SAFETY: table-memory: the arena goes with the region, after its pager.
+            let pager = unsafe { Custom::new(pager, hash, arena.table(len)) };
+            Ok((Box::new(pager), Some(arena)))
+        })
+    }
+
+    /// A pager for those who want the whole of core's trait. Its memory is the caller's affair.
+    ///
+    /// # Errors
+    /// No address space, or too many regions.
+    pub fn pager(self, pager: Box<dyn Pager>) -> Result<Region> {
+        self.bind(Rights::ReadWrite, |_, _| Ok(pager))
+    }
+
+    fn bind(self, rights: Rights, make: impl FnOnce(usize, Arc<PageHash>) -> Result<Box<dyn Pager>>) -> Result<Region> {
+        self.bind_with(rights, Vec::new(), None, |len, hash| Ok((make(len, hash)?, None)))
+    }
+
+    fn bind_with(
+        self,
+        rights: Rights,
+        descriptors: Vec<RawFd>,
+        store: Option<Arc<dyn BackingStore>>,
+        make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
+    ) -> Result<Region> {
+        let bound = Bound::new(&self, rights, descriptors, store, make)?;
+        bound.join(&self.life.inner)?;
+        Ok(Region { life: self.life.clone(), bound })
+    }
+}
+
+/// A region with all that it stands on. The tables and the pager live until it is dropped, which is after it has left its
+/// domain's map and the gate was closed once.
+pub(crate) struct Bound {
+    region: Box<region::Region>,
+    /// What `region` points to; in this order, so that the pager goes before its tables.
+    _reference: Box<&'static dyn Pager>,
+    pager: Option<Box<dyn Pager>>,
+    _pager_tables: Option<Arena>,
+    _tables: Arena,
+    descriptors: Vec<RawFd>,
+    store: Option<Arc<dyn BackingStore>>,
+    name: String,
+    len_bytes: usize,
+}
+
+impl Bound {
+    fn new(
+        builder: &Builder<'_>,
+        rights: Rights,
+        descriptors: Vec<RawFd>,
+        store: Option<Arc<dyn BackingStore>>,
+        make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
+    ) -> Result<Arc<Bound>> {
+        let inner = &builder.life.inner;
+        let object = || format!("a region of {} bytes", builder.len_bytes);
+        let (trap, table) = (builder.trap, inner.config.descriptor_table);
+        if builder.len_bytes == 0 || builder.len_bytes > isize::MAX as usize / 2 {
+            return Err(Error::new(Kind::Invalid, "make", object(), "a region needs bytes, and fewer than 2^62"));
+        }
+        if trap == Trap::Upcall && table == DescriptorTable::Private {
+            let cause =
+                "upcall regions need a domain whose descriptors the program's threads have (DescriptorTable::Shared)";
+            return Err(Error::new(Kind::Invalid, "make", object(), cause));
+        }
+        if trap == Trap::Upcall && !upcall::enlist(&raw const **inner) {
+            let cause = "there are too many domains with upcall regions in this process";
+            return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
+        }
+        let len = builder.len_bytes.div_ceil(PAGE_BYTES);
+        let (pager, pager_tables) = make(len, inner.hash.clone())?;
+        let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))?;
+        let len_bytes = len * PAGE_BYTES;
+        // SAFETY: owned-range: a fresh mapping.
+        let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, builder.reserved) }
+            .map_err(|errno| Error::system("reserve", object(), errno))?;
+        let first = VirtAddr(start).page();
+        let range = PageRange { first, count: len as u64 };
+        // SAFETY: table-memory: the tables are dropped after the region.
+        let region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
+        region.priority.store(builder.priority, Ordering::Relaxed);
+        // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
+        let reference: Box<&'static dyn Pager> = Box::new(unsafe { &*(&raw const *pager) });
+        let name = if builder.name.is_empty() { format!("at {start:#x}") } else { builder.name.clone() };
+        let bound = Bound {
+            region: Box::new(region),
+            _reference: reference,
+            pager: Some(pager),
+            _pager_tables: pager_tables,
+            _tables: tables,
+            descriptors,
+            store,
+            name,
+            len_bytes,
+        };
+        // SAFETY: pager-outlives: as above.
+        let new = unsafe { bound.region.bind(&raw const *bound._reference) };
+        debug_assert!(new);
+        for advice in [Advice::NoHugePages, Advice::NotForChild] {
+            // SAFETY: owned-range: just mapped.
+            unsafe { memory::advise(start, len_bytes, advice) }
+                .map_err(|errno| Error::system("set up", object(), errno))?;
+        }
+        Ok(Arc::new(bound))
+    }
+
+    /// Registers the region for faults, and puts it into the map.
+    fn join(self: &Arc<Bound>, inner: &Arc<Inner>) -> Result<()> {
+        let mut regions = inner.regions();
+        let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.on_table(|| self.register(descriptors))?;
+        let numbers = self.descriptors();
+        if !numbers.is_empty() {
+            inner.share_descriptors(&numbers)?;
+            inner.hide_descriptors(&numbers);
+        }
+        // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
+        if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
+            let cause = "the domain has as many regions as its map can hold";
+            return Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause));
+        }
+        regions.insert(self.region.range.first.0, self.clone());
+        Ok(())
+    }
+
+    /// Has faults of the region go to its userfaultfd.
+    pub(crate) fn register(&self, descriptors: Descriptors) -> Result<()> {
+        let uffd = match self.region.trap {
+            Trap::Worker => descriptors.worker,
+            Trap::Upcall => descriptors.upcall,
+        };
+        // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
+        unsafe { uffd.register(self.start(), self.len_bytes, Modes::MISSING) }
+            .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
+    }
+
+    /// Takes the region out of its domain: its pages are dropped.
+    pub(crate) fn leave(self: Arc<Bound>, inner: &Inner) {
+        let state = inner.state();
+        // What is pinned is dropped all the same: nobody may use the region any more.
+        inner.on_table(|| range::discard(state, self.region.range));
+        let removed = state.regions.remove(&raw const *self.region);
+        debug_assert!(removed);
+        inner.close_gate();
+        state.gate.open(state.mmu);
+    }
+
+    pub(crate) fn range(&self) -> PageRange {
+        self.region.range
+    }
+
+    pub(crate) fn start(&self) -> usize {
+        self.region.range.first.addr().0
+    }
+
+    /// The descriptors that its pager uses now.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        self.store().map_or_else(|| self.descriptors.clone(), |store| store.descriptors())
+    }
+
+    /// Whether a forked child gets the region.
+    pub(crate) fn give_to_child(&self, child: Advice) -> Result<()> {
+        // SAFETY: owned-range: the region is ours; only what a child gets of it changes.
+        unsafe { memory::advise(self.start(), self.len_bytes, child) }
+            .map_err(|errno| Error::system("fork with", format!("region {}", self.name), errno))
+    }
+
+    pub(crate) fn core(&self) -> &region::Region {
+        &self.region
+    }
+
+    pub(crate) fn store(&self) -> Option<&Arc<dyn BackingStore>> {
+        self.store.as_ref()
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        drop(self.pager.take());
+        // SAFETY: owned-range: the region is in no map, and nobody holds a reference into it.
+        let _ = unsafe { memory::unmap(self.start(), self.len_bytes) };
+    }
+}
+
+/// Memory that its domain pages. Dropping it drops its contents. The domain goes on as long as it has regions, handle or no
+/// handle.
+pub struct Region {
+    bound: Arc<Bound>,
+    life: Arc<Life>,
+}
+
+impl Region {
+    /// How many bytes it has: whole pages.
+    pub fn len_bytes(&self) -> usize {
+        self.bound.len_bytes
+    }
+
+    /// Its first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.bound.start() as *mut u8
+    }
+
+    /// Its contents as values of `T`, as many as fit.
+    pub fn as_slice<T: AnyBitPattern>(&self) -> &[T] {
+        // SAFETY: region-view: the region is memory of its own, aligned to pages, initialised by its pager before it is
+        // seen; it lives as long as `self`, and any bit pattern is a `T`.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len_bytes() / size_of::<T>().max(1)) }
+    }
+
+    /// Its contents as values of `T`, to be changed.
+    ///
+    /// # Panics
+    /// The region is read-only: what is written to it would be lost.
+    pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
+        assert!(self.bound.region.rights == Rights::ReadWrite, "region {} is read-only", self.bound.name);
+        // SAFETY: region-view: as for `as_slice`, and `&mut self` makes it the only view.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), self.len_bytes() / size_of::<T>().max(1)) }
+    }
+
+    /// Whether each page is in core: 1 or 0, a byte a page. Plain memory: reading it costs a load, not a call. A page that
+    /// the program itself dropped with madvise(2) counts as in core until it is next touched.
+    pub fn residency(&self) -> &[AtomicU8] {
+        let table = self.bound.region.residency();
+        match table.get(0) {
+            // SAFETY: table-memory: a table is `len` entries in a row, and lives as long as the region.
+            Some(first) => unsafe { std::slice::from_raw_parts(first, table.len()) },
+            None => &[],
+        }
+    }
+
+    /// Brings `[offset, offset+len)` in and keeps it in core until it is unpinned as often: for system calls in upcall
+    /// regions, and for I/O.
+    ///
+    /// # Errors
+    /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned.
+    pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
+        let range = self.range("pin", offset_bytes, len_bytes)?;
+        let state = self.life.inner.state();
+        self.life.inner.on_table(|| {
+            for page in range.pages() {
+                let why = match range::pin(state, page) {
+                    Outcome::Resolved => continue,
+                    Outcome::Failed(failure) => Error::failure("pin", self.page_name(page), failure),
+                    other => Error::new(Kind::Held, "pin", self.page_name(page), format!("{other:?}")),
+                };
+                for pinned in range.pages().take_while(|pinned| *pinned < page) {
+                    range::unpin(state, pinned);
+                }
+                return Err(why);
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes one pin of each page back.
+    ///
+    /// # Errors
+    /// A page of it is not pinned.
+    pub fn unpin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
+        let range = self.range("unpin", offset_bytes, len_bytes)?;
+        let state = self.life.inner.state();
+        match range.pages().find(|page| !range::unpin(state, *page)) {
+            None => Ok(()),
+            Some(page) => Err(Error::new(Kind::Invalid, "unpin", self.page_name(page), "it is not pinned")),
+        }
+    }
+
+    /// Has pager threads bring `[offset, offset+len)` in, as much of it as the frames can hold, and does not wait.
+    ///
+    /// # Errors
+    /// The range is not in the region.
+    pub fn prefetch(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
+        let range = self.range("prefetch", offset_bytes, len_bytes)?;
+        // More than the pager threads can take is not fetched: it is only advice.
+        let _ = range::prefetch(self.life.inner.state(), range);
+        Ok(())
+    }
+
+    /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region.
+    ///
+    /// # Errors
+    /// The range is not in the region.
+    pub fn discard(&mut self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
+        let range = self.range("discard", offset_bytes, len_bytes)?;
+        let state = self.life.inner.state();
+        self.life.inner.on_table(|| range::discard(state, range));
+        Ok(())
+    }
+
+    /// Takes the frames of `[offset, offset+len)` back; changed pages are on their way to the store. Returns how many pages
+    /// went.
+    ///
+    /// # Errors
+    /// The range is not in the region, or none of its resident pages could go: they are pinned, or held by the kernel.
+    pub fn evict(&self, offset_bytes: usize, len_bytes: usize) -> Result<u32> {
+        let range = self.range("evict", offset_bytes, len_bytes)?;
+        let state = self.life.inner.state();
+        let evict::Evicted { ready, queued, kept } = self.life.inner.on_pager_thread(|| range::evict(state, range));
+        if ready + queued == 0 && kept > 0 {
+            let failure = Failure::Shortage(selfpage_core::stack::Shortage::AllHeld);
+            return Err(Error::failure("evict", self.range_name(range), failure));
+        }
+        Ok(ready + queued)
+    }
+
+    /// Saves what has changed in `[offset, offset+len)`, and returns when it is saved; for a file, when it would survive a
+    /// crash of the machine.
+    ///
+    /// # Errors
+    /// A page could not be saved; it stays in core, changed.
+    pub fn flush(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
+        let range = self.range("flush", offset_bytes, len_bytes)?;
+        let state = self.life.inner.state();
+        self.life.inner.on_pager_thread(|| {
+            range::flush(state, range)
+                .map_err(|(page, failure)| Error::failure("flush", self.page_name(page), failure))?;
+            let pager = self.bound.pager.as_deref();
+            pager
+                .map_or(Ok(()), |pager| pager.sync())
+                .map_err(|error| Error::failure("flush", self.range_name(range), Failure::Pager(error)))
+        })
+    }
+
+    /// The region's standing with the `priority` policy, for pages that come in from now on.
+    pub fn set_priority(&self, priority: u8) {
+        self.bound.region.priority.store(priority, Ordering::Relaxed);
+    }
+
+    fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
+        let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes());
+        let Some(end) = end else {
+            let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes());
+            return Err(Error::new(Kind::Invalid, operation, format!("region {}", self.bound.name), cause));
+        };
+        let first = (offset_bytes / PAGE_BYTES) as u64;
+        let count = (end.div_ceil(PAGE_BYTES) as u64).saturating_sub(first);
+        let count = if len_bytes == 0 { 0 } else { count };
+        Ok(PageRange { first: self.bound.region.range.first.plus(first), count })
+    }
+
+    fn page_name(&self, page: PageNo) -> String {
+        pages(&self.bound.name, self.bound.region.index(page), 1)
+    }
+
+    fn range_name(&self, range: PageRange) -> String {
+        pages(&self.bound.name, self.bound.region.index(range.first), range.count)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let mine = self.life.inner.regions().remove(&self.bound.range().first.0);
+        if let Some(bound) = mine {
+            bound.leave(&self.life.inner);
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({}, {} bytes)", self.bound.name, self.len_bytes())
+    }
+}
