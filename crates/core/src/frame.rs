@@ -6,7 +6,7 @@ use core::num::NonZeroU32;
 use core::ptr::NonNull;
 
 use crate::addr::{Frame, FrameRun, PageBytes, PageNo};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, race};
 
 /// A table in memory that somebody else supplied: core allocates nothing.
 pub struct Table<T> {
@@ -136,6 +136,7 @@ impl FrameSet {
             }
             at += here;
         }
+        race();
         self.count.fetch_add(count, Ordering::SeqCst);
     }
 

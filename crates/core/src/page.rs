@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use crate::addr::Frame;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, race};
 
 /// What a page is. `Absent` is zero, so that fresh zeroed memory is a valid table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,7 +147,9 @@ impl PageWord {
 
     /// Reads it.
     pub fn load(&self) -> Word {
-        Word(self.0.load(Ordering::Acquire))
+        let word = Word(self.0.load(Ordering::Acquire));
+        race();
+        word
     }
 
     /// Takes the page: `seen` → Busy, everything else in the word kept. `false`: the word changed meanwhile.
@@ -162,6 +164,7 @@ impl PageWord {
     /// resident: they may have been taken back meanwhile.
     #[must_use]
     pub fn settle(&self, next: Word) -> Settled {
+        race();
         let kept = if next.state() == State::Resident { PIN_MASK << PIN_SHIFT } else { 0 };
         let mut seen = self.0.load(Ordering::Relaxed);
         loop {

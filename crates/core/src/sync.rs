@@ -13,6 +13,29 @@ pub use core::sync::atomic::Ordering;
 #[cfg(not(loom))]
 pub use waiting::{Event, Gate, Inside};
 
+/// A place between a look at a word and what is done about it, where the simulation lets another thread go on. Elsewhere
+/// it is nothing.
+#[cfg(not(feature = "sim"))]
+pub(crate) const fn race() {}
+
+#[cfg(feature = "sim")]
+pub use racing::{RACE, race};
+
+#[cfg(feature = "sim")]
+mod racing {
+    extern crate std;
+
+    /// What the simulation does there.
+    pub static RACE: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();
+
+    /// Calls it.
+    pub fn race() {
+        if let Some(race) = RACE.get() {
+            race();
+        }
+    }
+}
+
 #[cfg(not(loom))]
 mod waiting {
     use super::{AtomicU32, Ordering};

@@ -186,10 +186,15 @@ impl SimMmu {
         }
     }
 
+    /// Whether the program has closed the descriptors that the running thread has.
+    fn descriptors_gone(&self) -> bool {
+        self.weather.closed.get() && scheduler::role() == Role::Trap
+    }
+
     /// Why the machine refuses just now, if it does.
     fn refusal(&self) -> Option<Refusal> {
         let weather = self.weather;
-        if weather.closed.get() && scheduler::role() == Role::Program {
+        if self.descriptors_gone() {
             Some(Refusal::NoDescriptor)
         } else if dice::once_in(weather.pinned_once_in.get()) {
             Some(Refusal::Pinned)
@@ -251,7 +256,7 @@ impl Mmu for SimMmu {
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
         scheduler::step_aside("copy_out");
-        if self.weather.closed.get() && scheduler::role() == Role::Program {
+        if self.descriptors_gone() {
             return Err(Refusal::NoDescriptor);
         }
         let index = self.index(page);
@@ -279,7 +284,9 @@ impl Mmu for SimMmu {
 
     fn wake_faulters(&self, _trap: Trap, page: PageNo, count: u32) {
         scheduler::step_aside("wake_faulters");
-        self.wake(page, count);
+        if !self.descriptors_gone() {
+            self.wake(page, count);
+        }
     }
 
     fn poison(&self, _trap: Trap, _page: PageNo) {

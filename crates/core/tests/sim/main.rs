@@ -37,6 +37,7 @@ struct Run {
 }
 
 fn run(seed: u64) -> Result<Run, String> {
+    selfpage_core::sync::RACE.get_or_init(|| || scheduler::step_aside("a race"));
     dice::seed(seed);
     scheduler::reset();
     let mut life = Life::default();
@@ -49,7 +50,7 @@ fn run(seed: u64) -> Result<Run, String> {
         checks::at_the_end(world);
         Ok(run)
     }));
-    let failure = |what: &str| format!("seed {seed}: {what}\n  {:?}", world.weather.climate());
+    let failure = |what: &str| format!("seed {seed}: {what}\n  {:?}\n  {}", world.weather.climate(), world.frames());
     match result {
         Ok(Ok(run)) => {
             scheduler::reset();

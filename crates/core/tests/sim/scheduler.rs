@@ -33,10 +33,14 @@ pub enum State {
     Ended,
 }
 
-/// Whose thread it is, and so whose descriptors it has.
+/// What a thread runs, and so whose descriptors it has.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Role {
+    /// The program, or a call of it, which is run where the domain's descriptors are.
     Program,
+    /// The handler of a fault, on the program's own thread with the program's descriptors.
+    Trap,
+    /// A thread of the domain.
     Domain,
 }
 
@@ -278,7 +282,21 @@ pub fn current() -> Option<usize> {
     SCHEDULER.with(|s| s.current.get())
 }
 
-/// Whether the running thread is one of the program's.
+/// Does `work` in another role.
+pub fn in_role<R>(role: Role, work: impl FnOnce() -> R) -> R {
+    let set = |role| {
+        SCHEDULER.with(|s| {
+            let id = s.current.get().expect("a simulated thread");
+            std::mem::replace(&mut s.threads.borrow_mut()[id].role, role)
+        })
+    };
+    let before = set(role);
+    let result = work();
+    set(before);
+    result
+}
+
+/// What the running thread runs.
 pub fn role() -> Role {
     SCHEDULER.with(|s| s.current.get().map_or(Role::Domain, |id| s.threads.borrow()[id].role))
 }

@@ -81,7 +81,8 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), Fa
                     Touch::Read => Access::Read,
                     Touch::Write { .. } => Access::Write,
                 };
-                match fault::resolve(&world.domain, Context::Trap, Fault { addr: page.addr(), access }) {
+                let fault = Fault { addr: page.addr(), access };
+                match scheduler::in_role(Role::Trap, || fault::resolve(&world.domain, Context::Trap, fault)) {
                     Outcome::Resolved | Outcome::Retry => None,
                     Outcome::Failed(failure) => Some(failure),
                     other => panic!("{page:?} is {other:?}"),
