@@ -15,7 +15,8 @@ use crate::ring::Ring;
 use crate::sync::{AtomicU32, Event, Ordering};
 use crate::trace::Counters;
 
-/// How many frames are given memory at once when a fault needs one.
+/// How many frames are given memory at once, at least, when a fault needs one: by the faulting thread itself, since a thread
+/// on another CPU that changes page tables makes each of its own changes cost an interrupt there.
 const POPULATE_RUN: u32 = 32;
 
 /// The frames that can be had without the policy.
@@ -40,6 +41,8 @@ pub struct FrameStack {
     pub reserve: AtomicU32,
     /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
     shortage: AtomicU32,
+    /// How often the evictor has said so.
+    stated: AtomicU32,
 }
 
 /// Why no frame can be had.
@@ -83,6 +86,7 @@ impl FrameStack {
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
             shortage: AtomicU32::new(0),
+            stated: AtomicU32::new(0),
         }
     }
 
@@ -144,7 +148,9 @@ impl FrameStack {
     /// Says whether frames can be had. Only the evictor may.
     pub fn set_shortage(&self, mmu: &dyn crate::mmu::Mmu, shortage: Option<Shortage>) {
         let code = shortage.map_or(0, Shortage::code);
-        if self.shortage.swap(code, Ordering::SeqCst) != code && code != 0 {
+        self.shortage.store(code, Ordering::SeqCst);
+        if code != 0 {
+            self.stated.fetch_add(1, Ordering::SeqCst);
             self.available.signal(mmu);
         }
     }
@@ -176,6 +182,34 @@ impl FrameStack {
     }
 }
 
+/// One thread's wait for a frame. It ends in vain only when the evictor has looked since it began: what was short a while ago
+/// need not be so now.
+#[derive(Default)]
+pub(crate) struct FrameWait(Option<u32>);
+
+impl FrameWait {
+    /// Asks the evictor for frames, and sleeps until there may be some; `seen` is the count of [`FrameStack::available`] from
+    /// before the caller looked for one.
+    ///
+    /// # Context
+    /// Trap, outside the gate.
+    ///
+    /// # Errors
+    /// The evictor says that there is none to be had.
+    pub(crate) fn sleep(&mut self, domain: &DomainState, seen: u32) -> Result<(), Shortage> {
+        let stack = &domain.stack;
+        let stated = stack.stated.load(Ordering::SeqCst);
+        if *self.0.get_or_insert(stated) != stated
+            && let Some(shortage) = stack.shortage()
+        {
+            return Err(shortage);
+        }
+        stack.wanted.signal(domain.mmu);
+        stack.available.wait(domain.mmu, seen, 0);
+        Ok(())
+    }
+}
+
 /// Takes up to `want` neighbouring frames: free ones, else ones that the contract still allows, else one from standby.
 /// The frames belong to the caller; nobody else knows them. `None`: there are none.
 ///
@@ -185,7 +219,7 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
     let stack = &domain.stack;
     let run = match stack.free.take(want) {
         Some(run) => Some(run),
-        None => claim(domain, POPULATE_RUN)
+        None => claim(domain, want.get().max(POPULATE_RUN))
             .and_then(|()| stack.free.take(want))
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };

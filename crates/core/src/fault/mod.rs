@@ -15,18 +15,19 @@ pub mod save;
 
 use core::num::NonZeroU32;
 
-use crate::addr::{Frame, PageNo, VirtAddr};
+use crate::addr::{Frame, PageNo, PageRange, VirtAddr};
 use crate::domain::{DomainState, ReadsAhead};
 use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
 use crate::pager::{Context, Pager, PagerError};
 use crate::region::{Access, Region};
-use crate::stack::{self, Shortage};
+use crate::stack::{self, FrameWait, Shortage};
 use crate::stream::Chunk;
 use crate::trace::Counters;
 
 pub use fill::MOST_IN_TRAP;
+use fill::Tripwire;
 use handover::Place;
 
 /// An access that found no translation.
@@ -88,6 +89,7 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
     let began_ns = domain.mmu.now_ns();
     Counters::add(&domain.counters.faults_total, 1);
     let page = fault.addr.page();
+    let mut frame_wait = FrameWait::default();
     let outcome = loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(page) else {
@@ -106,11 +108,9 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
-                if let Some(shortage) = domain.stack.shortage() {
+                if let Err(shortage) = frame_wait.sleep(domain, seen) {
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
-                domain.stack.wanted.signal(domain.mmu);
-                domain.stack.available.wait(domain.mmu, seen, 0);
             }
             (Step::HandOver, _) => match handover::hand_over(domain, page) {
                 Some(Outcome::Failed(failure)) => break Outcome::Failed(failure),
@@ -333,6 +333,8 @@ pub enum Request {
     Fault(PageNo, Place),
     /// Read ahead, from this page on.
     Ahead(PageNo, Chunk),
+    /// Bring in so many pages, from this one on, which the program will want.
+    Prefetch(PageNo, u32),
 }
 
 /// Hands work to the pager threads. `false`: they have more than enough.
@@ -345,6 +347,8 @@ pub fn request(domain: &DomainState, request: Request) -> bool {
         Request::Ahead(page, chunk) => {
             domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
         }
+        // As a chunk that goes nowhere.
+        Request::Prefetch(page, count) => domain.requests.push(page.0, u64::from(count)),
     };
     domain.requested.signal(domain.mmu);
     pushed
@@ -359,6 +363,7 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
     let page = PageNo(page);
     Some(match what as u32 {
         0 => Request::Fault(page, Place((what >> 32) as u32)),
+        count if what >> 32 == 0 => Request::Prefetch(page, count),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
     })
 }
@@ -380,8 +385,12 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             if let Some(region) = domain.regions.find(page)
                 && let Some(pager) = region.pager()
             {
-                fill::read_ahead(domain, region, pager, page, chunk);
+                fill::read_ahead(domain, region, pager, page, chunk, Tripwire::Set);
             }
+            Outcome::Resolved
+        }
+        Request::Prefetch(page, count) => {
+            range::bring_in(domain, PageRange { first: page, count: u64::from(count) });
             Outcome::Resolved
         }
     }
