@@ -282,11 +282,13 @@ impl Mmu for SimMmu {
         }
     }
 
-    fn wake_faulters(&self, _trap: Trap, page: PageNo, count: u32) {
+    fn wake_faulters(&self, _trap: Trap, page: PageNo, count: u32) -> bool {
         scheduler::step_aside("wake_faulters");
-        if !self.descriptors_gone() {
-            self.wake(page, count);
+        if self.descriptors_gone() {
+            return false;
         }
+        self.wake(page, count);
+        true
     }
 
     fn poison(&self, _trap: Trap, _page: PageNo) {
