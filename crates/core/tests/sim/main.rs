@@ -5,7 +5,7 @@
 //! the gate.
 //!
 //! A failure prints its seed. To see it again: `SELFPAGE_SIM_SEED=123 cargo test --release -p selfpage-core --test sim`.
-//! `SELFPAGE_SIM_SEEDS` says how many seeds are tried.
+//! With `SELFPAGE_SIM_LAST=200` it comes with the last 200 yields. `SELFPAGE_SIM_SEEDS` says how many seeds are tried.
 
 mod checks;
 mod dice;
@@ -79,6 +79,7 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn contents_are_always_right() {
     if let Some(seed) = number("SELFPAGE_SIM_SEED") {
+        scheduler::keep_last(number("SELFPAGE_SIM_LAST").unwrap_or(0) as usize);
         let run = run(seed).unwrap_or_else(|report| panic!("{report}"));
         println!("seed {seed}: {} yields, {:?}", run.yields, run.counts);
         return;
