@@ -27,6 +27,8 @@ pub enum State {
     Standby = 3,
     /// Unmapped; the frame holds the only copy of the contents, and they are being saved.
     Saving = 4,
+    /// No frame holds it, and every access fails: its contents could not be had.
+    Poisoned = 5,
 }
 
 const STATE: u64 = 0xf;
@@ -80,7 +82,8 @@ impl Word {
             1 => State::Busy,
             2 => State::Resident,
             3 => State::Standby,
-            _ => State::Saving,
+            4 => State::Saving,
+            _ => State::Poisoned,
         }
     }
     /// The frame, in the states that have one.

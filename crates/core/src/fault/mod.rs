@@ -140,6 +140,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Saving => copy_back(domain, region, page, seen),
         State::Resident => check_resident(domain, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        State::Poisoned => cure(domain, region, page, seen),
     }
 }
 
@@ -323,6 +324,37 @@ fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, wh
         Refusal::Occupied | Refusal::Foreign | Refusal::Ending => Step::Done(Outcome::Retry),
         Refusal::NoDescriptor => Step::HandOver,
         Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(why))),
+    }
+}
+
+/// Somebody asks for a page that could not be had the last time: try anew.
+fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+    if let Some(word) = region.word(page)
+        && word.claim(seen)
+    {
+        domain.mmu.drop_pages(page, 1);
+        domain.settle(region, page, Word::ABSENT);
+    }
+    Step::Again
+}
+
+/// Makes every access to a page fail whose contents could not be had, until somebody asks for it by name: whoever is stopped
+/// on it must be told, and must not see anything else in its place. A page that has been brought in meanwhile stays as it
+/// is.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub fn poison(domain: &DomainState, page: PageNo) {
+    let _inside = domain.gate.enter(domain.mmu);
+    let Some(region) = domain.regions.find(page) else { return };
+    let Some(word) = region.word(page) else { return };
+    let seen = word.load();
+    if seen.state() == State::Absent && word.claim(seen) {
+        domain.mmu.poison(region.trap, page);
+        domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
+    } else {
+        // Somebody else is at it, or was: the access is tried again.
+        domain.mmu.wake_faulters(region.trap, page, 1);
     }
 }
 

@@ -137,6 +137,11 @@ fn discard_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
             pager.forget(region.index(page), 1);
             domain.settle_absent(region, page, frame);
         }
+        State::Poisoned => {
+            domain.mmu.drop_pages(page, 1);
+            pager.forget(region.index(page), 1);
+            domain.settle(region, page, Word::ABSENT);
+        }
         State::Absent | State::Busy | State::Saving => {
             pager.forget(region.index(page), 1);
             domain.settle(region, page, Word::ABSENT);
@@ -265,7 +270,7 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     };
     let seen = word.load();
     match seen.state() {
-        State::Absent | State::Standby => return Step::Done(Outcome::Resolved),
+        State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident => {}

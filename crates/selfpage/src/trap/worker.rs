@@ -61,7 +61,7 @@ fn answer(inner: &Arc<Inner>, fault: Fault) {
         Outcome::Violation => inner.guard(page),
         Outcome::Failed(failure) => {
             inner.report(page, failure);
-            state.mmu.poison(Trap::Worker, page);
+            fault::poison(state, page);
         }
     }
 }
