@@ -1,5 +1,6 @@
 //! The threads of the domain: those that the library runs beside the program's.
 
+use selfpage_core::addr::PageRange;
 use selfpage_core::fault::evict::{Evicted, evict, trim_standby};
 use selfpage_core::fault::save::save;
 use selfpage_core::fault::{self, Fault, Outcome};
@@ -36,15 +37,25 @@ pub const PAGER_THREADS: usize = READERS + SERVERS;
 /// Resolves the faults of worker regions.
 fn reader(world: &'static World) {
     while world.stage.get() == Stage::Programs {
-        let Some((thread, page)) = world.mmu.next_fault() else {
+        let Some(page) = world.mmu.next_fault() else {
             scheduler::block(State::Reading);
             continue;
         };
         scheduler::step_aside("read");
         let fault = Fault { addr: page.addr(), access: Access::Read };
-        match fault::resolve(&world.domain, Context::PagerThread, fault) {
+        let outcome = world.waiting_for(PageRange { first: page, count: 1 }, || {
+            let outcome = fault::resolve(&world.domain, Context::PagerThread, fault);
+            if let Outcome::Failed(failure) = outcome {
+                world.judge(page, failure);
+            }
+            outcome
+        });
+        match outcome {
             Outcome::Resolved | Outcome::Retry => {}
-            Outcome::Failed(failure) => world.mmu.tell(thread, page, failure),
+            Outcome::Failed(_) => {
+                scheduler::step_aside("poison");
+                fault::poison(&world.domain, page);
+            }
             other => panic!("{page:?} is {other:?}"),
         }
     }
