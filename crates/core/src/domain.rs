@@ -4,6 +4,7 @@ use core::num::NonZeroU32;
 
 use crate::addr::{Frame, PageNo};
 use crate::fault::handover::Handovers;
+use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
 use crate::mmu::{Mmu, Trap};
 use crate::page::{State, Word};
@@ -65,8 +66,12 @@ impl DomainState {
         if let Some(word) = region.word(page) {
             self.mmu.rouse(word.low_half(), u32::MAX >> 1);
         }
-        if region.trap == Trap::Worker {
-            self.mmu.wake_faulters(region.trap, page, 1);
+        if region.trap == Trap::Worker && !self.mmu.wake_faulters(region.trap, page, 1) {
+            let mut seen = self.requested.count();
+            while !fault::request(self, Request::Wake(page)) {
+                self.requested.wait(self.mmu, seen, 1000);
+                seen = self.requested.count();
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use core::num::NonZeroU32;
 use core::ptr::NonNull;
 
 use crate::addr::{Frame, FrameRun, PageBytes, PageNo};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, race};
 
 /// A table in memory that somebody else supplied: core allocates nothing.
 pub struct Table<T> {
@@ -128,6 +128,7 @@ impl FrameSet {
     pub fn give(&self, first: Frame, count: u32) {
         // Before the frames can be had: whoever takes one subtracts it, and the count must never pass below zero.
         self.count.fetch_add(count, Ordering::SeqCst);
+        race();
         let (mut at, end) = (first.0, first.0.wrapping_add(count));
         while at < end {
             let bit = at % 64;

@@ -76,8 +76,9 @@ pub trait Mmu: Sync {
     /// Drops what the machine has at `[page, page+count)`, without keeping it.
     fn drop_pages(&self, page: PageNo, count: u32);
 
-    /// Wakes the threads stopped on `[page, page+count)`; they try their access again.
-    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32);
+    /// Wakes the threads stopped on `[page, page+count)`; they try their access again. `false`: the descriptor of the machine
+    /// is gone from this thread's table, and a pager thread must do it.
+    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool;
 
     /// Makes every access to the page fail (`SIGBUS`), and wakes whoever waits for it.
     fn poison(&self, trap: Trap, page: PageNo);

@@ -18,7 +18,7 @@ use core::num::NonZeroU32;
 use crate::addr::{Frame, PageNo, PageRange, VirtAddr};
 use crate::domain::{DomainState, ReadsAhead};
 use crate::frame::{Use, Zeroed};
-use crate::mmu::Refusal;
+use crate::mmu::{Refusal, Trap};
 use crate::page::{State, Word};
 use crate::pager::{Context, Pager, PagerError};
 use crate::region::{Access, Region};
@@ -140,6 +140,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Saving => copy_back(domain, region, page, seen),
         State::Resident => check_resident(domain, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        State::Poisoned => cure(domain, region, page, seen),
     }
 }
 
@@ -326,16 +327,52 @@ fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, wh
     }
 }
 
+/// Somebody asks for a page that could not be had the last time: try anew.
+fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+    if let Some(word) = region.word(page)
+        && word.claim(seen)
+    {
+        domain.mmu.drop_pages(page, 1);
+        domain.settle(region, page, Word::ABSENT);
+    }
+    Step::Again
+}
+
+/// Makes every access to a page fail whose contents could not be had, until somebody asks for it by name: whoever is stopped
+/// on it must be told, and must not see anything else in its place. A page that has been brought in meanwhile stays as it
+/// is.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub fn poison(domain: &DomainState, page: PageNo) {
+    let _inside = domain.gate.enter(domain.mmu);
+    let Some(region) = domain.regions.find(page) else { return };
+    let Some(word) = region.word(page) else { return };
+    let seen = word.load();
+    if seen.state() == State::Absent && word.claim(seen) {
+        domain.mmu.poison(region.trap, page);
+        domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
+    } else {
+        // Somebody else is at it, or was: the access is tried again.
+        domain.mmu.wake_faulters(region.trap, page, 1);
+    }
+}
+
 /// Work that a thread hands to the pager threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
     /// Resolve a fault on this page, and answer the thread that waits there.
     Fault(PageNo, Place),
+    /// Wake the threads that are stopped on this page of a worker region.
+    Wake(PageNo),
     /// Read ahead, from this page on.
     Ahead(PageNo, Chunk),
     /// Bring in so many pages, from this one on, which the program will want.
     Prefetch(PageNo, u32),
 }
+
+/// In the place of the number of pages to read ahead.
+const WAKE: u32 = u32::MAX;
 
 /// Hands work to the pager threads. `false`: they have more than enough.
 ///
@@ -344,6 +381,7 @@ pub enum Request {
 pub fn request(domain: &DomainState, request: Request) -> bool {
     let pushed = match request {
         Request::Fault(page, place) => domain.requests.push(page.0, u64::from(place.0) << 32),
+        Request::Wake(page) => domain.requests.push(page.0, WAKE.into()),
         Request::Ahead(page, chunk) => {
             domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
         }
@@ -364,6 +402,7 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
     Some(match what as u32 {
         0 => Request::Fault(page, Place((what >> 32) as u32)),
         count if what >> 32 == 0 => Request::Prefetch(page, count),
+        WAKE => Request::Wake(page),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
     })
 }
@@ -379,6 +418,10 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             let outcome = resolve(domain, Context::PagerThread, fault);
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome
+        }
+        Request::Wake(page) => {
+            domain.mmu.wake_faulters(Trap::Worker, page, 1);
+            Outcome::Resolved
         }
         Request::Ahead(page, chunk) => {
             let _inside = domain.gate.enter(domain.mmu);

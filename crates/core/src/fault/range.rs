@@ -146,6 +146,11 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
                 pager.forget(region.index(next), 1);
                 domain.settle_absent(region, next, seen.frame());
             }
+            State::Poisoned => {
+                domain.mmu.drop_pages(next, 1);
+                pager.forget(region.index(next), 1);
+                domain.settle(region, next, Word::ABSENT);
+            }
             State::Absent | State::Busy | State::Saving => {
                 pager.forget(region.index(next), 1);
                 domain.settle(region, next, Word::ABSENT);
@@ -309,7 +314,7 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     };
     let seen = word.load();
     match seen.state() {
-        State::Absent | State::Standby => return Step::Done(Outcome::Resolved),
+        State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident => {}

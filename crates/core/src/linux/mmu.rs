@@ -302,8 +302,9 @@ impl Mmu for LinuxMmu {
         drop_contents(page.addr().0, count as usize * PAGE_BYTES);
     }
 
-    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) {
-        let _ = self.region_uffd(trap).wake(page.addr().0, count as usize * PAGE_BYTES);
+    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool {
+        let woken = self.region_uffd(trap).wake(page.addr().0, count as usize * PAGE_BYTES);
+        !matches!(woken, Err(Errno::BADF | Errno::NOTTY))
     }
 
     fn poison(&self, trap: Trap, page: PageNo) {

@@ -74,7 +74,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
     let mapped = world.mmu.read(page);
     let contents = match state {
         State::Busy => panic!("{page:?} is busy, and nobody is inside"),
-        State::Absent => part.pager.kept(index),
+        State::Absent | State::Poisoned => part.pager.kept(index),
         State::Resident => Some(mapped.unwrap_or_default()),
         State::Standby => {
             assert_eq!(part.pager.kept(index), world.mmu.in_slot(frame), "{page:?}: standby, and the pager differs");
@@ -85,6 +85,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
     let right = contents.is_some_and(|contents| world.shadow.may_be(at, contents));
     assert!(right, "{page:?} is {word:?} with {contents:?}, not {:?}", world.shadow.now(at));
     assert!(mapped.is_none() || state == State::Resident, "{page:?} is mapped and {word:?}");
+    assert!(!world.mmu.poisoned(page) || state == State::Poisoned, "{page:?} is poisoned and {word:?}");
     let resident = part.region.residency().get(index as usize).expect("as many as words").load(Ordering::Relaxed);
     assert_eq!(resident != 0, state == State::Resident, "{page:?}: residency");
     assert!(world.shadow.may_have_pins(at, word.pins()), "{page:?} is {word:?} with {} pins", world.shadow.pins(at));

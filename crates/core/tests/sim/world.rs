@@ -211,6 +211,22 @@ impl World {
         }
     }
 
+    /// Where the frames are, for a report.
+    pub fn frames(&self) -> String {
+        let stack = &self.domain.stack;
+        format!(
+            "{} frames ready of {}: {} free, {} on standby, {} claimed; {} to be saved, shortage {:?}, reserve {:?}",
+            stack.ready(),
+            stack.budget(),
+            stack.free.count(),
+            stack.on_standby(),
+            stack.claimed(),
+            self.domain.saves.len(),
+            stack.shortage(),
+            stack.reserve,
+        )
+    }
+
     /// One thread of the present stage has ended.
     pub fn ended(&self, next: Stage, next_count: usize) {
         self.left.set(self.left.get() - 1);
