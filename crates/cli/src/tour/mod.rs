@@ -121,8 +121,8 @@ fn whole(screen: &mut Screen, sizes: &Sizes) -> Result<Vec<Row>, Stop> {
 
 /// The table at the end, aligned.
 fn table(rows: &[Row]) -> String {
-    let step = rows.iter().map(|row| row.step.chars().count()).max().unwrap_or(0);
-    let figures = rows.iter().map(|row| row.figures.chars().count()).max().unwrap_or(0);
+    let step = rows.iter().map(|row| row.step.chars().count()).fold("step".len(), usize::max);
+    let figures = rows.iter().map(|row| row.figures.chars().count()).fold("measured".len(), usize::max);
     let mut text = format!("{:<step$}  {:<figures$}  {:>8}\n", "step", "measured", "time");
     text += &format!("{}\n", "-".repeat(step + figures + 12));
     for row in rows {
@@ -148,7 +148,7 @@ mod tests {
         let text = table(&[row("a", "bb"), row("a longer one", "b")]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4);
-        assert_eq!(lines[2].find("bb"), lines[3].rfind("b  "), "{text}");
+        assert_eq!(lines[2].find("bb"), lines[3].rfind("b   "), "{text}");
         assert!(lines.iter().skip(2).all(|line| line.len() == lines[0].len()), "{text}");
     }
 }
