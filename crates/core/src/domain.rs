@@ -118,7 +118,7 @@ impl DomainState {
     pub fn limits(&self, most_now: u32, reads_ahead: ReadsAhead) -> Limits {
         let budget = self.stack.budget();
         let chunk = match reads_ahead {
-            ReadsAhead::Yes if budget >= 64 => (budget / 32).min(MOST_AHEAD),
+            ReadsAhead::Yes if budget >= 128 => (budget / 128).min(MOST_AHEAD),
             _ => 0,
         };
         Limits { now: most_now.min(budget / 32).max(1), chunk }

@@ -25,6 +25,7 @@ pub struct FrameStack {
     pub free: FrameSet,
     standby: Ring,
     on_standby: AtomicU32,
+    saving: AtomicU32,
     /// How many frames have memory.
     claimed: AtomicU32,
     /// How many may have.
@@ -78,6 +79,7 @@ impl FrameStack {
             free,
             standby,
             on_standby: AtomicU32::new(0),
+            saving: AtomicU32::new(0),
             claimed: AtomicU32::new(0),
             budget: AtomicU32::new(budget),
             begun: AtomicU32::new(0),
@@ -103,6 +105,21 @@ impl FrameStack {
     /// Frames on standby, about.
     pub fn on_standby(&self) -> u32 {
         self.on_standby.load(Ordering::Relaxed)
+    }
+
+    /// Frames whose contents are on their way to a store: to be had soon.
+    pub fn saving(&self) -> u32 {
+        self.saving.load(Ordering::Relaxed)
+    }
+
+    /// The contents of a frame are queued to be saved.
+    pub(crate) fn joins_saving(&self) {
+        self.saving.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `count` saves have ended, well or not.
+    pub(crate) fn leaves_saving(&self, count: u32) {
+        self.saving.fetch_sub(count, Ordering::Relaxed);
     }
 
     /// Frames to be had at once.

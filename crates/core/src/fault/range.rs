@@ -9,7 +9,7 @@ use super::evict::{Evicted, Room, move_out};
 use super::fill::Tripwire;
 use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
-use crate::domain::{DomainState, MOST_AHEAD, ReadsAhead};
+use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::Zeroed;
 use crate::page::{State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
@@ -278,7 +278,14 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(at) else { return };
         let Some(pager) = region.pager() else { return };
-        let piece = u64::from(domain.limits(1, ReadsAhead::Yes).chunk.max(1)).min(range.end().0 - at.0);
+        // No more than is likely to be ready at a time.
+        let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
+        for page in (PageRange { first: at, count: piece }).pages() {
+            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby) {
+                // Whoever needs a page that cannot be mapped meets that again.
+                let _ = super::soft_fault(domain, region, pager, page, seen);
+            }
+        }
         let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
         let short = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
         drop(inside);

@@ -149,7 +149,7 @@ fn cyclic(name: &str, frames: u32) -> u64 {
     const PASSES: u64 = 4;
     let mut model = Model::new(name, frames);
     let pages = u64::from(frames) * 4 / 3;
-    let chunk = u64::from(MOST_AHEAD.min(frames / 32));
+    let chunk = u64::from(MOST_AHEAD.min(frames / 128));
     for pass in 0..=PASSES {
         if pass == 1 {
             model.rereads = 0;
