@@ -33,7 +33,7 @@ macro_rules! counters {
 counters! {
     /// Faults that reached the domain.
     faults_total,
-    /// Faults answered from the standby list, without a fill.
+    /// Pages mapped again from the standby list, without a fill.
     soft_faults_total,
     /// Pages brought in by their pager.
     fills_total,
@@ -86,7 +86,7 @@ pub struct Histogram([AtomicU64; BUCKETS]);
 
 impl Default for Histogram {
     fn default() -> Self {
-        Histogram([const { AtomicU64::new(0) }; BUCKETS])
+        Histogram(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 }
 

@@ -92,6 +92,12 @@ extern "C" fn child() {
     let Some(pause) = (unsafe { (*HELD.0.get()).take() }) else { return };
     thread::forget_all();
     upcall::forget_users();
+    // Every place first: what is mapped from here on, be it by an allocation, may come to lie in one.
+    for domain in pause.domains.iter().filter(|domain| domain.shared.is_ok()) {
+        if domain.inner.map_in_child().is_err() {
+            crate::die("a forked child cannot go on: the place of its pool is taken");
+        }
+    }
     for domain in pause.domains {
         domain.resume_in_child();
     }
@@ -148,8 +154,7 @@ impl PausedDomain {
             store.after_fork_in_child();
         }
         if let Err(why) = self.inner.rebuild_in_child(&self.regions) {
-            eprintln!("selfpage: a forked child cannot go on: {why}");
-            crate::die("a forked child cannot go on");
+            crate::die(&format!("a forked child cannot go on: {why}"));
         }
         drop(self.policy);
         let state = self.inner.state();

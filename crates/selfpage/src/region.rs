@@ -25,7 +25,7 @@ use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
-use crate::domain::Inner;
+use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result, pages};
 use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
 use crate::store::BackingStore;
@@ -33,7 +33,7 @@ use crate::trap::upcall;
 
 /// A region to be.
 pub struct Builder<'a> {
-    inner: &'a Arc<Inner>,
+    life: &'a Arc<Life>,
     len_bytes: usize,
     name: String,
     trap: Trap,
@@ -42,9 +42,9 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub(crate) fn new(inner: &'a Arc<Inner>, len_bytes: usize) -> Builder<'a> {
+    pub(crate) fn new(life: &'a Arc<Life>, len_bytes: usize) -> Builder<'a> {
         let name = String::new();
-        Builder { inner, len_bytes, name, trap: Trap::Worker, priority: 0, reserved: Access::ReadWrite }
+        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved: Access::ReadWrite }
     }
 
     /// A name for messages.
@@ -178,8 +178,8 @@ impl<'a> Builder<'a> {
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Region> {
         let bound = Bound::new(&self, rights, descriptors, store, make)?;
-        bound.join(self.inner)?;
-        Ok(Region { inner: self.inner.clone(), bound })
+        bound.join(&self.life.inner)?;
+        Ok(Region { life: self.life.clone(), bound })
     }
 }
 
@@ -206,7 +206,7 @@ impl Bound {
         store: Option<Arc<dyn BackingStore>>,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Arc<Bound>> {
-        let inner = builder.inner;
+        let inner = &builder.life.inner;
         let object = || format!("a region of {} bytes", builder.len_bytes);
         let (trap, table) = (builder.trap, inner.config.descriptor_table);
         if builder.len_bytes == 0 || builder.len_bytes > isize::MAX as usize / 2 {
@@ -336,10 +336,11 @@ impl Drop for Bound {
     }
 }
 
-/// Memory that its domain pages. Dropping it drops its contents.
+/// Memory that its domain pages. Dropping it drops its contents. The domain goes on as long as it has regions, handle or no
+/// handle.
 pub struct Region {
-    inner: Arc<Inner>,
     bound: Arc<Bound>,
+    life: Arc<Life>,
 }
 
 impl Region {
@@ -361,7 +362,11 @@ impl Region {
     }
 
     /// Its contents as values of `T`, to be changed.
+    ///
+    /// # Panics
+    /// The region is read-only: what is written to it would be lost.
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
+        assert!(self.bound.region.rights == Rights::ReadWrite, "region {} is read-only", self.bound.name);
         // SAFETY: region-view: as for `as_slice`, and `&mut self` makes it the only view.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), self.len_bytes() / size_of::<T>().max(1)) }
     }
@@ -384,8 +389,8 @@ impl Region {
     /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned.
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
-        self.inner.on_table(|| {
+        let state = self.life.inner.state();
+        self.life.inner.on_table(|| {
             for page in range.pages() {
                 let why = match range::pin(state, page) {
                     Outcome::Resolved => continue,
@@ -407,21 +412,21 @@ impl Region {
     /// A page of it is not pinned.
     pub fn unpin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("unpin", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
+        let state = self.life.inner.state();
         match range.pages().find(|page| !range::unpin(state, *page)) {
             None => Ok(()),
             Some(page) => Err(Error::new(Kind::Invalid, "unpin", self.page_name(page), "it is not pinned")),
         }
     }
 
-    /// Has pager threads bring `[offset, offset+len)` in, and does not wait.
+    /// Has pager threads bring `[offset, offset+len)` in, as much of it as the frames can hold, and does not wait.
     ///
     /// # Errors
     /// The range is not in the region.
     pub fn prefetch(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("prefetch", offset_bytes, len_bytes)?;
         // More than the pager threads can take is not fetched: it is only advice.
-        let _ = range::prefetch(self.inner.state(), range);
+        let _ = range::prefetch(self.life.inner.state(), range);
         Ok(())
     }
 
@@ -431,8 +436,8 @@ impl Region {
     /// The range is not in the region.
     pub fn discard(&mut self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("discard", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
-        self.inner.on_table(|| range::discard(state, range));
+        let state = self.life.inner.state();
+        self.life.inner.on_table(|| range::discard(state, range));
         Ok(())
     }
 
@@ -443,8 +448,8 @@ impl Region {
     /// The range is not in the region, or none of its resident pages could go: they are pinned, or held by the kernel.
     pub fn evict(&self, offset_bytes: usize, len_bytes: usize) -> Result<u32> {
         let range = self.range("evict", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
-        let evict::Evicted { ready, queued, kept } = self.inner.on_pager_thread(|| range::evict(state, range));
+        let state = self.life.inner.state();
+        let evict::Evicted { ready, queued, kept } = self.life.inner.on_pager_thread(|| range::evict(state, range));
         if ready + queued == 0 && kept > 0 {
             let failure = Failure::Shortage(selfpage_core::stack::Shortage::AllHeld);
             return Err(Error::failure("evict", self.range_name(range), failure));
@@ -459,8 +464,8 @@ impl Region {
     /// A page could not be saved; it stays in core, changed.
     pub fn flush(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("flush", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
-        self.inner.on_pager_thread(|| {
+        let state = self.life.inner.state();
+        self.life.inner.on_pager_thread(|| {
             range::flush(state, range)
                 .map_err(|(page, failure)| Error::failure("flush", self.page_name(page), failure))?;
             let pager = self.bound.pager.as_deref();
@@ -498,10 +503,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let mine = self.inner.regions().remove(&self.bound.range().first.0);
-        // A domain that was dropped first has seen to it.
+        let mine = self.life.inner.regions().remove(&self.bound.range().first.0);
         if let Some(bound) = mine {
-            bound.leave(&self.inner);
+            bound.leave(&self.life.inner);
         }
     }
 }

@@ -5,16 +5,18 @@
 
 use core::num::NonZeroU32;
 
-use super::evict::{Evicted, move_out};
-use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve};
+use super::evict::{Evicted, Room, move_out};
+use super::fill::Tripwire;
+use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
-use crate::domain::DomainState;
+use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::Zeroed;
 use crate::page::{State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
-use crate::stack;
+use crate::stack::{self, FrameWait};
 use crate::stream::Chunk;
+use crate::sync::Ordering;
 use crate::trace::Counters;
 
 /// Pages worked on between two visits of the gate.
@@ -22,6 +24,7 @@ const STRETCH: usize = 256;
 
 /// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
 fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
+    let mut frame_wait = FrameWait::default();
     loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(page) else {
@@ -34,11 +37,9 @@ fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region)
             (Step::Done(outcome), _) => return outcome,
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
-                if let Some(shortage) = domain.stack.shortage() {
+                if let Err(shortage) = frame_wait.sleep(domain, seen) {
                     return Outcome::Failed(Failure::Shortage(shortage));
                 }
-                domain.stack.wanted.signal(domain.mmu);
-                domain.stack.available.wait(domain.mmu, seen, 0);
             }
             _ => {}
         }
@@ -102,65 +103,117 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
 /// # Context
 /// Normal.
 pub fn discard(domain: &DomainState, range: PageRange) {
-    for page in range.pages() {
-        settle_step(domain, page, |region| discard_page(domain, region, page));
+    let mut at = range.first;
+    while at < range.end() {
+        let mut next = at;
+        settle_step(domain, at, |region| {
+            let step;
+            (next, step) = discard_stretch(domain, region, PageRange { first: at, count: range.end().0 - at.0 });
+            step
+        });
+        // Outside of any region nothing is done, and there is nothing to wait for.
+        at = if next == at { at.plus(1) } else { next };
     }
 }
 
-fn discard_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
-    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
-        return Step::Done(Outcome::NotOurs);
-    };
-    let seen = word.load();
-    if seen.state() == State::Busy || seen.in_save() {
-        return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
-    }
-    if !word.claim(seen) {
-        return Step::Again;
-    }
-    let frame = seen.frame();
-    match seen.state() {
-        State::Resident => match domain.mmu.unmap(page, frame, 1) {
-            Ok(()) => {
-                pager.forget(region.index(page), 1);
-                domain.settle_absent(region, page, frame);
+/// Discards pages from the front of `range` on, until there are many of them or one must be waited for. How far it came.
+fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (PageNo, Step) {
+    let mut resident = [(PageNo(0), Frame(0)); STRETCH];
+    let mut len = 0;
+    let mut next = range.first;
+    let mut step = Step::Done(Outcome::Resolved);
+    while next < range.end()
+        && let Some(entry) = resident.get_mut(len)
+    {
+        let (Some(word), Some(pager)) = (region.word(next), region.pager()) else { break };
+        let seen = word.load();
+        if seen.state() == State::Busy || seen.in_save() {
+            if next == range.first {
+                step = word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
             }
+            break;
+        }
+        if !word.claim(seen) {
+            continue;
+        }
+        match seen.state() {
+            State::Resident => {
+                *entry = (next, seen.frame());
+                len += 1;
+            }
+            State::Standby => {
+                domain.stack.leaves_standby();
+                pager.forget(region.index(next), 1);
+                domain.settle_absent(region, next, seen.frame());
+            }
+            State::Poisoned => {
+                domain.mmu.drop_pages(next, 1);
+                pager.forget(region.index(next), 1);
+                domain.settle(region, next, Word::ABSENT);
+            }
+            State::Absent | State::Busy | State::Saving => {
+                pager.forget(region.index(next), 1);
+                domain.settle(region, next, Word::ABSENT);
+            }
+        }
+        next = next.plus(1);
+    }
+    drop_resident(domain, region, resident.get(..len).unwrap_or(&[]));
+    (next, step)
+}
+
+/// Drops claimed resident pages, in as few calls as their neighbourhood allows.
+fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
+    let Some(pager) = region.pager() else { return };
+    let mut at = 0;
+    while let Some(rest) = pages.get(at..)
+        && let Some(&(page, frame)) = rest.first()
+    {
+        let run = fill::neighbours(rest);
+        let done = match domain.mmu.unmap(page, frame, run as u32) {
+            Ok(()) => run,
+            Err(partial) => partial.done as usize,
+        };
+        pager.forget(region.index(page), done as u64);
+        for &(page, frame) in rest.get(..done).unwrap_or(&[]) {
+            domain.frames.set_owner(frame, None);
+            let _ = domain.settle(region, page, Word::ABSENT);
+        }
+        if done > 0 {
+            domain.stack.give(domain.mmu, frame, done as u32);
+        }
+        at += done;
+        if done < run
+            && let Some(&(page, frame)) = pages.get(at)
+        {
             // A device holds the page: leave it the memory, and give the frame new one.
-            Err(_) => {
-                domain.mmu.drop_pages(page, 1);
-                super::lost(domain, region, pager, page, frame);
-            }
-        },
-        State::Standby => {
-            domain.stack.leaves_standby();
-            pager.forget(region.index(page), 1);
-            domain.settle_absent(region, page, frame);
-        }
-        State::Failed => {
             domain.mmu.drop_pages(page, 1);
-            pager.forget(region.index(page), 1);
-            domain.settle(region, page, Word::ABSENT);
-        }
-        State::Absent | State::Busy | State::Saving => {
-            pager.forget(region.index(page), 1);
-            domain.settle(region, page, Word::ABSENT);
+            super::lost(domain, region, pager, page, frame);
+            at += 1;
         }
     }
-    Step::Done(Outcome::Resolved)
 }
 
-/// Takes the frames of `range` back; changed pages are on their way to the store when it returns.
+/// Takes the frames of `range` back; changed pages are on their way to the store when it returns. Waits for the saver where
+/// there are more of them than may be on the way at once.
 ///
 /// # Context
-/// Normal.
+/// Normal, outside the gate.
 pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
     let mut evicted = Evicted::default();
     let mut at = range.first;
     while at < range.end() {
+        let seen = domain.stack.available.count();
+        let room = save::room(domain).min(STRETCH);
+        if room == 0 {
+            domain.to_save.signal(domain.mmu);
+            domain.stack.available.wait(domain.mmu, seen, 1000);
+            continue;
+        }
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
         let mut len = 0;
-        while len < STRETCH && at < range.end() {
+        while len < room && at < range.end() {
             if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)
                 && let Some(entry) = claimed.get_mut(len)
             {
@@ -169,7 +222,8 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             }
             at = at.plus(1);
         }
-        move_out(domain, claimed.get(..len).unwrap_or(&[]), &mut evicted);
+        // The evictor queues no page more while there is no room, and the queue has a batch to spare beyond that.
+        move_out(domain, claimed.get(..len).unwrap_or(&[]), Room::Promised, &mut evicted);
     }
     evicted
 }
@@ -185,26 +239,62 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
         State::Standby if word.claim(seen) => {
             domain.stack.leaves_standby();
             domain.settle_absent(region, page, seen.frame());
+            Counters::add(&domain.counters.evictions_total, 1);
+            evicted.ready += 1;
         }
         _ => {}
     }
     None
 }
 
-/// Has `range`, within one region, fetched ahead by pager threads. `false`: they have too much to do already.
+/// Has `range`, within one region, brought in by pager threads: as much of it as the frames can hold beside the reserve.
+/// `false`: they have too much to do already.
 ///
 /// # Context
 /// Normal.
 pub fn prefetch(domain: &DomainState, range: PageRange) -> bool {
+    let room = domain.stack.budget().saturating_sub(domain.stack.reserve.load(Ordering::Relaxed));
+    let end = range.first.plus(range.count.min(u64::from(room)));
     let mut at = range.first;
-    while at < range.end() {
-        let count = (range.end().0 - at.0).min(u64::from(crate::domain::MOST_AHEAD)) as u32;
-        if !request(domain, Request::Ahead(at, Chunk { first: 0, count, stride: 1 })) {
+    while at < end {
+        let count = (end.0 - at.0).min(u64::from(MOST_AHEAD)) as u32;
+        if !request(domain, Request::Prefetch(at, count)) {
             return false;
         }
         at = at.plus(u64::from(count));
     }
     true
+}
+
+/// Brings in what the program will want, piece by piece as frames can be had.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
+    let mut at = range.first;
+    let mut frame_wait = FrameWait::default();
+    while at < range.end() {
+        let seen = domain.stack.available.count();
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = domain.regions.find(at) else { return };
+        let Some(pager) = region.pager() else { return };
+        // No more than is likely to be ready at a time.
+        let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
+        for page in (PageRange { first: at, count: piece }).pages() {
+            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby) {
+                // Whoever needs a page that cannot be mapped meets that again.
+                let _ = super::soft_fault(domain, region, pager, page, seen);
+            }
+        }
+        let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
+        let short = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
+        drop(inside);
+        match short {
+            None => at = at.plus(piece),
+            Some(_) if frame_wait.sleep(domain, seen).is_err() => return,
+            Some(next) => at = next,
+        }
+    }
 }
 
 /// Saves what has changed in `range`, within one region, without unmapping it, and waits until it is saved. What the
@@ -231,7 +321,7 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     };
     let seen = word.load();
     match seen.state() {
-        State::Absent | State::Standby | State::Failed => return Step::Done(Outcome::Resolved),
+        State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident => {}
@@ -293,6 +383,7 @@ fn save_copy(
 /// No more can be freed. Those that were are gone, and the contract is smaller by as many.
 pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
     let mut left = domain.stack.cut_unclaimed(count);
+    let mut frame_wait = FrameWait::default();
     while let Some(want) = NonZeroU32::new(left) {
         let seen = domain.stack.available.count();
         let inside = domain.gate.enter(domain.mmu);
@@ -305,13 +396,7 @@ pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
                 domain.stack.retire(run.first, some);
                 left -= some;
             }
-            None => {
-                if let Some(shortage) = domain.stack.shortage() {
-                    return Err(Failure::Shortage(shortage));
-                }
-                domain.stack.wanted.signal(domain.mmu);
-                domain.stack.available.wait(domain.mmu, seen, 0);
-            }
+            None => frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?,
         }
     }
     Ok(())

@@ -12,9 +12,9 @@ use crate::stream::DEPTH;
 
 /// What a stream has in front of it: the chunk that the program is in, and those that were asked for after it.
 const MOST_GUARDED: u32 = (DEPTH + 1) * MOST_AHEAD;
-/// A chunk is 1/32 of the frames at most, and so those chunks are 1/8. One part in six leaves room for frames that are not
+/// A chunk is 1/128 of the frames at most, and so those chunks are 1/32. One part in 24 leaves room for frames that are not
 /// listed: with less, what is evicted unused is read again, which evicts what is next unused, and so on.
-const GUARDED_PART: u32 = 6;
+const GUARDED_PART: u32 = 24;
 
 const GUARDED: usize = 0;
 const SETTLED: usize = 1;
@@ -48,7 +48,8 @@ impl Policy for Mru {
     }
 
     fn victim(&mut self) -> Option<Frame> {
-        let victim = self.links.pop_newest(SETTLED).or_else(|| self.links.pop_oldest(GUARDED));
+        // Less than the whole is guarded, so something has settled if anything is listed.
+        let victim = self.links.pop_newest(SETTLED);
         self.settle();
         victim
     }

@@ -1,0 +1,119 @@
+//! Policies by what they save, through the whole library.
+
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Kind, Rights, Trap};
+
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+const PAGE: usize = 4096;
+const WORDS: usize = PAGE / 8;
+
+fn domain(frames: usize, policy: &str) -> Option<Domain> {
+    match Domain::with_frames(frames * PAGE).policy(policy).build() {
+        Ok(domain) => Some(domain),
+        Err(error) if error.kind() == Kind::Unsupported => {
+            skip::skip("uffd", &error.to_string());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Pages read again while nine of ten accesses go to a quarter as many pages as there are frames, and the rest to pages that
+/// are used once.
+fn rereads_of_hot_and_cold(policy: &str) -> Option<u64> {
+    const FRAMES: usize = 2048;
+    const HOT: u64 = FRAMES as u64 / 4;
+    // A prime, and far more than are touched.
+    const COLD: u64 = 30_011;
+    let domain = domain(FRAMES, policy)?;
+    let pages = (HOT + COLD) as usize;
+    let store = MemoryStore::new((pages * PAGE) as u64).unwrap();
+    let mut region = domain.region(pages * PAGE).trap(Trap::Upcall).stored(store).unwrap();
+    // Cold pages have no contents, and are no read.
+    for (page, words) in region.as_mut_slice::<u64>().chunks_mut(WORDS).take(HOT as usize).enumerate() {
+        words[0] = page as u64;
+    }
+    let words = region.as_slice::<u64>();
+    let mut dice = 7u64;
+    let mut below = |end: u64| {
+        dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (dice >> 33) % end
+    };
+    let mut cold = 0;
+    for _ in 0..200_000 {
+        if below(10) == 0 {
+            // Scattered: no stream to read ahead of.
+            cold += 1;
+            assert_eq!(words[(HOT + cold * 10_007 % COLD) as usize * WORDS], 0);
+        } else {
+            let page = below(HOT);
+            assert_eq!(words[page as usize * WORDS], page);
+        }
+    }
+    Some(domain.stats().counts.bytes_filled / PAGE as u64)
+}
+
+#[test]
+fn lru_reads_at_most_half_again_of_what_fifo_does() {
+    let (Some(fifo), Some(lru)) = (rereads_of_hot_and_cold("fifo"), rereads_of_hot_and_cold("lru")) else { return };
+    println!("pages read: fifo {fifo}, lru {lru}");
+    assert!(fifo > 1000, "the trace does not page");
+    assert!(2 * lru <= fifo, "lru {lru}, fifo {fifo}");
+}
+
+/// A file that goes when the test ends, however it ends.
+struct Scratch(std::path::PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// What one more pass over a file of 4/3 of the frames reads of it, in percent: of a few passes, the worst. `word` is what the
+/// file holds, by the number of the word; a few words of each page are checked.
+fn rereads_of_a_pass(policy: &str, trap: Trap, frames: usize, file: &Scratch, word: fn(u64) -> u64) -> Option<u64> {
+    let domain = domain(frames, policy)?;
+    let region = domain.region(0).trap(trap).file(&file.0, 0, Rights::Read).unwrap();
+    let mut worst = 0;
+    for pass in 0..4 {
+        let before = domain.stats().counts.bytes_filled;
+        for (at, seen) in region.as_slice::<u64>().iter().enumerate().step_by(WORDS / 4) {
+            assert_eq!(*seen, word(at as u64));
+        }
+        if pass > 0 {
+            let read = domain.stats().counts.bytes_filled - before;
+            worst = worst.max(read * 100 / region.len_bytes() as u64);
+        }
+    }
+    Some(worst)
+}
+
+#[test]
+fn mru_keeps_most_of_a_file_that_is_scanned_again_and_again() {
+    const FRAMES: usize = 6144;
+    let file = Scratch(format!("/var/tmp/selfpage-cyclic-{}", std::process::id()).into());
+    std::fs::write(&file.0, (0..FRAMES / 3 * 4 * WORDS).flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>())
+        .unwrap();
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let rereads = |policy| rereads_of_a_pass(policy, trap, FRAMES, &file, |at| at);
+        let (Some(mru), Some(lru)) = (rereads("mru"), rereads("lru")) else { return };
+        println!("{trap:?}: read again in a pass: mru {mru} %, lru {lru} %");
+        // The reserve and what is read ahead are a larger part of few frames than of many.
+        assert!(mru <= 36, "mru read {mru} % again");
+        assert!(lru >= 90, "lru read {lru} % again: the scan fits the frames");
+    }
+}
+
+#[test]
+fn mru_reads_at_most_30_percent_again_in_512_mib_of_frames() {
+    const FRAMES: usize = 131_072;
+    let file = Scratch(format!("/var/tmp/selfpage-cyclic-large-{}", std::process::id()).into());
+    // A hole: nothing is written, and what is read is zero.
+    std::fs::File::create(&file.0).unwrap().set_len((FRAMES / 3 * 4 * PAGE) as u64).unwrap();
+    let Some(mru) = rereads_of_a_pass("mru", Trap::Upcall, FRAMES, &file, |_| 0) else { return };
+    println!("read again in a pass: mru {mru} %");
+    assert!(mru <= 30, "mru read {mru} % again");
+}
