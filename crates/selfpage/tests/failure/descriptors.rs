@@ -116,7 +116,10 @@ fn domains_and_regions_leave_none_behind() {
                 let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(case.table).build().unwrap();
                 let with_all = || -> usize {
                     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-                    tasks.map(|task| std::fs::read_dir(task.path().join("fd")).map_or(0, |fds| fds.count())).max().unwrap()
+                    tasks
+                        .map(|task| std::fs::read_dir(task.path().join("fd")).map_or(0, |fds| fds.count()))
+                        .max()
+                        .unwrap()
                 };
                 let mut counts = Vec::new();
                 for _ in 0..10 {

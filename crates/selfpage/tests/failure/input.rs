@@ -34,7 +34,11 @@ fn domains() {
             refused(Domain::with_frames(bytes).build(), Kind::Invalid, &["frames", "16 frames", &bytes.to_string()]);
         }
         for name in ["", "LRU", "lru2", "random\n"] {
-            refused(Domain::with_frames(16 * PAGE).policy(name).build(), Kind::Invalid, &["policy", "fifo", "priority"]);
+            refused(
+                Domain::with_frames(16 * PAGE).policy(name).build(),
+                Kind::Invalid,
+                &["policy", "fifo", "priority"],
+            );
         }
         refused(Domain::with_frames(16 * PAGE).workers(100_000).build(), Kind::Invalid, &["100000 workers", "64"]);
         assert_eq!(running(), before);
@@ -50,7 +54,7 @@ fn regions() {
         for bytes in [0, usize::MAX, isize::MAX as usize] {
             refused(domain.region(bytes).zero(), Kind::Invalid, &["region", "bytes"]);
         }
-        refused(domain.region(1 << 60).zero(), Kind::OutOfSpace, &["1152921504606846976 bytes"]);
+        refused(domain.region(1 << 60).zero(), Kind::OutOfSpace, &["region of 1152921504606846976 bytes"]);
         refused(domain.region(64 * PAGE).pinned(), Kind::Held, &["ENOMEM", "more frames"]);
         let region = domain.region(5 * PAGE).zero().unwrap();
         refused(region.pin(PAGE, usize::MAX), Kind::Invalid, &["20480 bytes"]);

@@ -30,7 +30,11 @@ fn drop_rights() {
 /// Has the kernel refuse system call `number` with `errno`, where its argument number `1` (counted from 0) is `request`.
 fn refuse(number: libc::c_long, request: Option<u32>, errno: i32) {
     let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    let (load, equal, end) = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::BPF_RET | libc::BPF_K);
+    let (load, equal, end) = (
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    );
     let allow = step(end, libc::SECCOMP_RET_ALLOW, 0, 0);
     let deny = step(end, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0);
     let mut filter = match request {
@@ -98,7 +102,12 @@ fn a_filter_that_comes_later() {
     for (trap, name) in [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")] {
         in_child(here!(), name, || {
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            let mut region = domain
+                .region(4 * FRAMES * PAGE)
+                .name("heap")
+                .trap(trap)
+                .stored(MemoryStore::new(1 << 20).unwrap())
+                .unwrap();
             number_pages(&mut region);
             refuse(libc::SYS_ioctl, Some(UFFDIO_MOVE), libc::EPERM);
             check_pages(&region, 0..pages(&region));
@@ -122,13 +131,16 @@ fn nobody() {
         let error = Domain::with_frames(FRAMES * PAGE).needs_system_calls().build().err().expect("it cannot");
         let text = error.to_string();
         assert_eq!(error.kind(), Kind::Unsupported, "{text}");
-        for word in ["userfaultfd", "system calls", "CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "/dev/userfaultfd"] {
+        for word in
+            ["userfaultfd", "system calls", "CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "/dev/userfaultfd"]
+        {
             assert!(text.contains(word), "{word:?} is missing from: {text}");
         }
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         assert!(!domain.serves_system_calls());
         for trap in [Trap::Worker, Trap::Upcall] {
-            let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            let mut region =
+                domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
             number_pages(&mut region);
             check_pages(&region, 0..pages(&region));
             crate::signals::read_into_absent(&domain, trap, &region);

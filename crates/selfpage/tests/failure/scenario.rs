@@ -105,6 +105,15 @@ impl Ended {
         assert!(self.status.success(), "{}:\n{}", self.status, self.said);
     }
 
+    /// One of these signals ended it.
+    #[track_caller]
+    pub fn by_one_of(self, signals: &[libc::c_int]) {
+        if !inside() {
+            let signal = self.status.signal().unwrap_or(0);
+            assert!(signals.contains(&signal), "{}:\n{}", self.status, self.said);
+        }
+    }
+
     /// A signal ended it, after it had said all this.
     #[track_caller]
     pub fn by(self, signal: libc::c_int, words: &[&str]) {
