@@ -33,6 +33,8 @@ pub struct FrameStack {
     begun: AtomicU32,
     /// Those of them that were given up since.
     given_up: FrameSet,
+    /// The last claim was refused memory: until one is not, what is unclaimed cannot be counted on.
+    refused: AtomicU32,
     /// Frames became available, or the evictor gave up.
     pub available: Event,
     /// Fewer frames are available than the reserve wants.
@@ -50,6 +52,8 @@ pub struct FrameStack {
 pub enum Shortage {
     /// Every resident page is pinned by the program, the kernel or a device, or its pager has nowhere to save it to.
     AllHeld,
+    /// The system has no memory for the frames that the contract still allows, and the domain holds none that could go.
+    NoMemory,
     /// Pages cannot be saved: the store failed with this.
     Unsaved(crate::pager::PagerError),
 }
@@ -59,6 +63,7 @@ impl Shortage {
     pub(crate) const fn code(self) -> u32 {
         match self {
             Shortage::AllHeld => 1,
+            Shortage::NoMemory => 2,
             Shortage::Unsaved(error) => error.code() + 2,
         }
     }
@@ -66,6 +71,7 @@ impl Shortage {
         match code {
             0 => None,
             1 => Some(Shortage::AllHeld),
+            2 => Some(Shortage::NoMemory),
             code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
         }
     }
@@ -82,6 +88,7 @@ impl FrameStack {
             budget: AtomicU32::new(budget),
             begun: AtomicU32::new(0),
             given_up,
+            refused: AtomicU32::new(0),
             available: Event::default(),
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
@@ -107,8 +114,13 @@ impl FrameStack {
 
     /// Frames to be had at once.
     pub fn ready(&self) -> u32 {
-        let unclaimed = self.budget().saturating_sub(self.claimed());
+        let unclaimed = if self.no_memory() { 0 } else { self.budget().saturating_sub(self.claimed()) };
         self.free.count() + self.on_standby() + unclaimed
+    }
+
+    /// Whether the system had no memory when a frame was last claimed.
+    pub fn no_memory(&self) -> bool {
+        self.refused.load(Ordering::Relaxed) != 0
     }
 
     /// Lets the domain claim `count` frames more.
@@ -261,12 +273,14 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
         left -= run.count.get();
         if stand < run.count.get() {
             // The system itself is out of memory: the rest is not ours to claim now.
+            stack.refused.store(1, Ordering::Relaxed);
             stack.given_up.give(run.first.plus(stand), run.count.get() - stand);
             let missing = left + run.count.get() - stand;
             stack.claimed.fetch_sub(missing, Ordering::SeqCst);
             return (missing < count).then_some(());
         }
     }
+    stack.refused.store(0, Ordering::Relaxed);
     Some(())
 }
 
