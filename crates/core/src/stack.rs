@@ -120,7 +120,7 @@ impl FrameStack {
 
     /// Whether the system had no memory when a frame was last claimed.
     pub fn no_memory(&self) -> bool {
-        self.refused.load(Ordering::Relaxed) != 0
+        self.refused.load(Ordering::SeqCst) != 0
     }
 
     /// Lets the domain claim `count` frames more.
@@ -147,9 +147,10 @@ impl FrameStack {
     }
 
     /// A frame has lost its memory, and there is none to be had: it may be claimed again later.
-    pub(crate) fn unclaim(&self, first: Frame, count: u32) {
+    pub(crate) fn unclaim(&self, mmu: &dyn crate::mmu::Mmu, first: Frame, count: u32) {
         self.given_up.give(first, count);
         self.claimed.fetch_sub(count, Ordering::SeqCst);
+        self.available.signal(mmu);
     }
 
     /// Why no frame can be had, if the evictor says so.
@@ -268,19 +269,20 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
             domain.frames.set_zeroed(run.first.plus(step), Zeroed::Yes);
         }
         if stand > 0 {
+            // Whoever is woken by this finds out again, if that was the last memory.
+            stack.refused.store(0, Ordering::SeqCst);
             stack.give(domain.mmu, run.first, stand);
         }
         left -= run.count.get();
         if stand < run.count.get() {
             // The system itself is out of memory: the rest is not ours to claim now.
-            stack.refused.store(1, Ordering::Relaxed);
+            stack.refused.store(1, Ordering::SeqCst);
             stack.given_up.give(run.first.plus(stand), run.count.get() - stand);
             let missing = left + run.count.get() - stand;
             stack.claimed.fetch_sub(missing, Ordering::SeqCst);
             return (missing < count).then_some(());
         }
     }
-    stack.refused.store(0, Ordering::Relaxed);
     Some(())
 }
 
@@ -295,7 +297,7 @@ pub fn forget_unmapped(domain: &DomainState) {
         stack.free.give(frame, 1);
     }
     while let Some(run) = stack.free.take(NonZeroU32::MAX) {
-        stack.unclaim(run.first, run.count.get());
+        stack.unclaim(domain.mmu, run.first, run.count.get());
     }
 }
 

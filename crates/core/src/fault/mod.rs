@@ -304,7 +304,7 @@ fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, 
             domain.frames.set_zeroed(frame, Zeroed::Yes);
             domain.stack.give(domain.mmu, frame, 1);
         }
-        Err(_) => domain.stack.unclaim(frame, 1),
+        Err(_) => domain.stack.unclaim(domain.mmu, frame, 1),
     }
 }
 
