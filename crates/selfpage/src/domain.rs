@@ -420,6 +420,7 @@ impl std::fmt::Display for Cause {
             Failure::Shortage(Shortage::AllHeld) => {
                 return f.write_str("no frame: every resident page is held in core");
             }
+            Failure::Shortage(Shortage::NoMemory) => return f.write_str("no frame: the system has no memory to give"),
             Failure::Machine(refusal) => return write!(f, "the kernel refused the translation: {refusal:?}"),
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 f.write_str("no frame, because pages cannot be saved: ")?;

@@ -388,17 +388,15 @@ pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
     while let Some(want) = NonZeroU32::new(left) {
         let seen = domain.stack.available.count();
         let inside = domain.gate.enter(domain.mmu);
-        let taken = stack::take(domain, want);
-        drop(inside);
-        match taken {
-            Some(run) => {
-                let some = run.count.get();
-                domain.mmu.release(run.first, some);
-                domain.stack.retire(run.first, some);
-                left -= some;
-            }
-            None => frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?,
+        if let Some(run) = stack::take(domain, want) {
+            let some = run.count.get();
+            domain.mmu.release(run.first, some);
+            domain.stack.retire(run.first, some);
+            left -= some;
+            continue;
         }
+        drop(inside);
+        frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?;
     }
     Ok(())
 }
