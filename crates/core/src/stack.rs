@@ -39,6 +39,8 @@ pub struct FrameStack {
     pub wanted: Event,
     /// The reserve that the evictor keeps.
     pub reserve: AtomicU32,
+    /// With fewer frames ready than this, or than half the reserve, the evictor is woken.
+    pub wake_below: AtomicU32,
     /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
     shortage: AtomicU32,
     /// How often the evictor has said so.
@@ -69,6 +71,7 @@ impl FrameStack {
             available: Event::default(),
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
+            wake_below: AtomicU32::new(0),
             shortage: AtomicU32::new(0),
             stated: AtomicU32::new(0),
         }
@@ -224,7 +227,8 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
             .and_then(|()| stack.free.take(want))
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
-    if stack.ready() < stack.reserve.load(Ordering::Relaxed) / 2 {
+    let wake_below = stack.wake_below.load(Ordering::Relaxed).max(stack.reserve.load(Ordering::Relaxed) / 2);
+    if stack.ready() < wake_below {
         stack.wanted.signal(domain.mmu);
     }
     run
