@@ -23,7 +23,7 @@ impl Policy for EvenFirst {
         // A frame that is still listed under an older page is listed anew.
         self.even.retain(|listed| *listed != frame);
         self.odd.retain(|listed| *listed != frame);
-        if page.0 % 2 == 0 { self.even.push(frame) } else { self.odd.push(frame) }
+        if page.0.is_multiple_of(2) { self.even.push(frame) } else { self.odd.push(frame) }
     }
 
     fn victim(&mut self) -> Option<Frame> {
