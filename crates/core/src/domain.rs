@@ -3,7 +3,9 @@
 use core::num::NonZeroU32;
 
 use crate::addr::{Frame, PageNo};
-use crate::frame::{FrameBytes, FrameTable};
+use crate::fault::handover::Handovers;
+use crate::fault::{self, Request};
+use crate::frame::{FrameBytes, FrameTable, Use};
 use crate::mmu::{Mmu, Trap};
 use crate::page::{State, Word};
 use crate::region::{Region, RegionMap};
@@ -32,6 +34,8 @@ pub struct DomainState {
     pub requests: Ring,
     /// There is work for pager threads.
     pub requested: Event,
+    /// Threads that wait for what becomes of their faults.
+    pub handovers: Handovers,
     /// Pages to be saved, with their frames.
     pub saves: Ring,
     /// There are pages to be saved.
@@ -62,8 +66,12 @@ impl DomainState {
         if let Some(word) = region.word(page) {
             self.mmu.rouse(word.low_half(), u32::MAX >> 1);
         }
-        if region.trap == Trap::Worker {
-            self.mmu.wake_faulters(region.trap, page, 1);
+        if region.trap == Trap::Worker && !self.mmu.wake_faulters(region.trap, page, 1) {
+            let mut seen = self.requested.count();
+            while !fault::request(self, Request::Wake(page)) {
+                self.requested.wait(self.mmu, seen, 1000);
+                seen = self.requested.count();
+            }
         }
     }
 
@@ -92,6 +100,13 @@ impl DomainState {
         self.frames.set_owner(frame, None);
         let _ = self.settle(region, page, Word::ABSENT);
         self.stack.give(self.mmu, frame, 1);
+    }
+
+    /// Lists a frame that a page of `region` has in core now, for the policy to learn of.
+    pub(crate) fn admit(&self, region: &Region, frame: Frame, use_: Use) {
+        if region.pager().is_some_and(|pager| pager.saves()) {
+            self.frames.admit(frame, use_);
+        }
     }
 
     /// The contents of `frame`, in its slot.

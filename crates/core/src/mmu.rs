@@ -7,7 +7,7 @@
 //! Nemesis §6.3 (low-level translation: `map(va, pa, attr)`, `unmap(va)`), Cichlid §3.2.
 
 use crate::addr::{Frame, PageBytes, PageNo};
-use core::sync::atomic::AtomicU32;
+use crate::sync::AtomicU32;
 
 /// How a region's faults reach the domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,8 +76,9 @@ pub trait Mmu: Sync {
     /// Drops what the machine has at `[page, page+count)`, without keeping it.
     fn drop_pages(&self, page: PageNo, count: u32);
 
-    /// Wakes the threads stopped on `[page, page+count)`; they try their access again.
-    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32);
+    /// Wakes the threads stopped on `[page, page+count)`; they try their access again. `false`: the descriptor of the machine
+    /// is gone from this thread's table, and a pager thread must do it.
+    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool;
 
     /// Makes every access to the page fail (`SIGBUS`), and wakes whoever waits for it.
     fn poison(&self, trap: Trap, page: PageNo);

@@ -15,7 +15,8 @@ use crate::ring::Ring;
 use crate::sync::{AtomicU32, Event, Ordering};
 use crate::trace::Counters;
 
-/// How many frames are given memory at once when a fault needs one.
+/// How many frames are given memory at once, at least, when a fault needs one: by the faulting thread itself, since a thread
+/// on another CPU that changes page tables makes each of its own changes cost an interrupt there.
 const POPULATE_RUN: u32 = 32;
 
 /// The frames that can be had without the policy.
@@ -54,6 +55,23 @@ pub enum Shortage {
     AllHeld,
     /// Pages cannot be saved: the store failed with this.
     Unsaved(crate::pager::PagerError),
+}
+
+impl Shortage {
+    /// As a small number that is not zero, for words that have no room for more.
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Shortage::AllHeld => 1,
+            Shortage::Unsaved(error) => error.code() + 2,
+        }
+    }
+    pub(crate) const fn from_code(code: u32) -> Option<Shortage> {
+        match code {
+            0 => None,
+            1 => Some(Shortage::AllHeld),
+            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
+        }
+    }
 }
 
 impl FrameStack {
@@ -136,22 +154,20 @@ impl FrameStack {
         self.claimed.fetch_sub(count, Ordering::SeqCst);
     }
 
+    /// A frame has lost its memory, and there is none to be had: it may be claimed again later.
+    pub(crate) fn unclaim(&self, first: Frame, count: u32) {
+        self.given_up.give(first, count);
+        self.claimed.fetch_sub(count, Ordering::SeqCst);
+    }
+
     /// Why no frame can be had, if the evictor says so.
     pub fn shortage(&self) -> Option<Shortage> {
-        match self.shortage.load(Ordering::SeqCst) {
-            0 => None,
-            1 => Some(Shortage::AllHeld),
-            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
-        }
+        Shortage::from_code(self.shortage.load(Ordering::SeqCst))
     }
 
     /// Says whether frames can be had. Only the evictor may.
     pub fn set_shortage(&self, mmu: &dyn crate::mmu::Mmu, shortage: Option<Shortage>) {
-        let code = match shortage {
-            None => 0,
-            Some(Shortage::AllHeld) => 1,
-            Some(Shortage::Unsaved(error)) => error.code() + 2,
-        };
+        let code = shortage.map_or(0, Shortage::code);
         self.shortage.store(code, Ordering::SeqCst);
         if code != 0 {
             self.stated.fetch_add(1, Ordering::SeqCst);
@@ -223,12 +239,13 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
     let stack = &domain.stack;
     let run = match stack.free.take(want) {
         Some(run) => Some(run),
-        None => claim(domain, POPULATE_RUN)
+        None => claim(domain, want.get().max(POPULATE_RUN))
             .and_then(|()| stack.free.take(want))
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
-    let wake_below = stack.wake_below.load(Ordering::Relaxed).max(stack.reserve.load(Ordering::Relaxed) / 2);
-    if stack.ready() < wake_below {
+    // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
+    let half = stack.reserve.load(Ordering::Relaxed).div_ceil(2);
+    if stack.ready() < stack.wake_below.load(Ordering::Relaxed).max(half) {
         stack.wanted.signal(domain.mmu);
     }
     run
@@ -285,8 +302,7 @@ pub fn forget_unmapped(domain: &DomainState) {
         stack.free.give(frame, 1);
     }
     while let Some(run) = stack.free.take(NonZeroU32::MAX) {
-        stack.given_up.give(run.first, run.count.get());
-        stack.claimed.fetch_sub(run.count.get(), Ordering::SeqCst);
+        stack.unclaim(run.first, run.count.get());
     }
 }
 

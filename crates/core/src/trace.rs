@@ -86,7 +86,7 @@ pub struct Histogram([AtomicU64; BUCKETS]);
 
 impl Default for Histogram {
     fn default() -> Self {
-        Histogram([const { AtomicU64::new(0) }; BUCKETS])
+        Histogram(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 }
 

@@ -16,6 +16,7 @@ use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Failure};
 use selfpage_core::frame::{FrameSet, FrameTable, Table};
+use selfpage_core::linux::Errno;
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
@@ -32,7 +33,7 @@ use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, SystemError};
 use crate::evictor;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
@@ -188,13 +189,15 @@ impl Drop for Life {
 
 impl Inner {
     fn new(config: Settings, policy: Choice) -> Result<Inner> {
+        // The first call finds the vDSO, which a trap could not.
+        monotonic_ns();
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
         let (descriptors, reach) = open_descriptors(&config)?;
         pool.register(descriptors.pool)?;
         // SAFETY: POOL-OWNED: the pool is as required and lives in the same value; REGION-OWNED: `region.rs` makes them so.
         let mmu: &'static LinuxMmu =
-            Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors) }));
+            Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) }));
         let frames = most as usize;
         let words = frames.div_ceil(64);
         let standby = (frames / 4).next_power_of_two().max(64);
@@ -218,6 +221,7 @@ impl Inner {
                 regions: RegionMap::new([arena.table(MOST_REGIONS), arena.table(MOST_REGIONS)]),
                 requests: Ring::new(arena.table(REQUESTS)),
                 requested: Event::default(),
+                handovers: Default::default(),
                 saves: Ring::new(arena.table(saves)),
                 to_save: Event::default(),
                 save_trouble: AtomicU32::new(0),
@@ -293,6 +297,7 @@ impl Inner {
             bound.core().pager().into_iter().for_each(Pager::forked);
         }
         while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
+        state.handovers.forget_all();
         state.counters.reset();
         // The handles are of threads that are not here.
         std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
@@ -437,8 +442,14 @@ impl std::fmt::Display for Cause {
     }
 }
 
+/// The monotonic clock, by the vDSO.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
-    let refused = |what: &str, errno: rustix::io::Errno| {
+    let refused = |what: &str, errno: Errno| {
         let cause = format!("{what}: {errno}; `selfpage doctor` names the remedy");
         Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
     };
@@ -458,7 +469,7 @@ fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
         Err(error) if config.needs_system_calls => return Err(error),
         Err(_) => (open(Reach::UserFaults, worker_features, "refused")?, Reach::UserFaults),
     };
-    let high = |descriptor: rustix::io::Result<Descriptor>, object: &str| match descriptor {
+    let high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| match descriptor {
         Ok(descriptor) => Ok(raised(descriptor)),
         Err(errno) => Err(Error::system("open", object, errno)),
     };
@@ -492,7 +503,7 @@ impl Inner {
         let own = self.clone();
         let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
         let first = thread::start("selfpage-pager", move || {
-            let started = thread::own_descriptors(&keep).map_err(std::io::Error::from).and_then(|()| {
+            let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
                 start_others(&own, descriptors.worker)
             });

@@ -5,12 +5,10 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use selfpage_core::fault::{evict, save};
-use selfpage_core::stack::{self, Shortage};
+use selfpage_core::stack::Shortage;
 
 use crate::domain::Inner;
 
-/// Frames given memory ahead of need at a time.
-const CLAIM_AHEAD: u32 = 256;
 /// Fruitless rounds, a millisecond apart, before faults are told that there is no frame: a device lets go of a page soon.
 const MOST_BARREN: u32 = 500;
 /// While no page more may be queued for saving, this many are tried at a time in search of clean ones.
@@ -28,11 +26,6 @@ pub(crate) fn run(inner: &Inner) {
         let seen = stack.wanted.count();
         let reserve = stack.reserve.load(std::sync::atomic::Ordering::Relaxed);
         let keep = inner.standby_target();
-        if stack.free.count() < (reserve - keep) / 2 && stack.claimed() < stack.budget() {
-            let _inside = state.gate.enter(state.mmu);
-            let _ = stack::claim(state, CLAIM_AHEAD);
-            continue;
-        }
         if stack.on_standby() > keep && evict::trim_standby(state, keep) > 0 {
             continue;
         }

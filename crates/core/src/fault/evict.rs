@@ -109,11 +109,11 @@ fn check(domain: &DomainState, frame: Frame) -> Suggestion {
         return Suggestion::Wrong;
     };
     let seen = word.load();
-    if seen.state() != State::Resident || seen.frame() != frame {
-        // A page that is Busy is settled by its owner, who admits it again if it stays.
+    if !matches!(seen.state(), State::Resident | State::Busy) || seen.frame() != frame {
         return Suggestion::Wrong;
     }
-    if seen.pins() > 0 || seen.in_save() || !word.claim(seen) {
+    // Whoever works on a page may leave it resident, and would not admit it again.
+    if seen.state() == State::Busy || seen.pins() > 0 || seen.in_save() || !word.claim(seen) {
         return Suggestion::Held;
     }
     Suggestion::Claimed(page)
@@ -164,7 +164,7 @@ fn stays(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, why:
 
 fn keep(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
     domain.settle(region, page, Word::new(State::Resident, frame));
-    domain.frames.admit(frame, Use::First);
+    domain.admit(region, frame, Use::First);
     evicted.kept += 1;
 }
 

@@ -102,10 +102,13 @@ impl<const N: usize> Batch<N> {
                 && let Some(last) = given.checked_sub(1)
                 && let Some(frame) = self.pages().get(last).map(|entry| entry.1)
             {
-                if let Some(entry) = self.pages_mut().get_mut(at) {
-                    entry.1 = frame;
+                let kept = (keep, frame);
+                let displaced = self.pages().get(last).map_or(PageNo(0), |entry| entry.0);
+                for (index, entry) in [(last, kept), (at, (displaced, Frame(0)))] {
+                    if let Some(place) = self.pages_mut().get_mut(index) {
+                        *place = entry;
+                    }
                 }
-                self.pages_mut().swap(last, at);
             }
             for (page, _) in self.pages().iter().skip(given) {
                 domain.settle(region, *page, Word::ABSENT);
@@ -182,7 +185,7 @@ impl<const N: usize> Batch<N> {
             };
             for &(page, frame) in rest.get(..done).unwrap_or(rest) {
                 domain.settle(region, page, Word::new(State::Resident, frame));
-                domain.frames.admit(frame, Use::First);
+                domain.admit(region, frame, Use::First);
             }
             at += done;
             if let Some(why) = refusal
@@ -201,10 +204,8 @@ impl<const N: usize> Batch<N> {
 
 fn stop(step: Step) -> Stop {
     match step {
-        Step::Done(Outcome::Failed(failure)) => match failure {
-            Failure::Machine(crate::mmu::Refusal::NoDescriptor) => Stop::HandOver,
-            failure => Stop::Failed(failure),
-        },
+        Step::Done(Outcome::Failed(failure)) => Stop::Failed(failure),
+        Step::HandOver => Stop::HandOver,
         // The access is tried again either way.
         Step::Done(_) => Stop::Again,
         _ => Stop::Again,
@@ -329,18 +330,4 @@ pub(super) fn read_ahead(
     }
     let _ = batch.map(domain, region, None);
     short
-}
-
-/// Says in the page's word that its contents cannot be had, for the thread that handed the fault over.
-pub(super) fn mark_failed(domain: &DomainState, page: PageNo, failure: Failure) {
-    let _inside = domain.gate.enter(domain.mmu);
-    let Failure::Pager(error) = failure else { return };
-    let Some(region) = domain.regions.find(page) else {
-        return;
-    };
-    let Some(word) = region.word(page) else { return };
-    let seen = word.load();
-    if seen.state() == State::Absent && word.claim(seen) {
-        domain.settle(region, page, Word::new(State::Failed, Frame(error.code())));
-    }
 }

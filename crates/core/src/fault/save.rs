@@ -107,7 +107,7 @@ fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, er
             // The save has ended here, and the claim is ours.
             let _ = word.end_save(Word::ABSENT);
             domain.settle(region, page, Word::new(State::Resident, frame));
-            domain.frames.admit(frame, Use::First);
+            domain.admit(region, frame, Use::First);
         } else {
             domain.settle(region, page, seen);
             requeue(domain, page, frame);

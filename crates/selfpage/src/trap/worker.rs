@@ -57,11 +57,11 @@ fn answer(inner: &Arc<Inner>, fault: Fault) {
     match fault::resolve(state, Context::PagerThread, fault) {
         Outcome::Resolved | Outcome::Retry => {}
         // The region went while the thread waited: its access meets whatever is there now.
-        Outcome::NotOurs => state.mmu.wake_faulters(Trap::Worker, page, 1),
+        Outcome::NotOurs => drop(state.mmu.wake_faulters(Trap::Worker, page, 1)),
         Outcome::Violation => inner.guard(page),
         Outcome::Failed(failure) => {
             inner.report(page, failure);
-            state.mmu.poison(Trap::Worker, page);
+            fault::poison(state, page);
         }
     }
 }

@@ -1,0 +1,142 @@
+//! selfpage itself: a region over the data file, over a store on the same disk, or over nothing.
+
+use selfpage::store::FileStore;
+use selfpage::{Domain, Region, Rights, Trap};
+
+use super::super::case::Pattern;
+use super::super::error::Error;
+use super::super::raw::Memory;
+use super::super::system::{Contents, Setup, System};
+
+/// What backs the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backing {
+    /// A file store: anonymous memory that is paged.
+    Store,
+    /// The data file.
+    File,
+    /// Frames as they come.
+    Physical,
+    /// Frames, cleared.
+    Zero,
+}
+
+/// A region under test.
+pub struct Selfpage {
+    trap: Trap,
+    backing: Backing,
+    live: Option<(Region, Domain)>,
+}
+
+impl Selfpage {
+    fn new(trap: Trap, backing: Backing) -> Box<dyn System> {
+        Box::new(Selfpage { trap, backing, live: None })
+    }
+
+    /// Paged to a store, by upcalls.
+    pub fn upcall() -> Box<dyn System> {
+        Selfpage::new(Trap::Upcall, Backing::Store)
+    }
+
+    /// Paged to a store, by workers.
+    pub fn worker() -> Box<dyn System> {
+        Selfpage::new(Trap::Worker, Backing::Store)
+    }
+
+    /// The data file, by upcalls.
+    pub fn file_upcall() -> Box<dyn System> {
+        Selfpage::new(Trap::Upcall, Backing::File)
+    }
+
+    /// The data file, by workers.
+    pub fn file_worker() -> Box<dyn System> {
+        Selfpage::new(Trap::Worker, Backing::File)
+    }
+
+    /// No contents, by upcalls.
+    pub fn upcall_physical() -> Box<dyn System> {
+        Selfpage::new(Trap::Upcall, Backing::Physical)
+    }
+
+    /// Zeroed, by upcalls.
+    pub fn upcall_zero() -> Box<dyn System> {
+        Selfpage::new(Trap::Upcall, Backing::Zero)
+    }
+
+    /// Zeroed, by workers.
+    pub fn worker_zero() -> Box<dyn System> {
+        Selfpage::new(Trap::Worker, Backing::Zero)
+    }
+}
+
+impl System for Selfpage {
+    fn contents(&self) -> Contents {
+        match self.backing {
+            Backing::File => Contents::File,
+            _ => Contents::Undefined,
+        }
+    }
+
+    fn map(&mut self, setup: &Setup<'_>) -> Result<Memory, Error> {
+        let failed = |error: selfpage::Error| Error::Failed(error.to_string());
+        // Only what the case is about is chosen; everything else adapts itself.
+        let policy = if setup.case.pattern == Pattern::CyclicMru { "mru" } else { "lru" };
+        let frames_bytes = match self.backing {
+            // Nothing is ever evicted: a reserve on top of what is touched stays free.
+            Backing::Physical | Backing::Zero => setup.frames_bytes + setup.frames_bytes / 8,
+            Backing::Store | Backing::File => setup.frames_bytes,
+        };
+        let domain = Domain::with_frames(frames_bytes).policy(policy).build().map_err(failed)?;
+        let builder = domain.region(setup.data_bytes).trap(self.trap);
+        let mut region = match self.backing {
+            Backing::File => builder.file(setup.data_path, 0, Rights::ReadWrite),
+            Backing::Physical => builder.physical(),
+            Backing::Zero => builder.zero(),
+            Backing::Store => {
+                let store = FileStore::unnamed_in(setup.directory, 2 * setup.data_bytes as u64)
+                    .map_err(|error| Error::Failed(error.to_string()))?;
+                builder.stored(store)
+            }
+        }
+        .map_err(failed)?;
+        if matches!(self.backing, Backing::Physical | Backing::Zero) {
+            // The frames are the domain's already, and hold something: a zero pager has to clear them in the fault.
+            region.as_mut_slice::<u64>().iter_mut().step_by(512).for_each(|word| *word = 1);
+            let len_bytes = region.len_bytes();
+            region.discard(0, len_bytes).map_err(failed)?;
+        }
+        let memory = Memory::of_region(&region);
+        self.live = Some((region, domain));
+        Ok(memory)
+    }
+
+    fn misses(&self) -> Option<u64> {
+        let (_, domain) = self.live.as_ref()?;
+        let counts = domain.stats().counts;
+        Some(counts.fills_total - counts.fills_ahead_total)
+    }
+
+    fn counters(&self) -> Vec<(&'static str, f64)> {
+        let Some((_, domain)) = &self.live else { return Vec::new() };
+        let stats = domain.stats();
+        vec![
+            ("fills", stats.counts.fills_total as f64),
+            ("fills_ahead", stats.counts.fills_ahead_total as f64),
+            ("soft_faults", stats.counts.soft_faults_total as f64),
+            ("saves", stats.counts.saves_total as f64),
+            ("evictions", stats.counts.evictions_total as f64),
+            ("frame_waits", stats.counts.frame_waits_total as f64),
+            ("copied_back", stats.counts.copied_back_total as f64),
+        ]
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        let Some((region, domain)) = self.live.take() else { return Ok(()) };
+        if self.backing == Backing::File {
+            region.flush(0, region.len_bytes()).map_err(|error| Error::Failed(error.to_string()))?;
+        }
+        drop(region);
+        drop(domain);
+        Ok(())
+    }
+}

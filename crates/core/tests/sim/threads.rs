@@ -1,0 +1,132 @@
+//! The threads of the domain: those that the library runs beside the program's.
+
+use selfpage_core::addr::PageRange;
+use selfpage_core::fault::evict::{Evicted, evict, trim_standby};
+use selfpage_core::fault::save::save;
+use selfpage_core::fault::{self, Fault, Outcome};
+use selfpage_core::pager::Context;
+use selfpage_core::policy::Policy;
+use selfpage_core::region::Access;
+use selfpage_core::stack::Shortage;
+use selfpage_core::sync::Ordering;
+
+use crate::dice;
+use crate::scheduler::{self, Role, State};
+use crate::world::{Stage, World};
+
+const READERS: usize = 2;
+const SERVERS: usize = 2;
+/// Fruitless rounds, a millisecond apart at most, after which faults are told that there is no frame.
+const MOST_BARREN: u32 = 20;
+
+/// Starts them all.
+pub fn spawn(world: &'static World) {
+    for name in ["reader 0", "reader 1"] {
+        scheduler::spawn(name, Role::Domain, move || reader(world));
+    }
+    for name in ["server 0", "server 1"] {
+        scheduler::spawn(name, Role::Domain, move || server(world));
+    }
+    scheduler::spawn("evictor", Role::Domain, move || evictor(world));
+    scheduler::spawn("saver", Role::Domain, move || saver(world));
+}
+
+/// How many pager threads there are.
+pub const PAGER_THREADS: usize = READERS + SERVERS;
+
+/// Resolves the faults of worker regions.
+fn reader(world: &'static World) {
+    while world.stage.get() == Stage::Programs {
+        let Some(page) = world.mmu.next_fault() else {
+            scheduler::block(State::Reading);
+            continue;
+        };
+        scheduler::step_aside("read");
+        let fault = Fault { addr: page.addr(), access: Access::Read };
+        let outcome = world.waiting_for(PageRange { first: page, count: 1 }, || {
+            let outcome = fault::resolve(&world.domain, Context::PagerThread, fault);
+            if let Outcome::Failed(failure) = outcome {
+                world.judge(page, failure);
+            }
+            outcome
+        });
+        match outcome {
+            Outcome::Resolved | Outcome::Retry => {}
+            Outcome::Failed(_) => {
+                scheduler::step_aside("poison");
+                fault::poison(&world.domain, page);
+            }
+            other => panic!("{page:?} is {other:?}"),
+        }
+    }
+    world.ended(Stage::Evictor, 1);
+}
+
+/// Serves what other threads hand over.
+fn server(world: &'static World) {
+    loop {
+        let seen = world.domain.requested.count();
+        while let Some(request) = fault::next_request(&world.domain) {
+            fault::serve(&world.domain, request);
+        }
+        if world.stage.get() != Stage::Programs {
+            break;
+        }
+        world.domain.requested.wait(world.mmu, seen, 0);
+    }
+    world.ended(Stage::Evictor, 1);
+}
+
+/// Keeps the reserve.
+fn evictor(world: &'static World) {
+    let (domain, stack) = (&world.domain, &world.domain.stack);
+    let mut barren = 0;
+    while world.stage.get() <= Stage::PagerThreads {
+        let seen = stack.wanted.count();
+        if stack.ready() >= stack.reserve.load(Ordering::Relaxed) {
+            barren = 0;
+            stack.set_shortage(world.mmu, None);
+            stack.wanted.wait(world.mmu, seen, 0);
+            continue;
+        }
+        let available = stack.available.count();
+        let evicted = evict_some(world, 1 + dice::below(16) as u32);
+        // What is queued for a store that fails comes back.
+        if evicted.ready > 0 || (evicted.queued > 0 && domain.save_error().is_none()) {
+            barren = 0;
+            stack.set_shortage(world.mmu, None);
+            continue;
+        }
+        barren += 1;
+        stack.available.wait(world.mmu, available, 1000);
+        if barren > MOST_BARREN {
+            let why = domain.save_error().map_or(Shortage::AllHeld, Shortage::Unsaved);
+            let asked = stack.wanted.count();
+            stack.set_shortage(world.mmu, Some(why));
+            stack.wanted.wait(world.mmu, asked, 0);
+            barren = 0;
+        }
+    }
+    world.ended(Stage::Saver, 1);
+}
+
+/// One round of the evictor.
+pub fn evict_some(world: &World, want: u32) -> Evicted {
+    let policy = &mut *world.policy.try_lock().expect("one evictor");
+    let keep = world.domain.stack.budget() * u32::from(policy.standby_share()) / 256;
+    let evicted = evict(&world.domain, policy, want);
+    trim_standby(&world.domain, keep);
+    evicted
+}
+
+fn saver(world: &'static World) {
+    loop {
+        let seen = world.domain.to_save.count();
+        while save(&world.domain) > 0 {}
+        if world.stage.get() == Stage::Saver {
+            break;
+        }
+        world.domain.to_save.wait(world.mmu, seen, 0);
+    }
+    world.ended(Stage::Saver, 0);
+}
