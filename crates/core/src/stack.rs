@@ -42,6 +42,8 @@ pub struct FrameStack {
     pub wanted: Event,
     /// The reserve that the evictor keeps.
     pub reserve: AtomicU32,
+    /// With fewer frames ready than this, or than half the reserve, the evictor is woken.
+    pub wake_below: AtomicU32,
     /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
     shortage: AtomicU32,
     /// How often the evictor has said so.
@@ -94,6 +96,7 @@ impl FrameStack {
             available: Event::default(),
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
+            wake_below: AtomicU32::new(0),
             shortage: AtomicU32::new(0),
             stated: AtomicU32::new(0),
         }
@@ -254,7 +257,8 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
     // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
-    if stack.ready() < stack.reserve.load(Ordering::Relaxed).div_ceil(2) {
+    let half = stack.reserve.load(Ordering::Relaxed).div_ceil(2);
+    if stack.ready() < stack.wake_below.load(Ordering::Relaxed).max(half) {
         stack.wanted.signal(domain.mmu);
     }
     run
