@@ -194,6 +194,7 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     }
     domain.stack.leaves_standby();
     let frame = seen.frame();
+    region.set_resident(page, 1);
     match domain.mmu.map(region.trap, page, frame, 1) {
         Ok(()) => {
             domain.settle(region, page, Word::new(State::Resident, frame));

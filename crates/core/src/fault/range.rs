@@ -11,7 +11,7 @@ use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::Zeroed;
-use crate::page::{State, Word};
+use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
 use crate::stack::{self, FrameWait};
@@ -210,10 +210,21 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             domain.stack.available.wait(domain.mmu, seen, 1000);
             continue;
         }
+        // A page that somebody is at, perhaps to finish the very fault that the caller just took, is waited for.
+        settle_step(domain, at, |region| match region.word(at).map(|word| (word, word.load())) {
+            Some((word, seen)) if seen.state() == State::Busy => {
+                word.await_change(seen).map_or(Step::Again, Step::AwaitPage)
+            }
+            _ => Step::Done(Outcome::Resolved),
+        });
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
-        let mut len = 0;
+        let (start, mut len) = (at, 0);
         while len < room && at < range.end() {
+            let busy = |word: &PageWord| word.load().state() == State::Busy;
+            if at > start && domain.regions.find(at).and_then(|region| region.word(at)).is_some_and(busy) {
+                break;
+            }
             if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)
                 && let Some(entry) = claimed.get_mut(len)
             {
