@@ -276,6 +276,10 @@ impl Bound {
 
     /// Has faults of the region go to its userfaultfd.
     pub(crate) fn register(&self, inner: &Inner) -> Result<()> {
+        self.register_range(inner, self.start(), self.len_bytes)
+    }
+
+    fn register_range(&self, inner: &Inner, start: usize, len_bytes: usize) -> Result<()> {
         let descriptors = *inner.descriptors.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let uffd = match self.region.trap {
             Trap::Worker => descriptors.worker,
@@ -283,7 +287,7 @@ impl Bound {
         };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
         inner
-            .on_table(|| unsafe { uffd.register(self.start(), self.len_bytes, Modes::MISSING) })
+            .on_table(move || unsafe { uffd.register(start, len_bytes, Modes::MISSING) })
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
     }
 
@@ -478,7 +482,16 @@ impl Region {
         self.bound.region.priority.store(priority, Ordering::Relaxed);
     }
 
-    fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    /// Has faults of a part of the region go to its userfaultfd again.
+    pub(crate) fn register_part(&self, start: usize, len_bytes: usize) -> Result<()> {
+        self.bound.register_range(&self.inner, start, len_bytes)
+    }
+
+    pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
         let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes());
         let Some(end) = end else {
             let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes());

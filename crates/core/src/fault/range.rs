@@ -107,6 +107,20 @@ pub fn discard(domain: &DomainState, range: PageRange) {
     }
 }
 
+/// Whether no page of `range` is in core, on its way, or on its way out.
+///
+/// # Context
+/// Any; the answer lasts only with the gate closed.
+pub fn is_absent(domain: &DomainState, range: PageRange) -> bool {
+    let Some(region) = domain.regions.find(range.first) else {
+        return true;
+    };
+    range.pages().filter_map(|page| region.word(page)).all(|word| {
+        let seen = word.load();
+        seen.state() == State::Absent && !seen.in_save()
+    })
+}
+
 fn discard_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
         return Step::Done(Outcome::NotOurs);
