@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod run;
 
 use clap::{Parser, Subcommand};
 
@@ -16,11 +17,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     Bench(bench::Args),
+    Run(run::Args),
 }
 
 fn main() {
     let status = match Cli::parse().command {
         Verb::Bench(args) => bench::run(args),
+        Verb::Run(args) => run::run(args),
     };
     std::process::exit(status);
 }
