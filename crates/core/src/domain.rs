@@ -3,6 +3,7 @@
 use core::num::NonZeroU32;
 
 use crate::addr::{Frame, PageNo};
+use crate::fault::handover::Handovers;
 use crate::frame::{FrameBytes, FrameTable};
 use crate::mmu::{Mmu, Trap};
 use crate::page::{State, Word};
@@ -32,6 +33,8 @@ pub struct DomainState {
     pub requests: Ring,
     /// There is work for pager threads.
     pub requested: Event,
+    /// Threads that wait for what becomes of their faults.
+    pub handovers: Handovers,
     /// Pages to be saved, with their frames.
     pub saves: Ring,
     /// There are pages to be saved.

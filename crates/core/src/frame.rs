@@ -112,7 +112,7 @@ pub struct FrameSet {
 
 impl FrameSet {
     /// An empty set over zeroed tables: one word for 64 frames, one summary word for 64 words.
-    pub const fn new(words: Table<AtomicU64>, summary: Table<AtomicU64>) -> FrameSet {
+    pub fn new(words: Table<AtomicU64>, summary: Table<AtomicU64>) -> FrameSet {
         FrameSet { words, summary, count: AtomicU32::new(0), hint: AtomicU32::new(0) }
     }
 
@@ -126,6 +126,8 @@ impl FrameSet {
     /// # Context
     /// Trap.
     pub fn give(&self, first: Frame, count: u32) {
+        // Before the frames can be had: whoever takes one subtracts it, and the count must never pass below zero.
+        self.count.fetch_add(count, Ordering::SeqCst);
         let (mut at, end) = (first.0, first.0.wrapping_add(count));
         while at < end {
             let bit = at % 64;
@@ -136,7 +138,6 @@ impl FrameSet {
             }
             at += here;
         }
-        self.count.fetch_add(count, Ordering::SeqCst);
     }
 
     /// Takes up to `want` neighbouring frames, near the place where the last ones were taken.
@@ -270,7 +271,7 @@ pub struct FrameTable {
 
 impl FrameTable {
     /// A table over zeroed records.
-    pub const fn new(records: Table<FrameRecord>) -> FrameTable {
+    pub fn new(records: Table<FrameRecord>) -> FrameTable {
         FrameTable { records, admitted: AtomicU32::new(0) }
     }
 

@@ -2,6 +2,8 @@
 //! is stopped on a fault.
 #![no_std]
 #![deny(unsafe_code)]
+// The models need a part of core only.
+#![cfg_attr(loom, allow(dead_code))]
 #![deny(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![cfg_attr(test, allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 

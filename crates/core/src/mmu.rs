@@ -7,7 +7,7 @@
 //! Nemesis §6.3 (low-level translation: `map(va, pa, attr)`, `unmap(va)`), Cichlid §3.2.
 
 use crate::addr::{Frame, PageBytes, PageNo};
-use core::sync::atomic::AtomicU32;
+use crate::sync::AtomicU32;
 
 /// How a region's faults reach the domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

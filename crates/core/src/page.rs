@@ -27,8 +27,6 @@ pub enum State {
     Standby = 3,
     /// Unmapped; the frame holds the only copy of the contents, and they are being saved.
     Saving = 4,
-    /// The pager could not give its contents. The frame field holds the cause.
-    Failed = 5,
 }
 
 const STATE: u64 = 0xf;
@@ -82,8 +80,7 @@ impl Word {
             1 => State::Busy,
             2 => State::Resident,
             3 => State::Standby,
-            4 => State::Saving,
-            _ => State::Failed,
+            _ => State::Saving,
         }
     }
     /// The frame, in the states that have one.
@@ -161,13 +158,15 @@ impl PageWord {
         self.0.compare_exchange(seen.0, busy, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Ends a claim: the page is `next` from now on. Keeps the mark of a save in flight.
+    /// Ends a claim: the page is `next` from now on. Keeps the mark of a save in flight, and the pins of a page that stays
+    /// resident: they may have been taken back meanwhile.
     #[must_use]
     pub fn settle(&self, next: Word) -> Settled {
+        let kept = if next.state() == State::Resident { PIN_MASK << PIN_SHIFT } else { 0 };
         let mut seen = self.0.load(Ordering::Relaxed);
         loop {
             debug_assert!(Word(seen).state() == State::Busy);
-            let new = next.0 | seen & IN_SAVE;
+            let new = next.0 & !kept | seen & (IN_SAVE | kept);
             match self.0.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => {
                     return Settled { awaited: seen & WAITERS != 0, in_save: seen & IN_SAVE != 0 };
@@ -256,6 +255,19 @@ mod tests {
         assert_eq!(page.settle(Word::new(State::Resident, Frame(4))), Settled { awaited: false, in_save: true });
         assert_eq!(page.end_save(Word::ABSENT), SaveEnd { found: Found::Copied, awaited: false });
         assert_eq!(page.load(), Word::new(State::Resident, Frame(4)));
+    }
+
+    #[test]
+    fn a_pin_taken_back_during_a_claim_is_gone() {
+        let page = PageWord::new();
+        assert!(page.claim(Word::ABSENT));
+        let _ = page.settle(Word::new(State::Resident, Frame(3)));
+        assert!(page.pin(page.load()));
+        let seen = page.load();
+        assert!(page.claim(seen));
+        assert!(page.unpin(page.load()));
+        let _ = page.settle(seen);
+        assert_eq!(page.load(), Word::new(State::Resident, Frame(3)));
     }
 
     #[test]

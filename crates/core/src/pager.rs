@@ -146,6 +146,12 @@ pub trait Pager: Send + Sync {
         Ok(())
     }
 
+    /// This process is a forked child from now on: what it saves must not reach what its parent has too.
+    ///
+    /// # Context
+    /// Normal, while nobody else uses the pager.
+    fn forked(&self) {}
+
     /// The pages `[index, index+count)` are garbage: nothing of them need come back; a later fill gives what a page never
     /// touched would have.
     ///

@@ -6,7 +6,6 @@
 
 use core::marker::PhantomData;
 use core::ptr;
-use core::sync::atomic::AtomicPtr;
 
 use crate::addr::{PageNo, PageRange};
 use crate::frame::Table;
@@ -14,7 +13,7 @@ use crate::mmu::Trap;
 use crate::page::PageWord;
 use crate::pager::Pager;
 use crate::stream::Streams;
-use crate::sync::{AtomicU8, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
 
 /// What the program may do with a region's pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +53,7 @@ pub struct Region {
 
 impl Region {
     /// A region over zeroed tables of one entry a page, not bound yet.
-    pub const fn new(
+    pub fn new(
         range: PageRange,
         trap: Trap,
         rights: Rights,
@@ -138,7 +137,7 @@ pub struct RegionMap {
 
 impl RegionMap {
     /// An empty map; both tables zeroed and of the same length.
-    pub const fn new(copies: [Table<Line>; 2]) -> RegionMap {
+    pub fn new(copies: [Table<Line>; 2]) -> RegionMap {
         RegionMap {
             copies,
             version: AtomicU64::new(0),

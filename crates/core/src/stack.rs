@@ -15,7 +15,8 @@ use crate::ring::Ring;
 use crate::sync::{AtomicU32, Event, Ordering};
 use crate::trace::Counters;
 
-/// How many frames are given memory at once when a fault needs one.
+/// How many frames are given memory at once, at least, when a fault needs one: by the faulting thread itself, since a thread
+/// on another CPU that changes page tables makes each of its own changes cost an interrupt there.
 const POPULATE_RUN: u32 = 32;
 
 /// The frames that can be had without the policy.
@@ -40,6 +41,8 @@ pub struct FrameStack {
     pub reserve: AtomicU32,
     /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
     shortage: AtomicU32,
+    /// How often the evictor has said so.
+    stated: AtomicU32,
 }
 
 /// Why no frame can be had.
@@ -49,6 +52,23 @@ pub enum Shortage {
     AllHeld,
     /// Pages cannot be saved: the store failed with this.
     Unsaved(crate::pager::PagerError),
+}
+
+impl Shortage {
+    /// As a small number that is not zero, for words that have no room for more.
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Shortage::AllHeld => 1,
+            Shortage::Unsaved(error) => error.code() + 2,
+        }
+    }
+    pub(crate) const fn from_code(code: u32) -> Option<Shortage> {
+        match code {
+            0 => None,
+            1 => Some(Shortage::AllHeld),
+            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
+        }
+    }
 }
 
 impl FrameStack {
@@ -66,6 +86,7 @@ impl FrameStack {
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
             shortage: AtomicU32::new(0),
+            stated: AtomicU32::new(0),
         }
     }
 
@@ -113,23 +134,23 @@ impl FrameStack {
         self.claimed.fetch_sub(count, Ordering::SeqCst);
     }
 
+    /// A frame has lost its memory, and there is none to be had: it may be claimed again later.
+    pub(crate) fn unclaim(&self, first: Frame, count: u32) {
+        self.given_up.give(first, count);
+        self.claimed.fetch_sub(count, Ordering::SeqCst);
+    }
+
     /// Why no frame can be had, if the evictor says so.
     pub fn shortage(&self) -> Option<Shortage> {
-        match self.shortage.load(Ordering::SeqCst) {
-            0 => None,
-            1 => Some(Shortage::AllHeld),
-            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
-        }
+        Shortage::from_code(self.shortage.load(Ordering::SeqCst))
     }
 
     /// Says whether frames can be had. Only the evictor may.
     pub fn set_shortage(&self, mmu: &dyn crate::mmu::Mmu, shortage: Option<Shortage>) {
-        let code = match shortage {
-            None => 0,
-            Some(Shortage::AllHeld) => 1,
-            Some(Shortage::Unsaved(error)) => error.code() + 2,
-        };
-        if self.shortage.swap(code, Ordering::SeqCst) != code && code != 0 {
+        let code = shortage.map_or(0, Shortage::code);
+        self.shortage.store(code, Ordering::SeqCst);
+        if code != 0 {
+            self.stated.fetch_add(1, Ordering::SeqCst);
             self.available.signal(mmu);
         }
     }
@@ -161,6 +182,34 @@ impl FrameStack {
     }
 }
 
+/// One thread's wait for a frame. It ends in vain only when the evictor has looked since it began: what was short a while ago
+/// need not be so now.
+#[derive(Default)]
+pub(crate) struct FrameWait(Option<u32>);
+
+impl FrameWait {
+    /// Asks the evictor for frames, and sleeps until there may be some; `seen` is the count of [`FrameStack::available`] from
+    /// before the caller looked for one.
+    ///
+    /// # Context
+    /// Trap, outside the gate.
+    ///
+    /// # Errors
+    /// The evictor says that there is none to be had.
+    pub(crate) fn sleep(&mut self, domain: &DomainState, seen: u32) -> Result<(), Shortage> {
+        let stack = &domain.stack;
+        let stated = stack.stated.load(Ordering::SeqCst);
+        if *self.0.get_or_insert(stated) != stated
+            && let Some(shortage) = stack.shortage()
+        {
+            return Err(shortage);
+        }
+        stack.wanted.signal(domain.mmu);
+        stack.available.wait(domain.mmu, seen, 0);
+        Ok(())
+    }
+}
+
 /// Takes up to `want` neighbouring frames: free ones, else ones that the contract still allows, else one from standby.
 /// The frames belong to the caller; nobody else knows them. `None`: there are none.
 ///
@@ -170,11 +219,12 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
     let stack = &domain.stack;
     let run = match stack.free.take(want) {
         Some(run) => Some(run),
-        None => claim(domain, POPULATE_RUN)
+        None => claim(domain, want.get().max(POPULATE_RUN))
             .and_then(|()| stack.free.take(want))
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
-    if stack.ready() < stack.reserve.load(Ordering::Relaxed) / 2 {
+    // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
+    if stack.ready() < stack.reserve.load(Ordering::Relaxed).div_ceil(2) {
         stack.wanted.signal(domain.mmu);
     }
     run
@@ -218,6 +268,21 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
         }
     }
     Some(())
+}
+
+/// In a forked child, which did not get the pool: frames that no page has mapped lost their memory, and standby pages are
+/// with their pager alone.
+///
+/// # Context
+/// Normal, with the gate closed.
+pub fn forget_unmapped(domain: &DomainState) {
+    let stack = &domain.stack;
+    while let Some(frame) = reclaim_standby(domain) {
+        stack.free.give(frame, 1);
+    }
+    while let Some(run) = stack.free.take(NonZeroU32::MAX) {
+        stack.unclaim(run.first, run.count.get());
+    }
 }
 
 /// Takes the frame that has been on standby longest.

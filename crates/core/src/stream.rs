@@ -7,6 +7,8 @@
 //! # Source
 //! Nemesis §8 names "stream paging" as future work. The marker page is Linux's `PG_readahead`; the doubling window too.
 
+use core::array;
+
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const STREAMS: usize = 4;
@@ -30,7 +32,7 @@ struct Stream {
 }
 
 impl Stream {
-    const fn new() -> Stream {
+    fn new() -> Stream {
         Stream {
             next: AtomicU64::new(u64::MAX),
             stride: AtomicU64::new(1),
@@ -84,12 +86,12 @@ const ALONE: Plan = Plan { count: 1, stride: 1, ahead: None };
 
 impl Streams {
     /// No stream yet.
-    pub const fn new() -> Streams {
+    pub fn new() -> Streams {
         Streams {
             turn: AtomicU32::new(0),
             clock: AtomicU32::new(0),
             last: AtomicU64::new(u64::MAX),
-            streams: [const { Stream::new() }; STREAMS],
+            streams: array::from_fn(|_| Stream::new()),
         }
     }
 

@@ -1,21 +1,25 @@
 //! Atomics, and the three ways in which threads of a domain wait for one another.
 //!
-//! Under `--cfg loom` the atomics are loom's, so that the models in `tests/loom.rs` explore every interleaving.
+//! Under `--cfg loom` the atomics are loom's, so that the models in `tests/loom` explore every interleaving.
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
+pub use loom::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
 
 #[cfg(not(loom))]
-pub use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
+pub use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
 
 pub use core::sync::atomic::Ordering;
-
-#[cfg(not(loom))]
 pub use waiting::{Event, Gate, Inside};
 
-#[cfg(not(loom))]
+/// Two threads that each write one word and then read the other's: one of them sees the other's write. `SeqCst` accesses
+/// promise that already, but loom takes them for `AcqRel` ones; this says it to loom.
+fn total_order() {
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
+}
+
 mod waiting {
-    use super::{AtomicU32, Ordering};
+    use super::{AtomicU32, Ordering, total_order};
     use crate::mmu::Mmu;
 
     /// Something that happens again and again, and that threads may wait for: a count and its sleepers.
@@ -40,6 +44,7 @@ mod waiting {
         /// Trap.
         pub fn signal(&self, mmu: &dyn Mmu) {
             self.count.fetch_add(1, Ordering::SeqCst);
+            total_order();
             if self.sleepers.load(Ordering::SeqCst) != 0 {
                 mmu.rouse(&self.count, u32::MAX >> 1);
             }
@@ -48,6 +53,7 @@ mod waiting {
         /// Sleeps until it has happened since `seen` was read, or `timeout_us` has passed (0: without limit).
         pub fn wait(&self, mmu: &dyn Mmu, seen: u32, timeout_us: u32) {
             self.sleepers.fetch_add(1, Ordering::SeqCst);
+            total_order();
             if self.count() == seen {
                 mmu.sleep(&self.count, seen, timeout_us);
             }

@@ -18,6 +18,10 @@ macro_rules! counters {
         pub struct Counts { $(pub $name: u64,)* }
 
         impl Counters {
+            fn each(&self, mut visit: impl FnMut(&AtomicU64)) {
+                $(visit(&self.$name);)*
+            }
+
             /// Reads all counters, one after the other.
             pub fn read(&self) -> Counts {
                 Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
@@ -62,6 +66,12 @@ counters! {
 }
 
 impl Counters {
+    /// Counts from nothing again: in a forked child.
+    pub fn reset(&self) {
+        self.each(|counter| counter.store(0, Ordering::Relaxed));
+        self.fault_ns.reset();
+    }
+
     /// Adds `count` to a counter.
     pub fn add(counter: &AtomicU64, count: u64) {
         counter.fetch_add(count, Ordering::Relaxed);
@@ -76,7 +86,7 @@ pub struct Histogram([AtomicU64; BUCKETS]);
 
 impl Default for Histogram {
     fn default() -> Self {
-        Histogram([const { AtomicU64::new(0) }; BUCKETS])
+        Histogram(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 }
 
@@ -95,6 +105,10 @@ impl Histogram {
         let octave = bucket >> SUB_BITS;
         let sub = (bucket & ((1 << SUB_BITS) - 1)) as u64;
         if octave == 0 { sub } else { ((1 << SUB_BITS) + sub) << (octave - 1) }
+    }
+
+    fn reset(&self) {
+        self.0.iter().for_each(|bucket| bucket.store(0, Ordering::Relaxed));
     }
 
     /// Counts one value.

@@ -64,7 +64,13 @@ impl Ground {
                 descriptors.worker.register(worker, LEN, Modes::MISSING)?;
                 descriptors.upcall.register(upcall, LEN, Modes::MISSING)?;
                 let slots = NonNull::new(pool as *mut _).unwrap();
-                Ok(Ground { pool, worker, upcall, descriptors, mmu: LinuxMmu::new(slots, PAGES, descriptors) })
+                Ok(Ground {
+                    pool,
+                    worker,
+                    upcall,
+                    descriptors,
+                    mmu: LinuxMmu::new(slots, PAGES, descriptors, clock::monotonic_ns),
+                })
             }
         })();
         made.map_err(|why: Errno| skip("uffd", &format!("userfaultfd with MOVE is refused: {why}"))).ok()

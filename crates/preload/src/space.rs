@@ -76,25 +76,25 @@ impl Space {
         }
         let start = taken.gap(self.range(), room, align.max(GRAIN))?;
         taken.add(start..start + room);
-        drop(taken);
-        self.open(start..start + len).then_some(start)
+        self.open(&mut taken, start..start + len).then_some(start)
     }
 
     /// Makes a piece larger where it stands. `false`: what follows it is in use.
     pub fn extend(&self, start: usize, len: usize, new_len: usize) -> bool {
         let end = start + len.next_multiple_of(GRAIN);
         let new_end = start + new_len.next_multiple_of(GRAIN);
+        let mut taken = self.taken.take();
         if new_end > end {
-            let mut taken = self.taken.take();
             if new_end > self.range().end || taken.gap(end..new_end, new_end - end, 1).is_none() {
                 return false;
             }
             taken.add(end..new_end);
         }
-        self.open(start + len..start + new_len)
+        self.open(&mut taken, start + len..start + new_len)
     }
 
-    fn open(&self, range: Range<usize>) -> bool {
+    /// The lock is held meanwhile: a fork finds no change half done.
+    fn open(&self, taken: &mut Ranges, range: Range<usize>) -> bool {
         let (access, len) = (libc::PROT_READ | libc::PROT_WRITE, range.len());
         let opened = match (self.under, managed::get()) {
             // SAFETY: owned-range: the piece was just taken.
@@ -103,7 +103,7 @@ impl Space {
             _ => unsafe { sys::protect(range.start, len, access) },
         };
         if opened < 0 {
-            self.taken.take().remove(range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
+            taken.remove(range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
             return false;
         }
         self.used_bytes.fetch_add(len, Ordering::Relaxed);
@@ -117,6 +117,7 @@ impl Space {
     /// *owned-range*: the range is a piece's, and nobody uses it any more.
     pub unsafe fn give(&self, range: Range<usize>) {
         let len = range.len();
+        let mut taken = self.taken.take();
         match (self.under, managed::get()) {
             // SAFETY: owned-range: passed on from our caller.
             (Under::Domain, Some(managed)) => unsafe { managed.close(range.clone()) },
@@ -127,7 +128,7 @@ impl Space {
             },
         }
         self.used_bytes.fetch_sub(len, Ordering::Relaxed);
-        self.taken.take().remove(range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
+        taken.remove(range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
     }
 
     /// Keeps it from changing over a fork.

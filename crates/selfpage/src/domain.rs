@@ -16,22 +16,24 @@ use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Failure};
 use selfpage_core::frame::{FrameSet, FrameTable, Table};
+use selfpage_core::linux::Errno;
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::pagemap::Pagemap;
 use selfpage_core::linux::uffd::{Features, Reach, Reading, Uffd};
 use selfpage_core::mmu::Trap;
+use selfpage_core::pager::Pager;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
 use selfpage_core::ring::{Ring, Slot};
-use selfpage_core::stack::FrameStack;
+use selfpage_core::stack::{self, FrameStack};
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Error, Kind, Result, describe};
+use crate::error::{Error, Kind, Result, SystemError};
 use crate::evictor;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
@@ -43,6 +45,8 @@ use crate::trap::{errand, thread, upcall, worker};
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
 const ERRANDS: usize = 64;
+/// How the kernel calls what the domain's descriptors name.
+const OURS: [&str; 3] = ["anon_inode:[userfaultfd]", "/mem", "/pagemap"];
 
 /// What the domain's threads and handles share.
 pub(crate) struct Inner {
@@ -59,6 +63,7 @@ pub(crate) struct Inner {
     /// By first page. A region is added and removed by whoever holds this.
     pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
     pub(crate) stop: AtomicBool,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) bell: worker::Bell,
     pub(crate) hash: Arc<PageHash>,
     /// Used by the evictor alone; fork holds it while it copies the process.
@@ -80,8 +85,12 @@ pub(crate) struct Inner {
 /// # Ok(()) }
 /// ```
 pub struct Domain {
+    life: Arc<Life>,
+}
+
+/// Keeps the domain going as long as it has a handle or a region.
+pub(crate) struct Life {
     pub(crate) inner: Arc<Inner>,
-    threads: Vec<JoinHandle<()>>,
 }
 
 impl Domain {
@@ -92,25 +101,25 @@ impl Domain {
 
     pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
         let inner = Arc::new(Inner::new(settings, policy)?);
-        let threads = start_threads(&inner)?;
+        start_threads(&inner)?;
         crate::fork::enlist(&inner);
-        Ok(Domain { inner, threads })
+        Ok(Domain { life: Arc::new(Life { inner }) })
     }
 
     /// Begins a region of `len_bytes` bytes, rounded up to pages.
     pub fn region(&self, len_bytes: usize) -> crate::region::Builder<'_> {
-        crate::region::Builder::new(&self.inner, len_bytes)
+        crate::region::Builder::new(&self.life, len_bytes)
     }
 
     /// The contract: frames guaranteed and at best.
     pub fn contract(&self) -> Contract {
-        let budget = self.inner.state.stack.budget();
+        let budget = self.life.inner.state.stack.budget();
         Contract::new(budget, budget).unwrap_or_else(|| crate::die("a contract below its guarantee"))
     }
 
     /// The frame pool.
     pub fn pool(&self) -> &FramePool {
-        &self.inner.pool
+        &self.life.inner.pool
     }
 
     /// Lets the domain hold `frames` more, up to the pool's size.
@@ -118,14 +127,14 @@ impl Domain {
     /// # Errors
     /// The pool has no slots for them: make it larger with [`Config::most_frames`].
     pub fn add_frames(&self, frames: u32) -> Result<()> {
-        let _regions = self.inner.regions();
-        let stack = &self.inner.state.stack;
-        if stack.budget().saturating_add(frames) > self.inner.pool.frames() {
-            let cause = format!("the pool has {} slots, {} in use", self.inner.pool.frames(), stack.budget());
+        let _regions = self.life.inner.regions();
+        let stack = &self.life.inner.state.stack;
+        if stack.budget().saturating_add(frames) > self.life.inner.pool.frames() {
+            let cause = format!("the pool has {} slots, {} in use", self.life.inner.pool.frames(), stack.budget());
             return Err(Error::new(Kind::OutOfSpace, "add", format!("{frames} frames"), cause));
         }
-        stack.extend(self.inner.state.mmu, frames);
-        self.inner.set_reserve();
+        stack.extend(self.life.inner.state.mmu, frames);
+        self.life.inner.set_reserve();
         Ok(())
     }
 
@@ -135,15 +144,15 @@ impl Domain {
     /// Too few would be left, or too many pages are held in core. Those that could be taken are taken: see
     /// [`Domain::contract`].
     pub fn remove_frames(&self, frames: u32) -> Result<()> {
-        let _regions = self.inner.regions();
-        let state = &self.inner.state;
+        let _regions = self.life.inner.regions();
+        let state = &self.life.inner.state;
         let object = || format!("{frames} frames");
         if state.stack.budget().saturating_sub(frames) < crate::config::LEAST_FRAMES {
             let cause = format!("a domain needs at least {} frames", crate::config::LEAST_FRAMES);
             return Err(Error::new(Kind::Invalid, "remove", object(), cause));
         }
-        let taken = self.inner.on_table(|| fault::range::give_up(state, frames));
-        self.inner.set_reserve();
+        let taken = self.life.inner.on_table(|| fault::range::give_up(state, frames));
+        self.life.inner.set_reserve();
         match taken {
             Ok(()) => Ok(()),
             Err(failure) => Err(Error::failure("remove", object(), failure)),
@@ -152,21 +161,18 @@ impl Domain {
 
     /// What the domain has counted so far.
     pub fn stats(&self) -> Stats {
-        Stats::read(&self.inner)
+        Stats::read(&self.life.inner)
     }
 
     /// Whether faults that the kernel takes inside a system call can be served by workers.
     pub fn serves_system_calls(&self) -> bool {
-        self.inner.reach == Reach::EveryFault
+        self.life.inner.reach == Reach::EveryFault
     }
 }
 
-impl Drop for Domain {
+impl Drop for Life {
     fn drop(&mut self) {
         crate::fork::delist(&self.inner);
-        for bound in std::mem::take(&mut *self.inner.regions()).into_values() {
-            bound.leave(&self.inner);
-        }
         self.inner.stop.store(true, Ordering::SeqCst);
         upcall::delist(&raw const *self.inner);
         let state = &self.inner.state;
@@ -174,21 +180,24 @@ impl Drop for Domain {
             event.signal(state.mmu);
         }
         self.inner.bell.ring();
-        for thread in self.threads.drain(..) {
+        for thread in self.inner.threads().drain(..) {
             let _ = thread.join();
         }
+        self.inner.close_descriptors();
     }
 }
 
 impl Inner {
     fn new(config: Settings, policy: Choice) -> Result<Inner> {
+        // The first call finds the vDSO, which a trap could not.
+        monotonic_ns();
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
         let (descriptors, reach) = open_descriptors(&config)?;
         pool.register(descriptors.pool)?;
         // SAFETY: POOL-OWNED: the pool is as required and lives in the same value; REGION-OWNED: `region.rs` makes them so.
         let mmu: &'static LinuxMmu =
-            Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors) }));
+            Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) }));
         let frames = most as usize;
         let words = frames.div_ceil(64);
         let standby = (frames / 4).next_power_of_two().max(64);
@@ -212,6 +221,7 @@ impl Inner {
                 regions: RegionMap::new([arena.table(MOST_REGIONS), arena.table(MOST_REGIONS)]),
                 requests: Ring::new(arena.table(REQUESTS)),
                 requested: Event::default(),
+                handovers: Default::default(),
                 saves: Ring::new(arena.table(saves)),
                 to_save: Event::default(),
                 save_trouble: AtomicU32::new(0),
@@ -233,6 +243,7 @@ impl Inner {
             table_thread: AtomicU32::new(0),
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),
+            threads: Mutex::default(),
             bell,
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
@@ -249,19 +260,48 @@ impl Inner {
         &self.state
     }
 
-    pub(crate) fn mmu(&self) -> &LinuxMmu {
-        self.mmu
-    }
-
     pub(crate) fn regions(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Bound>>> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bound region that holds `page`.
-    pub(crate) fn bound_at(&self, page: PageNo) -> Option<Arc<Bound>> {
-        let regions = self.regions();
-        let (_, bound) = regions.range(..=page.0).next_back()?;
-        bound.range().contains(page).then(|| bound.clone())
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In a forked child, before anything else is mapped: the places that it did not get.
+    pub(crate) fn map_in_child(&self) -> Result<()> {
+        self.pool.map_in_child()?;
+        self.bell.map_in_child()
+    }
+
+    /// In a forked child: the domain with everything that a fork does not copy made anew. The caller has the gate closed,
+    /// and holds the regions and the policy.
+    pub(crate) fn rebuild_in_child(self: &Arc<Self>, regions: &BTreeMap<u64, Arc<Bound>>) -> Result<()> {
+        let state = &self.state;
+        let old = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.config.descriptor_table == DescriptorTable::Shared {
+            // They are the parent's: a call on them would work on its pages.
+            for number in numbers(&old) {
+                let _ = Descriptor::from_raw(number).close();
+            }
+        }
+        let (descriptors, _) = open_descriptors(&self.config)?;
+        *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
+        // SAFETY: POOL-OWNED, REGION-OWNED: the descriptors are new, and no other thread is left.
+        unsafe { self.mmu.adopt(descriptors) };
+        self.pool.register(descriptors.pool)?;
+        self.bell.register(descriptors.worker)?;
+        stack::forget_unmapped(state);
+        for bound in regions.values() {
+            bound.register(descriptors)?;
+            bound.core().pager().into_iter().for_each(Pager::forked);
+        }
+        while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
+        state.handovers.forget_all();
+        state.counters.reset();
+        // The handles are of threads that are not here.
+        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
+        self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())
     }
 
     /// How many frames to keep ready: enough for the longest fetches to go on while pages are saved, never a large part.
@@ -283,6 +323,19 @@ impl Inner {
     pub(crate) fn close_gate(&self) {
         while !self.state.gate.close(self.state.mmu, 20_000) {
             std::thread::yield_now();
+        }
+    }
+
+    /// Closes the gate at a moment when nothing is on its way to a store.
+    pub(crate) fn close_gate_drained(&self) {
+        loop {
+            self.close_gate();
+            if self.state.saves_drained() {
+                return;
+            }
+            self.state.gate.open(self.state.mmu);
+            self.state.to_save.signal(self.state.mmu);
+            std::thread::sleep(std::time::Duration::from_micros(200));
         }
     }
 
@@ -386,8 +439,14 @@ impl std::fmt::Display for Cause {
     }
 }
 
+/// The monotonic clock, by the vDSO.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
-    let refused = |what: &str, errno: rustix::io::Errno| {
+    let refused = |what: &str, errno: Errno| {
         let cause = format!("{what}: {errno}; `selfpage doctor` names the remedy");
         Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
     };
@@ -407,7 +466,7 @@ fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
         Err(error) if config.needs_system_calls => return Err(error),
         Err(_) => (open(Reach::UserFaults, worker_features, "refused")?, Reach::UserFaults),
     };
-    let high = |descriptor: rustix::io::Result<Descriptor>, object: &str| match descriptor {
+    let high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| match descriptor {
         Ok(descriptor) => Ok(raised(descriptor)),
         Err(errno) => Err(Error::system("open", object, errno)),
     };
@@ -426,50 +485,77 @@ pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
         .map(Descriptor::raw)
 }
 
-/// Starts the threads of a domain. The first takes a descriptor table of its own and starts the others, who share it.
-pub(crate) fn start_threads(inner: &Arc<Inner>) -> Result<Vec<JoinHandle<()>>> {
-    let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut keep = numbers(&descriptors).to_vec();
-    for bound in inner.regions().values() {
-        keep.extend(bound.descriptors());
+fn start_threads(inner: &Arc<Inner>) -> Result<()> {
+    inner.start_threads_keeping(Vec::new())
+}
+
+impl Inner {
+    /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
+    /// descriptors in it, and starts the others, who share it.
+    fn start_threads_keeping(self: &Arc<Self>, mut keep: Vec<RawFd>) -> Result<()> {
+        let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        keep.extend(numbers(&descriptors));
+        let ours = keep.clone();
+        let (send, receive) = std::sync::mpsc::sync_channel(1);
+        let own = self.clone();
+        let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
+        let first = thread::start("selfpage-pager", move || {
+            let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
+                own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
+                start_others(&own, descriptors.worker)
+            });
+            let up = started.is_ok();
+            let _ = send.send(started);
+            drop(send);
+            if up {
+                pager(&own);
+            }
+        })
+        .map_err(failed)?;
+        let died = || Err(std::io::Error::other("the first of them died"));
+        let mut threads = receive.recv().unwrap_or_else(|_| died()).map_err(failed)?;
+        threads.push(first);
+        *self.threads() = threads;
+        self.hide_descriptors(&ours);
+        Ok(())
     }
-    let (send, receive) = std::sync::mpsc::sync_channel(1);
-    let own = inner.clone();
-    let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
-    let first = thread::start("selfpage-pager", move || {
-        let started = thread::own_descriptors(&keep).map_err(std::io::Error::from).and_then(|()| {
-            own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
-            let mut threads = Vec::new();
-            for number in 1..own.config.pagers {
-                let own = own.clone();
-                threads.push(thread::start(&format!("selfpage-pager{number}"), move || pager(&own))?);
-            }
-            for _ in 0..own.config.workers {
-                let (own, uffd) = (own.clone(), descriptors.worker);
-                threads.push(thread::start("selfpage-worker", move || worker::serve(&own, uffd))?);
-            }
-            let evicting = own.clone();
-            threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting))?);
-            let saving = own.clone();
-            threads.push(thread::start("selfpage-save", move || evictor::save(&saving))?);
-            Ok(threads)
-        });
-        let up = started.is_ok();
-        let _ = send.send(started);
-        drop(send);
-        if up {
-            pager(&own);
-        }
-    })
-    .map_err(failed)?;
-    let mut threads =
-        receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the thread died"))).map_err(failed)?;
-    threads.push(first);
-    if inner.config.descriptor_table == DescriptorTable::Private {
+
+    /// Closes the domain's descriptors, where the program has them and has not closed them itself.
+    fn close_descriptors(&self) {
+        let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         for number in numbers(&descriptors) {
-            let _ = Descriptor::from_raw(number).close();
+            // The program may have closed ours, and opened its own at the number.
+            let names = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+            if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
+                let _ = Descriptor::from_raw(number).close();
+            }
         }
     }
+
+    /// Where the program is not to see the domain's descriptors, closes its copies of these.
+    pub(crate) fn hide_descriptors(&self, numbers: &[RawFd]) {
+        if self.config.descriptor_table == DescriptorTable::Private {
+            for number in numbers {
+                let _ = Descriptor::from_raw(*number).close();
+            }
+        }
+    }
+}
+
+fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<Vec<JoinHandle<()>>> {
+    let mut threads = Vec::new();
+    for number in 1..inner.config.pagers {
+        let own = inner.clone();
+        threads.push(thread::start(&format!("selfpage-pager{number}"), move || pager(&own))?);
+    }
+    for _ in 0..inner.config.workers {
+        let own = inner.clone();
+        threads.push(thread::start("selfpage-worker", move || worker::serve(&own, uffd))?);
+    }
+    let evicting = inner.clone();
+    threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting))?);
+    let saving = inner.clone();
+    threads.push(thread::start("selfpage-save", move || evictor::save(&saving))?);
     Ok(threads)
 }
 
@@ -487,13 +573,5 @@ fn pager(inner: &Arc<Inner>) {
             }
             None => state.requested.wait(state.mmu, seen, 0),
         }
-    }
-}
-
-/// Kept for the report of a shortage: what a pager's error means, in words.
-pub(crate) fn in_words(failure: Failure) -> String {
-    match failure {
-        Failure::Pager(error) => describe(error),
-        other => Cause(other).to_string(),
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::fault::Failure;
+use selfpage_core::linux::Errno;
 use selfpage_core::pager::PagerError;
 use selfpage_core::stack::Shortage;
 
@@ -36,6 +37,23 @@ pub struct Error {
     source: Option<io::Error>,
 }
 
+/// What the system says when it refuses.
+pub(crate) trait SystemError {
+    fn into_io(self) -> io::Error;
+}
+
+impl SystemError for io::Error {
+    fn into_io(self) -> io::Error {
+        self
+    }
+}
+
+impl SystemError for Errno {
+    fn into_io(self) -> io::Error {
+        io::Error::from_raw_os_error(self.raw_os_error())
+    }
+}
+
 /// What the library's calls return.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -49,8 +67,8 @@ impl Error {
         Error { kind, operation, object: object.into(), cause: cause.into(), source: None }
     }
 
-    pub(crate) fn system(operation: &'static str, object: impl Into<String>, source: impl Into<io::Error>) -> Error {
-        let source = source.into();
+    pub(crate) fn system(operation: &'static str, object: impl Into<String>, source: impl SystemError) -> Error {
+        let source = source.into_io();
         let kind = match source.raw_os_error() {
             Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE | libc::EAGAIN) => Kind::OutOfSpace,
             Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EOPNOTSUPP) => Kind::Unsupported,

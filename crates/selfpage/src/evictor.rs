@@ -5,12 +5,10 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use selfpage_core::fault::{evict, save};
-use selfpage_core::stack::{self, Shortage};
+use selfpage_core::stack::Shortage;
 
 use crate::domain::Inner;
 
-/// Frames given memory ahead of need at a time.
-const CLAIM_AHEAD: u32 = 256;
 /// Fruitless rounds, a millisecond apart, before faults are told that there is no frame: a device lets go of a page soon.
 const MOST_BARREN: u32 = 500;
 /// While no page more may be queued for saving, this many are tried at a time in search of clean ones.
@@ -28,10 +26,6 @@ pub(crate) fn run(inner: &Inner) {
         let seen = stack.wanted.count();
         let reserve = stack.reserve.load(std::sync::atomic::Ordering::Relaxed);
         let keep = inner.standby_target();
-        if stack.free.count() < (reserve - keep) / 2 && stack.claimed() < stack.budget() {
-            let _ = stack::claim(state, CLAIM_AHEAD);
-            continue;
-        }
         if stack.on_standby() > keep && evict::trim_standby(state, keep) > 0 {
             continue;
         }
@@ -63,9 +57,10 @@ pub(crate) fn run(inner: &Inner) {
         }
         if barren > MOST_BARREN {
             let why = state.save_error().map_or(Shortage::AllHeld, Shortage::Unsaved);
+            let asked = stack.wanted.count();
             stack.set_shortage(state.mmu, Some(why));
-            // Whoever needs a frame next asks again.
-            stack.wanted.wait(state.mmu, stack.wanted.count(), 0);
+            // Whoever needs a frame next asks again, and is given another look.
+            stack.wanted.wait(state.mmu, asked, 0);
             barren = MOST_BARREN - 10;
         }
     }

@@ -1,7 +1,164 @@
-//! Fork.
-use std::sync::Arc;
+//! Fork: parent and child both go on with right contents, each within frames of its own.
+//!
+//! The parent comes to rest (nobody inside the gate, nothing on its way to a store), lets the child have its regions, and
+//! shares its bloks with it. The kernel copies the tables and, page by page as they are written, the resident pages. The
+//! child did not get the pool: it maps one of its own, opens userfaultfds of its own, registers its regions and starts
+//! threads, all before its first instruction after fork(2). A child that was made behind our back has no region at all.
+//!
+//! # Source
+//! None of the four papers has fork. Stock Linux leaves a child without our registration, and its absent pages silently
+//! zero: that is what this prevents.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+
+use selfpage_core::linux::memory::Advice;
+use selfpage_core::linux::signal::{self, SignalSet};
+use selfpage_core::policy::Policy;
 
 use crate::domain::Inner;
+use crate::error::Result;
+use crate::region::Bound;
+use crate::store::BackingStore;
+use crate::trap::{thread, upcall};
 
-pub(crate) fn enlist(_inner: &Arc<Inner>) {}
-pub(crate) fn delist(_inner: &Arc<Inner>) {}
+static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+static INSTALL: Once = Once::new();
+static HELD: Held = Held(UnsafeCell::new(None));
+
+/// What is held from before the fork until after it, by the thread that forks.
+struct Held(UnsafeCell<Option<Pause>>);
+
+// SAFETY: fork-held: only the handlers use it, between `prepare` (which takes the lock on `DOMAINS`) and `parent` or `child`
+// (which let go of it), on one thread.
+unsafe impl Sync for Held {}
+
+struct Pause {
+    mask: SignalSet,
+    domains: Vec<PausedDomain>,
+    _registry: MutexGuard<'static, Vec<Weak<Inner>>>,
+}
+
+/// A domain at rest. The guards borrow from `inner`, which comes last.
+struct PausedDomain {
+    policy: MutexGuard<'static, Box<dyn Policy>>,
+    regions: MutexGuard<'static, BTreeMap<u64, Arc<Bound>>>,
+    stores: Vec<Arc<dyn BackingStore>>,
+    /// Whether the child can have it, else why not.
+    shared: Result<()>,
+    inner: Arc<Inner>,
+}
+
+/// Has forks take care of the domain.
+pub(crate) fn enlist(inner: &Arc<Inner>) {
+    // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as domains can exist.
+    INSTALL.call_once(|| unsafe {
+        libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
+    });
+    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    domains.retain(|domain| domain.strong_count() > 0);
+    domains.push(Arc::downgrade(inner));
+}
+
+/// Ends that.
+pub(crate) fn delist(inner: &Arc<Inner>) {
+    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    domains.retain(|domain| !std::ptr::eq(domain.as_ptr(), Arc::as_ptr(inner)));
+}
+
+extern "C" fn prepare() {
+    let registry = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    // A handler of a signal that came now would meet a domain at rest, and wait for its own thread.
+    let mask = signal::block_all();
+    let domains = registry.iter().filter_map(Weak::upgrade).map(PausedDomain::pause).collect();
+    // SAFETY: fork-held: the lock on `DOMAINS` is ours.
+    unsafe { *HELD.0.get() = Some(Pause { mask, domains, _registry: registry }) };
+}
+
+extern "C" fn parent() {
+    // SAFETY: fork-held: this is the thread that ran `prepare`.
+    let Some(pause) = (unsafe { (*HELD.0.get()).take() }) else { return };
+    for domain in pause.domains {
+        domain.resume_in_parent();
+    }
+    signal::restore(pause.mask);
+}
+
+extern "C" fn child() {
+    // SAFETY: fork-held: this is the thread that ran `prepare`.
+    let Some(pause) = (unsafe { (*HELD.0.get()).take() }) else { return };
+    thread::forget_all();
+    upcall::forget_users();
+    // Every place first: what is mapped from here on, be it by an allocation, may come to lie in one.
+    for domain in pause.domains.iter().filter(|domain| domain.shared.is_ok()) {
+        if domain.inner.map_in_child().is_err() {
+            crate::die("a forked child cannot go on: the place of its pool is taken");
+        }
+    }
+    for domain in pause.domains {
+        domain.resume_in_child();
+    }
+    signal::restore(pause.mask);
+}
+
+impl PausedDomain {
+    fn pause(inner: Arc<Inner>) -> PausedDomain {
+        // SAFETY: fork-held: the guards are dropped before `inner`, which keeps what they borrow alive and in place.
+        let still: &'static Inner = unsafe { &*Arc::as_ptr(&inner) };
+        let regions = still.regions();
+        // Nothing more is evicted from here on.
+        let policy = still.policy.lock().unwrap_or_else(PoisonError::into_inner);
+        still.close_gate_drained();
+        let mut stores: Vec<Arc<dyn BackingStore>> = Vec::new();
+        for store in regions.values().filter_map(|bound| bound.store()) {
+            if !stores.iter().any(|known| Arc::ptr_eq(known, store)) {
+                stores.push(store.clone());
+            }
+        }
+        let table_of = still.table_thread.load(Ordering::Acquire) as i32;
+        let mut shared: Result<()> =
+            stores.iter().try_for_each(|store| store.before_fork(table_of)).map_err(Into::into);
+        if shared.is_ok() {
+            shared = regions.values().try_for_each(|bound| bound.give_to_child(Advice::ForChild));
+        }
+        PausedDomain { policy, regions, stores, shared, inner }
+    }
+
+    fn resume_in_parent(self) {
+        for store in &self.stores {
+            store.after_fork_in_parent();
+        }
+        for bound in self.regions.values() {
+            if bound.give_to_child(Advice::NotForChild).is_err() {
+                crate::die("a region cannot be kept from children");
+            }
+        }
+        let state = self.inner.state();
+        state.gate.open(state.mmu);
+    }
+
+    fn resume_in_child(self) {
+        if let Err(why) = &self.shared {
+            // The regions are not here: an access is a SIGSEGV, and never a zero that was not written.
+            eprintln!("selfpage: this forked child does not get its parent's regions: {why}");
+            let state = self.inner.state();
+            return state.gate.open(state.mmu);
+        }
+        for bound in self.regions.values() {
+            let _ = bound.give_to_child(Advice::NotForChild);
+        }
+        for store in &self.stores {
+            store.after_fork_in_child();
+        }
+        if let Err(why) = self.inner.rebuild_in_child(&self.regions) {
+            crate::die(&format!("a forked child cannot go on: {why}"));
+        }
+        drop(self.policy);
+        let state = self.inner.state();
+        state.gate.open(state.mmu);
+        self.inner.set_reserve();
+    }
+}

@@ -7,14 +7,15 @@
 use std::fmt;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::fault::range;
 use selfpage_core::fault::{Failure, Outcome, evict};
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Modes;
 use selfpage_core::mmu::Trap;
 use selfpage_core::page::PageWord;
@@ -24,7 +25,7 @@ use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
-use crate::domain::Inner;
+use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result, pages};
 use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
 use crate::store::BackingStore;
@@ -32,7 +33,7 @@ use crate::trap::upcall;
 
 /// A region to be.
 pub struct Builder<'a> {
-    inner: &'a Arc<Inner>,
+    life: &'a Arc<Life>,
     len_bytes: usize,
     name: String,
     trap: Trap,
@@ -41,9 +42,9 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub(crate) fn new(inner: &'a Arc<Inner>, len_bytes: usize) -> Builder<'a> {
+    pub(crate) fn new(life: &'a Arc<Life>, len_bytes: usize) -> Builder<'a> {
         let name = String::new();
-        Builder { inner, len_bytes, name, trap: Trap::Worker, priority: 0, reserved: Access::ReadWrite }
+        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved: Access::ReadWrite }
     }
 
     /// A name for messages.
@@ -109,16 +110,13 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// No address space, or too many regions.
     pub fn stored_in(self, store: Arc<dyn BackingStore>) -> Result<Region> {
-        let descriptors = store.descriptors();
-        let kept = store.clone();
-        let region = self.bind_with(Rights::ReadWrite, descriptors, move |len, hash| {
+        let kept = Some(store.clone());
+        self.bind_with(Rights::ReadWrite, Vec::new(), kept, move |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU32>(len) + Arena::bytes_for::<AtomicU64>(len))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
             let pager = unsafe { Stored::new(store, hash, arena.table(len), arena.table(len)) };
             Ok((Box::new(pager), Some(arena)))
-        })?;
-        region.bound.keep_store(kept);
-        Ok(region)
+        })
     }
 
     /// A file from `offset_bytes` on. A length of 0 stands for the rest of the file.
@@ -138,7 +136,7 @@ impl<'a> Builder<'a> {
             self.name = path.as_ref().display().to_string();
         }
         let descriptors = opened.descriptors();
-        self.bind_with(rights, descriptors, |len, hash| {
+        self.bind_with(rights, descriptors, None, |len, hash| {
             let hashed = if rights == Rights::ReadWrite { len } else { 0 };
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(hashed))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
@@ -152,7 +150,7 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// No address space, or too many regions.
     pub fn user(self, pager: impl UserPager + 'static) -> Result<Region> {
-        self.bind_with(Rights::ReadWrite, Vec::new(), |len, hash| {
+        self.bind_with(Rights::ReadWrite, Vec::new(), None, |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(len))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
             let pager = unsafe { Custom::new(pager, hash, arena.table(len)) };
@@ -169,18 +167,19 @@ impl<'a> Builder<'a> {
     }
 
     fn bind(self, rights: Rights, make: impl FnOnce(usize, Arc<PageHash>) -> Result<Box<dyn Pager>>) -> Result<Region> {
-        self.bind_with(rights, Vec::new(), |len, hash| Ok((make(len, hash)?, None)))
+        self.bind_with(rights, Vec::new(), None, |len, hash| Ok((make(len, hash)?, None)))
     }
 
     fn bind_with(
         self,
         rights: Rights,
         descriptors: Vec<RawFd>,
+        store: Option<Arc<dyn BackingStore>>,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Region> {
-        let bound = Bound::new(&self, rights, descriptors, make)?;
-        bound.join(self.inner)?;
-        Ok(Region { inner: self.inner.clone(), bound })
+        let bound = Bound::new(&self, rights, descriptors, store, make)?;
+        bound.join(&self.life.inner)?;
+        Ok(Region { life: self.life.clone(), bound })
     }
 }
 
@@ -194,7 +193,7 @@ pub(crate) struct Bound {
     _pager_tables: Option<Arena>,
     _tables: Arena,
     descriptors: Vec<RawFd>,
-    store: std::sync::OnceLock<Arc<dyn BackingStore>>,
+    store: Option<Arc<dyn BackingStore>>,
     name: String,
     len_bytes: usize,
 }
@@ -204,9 +203,10 @@ impl Bound {
         builder: &Builder<'_>,
         rights: Rights,
         descriptors: Vec<RawFd>,
+        store: Option<Arc<dyn BackingStore>>,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Arc<Bound>> {
-        let inner = builder.inner;
+        let inner = &builder.life.inner;
         let object = || format!("a region of {} bytes", builder.len_bytes);
         let (trap, table) = (builder.trap, inner.config.descriptor_table);
         if builder.len_bytes == 0 || builder.len_bytes > isize::MAX as usize / 2 {
@@ -243,7 +243,7 @@ impl Bound {
             _pager_tables: pager_tables,
             _tables: tables,
             descriptors,
-            store: std::sync::OnceLock::new(),
+            store,
             name,
             len_bytes,
         };
@@ -261,9 +261,12 @@ impl Bound {
     /// Registers the region for faults, and puts it into the map.
     fn join(self: &Arc<Bound>, inner: &Arc<Inner>) -> Result<()> {
         let mut regions = inner.regions();
-        self.register(inner)?;
-        if !self.descriptors.is_empty() {
-            inner.share_descriptors(&self.descriptors)?;
+        let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.on_table(|| self.register(descriptors))?;
+        let numbers = self.descriptors();
+        if !numbers.is_empty() {
+            inner.share_descriptors(&numbers)?;
+            inner.hide_descriptors(&numbers);
         }
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
         if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
@@ -275,19 +278,17 @@ impl Bound {
     }
 
     /// Has faults of the region go to its userfaultfd.
-    pub(crate) fn register(&self, inner: &Inner) -> Result<()> {
-        self.register_range(inner, self.start(), self.len_bytes)
+    pub(crate) fn register(&self, descriptors: Descriptors) -> Result<()> {
+        self.register_range(descriptors, self.start(), self.len_bytes)
     }
 
-    fn register_range(&self, inner: &Inner, start: usize, len_bytes: usize) -> Result<()> {
-        let descriptors = *inner.descriptors.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    fn register_range(&self, descriptors: Descriptors, start: usize, len_bytes: usize) -> Result<()> {
         let uffd = match self.region.trap {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
         };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
-        inner
-            .on_table(move || unsafe { uffd.register(start, len_bytes, Modes::MISSING) })
+        unsafe { uffd.register(start, len_bytes, Modes::MISSING) }
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
     }
 
@@ -310,28 +311,24 @@ impl Bound {
         self.region.range.first.addr().0
     }
 
-    pub(crate) const fn len_bytes(&self) -> usize {
-        self.len_bytes
+    /// The descriptors that its pager uses now.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        self.store().map_or_else(|| self.descriptors.clone(), |store| store.descriptors())
     }
 
-    pub(crate) fn descriptors(&self) -> &[RawFd] {
-        &self.descriptors
+    /// Whether a forked child gets the region.
+    pub(crate) fn give_to_child(&self, child: Advice) -> Result<()> {
+        // SAFETY: owned-range: the region is ours; only what a child gets of it changes.
+        unsafe { memory::advise(self.start(), self.len_bytes, child) }
+            .map_err(|errno| Error::system("fork with", format!("region {}", self.name), errno))
     }
 
     pub(crate) fn core(&self) -> &region::Region {
         &self.region
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn keep_store(&self, store: Arc<dyn BackingStore>) {
-        let _ = self.store.set(store);
-    }
-
     pub(crate) fn store(&self) -> Option<&Arc<dyn BackingStore>> {
-        self.store.get()
+        self.store.as_ref()
     }
 }
 
@@ -343,10 +340,11 @@ impl Drop for Bound {
     }
 }
 
-/// Memory that its domain pages. Dropping it drops its contents.
+/// Memory that its domain pages. Dropping it drops its contents. The domain goes on as long as it has regions, handle or no
+/// handle.
 pub struct Region {
-    inner: Arc<Inner>,
     bound: Arc<Bound>,
+    life: Arc<Life>,
 }
 
 impl Region {
@@ -368,7 +366,11 @@ impl Region {
     }
 
     /// Its contents as values of `T`, to be changed.
+    ///
+    /// # Panics
+    /// The region is read-only: what is written to it would be lost.
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
+        assert!(self.bound.region.rights == Rights::ReadWrite, "region {} is read-only", self.bound.name);
         // SAFETY: region-view: as for `as_slice`, and `&mut self` makes it the only view.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), self.len_bytes() / size_of::<T>().max(1)) }
     }
@@ -391,8 +393,8 @@ impl Region {
     /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned.
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
-        self.inner.on_table(|| {
+        let state = self.life.inner.state();
+        self.life.inner.on_table(|| {
             for page in range.pages() {
                 let why = match range::pin(state, page) {
                     Outcome::Resolved => continue,
@@ -414,21 +416,21 @@ impl Region {
     /// A page of it is not pinned.
     pub fn unpin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("unpin", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
+        let state = self.life.inner.state();
         match range.pages().find(|page| !range::unpin(state, *page)) {
             None => Ok(()),
             Some(page) => Err(Error::new(Kind::Invalid, "unpin", self.page_name(page), "it is not pinned")),
         }
     }
 
-    /// Has pager threads bring `[offset, offset+len)` in, and does not wait.
+    /// Has pager threads bring `[offset, offset+len)` in, as much of it as the frames can hold, and does not wait.
     ///
     /// # Errors
     /// The range is not in the region.
     pub fn prefetch(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("prefetch", offset_bytes, len_bytes)?;
         // More than the pager threads can take is not fetched: it is only advice.
-        let _ = range::prefetch(self.inner.state(), range);
+        let _ = range::prefetch(self.life.inner.state(), range);
         Ok(())
     }
 
@@ -438,8 +440,8 @@ impl Region {
     /// The range is not in the region.
     pub fn discard(&mut self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("discard", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
-        self.inner.on_table(|| range::discard(state, range));
+        let state = self.life.inner.state();
+        self.life.inner.on_table(|| range::discard(state, range));
         Ok(())
     }
 
@@ -450,8 +452,8 @@ impl Region {
     /// The range is not in the region, or none of its resident pages could go: they are pinned, or held by the kernel.
     pub fn evict(&self, offset_bytes: usize, len_bytes: usize) -> Result<u32> {
         let range = self.range("evict", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
-        let evict::Evicted { ready, queued, kept } = self.inner.on_pager_thread(|| range::evict(state, range));
+        let state = self.life.inner.state();
+        let evict::Evicted { ready, queued, kept } = self.life.inner.on_pager_thread(|| range::evict(state, range));
         if ready + queued == 0 && kept > 0 {
             let failure = Failure::Shortage(selfpage_core::stack::Shortage::AllHeld);
             return Err(Error::failure("evict", self.range_name(range), failure));
@@ -466,8 +468,8 @@ impl Region {
     /// A page could not be saved; it stays in core, changed.
     pub fn flush(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("flush", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
-        self.inner.on_pager_thread(|| {
+        let state = self.life.inner.state();
+        self.life.inner.on_pager_thread(|| {
             range::flush(state, range)
                 .map_err(|(page, failure)| Error::failure("flush", self.page_name(page), failure))?;
             let pager = self.bound.pager.as_deref();
@@ -488,7 +490,9 @@ impl Region {
 
     /// Has faults of a part of the region go to its userfaultfd again.
     pub(crate) fn register_part(&self, start: usize, len_bytes: usize) -> Result<()> {
-        self.bound.register_range(&self.inner, start, len_bytes)
+        let descriptors = *self.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        let bound = &*self.bound;
+        self.inner.on_table(move || bound.register_range(descriptors, start, len_bytes))
     }
 
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
@@ -514,10 +518,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let mine = self.inner.regions().remove(&self.bound.range().first.0);
-        // A domain that was dropped first has seen to it.
+        let mine = self.life.inner.regions().remove(&self.bound.range().first.0);
         if let Some(bound) = mine {
-            bound.leave(&self.inner);
+            bound.leave(&self.life.inner);
         }
     }
 }

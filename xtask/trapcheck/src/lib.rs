@@ -4,30 +4,31 @@
 //! To put more of core under the check, call it from [`selfpage_trapcheck`] with values that the optimizer cannot know.
 #![no_std]
 
-use selfpage_core::addr::{Frame, VirtAddr};
-use selfpage_core::mmu::{Mmu, Trap};
-use selfpage_core::pager::Pager;
-use selfpage_core::policy::Policy;
+use core::hint::black_box;
+
+use selfpage_core::domain::DomainState;
+use selfpage_core::fault::{self, Fault, Outcome, Request};
+use selfpage_core::linux::mmu::LinuxMmu;
+use selfpage_core::mmu::Mmu;
+use selfpage_core::pager::Context;
 
 /// All that the fault path is given.
 pub struct Given<'a> {
-    mmu: &'a dyn Mmu,
-    pager: &'a dyn Pager,
-    policy: &'a mut dyn Policy,
-    addr: VirtAddr,
-    frame: Frame,
+    domain: &'a DomainState,
+    fault: Fault,
+    mmu: &'a LinuxMmu,
 }
 
-/// The path of a fault as far as core has one.
+/// The path of a fault, from the trap to the last system call, with whatever pager stands behind its trait.
 #[unsafe(no_mangle)]
 pub extern "C" fn selfpage_trapcheck(given: &mut Given<'_>) -> u32 {
-    let page = given.addr.page();
-    let want = given.pager.extent(page.0, 16);
-    let frame = given.policy.victim().unwrap_or(given.frame);
-    let mapped = given.mmu.map(Trap::Upcall, page, frame, want);
+    // Every function of the machine, whether core calls it or not.
+    let mmu: &dyn Mmu = black_box(given.mmu);
+    let outcome = fault::resolve(given.domain, Context::Trap, given.fault);
+    let handed = fault::request(given.domain, Request::Fault(given.fault.addr.page()));
     #[cfg(feature = "broken")]
-    let want = [1, 2, 3][want as usize];
-    mapped.map_or_else(|partial| partial.done, |()| want)
+    let outcome = [outcome][given.fault.addr.0];
+    u32::from(outcome == Outcome::Resolved) + u32::from(handed) + u32::from(mmu.present(given.fault.addr.page()))
 }
 
 unsafe extern "C" {

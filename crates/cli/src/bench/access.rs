@@ -127,12 +127,25 @@ impl Subject<'_> {
     }
 }
 
+/// In which order pages are touched first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Page after page.
+    Ascending,
+    /// Every page once, never two neighbours in a row.
+    Scattered,
+}
+
 /// Writes one word of each page in order: nothing was there before, so nothing is checked but that it stays.
-pub fn first_touch(memory: Memory) -> Result<Run, Error> {
+pub fn first_touch(memory: Memory, order: Order) -> Result<Run, Error> {
+    let pages = memory.size_pages();
+    // Odd and coprime to any number of pages in use here: every page once, and never two neighbours in a row.
+    let step = if order == Order::Scattered { 2_654_435_761 } else { 1 };
     let run = on_threads(1, |_| {
         let mut latency = Histogram::new();
         let mut before = Instant::now();
-        for page in 0..memory.size_pages() {
+        for turn in 0..pages {
+            let page = (turn as u64 * step % pages as u64) as usize;
             memory.write(page, 0, content::word(page, 0));
             let now = Instant::now();
             latency.record((now - before).as_nanos() as u64);

@@ -1,6 +1,6 @@
 //! `faults`: the first touch of each page, no I/O, frames free.
 
-use super::access;
+use super::access::{self, Order};
 use super::case::{Access, Case, Pattern};
 use super::error::Error;
 use super::job::{Bench, Job, Place};
@@ -8,16 +8,41 @@ use super::raw::{self, PAGE_BYTES};
 use super::result::{Better, Sample, Unit};
 use super::system::{Condition, Drive, Entry, Group, Setup};
 use super::systems::anonymous::Anonymous;
+use super::systems::selfpage::Selfpage;
 
 /// The bench.
 pub struct Faults;
 
-const SYSTEMS: &[Entry] = &[Entry {
-    name: "kernel",
-    group: Group::Kernel,
-    condition: Condition::Plain,
-    drive: Drive::Memory(Anonymous::unmapped),
-}];
+/// Page after page, where fetching more than the page pays; and scattered, where each fault brings one page.
+const ORDERS: [(&str, Order); 2] =
+    [("first-touch-4k", Order::Ascending), ("first-touch-4k-scattered", Order::Scattered)];
+
+const SYSTEMS: &[Entry] = &[
+    Entry {
+        name: "selfpage-upcall-physical",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::upcall_physical),
+    },
+    Entry {
+        name: "selfpage-upcall-zero",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::upcall_zero),
+    },
+    Entry {
+        name: "selfpage-worker-zero",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::worker_zero),
+    },
+    Entry {
+        name: "kernel",
+        group: Group::Kernel,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Anonymous::unmapped),
+    },
+];
 
 impl Bench for Faults {
     fn name(&self) -> &'static str {
@@ -33,7 +58,7 @@ impl Bench for Faults {
     }
 
     fn cases(&self) -> Vec<String> {
-        vec!["first-touch-4k".into()]
+        ORDERS.map(|(name, _)| name.into()).to_vec()
     }
 
     fn systems(&self) -> &'static [Entry] {
@@ -63,7 +88,11 @@ impl Bench for Faults {
             frames_bytes: len_bytes,
         })?;
         let before = raw::usage();
-        let run = access::first_touch(memory)?;
+        let (_, order) = ORDERS
+            .into_iter()
+            .find(|(name, _)| *name == job.case)
+            .ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let run = access::first_touch(memory, order)?;
         let after = raw::usage();
         let counters = system.counters();
         system.finish()?;

@@ -10,12 +10,36 @@ use super::job::{Bench, Job, Place};
 use super::raw::{self, PAGE_BYTES, Usage};
 use super::result::{Better, Sample, Unit};
 use super::system::{Condition, Contents, Drive, Entry, Group, Setup, System};
-use super::systems::{anonymous::Anonymous, mmap::Mmap, requests::Requests};
+use super::systems::{anonymous::Anonymous, mmap::Mmap, requests::Requests, selfpage::Selfpage};
 
 /// The bench.
 pub struct Paging;
 
 const SYSTEMS: &[Entry] = &[
+    Entry {
+        name: "selfpage-upcall",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::upcall),
+    },
+    Entry {
+        name: "selfpage-worker",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::worker),
+    },
+    Entry {
+        name: "selfpage-file-upcall",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::file_upcall),
+    },
+    Entry {
+        name: "selfpage-file-worker",
+        group: Group::Ours,
+        condition: Condition::Plain,
+        drive: Drive::Memory(Selfpage::file_worker),
+    },
     Entry {
         name: "mmap-ra128k",
         group: Group::Mmap,

@@ -37,6 +37,12 @@ impl Memory {
         Memory { base: base.cast(), size_pages: len_bytes / PAGE_BYTES }
     }
 
+    /// The memory of a region, whose pager answers until the system drops it in `finish`.
+    pub fn of_region(region: &selfpage::Region) -> Memory {
+        // SAFETY: bench-memory: a region is mapped and answered until it is dropped.
+        unsafe { Memory::new(region.as_ptr(), region.len_bytes()) }
+    }
+
     /// Whole pages.
     pub fn size_pages(self) -> usize {
         self.size_pages

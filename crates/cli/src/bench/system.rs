@@ -9,17 +9,14 @@ use super::raw::Memory;
 /// What a system is given to set itself up.
 pub struct Setup<'a> {
     /// The case that will run, for systems that can choose a policy.
-    #[expect(dead_code, reason = "the peers need not know; selfpage's own systems do")]
     pub case: Case,
     /// The data file, at least `data_bytes` long.
     pub data_path: &'a Path,
     /// A directory on the same disk for files of the system's own; removed after the run.
-    #[expect(dead_code, reason = "the peers need not know; selfpage's own systems do")]
     pub directory: &'a Path,
     /// How much memory the loops will touch.
     pub data_bytes: usize,
     /// How much of it may be resident. The cgroup allows this and a slack ([`Sizes::limit_bytes`](super::sizes::Sizes::limit_bytes)).
-    #[expect(dead_code, reason = "the peers need not know; selfpage's own systems do")]
     pub frames_bytes: usize,
 }
 
@@ -58,7 +55,6 @@ pub trait System {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// selfpage.
-    #[cfg_attr(not(test), expect(dead_code, reason = "constructed once selfpage's own systems are in"))]
     Ours,
     /// A memory map by the kernel.
     Mmap,

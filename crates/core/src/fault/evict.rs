@@ -32,6 +32,15 @@ pub struct Evicted {
     pub kept: u32,
 }
 
+/// Whether changed pages find room on the way to the store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    /// Where there is some; else they stay.
+    IfAny,
+    /// The caller has seen to it.
+    Promised,
+}
+
 /// Tells the policy what has been admitted since it was last told.
 ///
 /// # Context
@@ -79,7 +88,7 @@ pub fn evict(domain: &DomainState, policy: &mut dyn Policy, want: u32) -> Evicte
     }
     let victims = victims.get_mut(..len).unwrap_or(&mut []);
     victims.sort_unstable_by_key(|entry| entry.0);
-    move_out(domain, victims, &mut evicted);
+    move_out(domain, victims, Room::IfAny, &mut evicted);
     evicted
 }
 
@@ -100,18 +109,18 @@ fn check(domain: &DomainState, frame: Frame) -> Suggestion {
         return Suggestion::Wrong;
     };
     let seen = word.load();
-    if seen.state() != State::Resident || seen.frame() != frame {
-        // A page that is Busy is settled by its owner, who admits it again if it stays.
+    if !matches!(seen.state(), State::Resident | State::Busy) || seen.frame() != frame {
         return Suggestion::Wrong;
     }
-    if seen.pins() > 0 || seen.in_save() || !word.claim(seen) {
+    // Whoever works on a page may leave it resident, and would not admit it again.
+    if seen.state() == State::Busy || seen.pins() > 0 || seen.in_save() || !word.claim(seen) {
         return Suggestion::Held;
     }
     Suggestion::Claimed(page)
 }
 
 /// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and decides on each.
-pub(super) fn move_out(domain: &DomainState, pages: &[(PageNo, Frame)], evicted: &mut Evicted) {
+pub(super) fn move_out(domain: &DomainState, pages: &[(PageNo, Frame)], room: Room, evicted: &mut Evicted) {
     let mut at = 0;
     while let Some(rest) = pages.get(at..)
         && let Some(&(page, frame)) = rest.first()
@@ -123,7 +132,7 @@ pub(super) fn move_out(domain: &DomainState, pages: &[(PageNo, Frame)], evicted:
         };
         for &(page, frame) in rest.get(..done).unwrap_or(rest) {
             if let Some(region) = domain.regions.find(page) {
-                decide(domain, region, page, frame, evicted);
+                decide(domain, region, page, frame, room, evicted);
             }
         }
         at += done;
@@ -160,14 +169,14 @@ fn keep(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evict
 }
 
 /// An unmapped page: clean, to be saved, or to be put back.
-fn decide(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
+fn decide(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, room: Room, evicted: &mut Evicted) {
     let Some(pager) = region.pager() else { return };
     match pager.changed(region.index(page), domain.lease(frame).get()) {
         Verdict::Clean => {
             domain.settle_standby(region, page, Word::new(State::Standby, frame));
             evicted.ready += 1;
         }
-        Verdict::Changed if save::room(domain) > 0 => {
+        Verdict::Changed if room == Room::Promised || save::room(domain) > 0 => {
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());
             save::enqueue(domain, page, frame);
             evicted.queued += 1;

@@ -102,10 +102,13 @@ impl<const N: usize> Batch<N> {
                 && let Some(last) = given.checked_sub(1)
                 && let Some(frame) = self.pages().get(last).map(|entry| entry.1)
             {
-                if let Some(entry) = self.pages_mut().get_mut(at) {
-                    entry.1 = frame;
+                let kept = (keep, frame);
+                let displaced = self.pages().get(last).map_or(PageNo(0), |entry| entry.0);
+                for (index, entry) in [(last, kept), (at, (displaced, Frame(0)))] {
+                    if let Some(place) = self.pages_mut().get_mut(index) {
+                        *place = entry;
+                    }
                 }
-                self.pages_mut().swap(last, at);
             }
             for (page, _) in self.pages().iter().skip(given) {
                 domain.settle(region, *page, Word::ABSENT);
@@ -201,10 +204,8 @@ impl<const N: usize> Batch<N> {
 
 fn stop(step: Step) -> Stop {
     match step {
-        Step::Done(Outcome::Failed(failure)) => match failure {
-            Failure::Machine(crate::mmu::Refusal::NoDescriptor) => Stop::HandOver,
-            failure => Stop::Failed(failure),
-        },
+        Step::Done(Outcome::Failed(failure)) => Stop::Failed(failure),
+        Step::HandOver => Stop::HandOver,
         // The access is tried again either way.
         Step::Done(_) => Stop::Again,
         _ => Stop::Again,
@@ -283,43 +284,50 @@ pub(super) fn fetch<const N: usize>(
     batch.map(domain, region, Some(page))
 }
 
-/// Reads a chunk ahead of a stream. Nobody waits for it: it takes only frames that are ready, and its errors are met again
-/// by whoever needs the page.
-pub(super) fn read_ahead(domain: &DomainState, region: &Region, pager: &dyn Pager, first: PageNo, chunk: Chunk) {
+/// Whether somebody wants to know that a chunk was reached.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tripwire {
+    Set,
+    None,
+}
+
+/// Reads a chunk ahead of its use. Nobody waits for it: it takes only frames that are ready, and its errors are met again by
+/// whoever needs the page. Returns the page that there was no frame for, in a chunk that goes forward.
+pub(super) fn read_ahead(
+    domain: &DomainState,
+    region: &Region,
+    pager: &dyn Pager,
+    first: PageNo,
+    chunk: Chunk,
+    tripwire: Tripwire,
+) -> Option<PageNo> {
     let mut batch = Batch::<{ MOST_AHEAD as usize }>::new();
     batch.claim(region, first, chunk.stride, chunk.count, AtGap::Skip);
-    let Some(&(nearest, _)) = batch.pages().first() else {
-        return;
-    };
+    let claimed = batch.len;
+    let &(nearest, _) = batch.pages().first()?;
     batch.take_frames(domain, region, nearest);
-    if batch.len == 0 {
-        return;
-    }
+    let last = match batch.pages().last() {
+        Some(&(last, _)) => last,
+        None => return Some(nearest),
+    };
+    let short = (batch.len < claimed).then_some(last.plus(1));
     match batch.fill(domain, Context::PagerThread, region, pager) {
         Ok(bytes) => Counters::add(&domain.counters.bytes_filled, bytes),
-        Err(_) => return batch.abandon(domain, region),
+        Err(_) => {
+            batch.abandon(domain, region);
+            return None;
+        }
     }
     Counters::add(&domain.counters.fills_total, batch.len as u64);
     Counters::add(&domain.counters.fills_ahead_total, batch.len as u64);
     // The page that the program reaches first stays unmapped, to say that it was reached.
     let at = if chunk.stride < 0 { batch.len - 1 } else { 0 };
-    if let Some(&(page, frame)) = batch.pages().get(at) {
+    if tripwire == Tripwire::Set
+        && let Some(&(page, frame)) = batch.pages().get(at)
+    {
         domain.settle_standby(region, page, Word::new(State::Standby, frame).with_trip());
         batch.drop_entry(at);
     }
     let _ = batch.map(domain, region, None);
-}
-
-/// Says in the page's word that its contents cannot be had, for the thread that handed the fault over.
-pub(super) fn mark_failed(domain: &DomainState, page: PageNo, failure: Failure) {
-    let _inside = domain.gate.enter(domain.mmu);
-    let Failure::Pager(error) = failure else { return };
-    let Some(region) = domain.regions.find(page) else {
-        return;
-    };
-    let Some(word) = region.word(page) else { return };
-    let seen = word.load();
-    if seen.state() == State::Absent && word.claim(seen) {
-        domain.settle(region, page, Word::new(State::Failed, Frame(error.code())));
-    }
+    short
 }

@@ -9,23 +9,26 @@
 
 pub mod evict;
 mod fill;
+pub mod handover;
 pub mod range;
 pub mod save;
 
 use core::num::NonZeroU32;
 
-use crate::addr::{Frame, PageNo, VirtAddr};
+use crate::addr::{Frame, PageNo, PageRange, VirtAddr};
 use crate::domain::{DomainState, ReadsAhead};
 use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
 use crate::pager::{Context, Pager, PagerError};
 use crate::region::{Access, Region};
-use crate::stack::{self, Shortage};
+use crate::stack::{self, FrameWait, Shortage};
 use crate::stream::Chunk;
 use crate::trace::Counters;
 
 pub use fill::MOST_IN_TRAP;
+use fill::Tripwire;
+use handover::Place;
 
 /// An access that found no translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,8 +74,8 @@ enum Step {
     AwaitPage(Word),
     /// Sleep until frames are available; the count of the event, read before the look.
     AwaitFrame(u32),
-    /// Hand the fault to a pager thread, and sleep until the page's word changes from this.
-    Defer(Word),
+    /// Hand the fault to a pager thread.
+    HandOver,
 }
 
 /// Resolves a fault, in whatever context it arrived.
@@ -86,6 +89,7 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
     let began_ns = domain.mmu.now_ns();
     Counters::add(&domain.counters.faults_total, 1);
     let page = fault.addr.page();
+    let mut frame_wait = FrameWait::default();
     let outcome = loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(page) else {
@@ -104,22 +108,20 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
-                if let Some(shortage) = domain.stack.shortage() {
+                if let Err(shortage) = frame_wait.sleep(domain, seen) {
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
-                domain.stack.wanted.signal(domain.mmu);
-                domain.stack.available.wait(domain.mmu, seen, 0);
             }
-            (Step::Defer(seen), Some(word)) => {
-                if request(domain, Request::Fault(page)) {
-                    domain.mmu.sleep(word.low_half(), seen.low(), 0);
-                } else {
+            (Step::HandOver, _) => match handover::hand_over(domain, page) {
+                Some(Outcome::Failed(failure)) => break Outcome::Failed(failure),
+                Some(_) => {}
+                None => {
                     // The pager threads have more to do than the ring holds: let them.
                     let seen = domain.requested.count();
                     domain.requested.wait(domain.mmu, seen, 1000);
                 }
-            }
-            (Step::Again | Step::AwaitPage(_) | Step::Defer(_), _) => {}
+            },
+            (Step::Again | Step::AwaitPage(_), _) => {}
         }
     };
     domain.counters.fault_ns.record(domain.mmu.now_ns().saturating_sub(began_ns));
@@ -138,7 +140,6 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Saving => copy_back(domain, region, page, seen),
         State::Resident => check_resident(domain, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-        State::Failed => tell_failure(domain, region, page, seen),
     }
 }
 
@@ -154,9 +155,8 @@ fn bring_in(
     let Some(word) = region.word(page) else {
         return Step::Again;
     };
-    let defer = |seen| word.await_change(seen).map_or(Step::Again, Step::Defer);
     if context < pager.fills_in() {
-        return defer(seen);
+        return Step::HandOver;
     }
     let frames_seen = domain.stack.available.count();
     if !word.claim(seen) {
@@ -177,7 +177,7 @@ fn bring_in(
     match result {
         Ok(()) => Step::Done(Outcome::Resolved),
         Err(fill::Stop::NoFrame) => Step::AwaitFrame(frames_seen),
-        Err(fill::Stop::HandOver) => defer(word.load()),
+        Err(fill::Stop::HandOver) => Step::HandOver,
         Err(fill::Stop::Again) => Step::Again,
         Err(fill::Stop::Failed(failure)) => Step::Done(Outcome::Failed(failure)),
     }
@@ -200,12 +200,7 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
             Counters::add(&domain.counters.soft_faults_total, 1);
         }
         Err(partial) => {
-            return match refused(domain, region, page, frame, partial.why) {
-                Step::Done(Outcome::Failed(Failure::Machine(Refusal::NoDescriptor))) => {
-                    word.await_change(word.load()).map_or(Step::Again, Step::Defer)
-                }
-                step => step,
-            };
+            return refused(domain, region, page, frame, partial.why);
         }
     }
     if seen.trip() && pager.reads_ahead() {
@@ -254,7 +249,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
         }
         return match partial.why {
             Refusal::Pinned | Refusal::Hole => Step::Again,
-            Refusal::NoDescriptor => word.await_change(word.load()).map_or(Step::Again, Step::Defer),
+            Refusal::NoDescriptor => Step::HandOver,
             Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
             Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
                 domain.mmu.wake_faulters(region.trap, page, 1);
@@ -303,9 +298,12 @@ fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, 
     pager.forget(region.index(page), 1);
     domain.frames.set_owner(frame, None);
     let _ = domain.settle(region, page, Word::ABSENT);
-    if domain.mmu.populate(frame, 1).is_ok() {
-        domain.frames.set_zeroed(frame, Zeroed::Yes);
-        domain.stack.give(domain.mmu, frame, 1);
+    match domain.mmu.populate(frame, 1) {
+        Ok(()) => {
+            domain.frames.set_zeroed(frame, Zeroed::Yes);
+            domain.stack.give(domain.mmu, frame, 1);
+        }
+        Err(_) => domain.stack.unclaim(frame, 1),
     }
 }
 
@@ -323,29 +321,20 @@ fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, wh
         Refusal::Pinned | Refusal::Hole => Step::Again,
         // Whatever is there now is not ours: the access is tried again and meets that.
         Refusal::Occupied | Refusal::Foreign | Refusal::Ending => Step::Done(Outcome::Retry),
-        Refusal::NoDescriptor | Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(why))),
+        Refusal::NoDescriptor => Step::HandOver,
+        Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(why))),
     }
-}
-
-/// The page's contents could not be had: say so once, and let a later access try anew.
-fn tell_failure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
-    let Some(word) = region.word(page) else {
-        return Step::Again;
-    };
-    if !word.claim(seen) {
-        return Step::Again;
-    }
-    domain.settle(region, page, Word::ABSENT);
-    Step::Done(Outcome::Failed(Failure::Pager(PagerError::from_code(seen.frame().0))))
 }
 
 /// Work that a thread hands to the pager threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Resolve a fault on this page.
-    Fault(PageNo),
+    /// Resolve a fault on this page, and answer the thread that waits there.
+    Fault(PageNo, Place),
     /// Read ahead, from this page on.
     Ahead(PageNo, Chunk),
+    /// Bring in so many pages, from this one on, which the program will want.
+    Prefetch(PageNo, u32),
 }
 
 /// Hands work to the pager threads. `false`: they have more than enough.
@@ -354,10 +343,12 @@ pub enum Request {
 /// Trap.
 pub fn request(domain: &DomainState, request: Request) -> bool {
     let pushed = match request {
-        Request::Fault(page) => domain.requests.push(page.0, 0),
+        Request::Fault(page, place) => domain.requests.push(page.0, u64::from(place.0) << 32),
         Request::Ahead(page, chunk) => {
             domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
         }
+        // As a chunk that goes nowhere.
+        Request::Prefetch(page, count) => domain.requests.push(page.0, u64::from(count)),
     };
     domain.requested.signal(domain.mmu);
     pushed
@@ -371,7 +362,8 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
     let (page, what) = domain.requests.pop()?;
     let page = PageNo(page);
     Some(match what as u32 {
-        0 => Request::Fault(page),
+        0 => Request::Fault(page, Place((what >> 32) as u32)),
+        count if what >> 32 == 0 => Request::Prefetch(page, count),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
     })
 }
@@ -382,12 +374,10 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
 /// PagerThread, outside the gate.
 pub fn serve(domain: &DomainState, request: Request) -> Outcome {
     match request {
-        Request::Fault(page) => {
+        Request::Fault(page, place) => {
             let fault = Fault { addr: page.addr(), access: Access::Read };
             let outcome = resolve(domain, Context::PagerThread, fault);
-            if let Outcome::Failed(failure) = outcome {
-                fill::mark_failed(domain, page, failure);
-            }
+            domain.handovers.answer(domain.mmu, place, outcome);
             outcome
         }
         Request::Ahead(page, chunk) => {
@@ -395,8 +385,12 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             if let Some(region) = domain.regions.find(page)
                 && let Some(pager) = region.pager()
             {
-                fill::read_ahead(domain, region, pager, page, chunk);
+                fill::read_ahead(domain, region, pager, page, chunk, Tripwire::Set);
             }
+            Outcome::Resolved
+        }
+        Request::Prefetch(page, count) => {
+            range::bring_in(domain, PageRange { first: page, count: u64::from(count) });
             Outcome::Resolved
         }
     }

@@ -5,16 +5,18 @@
 
 use core::num::NonZeroU32;
 
-use super::evict::{Evicted, move_out};
-use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve};
+use super::evict::{Evicted, Room, move_out};
+use super::fill::Tripwire;
+use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
-use crate::domain::DomainState;
+use crate::domain::{DomainState, MOST_AHEAD, ReadsAhead};
 use crate::frame::Zeroed;
 use crate::page::{State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
-use crate::stack;
+use crate::stack::{self, FrameWait};
 use crate::stream::Chunk;
+use crate::sync::Ordering;
 use crate::trace::Counters;
 
 /// Pages worked on between two visits of the gate.
@@ -22,6 +24,7 @@ const STRETCH: usize = 256;
 
 /// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
 fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
+    let mut frame_wait = FrameWait::default();
     loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(page) else {
@@ -34,11 +37,9 @@ fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region)
             (Step::Done(outcome), _) => return outcome,
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
-                if let Some(shortage) = domain.stack.shortage() {
+                if let Err(shortage) = frame_wait.sleep(domain, seen) {
                     return Outcome::Failed(Failure::Shortage(shortage));
                 }
-                domain.stack.wanted.signal(domain.mmu);
-                domain.stack.available.wait(domain.mmu, seen, 0);
             }
             _ => {}
         }
@@ -150,11 +151,6 @@ fn discard_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
             pager.forget(region.index(page), 1);
             domain.settle_absent(region, page, frame);
         }
-        State::Failed => {
-            domain.mmu.drop_pages(page, 1);
-            pager.forget(region.index(page), 1);
-            domain.settle(region, page, Word::ABSENT);
-        }
         State::Absent | State::Busy | State::Saving => {
             pager.forget(region.index(page), 1);
             domain.settle(region, page, Word::ABSENT);
@@ -163,18 +159,26 @@ fn discard_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     Step::Done(Outcome::Resolved)
 }
 
-/// Takes the frames of `range` back; changed pages are on their way to the store when it returns.
+/// Takes the frames of `range` back; changed pages are on their way to the store when it returns. Waits for the saver where
+/// there are more of them than may be on the way at once.
 ///
 /// # Context
-/// Normal.
+/// Normal, outside the gate.
 pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
     let mut evicted = Evicted::default();
     let mut at = range.first;
     while at < range.end() {
+        let seen = domain.stack.available.count();
+        let room = save::room(domain).min(STRETCH);
+        if room == 0 {
+            domain.to_save.signal(domain.mmu);
+            domain.stack.available.wait(domain.mmu, seen, 1000);
+            continue;
+        }
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
         let mut len = 0;
-        while len < STRETCH && at < range.end() {
+        while len < room && at < range.end() {
             if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)
                 && let Some(entry) = claimed.get_mut(len)
             {
@@ -183,7 +187,8 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             }
             at = at.plus(1);
         }
-        move_out(domain, claimed.get(..len).unwrap_or(&[]), &mut evicted);
+        // The evictor queues no page more while there is no room, and the queue has a batch to spare beyond that.
+        move_out(domain, claimed.get(..len).unwrap_or(&[]), Room::Promised, &mut evicted);
     }
     evicted
 }
@@ -199,26 +204,55 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
         State::Standby if word.claim(seen) => {
             domain.stack.leaves_standby();
             domain.settle_absent(region, page, seen.frame());
+            Counters::add(&domain.counters.evictions_total, 1);
+            evicted.ready += 1;
         }
         _ => {}
     }
     None
 }
 
-/// Has `range`, within one region, fetched ahead by pager threads. `false`: they have too much to do already.
+/// Has `range`, within one region, brought in by pager threads: as much of it as the frames can hold beside the reserve.
+/// `false`: they have too much to do already.
 ///
 /// # Context
 /// Normal.
 pub fn prefetch(domain: &DomainState, range: PageRange) -> bool {
+    let room = domain.stack.budget().saturating_sub(domain.stack.reserve.load(Ordering::Relaxed));
+    let end = range.first.plus(range.count.min(u64::from(room)));
     let mut at = range.first;
-    while at < range.end() {
-        let count = (range.end().0 - at.0).min(u64::from(crate::domain::MOST_AHEAD)) as u32;
-        if !request(domain, Request::Ahead(at, Chunk { first: 0, count, stride: 1 })) {
+    while at < end {
+        let count = (end.0 - at.0).min(u64::from(MOST_AHEAD)) as u32;
+        if !request(domain, Request::Prefetch(at, count)) {
             return false;
         }
         at = at.plus(u64::from(count));
     }
     true
+}
+
+/// Brings in what the program will want, piece by piece as frames can be had.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
+    let mut at = range.first;
+    let mut frame_wait = FrameWait::default();
+    while at < range.end() {
+        let seen = domain.stack.available.count();
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = domain.regions.find(at) else { return };
+        let Some(pager) = region.pager() else { return };
+        let piece = u64::from(domain.limits(1, ReadsAhead::Yes).chunk.max(1)).min(range.end().0 - at.0);
+        let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
+        let short = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
+        drop(inside);
+        match short {
+            None => at = at.plus(piece),
+            Some(_) if frame_wait.sleep(domain, seen).is_err() => return,
+            Some(next) => at = next,
+        }
+    }
 }
 
 /// Saves what has changed in `range`, within one region, without unmapping it, and waits until it is saved. What the
@@ -245,7 +279,7 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     };
     let seen = word.load();
     match seen.state() {
-        State::Absent | State::Standby | State::Failed => return Step::Done(Outcome::Resolved),
+        State::Absent | State::Standby => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident => {}
@@ -307,6 +341,7 @@ fn save_copy(
 /// No more can be freed. Those that were are gone, and the contract is smaller by as many.
 pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
     let mut left = domain.stack.cut_unclaimed(count);
+    let mut frame_wait = FrameWait::default();
     while let Some(want) = NonZeroU32::new(left) {
         let seen = domain.stack.available.count();
         let inside = domain.gate.enter(domain.mmu);
@@ -319,13 +354,7 @@ pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
                 domain.stack.retire(run.first, some);
                 left -= some;
             }
-            None => {
-                if let Some(shortage) = domain.stack.shortage() {
-                    return Err(Failure::Shortage(shortage));
-                }
-                domain.stack.wanted.signal(domain.mmu);
-                domain.stack.available.wait(domain.mmu, seen, 0);
-            }
+            None => frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?,
         }
     }
     Ok(())

@@ -1,9 +1,9 @@
 //! File descriptors as plain numbers.
 
+use super::errno::Errno;
 use super::syscall::call;
 use core::ffi::CStr;
 use linux_raw_sys::general as raw;
-use rustix::io::Errno;
 
 /// A file descriptor of the calling thread's table, not owned: a pager thread and the program may have different tables, so
 /// no value can stand for the right to close it everywhere.

@@ -1,9 +1,9 @@
 //! Sleeping on a word of this process's memory.
 
+use super::errno::Errno;
 use super::syscall::call;
 use core::sync::atomic::AtomicU32;
 use linux_raw_sys::general as raw;
-use rustix::io::Errno;
 
 /// The kernel's `struct timespec`.
 #[repr(C)]

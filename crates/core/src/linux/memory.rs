@@ -4,10 +4,10 @@
 //! reference without more knowledge.
 
 use super::descriptor::Descriptor;
+use super::errno::Errno;
 use super::syscall::call;
 use core::ffi::CStr;
 use linux_raw_sys::general as raw;
-use rustix::io::Errno;
 
 /// Where a new mapping goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,15 +1,16 @@
 //! The machine that every Linux from 6.8 on is: frames are pages of a pool, and mapping moves them.
 
+use super::clock::Clock;
 use super::descriptor::Descriptor;
+use super::errno::Errno;
 use super::memory::{self, Advice};
 use super::pagemap::{Categories, Pagemap, Stretch};
 use super::uffd::{Stopped, Uffd, Waiters, Writing};
-use super::{clock, futex, thread};
+use super::{futex, thread};
 use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
 use crate::mmu::{Mmu, Partial, Refusal, Trap};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-use rustix::io::Errno;
 
 /// How often a busy page is tried: the kernel lets go of a buffer some microseconds after it told that the transfer is done.
 /// Longer would be wasted on a page that is pinned for good.
@@ -56,6 +57,7 @@ pub struct LinuxMmu {
     upcall_uffd: AtomicI32,
     memory: AtomicI32,
     pagemap: AtomicI32,
+    clock: Clock,
 }
 
 // SAFETY: POOL-OWNED: the pointer is a number to compute slots from; this type never turns it into a reference.
@@ -74,8 +76,7 @@ impl LinuxMmu {
     ///   for absent pages with the descriptor of its trap, without huge pages; the caller is the only one who maps and unmaps
     ///   there, and serialises that with changes of the mapping's protection. A page whose contents must not move is
     ///   not unmapped.
-    pub unsafe fn new(pool: NonNull<PageBytes>, frames: u32, descriptors: Descriptors) -> LinuxMmu {
-        clock::monotonic_ns();
+    pub unsafe fn new(pool: NonNull<PageBytes>, frames: u32, descriptors: Descriptors, clock: Clock) -> LinuxMmu {
         let mmu = LinuxMmu {
             pool,
             frames,
@@ -84,6 +85,7 @@ impl LinuxMmu {
             upcall_uffd: AtomicI32::new(-1),
             memory: AtomicI32::new(-1),
             pagemap: AtomicI32::new(-1),
+            clock,
         };
         // SAFETY: POOL-OWNED, REGION-OWNED: passed on from our caller.
         unsafe { mmu.adopt(descriptors) };
@@ -353,7 +355,7 @@ impl Mmu for LinuxMmu {
     }
 
     fn now_ns(&self) -> u64 {
-        clock::monotonic_ns()
+        (self.clock)()
     }
 }
 

@@ -7,6 +7,7 @@
 pub mod clock;
 pub mod descriptor;
 pub mod die;
+pub mod errno;
 pub mod futex;
 pub mod memory;
 pub mod mmu;
@@ -17,4 +18,4 @@ mod syscall;
 pub mod thread;
 pub mod uffd;
 
-pub use rustix::io::Errno;
+pub use errno::Errno;

@@ -1,8 +1,8 @@
 //! What the kernel knows about each page of this process.
 
 use super::descriptor::{Descriptor, read_write};
+use super::errno::Errno;
 use linux_raw_sys::general as raw;
-use rustix::io::Errno;
 
 const SCAN: u32 = read_write::<raw::pm_scan_arg>(b'f' as u32, 16);
 

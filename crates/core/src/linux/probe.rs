@@ -1,12 +1,12 @@
 //! Whether this kernel, for this process, does what selfpage needs: each question is answered by doing it on scratch memory.
 
 use super::descriptor::Descriptor;
+use super::errno::Errno;
 use super::memory::{self, Access, Advice, Place, Sharing};
 use super::pagemap::{Afterwards, Categories, Pagemap, Stretch};
 use super::uffd::{Features, Message, Modes, Reach, Reading, Stopped, Uffd, Waiters, Writing};
 use super::{clock, thread};
 use crate::addr::PAGE_BYTES;
-use rustix::io::Errno;
 
 /// How long a fault may take to be told.
 const PATIENCE_NS: u64 = 1_000_000_000;

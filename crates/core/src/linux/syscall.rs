@@ -1,6 +1,6 @@
 //! One system call, without errno.
 
-use rustix::io::Errno;
+use super::errno::Errno;
 
 /// The highest error number that the kernel returns.
 const ERRNO_MAX: usize = 4095;
@@ -14,8 +14,10 @@ const ERRNO_MAX: usize = 4095;
 pub unsafe fn call(number: u32, arguments: [usize; 6]) -> Result<usize, Errno> {
     // SAFETY: SYSCALL-CONTRACT: passed on from our caller.
     let returned = unsafe { trap_into_kernel(number as usize, arguments) };
-    let error = returned.wrapping_neg();
-    if (1..=ERRNO_MAX).contains(&error) { Err(Errno::from_raw_os_error(error as i32)) } else { Ok(returned) }
+    match returned.wrapping_neg() {
+        error @ 1..=ERRNO_MAX => Err(Errno::from_raw_os_error(error as i32)),
+        _ => Ok(returned),
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

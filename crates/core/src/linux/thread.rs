@@ -1,8 +1,8 @@
 //! The calling thread: its number, its CPUs, its descriptor table.
 
+use super::errno::Errno;
 use super::syscall::call;
 use linux_raw_sys::general as raw;
-use rustix::io::Errno;
 
 /// The kernel's number of the calling thread.
 pub fn id() -> u32 {

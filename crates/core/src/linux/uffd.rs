@@ -1,9 +1,9 @@
 //! userfaultfd: faults told to this process, and pages moved by it.
 
 use super::descriptor::{Descriptor, read_write};
+use super::errno::Errno;
 use super::syscall::call;
 use linux_raw_sys::{general as raw, ioctl};
-use rustix::io::Errno;
 
 const KIND: u32 = 0xAA;
 const NEW: u32 = KIND << 8;

@@ -48,7 +48,8 @@ impl Policy for Mru {
     }
 
     fn victim(&mut self) -> Option<Frame> {
-        let victim = self.links.pop_newest(SETTLED).or_else(|| self.links.pop_oldest(GUARDED));
+        // Less than the whole is guarded, so something has settled if anything is listed.
+        let victim = self.links.pop_newest(SETTLED);
         self.settle();
         victim
     }

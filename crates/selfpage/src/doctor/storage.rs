@@ -56,7 +56,10 @@ fn direct() -> Finding {
             Finding::new(
                 FEATURE,
                 state,
-                format!("{} in {DIRECTORY}; a store there does not work or is cached twice", name(why)),
+                format!(
+                    "{} in {DIRECTORY}; a store there does not work or is cached twice",
+                    name(selfpage_core::linux::Errno::from_raw_os_error(why.raw_os_error()))
+                ),
             )
             .remedy("selfpage run --store PATH, with PATH on ext4, XFS or Btrfs")
         }
@@ -67,7 +70,12 @@ fn space() -> Finding {
     const FEATURE: &str = "store space";
     const ELSEWHERE: &str = "selfpage run --store PATH, with PATH on a disk with more room";
     match statvfs(DIRECTORY) {
-        Err(why) => Finding::new(FEATURE, State::Absent, format!("{DIRECTORY}: {}", name(why))).remedy(ELSEWHERE),
+        Err(why) => Finding::new(
+            FEATURE,
+            State::Absent,
+            format!("{DIRECTORY}: {}", name(selfpage_core::linux::Errno::from_raw_os_error(why.raw_os_error()))),
+        )
+        .remedy(ELSEWHERE),
         Ok(disk) => {
             let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
             let why = format!("{} free in {DIRECTORY}", readable(free_bytes));

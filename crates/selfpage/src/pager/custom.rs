@@ -37,6 +37,9 @@ pub trait UserPager: Send + Sync {
         let _ = index;
     }
 
+    /// This process is a forked child from now on.
+    fn forked(&self) {}
+
     /// Makes what was saved last.
     ///
     /// # Errors
@@ -114,6 +117,13 @@ impl<P: UserPager> Pager for Custom<P> {
                 self.set_hash(page.index, page.bytes.get());
             }
         }
+    }
+
+    fn forked(&self) {
+        let _ = guarded(|| {
+            self.user.forked();
+            Ok(())
+        });
     }
 
     fn sync(&self) -> Result<(), PagerError> {

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use arrayvec::ArrayVec;
 use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2, pwritev};
@@ -45,6 +46,8 @@ pub struct File {
     hash: Arc<PageHash>,
     /// The hash of each page as it was filled or saved last; none where the program may not write.
     hashes: Table<AtomicU64>,
+    /// In a forked child: the file is the parent's to write, and what the child changes stays with it.
+    detached: AtomicBool,
 }
 
 /// What a [`File`] is made of, opened and checked.
@@ -96,7 +99,17 @@ impl Opened {
 impl File {
     pub(crate) fn new(opened: Opened, hash: Arc<PageHash>, hashes: Table<AtomicU64>) -> File {
         let Opened { path, direct, buffered, first, rights, .. } = opened;
-        File { path, direct, buffered, first, rights, engines: IoEngines::from_env(), hash, hashes }
+        File {
+            path,
+            direct,
+            buffered,
+            first,
+            rights,
+            engines: IoEngines::from_env(),
+            hash,
+            hashes,
+            detached: false.into(),
+        }
     }
 
     /// The file's path, as it was opened.
@@ -235,8 +248,14 @@ impl Pager for File {
         }
         match self.hashes.get(index as usize) {
             Some(hash) if hash.load(Ordering::Relaxed) == self.hash.of(bytes) => Verdict::Clean,
+            _ if self.detached.load(Ordering::Relaxed) => Verdict::Stays,
             _ => Verdict::Changed,
         }
+    }
+
+    fn forked(&self) {
+        self.detached.store(true, Ordering::Relaxed);
+        self.engines.after_fork_in_child();
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {

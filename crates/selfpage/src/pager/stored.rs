@@ -43,10 +43,6 @@ impl Stored {
         Stored { store, hash, bloks, hashes }
     }
 
-    pub(crate) fn store(&self) -> &Arc<dyn BackingStore> {
-        &self.store
-    }
-
     fn blok(&self, index: u64) -> u32 {
         self.bloks.get(index as usize).map_or(0, |blok| blok.load(Ordering::Acquire))
     }

@@ -127,7 +127,7 @@ impl IoEngines {
     }
 
     /// In a forked child the threads are gone, and the rings' descriptors are the parent's.
-    pub(super) fn after_fork_in_child(&self) {
+    pub(crate) fn after_fork_in_child(&self) {
         for owned in &self.engines {
             // A locked one was in use at the fork, against the rules, and stays out of use.
             let Ok(mut engine) = owned.engine.try_lock() else {

@@ -108,6 +108,6 @@ unsafe fn switch(top: usize, function: usize, argument: *mut ()) {
 }
 
 /// In a forked child only the forking thread is left, and it is in no trap.
-pub(crate) fn forget_all() {
+pub(super) fn forget_all() {
     TAKEN.store(0, Ordering::Relaxed);
 }

@@ -8,6 +8,7 @@ use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
+use selfpage_core::linux::Errno;
 use selfpage_core::linux::signal;
 use selfpage_core::linux::thread as this_thread;
 
@@ -87,7 +88,7 @@ pub(crate) fn forget_all() {
 
 /// Gives the calling thread, and those it starts from now on, a descriptor table of its own with `keep` in it and nothing
 /// else: what the program has open is not held open by us.
-pub(crate) fn own_descriptors(keep: &[i32]) -> rustix::io::Result<()> {
+pub(crate) fn own_descriptors(keep: &[i32]) -> Result<(), Errno> {
     this_thread::unshare_descriptors()?;
     let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
     // Standard error stays, for epitaphs.

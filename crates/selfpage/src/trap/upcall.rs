@@ -52,6 +52,14 @@ pub(crate) fn delist(inner: *const Inner) {
     }
 }
 
+/// In a forked child only the forking thread is left, and it is in no trap.
+pub(crate) fn forget_users() {
+    for entry in &DOMAINS {
+        entry.users.store(0, Ordering::Relaxed);
+    }
+    stack::forget_all();
+}
+
 fn install() {
     stack::lay_out();
     // SAFETY: signal-handler: `on_sigbus` is async-signal-safe: it calls core in a trap's context, and the handler that was

@@ -104,17 +104,10 @@ pub(crate) struct Bell {
 impl Bell {
     /// A page for each worker, whose faults `uffd` gets.
     pub(crate) fn hang(uffd: Uffd, workers: u32) -> Result<Bell> {
-        let pages = workers as usize;
-        let failed = |errno| Error::system("map", "the bell of a domain", errno);
-        // SAFETY: owned-range: a fresh mapping; absent pages of it are touched by `ring` alone.
-        unsafe {
-            let len_bytes = pages * PAGE_BYTES;
-            let start = memory::map_anonymous(Place::Anywhere, len_bytes, Access::ReadWrite).map_err(failed)?;
-            let bell = Bell { start, pages };
-            memory::advise(start, len_bytes, Advice::NotForChild).map_err(failed)?;
-            uffd.register(start, len_bytes, Modes::MISSING).map_err(failed)?;
-            Ok(bell)
-        }
+        let mut bell = Bell { start: 0, pages: workers as usize };
+        bell.start = bell.map(Place::Anywhere)?;
+        bell.register(uffd)?;
+        Ok(bell)
     }
 
     /// Ends every worker: each touch is read by one of them, which ends.
@@ -136,17 +129,30 @@ impl Bell {
         rung
     }
 
-    /// In a forked child, which did not get it.
-    pub(crate) fn hang_in_child(&self, uffd: Uffd) -> Result<()> {
-        let failed = |errno| Error::system("map", "the bell of a domain", errno);
+    /// In a forked child, which did not get it: the place again.
+    pub(crate) fn map_in_child(&self) -> Result<()> {
+        self.map(Place::Free(self.start)).map(drop)
+    }
+
+    /// Has `uffd` get its faults.
+    pub(crate) fn register(&self, uffd: Uffd) -> Result<()> {
+        // SAFETY: owned-range: our own mapping; absent pages of it are touched by `ring` alone.
+        unsafe { uffd.register(self.start, self.pages * PAGE_BYTES, Modes::MISSING) }.map_err(failed)
+    }
+
+    fn map(&self, place: Place) -> Result<usize> {
         let len_bytes = self.pages * PAGE_BYTES;
-        // SAFETY: owned-range: the place that DONTFORK left empty.
+        // SAFETY: owned-range: a fresh mapping, or the place that DONTFORK left empty.
         unsafe {
-            memory::map_anonymous(Place::Free(self.start), len_bytes, Access::ReadWrite).map_err(failed)?;
-            memory::advise(self.start, len_bytes, Advice::NotForChild).map_err(failed)?;
-            uffd.register(self.start, len_bytes, Modes::MISSING).map_err(failed)
+            let start = memory::map_anonymous(place, len_bytes, Access::ReadWrite).map_err(failed)?;
+            memory::advise(start, len_bytes, Advice::NotForChild).map_err(failed)?;
+            Ok(start)
         }
     }
+}
+
+fn failed(errno: Errno) -> Error {
+    Error::system("map", "the bell of a domain", errno)
 }
 
 impl Drop for Bell {

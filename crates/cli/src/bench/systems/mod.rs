@@ -3,3 +3,4 @@
 pub mod anonymous;
 pub mod mmap;
 pub mod requests;
+pub mod selfpage;

@@ -1,0 +1,156 @@
+//! What holds of a whole domain whenever nobody is inside its gate.
+
+use selfpage_core::addr::{Frame, FrameRun, PageNo};
+use selfpage_core::fault::{self, Fault, Outcome, save::save};
+use selfpage_core::page::State;
+use selfpage_core::pager::Context;
+use selfpage_core::region::Access;
+use selfpage_core::sync::Ordering;
+use std::num::NonZeroU32;
+
+use crate::pager::Backing;
+use crate::scheduler;
+use crate::threads::evict_some;
+use crate::world::{Part, World};
+
+/// Each frame is in one place, each page reads as it must, and all counts add up. With the gate closed.
+pub fn at_rest(world: &World) {
+    scheduler::at_once(|| {
+        let mut places = Places(vec![None; world.domain.stack.budget() as usize]);
+        let queue = queued(world);
+        let mut on_standby = 0;
+        for part in &world.parts {
+            for page in part.region.range.pages() {
+                on_standby += u32::from(look_at(world, part, page, &queue, &mut places) == State::Standby);
+            }
+        }
+        assert_eq!(on_standby, world.domain.stack.on_standby(), "frames on standby");
+        place_free(world, &mut places);
+        let lost: Vec<usize> = (0..places.0.len()).filter(|at| places.0[*at].is_none()).collect();
+        for frame in lost.iter().map(|at| Frame(*at as u32)) {
+            assert_eq!(world.mmu.in_slot(frame), None, "{frame:?} is nowhere, and has memory");
+        }
+        let (claimed, held) = (world.domain.stack.claimed() as usize, places.0.len() - lost.len());
+        assert_eq!(claimed, held, "frames are lost; nowhere are {lost:?}");
+        world.mmu.check();
+    });
+}
+
+/// Where each frame is.
+struct Places(Vec<Option<&'static str>>);
+
+impl Places {
+    fn put(&mut self, frame: Frame, place: &'static str) {
+        let before = self.0[frame.0 as usize].replace(place);
+        assert_eq!(before, None, "{frame:?} is {place} too");
+    }
+}
+
+fn queued(world: &World) -> Vec<(PageNo, Frame)> {
+    let saves = &world.domain.saves;
+    let entries: Vec<_> = std::iter::from_fn(|| saves.pop()).collect();
+    entries.iter().for_each(|(page, frame)| assert!(saves.push(*page, *frame)));
+    entries.into_iter().map(|(page, frame)| (PageNo(page), Frame(frame as u32))).collect()
+}
+
+fn place_free(world: &World, places: &mut Places) {
+    let free = &world.domain.stack.free;
+    let most = NonZeroU32::MAX;
+    let runs: Vec<FrameRun> = std::iter::from_fn(|| free.take(most)).collect();
+    for run in runs {
+        for frame in (0..run.count.get()).map(|at| run.first.plus(at)) {
+            places.put(frame, "free");
+            assert_eq!(world.domain.frames.owner(frame), None, "{frame:?} is free");
+        }
+        free.give(run.first, run.count.get());
+    }
+}
+
+/// Checks one page: its word, and what a child that was forked now would read in it.
+fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], places: &mut Places) -> State {
+    let (domain, at, index) = (&world.domain, world.at(page), part.region.index(page));
+    let word = part.region.word(page).expect("a page of the region").load();
+    let (state, frame) = (word.state(), word.frame());
+    let mapped = world.mmu.read(page);
+    let contents = match state {
+        State::Busy => panic!("{page:?} is busy, and nobody is inside"),
+        State::Absent => part.pager.kept(index),
+        State::Resident => Some(mapped.unwrap_or_default()),
+        State::Standby => {
+            assert_eq!(part.pager.kept(index), world.mmu.in_slot(frame), "{page:?}: standby, and the pager differs");
+            world.mmu.in_slot(frame)
+        }
+        State::Saving => world.mmu.in_slot(frame),
+    };
+    let right = contents.is_some_and(|contents| world.shadow.may_be(at, contents));
+    assert!(right, "{page:?} is {word:?} with {contents:?}, not {:?}", world.shadow.now(at));
+    assert!(mapped.is_none() || state == State::Resident, "{page:?} is mapped and {word:?}");
+    let resident = part.region.residency().get(index as usize).expect("as many as words").load(Ordering::Relaxed);
+    assert_eq!(resident != 0, state == State::Resident, "{page:?}: residency");
+    assert!(world.shadow.may_have_pins(at, word.pins()), "{page:?} is {word:?} with {} pins", world.shadow.pins(at));
+    if matches!(state, State::Resident | State::Standby | State::Saving) {
+        places.put(frame, "of a page");
+        assert_eq!(domain.frames.owner(frame), Some(page));
+    }
+    let entries: Vec<Frame> = queue.iter().filter(|entry| entry.0 == page).map(|entry| entry.1).collect();
+    assert_eq!(entries.len(), usize::from(word.in_save()), "{page:?} is {word:?} and queued {} times", entries.len());
+    for old in entries {
+        if state == State::Saving {
+            assert_eq!(old, frame, "{page:?} is to be saved from another frame");
+        } else {
+            places.put(old, "being saved");
+        }
+    }
+    state
+}
+
+/// Nobody runs any more, and nothing goes wrong: every page can be read, and every frame that may go goes.
+pub fn at_the_end(world: &World) {
+    world.weather.clear_up();
+    while save(&world.domain) > 0 {}
+    at_rest(world);
+    for part in &world.parts {
+        for page in part.region.range.pages() {
+            read(world, page);
+        }
+    }
+    at_rest(world);
+    let mut last = 0;
+    loop {
+        let evicted = evict_some(world, 256);
+        while save(&world.domain) > 0 {}
+        fault::evict::trim_standby(&world.domain, 0);
+        match evicted.ready + evicted.queued {
+            0 if last == 0 => break,
+            went => last = went,
+        }
+    }
+    at_rest(world);
+    for part in world.parts.iter().filter(|part| part.pager.backing() == Backing::Store) {
+        for page in part.region.range.pages() {
+            let word = part.region.word(page).expect("a page of the region").load();
+            assert_eq!(word.state(), State::Absent, "{page:?} is {word:?}: the policy was not told of its frame");
+        }
+    }
+    assert_eq!(world.domain.stack.on_standby(), 0);
+}
+
+fn read(world: &World, page: PageNo) {
+    loop {
+        if let Some(seen) = world.mmu.read(page) {
+            return assert!(world.shadow.agrees(world.at(page), seen), "{page:?} reads as {seen:?} in the end");
+        }
+        while world.domain.stack.ready() == 0 {
+            let evicted = evict_some(world, 8);
+            while save(&world.domain) > 0 {}
+            assert!(
+                world.domain.stack.ready() > 0 || evicted.kept < world.domain.stack.budget(),
+                "no frame can be had"
+            );
+        }
+        match fault::resolve(&world.domain, Context::PagerThread, Fault { addr: page.addr(), access: Access::Read }) {
+            Outcome::Resolved | Outcome::Retry => {}
+            other => panic!("{page:?} is {other:?} in the end"),
+        }
+    }
+}

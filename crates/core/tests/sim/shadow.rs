@@ -1,0 +1,80 @@
+//! What every page must contain. It is told of each write at the moment of the write, so a read is right or wrong, never
+//! perhaps.
+
+use std::sync::Mutex;
+
+use crate::machine::Halves;
+
+#[derive(Clone, Copy, Default)]
+struct Page {
+    now: Halves,
+    /// It is being discarded: it turns to zero some time, once.
+    fading: bool,
+    pins: u32,
+    /// A pin or unpin of it is on its way.
+    pinning: bool,
+}
+
+/// The truth, page by page.
+pub struct Shadow(Mutex<Vec<Page>>);
+
+impl Shadow {
+    pub fn new(pages: usize) -> Shadow {
+        Shadow(Mutex::new(vec![Page::default(); pages]))
+    }
+
+    fn with<R>(&self, at: usize, work: impl FnOnce(&mut Page) -> R) -> R {
+        work(&mut self.0.try_lock().expect("one thread at a time")[at])
+    }
+
+    /// Somebody sees the page so. Whether that is right.
+    #[must_use]
+    pub fn agrees(&self, at: usize, seen: Halves) -> bool {
+        self.with(at, |page| {
+            if page.fading && seen == [0; 2] {
+                page.now = seen;
+            }
+            page.now == seen
+        })
+    }
+
+    /// Somebody could see the page so, and has not.
+    #[must_use]
+    pub fn may_be(&self, at: usize, seen: Halves) -> bool {
+        self.with(at, |page| page.now == seen || (page.fading && seen == [0; 2]))
+    }
+
+    pub fn now(&self, at: usize) -> Halves {
+        self.with(at, |page| page.now)
+    }
+
+    pub fn write(&self, at: usize, half: usize, value: u64) {
+        self.with(at, |page| page.now[half] = value);
+    }
+
+    /// The page is zero from now on.
+    pub fn clear(&self, at: usize) {
+        self.with(at, |page| (page.now, page.fading) = ([0; 2], false));
+    }
+
+    pub fn fade(&self, at: usize) {
+        self.with(at, |page| page.fading = true);
+    }
+
+    pub fn pins(&self, at: usize) -> u32 {
+        self.with(at, |page| page.pins)
+    }
+
+    pub fn set_pins(&self, at: usize, pins: u32) {
+        self.with(at, |page| page.pins = pins);
+    }
+
+    pub fn set_pinning(&self, at: usize, pinning: bool) {
+        self.with(at, |page| page.pinning = pinning);
+    }
+
+    /// Whether the page may have so many pins just now.
+    pub fn may_have_pins(&self, at: usize, pins: u32) -> bool {
+        self.with(at, |page| page.pinning || page.fading || page.pins == pins)
+    }
+}

@@ -1,0 +1,278 @@
+//! What the program does, step by step.
+
+use selfpage_core::addr::{PageNo, PageRange};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, range};
+use selfpage_core::mmu::Trap;
+use selfpage_core::pager::Context;
+use selfpage_core::region::Access;
+
+use crate::checks;
+use crate::dice;
+use crate::scheduler::{self, Role};
+use crate::world::{Stage, World};
+
+/// Threads of the program.
+pub const PROGRAMS: usize = 3;
+/// Neighbouring pages with one owner, who alone writes them.
+const BLOCK: u64 = 4;
+
+/// Starts the program.
+pub fn spawn(world: &'static World) {
+    for (me, name) in ["program 0", "program 1", "program 2"].into_iter().enumerate() {
+        scheduler::spawn(name, Role::Program, move || Program { world, me, pinned: Vec::new() }.run());
+    }
+    world.left.set(PROGRAMS);
+    let _ = world.mmu.handler.set(Box::new(move || handle_signal(world)));
+}
+
+/// An access to half a page.
+#[derive(Clone, Copy)]
+enum Touch {
+    Read,
+    Write { half: usize },
+}
+
+thread_local! {
+    /// Threads, a bit each, that may be called away by a signal where they sleep.
+    static OPEN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Does `call` with signals let in where it sleeps.
+fn with_signals<R>(call: impl FnOnce() -> R) -> R {
+    let bit = 1u64 << scheduler::current().expect("a simulated thread");
+    OPEN.set(OPEN.get() | bit);
+    let result = call();
+    OPEN.set(OPEN.get() & !bit);
+    result
+}
+
+/// A signal, maybe: its handler reads a page.
+fn handle_signal(world: &World) {
+    let Some(bit) = scheduler::current().map(|id| 1u64 << id) else { return };
+    if OPEN.get() & bit != 0 && dice::once_in(8) {
+        OPEN.set(OPEN.get() & !bit);
+        let _ = access(world, world.any_page(), Touch::Read);
+        OPEN.set(OPEN.get() | bit);
+    }
+}
+
+/// Makes an access as the hardware does: again and again until it succeeds, or the program is told why not.
+fn access(world: &World, page: PageNo, touch: Touch) -> Result<(), Failure> {
+    world.waiting_for(PageRange { first: page, count: 1 }, || access_until_told(world, page, touch))
+}
+
+fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), Failure> {
+    loop {
+        scheduler::step_aside("access");
+        if touch_mapped(world, page, touch) {
+            return Ok(());
+        }
+        let failure = match world.part(page).region.trap {
+            Trap::Worker => {
+                let signal_after = dice::once_in(32).then(|| dice::below(200));
+                let failure = world.mmu.fault(page, signal_after);
+                if signal_after.is_some() {
+                    handle_signal(world);
+                }
+                failure
+            }
+            Trap::Upcall => {
+                let access = match touch {
+                    Touch::Read => Access::Read,
+                    Touch::Write { .. } => Access::Write,
+                };
+                match fault::resolve(&world.domain, Context::Trap, Fault { addr: page.addr(), access }) {
+                    Outcome::Resolved | Outcome::Retry => None,
+                    Outcome::Failed(failure) => Some(failure),
+                    other => panic!("{page:?} is {other:?}"),
+                }
+            }
+        };
+        if let Some(failure) = failure {
+            world.judge(page, failure);
+            return Err(failure);
+        }
+    }
+}
+
+/// The access itself. `false`: the page is not mapped.
+fn touch_mapped(world: &World, page: PageNo, touch: Touch) -> bool {
+    let at = world.at(page);
+    match touch {
+        Touch::Read => world.mmu.read(page).is_some_and(|seen| {
+            let right = world.shadow.agrees(at, seen);
+            assert!(right, "{page:?} reads as {seen:?} and is {:?}", world.shadow.now(at));
+            true
+        }),
+        Touch::Write { half } => {
+            let value = world.value.get() + 1;
+            let written = world.mmu.write(page, half, value);
+            if written {
+                world.value.set(value);
+                world.shadow.write(at, half, value);
+            }
+            written
+        }
+    }
+}
+
+struct Program {
+    world: &'static World,
+    me: usize,
+    pinned: Vec<PageNo>,
+}
+
+impl Program {
+    fn run(mut self) {
+        while let Some(left) = self.world.steps_left.get().checked_sub(1) {
+            self.world.steps_left.set(left);
+            self.step();
+        }
+        while !self.pinned.is_empty() {
+            self.unpin();
+        }
+        self.world.ended(Stage::PagerThreads, crate::threads::PAGER_THREADS);
+    }
+
+    fn step(&mut self) {
+        let world = self.world;
+        match dice::below(1000) {
+            0..350 => drop(access(world, world.any_page(), Touch::Read)),
+            350..620 => drop(access(world, self.own_page(), Touch::Write { half: dice::below(2) as usize })),
+            620..680 => {
+                for page in self.any_range(12).pages() {
+                    let _ = access(world, page, Touch::Read);
+                }
+            }
+            680..740 => self.pin(),
+            740..800 => self.unpin(),
+            800..850 => self.discard(),
+            850..890 => {
+                range::evict(&world.domain, self.any_range(8));
+            }
+            890..930 => self.flush(),
+            930..960 => drop(range::prefetch(&world.domain, self.any_range(24))),
+            960..985 => self.advise_away(),
+            985..992 => self.fork(),
+            _ => world.weather.change(),
+        }
+    }
+
+    fn owns(&self, page: PageNo) -> bool {
+        page.0 / BLOCK % PROGRAMS as u64 == self.me as u64
+    }
+
+    fn own_page(&self) -> PageNo {
+        loop {
+            let page = self.world.any_page();
+            if self.owns(page) {
+                return page;
+            }
+        }
+    }
+
+    fn any_range(&self, most: u64) -> PageRange {
+        let first = self.world.any_page();
+        let end = self.world.part(first).region.range.end();
+        PageRange { first, count: (1 + dice::below(most)).min(end.0 - first.0) }
+    }
+
+    /// Each holds so few pins that all of them together leave frames for the others.
+    fn pin(&mut self) {
+        let world = self.world;
+        let page = self.own_page();
+        let at = world.at(page);
+        if self.pinned.len() > world.domain.stack.budget() as usize / 16 {
+            return;
+        }
+        // A page that was advised away is pinned as it is: absent. Whoever wants it there touches it first.
+        if access(world, page, Touch::Read).is_err() {
+            return;
+        }
+        world.shadow.set_pinning(at, true);
+        let range = PageRange { first: page, count: 1 };
+        world.waiting_for(range, || match with_signals(|| range::pin(&world.domain, page)) {
+            Outcome::Resolved => {
+                self.pinned.push(page);
+                world.shadow.set_pins(at, world.shadow.pins(at) + 1);
+            }
+            Outcome::Failed(failure) => world.judge(page, failure),
+            other => panic!("{page:?} is {other:?}"),
+        });
+        world.shadow.set_pinning(at, false);
+        self.look_at_pinned();
+    }
+
+    /// A pinned page is there.
+    fn look_at_pinned(&self) {
+        for page in &self.pinned {
+            scheduler::step_aside("pinned");
+            let word = self.world.part(*page).region.word(*page).expect("a page of the region");
+            assert!(touch_mapped(self.world, *page, Touch::Read), "{page:?} is pinned, and went: {:?}", word.load());
+        }
+    }
+
+    fn unpin(&mut self) {
+        let world = self.world;
+        self.look_at_pinned();
+        if self.pinned.is_empty() {
+            return;
+        }
+        let page = self.pinned.swap_remove(dice::below(self.pinned.len() as u64) as usize);
+        let at = world.at(page);
+        world.shadow.set_pinning(at, true);
+        assert!(range::unpin(&world.domain, page), "{page:?} lost a pin");
+        world.shadow.set_pins(at, world.shadow.pins(at) - 1);
+        world.shadow.set_pinning(at, false);
+    }
+
+    fn discard(&mut self) {
+        let world = self.world;
+        let first = self.own_page();
+        let end = world.part(first).region.range.end().0.min((first.0 / BLOCK + 1) * BLOCK);
+        let range = PageRange { first, count: 1 + dice::below(end - first.0) };
+        self.pinned.retain(|page| !range.contains(*page));
+        range.pages().for_each(|page| world.shadow.fade(world.at(page)));
+        world.waiting_for(range, || with_signals(|| range::discard(&world.domain, range)));
+        for page in range.pages() {
+            world.shadow.set_pins(world.at(page), 0);
+            world.shadow.clear(world.at(page));
+        }
+    }
+
+    fn flush(&mut self) {
+        let world = self.world;
+        let range = self.any_range(8);
+        let result = world.waiting_for(range, || with_signals(|| range::flush(&world.domain, range)));
+        if let Err((page, failure)) = result {
+            match failure {
+                Failure::Pager(error) => {
+                    let nowhere = error == selfpage_core::pager::PagerError::NoStore;
+                    assert!(nowhere || world.weather.climate().bad_saves, "{page:?}: {error:?} for no reason");
+                }
+                failure => world.judge(page, failure),
+            }
+        }
+    }
+
+    fn advise_away(&mut self) {
+        let (world, page) = (self.world, self.own_page());
+        if !self.pinned.contains(&page) && world.mmu.advise_away(page) {
+            world.shadow.clear(world.at(page));
+        }
+    }
+
+    /// Closes the gate as a fork does, looks at all that the child would get, and opens it again.
+    fn fork(&mut self) {
+        let (world, gate) = (self.world, &self.world.domain.gate);
+        for _ in 0..20 {
+            if gate.close(world.mmu, 20 + dice::below(100) as u32) {
+                checks::at_rest(world);
+                (0..dice::below(100)).for_each(|_| scheduler::step_aside("fork"));
+                checks::at_rest(world);
+                return gate.open(world.mmu);
+            }
+            scheduler::step_aside("fork");
+        }
+    }
+}

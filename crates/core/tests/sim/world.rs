@@ -1,0 +1,226 @@
+//! A domain over the simulated machine, with its regions, pagers and policy.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+use selfpage_core::addr::{PageNo, PageRange};
+use selfpage_core::domain::DomainState;
+use selfpage_core::fault::Failure;
+use selfpage_core::fault::handover::Handovers;
+use selfpage_core::frame::{FrameSet, FrameTable, Table};
+use selfpage_core::mmu::{Refusal, Trap};
+use selfpage_core::pager::{Context, Pager};
+use selfpage_core::region::{Region, RegionMap, Rights};
+use selfpage_core::ring::Ring;
+use selfpage_core::stack::FrameStack;
+use selfpage_core::sync::{AtomicU32, Event, Gate, Ordering};
+use selfpage_core::trace::Counters;
+
+use crate::dice;
+use crate::machine::SimMmu;
+use crate::pager::{Backing, SimPager};
+use crate::policy::SimPolicy;
+use crate::scheduler;
+use crate::shadow::Shadow;
+use crate::weather::Weather;
+
+/// Where the first region begins.
+const FIRST: PageNo = PageNo(0x1000);
+/// Places for pages to be saved: core keeps two batches of them free.
+const SAVES: usize = 1024;
+
+/// A region and its pager.
+pub struct Part {
+    pub region: &'static Region,
+    pub pager: &'static SimPager,
+}
+
+/// How far the end has come. Who serves others ends after them.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub enum Stage {
+    Programs,
+    PagerThreads,
+    Evictor,
+    Saver,
+}
+
+pub struct World {
+    pub domain: DomainState,
+    pub mmu: &'static SimMmu,
+    pub weather: &'static Weather,
+    pub parts: Vec<Part>,
+    pub shadow: Shadow,
+    pub policy: Mutex<SimPolicy>,
+    pub steps_left: Cell<u32>,
+    /// The last value written anywhere.
+    pub value: Cell<u64>,
+    pub stage: Cell<Stage>,
+    /// Threads of this stage that go on.
+    pub left: Cell<usize>,
+    /// What the program's threads wait for just now: pages, since when.
+    waits: Mutex<Vec<Wait>>,
+}
+
+// SAFETY: one-real-thread: the simulated threads of a world all run on the one that made it.
+unsafe impl Sync for World {}
+
+/// Somebody works on pages.
+struct Wait {
+    thread: Option<usize>,
+    range: PageRange,
+    since_ns: u64,
+}
+
+/// What lives as long as a world.
+#[derive(Default)]
+pub struct Life(Vec<Box<dyn FnOnce()>>);
+
+impl Life {
+    fn keep_box<T: ?Sized + 'static>(&mut self, value: Box<T>) -> &'static T {
+        let value = Box::into_raw(value);
+        // SAFETY: world-outlives: freed by `end`, whose caller says that nobody looks any more.
+        self.0.push(Box::new(move || drop(unsafe { Box::from_raw(value) })));
+        // SAFETY: world-outlives: as above.
+        unsafe { &*value }
+    }
+
+    fn keep<T: 'static>(&mut self, value: T) -> &'static T {
+        self.keep_box(Box::new(value))
+    }
+
+    fn table<T: Default + 'static>(&mut self, len: usize) -> Table<T> {
+        let entries = self.keep_box((0..len).map(|_| T::default()).collect::<Box<[T]>>());
+        // SAFETY: table-memory: `len` entries that live as long as the world and are used through this table alone.
+        unsafe { Table::new(NonNull::from(entries).cast(), len) }
+    }
+
+    /// # Safety
+    /// *world-outlives*: nobody uses the world any more.
+    pub unsafe fn end(self) {
+        self.0.into_iter().for_each(|free| free());
+    }
+}
+
+impl World {
+    /// A world by chance.
+    pub fn new(life: &mut Life, steps: u32) -> &'static World {
+        let weather = life.keep(Weather::default());
+        weather.begin();
+        // From 64 frames on faults fetch ahead.
+        let frames = if dice::once_in(4) { 64 + dice::below(96) } else { 8 + dice::below(33) } as u32;
+        let pages = u64::from(frames) * if frames < 64 { 8 } else { 3 };
+        let few = u64::from(frames / 8).max(1);
+        let kinds = [
+            (Trap::Worker, Context::PagerThread, Backing::Store, pages / 3),
+            (Trap::Upcall, Context::Trap, Backing::Store, pages / 3),
+            (Trap::Upcall, Context::PagerThread, Backing::Store, pages / 3),
+            (Trap::Worker, Context::Trap, Backing::Nothing, few),
+        ];
+        let total: u64 = kinds.iter().map(|kind| kind.3 + 1).sum();
+        let mmu = life.keep(SimMmu::new(FIRST, total as usize, frames as usize, weather));
+        let regions = RegionMap::new([life.table(8), life.table(8)]);
+        let mut first = FIRST;
+        let mut parts = Vec::new();
+        for (trap, fills_in, backing, count) in kinds {
+            let range = PageRange { first, count };
+            let (words, residency) = (life.table(count as usize), life.table(count as usize));
+            let region = life.keep(Region::new(range, trap, Rights::ReadWrite, words, residency));
+            let pager = life.keep(SimPager::new(backing, fills_in, count, weather));
+            let dynamic = life.keep(pager as &'static dyn Pager);
+            // SAFETY: pager-outlives, region-in-map: both live as long as the world.
+            assert!(unsafe { region.bind(dynamic) && regions.insert(region) });
+            parts.push(Part { region, pager });
+            first = range.end().plus(1); // A gap.
+        }
+        let words = (frames as usize).div_ceil(64);
+        let free = FrameSet::new(life.table(words), life.table(words.div_ceil(64)));
+        let given_up = FrameSet::new(life.table(words), life.table(words.div_ceil(64)));
+        let stack = FrameStack::new(free, given_up, Ring::new(life.table(16)), frames);
+        stack.reserve.store((frames / 8).max(1), Ordering::Relaxed);
+        let domain = DomainState {
+            mmu,
+            gate: Gate::default(),
+            frames: FrameTable::new(life.table(frames as usize)),
+            stack,
+            regions,
+            requests: Ring::new(life.table(8)),
+            requested: Event::default(),
+            handovers: Handovers::default(),
+            saves: Ring::new(life.table(SAVES)),
+            to_save: Event::default(),
+            save_trouble: AtomicU32::new(0),
+            counters: Counters::default(),
+        };
+        life.keep(World {
+            domain,
+            mmu,
+            weather,
+            parts,
+            shadow: Shadow::new(total as usize),
+            policy: Mutex::new(SimPolicy::new(frames, weather)),
+            steps_left: Cell::new(steps),
+            value: Cell::new(0),
+            stage: Cell::new(Stage::Programs),
+            left: Cell::new(0),
+            waits: Mutex::default(),
+        })
+    }
+
+    /// The number of a page in this world.
+    pub fn at(&self, page: PageNo) -> usize {
+        (page.0 - FIRST.0) as usize
+    }
+
+    pub fn part(&self, page: PageNo) -> &Part {
+        self.parts.iter().find(|part| part.region.range.contains(page)).expect("a page of a region")
+    }
+
+    /// A page, more often one of a few.
+    pub fn any_page(&self) -> PageNo {
+        let part = &self.parts[dice::below(if dice::once_in(8) { 4 } else { 3 }) as usize];
+        let count = part.region.range.count;
+        let hot = (count / 12).max(1);
+        part.region.range.first.plus(if dice::once_in(2) { dice::below(count) } else { dice::below(hot) })
+    }
+
+    /// Does `work`, for which the running thread may wait for pages of `range`.
+    pub fn waiting_for<R>(&self, range: PageRange, work: impl FnOnce() -> R) -> R {
+        let wait = Wait { thread: scheduler::current(), range, since_ns: scheduler::now_ns() };
+        self.waits.try_lock().expect("one thread at a time").push(wait);
+        let result = work();
+        let waits = &mut *self.waits.try_lock().expect("one thread at a time");
+        let last = waits.iter().rposition(|wait| wait.thread == scheduler::current()).expect("pushed above");
+        waits.remove(last);
+        result
+    }
+
+    /// Whether a failure that the program is told of has a cause: one since somebody began to wait for the page.
+    pub fn judge(&self, page: PageNo, failure: Failure) {
+        let (part, climate) = (self.part(page), self.weather.climate());
+        match failure {
+            Failure::Pager(error) => {
+                let failed_ns = part.pager.failed_ns(part.region.index(page));
+                let waits = self.waits.try_lock().expect("one thread at a time");
+                let mut waits = waits.iter().filter(|wait| wait.range.contains(page));
+                assert!(waits.any(|wait| wait.since_ns <= failed_ns), "{page:?}: {error:?} is old: of {failed_ns}");
+            }
+            Failure::Shortage(shortage) => assert!(climate.starves(), "{page:?}: {shortage:?} for no reason"),
+            Failure::Machine(Refusal::NoMemory) => assert!(climate.no_memory, "{page:?}: memory was to be had"),
+            Failure::Machine(refusal) => panic!("{page:?}: {refusal:?} is nothing to tell the program"),
+        }
+    }
+
+    /// One thread of the present stage has ended.
+    pub fn ended(&self, next: Stage, next_count: usize) {
+        self.left.set(self.left.get() - 1);
+        if self.left.get() == 0 {
+            self.stage.set(next);
+            self.left.set(next_count);
+            for event in [&self.domain.requested, &self.domain.stack.wanted, &self.domain.to_save] {
+                event.signal(self.mmu);
+            }
+            scheduler::wake(u32::MAX, |_, state| state == scheduler::State::Reading);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Parent and child both read right data after a fork at any moment, each within frames of its own.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use selfpage::store::{FileStore, MemoryStore};
+use selfpage::{Domain, Region, Trap};
+
+const PAGE: usize = 4096;
+const WORDS: usize = PAGE / 8;
+
+/// Runs `work` in a forked child and says how it ended: 0 for success.
+fn in_child(work: impl FnOnce() -> bool) -> i32 {
+    // SAFETY: fork-quiet: the child only does `work` and ends; what it needs of the library was made ready by its handlers.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: fork-quiet: ends without running what belongs to the parent.
+            let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(false);
+            unsafe { libc::_exit(i32::from(!right)) }
+        }
+        child => {
+            assert!(child > 0);
+            let mut status = 0;
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            loop {
+                // SAFETY: fork-quiet: waits for our own child.
+                let ended = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
+                if ended == child {
+                    return status;
+                }
+                if std::time::Instant::now() > deadline {
+                    // SAFETY: fork-quiet: ends our own child.
+                    unsafe { libc::kill(child, libc::SIGKILL) };
+                    panic!("the child hangs");
+                }
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+        }
+    }
+}
+
+fn region(domain: &Domain, trap: Trap, pages: usize, memory: bool) -> Region {
+    let builder = domain.region(pages * PAGE).trap(trap);
+    let capacity = (4 * pages * PAGE) as u64;
+    match memory {
+        true => builder.stored(MemoryStore::new(capacity).unwrap()).unwrap(),
+        false => builder.stored(FileStore::unnamed_in("/var/tmp".as_ref(), capacity).unwrap()).unwrap(),
+    }
+}
+
+fn both_go_on(trap: Trap, memory: bool) {
+    let (frames, pages) = (256, 1024);
+    let domain = Domain::with_frames(frames * PAGE).build().unwrap();
+    let mut region = region(&domain, trap, pages, memory);
+    for (page, words) in region.as_mut_slice::<u64>().chunks_mut(WORDS).enumerate() {
+        words[0] = page as u64 + 1;
+    }
+    for round in 0..3u64 {
+        let status = in_child(|| {
+            let words = region.as_mut_slice::<u64>();
+            let read = (0..pages).all(|page| words[page * WORDS] == page as u64 + 1 + round * 10_000);
+            for page in 0..pages {
+                words[page * WORDS] = 7_000_000 + page as u64;
+            }
+            let wrote = (0..pages).all(|page| words[page * WORDS] == 7_000_000 + page as u64);
+            let own = domain.stats();
+            if !(read && wrote) {
+                eprintln!("child: read {read}, wrote {wrote}");
+            }
+            read && wrote && own.resident_bytes_max <= (frames * PAGE) as u64 && own.counts.evictions_total > 0
+        });
+        assert_eq!(status, 0, "child of round {round}");
+        let words = region.as_mut_slice::<u64>();
+        for page in 0..pages {
+            assert_eq!(words[page * WORDS], page as u64 + 1 + round * 10_000, "page {page}, round {round}");
+            words[page * WORDS] += 10_000;
+        }
+    }
+}
+
+#[test]
+fn worker_with_a_file_store() {
+    both_go_on(Trap::Worker, false);
+}
+
+#[test]
+fn upcall_with_a_file_store() {
+    both_go_on(Trap::Upcall, false);
+}
+
+#[test]
+fn worker_with_a_memory_store() {
+    both_go_on(Trap::Worker, true);
+}
+
+#[test]
+fn forks_while_other_threads_fault() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let (frames, pages) = (128, 1024);
+        let domain = Domain::with_frames(frames * PAGE).build().unwrap();
+        let region = region(&domain, trap, pages, false);
+        let words = region.as_slice::<u64>();
+        // SAFETY: region-view: atomics over plain words of the region; every thread goes through atomics.
+        let word = |at: usize| unsafe { AtomicU64::from_ptr((&raw const words[at]).cast_mut()) };
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..3usize {
+                let (word, done) = (&word, &done);
+                scope.spawn(move || {
+                    let mut dice = thread as u64 + 1;
+                    while !done.load(Ordering::Relaxed) {
+                        dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                        let page = (dice >> 33) as usize % (pages / 3) * 3 + thread;
+                        // Both words of a page say the same, or the first is ahead by one write.
+                        let next = word(page * WORDS).load(Ordering::Relaxed) + 1;
+                        word(page * WORDS).store(next, Ordering::SeqCst);
+                        word(page * WORDS + 9).store(next, Ordering::SeqCst);
+                    }
+                });
+            }
+            for round in 0..10 {
+                let status = in_child(|| {
+                    (0..pages).all(|page| {
+                        let (first, second) =
+                            (word(page * WORDS).load(Ordering::SeqCst), word(page * WORDS + 9).load(Ordering::SeqCst));
+                        let right = first == second || first == second + 1;
+                        if !right {
+                            eprintln!("round {round}, page {page}: {first} and {second}");
+                        }
+                        word(page * WORDS + 20).store(first, Ordering::SeqCst);
+                        right
+                    })
+                });
+                assert_eq!(status, 0, "{trap:?}, round {round}");
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        for page in 0..pages {
+            assert_eq!(word(page * WORDS).load(Ordering::SeqCst), word(page * WORDS + 9).load(Ordering::SeqCst));
+            assert_eq!(word(page * WORDS + 20).load(Ordering::SeqCst), 0, "the child wrote into its parent");
+        }
+    }
+}
+
+#[test]
+fn a_child_forks_too() {
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let region = region(&domain, Trap::Worker, 512, false);
+    let words = region.as_slice::<u64>();
+    // SAFETY: region-view: as above.
+    let word = |at: usize| unsafe { AtomicU64::from_ptr((&raw const words[at]).cast_mut()) };
+    (0..512).for_each(|page| word(page * WORDS).store(page as u64 + 5, Ordering::Relaxed));
+    let right = || (0..512).all(|page| word(page * WORDS).load(Ordering::Relaxed) == page as u64 + 5);
+    assert_eq!(in_child(|| right() && in_child(|| right() && in_child(right) == 0) == 0 && right()), 0);
+    assert!(right());
+}
