@@ -21,7 +21,7 @@ impl Region {
         inner.on_pager_thread(move || {
             inner.close_gate();
             let result = change();
-            inner.state().gate.open(inner.mmu());
+            inner.state().gate.open(inner.state().mmu);
             result
         })
     }

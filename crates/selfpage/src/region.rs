@@ -484,15 +484,15 @@ impl Region {
         self.bound.region.priority.store(priority, Ordering::Relaxed);
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
-        &self.inner
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.life.inner
     }
 
     /// Has faults of a part of the region go to its userfaultfd again.
     pub(crate) fn register_part(&self, start: usize, len_bytes: usize) -> Result<()> {
-        let descriptors = *self.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         let bound = &*self.bound;
-        self.inner.on_table(move || bound.register_range(descriptors, start, len_bytes))
+        self.life.inner.on_table(move || bound.register_range(descriptors, start, len_bytes))
     }
 
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
