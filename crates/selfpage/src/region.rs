@@ -263,7 +263,9 @@ impl Bound {
         let mut regions = inner.regions();
         let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         inner.on_table(|| self.register(descriptors))?;
-        let numbers = self.descriptors();
+        // What another region's store has in common with ours, pager threads have already, and the program no more.
+        let known = |number: &RawFd| regions.values().any(|bound| bound.descriptors().contains(number));
+        let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
         if !numbers.is_empty() {
             inner.share_descriptors(&numbers)?;
             inner.hide_descriptors(&numbers);
