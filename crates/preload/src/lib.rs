@@ -3,14 +3,20 @@
 //!
 //! Without `SELFPAGE_RUN` in the environment it hands out memory as any malloc does, and leaves mappings to the kernel.
 
+mod calls;
 mod heap;
 mod lock;
 mod malloc;
 mod managed;
+mod maps;
+mod next;
+mod process;
 mod ranges;
+mod record;
 mod setup;
 mod space;
 mod sys;
+mod threads;
 
 #[global_allocator]
 static OWN_HEAP: heap::OwnHeap = heap::OwnHeap;

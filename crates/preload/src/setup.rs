@@ -7,7 +7,7 @@ use selfpage::store::{BackingStore, FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain};
 
 use crate::managed::{self, HEAP_BYTES, MAPS_BYTES, Managed};
-use crate::{malloc, sys};
+use crate::{malloc, process, record, sys, threads};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;store=PLACE;record=PATH`.
 pub const VARIABLE: &str = "SELFPAGE_RUN";
@@ -63,14 +63,15 @@ impl Wishes {
     }
 
     fn set_up(&self) -> Result<(), String> {
-        let _ = &self.record;
+        process::attend_forks_before_the_domain();
+        // Before the domain: its descriptors' numbers are free again in our table, and must not be the store's.
+        let store = self.place.store()?;
         let domain = Domain::with_frames(self.frames_bytes)
             .policy(&self.policy)
             .descriptor_table(DescriptorTable::Private)
             .needs_system_calls()
             .build()
             .map_err(|error| error.to_string())?;
-        let store = self.place.store()?;
         let region = |len_bytes, name| {
             domain
                 .region(len_bytes)
@@ -81,6 +82,11 @@ impl Wishes {
         };
         let (heap, maps) = (region(HEAP_BYTES, "heap")?, region(MAPS_BYTES, "mappings")?);
         managed::begin(Managed { domain, heap, maps });
+        process::attend_forks_after_the_domain();
+        threads::begin();
+        if let Some(path) = &self.record {
+            record::write_to(path);
+        }
         Ok(())
     }
 }

@@ -396,7 +396,7 @@ impl Region {
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        self.life.inner.on_table(|| {
+        self.life.inner.on_table(move || {
             for page in range.pages() {
                 let why = match range::pin(state, page) {
                     Outcome::Resolved => continue,
