@@ -65,15 +65,7 @@ pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_in
 /// # Safety
 /// As the call has it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall(
-    number: c_long,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> c_long {
+pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
     // SAFETY: raw-call: the program promises what the call needs.
     let result = unsafe {
         match number {
@@ -92,7 +84,9 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_mincore => maps::mincore(a, b, c as *mut u8),
             libc::SYS_process_madvise => maps::process_madvise([a, b, c, d, e, 0]),
             libc::SYS_fork => return c_long::from(libc::fork()),
-            libc::SYS_clone if process::is_fork(a, b) => return process::clone_as_fork(a, c as *mut i32, d as *mut i32),
+            libc::SYS_clone if process::is_fork(a, b) => {
+                return process::clone_as_fork(a, c as *mut i32, d as *mut i32);
+            }
             libc::SYS_exit_group => process::exit(a as c_int),
             libc::SYS_execve => return c_long::from(process::execve(a as *const c_char, b as _, c as _)),
             _ => call(number, [a, b, c, d, e, f]),

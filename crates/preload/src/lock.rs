@@ -31,7 +31,7 @@ impl<T> Lock<T> {
 
     /// Takes it if it is free.
     pub fn try_take(&self) -> Option<Held<'_, T>> {
-        self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok().then_some(Held(self))
+        self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok().then(|| Held(self))
     }
 
     /// Waits for it.

@@ -239,7 +239,9 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
     let maps = &mut *table.maps;
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED && maps.touches_regions(&range) {
         // SAFETY: raw-call: passed on from our caller.
-        return as_kernel(unsafe { maps.map_over(managed, range, prot, ours && flags & NEVER == libc::MAP_FIXED, args) });
+        return as_kernel(unsafe {
+            maps.map_over(managed, range, prot, ours && flags & NEVER == libc::MAP_FIXED, args)
+        });
     }
     if ours
         && flags & NEVER == 0
@@ -305,9 +307,7 @@ impl Maps {
         let there = range.clone();
         let change = move || {
             // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
-            unsafe {
-                if ours { sys::protect(there.start, there.len(), prot) } else { call(libc::SYS_mmap, args) }
-            }
+            unsafe { if ours { sys::protect(there.start, there.len(), prot) } else { call(libc::SYS_mmap, args) } }
         };
         // SAFETY: region-contents: the program gives up what it has there.
         let result = unsafe { region.while_empty(offset, range.len(), change) }.map_err(|_| libc::EINVAL)?;
