@@ -263,7 +263,9 @@ impl Bound {
         let mut regions = inner.regions();
         let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         inner.on_table(|| self.register(descriptors))?;
-        let numbers = self.descriptors();
+        // What another region's store has in common with ours, pager threads have already, and the program no more.
+        let known = |number: &RawFd| regions.values().any(|bound| bound.descriptors().contains(number));
+        let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
         if !numbers.is_empty() {
             inner.share_descriptors(&numbers)?;
             inner.hide_descriptors(&numbers);
@@ -279,12 +281,16 @@ impl Bound {
 
     /// Has faults of the region go to its userfaultfd.
     pub(crate) fn register(&self, descriptors: Descriptors) -> Result<()> {
+        self.register_range(descriptors, self.start(), self.len_bytes)
+    }
+
+    fn register_range(&self, descriptors: Descriptors, start: usize, len_bytes: usize) -> Result<()> {
         let uffd = match self.region.trap {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
         };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
-        unsafe { uffd.register(self.start(), self.len_bytes, Modes::MISSING) }
+        unsafe { uffd.register(start, len_bytes, Modes::MISSING) }
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
     }
 
@@ -390,7 +396,7 @@ impl Region {
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        self.life.inner.on_table(|| {
+        self.life.inner.on_table(move || {
             for page in range.pages() {
                 let why = match range::pin(state, page) {
                     Outcome::Resolved => continue,
@@ -480,7 +486,18 @@ impl Region {
         self.bound.region.priority.store(priority, Ordering::Relaxed);
     }
 
-    fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.life.inner
+    }
+
+    /// Has faults of a part of the region go to its userfaultfd again.
+    pub(crate) fn register_part(&self, start: usize, len_bytes: usize) -> Result<()> {
+        let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        let bound = &*self.bound;
+        self.life.inner.on_table(move || bound.register_range(descriptors, start, len_bytes))
+    }
+
+    pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
         let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes());
         let Some(end) = end else {
             let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes());

@@ -116,6 +116,20 @@ pub fn discard(domain: &DomainState, range: PageRange) {
     }
 }
 
+/// Whether no page of `range` is in core, on its way, or on its way out.
+///
+/// # Context
+/// Any; the answer lasts only with the gate closed.
+pub fn is_absent(domain: &DomainState, range: PageRange) -> bool {
+    let Some(region) = domain.regions.find(range.first) else {
+        return true;
+    };
+    range.pages().filter_map(|page| region.word(page)).all(|word| {
+        let seen = word.load();
+        seen.state() == State::Absent && !seen.in_save()
+    })
+}
+
 /// Discards pages from the front of `range` on, until there are many of them or one must be waited for. How far it came.
 fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (PageNo, Step) {
     let mut resident = [(PageNo(0), Frame(0)); STRETCH];
