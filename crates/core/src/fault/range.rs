@@ -283,7 +283,8 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         // No more than is likely to be ready at a time.
         let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
         for page in (PageRange { first: at, count: piece }).pages() {
-            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby) {
+            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby)
+            {
                 // Whoever needs a page that cannot be mapped meets that again.
                 let _ = super::soft_fault(domain, region, pager, page, seen);
             }
