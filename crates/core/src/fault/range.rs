@@ -5,7 +5,7 @@
 
 use core::num::NonZeroU32;
 
-use super::evict::{Evicted, Room, move_out};
+use super::evict::{Evicted, Room, list_standby, move_out};
 use super::fill::Tripwire;
 use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
@@ -248,7 +248,9 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             at = at.plus(1);
         }
         // The evictor queues no page more while there is no room, and the queue has a batch to spare beyond that.
-        move_out(domain, claimed.get(..len).unwrap_or(&[]), Room::Promised, &mut evicted);
+        let claimed = claimed.get(..len).unwrap_or(&[]);
+        move_out(domain, claimed, Room::Promised, &mut evicted);
+        list_standby(domain, claimed);
     }
     evicted
 }
