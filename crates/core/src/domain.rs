@@ -5,7 +5,7 @@ use core::num::NonZeroU32;
 use crate::addr::{Frame, PageNo};
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
-use crate::frame::{FrameBytes, FrameTable};
+use crate::frame::{FrameBytes, FrameTable, Use};
 use crate::mmu::{Mmu, Trap};
 use crate::page::{State, Word};
 use crate::region::{Region, RegionMap};
@@ -102,6 +102,13 @@ impl DomainState {
         self.stack.give(self.mmu, frame, 1);
     }
 
+    /// Lists a frame that a page of `region` has in core now, for the policy to learn of.
+    pub(crate) fn admit(&self, region: &Region, frame: Frame, use_: Use) {
+        if region.pager().is_some_and(|pager| pager.saves()) {
+            self.frames.admit(frame, use_);
+        }
+    }
+
     /// The contents of `frame`, in its slot.
     pub(crate) fn lease(&self, frame: Frame) -> FrameBytes<'_> {
         crate::frame::lease(self.mmu, frame)
@@ -111,7 +118,7 @@ impl DomainState {
     pub fn limits(&self, most_now: u32, reads_ahead: ReadsAhead) -> Limits {
         let budget = self.stack.budget();
         let chunk = match reads_ahead {
-            ReadsAhead::Yes if budget >= 64 => (budget / 32).min(MOST_AHEAD),
+            ReadsAhead::Yes if budget >= 128 => (budget / 128).min(MOST_AHEAD),
             _ => 0,
         };
         Limits { now: most_now.min(budget / 32).max(1), chunk }

@@ -380,13 +380,20 @@ pub(crate) use tests::table;
 mod tests {
     extern crate std;
     use super::*;
-    use std::{boxed::Box, vec::Vec};
+    use core::any::Any;
+    use std::{boxed::Box, sync::Mutex, vec::Vec};
+
+    const ROUNDS: u32 = if cfg!(miri) { 30 } else { 20_000 };
+
+    /// Miri takes memory for lost that no static leads to.
+    static KEPT: Mutex<Vec<&'static (dyn Any + Send + Sync)>> = Mutex::new(Vec::new());
 
     /// A table of fresh entries, never freed.
-    pub(crate) fn table<T: Default>(len: usize) -> Table<T> {
-        let memory: Box<[T]> = (0..len).map(|_| T::default()).collect();
+    pub(crate) fn table<T: Default + Send + Sync + 'static>(len: usize) -> Table<T> {
+        let memory: &'static Vec<T> = Box::leak(Box::new((0..len).map(|_| T::default()).collect()));
+        KEPT.lock().unwrap().push(memory);
         // SAFETY: table-memory: leaked, and used by this table alone.
-        unsafe { Table::new(NonNull::new(Box::leak(memory).as_mut_ptr()).unwrap(), len) }
+        unsafe { Table::new(NonNull::new(memory.as_ptr().cast_mut()).unwrap(), len) }
     }
 
     fn set(frames: usize) -> FrameSet {
@@ -422,7 +429,7 @@ mod tests {
                 let (set, held) = (&set, &held);
                 scope.spawn(move || {
                     let mut dice = seed;
-                    for _ in 0..20_000 {
+                    for _ in 0..ROUNDS {
                         dice = dice.wrapping_mul(1664525).wrapping_add(1013904223);
                         if let Some(run) = set.take(NonZeroU32::new(dice >> 25 | 1).unwrap()) {
                             for frame in run.first.0..run.first.0 + run.count.get() {

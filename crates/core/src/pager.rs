@@ -116,6 +116,14 @@ pub trait Pager: Send + Sync {
         false
     }
 
+    /// Whether it saves pages. Those of a pager that does not stay in core, and no policy is told of them.
+    ///
+    /// # Context
+    /// Trap.
+    fn saves(&self) -> bool {
+        true
+    }
+
     /// Writes the contents of each page. `pages` ascend, and need not be neighbours. Returns how many bytes came from a store
     /// or file.
     ///

@@ -25,6 +25,7 @@ pub struct FrameStack {
     pub free: FrameSet,
     standby: Ring,
     on_standby: AtomicU32,
+    saving: AtomicU32,
     /// How many frames have memory.
     claimed: AtomicU32,
     /// How many may have.
@@ -41,6 +42,8 @@ pub struct FrameStack {
     pub wanted: Event,
     /// The reserve that the evictor keeps.
     pub reserve: AtomicU32,
+    /// With fewer frames ready than this, or than half the reserve, the evictor is woken.
+    pub wake_below: AtomicU32,
     /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
     shortage: AtomicU32,
     /// How often the evictor has said so.
@@ -84,6 +87,7 @@ impl FrameStack {
             free,
             standby,
             on_standby: AtomicU32::new(0),
+            saving: AtomicU32::new(0),
             claimed: AtomicU32::new(0),
             budget: AtomicU32::new(budget),
             begun: AtomicU32::new(0),
@@ -92,6 +96,7 @@ impl FrameStack {
             available: Event::default(),
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
+            wake_below: AtomicU32::new(0),
             shortage: AtomicU32::new(0),
             stated: AtomicU32::new(0),
         }
@@ -110,6 +115,21 @@ impl FrameStack {
     /// Frames on standby, about.
     pub fn on_standby(&self) -> u32 {
         self.on_standby.load(Ordering::Relaxed)
+    }
+
+    /// Frames whose contents are on their way to a store: to be had soon.
+    pub fn saving(&self) -> u32 {
+        self.saving.load(Ordering::Relaxed)
+    }
+
+    /// The contents of a frame are queued to be saved.
+    pub(crate) fn joins_saving(&self) {
+        self.saving.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `count` saves have ended, well or not.
+    pub(crate) fn leaves_saving(&self, count: u32) {
+        self.saving.fetch_sub(count, Ordering::Relaxed);
     }
 
     /// Frames to be had at once.
@@ -237,7 +257,8 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
     // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
-    if stack.ready() < stack.reserve.load(Ordering::Relaxed).div_ceil(2) {
+    let half = stack.reserve.load(Ordering::Relaxed).div_ceil(2);
+    if stack.ready() < stack.wake_below.load(Ordering::Relaxed).max(half) {
         stack.wanted.signal(domain.mmu);
     }
     run

@@ -308,7 +308,10 @@ impl Inner {
     pub(crate) fn set_reserve(&self) {
         let frames = self.state.stack.budget();
         let base = (frames / 32).clamp(4, 4096).min(frames / 4);
-        self.state.stack.reserve.store(base + self.standby_target(), Ordering::Relaxed);
+        let standby = self.standby_target();
+        self.state.stack.reserve.store(base + standby, Ordering::Relaxed);
+        // A page gets its second chance only while it is on standby: new ones take the place of those used up.
+        self.state.stack.wake_below.store(base / 2 + standby, Ordering::Relaxed);
         self.state.stack.wanted.signal(self.state.mmu);
     }
 

@@ -35,6 +35,11 @@ pub(crate) fn run(inner: &Inner) {
             stack.wanted.wait(state.mmu, seen, 0);
             continue;
         }
+        if stack.ready() >= reserve / 4 && stack.ready() + stack.saving() >= reserve {
+            // Enough will be ready soon; more pages would go for nothing.
+            stack.wanted.wait(state.mmu, seen, 1000);
+            continue;
+        }
         let room = save::room(state) > 0;
         let want = if room { (reserve - stack.ready()).max(8) } else { SEARCH };
         let available = stack.available.count();

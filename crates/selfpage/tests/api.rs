@@ -179,6 +179,20 @@ fn prefetched_pages_are_in_core_and_do_not_fault() {
 }
 
 #[test]
+fn evicted_pages_can_be_prefetched() {
+    let Some(domain) = domain(256) else { return };
+    let mut region = stored(&domain, 100, Trap::Upcall);
+    write_marks(&mut region);
+    assert_eq!(region.evict(0, region.len_bytes()).unwrap(), 100);
+    region.flush(0, region.len_bytes()).unwrap();
+    region.prefetch(0, region.len_bytes()).unwrap();
+    eventually("prefetch", || in_core(&region) == 100);
+    let before = domain.stats().counts.faults_total;
+    check_marks(&region);
+    assert_eq!(domain.stats().counts.faults_total, before);
+}
+
+#[test]
 fn prefetch_makes_room_for_itself() {
     let Some(domain) = domain(2048) else { return };
     let mut other = stored(&domain, 4096, Trap::Upcall);
@@ -186,7 +200,8 @@ fn prefetch_makes_room_for_itself() {
     let file = Marked::new("prefetch-room", 1000 * PAGE);
     let region = domain.region(0).trap(Trap::Upcall).file(&file.0, 0, Rights::Read).unwrap();
     region.prefetch(0, region.len_bytes()).unwrap();
-    eventually("prefetch", || in_core(&region) >= 900);
+    // Some of them may go again for pages of the other that cannot be saved as fast.
+    eventually("prefetch", || in_core(&region) >= 700);
     check_marks(&region);
 }
 
@@ -516,9 +531,11 @@ fn makes_and_drops_domains() {
         if round == 3 {
             before = Some(now);
         }
-        if let Some(before) = before {
-            assert_eq!((now.0, now.1), (before.0, before.1), "descriptors and threads, round {round}");
-            assert!(now.2 <= before.2 + 2, "mappings: {} then {}", before.2, now.2);
+        if let Some((descriptors, threads, maps)) = before {
+            assert_eq!(now.0, descriptors, "descriptors, round {round}");
+            assert!(now.2 <= maps + 2, "mappings: {maps} then {}", now.2);
+            // A thread that was joined may be listed for a moment more.
+            eventually("threads", || count("/proc/self/task") <= threads);
         }
     }
 }

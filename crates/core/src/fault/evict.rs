@@ -164,7 +164,7 @@ fn stays(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, why:
 
 fn keep(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
     domain.settle(region, page, Word::new(State::Resident, frame));
-    domain.frames.admit(frame, Use::First);
+    domain.admit(region, frame, Use::First);
     evicted.kept += 1;
 }
 

@@ -185,7 +185,7 @@ impl<const N: usize> Batch<N> {
             };
             for &(page, frame) in rest.get(..done).unwrap_or(rest) {
                 domain.settle(region, page, Word::new(State::Resident, frame));
-                domain.frames.admit(frame, Use::First);
+                domain.admit(region, frame, Use::First);
             }
             at += done;
             if let Some(why) = refusal

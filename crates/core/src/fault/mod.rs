@@ -197,7 +197,7 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     match domain.mmu.map(region.trap, page, frame, 1) {
         Ok(()) => {
             domain.settle(region, page, Word::new(State::Resident, frame));
-            domain.frames.admit(frame, if seen.trip() { Use::First } else { Use::Again });
+            domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
             Counters::add(&domain.counters.soft_faults_total, 1);
         }
         Err(partial) => {
@@ -263,7 +263,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
         domain.frames.set_owner(old, None);
         domain.stack.give(domain.mmu, old, 1);
     }
-    domain.frames.admit(new, Use::Again);
+    domain.admit(region, new, Use::Again);
     Counters::add(&domain.counters.copied_back_total, 1);
     Step::Done(Outcome::Resolved)
 }

@@ -81,9 +81,14 @@ impl System for Selfpage {
         let failed = |error: selfpage::Error| Error::Failed(error.to_string());
         // Only what the case is about is chosen; everything else adapts itself.
         let policy = if setup.case.pattern == Pattern::CyclicMru { "mru" } else { "lru" };
-        let domain = Domain::with_frames(setup.frames_bytes).policy(policy).build().map_err(failed)?;
+        let frames_bytes = match self.backing {
+            // Nothing is ever evicted: a reserve on top of what is touched stays free.
+            Backing::Physical | Backing::Zero => setup.frames_bytes + setup.frames_bytes / 8,
+            Backing::Store | Backing::File => setup.frames_bytes,
+        };
+        let domain = Domain::with_frames(frames_bytes).policy(policy).build().map_err(failed)?;
         let builder = domain.region(setup.data_bytes).trap(self.trap);
-        let region = match self.backing {
+        let mut region = match self.backing {
             Backing::File => builder.file(setup.data_path, 0, Rights::ReadWrite),
             Backing::Physical => builder.physical(),
             Backing::Zero => builder.zero(),
@@ -94,6 +99,12 @@ impl System for Selfpage {
             }
         }
         .map_err(failed)?;
+        if matches!(self.backing, Backing::Physical | Backing::Zero) {
+            // The frames are the domain's already, and hold something: a zero pager has to clear them in the fault.
+            region.as_mut_slice::<u64>().iter_mut().step_by(512).for_each(|word| *word = 1);
+            let len_bytes = region.len_bytes();
+            region.discard(0, len_bytes).map_err(failed)?;
+        }
         let memory = Memory::of_region(&region);
         self.live = Some((region, domain));
         Ok(memory)
