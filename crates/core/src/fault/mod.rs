@@ -346,16 +346,30 @@ fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step
 /// # Context
 /// PagerThread, outside the gate.
 pub fn poison(domain: &DomainState, page: PageNo) {
-    let _inside = domain.gate.enter(domain.mmu);
-    let Some(region) = domain.regions.find(page) else { return };
-    let Some(word) = region.word(page) else { return };
-    let seen = word.load();
-    if seen.state() == State::Absent && word.claim(seen) {
-        domain.mmu.poison(region.trap, page);
-        domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
-    } else {
-        // Somebody else is at it, or was: the access is tried again.
-        domain.mmu.wake_faulters(region.trap, page, 1);
+    loop {
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = domain.regions.find(page) else { return };
+        let Some(word) = region.word(page) else { return };
+        let seen = word.load();
+        match seen.state() {
+            State::Absent if word.claim(seen) => {
+                domain.mmu.poison(region.trap, page);
+                domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
+                return;
+            }
+            State::Absent => {}
+            // Another thread may meet the same failure: if all only woke the stopped ones, they would all come again.
+            State::Busy => {
+                if let Some(seen) = word.await_change(seen) {
+                    drop(inside);
+                    domain.mmu.sleep(word.low_half(), seen.low(), 0);
+                }
+            }
+            _ => {
+                domain.mmu.wake_faulters(region.trap, page, 1);
+                return;
+            }
+        }
     }
 }
 
