@@ -33,7 +33,7 @@ use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Error, Kind, Result, SystemError};
+use crate::error::{Error, Kind, Result, SystemError, in_words};
 use crate::evictor;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
@@ -392,10 +392,16 @@ impl Inner {
             None => return,
         };
         drop(inside);
-        let mut line = arrayvec::ArrayString::<256>::new();
+        // Here nobody may wait for a lock: without it the region goes without its name.
+        let regions = self.regions.try_lock().ok();
+        let name =
+            regions.as_ref().and_then(|regions| regions.get(&range.first.0)).map_or("", |bound| bound.given_name());
+        let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
+        let mut line = arrayvec::ArrayString::<512>::new();
         let _ = writeln!(
             line,
-            "selfpage: SIGBUS: region at {:#x}, offset {}: {}",
+            "selfpage: SIGBUS: region {name}{}at {:#x}, offset {}: {}",
+            if name.is_empty() { "" } else { " " },
             range.first.addr().0,
             index * PAGE_BYTES as u64,
             Cause(failure)
@@ -418,9 +424,9 @@ impl std::fmt::Display for Cause {
         use selfpage_core::stack::Shortage;
         let error = match self.0 {
             Failure::Shortage(Shortage::AllHeld) => {
-                return f.write_str("no frame: every resident page is held in core");
+                return f.write_str("no frame: every page in core is held there, or the policy names none that can go");
             }
-            Failure::Machine(refusal) => return write!(f, "the kernel refused the translation: {refusal:?}"),
+            Failure::Machine(refusal) => return f.write_str(in_words(refusal)),
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 f.write_str("no frame, because pages cannot be saved: ")?;
                 error

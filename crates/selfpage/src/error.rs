@@ -6,6 +6,7 @@ use std::io;
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::fault::Failure;
 use selfpage_core::linux::Errno;
+use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::PagerError;
 use selfpage_core::stack::Shortage;
 
@@ -90,7 +91,7 @@ impl Error {
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 (kind_of(error), format!("no frame can be had: pages cannot be saved: {}", describe(error)))
             }
-            Failure::Machine(refusal) => (Kind::Io, format!("the kernel refused the translation: {refusal:?}")),
+            Failure::Machine(refusal) => (Kind::Io, in_words(refusal).into()),
         };
         Error::new(kind, operation, object, cause)
     }
@@ -121,6 +122,23 @@ pub(crate) fn describe(error: PagerError) -> String {
         PagerError::Panicked => "the pager panicked".into(),
         PagerError::NoStore => "the pager has no store".into(),
         PagerError::WrongContext => "not in this context".into(),
+    }
+}
+
+/// Why the machine could not, in words.
+pub(crate) const fn in_words(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Denied => {
+            "the kernel refused the translation: a filter on system calls (seccomp) forbids UFFDIO_MOVE; allow it, or set the \
+             filter before the domain is built"
+        }
+        Refusal::NoMemory => "the kernel refused the translation: it has no memory for page tables",
+        Refusal::NoDescriptor => "the kernel refused the translation: the userfaultfd is gone from its thread's table",
+        Refusal::Pinned => "the kernel refused the translation: a device holds the page",
+        Refusal::Occupied | Refusal::Hole | Refusal::Foreign => {
+            "the kernel refused the translation: the program changed the mapping"
+        }
+        Refusal::Ending => "the kernel refused the translation: the process is ending",
     }
 }
 

@@ -31,6 +31,9 @@ use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, 
 use crate::store::BackingStore;
 use crate::trap::upcall;
 
+/// What the names of regions without a name begin with.
+const ADDRESS: &str = "at ";
+
 /// A region to be.
 pub struct Builder<'a> {
     life: &'a Arc<Life>,
@@ -235,7 +238,7 @@ impl Bound {
         region.priority.store(builder.priority, Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
         let reference: Box<&'static dyn Pager> = Box::new(unsafe { &*(&raw const *pager) });
-        let name = if builder.name.is_empty() { format!("at {start:#x}") } else { builder.name.clone() };
+        let name = if builder.name.is_empty() { format!("{ADDRESS}{start:#x}") } else { builder.name.clone() };
         let bound = Bound {
             region: Box::new(region),
             _reference: reference,
@@ -305,6 +308,11 @@ impl Bound {
 
     pub(crate) fn start(&self) -> usize {
         self.region.range.first.addr().0
+    }
+
+    /// The name that the program gave it, if it did.
+    pub(crate) fn given_name(&self) -> &str {
+        if self.name.starts_with(ADDRESS) { "" } else { &self.name }
     }
 
     /// The descriptors that its pager uses now.
