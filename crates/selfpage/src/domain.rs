@@ -33,6 +33,7 @@ use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
+use crate::doctor::userfaultfd as remedy;
 use crate::error::{Error, Kind, Result, SystemError, in_words};
 use crate::evictor;
 use crate::pager::PageHash;
@@ -101,7 +102,7 @@ impl Domain {
 
     pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
         let inner = Arc::new(Inner::new(settings, policy)?);
-        start_threads(&inner)?;
+        inner.start_threads_keeping(Vec::new())?;
         crate::fork::enlist(&inner);
         Ok(Domain { life: Arc::new(Life { inner }) })
     }
@@ -173,17 +174,7 @@ impl Domain {
 impl Drop for Life {
     fn drop(&mut self) {
         crate::fork::delist(&self.inner);
-        self.inner.stop.store(true, Ordering::SeqCst);
-        upcall::delist(&raw const *self.inner);
-        let state = &self.inner.state;
-        for event in [&state.requested, &state.to_save, &state.stack.wanted, &state.stack.available] {
-            event.signal(state.mmu);
-        }
-        self.inner.bell.ring();
-        for thread in self.inner.threads().drain(..) {
-            let _ = thread.join();
-        }
-        self.inner.close_descriptors();
+        self.inner.end();
     }
 }
 
@@ -194,6 +185,18 @@ impl Inner {
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
         let (descriptors, reach) = open_descriptors(&config)?;
+        Inner::over(config, policy, pool, descriptors, reach)
+            .inspect_err(|_| close_all(&numbers(&descriptors).map(Descriptor::from_raw)))
+    }
+
+    fn over(
+        config: Settings,
+        policy: Choice,
+        pool: FramePool,
+        descriptors: Descriptors,
+        reach: Reach,
+    ) -> Result<Inner> {
+        let most = config.most_frames;
         pool.register(descriptors.pool)?;
         // SAFETY: POOL-OWNED: the pool is as required and lives in the same value; REGION-OWNED: `region.rs` makes them so.
         let mmu: &'static LinuxMmu =
@@ -314,7 +317,8 @@ impl Inner {
 
     /// How many frames the policy wants on standby.
     pub(crate) fn standby_target(&self) -> u32 {
-        let share = u64::from(self.standby_share);
+        // A policy may say anything; a domain needs frames in use.
+        let share = u64::from(self.standby_share.min(128));
         (u64::from(self.state.stack.budget()) * share / 256) as u32
     }
 
@@ -451,48 +455,67 @@ fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Opens a domain's descriptors, or none.
 fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
-    let refused = |what: &str, errno: Errno| {
-        let cause = format!("{what}: {errno}; `selfpage doctor` names the remedy");
-        Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
-    };
-    let open = |reach, features: Features, what: &str| -> Result<Uffd> {
-        let uffd = Uffd::open(reach, Reading::Waits).map_err(|errno| refused(what, errno))?;
-        uffd.agree(features)
-            .map_err(|errno| refused("this kernel has no UFFDIO_MOVE (Linux 6.8 and later do)", errno))?;
-        Ok(Uffd(raised(uffd.0)))
+    let mut opened = Vec::new();
+    open_into(&mut opened, config).inspect_err(|_| close_all(&opened))
+}
+
+fn close_all(descriptors: &[Descriptor]) {
+    for descriptor in descriptors {
+        let _ = descriptor.close();
+    }
+}
+
+fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descriptors, Reach)> {
+    let mut open = |reach, features: Features| -> Result<Uffd> {
+        let uffd = Uffd(raised(Uffd::open(reach, Reading::Waits).map_err(|errno| no_userfaultfd(reach, errno))?.0));
+        opened.push(uffd.0);
+        uffd.agree(features).map_err(|errno| {
+            let cause = format!("this kernel has no UFFDIO_MOVE ({errno:?}); {}", remedy::NEWER_6_8);
+            Error::new(Kind::Unsupported, "use", "userfaultfd", cause)
+        })?;
+        Ok(uffd)
     };
     let moves = Features::MOVE.and(Features::POISON);
-    let pool = open(Reach::UserFaults, moves.and(Features::WP), "refused")?;
-    let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS), "refused")?;
+    let pool = open(Reach::UserFaults, moves.and(Features::WP))?;
+    let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS))?;
     let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
-    let (worker, reach) = match open(Reach::EveryFault, worker_features, "faults inside system calls cannot be served")
-    {
+    let (worker, reach) = match open(Reach::EveryFault, worker_features) {
         Ok(uffd) => (uffd, Reach::EveryFault),
         Err(error) if config.needs_system_calls => return Err(error),
-        Err(_) => (open(Reach::UserFaults, worker_features, "refused")?, Reach::UserFaults),
+        Err(_) => (open(Reach::UserFaults, worker_features)?, Reach::UserFaults),
     };
-    let high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| match descriptor {
-        Ok(descriptor) => Ok(raised(descriptor)),
-        Err(errno) => Err(Error::system("open", object, errno)),
+    let mut high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| -> Result<Descriptor> {
+        let descriptor = raised(descriptor.map_err(|errno| Error::system("open", object, errno))?);
+        opened.push(descriptor);
+        Ok(descriptor)
     };
-    let descriptors = Descriptors {
-        pool,
-        worker,
-        upcall,
-        memory: high(Descriptor::open_memory(), "/proc/self/mem")?,
-        pagemap: Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?),
+    let memory = high(Descriptor::open_memory(), "/proc/self/mem")?;
+    let pagemap = Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?);
+    Ok((Descriptors { pool, worker, upcall, memory, pagemap }, reach))
+}
+
+fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
+    let why = SystemError::into_io(errno);
+    if matches!(why.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+        return Error::system("open", "userfaultfd", errno);
+    }
+    let cause = match (errno, reach) {
+        (Errno::NOSYS, _) => format!("this kernel has none ({why}); {}", remedy::BUILD),
+        (_, Reach::UserFaults) => format!("refused ({why}); {}", remedy::UNFILTER),
+        (_, Reach::EveryFault) => format!(
+            "faults inside system calls cannot be served ({why}); {}, or give the program CAP_SYS_PTRACE, or the right to \
+             open /dev/userfaultfd",
+            remedy::ALLOW
+        ),
     };
-    Ok((descriptors, reach))
+    Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
 }
 
 pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
     [descriptors.pool.0, descriptors.worker.0, descriptors.upcall.0, descriptors.memory, descriptors.pagemap.0]
         .map(Descriptor::raw)
-}
-
-fn start_threads(inner: &Arc<Inner>) -> Result<()> {
-    inner.start_threads_keeping(Vec::new())
 }
 
 impl Inner {
@@ -510,20 +533,36 @@ impl Inner {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
                 start_others(&own, descriptors.worker)
             });
-            let up = started.is_ok();
             let _ = send.send(started);
             drop(send);
-            if up {
-                pager(&own);
-            }
-        })
-        .map_err(failed)?;
-        let died = || Err(std::io::Error::other("the first of them died"));
-        let mut threads = receive.recv().unwrap_or_else(|_| died()).map_err(failed)?;
-        threads.push(first);
-        *self.threads() = threads;
+            pager(&own);
+        });
+        let started = first.and_then(|first| {
+            self.threads().push(first);
+            receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the first of them died")))
+        });
+        if let Err(cause) = started {
+            self.end();
+            return Err(failed(cause));
+        }
         self.hide_descriptors(&ours);
         Ok(())
+    }
+
+    /// Ends the domain's threads, as many as there are, and gives its descriptors back.
+    fn end(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        upcall::delist(&raw const *self);
+        let state = &self.state;
+        for event in [&state.requested, &state.to_save, &state.stack.wanted, &state.stack.available] {
+            event.signal(state.mmu);
+        }
+        self.bell.ring();
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads {
+            let _ = thread.join();
+        }
+        self.close_descriptors();
     }
 
     /// Closes the domain's descriptors, where the program has them and has not closed them itself.
@@ -548,21 +587,22 @@ impl Inner {
     }
 }
 
-fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<Vec<JoinHandle<()>>> {
-    let mut threads = Vec::new();
-    for number in 1..inner.config.pagers {
+fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
+    let start = |name: &str, work: fn(&Arc<Inner>, Uffd)| {
         let own = inner.clone();
-        threads.push(thread::start(&format!("selfpage-pager{number}"), move || pager(&own))?);
+        let thread = thread::start(name, move || work(&own, uffd))?;
+        inner.threads().push(thread);
+        Ok(())
+    };
+    for _ in 1..inner.config.pagers {
+        start("selfpage-pager", |inner, _| pager(inner))?;
     }
     for _ in 0..inner.config.workers {
-        let own = inner.clone();
-        threads.push(thread::start("selfpage-worker", move || worker::serve(&own, uffd))?);
+        start("selfpage-worker", worker::serve)?;
+        inner.bell.add_worker();
     }
-    let evicting = inner.clone();
-    threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting))?);
-    let saving = inner.clone();
-    threads.push(thread::start("selfpage-save", move || evictor::save(&saving))?);
-    Ok(threads)
+    start("selfpage-evict", |inner, _| evictor::run(inner))?;
+    start("selfpage-save", |inner, _| evictor::save(inner))
 }
 
 /// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.

@@ -74,6 +74,8 @@ impl Error {
             Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE | libc::EAGAIN) => Kind::OutOfSpace,
             Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EOPNOTSUPP) => Kind::Unsupported,
             Some(libc::EINVAL) => Kind::Invalid,
+            None if source.kind() == io::ErrorKind::InvalidInput => Kind::Invalid,
+            None if source.kind() == io::ErrorKind::QuotaExceeded => Kind::OutOfSpace,
             _ => Kind::Io,
         };
         Error { kind, operation, object: object.into(), cause: source.to_string(), source: Some(source) }
@@ -94,6 +96,11 @@ impl Error {
             Failure::Machine(refusal) => (Kind::Io, in_words(refusal).into()),
         };
         Error::new(kind, operation, object, cause)
+    }
+
+    /// The same, of a part of `whole`.
+    pub(crate) fn for_a(self, whole: impl fmt::Display) -> Error {
+        Error { object: format!("{} for {whole}", self.object), ..self }
     }
 
     /// What the caller can do about it.

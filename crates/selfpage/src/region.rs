@@ -225,8 +225,9 @@ impl Bound {
             return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
         }
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
-        let (pager, pager_tables) = make(len, inner.hash.clone())?;
-        let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))?;
+        let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
+        let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))
+            .map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         // SAFETY: owned-range: a fresh mapping.
         let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, builder.reserved) }
