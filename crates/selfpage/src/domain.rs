@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -70,6 +70,8 @@ pub(crate) struct Inner {
     /// Used by the evictor alone; fork holds it while it copies the process.
     pub(crate) policy: Mutex<Box<dyn Policy>>,
     standby_share: u8,
+    /// How often the saver has begun and ended a turn.
+    pub(crate) saver_turns: AtomicU64,
     /// The tables of `state`; dropped last.
     _arena: Arena,
 }
@@ -251,6 +253,7 @@ impl Inner {
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
             standby_share,
+            saver_turns: AtomicU64::new(0),
             config,
             _arena: arena,
         };
@@ -362,12 +365,15 @@ impl Inner {
     pub(crate) fn on_table<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match self.config.descriptor_table {
             DescriptorTable::Shared => work(),
-            DescriptorTable::Private => errand::send(&self.state, &self.errands, work),
+            DescriptorTable::Private => self.on_pager_thread(work),
         }
     }
 
-    /// Does `work` on a pager thread.
+    /// Does `work` on a pager thread; where there are none any more, here.
     pub(crate) fn on_pager_thread<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        if self.stopping() {
+            return work();
+        }
         errand::send(&self.state, &self.errands, work)
     }
 
@@ -412,6 +418,13 @@ impl Inner {
         );
         // SAFETY: none needed: a safe call that neither allocates nor locks.
         let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+    }
+
+    /// Takes the descriptors of a region that is gone from the pager threads.
+    pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
+        if !numbers.is_empty() {
+            self.on_pager_thread(|| close_all(&numbers.iter().copied().map(Descriptor::from_raw).collect::<Vec<_>>()));
+        }
     }
 
     pub(crate) fn standing(&self) -> bool {
@@ -547,6 +560,13 @@ impl Inner {
         }
         self.hide_descriptors(&ours);
         Ok(())
+    }
+
+    /// In a forked child that does not get the domain: its threads are not here.
+    pub(crate) fn abandon(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.bell.forget_workers();
+        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
     }
 
     /// Ends the domain's threads, as many as there are, and gives its descriptors back.

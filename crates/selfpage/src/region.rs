@@ -266,19 +266,22 @@ impl Bound {
     fn join(self: &Arc<Bound>, inner: &Arc<Inner>) -> Result<()> {
         let mut regions = inner.regions();
         let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.on_table(|| self.register(descriptors))?;
-        let numbers = self.descriptors();
-        if !numbers.is_empty() {
-            inner.share_descriptors(&numbers)?;
-            inner.hide_descriptors(&numbers);
-        }
+        // The program may have closed this thread's descriptors.
+        inner.on_pager_thread(|| self.register(descriptors))?;
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
         if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
             let cause = "the domain has as many regions as its map can hold";
             return Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause));
         }
         regions.insert(self.region.range.first.0, self.clone());
-        Ok(())
+        let numbers = self.descriptors();
+        let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(&numbers) };
+        drop(regions);
+        match shared {
+            Ok(()) => inner.hide_descriptors(&numbers),
+            Err(_) => self.leave(inner),
+        }
+        shared
     }
 
     /// Has faults of the region go to its userfaultfd.
@@ -293,18 +296,29 @@ impl Bound {
     }
 
     /// Takes the region out of its domain: its pages are dropped.
-    pub(crate) fn leave(self: Arc<Bound>, inner: &Inner) {
+    fn leave(&self, inner: &Inner) {
         let state = inner.state();
-        // What is pinned is dropped all the same: nobody may use the region any more.
-        inner.on_table(|| range::discard(state, self.region.range));
-        let removed = state.regions.remove(&raw const *self.region);
-        debug_assert!(removed);
-        inner.close_gate();
-        state.gate.open(state.mmu);
-    }
-
-    pub(crate) fn range(&self) -> PageRange {
-        self.region.range
+        loop {
+            // What is pinned is dropped all the same: nobody may use the region any more.
+            inner.on_table(|| range::discard(state, self.region.range));
+            let mut regions = inner.regions();
+            inner.close_gate();
+            // Nobody is inside: what pager threads have read ahead since then shows now.
+            let empty = self.region.is_empty();
+            if empty {
+                let removed = state.regions.remove(&raw const *self.region);
+                debug_assert!(removed);
+                regions.remove(&self.region.range.first.0);
+            }
+            state.gate.open(state.mmu);
+            if empty {
+                let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
+                let mut numbers = self.descriptors();
+                numbers.retain(|number| !used.contains(number));
+                // Still under the lock: the next region's descriptors may come at these numbers.
+                return inner.release_descriptors(&numbers);
+            }
+        }
     }
 
     pub(crate) fn start(&self) -> usize {
@@ -512,10 +526,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let mine = self.life.inner.regions().remove(&self.bound.range().first.0);
-        if let Some(bound) = mine {
-            bound.leave(&self.life.inner);
-        }
+        self.bound.leave(&self.life.inner);
     }
 }
 

@@ -118,6 +118,11 @@ impl Bell {
         self.workers.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// In a forked child: nobody listens.
+    pub(crate) fn forget_workers(&self) {
+        self.workers.store(0, Ordering::SeqCst);
+    }
+
     /// Ends every worker: each touch is read by one of them, which ends.
     pub(crate) fn ring(&self) {
         for page in 0..self.workers.swap(0, Ordering::SeqCst) {
@@ -139,7 +144,7 @@ impl Bell {
 
     /// In a forked child, which did not get it: the place again.
     pub(crate) fn map_in_child(&self) -> Result<()> {
-        self.workers.store(0, Ordering::SeqCst);
+        self.forget_workers();
         self.map(Place::Free(self.start)).map(drop)
     }
 
