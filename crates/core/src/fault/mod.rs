@@ -112,6 +112,10 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
+            // There is nobody else who could.
+            (Step::HandOver, _) if context == Context::PagerThread => {
+                break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
+            }
             (Step::HandOver, _) => match handover::hand_over(domain, page) {
                 Some(Outcome::Failed(failure)) => break Outcome::Failed(failure),
                 Some(_) => {}
@@ -252,7 +256,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
         return match partial.why {
             Refusal::Pinned | Refusal::Hole => Step::Again,
             Refusal::NoDescriptor => Step::HandOver,
-            Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
+            Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
             Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
                 domain.mmu.wake_faulters(region.trap, page, 1);
                 Step::Done(Outcome::Retry)
@@ -324,7 +328,7 @@ fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, wh
         // Whatever is there now is not ours: the access is tried again and meets that.
         Refusal::Occupied | Refusal::Foreign | Refusal::Ending => Step::Done(Outcome::Retry),
         Refusal::NoDescriptor => Step::HandOver,
-        Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(why))),
+        Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(why))),
     }
 }
 

@@ -11,6 +11,7 @@ use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::Zeroed;
+use crate::mmu::Refusal;
 use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
@@ -51,6 +52,7 @@ fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region)
 /// # Context
 /// Normal.
 pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
+    let mut tries = 0;
     loop {
         let outcome = settle_step(domain, page, |region| {
             let Some(word) = region.word(page) else {
@@ -68,12 +70,19 @@ pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
         if outcome != Outcome::Retry {
             return outcome;
         }
-        match resolve(domain, Context::Normal, Fault { addr: page.addr(), access: Access::Read }) {
-            Outcome::Resolved | Outcome::Retry => {}
+        // As in a trap: the program may have closed the descriptors that this thread had, and opened others at their numbers.
+        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read }) {
+            Outcome::Resolved => {}
+            // What is there is not the region's, and tells nobody when that changes.
+            Outcome::Retry if tries == MOST_TRIES => return Outcome::Failed(Failure::Machine(Refusal::Foreign)),
+            Outcome::Retry => tries += 1,
             other => return other,
         }
     }
 }
+
+/// How often a mapping that the program changed is tried before that is an error.
+const MOST_TRIES: u32 = 100;
 
 /// A page can be pinned this often at once.
 pub const MOST_PINS: u32 = 4095;
