@@ -9,11 +9,11 @@ use linux_raw_sys::general as raw;
 /// Any.
 pub fn die(epitaph: &str) -> ! {
     for part in ["selfpage: ", epitaph, "\n"] {
-        // SAFETY: SYSCALL-CONTRACT: the bytes are borrowed until the call returns.
+        // SAFETY: syscall-contract: the bytes are borrowed until the call returns.
         let _ = unsafe { call(raw::__NR_write, [2, part.as_ptr() as usize, part.len(), 0, 0, 0]) };
     }
     loop {
-        // SAFETY: SYSCALL-CONTRACT: the calls take no pointer.
+        // SAFETY: syscall-contract: the calls take no pointer.
         unsafe {
             let own = call(raw::__NR_getpid, [0; 6]).unwrap_or(0);
             let _ = call(raw::__NR_kill, [own, raw::SIGABRT as usize, 0, 0, 0, 0]);
