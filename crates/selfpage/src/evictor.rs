@@ -61,7 +61,8 @@ pub(crate) fn run(inner: &Inner) {
             stack.wanted.wait(state.mmu, seen, 1000);
         }
         if barren > MOST_BARREN {
-            let why = state.save_error().map_or(Shortage::AllHeld, Shortage::Unsaved);
+            let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
+            let why = state.save_error().map_or(held, Shortage::Unsaved);
             let asked = stack.wanted.count();
             stack.set_shortage(state.mmu, Some(why));
             // Whoever needs a frame next asks again, and is given another look.

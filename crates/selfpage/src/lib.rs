@@ -39,6 +39,7 @@ pub use domain::Domain;
 pub use error::{Error, Kind, Result};
 pub use pool::{FramePool, Residence};
 pub use region::{Builder as RegionBuilder, Region};
+pub use selfpage_core::addr::{Frame, PageNo};
 pub use selfpage_core::fault::Failure;
 pub use selfpage_core::mmu::Trap;
 pub use selfpage_core::policy::{NAMES as POLICIES, Policy};

@@ -304,7 +304,7 @@ fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, 
             domain.frames.set_zeroed(frame, Zeroed::Yes);
             domain.stack.give(domain.mmu, frame, 1);
         }
-        Err(_) => domain.stack.unclaim(frame, 1),
+        Err(_) => domain.stack.unclaim(domain.mmu, frame, 1),
     }
 }
 
@@ -401,8 +401,8 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
     let page = PageNo(page);
     Some(match what as u32 {
         0 => Request::Fault(page, Place((what >> 32) as u32)),
-        count if what >> 32 == 0 => Request::Prefetch(page, count),
         WAKE => Request::Wake(page),
+        count if what >> 32 == 0 => Request::Prefetch(page, count),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
     })
 }

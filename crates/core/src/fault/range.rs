@@ -281,7 +281,8 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         // No more than is likely to be ready at a time.
         let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
         for page in (PageRange { first: at, count: piece }).pages() {
-            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby) {
+            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby)
+            {
                 // Whoever needs a page that cannot be mapped meets that again.
                 let _ = super::soft_fault(domain, region, pager, page, seen);
             }
@@ -387,17 +388,15 @@ pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
     while let Some(want) = NonZeroU32::new(left) {
         let seen = domain.stack.available.count();
         let inside = domain.gate.enter(domain.mmu);
-        let taken = stack::take(domain, want);
-        drop(inside);
-        match taken {
-            Some(run) => {
-                let some = run.count.get();
-                domain.mmu.release(run.first, some);
-                domain.stack.retire(run.first, some);
-                left -= some;
-            }
-            None => frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?,
+        if let Some(run) = stack::take(domain, want) {
+            let some = run.count.get();
+            domain.mmu.release(run.first, some);
+            domain.stack.retire(run.first, some);
+            left -= some;
+            continue;
         }
+        drop(inside);
+        frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?;
     }
     Ok(())
 }
