@@ -84,7 +84,7 @@ impl Region {
 
     /// The pager, if the region is bound.
     pub fn pager(&self) -> Option<&dyn Pager> {
-        // SAFETY: pager-outlives.
+        // SAFETY: pager-outlives: `bind`'s caller keeps it for as long as the region can be found.
         unsafe { self.pager.load(Ordering::Acquire).as_ref() }.map(|pager| *pager as &dyn Pager)
     }
 
@@ -212,7 +212,7 @@ impl RegionMap {
     /// *region-in-map*: `region` stays valid until [`RegionMap::remove`] and one closing of the gate after it.
     #[must_use]
     pub unsafe fn insert(&self, region: *const Region) -> bool {
-        // SAFETY: region-in-map.
+        // SAFETY: region-in-map: passed on from our caller.
         let range = unsafe { (*region).range };
         self.rewrite(|old, new, len| {
             let mut at = 0;
@@ -281,7 +281,7 @@ impl RegionMap {
         let version = self.version.load(Ordering::Acquire);
         let Some((lines, len)) = self.half(version) else { return };
         for line in lines.iter().take(len.load(Ordering::Relaxed) as usize) {
-            // SAFETY: region-in-map.
+            // SAFETY: region-in-map: as in `find`.
             if let Some(region) = unsafe { line.region.load(Ordering::Relaxed).as_ref() } {
                 visit(region);
             }

@@ -207,7 +207,7 @@ impl Inner {
     ) -> Result<Inner> {
         let most = config.most_frames;
         pool.register(descriptors.pool)?;
-        // SAFETY: POOL-OWNED: the pool is as required and lives in the same value; REGION-OWNED: `region.rs` makes them so.
+        // SAFETY: pool-owned, region-owned: `pool.rs` and `region.rs` map them so; nobody uses the machine after this value.
         let mmu: &'static LinuxMmu =
             Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) }));
         let frames = most as usize;
@@ -300,7 +300,7 @@ impl Inner {
         }
         let (descriptors, _) = open_descriptors(&self.config)?;
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
-        // SAFETY: POOL-OWNED, REGION-OWNED: the descriptors are new, and no other thread is left.
+        // SAFETY: pool-owned, region-owned: the descriptors are new, and no other thread is left.
         unsafe { self.mmu.adopt(descriptors) };
         self.pool.register(descriptors.pool)?;
         self.bell.register(descriptors.worker)?;
@@ -389,9 +389,9 @@ impl Inner {
 
     /// A worker met an access that the program has no right to: it gets its own `SIGSEGV`.
     pub(crate) fn guard(&self, page: PageNo) {
-        // SAFETY: REGION-OWNED: the page is absent, and not the program's to use.
+        // SAFETY: region-owned: the page is absent, and not the program's to use.
         if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_err() {
-            // SAFETY: REGION-OWNED: as above.
+            // SAFETY: region-owned: as above.
             let _ = unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::None) };
         }
         self.state.mmu.wake_faulters(Trap::Worker, page, 1);
@@ -426,7 +426,7 @@ impl Inner {
             index * PAGE_BYTES as u64,
             Cause(failure)
         );
-        // SAFETY: none needed: a safe call that neither allocates nor locks.
+        // This neither allocates nor locks.
         let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
     }
 

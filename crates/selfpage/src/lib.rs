@@ -48,6 +48,19 @@ pub use selfpage_core::region::Rights;
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;
 
+/// The Rust in the guides compiles.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/policies.md")]
+    struct Policies;
+    #[doc = include_str!("../../../docs/pagers.md")]
+    struct Pagers;
+    #[doc = include_str!("../../../docs/stores.md")]
+    struct Stores;
+}
+
 /// The end, where tables no longer make sense.
 fn die(epitaph: &str) -> ! {
     selfpage_core::linux::die::die(epitaph)

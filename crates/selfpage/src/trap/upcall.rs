@@ -113,7 +113,7 @@ fn resolve(inner: &Inner, fault: Fault) -> Outcome {
 unsafe fn write_access(context: *mut libc::c_void) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: signal-handler.
+        // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns.
         let context = unsafe { &*context.cast::<libc::ucontext_t>() };
         context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0
     }
