@@ -40,7 +40,7 @@ use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
-use crate::store::raised;
+use crate::store::{raised, release_number};
 use crate::trap::{errand, thread, upcall, worker};
 
 const MOST_REGIONS: usize = 1024;
@@ -284,13 +284,8 @@ impl Inner {
     /// and holds the regions and the policy.
     pub(crate) fn rebuild_in_child(self: &Arc<Self>, regions: &BTreeMap<u64, Arc<Bound>>) -> Result<()> {
         let state = &self.state;
-        let old = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.config.descriptor_table == DescriptorTable::Shared {
-            // They are the parent's: a call on them would work on its pages.
-            for number in numbers(&old) {
-                let _ = Descriptor::from_raw(number).close();
-            }
-        }
+        // They are the parent's: a call on them would work on its pages.
+        self.close_descriptors();
         let (descriptors, _) = open_descriptors(&self.config)?;
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
         // SAFETY: POOL-OWNED, REGION-OWNED: the descriptors are new, and no other thread is left.
@@ -423,7 +418,11 @@ impl Inner {
     /// Takes the descriptors of a region that is gone from the pager threads.
     pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
         if !numbers.is_empty() {
-            self.on_pager_thread(|| close_all(&numbers.iter().copied().map(Descriptor::from_raw).collect::<Vec<_>>()));
+            self.on_pager_thread(|| {
+                for number in numbers {
+                    let _ = Descriptor::from_raw(*number).close();
+                }
+            });
         }
     }
 
@@ -477,6 +476,7 @@ fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
 fn close_all(descriptors: &[Descriptor]) {
     for descriptor in descriptors {
         let _ = descriptor.close();
+        release_number(descriptor.raw());
     }
 }
 
@@ -594,6 +594,7 @@ impl Inner {
             if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
                 let _ = Descriptor::from_raw(number).close();
             }
+            release_number(number);
         }
     }
 

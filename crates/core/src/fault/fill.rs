@@ -24,6 +24,8 @@ pub(super) enum Stop {
     NoFrame,
     HandOver,
     Again,
+    /// The access is to be tried again, and will meet what is there now.
+    Retry,
     Failed(Failure),
 }
 
@@ -206,8 +208,7 @@ fn stop(step: Step) -> Stop {
     match step {
         Step::Done(Outcome::Failed(failure)) => Stop::Failed(failure),
         Step::HandOver => Stop::HandOver,
-        // The access is tried again either way.
-        Step::Done(_) => Stop::Again,
+        Step::Done(_) => Stop::Retry,
         _ => Stop::Again,
     }
 }

@@ -184,6 +184,7 @@ fn bring_in(
         Err(fill::Stop::NoFrame) => Step::AwaitFrame(frames_seen),
         Err(fill::Stop::HandOver) => Step::HandOver,
         Err(fill::Stop::Again) => Step::Again,
+        Err(fill::Stop::Retry) => Step::Done(Outcome::Retry),
         Err(fill::Stop::Failed(failure)) => Step::Done(Outcome::Failed(failure)),
     }
 }
