@@ -374,10 +374,13 @@ impl Inner {
 
     /// A worker met an access that the program has no right to: it gets its own `SIGSEGV`.
     pub(crate) fn guard(&self, page: PageNo) {
-        // SAFETY: REGION-OWNED: the page is absent, and not the program's to use.
-        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_err() {
+        // Only writing can be against its rights. The kernel itself refuses the access when it is tried again; what is in the
+        // page, or comes into it, can be read on.
+        // SAFETY: REGION-OWNED: a page that the program may only read.
+        if unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::Read) }.is_err() {
+            // There are as many mappings as there can be.
             // SAFETY: REGION-OWNED: as above.
-            let _ = unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::None) };
+            let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) };
         }
         self.state.mmu.wake_faulters(Trap::Worker, page, 1);
     }
@@ -490,8 +493,8 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
         })?;
         Ok(uffd)
     };
-    let moves = Features::MOVE.and(Features::POISON);
-    let pool = open(Reach::UserFaults, moves.and(Features::WP))?;
+    let moves = Features::MOVE.and(Features::POISON).and(Features::WP);
+    let pool = open(Reach::UserFaults, moves)?;
     let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS))?;
     let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
     let (worker, reach) = match open(Reach::EveryFault, worker_features) {

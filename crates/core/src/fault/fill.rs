@@ -181,7 +181,7 @@ impl<const N: usize> Batch<N> {
             && let Some(&(page, frame)) = rest.first()
         {
             let run = neighbours(rest);
-            let (done, refusal) = match domain.mmu.map(region.trap, page, frame, run as u32) {
+            let (done, refusal) = match domain.map(region, page, frame, run as u32) {
                 Ok(()) => (run, None),
                 Err(partial) => (partial.done as usize, Some(partial.why)),
             };
