@@ -170,10 +170,8 @@ impl LinuxMmu {
 
     /// Gives the page at `addr` memory of its own if it is shared with a forked child, as a write would.
     fn break_sharing(&self, addr: usize) {
-        let Some(known) = self.categories(addr) else { return };
         // Populating an absent page, or writing to one that traps, would make this thread wait for itself.
-        let waits = !known.contains(Categories::WRITTEN) && !known.contains(Categories::NOTED);
-        if known.contains(Categories::PRESENT) && !waits {
+        if self.categories(addr).is_some_and(|known| known.contains(Categories::PRESENT) && !traps_writes(known)) {
             // SAFETY: POOL-OWNED, REGION-OWNED: a populated page keeps its contents.
             let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::PopulateWrite) };
         }
@@ -221,8 +219,10 @@ impl LinuxMmu {
         if !self.absent(slot) {
             return Err(Refusal::Occupied);
         }
+        // Nobody can write to a page that traps, and this thread must not.
+        let fixed = self.categories(page).is_some_and(traps_writes);
         // SAFETY: REGION-OWNED: a populated page keeps its contents.
-        if unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
+        if !fixed && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
             // The program may write it, and something else keeps it from moving (execute rights, a protection key, locking):
             // a write between the copy and the drop would be lost.
             return Err(Refusal::Pinned);
@@ -380,6 +380,11 @@ impl Mmu for LinuxMmu {
     fn now_ns(&self) -> u64 {
         (self.clock)()
     }
+}
+
+/// Whether a write to the page is told to a userfaultfd, and waits.
+fn traps_writes(known: Categories) -> bool {
+    !known.contains(Categories::WRITTEN) && !known.contains(Categories::NOTED)
 }
 
 fn load(cell: &AtomicI32) -> Descriptor {
