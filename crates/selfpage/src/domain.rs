@@ -309,7 +309,10 @@ impl Inner {
     pub(crate) fn set_reserve(&self) {
         let frames = self.state.stack.budget();
         let base = (frames / 32).clamp(4, 4096).min(frames / 4);
-        self.state.stack.reserve.store(base + self.standby_target(), Ordering::Relaxed);
+        let standby = self.standby_target();
+        self.state.stack.reserve.store(base + standby, Ordering::Relaxed);
+        // A page gets its second chance only while it is on standby: new ones take the place of those used up.
+        self.state.stack.wake_below.store(base / 2 + standby, Ordering::Relaxed);
         self.state.stack.wanted.signal(self.state.mmu);
     }
 
@@ -445,6 +448,7 @@ impl std::fmt::Display for Cause {
             Failure::Shortage(Shortage::AllHeld) => {
                 return f.write_str("no frame: every page in core is held there, or the policy names none that can go");
             }
+            Failure::Shortage(Shortage::NoMemory) => return f.write_str("no frame: the system has no memory to give"),
             Failure::Machine(refusal) => return f.write_str(in_words(refusal)),
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 f.write_str("no frame, because pages cannot be saved: ")?;

@@ -90,6 +90,12 @@ impl Error {
                  pager has nowhere to save it; unpin pages, or give the domain more frames"
                     .into(),
             ),
+            Failure::Shortage(Shortage::NoMemory) => (
+                Kind::OutOfSpace,
+                "no frame can be had (ENOMEM): the system has no memory for the frames that the domain may still claim; raise \
+                 the memory limit of the cgroup, or give the domain fewer frames"
+                    .into(),
+            ),
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 (kind_of(error), format!("no frame can be had: pages cannot be saved: {}", describe(error)))
             }

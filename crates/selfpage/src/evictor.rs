@@ -63,8 +63,9 @@ pub(crate) fn run(inner: &Inner) {
             stack.wanted.wait(state.mmu, seen, 1000);
         }
         if since.proves_shortage(inner) {
+            let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
             let asked = stack.wanted.count();
-            let why = state.save_error().map_or(Shortage::AllHeld, Shortage::Unsaved);
+            let why = state.save_error().map_or(held, Shortage::Unsaved);
             stack.set_shortage(state.mmu, Some(why));
             // Whoever needs a frame next asks again, and is given another look.
             stack.wanted.wait(state.mmu, asked, 0);

@@ -274,7 +274,11 @@ impl Bound {
             return Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause));
         }
         regions.insert(self.region.range.first.0, self.clone());
-        let numbers = self.descriptors();
+        // What another region's store has in common with ours, pager threads have already, and the program no more.
+        let known = |number: &RawFd| {
+            regions.values().any(|bound| !Arc::ptr_eq(bound, self) && bound.descriptors().contains(number))
+        };
+        let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
         let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(&numbers) };
         drop(regions);
         match shared {
@@ -286,6 +290,10 @@ impl Bound {
 
     /// Has faults of the region go to its userfaultfd.
     pub(crate) fn register(&self, descriptors: Descriptors) -> Result<()> {
+        self.register_range(descriptors, self.start(), self.len_bytes)
+    }
+
+    fn register_range(&self, descriptors: Descriptors, start: usize, len_bytes: usize) -> Result<()> {
         let uffd = match self.region.trap {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
@@ -296,7 +304,7 @@ impl Bound {
             Rights::ReadWrite => Modes::MISSING,
         };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
-        unsafe { uffd.register(self.start(), self.len_bytes, modes) }
+        unsafe { uffd.register(start, len_bytes, modes) }
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
     }
 
@@ -418,7 +426,7 @@ impl Region {
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        self.life.inner.on_table(|| {
+        self.life.inner.on_table(move || {
             for page in range.pages() {
                 let why = match range::pin(state, page) {
                     Outcome::Resolved => continue,
@@ -508,7 +516,18 @@ impl Region {
         self.bound.region.priority.store(priority, Ordering::Relaxed);
     }
 
-    fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.life.inner
+    }
+
+    /// Has faults of a part of the region go to its userfaultfd again.
+    pub(crate) fn register_part(&self, start: usize, len_bytes: usize) -> Result<()> {
+        let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        let bound = &*self.bound;
+        self.life.inner.on_table(move || bound.register_range(descriptors, start, len_bytes))
+    }
+
+    pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
         let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes());
         let Some(end) = end else {
             let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes());

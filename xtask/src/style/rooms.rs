@@ -11,6 +11,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/core/src/tables", "page tables in memory that the program supplies"),
     ("crates/selfpage/src/trap", "signal handlers and pager threads"),
     ("crates/selfpage/src/view", "typed views of regions"),
+    ("crates/selfpage/src/mapping", "changes of a region's mapping"),
     ("crates/selfpage/src/fork", "what runs between fork and the child's first line"),
     ("crates/preload", "the C library's own functions"),
     ("crates/capi", "C"),

@@ -199,6 +199,7 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     }
     domain.stack.leaves_standby();
     let frame = seen.frame();
+    region.set_resident(page, 1);
     match domain.map(region, page, frame, 1) {
         Ok(()) => {
             domain.settle(region, page, Word::new(State::Resident, frame));
@@ -309,7 +310,7 @@ fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, 
             domain.frames.set_zeroed(frame, Zeroed::Yes);
             domain.stack.give(domain.mmu, frame, 1);
         }
-        Err(_) => domain.stack.unclaim(frame, 1),
+        Err(_) => domain.stack.unclaim(domain.mmu, frame, 1),
     }
 }
 
@@ -350,16 +351,30 @@ fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step
 /// # Context
 /// PagerThread, outside the gate.
 pub fn poison(domain: &DomainState, page: PageNo) {
-    let _inside = domain.gate.enter(domain.mmu);
-    let Some(region) = domain.regions.find(page) else { return };
-    let Some(word) = region.word(page) else { return };
-    let seen = word.load();
-    if seen.state() == State::Absent && word.claim(seen) {
-        domain.mmu.poison(region.trap, page);
-        domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
-    } else {
-        // Somebody else is at it, or was: the access is tried again.
-        domain.mmu.wake_faulters(region.trap, page, 1);
+    loop {
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = domain.regions.find(page) else { return };
+        let Some(word) = region.word(page) else { return };
+        let seen = word.load();
+        match seen.state() {
+            State::Absent if word.claim(seen) => {
+                domain.mmu.poison(region.trap, page);
+                domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
+                return;
+            }
+            State::Absent => {}
+            // Another thread may meet the same failure: if all only woke the stopped ones, they would all come again.
+            State::Busy => {
+                if let Some(seen) = word.await_change(seen) {
+                    drop(inside);
+                    domain.mmu.sleep(word.low_half(), seen.low(), 0);
+                }
+            }
+            _ => {
+                domain.mmu.wake_faulters(region.trap, page, 1);
+                return;
+            }
+        }
     }
 }
 
@@ -406,8 +421,8 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
     let page = PageNo(page);
     Some(match what as u32 {
         0 => Request::Fault(page, Place((what >> 32) as u32)),
-        count if what >> 32 == 0 => Request::Prefetch(page, count),
         WAKE => Request::Wake(page),
+        count if what >> 32 == 0 => Request::Prefetch(page, count),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
     })
 }

@@ -16,7 +16,7 @@ use crate::world::{Part, World};
 /// Each frame is in one place, each page reads as it must, and all counts add up. With the gate closed.
 pub fn at_rest(world: &World) {
     scheduler::at_once(|| {
-        let mut places = Places(vec![None; world.domain.stack.budget() as usize]);
+        let mut places = Places(vec![None; world.domain.frames.capacity() as usize]);
         let queue = queued(world);
         let mut on_standby = 0;
         for part in &world.parts {

@@ -155,7 +155,8 @@ impl Program {
             890..930 => self.flush(),
             930..960 => drop(range::prefetch(&world.domain, self.any_range(24))),
             960..985 => self.advise_away(),
-            985..992 => self.fork(),
+            985..990 => self.fork(),
+            990..995 => self.resize(),
             _ => world.weather.change(),
         }
     }
@@ -262,6 +263,27 @@ impl Program {
         if !self.pinned.contains(&page) && world.mmu.advise_away(page) {
             world.shadow.clear(world.at(page));
         }
+    }
+
+    /// Gives a few frames up, or takes them back.
+    fn resize(&self) {
+        let (world, stack) = (self.world, &self.world.domain.stack);
+        let few = 1 + dice::below(u64::from(world.domain.frames.capacity() / 6)) as u32;
+        if world.cutting.get() {
+            return;
+        }
+        if world.cut.get() > 0 {
+            return stack.extend(world.mmu, world.cut.replace(0));
+        }
+        world.cutting.set(true);
+        let before = stack.budget();
+        let result = range::give_up(&world.domain, few);
+        world.cut.set(before - stack.budget());
+        match result {
+            Ok(()) => assert_eq!(world.cut.get(), few),
+            Err(failure) => world.judge(world.parts[0].region.range.first, failure),
+        }
+        world.cutting.set(false);
     }
 
     /// Closes the gate as a fork does, looks at all that the child would get, and opens it again.

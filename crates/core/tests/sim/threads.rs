@@ -100,7 +100,8 @@ fn evictor(world: &'static World) {
         barren += 1;
         stack.available.wait(world.mmu, available, 1000);
         if barren > MOST_BARREN {
-            let why = domain.save_error().map_or(Shortage::AllHeld, Shortage::Unsaved);
+            let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
+            let why = domain.save_error().map_or(held, Shortage::Unsaved);
             let asked = stack.wanted.count();
             stack.set_shortage(world.mmu, Some(why));
             stack.wanted.wait(world.mmu, asked, 0);

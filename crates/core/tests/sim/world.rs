@@ -58,6 +58,9 @@ pub struct World {
     pub stage: Cell<Stage>,
     /// Threads of this stage that go on.
     pub left: Cell<usize>,
+    /// Frames that the contract has been cut by, and whether somebody is cutting it just now.
+    pub cut: Cell<u32>,
+    pub cutting: Cell<bool>,
     /// What the program's threads wait for just now: pages, since when.
     waits: Mutex<Vec<Wait>>,
 }
@@ -163,6 +166,8 @@ impl World {
             value: Cell::new(0),
             stage: Cell::new(Stage::Programs),
             left: Cell::new(0),
+            cut: Cell::new(0),
+            cutting: Cell::new(false),
             waits: Mutex::default(),
         })
     }

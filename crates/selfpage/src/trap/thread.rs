@@ -41,7 +41,7 @@ pub fn on_pager_thread() -> bool {
 ///
 /// # Context
 /// PagerThread.
-pub(crate) fn is_pager_thread(tid: u32) -> bool {
+pub fn is_pager_thread(tid: u32) -> bool {
     tid != 0 && TIDS.iter().any(|known| known.load(Ordering::Relaxed) == tid)
 }
 
