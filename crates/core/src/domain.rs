@@ -6,9 +6,9 @@ use crate::addr::{Frame, PageNo};
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
-use crate::mmu::{Mmu, Trap};
+use crate::mmu::{Mmu, Partial, Trap};
 use crate::page::{State, Word};
-use crate::region::{Region, RegionMap};
+use crate::region::{Region, RegionMap, Rights};
 use crate::ring::Ring;
 use crate::stack::FrameStack;
 use crate::stream::Limits;
@@ -106,6 +106,14 @@ impl DomainState {
     pub(crate) fn admit(&self, region: &Region, frame: Frame, use_: Use) {
         if region.pager().is_some_and(|pager| pager.saves()) {
             self.frames.admit(frame, use_);
+        }
+    }
+
+    /// Maps frames at neighbouring pages of `region`, with its rights.
+    pub(crate) fn map(&self, region: &Region, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        match region.rights {
+            Rights::ReadWrite => self.mmu.map(region.trap, page, frame, count),
+            Rights::Read => self.mmu.map_to_read(region.trap, page, frame, count),
         }
     }
 

@@ -76,6 +76,14 @@ pub trait Mmu: Sync {
     /// [`Partial`]: the first `done` pages are mapped, the rest are as before.
     fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial>;
 
+    /// As [`Mmu::map`], and a write to one of the pages is a fault: nobody is woken before that holds.
+    ///
+    /// # Errors
+    /// As for [`Mmu::map`].
+    fn map_to_read(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        self.map(trap, page, frame, count)
+    }
+
     /// Unmaps the pages `[page, page+count)` into the slots of `[frame, frame+count)`: no later write can reach them.
     ///
     /// # Errors

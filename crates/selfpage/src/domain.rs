@@ -40,7 +40,7 @@ use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
-use crate::store::raised;
+use crate::store::{raised, release_number};
 use crate::trap::{errand, thread, upcall, worker};
 
 const MOST_REGIONS: usize = 1024;
@@ -291,13 +291,8 @@ impl Inner {
     /// and holds the regions and the policy.
     pub(crate) fn rebuild_in_child(self: &Arc<Self>, regions: &BTreeMap<u64, Arc<Bound>>) -> Result<()> {
         let state = &self.state;
-        let old = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.config.descriptor_table == DescriptorTable::Shared {
-            // They are the parent's: a call on them would work on its pages.
-            for number in numbers(&old) {
-                let _ = Descriptor::from_raw(number).close();
-            }
-        }
+        // They are the parent's: a call on them would work on its pages.
+        self.close_descriptors();
         let (descriptors, _) = open_descriptors(&self.config)?;
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
         // SAFETY: pool-owned, region-owned: the descriptors are new, and no other thread is left.
@@ -389,10 +384,13 @@ impl Inner {
 
     /// A worker met an access that the program has no right to: it gets its own `SIGSEGV`.
     pub(crate) fn guard(&self, page: PageNo) {
-        // SAFETY: region-owned: the page is absent, and not the program's to use.
-        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_err() {
+        // Only writing can be against its rights. The kernel itself refuses the access when it is tried again; what is in the
+        // page, or comes into it, can be read on.
+        // SAFETY: region-owned: a page that the program may only read.
+        if unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::Read) }.is_err() {
+            // There are as many mappings as there can be.
             // SAFETY: region-owned: as above.
-            let _ = unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::None) };
+            let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) };
         }
         self.state.mmu.wake_faulters(Trap::Worker, page, 1);
     }
@@ -433,7 +431,11 @@ impl Inner {
     /// Takes the descriptors of a region that is gone from the pager threads.
     pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
         if !numbers.is_empty() {
-            self.on_pager_thread(|| close_all(&numbers.iter().copied().map(Descriptor::from_raw).collect::<Vec<_>>()));
+            self.on_pager_thread(|| {
+                for number in numbers {
+                    let _ = Descriptor::from_raw(*number).close();
+                }
+            });
         }
     }
 
@@ -488,6 +490,7 @@ fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
 fn close_all(descriptors: &[Descriptor]) {
     for descriptor in descriptors {
         let _ = descriptor.close();
+        release_number(descriptor.raw());
     }
 }
 
@@ -501,8 +504,8 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
         })?;
         Ok(uffd)
     };
-    let moves = Features::MOVE.and(Features::POISON);
-    let pool = open(Reach::UserFaults, moves.and(Features::WP))?;
+    let moves = Features::MOVE.and(Features::POISON).and(Features::WP);
+    let pool = open(Reach::UserFaults, moves)?;
     let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS))?;
     let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
     let (worker, reach) = match open(Reach::EveryFault, worker_features) {
@@ -605,6 +608,7 @@ impl Inner {
             if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
                 let _ = Descriptor::from_raw(number).close();
             }
+            release_number(number);
         }
     }
 

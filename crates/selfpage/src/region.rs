@@ -299,8 +299,13 @@ impl Bound {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
         };
+        // A write to a page that may only be read is told too.
+        let modes = match self.region.rights {
+            Rights::Read => Modes::MISSING.and(Modes::WP),
+            Rights::ReadWrite => Modes::MISSING,
+        };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
-        unsafe { uffd.register(start, len_bytes, Modes::MISSING) }
+        unsafe { uffd.register(start, len_bytes, modes) }
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
     }
 

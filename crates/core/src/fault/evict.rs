@@ -205,7 +205,7 @@ fn decide(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, roo
 
 /// Maps a page again that cannot go now.
 fn put_back(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
-    match domain.mmu.map(region.trap, page, frame, 1) {
+    match domain.map(region, page, frame, 1) {
         Ok(()) => keep(domain, region, page, frame, evicted),
         Err(_) => {
             // It cannot be mapped, so nobody can use it; it must be saved, room or not.

@@ -24,6 +24,8 @@ pub(super) enum Stop {
     NoFrame,
     HandOver,
     Again,
+    /// The access is to be tried again, and will meet what is there now.
+    Retry,
     Failed(Failure),
 }
 
@@ -183,7 +185,7 @@ impl<const N: usize> Batch<N> {
             for &(page, _) in rest.get(..run).unwrap_or(rest) {
                 region.set_resident(page, 1);
             }
-            let (done, refusal) = match domain.mmu.map(region.trap, page, frame, run as u32) {
+            let (done, refusal) = match domain.map(region, page, frame, run as u32) {
                 Ok(()) => (run, None),
                 Err(partial) => (partial.done as usize, Some(partial.why)),
             };
@@ -210,8 +212,7 @@ fn stop(step: Step) -> Stop {
     match step {
         Step::Done(Outcome::Failed(failure)) => Stop::Failed(failure),
         Step::HandOver => Stop::HandOver,
-        // The access is tried again either way.
-        Step::Done(_) => Stop::Again,
+        Step::Done(_) => Stop::Retry,
         _ => Stop::Again,
     }
 }

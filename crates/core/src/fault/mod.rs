@@ -184,6 +184,7 @@ fn bring_in(
         Err(fill::Stop::NoFrame) => Step::AwaitFrame(frames_seen),
         Err(fill::Stop::HandOver) => Step::HandOver,
         Err(fill::Stop::Again) => Step::Again,
+        Err(fill::Stop::Retry) => Step::Done(Outcome::Retry),
         Err(fill::Stop::Failed(failure)) => Step::Done(Outcome::Failed(failure)),
     }
 }
@@ -199,7 +200,7 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     domain.stack.leaves_standby();
     let frame = seen.frame();
     region.set_resident(page, 1);
-    match domain.mmu.map(region.trap, page, frame, 1) {
+    match domain.map(region, page, frame, 1) {
         Ok(()) => {
             domain.settle(region, page, Word::new(State::Resident, frame));
             domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
@@ -247,7 +248,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     }
     domain.frames.set_zeroed(new, Zeroed::Unknown);
     domain.lease(new).get_mut().copy_from(domain.lease(old).get());
-    if let Err(partial) = domain.mmu.map(region.trap, page, new, 1) {
+    if let Err(partial) = domain.map(region, page, new, 1) {
         domain.stack.give(domain.mmu, new, 1);
         if !domain.settle(region, page, seen.with_save()) {
             // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.

@@ -103,7 +103,7 @@ fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, er
     let Some(word) = region.word(page) else { return };
     let seen = word.load();
     if seen.state() == State::Saving && word.claim(seen) {
-        if domain.mmu.map(region.trap, page, frame, 1).is_ok() {
+        if domain.map(region, page, frame, 1).is_ok() {
             // The save has ended here, and the claim is ours.
             let _ = word.end_save(Word::ABSENT);
             domain.settle(region, page, Word::new(State::Resident, frame));

@@ -150,7 +150,7 @@ impl LinuxMmu {
     }
 
     /// Moves one page that a batch stopped at because of `why`, if a little patience is all it takes.
-    fn coax(&self, uffd: Uffd, to: usize, from: usize, mut why: Errno) -> Result<(), Errno> {
+    fn coax(&self, uffd: Uffd, to: usize, from: usize, waiters: Waiters, mut why: Errno) -> Result<(), Errno> {
         let mut tries = 0;
         while (why == Errno::BUSY && tries < BUSY_TRIES) || (why == Errno::INVAL && tries == 0) {
             match (why, tries) {
@@ -159,7 +159,7 @@ impl LinuxMmu {
                 _ => {} // The batch may have crossed into another mapping: one page alone does not.
             }
             // SAFETY: pool-owned, region-owned: one side is a slot, the other a page of a region.
-            match unsafe { uffd.move_pages(to, from, PAGE_BYTES, Waiters::Wake) } {
+            match unsafe { uffd.move_pages(to, from, PAGE_BYTES, waiters) } {
                 Ok(()) => return Ok(()),
                 Err(stopped) => why = stopped.why,
             }
@@ -170,31 +170,29 @@ impl LinuxMmu {
 
     /// Gives the page at `addr` memory of its own if it is shared with a forked child, as a write would.
     fn break_sharing(&self, addr: usize) {
-        let Some(known) = self.categories(addr) else { return };
         // Populating an absent page, or writing to one that traps, would make this thread wait for itself.
-        let waits = !known.contains(Categories::WRITTEN) && !known.contains(Categories::NOTED);
-        if known.contains(Categories::PRESENT) && !waits {
+        if self.categories(addr).is_some_and(|known| known.contains(Categories::PRESENT) && !traps_writes(known)) {
             // SAFETY: pool-owned, region-owned: a populated page keeps its contents.
             let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::PopulateWrite) };
         }
     }
 
     /// Maps one page that a batch stopped at.
-    fn map_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
-        match self.coax(uffd, page, slot, why) {
+    fn map_one(&self, uffd: Uffd, page: usize, slot: usize, waiters: Waiters, why: Errno) -> Result<(), Refusal> {
+        match self.coax(uffd, page, slot, waiters, why) {
             Ok(()) => Ok(()),
             // The program may not write the page, so nothing can move there; copies are let in.
-            Err(Errno::INVAL) => self.copy_in(uffd, page, slot),
+            Err(Errno::INVAL) => self.copy_in(uffd, page, slot, waiters),
             Err(why) => Err(refusal(why, page, slot)),
         }
     }
 
-    fn copy_in(&self, uffd: Uffd, page: usize, slot: usize) -> Result<(), Refusal> {
+    fn copy_in(&self, uffd: Uffd, page: usize, slot: usize, waiters: Waiters) -> Result<(), Refusal> {
         if self.absent(slot) {
             return Err(Refusal::Hole); // The kernel would copy zeros.
         }
         // SAFETY: pool-owned, region-owned: the caller holds the frame, and the page is absent or the kernel refuses.
-        unsafe { uffd.copy(page, slot, PAGE_BYTES, Waiters::Wake, Writing::Allowed) }.map_err(|stopped| {
+        unsafe { uffd.copy(page, slot, PAGE_BYTES, waiters, Writing::Allowed) }.map_err(|stopped| {
             match stopped.why {
                 // The slot was just seen: what is missing is the region.
                 Errno::NOENT | Errno::INVAL => Refusal::Foreign,
@@ -207,7 +205,7 @@ impl LinuxMmu {
 
     /// Unmaps one page that a batch stopped at.
     fn unmap_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
-        match self.coax(uffd, slot, page, why) {
+        match self.coax(uffd, slot, page, Waiters::Wake, why) {
             Ok(()) => Ok(()),
             Err(Errno::INVAL) => self.copy_and_drop(page, slot),
             Err(why) => Err(refusal(why, slot, page)),
@@ -221,8 +219,10 @@ impl LinuxMmu {
         if !self.absent(slot) {
             return Err(Refusal::Occupied);
         }
+        // Nobody can write to a page that traps, and this thread must not.
+        let fixed = self.categories(page).is_some_and(traps_writes);
         // SAFETY: region-owned: a populated page keeps its contents.
-        if unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
+        if !fixed && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
             // The program may write it, and something else keeps it from moving (execute rights, a protection key, locking):
             // a write between the copy and the drop would be lost.
             return Err(Refusal::Pinned);
@@ -246,6 +246,7 @@ impl LinuxMmu {
         to: usize,
         from: usize,
         count: u32,
+        waiters: Waiters,
         one: impl Fn(usize, usize, Errno) -> Result<(), Refusal>,
     ) -> Result<(), Partial> {
         let mut done = 0;
@@ -254,8 +255,7 @@ impl LinuxMmu {
             let (to, from, len_bytes) =
                 (to.wrapping_add(at), from.wrapping_add(at), (count - done) as usize * PAGE_BYTES);
             // SAFETY: pool-owned, region-owned: one side are slots, the other pages of a region.
-            let Err(Stopped { done_bytes, why }) = (unsafe { uffd.move_pages(to, from, len_bytes, Waiters::Wake) })
-            else {
+            let Err(Stopped { done_bytes, why }) = (unsafe { uffd.move_pages(to, from, len_bytes, waiters) }) else {
                 return Ok(());
             };
             done += (done_bytes / PAGE_BYTES) as u32;
@@ -267,17 +267,39 @@ impl LinuxMmu {
     }
 }
 
-impl Mmu for LinuxMmu {
-    fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+impl LinuxMmu {
+    fn map_and(&self, waiters: Waiters, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
         let uffd = self.region_uffd(trap);
         let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
-        self.batch(uffd, page.addr().0, slot, count, |page, slot, why| self.map_one(uffd, page, slot, why))
+        let one = |page, slot, why| self.map_one(uffd, page, slot, waiters, why);
+        self.batch(uffd, page.addr().0, slot, count, waiters, one)
+    }
+}
+
+impl Mmu for LinuxMmu {
+    fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        self.map_and(Waiters::Wake, trap, page, frame, count)
+    }
+
+    fn map_to_read(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        let mapped = self.map_and(Waiters::Leave, trap, page, frame, count);
+        let done = mapped.map_or_else(|partial| partial.done, |()| count);
+        let (uffd, addr, len_bytes) = (self.region_uffd(trap), page.addr().0, done as usize * PAGE_BYTES);
+        if done > 0 {
+            // Moving drops the bit that says so. A page that is gone by now needs none.
+            // SAFETY: region-owned.
+            let _ = unsafe { uffd.set_writing(addr, len_bytes, Writing::Protected) };
+            let _ = uffd.wake(addr, len_bytes);
+        }
+        mapped
     }
 
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
         let uffd = Uffd(load(&self.pool_uffd));
         let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
-        self.batch(uffd, slot, page.addr().0, count, |slot, page, why| self.unmap_one(uffd, page, slot, why))
+        self.batch(uffd, slot, page.addr().0, count, Waiters::Wake, |slot, page, why| {
+            self.unmap_one(uffd, page, slot, why)
+        })
     }
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
@@ -358,6 +380,11 @@ impl Mmu for LinuxMmu {
     fn now_ns(&self) -> u64 {
         (self.clock)()
     }
+}
+
+/// Whether a write to the page is told to a userfaultfd, and waits.
+fn traps_writes(known: Categories) -> bool {
+    !known.contains(Categories::WRITTEN) && !known.contains(Categories::NOTED)
 }
 
 fn load(cell: &AtomicI32) -> Descriptor {

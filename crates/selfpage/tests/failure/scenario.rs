@@ -72,7 +72,7 @@ fn spawn(test: &str, name: &str) -> Ended {
         }
     };
     let said = readers.map(|reader| reader.join().unwrap()).concat();
-    for line in said.lines().filter(|line| line.starts_with("SKIP(")) {
+    for line in said.lines().filter_map(|line| Some(&line[line.find("SKIP(")?..])) {
         // Past the harness, which swallows what a passing test prints.
         let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
     }
