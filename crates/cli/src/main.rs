@@ -3,6 +3,7 @@
 
 mod bench;
 mod doctor;
+mod run;
 mod tour;
 
 use clap::{Parser, Subcommand};
@@ -10,6 +11,7 @@ use clap::{Parser, Subcommand};
 const EXAMPLES: &str = "\
 Examples:
   selfpage tour                   what this is about, in half a minute
+  selfpage run --frames 64M -- python3 script.py
   selfpage doctor                 whether this machine can do it, and what to change if not
   selfpage bench paging --quick   how fast it is here
 
@@ -41,6 +43,7 @@ enum Verb {
         json: bool,
     },
     Bench(bench::Args),
+    Run(run::Args),
 }
 
 fn main() {
@@ -48,6 +51,7 @@ fn main() {
         Verb::Tour(args) => tour::run(&args),
         Verb::Doctor { json } => doctor::run(json),
         Verb::Bench(args) => bench::run(args),
+        Verb::Run(args) => run::run(args),
     };
     std::process::exit(status);
 }

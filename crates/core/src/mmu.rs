@@ -35,6 +35,24 @@ pub enum Refusal {
     Ending,
     /// The machine is out of its own memory (page tables).
     NoMemory,
+    /// Somebody forbids the call: a filter on system calls that the program installed.
+    Denied,
+}
+
+impl Refusal {
+    /// Back from `self as u32`.
+    pub(crate) const fn from_code(code: u32) -> Refusal {
+        match code {
+            0 => Refusal::Occupied,
+            1 => Refusal::Hole,
+            2 => Refusal::Pinned,
+            3 => Refusal::Foreign,
+            4 => Refusal::NoDescriptor,
+            5 => Refusal::Ending,
+            6 => Refusal::NoMemory,
+            _ => Refusal::Denied,
+        }
+    }
 }
 
 /// A map or unmap that stopped early: `done` pages of it stand.

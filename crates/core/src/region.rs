@@ -10,7 +10,7 @@ use core::ptr;
 use crate::addr::{PageNo, PageRange};
 use crate::frame::Table;
 use crate::mmu::Trap;
-use crate::page::PageWord;
+use crate::page::{PageWord, State, Word};
 use crate::pager::Pager;
 use crate::stream::Streams;
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
@@ -101,6 +101,15 @@ impl Region {
     /// Whether each page is in core: 1 or 0, a byte a page, readable at any time without a call.
     pub const fn residency(&self) -> &Table<AtomicU8> {
         &self.residency
+    }
+
+    /// Whether no frame holds any of its pages, and none is on its way to the pager.
+    ///
+    /// # Context
+    /// Normal. It stays so only as long as the gate is closed.
+    pub fn is_empty(&self) -> bool {
+        let empty = |word: Word| word.state() == State::Absent && !word.in_save();
+        self.words.iter().all(|word| empty(word.load()))
     }
 
     /// Says whether `page` is in core.

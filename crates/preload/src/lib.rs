@@ -1,1 +1,22 @@
-//! Preload.
+//! The library that `selfpage run` preloads: it gives an unmodified program a domain of its own, and answers the calls with
+//! which the program asks for memory from the domain's regions.
+//!
+//! Without `SELFPAGE_RUN` in the environment it hands out memory as any malloc does, and leaves mappings to the kernel.
+
+mod calls;
+mod heap;
+mod lock;
+mod malloc;
+mod managed;
+mod maps;
+mod next;
+mod process;
+mod ranges;
+mod record;
+mod setup;
+mod space;
+mod sys;
+mod threads;
+
+#[global_allocator]
+static OWN_HEAP: heap::OwnHeap = heap::OwnHeap;

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -33,7 +33,8 @@ use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Error, Kind, Result, SystemError};
+use crate::doctor::userfaultfd as remedy;
+use crate::error::{Error, Kind, Result, SystemError, in_words};
 use crate::evictor;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
@@ -69,6 +70,8 @@ pub(crate) struct Inner {
     /// Used by the evictor alone; fork holds it while it copies the process.
     pub(crate) policy: Mutex<Box<dyn Policy>>,
     standby_share: u8,
+    /// How often the saver has begun and ended a turn.
+    pub(crate) saver_turns: AtomicU64,
     /// The tables of `state`; dropped last.
     _arena: Arena,
 }
@@ -101,7 +104,7 @@ impl Domain {
 
     pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
         let inner = Arc::new(Inner::new(settings, policy)?);
-        start_threads(&inner)?;
+        inner.start_threads_keeping(Vec::new())?;
         crate::fork::enlist(&inner);
         Ok(Domain { life: Arc::new(Life { inner }) })
     }
@@ -173,17 +176,7 @@ impl Domain {
 impl Drop for Life {
     fn drop(&mut self) {
         crate::fork::delist(&self.inner);
-        self.inner.stop.store(true, Ordering::SeqCst);
-        upcall::delist(&raw const *self.inner);
-        let state = &self.inner.state;
-        for event in [&state.requested, &state.to_save, &state.stack.wanted, &state.stack.available] {
-            event.signal(state.mmu);
-        }
-        self.inner.bell.ring();
-        for thread in self.inner.threads().drain(..) {
-            let _ = thread.join();
-        }
-        self.inner.close_descriptors();
+        self.inner.end();
     }
 }
 
@@ -194,6 +187,18 @@ impl Inner {
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
         let (descriptors, reach) = open_descriptors(&config)?;
+        Inner::over(config, policy, pool, descriptors, reach)
+            .inspect_err(|_| close_all(&numbers(&descriptors).map(Descriptor::from_raw)))
+    }
+
+    fn over(
+        config: Settings,
+        policy: Choice,
+        pool: FramePool,
+        descriptors: Descriptors,
+        reach: Reach,
+    ) -> Result<Inner> {
+        let most = config.most_frames;
         pool.register(descriptors.pool)?;
         // SAFETY: pool-owned, region-owned: `pool.rs` and `region.rs` map them so; nobody uses the machine after this value.
         let mmu: &'static LinuxMmu =
@@ -248,6 +253,7 @@ impl Inner {
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
             standby_share,
+            saver_turns: AtomicU64::new(0),
             config,
             _arena: arena,
         };
@@ -317,7 +323,8 @@ impl Inner {
 
     /// How many frames the policy wants on standby.
     pub(crate) fn standby_target(&self) -> u32 {
-        let share = u64::from(self.standby_share);
+        // A policy may say anything; a domain needs frames in use.
+        let share = u64::from(self.standby_share.min(128));
         (u64::from(self.state.stack.budget()) * share / 256) as u32
     }
 
@@ -361,12 +368,15 @@ impl Inner {
     pub(crate) fn on_table<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match self.config.descriptor_table {
             DescriptorTable::Shared => work(),
-            DescriptorTable::Private => errand::send(&self.state, &self.errands, work),
+            DescriptorTable::Private => self.on_pager_thread(work),
         }
     }
 
-    /// Does `work` on a pager thread.
+    /// Does `work` on a pager thread; where there are none any more, here.
     pub(crate) fn on_pager_thread<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        if self.stopping() {
+            return work();
+        }
         errand::send(&self.state, &self.errands, work)
     }
 
@@ -395,16 +405,29 @@ impl Inner {
             None => return,
         };
         drop(inside);
-        let mut line = arrayvec::ArrayString::<256>::new();
+        // Here nobody may wait for a lock: without it the region goes without its name.
+        let regions = self.regions.try_lock().ok();
+        let name =
+            regions.as_ref().and_then(|regions| regions.get(&range.first.0)).map_or("", |bound| bound.given_name());
+        let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
+        let mut line = arrayvec::ArrayString::<512>::new();
         let _ = writeln!(
             line,
-            "selfpage: SIGBUS: region at {:#x}, offset {}: {}",
+            "selfpage: SIGBUS: region {name}{}at {:#x}, offset {}: {}",
+            if name.is_empty() { "" } else { " " },
             range.first.addr().0,
             index * PAGE_BYTES as u64,
             Cause(failure)
         );
         // This neither allocates nor locks.
         let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+    }
+
+    /// Takes the descriptors of a region that is gone from the pager threads.
+    pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
+        if !numbers.is_empty() {
+            self.on_pager_thread(|| close_all(&numbers.iter().copied().map(Descriptor::from_raw).collect::<Vec<_>>()));
+        }
     }
 
     pub(crate) fn standing(&self) -> bool {
@@ -421,10 +444,10 @@ impl std::fmt::Display for Cause {
         use selfpage_core::stack::Shortage;
         let error = match self.0 {
             Failure::Shortage(Shortage::AllHeld) => {
-                return f.write_str("no frame: every resident page is held in core");
+                return f.write_str("no frame: every page in core is held there, or the policy names none that can go");
             }
             Failure::Shortage(Shortage::NoMemory) => return f.write_str("no frame: the system has no memory to give"),
-            Failure::Machine(refusal) => return write!(f, "the kernel refused the translation: {refusal:?}"),
+            Failure::Machine(refusal) => return f.write_str(in_words(refusal)),
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 f.write_str("no frame, because pages cannot be saved: ")?;
                 error
@@ -449,48 +472,67 @@ fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Opens a domain's descriptors, or none.
 fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
-    let refused = |what: &str, errno: Errno| {
-        let cause = format!("{what}: {errno}; `selfpage doctor` names the remedy");
-        Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
-    };
-    let open = |reach, features: Features, what: &str| -> Result<Uffd> {
-        let uffd = Uffd::open(reach, Reading::Waits).map_err(|errno| refused(what, errno))?;
-        uffd.agree(features)
-            .map_err(|errno| refused("this kernel has no UFFDIO_MOVE (Linux 6.8 and later do)", errno))?;
-        Ok(Uffd(raised(uffd.0)))
+    let mut opened = Vec::new();
+    open_into(&mut opened, config).inspect_err(|_| close_all(&opened))
+}
+
+fn close_all(descriptors: &[Descriptor]) {
+    for descriptor in descriptors {
+        let _ = descriptor.close();
+    }
+}
+
+fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descriptors, Reach)> {
+    let mut open = |reach, features: Features| -> Result<Uffd> {
+        let uffd = Uffd(raised(Uffd::open(reach, Reading::Waits).map_err(|errno| no_userfaultfd(reach, errno))?.0));
+        opened.push(uffd.0);
+        uffd.agree(features).map_err(|errno| {
+            let cause = format!("this kernel has no UFFDIO_MOVE ({errno:?}); {}", remedy::NEWER_6_8);
+            Error::new(Kind::Unsupported, "use", "userfaultfd", cause)
+        })?;
+        Ok(uffd)
     };
     let moves = Features::MOVE.and(Features::POISON);
-    let pool = open(Reach::UserFaults, moves.and(Features::WP), "refused")?;
-    let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS), "refused")?;
+    let pool = open(Reach::UserFaults, moves.and(Features::WP))?;
+    let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS))?;
     let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
-    let (worker, reach) = match open(Reach::EveryFault, worker_features, "faults inside system calls cannot be served")
-    {
+    let (worker, reach) = match open(Reach::EveryFault, worker_features) {
         Ok(uffd) => (uffd, Reach::EveryFault),
         Err(error) if config.needs_system_calls => return Err(error),
-        Err(_) => (open(Reach::UserFaults, worker_features, "refused")?, Reach::UserFaults),
+        Err(_) => (open(Reach::UserFaults, worker_features)?, Reach::UserFaults),
     };
-    let high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| match descriptor {
-        Ok(descriptor) => Ok(raised(descriptor)),
-        Err(errno) => Err(Error::system("open", object, errno)),
+    let mut high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| -> Result<Descriptor> {
+        let descriptor = raised(descriptor.map_err(|errno| Error::system("open", object, errno))?);
+        opened.push(descriptor);
+        Ok(descriptor)
     };
-    let descriptors = Descriptors {
-        pool,
-        worker,
-        upcall,
-        memory: high(Descriptor::open_memory(), "/proc/self/mem")?,
-        pagemap: Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?),
+    let memory = high(Descriptor::open_memory(), "/proc/self/mem")?;
+    let pagemap = Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?);
+    Ok((Descriptors { pool, worker, upcall, memory, pagemap }, reach))
+}
+
+fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
+    let why = SystemError::into_io(errno);
+    if matches!(why.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+        return Error::system("open", "userfaultfd", errno);
+    }
+    let cause = match (errno, reach) {
+        (Errno::NOSYS, _) => format!("this kernel has none ({why}); {}", remedy::BUILD),
+        (_, Reach::UserFaults) => format!("refused ({why}); {}", remedy::UNFILTER),
+        (_, Reach::EveryFault) => format!(
+            "faults inside system calls cannot be served ({why}); {}, or give the program CAP_SYS_PTRACE, or the right to \
+             open /dev/userfaultfd",
+            remedy::ALLOW
+        ),
     };
-    Ok((descriptors, reach))
+    Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
 }
 
 pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
     [descriptors.pool.0, descriptors.worker.0, descriptors.upcall.0, descriptors.memory, descriptors.pagemap.0]
         .map(Descriptor::raw)
-}
-
-fn start_threads(inner: &Arc<Inner>) -> Result<()> {
-    inner.start_threads_keeping(Vec::new())
 }
 
 impl Inner {
@@ -508,20 +550,43 @@ impl Inner {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
                 start_others(&own, descriptors.worker)
             });
-            let up = started.is_ok();
             let _ = send.send(started);
             drop(send);
-            if up {
-                pager(&own);
-            }
-        })
-        .map_err(failed)?;
-        let died = || Err(std::io::Error::other("the first of them died"));
-        let mut threads = receive.recv().unwrap_or_else(|_| died()).map_err(failed)?;
-        threads.push(first);
-        *self.threads() = threads;
+            pager(&own);
+        });
+        let started = first.and_then(|first| {
+            self.threads().push(first);
+            receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the first of them died")))
+        });
+        if let Err(cause) = started {
+            self.end();
+            return Err(failed(cause));
+        }
         self.hide_descriptors(&ours);
         Ok(())
+    }
+
+    /// In a forked child that does not get the domain: its threads are not here.
+    pub(crate) fn abandon(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.bell.forget_workers();
+        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
+    }
+
+    /// Ends the domain's threads, as many as there are, and gives its descriptors back.
+    fn end(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        upcall::delist(&raw const *self);
+        let state = &self.state;
+        for event in [&state.requested, &state.to_save, &state.stack.wanted, &state.stack.available] {
+            event.signal(state.mmu);
+        }
+        self.bell.ring();
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads {
+            let _ = thread.join();
+        }
+        self.close_descriptors();
     }
 
     /// Closes the domain's descriptors, where the program has them and has not closed them itself.
@@ -546,21 +611,22 @@ impl Inner {
     }
 }
 
-fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<Vec<JoinHandle<()>>> {
-    let mut threads = Vec::new();
-    for number in 1..inner.config.pagers {
+fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
+    let start = |name: &str, work: fn(&Arc<Inner>, Uffd)| {
         let own = inner.clone();
-        threads.push(thread::start(&format!("selfpage-pager{number}"), move || pager(&own))?);
+        let thread = thread::start(name, move || work(&own, uffd))?;
+        inner.threads().push(thread);
+        Ok(())
+    };
+    for _ in 1..inner.config.pagers {
+        start("selfpage-pager", |inner, _| pager(inner))?;
     }
     for _ in 0..inner.config.workers {
-        let own = inner.clone();
-        threads.push(thread::start("selfpage-worker", move || worker::serve(&own, uffd))?);
+        start("selfpage-worker", worker::serve)?;
+        inner.bell.add_worker();
     }
-    let evicting = inner.clone();
-    threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting))?);
-    let saving = inner.clone();
-    threads.push(thread::start("selfpage-save", move || evictor::save(&saving))?);
-    Ok(threads)
+    start("selfpage-evict", |inner, _| evictor::run(inner))?;
+    start("selfpage-save", |inner, _| evictor::save(inner))
 }
 
 /// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.

@@ -27,6 +27,7 @@ mod domain;
 mod error;
 mod evictor;
 mod fork;
+mod mapping;
 pub mod pager;
 mod pool;
 mod region;

@@ -31,6 +31,9 @@ use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, 
 use crate::store::BackingStore;
 use crate::trap::upcall;
 
+/// What the names of regions without a name begin with.
+const ADDRESS: &str = "at ";
+
 /// A region to be.
 pub struct Builder<'a> {
     life: &'a Arc<Life>,
@@ -222,8 +225,9 @@ impl Bound {
             return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
         }
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
-        let (pager, pager_tables) = make(len, inner.hash.clone())?;
-        let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))?;
+        let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
+        let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))
+            .map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         // SAFETY: owned-range: a fresh mapping.
         let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, builder.reserved) }
@@ -235,7 +239,7 @@ impl Bound {
         region.priority.store(builder.priority, Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
         let reference: Box<&'static dyn Pager> = Box::new(unsafe { &*(&raw const *pager) });
-        let name = if builder.name.is_empty() { format!("at {start:#x}") } else { builder.name.clone() };
+        let name = if builder.name.is_empty() { format!("{ADDRESS}{start:#x}") } else { builder.name.clone() };
         let bound = Bound {
             region: Box::new(region),
             _reference: reference,
@@ -262,49 +266,76 @@ impl Bound {
     fn join(self: &Arc<Bound>, inner: &Arc<Inner>) -> Result<()> {
         let mut regions = inner.regions();
         let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.on_table(|| self.register(descriptors))?;
-        let numbers = self.descriptors();
-        if !numbers.is_empty() {
-            inner.share_descriptors(&numbers)?;
-            inner.hide_descriptors(&numbers);
-        }
+        // The program may have closed this thread's descriptors.
+        inner.on_pager_thread(|| self.register(descriptors))?;
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
         if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
             let cause = "the domain has as many regions as its map can hold";
             return Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause));
         }
         regions.insert(self.region.range.first.0, self.clone());
-        Ok(())
+        // What another region's store has in common with ours, pager threads have already, and the program no more.
+        let known = |number: &RawFd| {
+            regions.values().any(|bound| !Arc::ptr_eq(bound, self) && bound.descriptors().contains(number))
+        };
+        let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
+        let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(&numbers) };
+        drop(regions);
+        match shared {
+            Ok(()) => inner.hide_descriptors(&numbers),
+            Err(_) => self.leave(inner),
+        }
+        shared
     }
 
     /// Has faults of the region go to its userfaultfd.
     pub(crate) fn register(&self, descriptors: Descriptors) -> Result<()> {
+        self.register_range(descriptors, self.start(), self.len_bytes)
+    }
+
+    fn register_range(&self, descriptors: Descriptors, start: usize, len_bytes: usize) -> Result<()> {
         let uffd = match self.region.trap {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
         };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
-        unsafe { uffd.register(self.start(), self.len_bytes, Modes::MISSING) }
+        unsafe { uffd.register(start, len_bytes, Modes::MISSING) }
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
     }
 
     /// Takes the region out of its domain: its pages are dropped.
-    pub(crate) fn leave(self: Arc<Bound>, inner: &Inner) {
+    fn leave(&self, inner: &Inner) {
         let state = inner.state();
-        // What is pinned is dropped all the same: nobody may use the region any more.
-        inner.on_table(|| range::discard(state, self.region.range));
-        let removed = state.regions.remove(&raw const *self.region);
-        debug_assert!(removed);
-        inner.close_gate();
-        state.gate.open(state.mmu);
-    }
-
-    pub(crate) fn range(&self) -> PageRange {
-        self.region.range
+        loop {
+            // What is pinned is dropped all the same: nobody may use the region any more.
+            inner.on_table(|| range::discard(state, self.region.range));
+            let mut regions = inner.regions();
+            inner.close_gate();
+            // Nobody is inside: what pager threads have read ahead since then shows now.
+            let empty = self.region.is_empty();
+            if empty {
+                let removed = state.regions.remove(&raw const *self.region);
+                debug_assert!(removed);
+                regions.remove(&self.region.range.first.0);
+            }
+            state.gate.open(state.mmu);
+            if empty {
+                let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
+                let mut numbers = self.descriptors();
+                numbers.retain(|number| !used.contains(number));
+                // Still under the lock: the next region's descriptors may come at these numbers.
+                return inner.release_descriptors(&numbers);
+            }
+        }
     }
 
     pub(crate) fn start(&self) -> usize {
         self.region.range.first.addr().0
+    }
+
+    /// The name that the program gave it, if it did.
+    pub(crate) fn given_name(&self) -> &str {
+        if self.name.starts_with(ADDRESS) { "" } else { &self.name }
     }
 
     /// The descriptors that its pager uses now.
@@ -390,7 +421,7 @@ impl Region {
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        self.life.inner.on_table(|| {
+        self.life.inner.on_table(move || {
             for page in range.pages() {
                 let why = match range::pin(state, page) {
                     Outcome::Resolved => continue,
@@ -480,7 +511,18 @@ impl Region {
         self.bound.region.priority.store(priority, Ordering::Relaxed);
     }
 
-    fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.life.inner
+    }
+
+    /// Has faults of a part of the region go to its userfaultfd again.
+    pub(crate) fn register_part(&self, start: usize, len_bytes: usize) -> Result<()> {
+        let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        let bound = &*self.bound;
+        self.life.inner.on_table(move || bound.register_range(descriptors, start, len_bytes))
+    }
+
+    pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
         let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes());
         let Some(end) = end else {
             let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes());
@@ -503,10 +545,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let mine = self.life.inner.regions().remove(&self.bound.range().first.0);
-        if let Some(bound) = mine {
-            bound.leave(&self.life.inner);
-        }
+        self.bound.leave(&self.life.inner);
     }
 }
 

@@ -386,9 +386,7 @@ fn the_frames_are_never_exceeded() {
     for trap in TRAPS {
         let Some(domain) = domain(256) else { return };
         let mut region = stored(&domain, 2048, trap);
-        for (page, words) in region.as_mut_slice::<u64>().chunks_mut(WORDS).enumerate() {
-            words[0] = page as u64;
-        }
+        write_marks(&mut region);
         let stats = domain.stats();
         assert!(in_core(&region) <= 256);
         assert!(stats.resident_bytes_max <= (256 * PAGE) as u64, "{stats:?}");
@@ -595,6 +593,4 @@ fn views_have_the_type_that_is_asked_for() {
     region.as_mut_slice::<f64>()[1000] = 2.5;
     assert_eq!(region.as_slice::<u64>()[1000], 2.5f64.to_bits());
     assert_eq!(region.as_slice::<[u32; 2]>()[1000], [0, 0x4004_0000]);
-    assert_eq!(region.len_bytes(), 128 * PAGE);
-    assert_eq!(region.as_ptr() as usize % PAGE, 0);
 }

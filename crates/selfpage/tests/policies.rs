@@ -1,10 +1,19 @@
 //! Policies by what they save, through the whole library.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Rights, Trap};
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
+
+/// These count pages, and an evictor that gets no processor gives no second chance: one at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
@@ -57,6 +66,7 @@ fn rereads_of_hot_and_cold(policy: &str) -> Option<u64> {
 
 #[test]
 fn lru_reads_at_most_half_again_of_what_fifo_does() {
+    let _alone = alone();
     let (Some(fifo), Some(lru)) = (rereads_of_hot_and_cold("fifo"), rereads_of_hot_and_cold("lru")) else { return };
     println!("pages read: fifo {fifo}, lru {lru}");
     assert!(fifo > 1000, "the trace does not page");
@@ -93,6 +103,7 @@ fn rereads_of_a_pass(policy: &str, trap: Trap, frames: usize, file: &Scratch, wo
 
 #[test]
 fn mru_keeps_most_of_a_file_that_is_scanned_again_and_again() {
+    let _alone = alone();
     const FRAMES: usize = 6144;
     let file = Scratch(format!("/var/tmp/selfpage-cyclic-{}", std::process::id()).into());
     std::fs::write(&file.0, (0..FRAMES / 3 * 4 * WORDS).flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>())
@@ -109,6 +120,7 @@ fn mru_keeps_most_of_a_file_that_is_scanned_again_and_again() {
 
 #[test]
 fn mru_reads_at_most_30_percent_again_in_512_mib_of_frames() {
+    let _alone = alone();
     const FRAMES: usize = 131_072;
     let file = Scratch(format!("/var/tmp/selfpage-cyclic-large-{}", std::process::id()).into());
     // A hole: nothing is written, and what is read is zero.

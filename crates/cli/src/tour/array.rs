@@ -102,9 +102,7 @@ fn pass(
             let stats = domain.stats();
             let rate = done as f64 / began.elapsed().as_secs_f64() / 1000.0;
             let line = format!(
-                "{verb} {} of {} | in core {} of {} | process {} | {} faults, {} evictions | {rate:.0} k pages/s",
-                mib((done * PAGE_BYTES) as u64),
-                mib(region.len_bytes() as u64),
+                "{verb}: in core {} of {}, process {} | {rate:.0} k pages/s, {} faults, {} evictions",
                 mib(in_core),
                 mib(stats.frames_bytes),
                 mib(process),

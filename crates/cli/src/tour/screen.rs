@@ -22,7 +22,7 @@ impl Screen {
     pub fn new() -> Screen {
         let bar = io::stdout().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stdout());
-            match ProgressStyle::with_template("  {bar:20} {percent:>3} %  {wide_msg}") {
+            match ProgressStyle::with_template("  {bar:10} {percent:>3} %  {wide_msg}") {
                 Ok(style) => bar.with_style(style),
                 Err(_) => bar,
             }
@@ -48,6 +48,7 @@ impl Screen {
         if let Some(bar) = &self.bar {
             bar.reset();
             bar.set_length(total as u64);
+            bar.set_message("");
         }
         self.next = Instant::now() + self.every;
     }

@@ -179,6 +179,10 @@ impl<const N: usize> Batch<N> {
             && let Some(&(page, frame)) = rest.first()
         {
             let run = neighbours(rest);
+            // The program may run on before the words are settled, and finds its pages in core.
+            for &(page, _) in rest.get(..run).unwrap_or(rest) {
+                region.set_resident(page, 1);
+            }
             let (done, refusal) = match domain.mmu.map(region.trap, page, frame, run as u32) {
                 Ok(()) => (run, None),
                 Err(partial) => (partial.done as usize, Some(partial.why)),

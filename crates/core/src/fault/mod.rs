@@ -112,6 +112,10 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
+            // There is nobody else who could.
+            (Step::HandOver, _) if context == Context::PagerThread => {
+                break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
+            }
             (Step::HandOver, _) => match handover::hand_over(domain, page) {
                 Some(Outcome::Failed(failure)) => break Outcome::Failed(failure),
                 Some(_) => {}
@@ -194,6 +198,7 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     }
     domain.stack.leaves_standby();
     let frame = seen.frame();
+    region.set_resident(page, 1);
     match domain.mmu.map(region.trap, page, frame, 1) {
         Ok(()) => {
             domain.settle(region, page, Word::new(State::Resident, frame));
@@ -251,7 +256,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
         return match partial.why {
             Refusal::Pinned | Refusal::Hole => Step::Again,
             Refusal::NoDescriptor => Step::HandOver,
-            Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
+            Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
             Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
                 domain.mmu.wake_faulters(region.trap, page, 1);
                 Step::Done(Outcome::Retry)
@@ -323,7 +328,7 @@ fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, wh
         // Whatever is there now is not ours: the access is tried again and meets that.
         Refusal::Occupied | Refusal::Foreign | Refusal::Ending => Step::Done(Outcome::Retry),
         Refusal::NoDescriptor => Step::HandOver,
-        Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(why))),
+        Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(why))),
     }
 }
 
@@ -345,16 +350,30 @@ fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step
 /// # Context
 /// PagerThread, outside the gate.
 pub fn poison(domain: &DomainState, page: PageNo) {
-    let _inside = domain.gate.enter(domain.mmu);
-    let Some(region) = domain.regions.find(page) else { return };
-    let Some(word) = region.word(page) else { return };
-    let seen = word.load();
-    if seen.state() == State::Absent && word.claim(seen) {
-        domain.mmu.poison(region.trap, page);
-        domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
-    } else {
-        // Somebody else is at it, or was: the access is tried again.
-        domain.mmu.wake_faulters(region.trap, page, 1);
+    loop {
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = domain.regions.find(page) else { return };
+        let Some(word) = region.word(page) else { return };
+        let seen = word.load();
+        match seen.state() {
+            State::Absent if word.claim(seen) => {
+                domain.mmu.poison(region.trap, page);
+                domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
+                return;
+            }
+            State::Absent => {}
+            // Another thread may meet the same failure: if all only woke the stopped ones, they would all come again.
+            State::Busy => {
+                if let Some(seen) = word.await_change(seen) {
+                    drop(inside);
+                    domain.mmu.sleep(word.low_half(), seen.low(), 0);
+                }
+            }
+            _ => {
+                domain.mmu.wake_faulters(region.trap, page, 1);
+                return;
+            }
+        }
     }
 }
 

@@ -5,13 +5,14 @@
 
 use core::num::NonZeroU32;
 
-use super::evict::{Evicted, Room, move_out};
+use super::evict::{Evicted, Room, list_standby, move_out};
 use super::fill::Tripwire;
 use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::Zeroed;
-use crate::page::{State, Word};
+use crate::mmu::Refusal;
+use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
 use crate::stack::{self, FrameWait};
@@ -51,6 +52,7 @@ fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region)
 /// # Context
 /// Normal.
 pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
+    let mut tries = 0;
     loop {
         let outcome = settle_step(domain, page, |region| {
             let Some(word) = region.word(page) else {
@@ -68,12 +70,19 @@ pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
         if outcome != Outcome::Retry {
             return outcome;
         }
-        match resolve(domain, Context::Normal, Fault { addr: page.addr(), access: Access::Read }) {
-            Outcome::Resolved | Outcome::Retry => {}
+        // As in a trap: the program may have closed the descriptors that this thread had, and opened others at their numbers.
+        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read }) {
+            Outcome::Resolved => {}
+            // What is there is not the region's, and tells nobody when that changes.
+            Outcome::Retry if tries == MOST_TRIES => return Outcome::Failed(Failure::Machine(Refusal::Foreign)),
+            Outcome::Retry => tries += 1,
             other => return other,
         }
     }
 }
+
+/// How often a mapping that the program changed is tried before that is an error.
+const MOST_TRIES: u32 = 100;
 
 /// A page can be pinned this often at once.
 pub const MOST_PINS: u32 = 4095;
@@ -114,6 +123,20 @@ pub fn discard(domain: &DomainState, range: PageRange) {
         // Outside of any region nothing is done, and there is nothing to wait for.
         at = if next == at { at.plus(1) } else { next };
     }
+}
+
+/// Whether no page of `range` is in core, on its way, or on its way out.
+///
+/// # Context
+/// Any; the answer lasts only with the gate closed.
+pub fn is_absent(domain: &DomainState, range: PageRange) -> bool {
+    let Some(region) = domain.regions.find(range.first) else {
+        return true;
+    };
+    range.pages().filter_map(|page| region.word(page)).all(|word| {
+        let seen = word.load();
+        seen.state() == State::Absent && !seen.in_save()
+    })
 }
 
 /// Discards pages from the front of `range` on, until there are many of them or one must be waited for. How far it came.
@@ -210,10 +233,21 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             domain.stack.available.wait(domain.mmu, seen, 1000);
             continue;
         }
+        // A page that somebody is at, perhaps to finish the very fault that the caller just took, is waited for.
+        settle_step(domain, at, |region| match region.word(at).map(|word| (word, word.load())) {
+            Some((word, seen)) if seen.state() == State::Busy => {
+                word.await_change(seen).map_or(Step::Again, Step::AwaitPage)
+            }
+            _ => Step::Done(Outcome::Resolved),
+        });
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
-        let mut len = 0;
+        let (start, mut len) = (at, 0);
         while len < room && at < range.end() {
+            let busy = |word: &PageWord| word.load().state() == State::Busy;
+            if at > start && domain.regions.find(at).and_then(|region| region.word(at)).is_some_and(busy) {
+                break;
+            }
             if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)
                 && let Some(entry) = claimed.get_mut(len)
             {
@@ -223,7 +257,9 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             at = at.plus(1);
         }
         // The evictor queues no page more while there is no room, and the queue has a batch to spare beyond that.
-        move_out(domain, claimed.get(..len).unwrap_or(&[]), Room::Promised, &mut evicted);
+        let claimed = claimed.get(..len).unwrap_or(&[]);
+        move_out(domain, claimed, Room::Promised, &mut evicted);
+        list_standby(domain, claimed);
     }
     evicted
 }

@@ -379,6 +379,7 @@ fn refusal(why: Errno, to: usize, from: usize) -> Refusal {
         Errno::BADF | Errno::NOTTY => Refusal::NoDescriptor,
         Errno::SRCH => Refusal::Ending,
         Errno::NOMEM => Refusal::NoMemory,
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS => Refusal::Denied,
         _ => Refusal::Foreign,
     }
 }

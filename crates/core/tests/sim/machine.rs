@@ -185,7 +185,8 @@ impl SimMmu {
             Some(Refusal::NoDescriptor)
         } else if dice::once_in(weather.pinned_once_in.get()) {
             Some(Refusal::Pinned)
-        } else if dice::once_in(weather.no_memory_once_in.get()) {
+        } else if dice::once_in(weather.no_memory_once_in.get() * 2) {
+            // Never all the time: a page whose only copy waits to be mapped again has nowhere to go.
             Some(Refusal::NoMemory)
         } else {
             None

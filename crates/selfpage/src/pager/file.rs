@@ -71,7 +71,8 @@ impl Opened {
             return Err(Error::new(Kind::Invalid, "map", object, cause));
         }
         let mut options = fs::OpenOptions::new();
-        options.read(true).write(rights == Rights::ReadWrite);
+        // Opening a pipe must not wait for somebody who writes to it.
+        options.read(true).write(rights == Rights::ReadWrite).custom_flags(libc::O_NONBLOCK);
         let buffered = options.open(path).map_err(failed)?;
         let meta = buffered.metadata().map_err(failed)?;
         if !meta.is_file() {

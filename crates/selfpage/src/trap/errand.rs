@@ -2,8 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use selfpage_core::addr::VirtAddr;
 use selfpage_core::domain::DomainState;
+use selfpage_core::linux::signal;
 use selfpage_core::ring::Ring;
+
+use super::stack;
 
 /// A call in the making, on the stack of the thread that waits for it.
 struct Errand<'a> {
@@ -16,6 +20,18 @@ struct Errand<'a> {
 /// # Context
 /// Normal, outside the gate.
 pub(crate) fn send<T: Send>(state: &DomainState, errands: &Ring, work: impl FnOnce() -> T + Send) -> T {
+    let here = 0u8;
+    if state.regions.find(VirtAddr(&raw const here as usize).page()).is_none() {
+        return send_from_here(state, errands, work);
+    }
+    // The caller's stack is managed: a pager thread must not touch it.
+    let mask = signal::block_all();
+    let result = stack::run(|| send_from_here(state, errands, work));
+    signal::restore(mask);
+    result
+}
+
+fn send_from_here<T: Send>(state: &DomainState, errands: &Ring, work: impl FnOnce() -> T + Send) -> T {
     let mut work = Some(work);
     let mut result = None;
     let mut run = || result = work.take().map(|work| work());

@@ -30,6 +30,7 @@ pub(super) fn lay_out() {
 /// # Context
 /// Trap, with signals blocked.
 pub(super) fn run<F: FnOnce() -> T, T>(work: F) -> T {
+    lay_out();
     let number = take();
     let mut call = Call { work: Some(work), result: None };
     let top = FIRST.get().map_or(0, |first| first + (number + 1) * STACK_BYTES);

@@ -1,0 +1,215 @@
+//! `selfpage run`: an unmodified program, with its heap and its anonymous mappings in regions of a domain of its own.
+
+mod program;
+mod record;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+
+use selfpage::{DescriptorTable, Domain, POLICIES};
+use signal_hook::consts::{SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::{Cause, Origin};
+
+use record::Records;
+
+/// Fewer frames, and a program with a few threads makes no progress.
+const LEAST_BYTES: usize = 1 << 20;
+/// What the preloaded library reads its wishes from.
+const VARIABLE: &str = "SELFPAGE_RUN";
+const LIBRARY: &str = "libselfpage_malloc.so";
+const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH];
+
+/// Run a program in a fixed number of frames.
+///
+/// Its heap and its anonymous mappings are paged by a domain of its own, to a store on disk. So are those of the programs
+/// that it executes and of the children that it forks, each in as many frames.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How much memory it gets: bytes, or a number with K, M or G.
+    #[arg(long, value_name = "SIZE")]
+    frames: String,
+    /// Which page makes room for another: fifo, lru, mru, clock, random, priority.
+    #[arg(long, value_name = "NAME", default_value = "lru")]
+    policy: String,
+    /// Where pages go: a file, a block device, a directory (a file without a name there), or `memory`. /var/tmp unless
+    /// stated otherwise.
+    #[arg(long, value_name = "PATH")]
+    store: Option<OsString>,
+    /// Write what the domains counted to this file, as one JSON object, when the program has ended.
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
+    /// The program, and what it is told.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Why nothing was started, and the status to end with.
+struct Refused {
+    why: String,
+    status: i32,
+}
+
+/// Bad input.
+fn bad(why: String) -> Refused {
+    Refused { why, status: 2 }
+}
+
+/// Runs the program. The status to end with: the program's own, or 128 and the signal that ended it.
+pub fn run(args: Args) -> i32 {
+    match begin(&args).and_then(|(child, signals, records)| follow(child, signals, records, &args)) {
+        Ok(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+        Err(Refused { why, status }) => {
+            eprintln!("selfpage run: {why}");
+            status
+        }
+    }
+}
+
+fn begin(args: &Args) -> Result<(Child, SignalsInfo<WithOrigin>, Records), Refused> {
+    let frames_bytes = frames_bytes(&args.frames).map_err(bad)?;
+    if !POLICIES.contains(&args.policy.as_str()) {
+        return Err(bad(format!("there is no policy {}; there are {}", args.policy, POLICIES.join(", "))));
+    }
+    let program = program::find(&args.program[0]).map_err(bad)?;
+    let store = args.store.as_deref().map(place).transpose().map_err(bad)?;
+    let library = library().map_err(bad)?;
+    if let Some(stats) = &args.stats {
+        // The place is found wanting before the program has run for an hour.
+        std::fs::write(stats, "").map_err(|cause| bad(format!("--stats {}: {cause}", stats.display())))?;
+    }
+    serves_system_calls()?;
+    let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
+    let mut wishes = OsString::from(format!("frames={frames_bytes};policy={};record={}", args.policy, records.path()));
+    if let Some(store) = store {
+        wishes.push(";store=");
+        wishes.push(store);
+    }
+    // From here on signals are the program's.
+    let signals = SignalsInfo::<WithOrigin>::new(PASSED_ON.iter().chain(&[SIGCHLD]))
+        .map_err(|cause| bad(format!("cannot listen for signals: {cause}")))?;
+    let child = Command::new(&program)
+        .args(&args.program[1..])
+        .env(VARIABLE, wishes)
+        .env("LD_PRELOAD", preload(&library))
+        .spawn()
+        .map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
+    Ok((child, signals, records))
+}
+
+/// Passes signals on until the program has ended, and then writes what was counted.
+fn follow(
+    mut child: Child,
+    mut signals: SignalsInfo<WithOrigin>,
+    records: Records,
+    args: &Args,
+) -> Result<ExitStatus, Refused> {
+    let failed = |why: String| Refused { why, status: 1 };
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(|cause| failed(format!("cannot wait: {cause}")))? {
+            break status;
+        }
+        for Origin { signal, cause, .. } in signals.wait() {
+            // What a terminal sends, it sends to the program as well.
+            if signal != SIGCHLD && cause != Cause::Kernel {
+                pass_on(&child, signal);
+            }
+        }
+    };
+    if let Some(stats) = &args.stats {
+        let json = records.merge().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
+        std::fs::write(stats, json).map_err(|cause| failed(format!("--stats {}: {cause}", stats.display())))?;
+    }
+    Ok(status)
+}
+
+fn pass_on(child: &Child, signal: i32) {
+    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
+    let signal = rustix::process::Signal::from_named_raw(signal);
+    if let (Some(pid), Some(signal)) = (pid, signal) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+fn frames_bytes(said: &str) -> Result<usize, String> {
+    let wrong = || format!("--frames {said}: a size is a number, with K, M or G behind it if you like: 64M");
+    let digits = said.trim_end_matches(|unit: char| unit.is_ascii_alphabetic());
+    let unit = match said[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        _ => return Err(wrong()),
+    };
+    let bytes = digits.parse::<usize>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)?;
+    match bytes {
+        ..LEAST_BYTES => Err(format!("--frames {said}: a program needs {}K of frames at least", LEAST_BYTES >> 10)),
+        _ if bytes / 4096 >= u32::MAX as usize / 2 => Err(format!("--frames {said}: 8191G of frames at most")),
+        bytes => Ok(bytes),
+    }
+}
+
+/// The store's place as the library is told it: absolute, for programs that go elsewhere.
+fn place(said: &OsStr) -> Result<OsString, String> {
+    let shown = Path::new(said).display();
+    if said == "memory" {
+        return Ok(said.to_owned());
+    }
+    if said.as_encoded_bytes().contains(&b';') {
+        return Err(format!("--store {shown}: a name without a semicolon, please"));
+    }
+    let path = std::path::absolute(said).map_err(|cause| format!("--store {shown}: {cause}"))?;
+    let directory = if path.is_dir() { &path } else { path.parent().unwrap_or(&path) };
+    match directory.is_dir() {
+        true => Ok(path.into_os_string()),
+        false => Err(format!("--store {shown}: there is no directory {}", directory.display())),
+    }
+}
+
+/// The library, beside this program or in the lib directory beside its own.
+fn library() -> Result<PathBuf, String> {
+    let own = std::env::current_exe().map_err(|cause| format!("cannot tell where I am: {cause}"))?;
+    let here = own.parent().unwrap_or(Path::new("/"));
+    let places = [here.join(LIBRARY), here.join("../lib").join(LIBRARY), here.join("../lib/selfpage").join(LIBRARY)];
+    places.iter().find(|path| path.is_file()).map(|path| path.to_owned()).ok_or_else(|| {
+        format!("{LIBRARY} is not in {} nor in ../lib; build it with `cargo build -p selfpage-preload`", here.display())
+    })
+}
+
+/// Ours first, then what was to be preloaded already.
+fn preload(library: &Path) -> OsString {
+    let mut list = library.as_os_str().to_owned();
+    if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
+        list.push(":");
+        list.push(before);
+    }
+    list
+}
+
+/// Makes a small domain as the library will make a large one: what the kernel refuses, it refuses before anything runs.
+fn serves_system_calls() -> Result<(), Refused> {
+    let domain =
+        Domain::with_frames(LEAST_BYTES).descriptor_table(DescriptorTable::Private).needs_system_calls().build();
+    domain.map(drop).map_err(|error| Refused { why: error.to_string(), status: 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(frames_bytes("64M"), Ok(64 << 20));
+        assert_eq!(frames_bytes("1g"), Ok(1 << 30));
+        assert_eq!(frames_bytes("2048K"), Ok(2 << 20));
+        assert_eq!(frames_bytes("4194304"), Ok(4 << 20));
+        for wrong in
+            ["", "M", "-1M", "64MB", "10%", "1.5G", "99999999999999999999", "17179869184G", "8192G", "0", "64K"]
+        {
+            assert!(frames_bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Whether a program can be entered by the preloaded library, and why not.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+
+const LOADER: &str = "ld-linux-x86-64.so.2";
+/// A script's interpreter may be a script, so often.
+const MOST_SCRIPTS: usize = 4;
+
+/// The program's file, looked for as a shell would, if the library can enter it.
+pub fn find(name: &OsStr) -> Result<PathBuf, String> {
+    let path = if name.as_bytes().contains(&b'/') { PathBuf::from(name) } else { in_path(name)? };
+    check(&path, 0)?;
+    Ok(path)
+}
+
+fn in_path(name: &OsStr) -> Result<PathBuf, String> {
+    let dirs = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    std::env::split_paths(&dirs)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok())
+        .ok_or_else(|| format!("there is no program {} in PATH", name.display()))
+}
+
+fn check(path: &Path, scripts: usize) -> Result<(), String> {
+    let shown = path.display();
+    let cannot = |cause: io::Error| format!("cannot run {shown}: {cause}");
+    let about = std::fs::metadata(path).map_err(cannot)?;
+    if !about.is_file() {
+        return Err(format!("cannot run {shown}: it is no file"));
+    }
+    rustix::fs::access(path, Access::EXEC_OK)
+        .map_err(|_| format!("cannot run {shown}: it is not executable; chmod +x would make it so"))?;
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let changes_user = about.mode() & 0o4000 != 0 && about.uid() != user;
+    let changes_group = about.mode() & 0o2010 == 0o2010 && about.gid() != group;
+    let gains = user != 0 && rustix::fs::getxattr(path, "security.capability", &mut [0; 64]).is_ok();
+    if changes_user || changes_group || gains {
+        return Err(format!(
+            "cannot enter {shown}: it runs with more rights than yours (setuid, setgid or file capabilities), and the \
+             loader preloads nothing there; run it as the user that it becomes"
+        ));
+    }
+    let file = File::open(path).map_err(cannot)?;
+    let mut head = [0; 256];
+    let len = file.read_at(&mut head, 0).map_err(cannot)?;
+    let head = &head[..len];
+    if let Some(line) = head.strip_prefix(b"#!") {
+        return check_script(path, line, scripts);
+    }
+    if !head.starts_with(b"\x7fELF") {
+        return Err(format!("cannot run {shown}: it is neither a program nor a script that begins with #!"));
+    }
+    check_elf(path, &file, head)
+}
+
+fn check_script(path: &Path, line: &[u8], scripts: usize) -> Result<(), String> {
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
+    let interpreter = words.next().map(OsStr::from_bytes).unwrap_or_default();
+    if scripts == MOST_SCRIPTS || interpreter.is_empty() {
+        return Err(format!("cannot run {}: its first line names no interpreter", path.display()));
+    }
+    check(Path::new(interpreter), scripts + 1).map_err(|why| format!("{}: {why}", path.display()))
+}
+
+fn check_elf(path: &Path, file: &File, head: &[u8]) -> Result<(), String> {
+    let shown = path.display();
+    let number = |bytes: &[u8], at: usize, len: usize| {
+        let bytes = bytes.get(at..at + len)?;
+        Some(bytes.iter().rev().fold(0u64, |number, byte| number << 8 | u64::from(*byte)))
+    };
+    let damaged = || format!("cannot run {shown}: its ELF header is damaged");
+    let class = head.get(4).ok_or_else(damaged)?;
+    let machine = number(head, 18, 2).ok_or_else(damaged)?;
+    if *class != 2 || machine != 62 {
+        return Err(format!("cannot enter {shown}: it is not a 64-bit x86 program, and the library is"));
+    }
+    let from = number(head, 32, 8).ok_or_else(damaged)?;
+    let (size, count) = (number(head, 54, 2).ok_or_else(damaged)?, number(head, 56, 2).ok_or_else(damaged)?);
+    for index in 0..count {
+        let mut header = [0; 56];
+        file.read_exact_at(&mut header, from + index * size).map_err(|_| damaged())?;
+        const PT_INTERP: u64 = 3;
+        if number(&header, 0, 4) == Some(PT_INTERP) {
+            let (at, len) = (number(&header, 8, 8).unwrap_or(0), number(&header, 32, 8).unwrap_or(0).min(4096));
+            let mut name = vec![0; len as usize];
+            file.read_exact_at(&mut name, at).map_err(|_| damaged())?;
+            let name = String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned();
+            if name.rsplit('/').next() == Some(LOADER) {
+                return Ok(());
+            }
+            return Err(format!(
+                "cannot enter {shown}: it uses another C library (its loader is {name}), and ours is for glibc"
+            ));
+        }
+    }
+    Err(format!(
+        "cannot enter {shown}: it is statically linked, and nothing can be preloaded there; link it dynamically"
+    ))
+}

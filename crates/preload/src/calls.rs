@@ -1,0 +1,96 @@
+//! The mmap family as C sees it, and `syscall(2)`, which reaches the same calls by number.
+
+use std::ffi::{c_char, c_int, c_long, c_void};
+
+use crate::sys::{call, in_c};
+use crate::{maps, process};
+
+/// Exported functions that have the kernel's arguments, and report in C's way.
+macro_rules! exports {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $answer:expr;)*) => {
+        $(
+            /// As in the C library.
+            ///
+            /// # Safety
+            /// As C has it.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+                // SAFETY: raw-call: C promises what the call needs.
+                #[allow(unused_unsafe)]
+                let result = unsafe { $answer };
+                in_c(result) as $result
+            }
+        )*
+    };
+}
+
+exports! {
+    mmap(at: *mut c_void, len: usize, prot: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void
+        = maps::mmap(at as usize, len, prot, flags, file, offset as usize);
+    mmap64(at: *mut c_void, len: usize, prot: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void
+        = maps::mmap(at as usize, len, prot, flags, file, offset as usize);
+    munmap(at: *mut c_void, len: usize) -> c_int = maps::munmap(at as usize, len);
+    mprotect(at: *mut c_void, len: usize, prot: c_int) -> c_int = maps::mprotect(at as usize, len, prot);
+    pkey_mprotect(at: *mut c_void, len: usize, prot: c_int, key: c_int) -> c_int
+        = if key == -1 { maps::mprotect(at as usize, len, prot) }
+          else { maps::pkey_mprotect(at as usize, len, prot, key as usize) };
+    mremap(at: *mut c_void, len: usize, new_len: usize, flags: c_int, new: *mut c_void) -> *mut c_void
+        = maps::mremap([at as usize, len, new_len, flags as usize, new as usize, 0]);
+    madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int = maps::madvise(at as usize, len, advice);
+    mlock(at: *const c_void, len: usize) -> c_int = maps::mlock(at as usize, len, 0);
+    mlock2(at: *const c_void, len: usize, flags: u32) -> c_int = maps::mlock(at as usize, len, flags as usize);
+    munlock(at: *const c_void, len: usize) -> c_int = maps::munlock(at as usize, len);
+    mlockall(flags: c_int) -> c_int = maps::mlockall(flags);
+    munlockall() -> c_int = maps::munlockall();
+    mincore(at: *mut c_void, len: usize, vector: *mut u8) -> c_int = maps::mincore(at as usize, len, vector);
+    process_madvise(pidfd: c_int, vector: *const c_void, count: usize, advice: c_int, flags: u32) -> isize
+        = maps::process_madvise([pidfd as usize, vector as usize, count, advice as usize, flags as usize, 0]);
+}
+
+/// As in the C library: the error is what it returns, and `POSIX_MADV_DONTNEED` does nothing.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int {
+    if advice == libc::POSIX_MADV_DONTNEED {
+        return 0;
+    }
+    // SAFETY: raw-call: C promises what the call needs.
+    -unsafe { maps::madvise(at as usize, len, advice) } as c_int
+}
+
+/// As in the C library: any system call, of which those that the library answers are answered as by their own functions.
+///
+/// # Safety
+/// As the call has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+    // SAFETY: raw-call: the program promises what the call needs.
+    let result = unsafe {
+        match number {
+            libc::SYS_mmap => maps::mmap(a, b, c as i32, d as i32, e as i32, f),
+            libc::SYS_munmap => maps::munmap(a, b),
+            libc::SYS_mprotect => maps::mprotect(a, b, c as i32),
+            libc::SYS_pkey_mprotect if d as i32 == -1 => maps::mprotect(a, b, c as i32),
+            libc::SYS_pkey_mprotect => maps::pkey_mprotect(a, b, c as i32, d),
+            libc::SYS_mremap => maps::mremap([a, b, c, d, e, 0]),
+            libc::SYS_madvise => maps::madvise(a, b, c as i32),
+            libc::SYS_mlock => maps::mlock(a, b, 0),
+            libc::SYS_mlock2 => maps::mlock(a, b, c),
+            libc::SYS_munlock => maps::munlock(a, b),
+            libc::SYS_mlockall => maps::mlockall(a as i32),
+            libc::SYS_munlockall => maps::munlockall(),
+            libc::SYS_mincore => maps::mincore(a, b, c as *mut u8),
+            libc::SYS_process_madvise => maps::process_madvise([a, b, c, d, e, 0]),
+            libc::SYS_fork => return c_long::from(libc::fork()),
+            libc::SYS_clone if process::is_fork(a, b) => {
+                return process::clone_as_fork(a, c as *mut i32, d as *mut i32);
+            }
+            libc::SYS_exit_group => process::exit(a as c_int),
+            libc::SYS_execve => return c_long::from(process::execve(a as *const c_char, b as _, c as _)),
+            _ => call(number, [a, b, c, d, e, f]),
+        }
+    };
+    in_c(result) as c_long
+}

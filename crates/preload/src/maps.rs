@@ -1,0 +1,471 @@
+//! The program's mappings: which are managed, and what each call of the mmap family means for them.
+//!
+//! Every call is answered part by part, since a range that a program names may lie in a region, beside it, or across. The
+//! table of what each call means is in `docs/run.md`.
+
+mod advice;
+mod locking;
+mod moving;
+
+use std::ops::Range;
+
+use crate::heap;
+use crate::lock::{Held, Lock};
+use crate::managed::{self, MAPS_BYTES, Managed};
+use crate::ranges::{Ranges, Standing};
+use crate::space::PAGE;
+use crate::sys::{self, Quiet, call};
+
+pub use advice::{madvise, process_madvise};
+pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall};
+pub use moving::mremap;
+
+/// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.
+const MOST_BYTES: usize = MAPS_BYTES / 4;
+/// Flags of mappings that are not managed.
+const NEVER: i32 = libc::MAP_FIXED
+    | libc::MAP_FIXED_NOREPLACE
+    | libc::MAP_GROWSDOWN
+    | libc::MAP_HUGETLB
+    | libc::MAP_32BIT
+    | libc::MAP_STACK;
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const ACCESS: i32 = READ_WRITE | libc::PROT_EXEC;
+
+/// What is known of mappings.
+pub struct Maps {
+    /// The program's, in the region.
+    taken: Ranges,
+    /// Of these, and of the heap, where something else was mapped over the region.
+    foreign: Ranges,
+    /// Managed, and without access.
+    closed: Ranges,
+    /// Managed, and not to be written.
+    read_only: Ranges,
+    /// Managed, and kept in core.
+    locked: Ranges,
+    /// Managed, and not for a forked child.
+    not_for_child: Ranges,
+    /// Managed, and empty in a forked child.
+    empty_in_child: Ranges,
+    /// Anonymous memory that is not managed.
+    unmanaged: Ranges,
+    /// The same, as long as nobody has access.
+    reserved: Ranges,
+    unmanaged_max_bytes: usize,
+}
+
+static MAPS: Lock<Maps> = Lock::new(Maps {
+    taken: Ranges::new(),
+    foreign: Ranges::new(),
+    closed: Ranges::new(),
+    read_only: Ranges::new(),
+    locked: Ranges::new(),
+    not_for_child: Ranges::new(),
+    empty_in_child: Ranges::new(),
+    unmanaged: Ranges::new(),
+    reserved: Ranges::new(),
+    unmanaged_max_bytes: 0,
+});
+
+/// How a part of a range stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Memory of the domain's.
+    Managed,
+    /// In a region, under something that the program mapped there.
+    Foreign,
+    /// In the region of mappings, and nobody's: the program sees no mapping here.
+    Free,
+    /// Not in a region.
+    Outside,
+}
+
+/// A kernel's error number.
+type Errno = i32;
+
+/// The lock, with signals blocked: a handler may call us too, as it may call the kernel.
+struct Table {
+    maps: Held<'static, Maps>,
+    _quiet: Quiet,
+}
+
+fn table() -> Table {
+    let quiet = Quiet::begin();
+    Table { maps: MAPS.take(), _quiet: quiet }
+}
+
+impl Maps {
+    fn part(&self, range: &Range<usize>) -> (Part, usize) {
+        let (heap, maps) = (managed::heap_range(), managed::maps_range());
+        for region in [&heap, &maps] {
+            if region.contains(&range.start) {
+                let range = range.start..range.end.min(region.end);
+                let (end, standing) = self.foreign.stretch(&range);
+                if standing == Standing::In {
+                    return (Part::Foreign, end);
+                }
+                if region == &heap {
+                    return (Part::Managed, end);
+                }
+                let (end, standing) = self.taken.stretch(&(range.start..end));
+                return (if standing == Standing::In { Part::Managed } else { Part::Free }, end);
+            }
+        }
+        let next = [heap.start, maps.start].into_iter().filter(|start| *start > range.start).min();
+        (Part::Outside, next.unwrap_or(usize::MAX).min(range.end))
+    }
+
+    /// The parts of a range, ascending.
+    fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (Part, Range<usize>)> + '_ {
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            if at >= range.end {
+                return None;
+            }
+            let (part, end) = self.part(&(at..range.end));
+            let found = at..end;
+            at = end;
+            Some((part, found))
+        })
+    }
+
+    fn touches_regions(&self, range: &Range<usize>) -> bool {
+        self.parts(range.clone()).any(|(part, _)| part != Part::Outside)
+    }
+
+    /// The next part of what is left of a range, with the part cut off it.
+    fn next(&self, left: &mut Range<usize>) -> Option<(Part, Range<usize>)> {
+        let (part, range) = self.parts(left.clone()).next()?;
+        left.start = range.end;
+        Some((part, range))
+    }
+
+    /// Forgets what was said of a range.
+    fn forget(&mut self, range: Range<usize>) {
+        for set in [
+            &mut self.closed,
+            &mut self.read_only,
+            &mut self.locked,
+            &mut self.not_for_child,
+            &mut self.empty_in_child,
+            &mut self.unmanaged,
+            &mut self.reserved,
+        ] {
+            set.remove(range.clone());
+        }
+    }
+
+    fn note_access(&mut self, range: Range<usize>, prot: i32) {
+        self.closed.remove(range.clone());
+        self.read_only.remove(range.clone());
+        self.unmanaged.remove(range.clone());
+        match prot & ACCESS {
+            libc::PROT_NONE => self.closed.add(range),
+            access if access & libc::PROT_WRITE == 0 => self.read_only.add(range),
+            // A page that can be written and executed cannot be moved: it stays in core.
+            access if access & libc::PROT_EXEC != 0 => self.count_unmanaged(range),
+            _ => {}
+        }
+    }
+
+    /// The access that the program gave a managed range.
+    fn access(&self, range: &Range<usize>) -> i32 {
+        if self.closed.covers(range) {
+            libc::PROT_NONE
+        } else if self.read_only.covers(range) {
+            libc::PROT_READ
+        } else {
+            READ_WRITE
+        }
+    }
+
+    fn count_unmanaged(&mut self, range: Range<usize>) {
+        self.unmanaged.add(range);
+        self.unmanaged_max_bytes = self.unmanaged_max_bytes.max(self.unmanaged.bytes());
+    }
+
+    /// A part of a region is to be the domain's again.
+    fn reclaim(&mut self, managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
+        let Some((region, offset)) = managed.region_of(range.start) else { return Ok(()) };
+        // SAFETY: owned-range: the program gives up what it mapped there.
+        unsafe { region.restore(offset, range.len()) }.map_err(|_| libc::ENOMEM)?;
+        self.foreign.remove(range.clone());
+        self.forget(range);
+        Ok(())
+    }
+}
+
+/// What the calls get as a range: whole pages.
+fn pages(address: usize, len: usize) -> Result<Range<usize>, Errno> {
+    let len = len.checked_next_multiple_of(PAGE).ok_or(libc::ENOMEM)?;
+    match address.checked_add(len) {
+        Some(end) if address % PAGE == 0 => Ok(address..end),
+        Some(_) => Err(libc::EINVAL),
+        None => Err(libc::ENOMEM),
+    }
+}
+
+/// The domain, where calls are to be answered from it.
+fn serving() -> Option<&'static Managed> {
+    managed::get()
+}
+
+fn kernel(result: isize) -> Result<usize, Errno> {
+    if (-4095..0).contains(&result) { Err(-result as i32) } else { Ok(result as usize) }
+}
+
+fn as_kernel(result: Result<usize, Errno>) -> isize {
+    result.map_or_else(|errno| -errno as isize, |value| value as isize)
+}
+
+/// mmap(2).
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32, offset: usize) -> isize {
+    let args = [address, len, prot as usize, flags as usize, file as usize, offset];
+    let (Some(managed), Ok(range)) = (serving(), pages(address, len)) else {
+        // SAFETY: raw-call: passed on from our caller.
+        return unsafe { call(libc::SYS_mmap, args) };
+    };
+    if heap::is_pager() || len == 0 {
+        // SAFETY: raw-call: passed on from our caller.
+        return unsafe { call(libc::SYS_mmap, args) };
+    }
+    let anonymous = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
+    let ours = anonymous && prot & libc::PROT_EXEC == 0 && range.len() <= MOST_BYTES;
+    let mut table = table();
+    let maps = &mut *table.maps;
+    if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED && maps.touches_regions(&range) {
+        // SAFETY: raw-call: passed on from our caller.
+        return as_kernel(unsafe {
+            maps.map_over(managed, range, prot, ours && flags & NEVER == libc::MAP_FIXED, args)
+        });
+    }
+    if ours
+        && flags & NEVER == 0
+        && let Some(range) = maps.map_anywhere(managed, range.len(), prot)
+    {
+        if flags & libc::MAP_LOCKED != 0 {
+            let _ = maps.lock_managed(managed, range.clone());
+        }
+        return range.start as isize;
+    }
+    // SAFETY: raw-call: passed on from our caller.
+    let result = unsafe { call(libc::SYS_mmap, args) };
+    if let Ok(start) = kernel(result) {
+        let range = start..start + range.len();
+        maps.forget(range.clone());
+        match (anonymous, prot & ACCESS) {
+            (true, libc::PROT_NONE) => maps.reserved.add(range),
+            (true, _) => maps.count_unmanaged(range),
+            _ => {}
+        }
+    }
+    result
+}
+
+impl Maps {
+    fn map_anywhere(&mut self, managed: &Managed, len: usize, prot: i32) -> Option<Range<usize>> {
+        let start = self.taken.gap(managed::maps_range(), len, PAGE)?;
+        let range = start..start + len;
+        // SAFETY: owned-range: nobody had it.
+        if prot & ACCESS != 0 && unsafe { managed.protect(range.clone(), prot) } < 0 {
+            return None;
+        }
+        self.taken.add(range.clone());
+        self.note_access(range.clone(), prot);
+        Some(range)
+    }
+
+    /// MAP_FIXED over a region: fresh managed memory, or something else, which is foreign from then on.
+    ///
+    /// # Safety
+    /// *raw-call*: `args` are those of an mmap(2) that the program asked for.
+    unsafe fn map_over(
+        &mut self,
+        managed: &Managed,
+        range: Range<usize>,
+        prot: i32,
+        ours: bool,
+        args: [usize; 6],
+    ) -> Result<usize, Errno> {
+        let whole = [managed::heap_range(), managed::maps_range()]
+            .iter()
+            .any(|region| region.start <= range.start && range.end <= region.end);
+        // A mapping across the edge of a region is not the domain's to give.
+        let (Some((region, offset)), true) = (managed.region_of(range.start), whole) else {
+            return Err(libc::ENOMEM);
+        };
+        let mut left = range.clone();
+        while let Some((part, part_range)) = self.next(&mut left) {
+            if part == Part::Foreign {
+                self.reclaim(managed, part_range)?;
+            }
+        }
+        let there = range.clone();
+        let change = move || {
+            // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
+            unsafe { if ours { sys::protect(there.start, there.len(), prot) } else { call(libc::SYS_mmap, args) } }
+        };
+        // SAFETY: region-contents: the program gives up what it has there.
+        let result = unsafe { region.while_empty(offset, range.len(), change) }.map_err(|_| libc::EINVAL)?;
+        kernel(result)?;
+        if managed::maps_range().contains(&range.start) {
+            self.taken.add(range.clone());
+        }
+        self.forget(range.clone());
+        if ours {
+            self.note_access(range.clone(), prot);
+        } else {
+            self.foreign.add(range.clone());
+            if args[3] as i32 & libc::MAP_ANONYMOUS != 0 {
+                self.count_unmanaged(range.clone());
+            }
+        }
+        Ok(range.start)
+    }
+
+    fn unmap(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
+        while let Some((part, range)) = self.next(&mut left) {
+            match part {
+                Part::Free => {}
+                // SAFETY: raw-call: the program asked for it.
+                Part::Outside => unsafe {
+                    kernel(call(libc::SYS_munmap, [range.start, range.len(), 0, 0, 0, 0]))?;
+                },
+                Part::Foreign => self.reclaim(managed, range.clone())?,
+                // SAFETY: owned-range: the program gives it up.
+                Part::Managed => unsafe { managed.close(range.clone()) },
+            }
+            self.taken.remove(range.clone());
+            self.forget(range);
+        }
+        Ok(0)
+    }
+
+    fn protect(&mut self, managed: &Managed, mut left: Range<usize>, prot: i32, key: Key) -> Result<usize, Errno> {
+        while let Some((part, range)) = self.next(&mut left) {
+            let (there, change) = (range.clone(), key.change(prot));
+            match part {
+                Part::Free => return Err(libc::ENOMEM),
+                Part::Managed => {
+                    let change = move || change(there);
+                    kernel(managed.maps.while_still(change))?;
+                    self.note_access(range, prot);
+                }
+                Part::Outside | Part::Foreign => {
+                    kernel(change(there))?;
+                    if prot & ACCESS != 0 {
+                        let mut opened = [const { 0..0 }; 16];
+                        let mut count = 0;
+                        self.reserved.within(range, |part| {
+                            if let Some(entry) = opened.get_mut(count) {
+                                *entry = part;
+                                count += 1;
+                            }
+                        });
+                        for part in opened.into_iter().take(count) {
+                            self.reserved.remove(part.clone());
+                            self.count_unmanaged(part);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Which protection key a change sets.
+#[derive(Clone, Copy)]
+enum Key {
+    Unchanged,
+    Set(usize),
+}
+
+impl Key {
+    fn change(self, prot: i32) -> impl Fn(Range<usize>) -> isize + Send {
+        move |range| {
+            let (start, len, prot) = (range.start, range.len(), prot as usize);
+            // SAFETY: raw-call: the program asked for it.
+            unsafe {
+                match self {
+                    Key::Unchanged => call(libc::SYS_mprotect, [start, len, prot, 0, 0, 0]),
+                    Key::Set(key) => call(libc::SYS_pkey_mprotect, [start, len, prot, key, 0, 0]),
+                }
+            }
+        }
+    }
+}
+
+/// munmap(2).
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn munmap(address: usize, len: usize) -> isize {
+    match (serving(), pages(address, len)) {
+        (Some(managed), Ok(range)) if len != 0 => as_kernel(table().maps.unmap(managed, range)),
+        // SAFETY: raw-call: passed on from our caller.
+        _ => unsafe { call(libc::SYS_munmap, [address, len, 0, 0, 0, 0]) },
+    }
+}
+
+/// mprotect(2).
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn mprotect(address: usize, len: usize, prot: i32) -> isize {
+    match (serving(), pages(address, len)) {
+        (Some(managed), Ok(range)) => as_kernel(table().maps.protect(managed, range, prot, Key::Unchanged)),
+        // SAFETY: raw-call: passed on from our caller.
+        _ => unsafe { call(libc::SYS_mprotect, [address, len, prot as usize, 0, 0, 0]) },
+    }
+}
+
+/// pkey_mprotect(2).
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn pkey_mprotect(address: usize, len: usize, prot: i32, key: usize) -> isize {
+    match (serving(), pages(address, len)) {
+        (Some(managed), Ok(range)) => as_kernel(table().maps.protect(managed, range, prot, Key::Set(key))),
+        // SAFETY: raw-call: passed on from our caller.
+        _ => unsafe { call(libc::SYS_pkey_mprotect, [address, len, prot as usize, key, 0, 0]) },
+    }
+}
+
+/// Bytes of anonymous memory that was mapped and not managed, at most.
+pub fn unmanaged_bytes_max() -> usize {
+    table().maps.unmanaged_max_bytes
+}
+
+/// Keeps mappings from changing over a fork.
+pub fn hold() {
+    MAPS.hold();
+}
+
+/// Ends that.
+///
+/// # Safety
+/// *lock-word*: the caller, or the thread it is a copy of, called [`hold`].
+pub unsafe fn let_go() {
+    // SAFETY: lock-word: passed on from our caller.
+    unsafe { MAPS.let_go() };
+}
+
+/// In a forked child: takes away what the program said was not for it.
+pub fn settle_in_child() {
+    let Some(managed) = serving() else { return };
+    let mut table = table();
+    let maps = &mut *table.maps;
+    while let Some(range) = maps.not_for_child.all().first().cloned() {
+        let _ = maps.unmap(managed, range.clone());
+        maps.not_for_child.remove(range);
+    }
+    for range in maps.empty_in_child.all() {
+        // SAFETY: owned-range: the program said that a child finds it empty.
+        unsafe { managed.drop_contents(range.clone()) };
+    }
+}

@@ -1,0 +1,182 @@
+//! madvise(2) and process_madvise(2) on managed mappings.
+
+use std::ops::Range;
+
+use super::{Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
+use crate::managed::Managed;
+use crate::sys::{self, call};
+
+const MADV_POPULATE_READ: i32 = 22;
+const MADV_POPULATE_WRITE: i32 = 23;
+const MADV_DONTNEED_LOCKED: i32 = 24;
+const MADV_COLLAPSE: i32 = 25;
+const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_GUARD_REMOVE: i32 = 103;
+const MADV_WIPEONFORK: i32 = 18;
+const MADV_KEEPONFORK: i32 = 19;
+const MADV_COLD: i32 = 20;
+const MADV_PAGEOUT: i32 = 21;
+
+/// madvise(2).
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn madvise(address: usize, len: usize, advice: i32) -> isize {
+    let Some(managed) = serving() else {
+        // SAFETY: raw-call: passed on from our caller.
+        return unsafe { call(libc::SYS_madvise, [address, len, advice as usize, 0, 0, 0]) };
+    };
+    // The kernel populates by faults, which a pager thread answers: not under our lock.
+    if matches!(advice, MADV_POPULATE_READ | MADV_POPULATE_WRITE) {
+        // SAFETY: raw-call: passed on from our caller.
+        return unsafe { call(libc::SYS_madvise, [address, len, advice as usize, 0, 0, 0]) };
+    }
+    match pages(address, len) {
+        Ok(range) => as_kernel(table().maps.advise(managed, range, advice)),
+        Err(_) => -libc::EINVAL as isize,
+    }
+}
+
+impl Maps {
+    fn advise(&mut self, managed: &Managed, mut left: Range<usize>, advice: i32) -> Result<usize, Errno> {
+        let mut result = Ok(0);
+        while let Some((part, range)) = self.next(&mut left) {
+            match part {
+                // As the kernel: the rest is advised all the same.
+                Part::Free => result = Err(libc::ENOMEM),
+                Part::Managed => {
+                    self.advise_managed(managed, range, advice)?;
+                }
+                // SAFETY: raw-call: the program asked for it.
+                Part::Foreign | Part::Outside => unsafe {
+                    kernel(call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0]))?;
+                },
+            }
+        }
+        result
+    }
+
+    fn advise_managed(&mut self, managed: &Managed, range: Range<usize>, advice: i32) -> Result<(), Errno> {
+        let Some((region, offset)) = managed.region_of(range.start) else { return Ok(()) };
+        let (start, len) = (range.start, range.len());
+        match advice {
+            libc::MADV_DONTNEED if !self.locked_within(&range) => {
+                // SAFETY: owned-range: the program says that the contents are garbage.
+                unsafe { managed.drop_contents(range) };
+            }
+            libc::MADV_DONTNEED => return Err(libc::EINVAL),
+            libc::MADV_FREE | MADV_DONTNEED_LOCKED => {
+                // SAFETY: owned-range: as above. A page that is locked stays locked, as a page.
+                unsafe { managed.drop_contents(range.clone()) };
+                self.lock_again(managed, range);
+            }
+            MADV_GUARD_INSTALL => {
+                let advise = move || {
+                    // SAFETY: raw-call: the program asked for it, and the range is empty.
+                    unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
+                };
+                // SAFETY: region-contents: a guard drops what it covers.
+                let result = unsafe { region.while_empty(offset, len, advise) };
+                kernel(result.map_err(|_| libc::EINVAL)?)?;
+            }
+            // About dumps and guards the kernel knows; our pages may move under it meanwhile.
+            MADV_GUARD_REMOVE | libc::MADV_DONTDUMP | libc::MADV_DODUMP => {
+                kernel(region.while_still(move || {
+                    // SAFETY: raw-call: the program asked for it.
+                    unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
+                }))?;
+            }
+            libc::MADV_WILLNEED => {
+                let _ = region.prefetch(offset, len);
+            }
+            libc::MADV_DONTFORK => self.not_for_child.add(range),
+            libc::MADV_DOFORK => {
+                self.not_for_child.remove(range);
+            }
+            MADV_WIPEONFORK => self.empty_in_child.add(range),
+            MADV_KEEPONFORK => {
+                self.empty_in_child.remove(range);
+            }
+            // Frames have one size here: as on a kernel that finds no huge page.
+            MADV_COLLAPSE => return Err(libc::EINVAL),
+            // What is only a hint is heard, and the policy decides.
+            libc::MADV_NORMAL
+            | libc::MADV_RANDOM
+            | libc::MADV_SEQUENTIAL
+            | libc::MADV_HUGEPAGE
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_MERGEABLE
+            | libc::MADV_UNMERGEABLE
+            | MADV_COLD
+            | MADV_PAGEOUT => {}
+            _ => return Err(libc::EINVAL),
+        }
+        Ok(())
+    }
+}
+
+/// process_madvise(2): on this process it means what madvise(2) means.
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn process_madvise(args: [usize; 6]) -> isize {
+    let [pidfd, vector, count, advice, flags, _] = args;
+    let whole = |args| {
+        // SAFETY: raw-call: passed on from our caller.
+        unsafe { call(libc::SYS_process_madvise, args) }
+    };
+    if serving().is_none() || flags != 0 || count > 1024 || !is_own(pidfd) {
+        return whole(args);
+    }
+    let mut done = 0;
+    for index in 0..count {
+        // SAFETY: raw-call: the program says that there are so many.
+        let one = unsafe { &*(vector as *const libc::iovec).add(index) };
+        let (start, len) = (one.iov_base as usize, one.iov_len);
+        let inside = pages(start, len).is_ok_and(|range| table().maps.touches_regions(&range));
+        let result = if inside {
+            // SAFETY: raw-call: passed on from our caller.
+            unsafe { madvise(start, len, advice as i32) }
+        } else {
+            whole([pidfd, std::ptr::from_ref(one) as usize, 1, advice, 0, 0])
+        };
+        match kernel(result) {
+            Ok(_) => done += len,
+            Err(_) if done > 0 => break,
+            Err(_) => return result,
+        }
+    }
+    done as isize
+}
+
+/// Whether a pidfd is this process's.
+fn is_own(pidfd: usize) -> bool {
+    const PIDFD_SELF: i32 = -10_000;
+    const PIDFD_SELF_PROCESS: i32 = -10_001;
+    if matches!(pidfd as i32, PIDFD_SELF | PIDFD_SELF_PROCESS) {
+        return true;
+    }
+    let mut path = *b"/proc/self/fdinfo/0000000000\0";
+    let mut number = pidfd as u32;
+    for digit in path[18..28].iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+    // No leading zeros in the name.
+    let zeros = path[18..27].iter().take_while(|digit| **digit == b'0').count();
+    path.copy_within(18 + zeros..29, 18);
+    let mut text = [0u8; 512];
+    // SAFETY: raw-call: the name ends with NUL, and the buffer is as long as said.
+    let len = unsafe {
+        let file = call(libc::SYS_open, [path.as_ptr() as usize, libc::O_CLOEXEC as usize, 0, 0, 0, 0]);
+        if file < 0 {
+            return false;
+        }
+        let len = call(libc::SYS_read, [file as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]);
+        call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
+        len.max(0) as usize
+    };
+    let mut lines = text[..len].split(|byte| *byte == b'\n');
+    let pid = lines.find_map(|line| line.strip_prefix(b"Pid:\t"));
+    pid.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u32>().ok()) == Some(sys::pid())
+}

@@ -1,0 +1,202 @@
+//! What stays in core: mlock(2) and its family, and memory that the kernel itself will touch when no fault can be served.
+
+use std::ops::Range;
+
+use super::{Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
+use crate::managed::{self, Managed};
+use crate::space::PAGE;
+use crate::sys::call;
+
+impl Maps {
+    /// Locks managed pages that are not locked yet: never more than half of the frames.
+    pub(super) fn lock_managed(&mut self, managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
+        let most_bytes = managed.domain.stats().frames_bytes as usize / 2;
+        let mut already = 0;
+        self.locked.within(range.clone(), |part| already += part.len());
+        if self.locked.bytes() + range.len() - already > most_bytes {
+            return Err(libc::ENOMEM);
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let (end, standing) = self.locked.stretch(&(at..range.end));
+            if standing == super::Standing::Out
+                && let Some((region, offset)) = managed.region_of(at)
+            {
+                region.pin(offset, end - at).map_err(|_| libc::ENOMEM)?;
+                self.locked.add(at..end);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn unlock_managed(&mut self, managed: &Managed, range: Range<usize>) {
+        while let Some(part) = self.first_locked(&range) {
+            if let Some((region, offset)) = managed.region_of(part.start) {
+                let _ = region.unpin(offset, part.len());
+            }
+            self.locked.remove(part);
+        }
+    }
+
+    /// After its contents were dropped, and with them the pins.
+    pub(super) fn lock_again(&mut self, managed: &Managed, range: Range<usize>) {
+        while let Some(part) = self.first_locked(&range) {
+            self.locked.remove(part.clone());
+            let _ = self.lock_managed(managed, part.clone());
+            if part.end == range.end {
+                return;
+            }
+            return self.lock_again(managed, part.end..range.end);
+        }
+    }
+
+    pub(super) fn locked_within(&self, range: &Range<usize>) -> bool {
+        self.first_locked(range).is_some()
+    }
+
+    fn first_locked(&self, range: &Range<usize>) -> Option<Range<usize>> {
+        let mut first = None;
+        self.locked.within(range.clone(), |part| {
+            first.get_or_insert(part);
+        });
+        first
+    }
+
+    fn each_to_kernel(
+        &mut self,
+        mut left: Range<usize>,
+        outside: impl Fn(Range<usize>) -> isize,
+        mut managed: impl FnMut(&mut Maps, Range<usize>) -> Result<(), Errno>,
+    ) -> Result<usize, Errno> {
+        while let Some((part, range)) = self.next(&mut left) {
+            match part {
+                Part::Free => return Err(libc::ENOMEM),
+                Part::Managed => managed(self, range)?,
+                Part::Foreign | Part::Outside => {
+                    kernel(outside(range))?;
+                }
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// The pages that a range of bytes touches.
+fn touched(address: usize, len: usize) -> Result<Range<usize>, Errno> {
+    let start = address & !(PAGE - 1);
+    pages(start, len.checked_add(address - start).ok_or(libc::ENOMEM)?)
+}
+
+/// mlock(2), mlock2(2) with `flags`: pages come in at once in either case.
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn mlock(address: usize, len: usize, flags: usize) -> isize {
+    let lock = |range: Range<usize>| {
+        // SAFETY: raw-call: passed on from our caller.
+        unsafe { call(libc::SYS_mlock2, [range.start, range.len(), flags, 0, 0, 0]) }
+    };
+    match (serving(), touched(address, len)) {
+        (Some(managed), Ok(range)) => {
+            as_kernel(table().maps.each_to_kernel(range, lock, |maps, range| maps.lock_managed(managed, range)))
+        }
+        // SAFETY: raw-call: passed on from our caller.
+        _ => unsafe { call(libc::SYS_mlock2, [address, len, flags, 0, 0, 0]) },
+    }
+}
+
+/// munlock(2).
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn munlock(address: usize, len: usize) -> isize {
+    let unlock = |range: Range<usize>| {
+        // SAFETY: raw-call: passed on from our caller.
+        unsafe { call(libc::SYS_munlock, [range.start, range.len(), 0, 0, 0, 0]) }
+    };
+    match (serving(), touched(address, len)) {
+        (Some(managed), Ok(range)) => as_kernel(table().maps.each_to_kernel(range, unlock, |maps, range| {
+            maps.unlock_managed(managed, range);
+            Ok(())
+        })),
+        // SAFETY: raw-call: passed on from our caller.
+        _ => unsafe { call(libc::SYS_munlock, [address, len, 0, 0, 0, 0]) },
+    }
+}
+
+/// mlockall(2): to lock everything would be to do without the domain, and is more than its frames hold. The kernel is not
+/// asked: it would lock the regions, and no page could go any more.
+pub fn mlockall(flags: i32) -> isize {
+    if serving().is_some() {
+        return -libc::ENOMEM as isize;
+    }
+    // SAFETY: raw-call: the program asked for it.
+    unsafe { call(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) }
+}
+
+/// munlockall(2).
+pub fn munlockall() -> isize {
+    // SAFETY: raw-call: the program asked for it.
+    let result = unsafe { call(libc::SYS_munlockall, [0; 6]) };
+    if let Some(managed) = serving() {
+        table().maps.unlock_managed(managed, 0..usize::MAX);
+    }
+    result
+}
+
+/// mincore(2): whether a page is in core, from the domain.
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn mincore(address: usize, len: usize, vector: *mut u8) -> isize {
+    let ask = |range: Range<usize>, at: usize| {
+        // SAFETY: raw-call: passed on from our caller.
+        unsafe { call(libc::SYS_mincore, [range.start, range.len(), vector as usize + at, 0, 0, 0]) }
+    };
+    let (Some(managed), Ok(range)) = (serving(), pages(address, len)) else {
+        return ask(address..address.wrapping_add(len), 0);
+    };
+    if !table().maps.touches_regions(&range) {
+        return ask(range, 0);
+    }
+    let mut left = range.clone();
+    loop {
+        // Not under the lock: the program's vector may be absent, and is written here.
+        let Some((part, piece)) = table().maps.next(&mut left) else { return 0 };
+        let at = (piece.start - range.start) / PAGE;
+        match (part, managed.region_of(piece.start)) {
+            (Part::Managed, Some((region, offset))) => {
+                let first = offset / PAGE;
+                for (index, resident) in region.residency()[first..first + piece.len() / PAGE].iter().enumerate() {
+                    // SAFETY: raw-call: the program's vector has a byte for each page.
+                    unsafe { vector.add(at + index).write(resident.load(std::sync::atomic::Ordering::Relaxed)) };
+                }
+            }
+            (Part::Free, _) => return -libc::ENOMEM as isize,
+            _ => {
+                let result = ask(piece, at);
+                if result < 0 {
+                    return result;
+                }
+            }
+        }
+    }
+}
+
+/// Keeps the pages under `[address, address+len)` in core, if they are managed, until their memory is given up: the kernel
+/// will touch them at a moment when it does not wait for a pager.
+pub fn keep(address: usize, len: usize) {
+    let (Some(managed), Ok(range)) = (serving(), touched(address, len)) else { return };
+    if !managed::holds(range.start) {
+        return;
+    }
+    let mut table = table();
+    let maps = &mut *table.maps;
+    let mut left = range;
+    while let Some((part, range)) = maps.next(&mut left) {
+        if part == Part::Managed {
+            let _ = maps.lock_managed(managed, range);
+        }
+    }
+}

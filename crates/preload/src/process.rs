@@ -1,0 +1,181 @@
+//! How processes begin and end: fork, exec, exit, and the record that each leaves.
+
+use std::ffi::{c_char, c_int, c_long};
+
+use crate::next::next;
+use crate::{heap, maps, record, sys};
+
+type Strings = *const *const c_char;
+
+next!(EXECVE: c"execve" as fn(*const c_char, Strings, Strings) -> c_int, next_execve);
+next!(EXECVPE: c"execvpe" as fn(*const c_char, Strings, Strings) -> c_int, next_execvpe);
+next!(FEXECVE: c"fexecve" as fn(c_int, Strings, Strings) -> c_int, next_fexecve);
+
+/// Has forks find our locks in order. Ours are taken before the library brings the domain to rest, and given back after
+/// it has been rebuilt: handlers run backwards before a fork, and forwards after it.
+pub fn attend_forks_after_the_domain() {
+    // SAFETY: c-library: three functions that stay loaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+}
+
+/// The same for our own heap, which the library needs up to the last moment and from the first: call this before there is
+/// a domain.
+pub fn attend_forks_before_the_domain() {
+    // SAFETY: c-library: three functions that stay loaded.
+    unsafe { libc::pthread_atfork(Some(just_before_fork), Some(just_after_fork), Some(just_after_fork)) };
+}
+
+extern "C" fn before_fork() {
+    maps::hold();
+    heap::hold();
+}
+
+extern "C" fn after_fork_in_parent() {
+    // SAFETY: lock-word: this thread ran `before_fork`.
+    unsafe {
+        heap::let_go();
+        maps::let_go();
+    }
+}
+
+extern "C" fn after_fork_in_child() {
+    after_fork_in_parent();
+    crate::threads::settle_in_child();
+    record::begin();
+    maps::settle_in_child();
+}
+
+extern "C" fn just_before_fork() {
+    heap::hold_own();
+}
+
+extern "C" fn just_after_fork() {
+    // SAFETY: lock-word: this thread, or the one it is a copy of, ran `just_before_fork`.
+    unsafe { heap::let_go_own() };
+}
+
+/// As in the C library, but with the handlers: without them the child would find no memory of the domain's.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Fork() -> c_int {
+    // SAFETY: raw-call: fork takes no arguments.
+    unsafe { libc::fork() }
+}
+
+/// Whether a clone(2) is a fork by another name: a process of its own, on the same stack, with nothing else about it.
+pub fn is_fork(flags: usize, stack: usize) -> bool {
+    let harmless = libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID | libc::CLONE_PARENT_SETTID;
+    stack == 0 && flags & !(0xff | harmless as usize) == 0 && flags & 0xff == libc::SIGCHLD as usize
+}
+
+/// Does what such a clone(2) does.
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn clone_as_fork(flags: usize, parent: *mut i32, child: *mut i32) -> c_long {
+    // SAFETY: raw-call: the program gave places for the numbers that its flags ask for.
+    unsafe {
+        let pid = libc::fork();
+        if pid > 0 && flags & libc::CLONE_PARENT_SETTID as usize != 0 {
+            parent.write(pid);
+        }
+        if pid == 0 && flags & libc::CLONE_CHILD_SETTID as usize != 0 {
+            child.write(sys::tid() as i32);
+        }
+        if pid == 0 && flags & libc::CLONE_CHILD_CLEARTID as usize != 0 {
+            sys::call(libc::SYS_set_tid_address, [child as usize, 0, 0, 0, 0, 0]);
+        }
+        c_long::from(pid)
+    }
+}
+
+/// Ends the process, on the record.
+pub fn exit(status: c_int) -> ! {
+    record::end();
+    loop {
+        // SAFETY: raw-call: no memory is passed.
+        unsafe { sys::call(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub extern "C" fn _exit(status: c_int) -> ! {
+    exit(status)
+}
+
+/// As in the C library.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+pub extern "C" fn _Exit(status: c_int) -> ! {
+    exit(status)
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, env: Strings) -> c_int {
+    record::end();
+    // SAFETY: c-library: passed on from our caller.
+    let result = unsafe { next_execve()(path, args, env) };
+    record::go_on();
+    result
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, args: Strings) -> c_int {
+    // SAFETY: c-library: passed on from our caller; the environment is the C library's.
+    unsafe { execve(path, args, libc_environ()) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(file: *const c_char, args: Strings) -> c_int {
+    // SAFETY: c-library: passed on from our caller; the environment is the C library's.
+    unsafe { execvpe(file, args, libc_environ()) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvpe(file: *const c_char, args: Strings, env: Strings) -> c_int {
+    record::end();
+    // SAFETY: c-library: passed on from our caller.
+    let result = unsafe { next_execvpe()(file, args, env) };
+    record::go_on();
+    result
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fexecve(file: c_int, args: Strings, env: Strings) -> c_int {
+    record::end();
+    // SAFETY: c-library: passed on from our caller.
+    let result = unsafe { next_fexecve()(file, args, env) };
+    record::go_on();
+    result
+}
+
+fn libc_environ() -> Strings {
+    unsafe extern "C" {
+        static environ: Strings;
+    }
+    // SAFETY: c-library: the C library's variable; a program that changes it meanwhile is at fault with or without us.
+    unsafe { environ }
+}

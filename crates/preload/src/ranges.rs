@@ -1,0 +1,161 @@
+//! Sets of address ranges: sorted, disjoint, in memory of their own, so that a signal handler may change them.
+
+use std::ops::Range;
+
+use crate::sys;
+
+/// Room for this many ranges; the kernel allows no more mappings by default.
+const MOST: usize = 1 << 17;
+const BYTES: usize = MOST * size_of::<Range<usize>>();
+
+/// A set of addresses, as few ranges as they make.
+pub struct Ranges {
+    /// `MOST` entries, reserved when the first is put in.
+    table: *mut Range<usize>,
+    len: usize,
+}
+
+// SAFETY: own-table: the table is reached through this value alone.
+unsafe impl Send for Ranges {}
+
+impl Ranges {
+    /// None.
+    pub const fn new() -> Ranges {
+        Ranges { table: std::ptr::null_mut(), len: 0 }
+    }
+
+    /// The ranges, ascending.
+    pub fn all(&self) -> &[Range<usize>] {
+        if self.table.is_null() {
+            return &[];
+        }
+        // SAFETY: own-table: `len` entries have been written.
+        unsafe { std::slice::from_raw_parts(self.table, self.len) }
+    }
+
+    /// How many bytes they have in all.
+    pub fn bytes(&self) -> usize {
+        self.all().iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// The number of the first range that ends after `address`.
+    fn at(&self, address: usize) -> usize {
+        self.all().partition_point(|range| range.end <= address)
+    }
+
+    /// Replaces the ranges `[from, to)` by `with`.
+    fn splice(&mut self, from: usize, to: usize, with: &[Range<usize>]) {
+        if self.table.is_null() {
+            let Some(table) = sys::reserve(BYTES) else { abort("no room for a table of mappings") };
+            // SAFETY: owned-range: just reserved.
+            unsafe { sys::protect(table, BYTES, libc::PROT_READ | libc::PROT_WRITE) };
+            self.table = table as *mut Range<usize>;
+        }
+        let new_len = self.len - (to - from) + with.len();
+        if new_len > MOST {
+            abort("more mappings than there is room for");
+        }
+        // SAFETY: own-table: both runs are within the table's `MOST` entries, and ranges are plain numbers.
+        unsafe {
+            std::ptr::copy(self.table.add(to), self.table.add(from + with.len()), self.len - to);
+            for (index, range) in with.iter().enumerate() {
+                self.table.add(from + index).write(range.clone());
+            }
+        }
+        self.len = new_len;
+    }
+
+    /// Puts a range in.
+    pub fn add(&mut self, range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
+        // What touches it becomes part of it.
+        let from = self.all().partition_point(|one| one.end < range.start);
+        let to = from + self.all()[from..].partition_point(|one| one.start <= range.end);
+        let mut whole = range;
+        if let [first, ..] = &self.all()[from..to] {
+            whole.start = whole.start.min(first.start);
+            whole.end = whole.end.max(self.all()[to - 1].end);
+        }
+        self.splice(from, to, &[whole]);
+    }
+
+    /// Takes a range out. How many bytes of it were in.
+    pub fn remove(&mut self, range: Range<usize>) -> usize {
+        if range.is_empty() {
+            return 0;
+        }
+        let from = self.at(range.start);
+        let to = from + self.all()[from..].partition_point(|one| one.start < range.end);
+        if from == to {
+            return 0;
+        }
+        let before = self.all()[from].start..range.start;
+        let after = range.end..self.all()[to - 1].end;
+        let held: usize = self.all()[from..to].iter().map(ExactSizeIterator::len).sum();
+        match (before.is_empty(), after.is_empty()) {
+            (true, true) => self.splice(from, to, &[]),
+            (false, true) => self.splice(from, to, std::slice::from_ref(&before)),
+            (true, false) => self.splice(from, to, std::slice::from_ref(&after)),
+            (false, false) => self.splice(from, to, &[before.clone(), after.clone()]),
+        }
+        held - before.len() - after.len()
+    }
+
+    /// Whether every byte of the range is in.
+    pub fn covers(&self, range: &Range<usize>) -> bool {
+        self.all().get(self.at(range.start)).is_some_and(|one| one.start <= range.start && range.end <= one.end)
+    }
+
+    /// The part of `range` that begins at its start and is wholly in or wholly out, and which.
+    pub fn stretch(&self, range: &Range<usize>) -> (usize, Standing) {
+        match self.all().get(self.at(range.start)) {
+            Some(one) if one.start <= range.start => (one.end.min(range.end), Standing::In),
+            Some(one) => (one.start.min(range.end), Standing::Out),
+            None => (range.end, Standing::Out),
+        }
+    }
+
+    /// The lowest gap of `len` bytes within `limits` that begins at a multiple of `align`.
+    pub fn gap(&self, limits: Range<usize>, len: usize, align: usize) -> Option<usize> {
+        let mut start = limits.start.next_multiple_of(align);
+        for one in &self.all()[self.at(limits.start)..] {
+            if one.start >= start && one.start - start >= len {
+                break;
+            }
+            start = start.max(one.end.next_multiple_of(align));
+        }
+        (start < limits.end && limits.end - start >= len).then_some(start)
+    }
+
+    /// Calls `visit` for each part of `range` that is in.
+    pub fn within(&self, range: Range<usize>, mut visit: impl FnMut(Range<usize>)) {
+        let mut at = range.start;
+        while at < range.end {
+            let (end, standing) = self.stretch(&(at..range.end));
+            if standing == Standing::In {
+                visit(at..end);
+            }
+            at = end;
+        }
+    }
+}
+
+/// Whether addresses are in a set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// They are.
+    In,
+    /// They are not.
+    Out,
+}
+
+fn abort(why: &str) -> ! {
+    sys::say("selfpage: ");
+    sys::say(why);
+    sys::say("\n");
+    // SAFETY: raw-call: ends the process.
+    unsafe { sys::call(libc::SYS_kill, [sys::pid() as usize, libc::SIGABRT as usize, 0, 0, 0, 0]) };
+    std::process::abort()
+}

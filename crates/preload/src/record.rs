@@ -1,0 +1,121 @@
+//! What this process's domain counted, appended to the file that `run` reads: one line of JSON, written when the process
+//! ends or becomes another program. A process that is killed leaves none.
+
+use std::ffi::CString;
+use std::fmt::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::managed;
+use crate::sys::{self, Quiet, call};
+use crate::{heap, maps};
+
+/// Where to write.
+static FILE: OnceLock<CString> = OnceLock::new();
+/// The process that is to write; 0: it has.
+static WRITER: AtomicU32 = AtomicU32::new(0);
+
+/// Has a record written to `path`.
+pub fn write_to(path: &str) {
+    if let Ok(path) = CString::new(path) {
+        let _ = FILE.set(path);
+        begin();
+    }
+    // SAFETY: c-library: the handler stays loaded; it runs after those that the program registers.
+    unsafe {
+        __cxa_at_quick_exit(at_quick_exit, std::ptr::null_mut());
+    }
+}
+
+unsafe extern "C" {
+    fn __cxa_at_quick_exit(handler: extern "C" fn(*mut std::ffi::c_void), library: *mut std::ffi::c_void) -> i32;
+}
+
+extern "C" fn at_quick_exit(_: *mut std::ffi::c_void) {
+    end();
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = end;
+
+/// This process will write.
+pub fn begin() {
+    WRITER.store(sys::pid(), Ordering::SeqCst);
+}
+
+/// It did, and lives on: the exec failed.
+pub fn go_on() {
+    begin();
+}
+
+/// A line on the stack: nothing is allocated where a process ends.
+struct Line {
+    bytes: [u8; 2048],
+    len: usize,
+}
+
+impl std::fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let room = self.bytes.get_mut(self.len..self.len + text.len()).ok_or(std::fmt::Error)?;
+        room.copy_from_slice(text.as_bytes());
+        self.len += text.len();
+        Ok(())
+    }
+}
+
+/// Writes the record, once.
+pub extern "C" fn end() {
+    // After vfork this is the child, in our memory: it has counted nothing.
+    let writer = sys::pid();
+    if WRITER.compare_exchange(writer, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        return;
+    }
+    let (Some(file), Some(managed)) = (FILE.get(), managed::get()) else { return };
+    let _quiet = Quiet::begin();
+    let mut line = Line { bytes: [0; 2048], len: 0 };
+    if describe(&mut line, writer, managed).is_err() {
+        return;
+    }
+    // SAFETY: raw-call: the name ends with NUL, and the bytes outlive the call.
+    unsafe {
+        let flags = (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC) as usize;
+        let file = call(libc::SYS_open, [file.as_ptr() as usize, flags, 0, 0, 0, 0]);
+        if file >= 0 {
+            call(libc::SYS_write, [file as usize, line.bytes.as_ptr() as usize, line.len, 0, 0, 0]);
+            call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
+        }
+    }
+}
+
+fn describe(line: &mut Line, pid: u32, managed: &managed::Managed) -> std::fmt::Result {
+    let stats = managed.domain.stats();
+    let counts = stats.counts;
+    write!(line, "{{\"pid\":{pid},\"program\":\"")?;
+    let mut name = [0u8; 16];
+    // SAFETY: raw-call: the kernel writes at most 16 bytes, the last of them NUL.
+    unsafe { call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+    let plain = |byte: &&u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\') || **byte == b' ';
+    for byte in name.iter().take_while(|byte| **byte != 0) {
+        line.write_char(if plain(&byte) { *byte as char } else { '?' })?;
+    }
+    write!(line, "\"")?;
+    let unmanaged = heap::unmanaged_bytes() + maps::unmanaged_bytes_max();
+    for (name, value) in [
+        ("frames_bytes", stats.frames_bytes),
+        ("resident_bytes_max", stats.resident_bytes_max),
+        ("faults_total", counts.faults_total),
+        ("fills_total", counts.fills_total),
+        ("saves_total", counts.saves_total),
+        ("evictions_total", counts.evictions_total),
+        ("bytes_filled", counts.bytes_filled),
+        ("bytes_saved", counts.bytes_saved),
+        ("unmanaged_bytes_max", unmanaged as u64),
+    ] {
+        write!(line, ",\"{name}\":{value}")?;
+    }
+    for (name, nanoseconds) in [("fault_us_p50", stats.fault_ns_p50), ("fault_us_p99", stats.fault_ns_p99)] {
+        write!(line, ",\"{name}\":{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)?;
+    }
+    writeln!(line, "}}")
+}

@@ -1,0 +1,137 @@
+//! What happens when the library is loaded, before the program's first line.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use selfpage::store::{BackingStore, FileStore, MemoryStore};
+use selfpage::{DescriptorTable, Domain};
+
+use crate::managed::{self, HEAP_BYTES, MAPS_BYTES, Managed};
+use crate::{malloc, process, record, sys, threads};
+
+/// What the environment says, in one variable: `frames=BYTES;policy=NAME;store=PLACE;record=PATH`.
+pub const VARIABLE: &str = "SELFPAGE_RUN";
+
+/// Where `run` told us to keep pages.
+enum Place {
+    Memory,
+    /// A file without a name in this directory.
+    Directory(String),
+    /// This file or device.
+    Named(String),
+}
+
+struct Wishes {
+    frames_bytes: usize,
+    policy: String,
+    place: Place,
+    record: Option<String>,
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    malloc::find_libraries();
+    let Ok(said) = std::env::var(VARIABLE) else { return };
+    let set_up = Wishes::read(&said).and_then(|wishes| wishes.set_up());
+    if let Err(why) = set_up {
+        sys::say(&format!("selfpage: {why}\n"));
+        // SAFETY: raw-call: ends the process, of which nothing of the program has run.
+        unsafe { sys::call(libc::SYS_exit_group, [125, 0, 0, 0, 0, 0]) };
+    }
+}
+
+impl Wishes {
+    fn read(said: &str) -> Result<Wishes, String> {
+        let value =
+            |name: &str| said.split(';').find_map(|part| part.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned);
+        let frames = value("frames").and_then(|bytes| bytes.parse().ok());
+        let place = match value("store") {
+            None => Place::Directory("/var/tmp".into()),
+            Some(place) if place == "memory" => Place::Memory,
+            Some(place) if Path::new(&place).is_dir() => Place::Directory(place),
+            Some(place) => Place::Named(place),
+        };
+        Ok(Wishes {
+            frames_bytes: frames.ok_or_else(|| format!("{VARIABLE} names no frames: use `selfpage run`"))?,
+            policy: value("policy").unwrap_or_else(|| "lru".into()),
+            place,
+            record: value("record"),
+        })
+    }
+
+    fn set_up(&self) -> Result<(), String> {
+        process::attend_forks_before_the_domain();
+        // Before the domain: its descriptors' numbers are free again in our table, and must not be the store's.
+        let store = self.place.store()?;
+        let domain = Domain::with_frames(self.frames_bytes)
+            .policy(&self.policy)
+            .descriptor_table(DescriptorTable::Private)
+            .needs_system_calls()
+            .build()
+            .map_err(|error| error.to_string())?;
+        let region = |len_bytes, name| {
+            domain
+                .region(len_bytes)
+                .name(name)
+                .without_access()
+                .stored_in(store.clone())
+                .map_err(|error| error.to_string())
+        };
+        let (heap, maps) = (region(HEAP_BYTES, "heap")?, region(MAPS_BYTES, "mappings")?);
+        managed::begin(Managed { domain, heap, maps });
+        process::attend_forks_after_the_domain();
+        threads::begin();
+        if let Some(path) = &self.record {
+            record::write_to(path);
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    fn store(&self) -> Result<Arc<dyn BackingStore>, String> {
+        let wanted = (HEAP_BYTES + MAPS_BYTES) as u64;
+        let in_words = |error: selfpage::store::StoreError| error.to_string();
+        Ok(match self {
+            Place::Memory => Arc::new(MemoryStore::new(wanted).map_err(in_words)?),
+            Place::Directory(dir) => Arc::new(unnamed_in(Path::new(dir)).map_err(in_words)?),
+            Place::Named(path) => {
+                let path = Path::new(path);
+                match FileStore::create(path, capacity_bytes(path.parent().unwrap_or(path))) {
+                    Ok(store) => Arc::new(store),
+                    // A program that one of ours executed finds it taken.
+                    Err(error) if error.cause.kind() == std::io::ErrorKind::ResourceBusy => {
+                        Arc::new(unnamed_in(path.parent().unwrap_or("/var/tmp".as_ref())).map_err(in_words)?)
+                    }
+                    Err(error) => return Err(error.to_string()),
+                }
+            }
+        })
+    }
+}
+
+fn unnamed_in(dir: &Path) -> Result<FileStore, selfpage::store::StoreError> {
+    FileStore::unnamed_in(dir, capacity_bytes(dir))
+}
+
+/// As much as the program can ask for, as far as there is room in that directory, and the limit on files lets it.
+fn capacity_bytes(dir: &Path) -> u64 {
+    let mut wanted = (HEAP_BYTES + MAPS_BYTES) as u64;
+    if let Ok(name) = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes()) {
+        // SAFETY: c-library: the name ends with NUL, and both results are plain numbers.
+        unsafe {
+            let (mut room, mut limit): (libc::statvfs, libc::rlimit) = (std::mem::zeroed(), std::mem::zeroed());
+            if libc::statvfs(name.as_ptr(), &raw mut room) == 0 {
+                wanted = wanted.min(room.f_bavail * room.f_frsize);
+            }
+            if libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) == 0 {
+                wanted = wanted.min(limit.rlim_cur);
+            }
+        }
+    }
+    // Two pages at least, so that a full disk is told as one, when a page is saved.
+    wanted.max(1 << 20) / 4096 * 4096
+}

@@ -1,0 +1,121 @@
+//! System calls as the kernel has them: no errno, no hook of ours in between.
+
+use std::arch::asm;
+use std::sync::atomic::AtomicU32;
+
+/// Makes system call `number`. Errors are negative, as the kernel returns them.
+///
+/// # Safety
+/// *raw-call*: the arguments are what the kernel expects of the call, or what the program itself asked of it.
+pub unsafe fn call(number: i64, args: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: raw-call: the kernel's calling convention; it changes rcx and r11 besides the result.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// The C library's way of reporting: -1, and the number in errno.
+pub fn in_c(result: isize) -> isize {
+    if (-4095..0).contains(&result) {
+        set_errno(-result as i32);
+        return -1;
+    }
+    result
+}
+
+/// Sets the calling thread's errno.
+pub fn set_errno(errno: i32) {
+    // SAFETY: thread-local-c: the C library's own location, valid on every thread that it started.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Reads it.
+pub fn errno() -> i32 {
+    // SAFETY: thread-local-c: as above.
+    unsafe { *libc::__errno_location() }
+}
+
+/// The process's number, from the kernel: after `vfork` it is not ours.
+pub fn pid() -> u32 {
+    // SAFETY: raw-call: no arguments.
+    unsafe { call(libc::SYS_getpid, [0; 6]) as u32 }
+}
+
+/// The thread's number.
+pub fn tid() -> u32 {
+    // SAFETY: raw-call: no arguments.
+    unsafe { call(libc::SYS_gettid, [0; 6]) as u32 }
+}
+
+/// Sleeps while `*word == seen`.
+pub fn sleep(word: &AtomicU32, seen: u32) {
+    let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: raw-call: the word outlives the call.
+    unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, operation, seen as usize, 0, 0, 0]) };
+}
+
+/// Wakes one sleeper.
+pub fn rouse(word: &AtomicU32) {
+    let operation = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: raw-call: the word outlives the call.
+    unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, operation, 1, 0, 0, 0]) };
+}
+
+/// Changes the access of a range.
+///
+/// # Safety
+/// *owned-range*: the range is ours, or the program asked for the change.
+pub unsafe fn protect(start: usize, len: usize, prot: i32) -> isize {
+    // SAFETY: owned-range: passed on from our caller.
+    unsafe { call(libc::SYS_mprotect, [start, len, prot as usize, 0, 0, 0]) }
+}
+
+/// Reserves addresses that nobody may touch yet.
+pub fn reserve(len: usize) -> Option<usize> {
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
+    // SAFETY: raw-call: a fresh mapping replaces nothing.
+    let start = unsafe { call(libc::SYS_mmap, [0, len, libc::PROT_NONE as usize, flags, usize::MAX, 0]) };
+    (start > 0).then_some(start as usize)
+}
+
+/// All signals of the calling thread, blocked until this is dropped.
+pub struct Quiet(u64);
+
+impl Quiet {
+    /// Blocks them.
+    pub fn begin() -> Quiet {
+        let (all, mut before) = (u64::MAX, 0u64);
+        let how = libc::SIG_SETMASK as usize;
+        // SAFETY: raw-call: both masks outlive the call, and have the kernel's 8 bytes.
+        unsafe { call(libc::SYS_rt_sigprocmask, [how, &raw const all as usize, &raw mut before as usize, 8, 0, 0]) };
+        Quiet(before)
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        let how = libc::SIG_SETMASK as usize;
+        // SAFETY: raw-call: the mask outlives the call.
+        unsafe { call(libc::SYS_rt_sigprocmask, [how, &raw const self.0 as usize, 0, 8, 0, 0]) };
+    }
+}
+
+/// Writes one line to standard error.
+pub fn say(line: &str) {
+    // SAFETY: raw-call: the bytes outlive the call.
+    unsafe { call(libc::SYS_write, [2, line.as_ptr() as usize, line.len(), 0, 0, 0]) };
+}

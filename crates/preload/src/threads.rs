@@ -1,0 +1,209 @@
+//! The program's threads: told from pager threads, and counted, because the C library ends a process whose last thread
+//! ends, and pager threads never do.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::next::next;
+use crate::{heap, maps, sys};
+
+type Start = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+type C11Start = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
+type Attributes = libc::pthread_attr_t;
+
+next!(CREATE: c"pthread_create" as
+    fn(*mut libc::pthread_t, *const Attributes, Start, *mut c_void) -> c_int, next_create);
+next!(C11_CREATE: c"thrd_create" as fn(*mut c_void, C11Start, *mut c_void) -> c_int, next_c11_create);
+next!(MUTEX_INIT: c"pthread_mutex_init" as
+    fn(*mut libc::pthread_mutex_t, *const libc::pthread_mutexattr_t) -> c_int, next_mutex_init);
+
+/// The program's threads that have not ended.
+static ALIVE: AtomicU32 = AtomicU32::new(1);
+/// The key whose destructor tells that a thread ends; `u32::MAX` before there is one.
+static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+/// The C library calls destructors in this many rounds at most.
+const ROUNDS: usize = 4;
+/// The thread's own structures lie at the top of its stack: the kernel writes there when the thread has ended.
+const TOP_BYTES: usize = 16 << 10;
+
+/// What a new thread is to do.
+struct Begin<S> {
+    start: S,
+    argument: *mut c_void,
+}
+
+/// Begins to count, with the calling thread.
+pub fn begin() {
+    let mut key = 0;
+    // SAFETY: c-library: the destructor stays loaded.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(round)) } == 0 {
+        KEY.store(key, Ordering::Relaxed);
+        watch();
+    }
+}
+
+/// Has the end of this thread noticed.
+fn watch() {
+    let key = KEY.load(Ordering::Relaxed);
+    if key != u32::MAX {
+        // SAFETY: c-library: a key that was created; the value is a number, the round to come.
+        unsafe { libc::pthread_setspecific(key, 1 as *const c_void) };
+    }
+}
+
+/// Called as the thread ends, once in each round, so that all but the last leave room for the program's destructors.
+unsafe extern "C" fn round(number: *mut c_void) {
+    let number = number as usize;
+    if number < ROUNDS {
+        let key = KEY.load(Ordering::Relaxed);
+        // SAFETY: c-library: as in `watch`.
+        unsafe { libc::pthread_setspecific(key, (number + 1) as *const c_void) };
+    } else {
+        ended();
+    }
+}
+
+fn ended() {
+    if ALIVE.fetch_sub(1, Ordering::SeqCst) == 1 && !others_run() {
+        // SAFETY: c-library: as the C library does when the last thread has ended.
+        unsafe { libc::exit(0) };
+    }
+}
+
+/// Whether there are threads that nobody counted: made by clone(2), past the C library.
+fn others_run() -> bool {
+    let own = sys::tid();
+    std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| {
+        tasks.flatten().any(|task| {
+            let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok()).unwrap_or(0);
+            // A thread that has ended but is not gone yet runs nothing any more.
+            let over = || {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+            };
+            tid != own && !selfpage::trap::is_pager_thread(tid) && !over()
+        })
+    })
+}
+
+/// In a forked child one thread is left.
+pub fn settle_in_child() {
+    ALIVE.store(1, Ordering::SeqCst);
+    watch();
+}
+
+unsafe extern "C-unwind" fn run(begin: *mut c_void) -> *mut c_void {
+    // SAFETY: thread-begin: `create` leaked it for this thread alone.
+    let Begin { start, argument } = unsafe { *Box::from_raw(begin.cast::<Begin<Start>>()) };
+    watch();
+    // SAFETY: c-library: the program's own function and argument.
+    unsafe { start(argument) }
+}
+
+unsafe extern "C-unwind" fn run_c11(begin: *mut c_void) -> c_int {
+    // SAFETY: thread-begin: as above.
+    let Begin { start, argument } = unsafe { *Box::from_raw(begin.cast::<Begin<C11Start>>()) };
+    watch();
+    // SAFETY: c-library: as above.
+    unsafe { start(argument) }
+}
+
+unsafe extern "C-unwind" fn run_pager(begin: *mut c_void) -> *mut c_void {
+    heap::is_pager_from_now_on();
+    // SAFETY: thread-begin: as above.
+    let Begin { start, argument } = unsafe { *Box::from_raw(begin.cast::<Begin<Start>>()) };
+    // SAFETY: c-library: the library's own function and argument.
+    unsafe { start(argument) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const Attributes,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    let begin = Box::into_raw(Box::new(Begin { start, argument }));
+    let pager = selfpage::trap::on_pager_thread();
+    if !pager {
+        ALIVE.fetch_add(1, Ordering::SeqCst);
+        keep_top(attributes);
+    }
+    // SAFETY: c-library, thread-begin: passed on from our caller; the new thread takes `begin`.
+    let result = unsafe {
+        if pager {
+            heap::starting_a_pager(|| next_create()(thread, attributes, run_pager, begin.cast()))
+        } else {
+            next_create()(thread, attributes, run, begin.cast())
+        }
+    };
+    if result != 0 {
+        forget(begin, pager);
+    }
+    result
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thrd_create(thread: *mut c_void, start: C11Start, argument: *mut c_void) -> c_int {
+    let begin = Box::into_raw(Box::new(Begin { start, argument }));
+    ALIVE.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: c-library, thread-begin: as above.
+    let result = unsafe { next_c11_create()(thread, run_c11, begin.cast()) };
+    if result != 0 {
+        forget(begin, false);
+    }
+    result
+}
+
+/// There is no new thread.
+fn forget<S>(begin: *mut Begin<S>, pager: bool) {
+    if !pager {
+        ALIVE.fetch_sub(1, Ordering::SeqCst);
+    }
+    // SAFETY: thread-begin: no thread took it.
+    drop(unsafe { Box::from_raw(begin) });
+}
+
+/// Keeps the top of a stack of the program's own in core.
+fn keep_top(attributes: *const Attributes) {
+    if attributes.is_null() {
+        return;
+    }
+    let (mut lowest, mut len) = (std::ptr::null_mut(), 0);
+    // SAFETY: c-library: the program passes attributes that are set up.
+    if unsafe { libc::pthread_attr_getstack(attributes, &raw mut lowest, &raw mut len) } == 0 && !lowest.is_null() {
+        let top = lowest as usize + len;
+        maps::keep(top - len.min(TOP_BYTES), len.min(TOP_BYTES));
+    }
+}
+
+/// As in the C library. When a thread ends that holds a robust mutex the kernel writes into it, and waits for no pager:
+/// such a mutex stays in core.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_mutex_init(
+    mutex: *mut libc::pthread_mutex_t,
+    attributes: *const libc::pthread_mutexattr_t,
+) -> c_int {
+    let mut robust = libc::PTHREAD_MUTEX_STALLED;
+    // SAFETY: c-library: the program passes attributes that are set up, or none.
+    unsafe {
+        if !attributes.is_null() {
+            libc::pthread_mutexattr_getrobust(attributes, &raw mut robust);
+        }
+        if robust == libc::PTHREAD_MUTEX_ROBUST {
+            maps::keep(mutex as usize, size_of::<libc::pthread_mutex_t>());
+        }
+        next_mutex_init()(mutex, attributes)
+    }
+}

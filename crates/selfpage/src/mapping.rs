@@ -1,0 +1,97 @@
+//! A region as part of the program's address space: for whoever answers mmap(2) and its family over it, and changes its
+//! mappings under the domain.
+#![allow(unsafe_code)]
+
+use selfpage_core::addr::PageRange;
+use selfpage_core::fault::range;
+use selfpage_core::linux::memory::{self, Access, Advice, Place};
+
+use crate::error::{Error, Result};
+use crate::region::Region;
+
+impl Region {
+    /// Runs `change` on a pager thread while no page of the domain is mapped or unmapped: what it does to the region's
+    /// protection is all there before, or all there after, any page that moves.
+    ///
+    /// # Context
+    /// Normal. `change` touches no managed memory, and neither allocates nor waits. A pager thread runs it, whose stack is
+    /// never managed, even where the caller's is.
+    pub fn while_still<T: Send>(&self, change: impl FnOnce() -> T + Send) -> T {
+        let inner = self.inner();
+        inner.on_pager_thread(move || {
+            inner.close_gate();
+            let result = change();
+            inner.state().gate.open(inner.state().mmu);
+            result
+        })
+    }
+
+    /// Drops the contents of `[offset, offset+len)`, and runs `change` as [`Region::while_still`] does, with no page of the
+    /// range in core.
+    ///
+    /// # Errors
+    /// The range is not in the region.
+    ///
+    /// # Safety
+    /// *region-contents*: nobody holds a reference into the range whose contents must stay.
+    pub unsafe fn while_empty<T: Send>(
+        &self,
+        offset_bytes: usize,
+        len_bytes: usize,
+        change: impl FnOnce() -> T + Send,
+    ) -> Result<T> {
+        let range = self.range("empty", offset_bytes, len_bytes)?;
+        let inner = self.inner();
+        let state = inner.state();
+        Ok(inner.on_pager_thread(move || {
+            loop {
+                range::discard(state, range);
+                inner.close_gate();
+                // A stream that is read ahead may have brought a page back.
+                if range::is_absent(state, range) {
+                    let result = change();
+                    state.gate.open(state.mmu);
+                    return result;
+                }
+                state.gate.open(state.mmu);
+            }
+        }))
+    }
+
+    /// As [`Region::discard`], for callers that share the region.
+    ///
+    /// # Errors
+    /// The range is not in the region.
+    ///
+    /// # Safety
+    /// *region-contents*: nobody holds a reference into the range whose contents must stay.
+    pub unsafe fn drop_contents(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
+        let range = self.range("discard", offset_bytes, len_bytes)?;
+        let state = self.inner().state();
+        self.inner().on_table(move || range::discard(state, range));
+        Ok(())
+    }
+
+    /// Makes the region's mapping of `[offset, offset+len)` anew, empty and without access, where something else was mapped
+    /// over it. Call it in [`Region::while_empty`]'s place.
+    ///
+    /// # Errors
+    /// The range is not in the region, or the kernel has no room for the mapping.
+    ///
+    /// # Safety
+    /// *region-contents*: nobody holds a reference into the range.
+    pub unsafe fn restore(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
+        let PageRange { first, count } = self.range("restore", offset_bytes, len_bytes)?;
+        let (start, len) = (first.addr().0, count as usize * selfpage_core::addr::PAGE_BYTES);
+        let mapped = self.while_still(move || {
+            // SAFETY: owned-range, region-contents: the addresses are the region's, and what is there is done with.
+            unsafe {
+                memory::map_anonymous(Place::Over(start), len, Access::None)?;
+                memory::advise(start, len, Advice::NoHugePages)?;
+                memory::advise(start, len, Advice::NotForChild)
+            }
+        });
+        mapped.map_err(|errno| Error::system("restore", format!("{len} bytes of a region"), errno))?;
+        self.register_part(start, len)
+    }
+}
