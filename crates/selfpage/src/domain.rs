@@ -106,6 +106,13 @@ impl Domain {
         let inner = Arc::new(Inner::new(settings, policy)?);
         inner.start_threads_keeping(Vec::new())?;
         crate::fork::enlist(&inner);
+        tracing::info!(
+            frames = inner.config.frames,
+            workers = inner.config.workers,
+            serves_system_calls = inner.reach == Reach::EveryFault,
+            residence = ?inner.pool.residence(),
+            "domain built"
+        );
         Ok(Domain { life: Arc::new(Life { inner }) })
     }
 

@@ -281,6 +281,7 @@ impl Bound {
         let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
         let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(&numbers) };
         drop(regions);
+        tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
         match shared {
             Ok(()) => inner.hide_descriptors(&numbers),
             Err(_) => self.leave(inner),
