@@ -22,6 +22,7 @@
 
 mod arena;
 mod config;
+mod descriptors;
 pub mod doctor;
 mod domain;
 mod error;
