@@ -45,6 +45,8 @@ pub struct Region {
     pub streams: Streams,
     /// Its standing with policies that look at it: frames of a lower one go first.
     pub priority: AtomicU8,
+    /// Pages from this number on are not fetched before they are asked for: nobody may use them yet.
+    pub reach: AtomicU64,
     words: Table<PageWord>,
     residency: Table<AtomicU8>,
     /// `&&dyn Pager`, so that it fits one pointer; null while unbound.
@@ -66,6 +68,7 @@ impl Region {
             rights,
             streams: Streams::new(),
             priority: AtomicU8::new(0),
+            reach: AtomicU64::new(u64::MAX),
             words,
             residency,
             pager: AtomicPtr::new(ptr::null_mut()),
@@ -96,6 +99,11 @@ impl Region {
     /// The number of `page` in the region.
     pub const fn index(&self, page: PageNo) -> u64 {
         page.0.wrapping_sub(self.range.first.0)
+    }
+
+    /// Whether `page` may be fetched before it is asked for.
+    pub fn reaches(&self, page: PageNo) -> bool {
+        self.index(page) < self.reach.load(Ordering::Relaxed)
     }
 
     /// Whether each page is in core: 1 or 0, a byte a page, readable at any time without a call.

@@ -520,6 +520,10 @@ impl Region {
         self.bound.region.priority.store(priority, Ordering::Relaxed);
     }
 
+    pub(crate) fn core(&self) -> &region::Region {
+        &self.bound.region
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         &self.life.inner
     }
