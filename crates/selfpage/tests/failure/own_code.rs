@@ -17,7 +17,10 @@ const FRAMES: usize = 64;
 const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
 
 /// What a policy says when it is asked for a victim.
-struct Liar(fn(&mut u32) -> Option<u32>, u32);
+struct Liar(Lie, u32);
+
+/// From a state of its own.
+type Lie = fn(&mut u32) -> Option<u32>;
 
 impl Policy for Liar {
     fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
@@ -33,7 +36,7 @@ fn next(seed: &mut u32) -> u32 {
 
 #[test]
 fn policies_that_lie_but_help() {
-    let liars: [(&str, fn(&mut u32) -> Option<u32>); 3] = [
+    let liars: [(&str, Lie); 3] = [
         // Mostly nonsense, some of it right by chance.
         ("any", |seed| Some(next(seed) % (4 * FRAMES as u32))),
         // Each frame many times over.
@@ -42,7 +45,7 @@ fn policies_that_lie_but_help() {
             Some(*seed / 8 % FRAMES as u32)
         }),
         // Often nothing at all.
-        ("seldom", |seed| (next(seed) % 4 == 0).then(|| next(seed) % FRAMES as u32)),
+        ("seldom", |seed| next(seed).is_multiple_of(4).then(|| next(seed) % FRAMES as u32)),
     ];
     for (trap, name) in TRAPS {
         for (lie, liar) in liars {
@@ -64,7 +67,7 @@ fn policies_that_lie_but_help() {
 
 #[test]
 fn policies_that_never_name_a_victim() {
-    let liars: [(&str, fn(&mut u32) -> Option<u32>); 3] =
+    let liars: [(&str, Lie); 3] =
         [("none", |_| None), ("beyond", |_| Some(u32::MAX)), ("no-frame", |_| Some(FRAMES as u32))];
     for (trap, name) in TRAPS {
         for (lie, liar) in liars {
