@@ -200,7 +200,7 @@ impl Maps {
 fn pages(address: usize, len: usize) -> Result<Range<usize>, Errno> {
     let len = len.checked_next_multiple_of(PAGE).ok_or(libc::ENOMEM)?;
     match address.checked_add(len) {
-        Some(end) if address % PAGE == 0 => Ok(address..end),
+        Some(end) if address.is_multiple_of(PAGE) => Ok(address..end),
         Some(_) => Err(libc::EINVAL),
         None => Err(libc::ENOMEM),
     }

@@ -287,7 +287,7 @@ impl Mmu for LinuxMmu {
         let (uffd, addr, len_bytes) = (self.region_uffd(trap), page.addr().0, done as usize * PAGE_BYTES);
         if done > 0 {
             // Moving drops the bit that says so. A page that is gone by now needs none.
-            // SAFETY: region-owned: the page is absent, and the caller's to poison.
+            // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
             let _ = unsafe { uffd.set_writing(addr, len_bytes, Writing::Protected) };
             let _ = uffd.wake(addr, len_bytes);
         }
