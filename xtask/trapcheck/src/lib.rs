@@ -8,10 +8,10 @@ use core::hint::black_box;
 
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Fault, Outcome, Request};
-use selfpage_core::stream::Chunk;
 use selfpage_core::linux::mmu::LinuxMmu;
 use selfpage_core::mmu::Mmu;
 use selfpage_core::pager::Context;
+use selfpage_core::stream::Chunk;
 
 /// All that the fault path is given.
 pub struct Given<'a> {
