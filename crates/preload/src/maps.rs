@@ -196,6 +196,13 @@ impl Maps {
     }
 }
 
+/// Makes the mapping that mmap(2) was asked for with MAP_FIXED at some other place.
+fn map_elsewhere([_, len, prot, flags, file, offset]: [usize; 6]) -> Result<usize, Errno> {
+    let flags = flags & !(libc::MAP_FIXED as usize);
+    // SAFETY: raw-call: a new mapping replaces nothing.
+    kernel(unsafe { call(libc::SYS_mmap, [0, len, prot, flags, file, offset]) })
+}
+
 /// What the calls get as a range: whole pages.
 fn pages(address: usize, len: usize) -> Result<Range<usize>, Errno> {
     let len = len.checked_next_multiple_of(PAGE).ok_or(libc::ENOMEM)?;
@@ -206,9 +213,9 @@ fn pages(address: usize, len: usize) -> Result<Range<usize>, Errno> {
     }
 }
 
-/// The domain, where calls are to be answered from it.
+/// The domain, where calls are to be answered from it: not on pager threads, which must not wait for our lock.
 fn serving() -> Option<&'static Managed> {
-    managed::get()
+    if heap::is_pager() { None } else { managed::get() }
 }
 
 fn kernel(result: isize) -> Result<usize, Errno> {
@@ -229,7 +236,7 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
         // SAFETY: raw-call: passed on from our caller.
         return unsafe { call(libc::SYS_mmap, args) };
     };
-    if heap::is_pager() || len == 0 {
+    if len == 0 {
         // SAFETY: raw-call: passed on from our caller.
         return unsafe { call(libc::SYS_mmap, args) };
     }
@@ -311,10 +318,19 @@ impl Maps {
                 self.reclaim(managed, part_range)?;
             }
         }
+        // The change is made by a pager thread, which does not have the program's files: it is handed the mapping.
+        let elsewhere = if ours { 0 } else { map_elsewhere(args)? };
         let there = range.clone();
         let change = move || {
+            let (start, len) = (there.start, there.len());
             // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
-            unsafe { if ours { sys::protect(there.start, there.len(), prot) } else { call(libc::SYS_mmap, args) } }
+            unsafe {
+                if ours {
+                    return sys::protect(start, len, prot);
+                }
+                let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+                call(libc::SYS_mremap, [elsewhere, len, len, flags, start, 0])
+            }
         };
         // SAFETY: region-contents: the program gives up what it has there.
         let result = unsafe { region.while_empty(offset, range.len(), change) }.map_err(|_| libc::EINVAL)?;

@@ -1,0 +1,132 @@
+//! Running programs under `selfpage run`: builds the tool, the library and small C programs, and reads what was counted.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+
+#[path = "../../../../tests/skip.rs"]
+mod skip;
+
+pub use skip::skip;
+
+/// The directory of what is built, which this test itself lies in.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let own = std::env::current_exe().unwrap();
+        let profile = own.parent().and_then(Path::parent).unwrap().to_owned();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "selfpage-cli", "-p", "selfpage-preload", "--target-dir"]);
+        build.arg(profile.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "the tool and its library do not build");
+        profile
+    })
+}
+
+pub fn tool() -> PathBuf {
+    built().join("selfpage")
+}
+
+/// Whether programs can be run here at all; says why not.
+pub fn possible() -> bool {
+    let probe = Command::new(tool()).args(["run", "--frames", "16M", "--", "/bin/true"]).output().unwrap();
+    if !probe.status.success() {
+        skip("uffd", &String::from_utf8_lossy(&probe.stderr));
+    }
+    probe.status.success()
+}
+
+/// A directory of a test's own, gone with it.
+pub fn directory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("selfpage-test").tempdir_in("/var/tmp").unwrap()
+}
+
+/// Compiles `tests/c/NAME.c`; the same flags give the same program.
+pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let made = built().join("selfpage-test-programs");
+    std::fs::create_dir_all(&made).unwrap();
+    let fresh = made.join(format!("{name}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(format!("{name}.c"));
+    let compiled = Command::new("gcc")
+        .args(["-O1", "-g", "-Wall", "-Werror", "-pthread", "-o"])
+        .arg(&fresh)
+        .arg(&source)
+        .args(flags)
+        .output()
+        .expect("gcc");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    fresh
+}
+
+/// What became of a run.
+pub struct Ran {
+    pub output: Output,
+    pub stats: Value,
+}
+
+impl Ran {
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.output.stdout).into_owned()
+    }
+
+    pub fn errors(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+
+    pub fn code(&self) -> i32 {
+        self.output.status.code().unwrap_or(-1)
+    }
+
+    /// The sum over processes of that name.
+    pub fn count(&self, program: &str, key: &str) -> u64 {
+        let processes = self.stats["processes"].as_array().unwrap();
+        let of_name = processes.iter().filter(|process| process["program"] == program);
+        of_name.filter_map(|process| process[key].as_u64()).sum()
+    }
+
+    /// The largest of any process of that name.
+    pub fn largest(&self, program: &str, key: &str) -> u64 {
+        let processes = self.stats["processes"].as_array().unwrap();
+        let of_name = processes.iter().filter(|process| process["program"] == program);
+        of_name.filter_map(|process| process[key].as_u64()).max().unwrap_or(0)
+    }
+
+    #[track_caller]
+    pub fn ok(self) -> Ran {
+        assert_eq!(self.code(), 0, "{}{}", self.text(), self.errors());
+        assert_eq!(self.errors(), "", "{}", self.text());
+        self
+    }
+}
+
+/// Runs `program` in `frames`, for a minute or two at most.
+pub fn run(frames: &str, program: impl AsRef<Path>, arguments: &[&str]) -> Ran {
+    run_in(Path::new("/"), frames, program, arguments)
+}
+
+/// The same in a directory.
+pub fn run_in(directory: &Path, frames: &str, program: impl AsRef<Path>, arguments: &[&str]) -> Ran {
+    let stats = tempfile::NamedTempFile::new().unwrap();
+    let output = Command::new("timeout")
+        .args(["--kill-after=1", "150"])
+        .arg(tool())
+        .args(["run", "--frames", frames, "--stats"])
+        .arg(stats.path())
+        .arg("--")
+        .arg(program.as_ref())
+        .args(arguments)
+        .current_dir(directory)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    let text = std::fs::read_to_string(stats.path()).unwrap();
+    Ran { output, stats: serde_json::from_str(&text).unwrap_or(Value::Null) }
+}
