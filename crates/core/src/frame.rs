@@ -74,19 +74,19 @@ impl<'a> FrameBytes<'a> {
 
     /// To read.
     pub fn get(&self) -> &PageBytes {
-        // SAFETY: frame-lease.
+        // SAFETY: frame-lease: nobody writes it but through `&mut self`.
         unsafe { self.at.as_ref() }
     }
 
     /// To write.
     pub fn get_mut(&mut self) -> &mut PageBytes {
-        // SAFETY: frame-lease, and `&mut self` makes this the only reference.
+        // SAFETY: frame-lease: and `&mut self` makes this the only reference.
         unsafe { self.at.as_mut() }
     }
 
     /// Clears the page.
     pub fn clear(&mut self) {
-        // SAFETY: frame-lease; a page of zero bytes is a valid page.
+        // SAFETY: frame-lease: as above; a page of zero bytes is a valid page.
         unsafe { self.at.as_ptr().write_bytes(0, 1) }
     }
 }

@@ -96,7 +96,7 @@ pub enum Verdict {
 
 /// Backs a region, answers its faults.
 ///
-/// Pages are named by their number in the region. Core calls `changed`, `save`, `saved` and `forget` for one page by one
+/// Pages are named by their number in the region. Core calls `changed`, `save` and `forget` for one page by one
 /// thread at a time, and never while a `fill` of that page runs.
 pub trait Pager: Send + Sync {
     /// The lowest context in which `fill` may run.

@@ -45,6 +45,8 @@ pub struct Region {
     pub streams: Streams,
     /// Its standing with policies that look at it: frames of a lower one go first.
     pub priority: AtomicU8,
+    /// Pages from this number on are not fetched before they are asked for: nobody may use them yet.
+    pub reach: AtomicU64,
     words: Table<PageWord>,
     residency: Table<AtomicU8>,
     /// `&&dyn Pager`, so that it fits one pointer; null while unbound.
@@ -66,6 +68,7 @@ impl Region {
             rights,
             streams: Streams::new(),
             priority: AtomicU8::new(0),
+            reach: AtomicU64::new(u64::MAX),
             words,
             residency,
             pager: AtomicPtr::new(ptr::null_mut()),
@@ -84,7 +87,7 @@ impl Region {
 
     /// The pager, if the region is bound.
     pub fn pager(&self) -> Option<&dyn Pager> {
-        // SAFETY: pager-outlives.
+        // SAFETY: pager-outlives: `bind`'s caller keeps it for as long as the region can be found.
         unsafe { self.pager.load(Ordering::Acquire).as_ref() }.map(|pager| *pager as &dyn Pager)
     }
 
@@ -96,6 +99,11 @@ impl Region {
     /// The number of `page` in the region.
     pub const fn index(&self, page: PageNo) -> u64 {
         page.0.wrapping_sub(self.range.first.0)
+    }
+
+    /// Whether `page` may be fetched before it is asked for.
+    pub fn reaches(&self, page: PageNo) -> bool {
+        self.index(page) < self.reach.load(Ordering::Relaxed)
     }
 
     /// Whether each page is in core: 1 or 0, a byte a page, readable at any time without a call.
@@ -212,7 +220,7 @@ impl RegionMap {
     /// *region-in-map*: `region` stays valid until [`RegionMap::remove`] and one closing of the gate after it.
     #[must_use]
     pub unsafe fn insert(&self, region: *const Region) -> bool {
-        // SAFETY: region-in-map.
+        // SAFETY: region-in-map: passed on from our caller.
         let range = unsafe { (*region).range };
         self.rewrite(|old, new, len| {
             let mut at = 0;
@@ -281,7 +289,7 @@ impl RegionMap {
         let version = self.version.load(Ordering::Acquire);
         let Some((lines, len)) = self.half(version) else { return };
         for line in lines.iter().take(len.load(Ordering::Relaxed) as usize) {
-            // SAFETY: region-in-map.
+            // SAFETY: region-in-map: as in `find`.
             if let Some(region) = unsafe { line.region.load(Ordering::Relaxed).as_ref() } {
                 visit(region);
             }

@@ -107,6 +107,8 @@ pub enum Asker {
     Program,
     /// The C library or the dynamic loader, for itself.
     Library,
+    /// This library: Rust's own library asks past our allocator for what a thread's handle needs.
+    Ourselves,
 }
 
 thread_local! {
@@ -145,7 +147,9 @@ enum Heap {
 }
 
 fn heap_for(size: usize, asker: Asker) -> Heap {
-    if managed::get().is_none() {
+    if asker == Asker::Ourselves {
+        Heap::Own
+    } else if managed::get().is_none() {
         Heap::Quiet
     } else if is_pager() || STARTING.load(Ordering::Relaxed) != 0 {
         Heap::Own

@@ -8,43 +8,65 @@ use crate::heap::{self, Asker};
 use crate::space::PAGE;
 use crate::sys;
 
-/// Where the C library and the dynamic loader have their code: start and end of each.
-static CODE: [(AtomicUsize, AtomicUsize); 2] = [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 2];
-
-/// Finds the C library's code, and the loader's.
-pub fn find_libraries() {
-    let mut found = 0usize;
-    // SAFETY: c-library: the callback matches, and `found` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(see_library), (&raw mut found).cast()) };
+/// Where a library has its code.
+struct Code {
+    start: AtomicUsize,
+    end: AtomicUsize,
 }
 
-unsafe extern "C" fn see_library(info: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void) -> c_int {
-    // SAFETY: c-library: the loader passes a description that is valid during the call, and what `find_libraries` passed.
-    let (info, found) = unsafe { (&*info, &mut *found.cast::<usize>()) };
+impl Code {
+    const fn unknown() -> Code {
+        Code { start: AtomicUsize::new(0), end: AtomicUsize::new(0) }
+    }
+
+    fn holds(&self, address: usize) -> bool {
+        (self.start.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed)).contains(&address)
+    }
+}
+
+static C_LIBRARY: Code = Code::unknown();
+static LOADER: Code = Code::unknown();
+/// This library.
+static OURS: Code = Code::unknown();
+
+/// Finds the code of the C library, of the loader, and our own.
+pub fn find_libraries() {
+    // SAFETY: c-library: the callback matches.
+    unsafe { libc::dl_iterate_phdr(Some(see_library), std::ptr::null_mut()) };
+}
+
+unsafe extern "C" fn see_library(info: *mut libc::dl_phdr_info, _size: usize, _: *mut c_void) -> c_int {
+    // SAFETY: c-library: the loader passes a description that is valid during the call.
+    let info = unsafe { &*info };
     // SAFETY: c-library: a name is a string, or null.
     let name = unsafe { if info.dlpi_name.is_null() { return 0 } else { std::ffi::CStr::from_ptr(info.dlpi_name) } };
     let last = name.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    if !(last == b"libc.so.6" || last.starts_with(b"ld-linux")) || *found >= CODE.len() {
-        return 0;
-    }
     // SAFETY: c-library: as many headers as it says.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
-    let code = headers.iter().filter(|one| one.p_type == libc::PT_LOAD && one.p_flags & libc::PF_X != 0);
-    for header in code {
+    for header in headers.iter().filter(|one| one.p_type == libc::PT_LOAD && one.p_flags & libc::PF_X != 0) {
         let start = info.dlpi_addr as usize + header.p_vaddr as usize;
-        CODE[*found].1.store(start + header.p_memsz as usize, Ordering::Relaxed);
-        CODE[*found].0.store(start, Ordering::Relaxed);
+        let end = start + header.p_memsz as usize;
+        let code = match last {
+            _ if (start..end).contains(&(find_libraries as *const () as usize)) => &OURS,
+            b"libc.so.6" => &C_LIBRARY,
+            last if last.starts_with(b"ld-linux") => &LOADER,
+            _ => continue,
+        };
+        code.start.store(start, Ordering::Relaxed);
+        code.end.store(end, Ordering::Relaxed);
     }
-    *found += 1;
     0
 }
 
 /// Who called, by the address that the call returns to.
 fn asker(returns_to: usize) -> Asker {
-    let inside = |(start, end): &(AtomicUsize, AtomicUsize)| {
-        (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&returns_to)
-    };
-    if CODE.iter().any(inside) { Asker::Library } else { Asker::Program }
+    if C_LIBRARY.holds(returns_to) || LOADER.holds(returns_to) {
+        Asker::Library
+    } else if OURS.holds(returns_to) {
+        Asker::Ourselves
+    } else {
+        Asker::Program
+    }
 }
 
 fn or_enomem(block: *mut u8) -> *mut c_void {
@@ -96,7 +118,7 @@ extern "C" fn memalign_for(align: usize, size: usize, returns_to: usize) -> *mut
 }
 
 unsafe extern "C" fn posix_memalign_for(out: *mut *mut c_void, align: usize, size: usize, returns_to: usize) -> c_int {
-    if !align.is_power_of_two() || align % size_of::<usize>() != 0 {
+    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<usize>()) {
         return libc::EINVAL;
     }
     let block = heap::allocate(size, align, asker(returns_to));

@@ -200,7 +200,7 @@ impl Maps {
 fn pages(address: usize, len: usize) -> Result<Range<usize>, Errno> {
     let len = len.checked_next_multiple_of(PAGE).ok_or(libc::ENOMEM)?;
     match address.checked_add(len) {
-        Some(end) if address % PAGE == 0 => Ok(address..end),
+        Some(end) if address.is_multiple_of(PAGE) => Ok(address..end),
         Some(_) => Err(libc::EINVAL),
         None => Err(libc::ENOMEM),
     }
@@ -275,8 +275,15 @@ impl Maps {
             return None;
         }
         self.taken.add(range.clone());
+        self.tell_reach(managed);
         self.note_access(range.clone(), prot);
         Some(range)
+    }
+
+    /// Nothing is fetched ahead beyond the last mapping.
+    fn tell_reach(&self, managed: &Managed) {
+        let start = managed::maps_range().start;
+        managed.maps.set_reach(self.taken.end(start) - start);
     }
 
     /// MAP_FIXED over a region: fresh managed memory, or something else, which is foreign from then on.
@@ -314,6 +321,7 @@ impl Maps {
         kernel(result)?;
         if managed::maps_range().contains(&range.start) {
             self.taken.add(range.clone());
+            self.tell_reach(managed);
         }
         self.forget(range.clone());
         if ours {
@@ -342,6 +350,7 @@ impl Maps {
             self.taken.remove(range.clone());
             self.forget(range);
         }
+        self.tell_reach(managed);
         Ok(0)
     }
 

@@ -33,6 +33,11 @@ impl Ranges {
         unsafe { std::slice::from_raw_parts(self.table, self.len) }
     }
 
+    /// Where the last one ends, not before `least`.
+    pub fn end(&self, least: usize) -> usize {
+        self.all().last().map_or(least, |last| last.end.max(least))
+    }
+
     /// How many bytes they have in all.
     pub fn bytes(&self) -> usize {
         self.all().iter().map(ExactSizeIterator::len).sum()

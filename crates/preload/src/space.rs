@@ -96,6 +96,7 @@ impl Space {
     /// The lock is held meanwhile: a fork finds no change half done.
     fn open(&self, taken: &mut Ranges, range: Range<usize>) -> bool {
         let (access, len) = (libc::PROT_READ | libc::PROT_WRITE, range.len());
+        self.tell_reach(taken);
         let opened = match (self.under, managed::get()) {
             // SAFETY: owned-range: the piece was just taken.
             (Under::Domain, Some(managed)) => unsafe { managed.protect(range.clone(), access) },
@@ -108,6 +109,14 @@ impl Space {
         }
         self.used_bytes.fetch_add(len, Ordering::Relaxed);
         true
+    }
+
+    /// Nothing is fetched ahead beyond the last piece.
+    fn tell_reach(&self, taken: &Ranges) {
+        if let (Under::Domain, Some(managed)) = (self.under, managed::get()) {
+            let start = self.range().start;
+            managed.heap.set_reach(taken.end(start) - start);
+        }
     }
 
     /// Gives the end of a piece back, from `range.start` on, which is a page's; the rest of its last grain stays the
@@ -129,6 +138,7 @@ impl Space {
         }
         self.used_bytes.fetch_sub(len, Ordering::Relaxed);
         taken.remove(range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
+        self.tell_reach(&taken);
     }
 
     /// Keeps it from changing over a fork.

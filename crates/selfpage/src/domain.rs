@@ -16,12 +16,10 @@ use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Failure};
 use selfpage_core::frame::{FrameSet, FrameTable, Table};
-use selfpage_core::linux::Errno;
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
-use selfpage_core::linux::pagemap::Pagemap;
-use selfpage_core::linux::uffd::{Features, Reach, Reading, Uffd};
+use selfpage_core::linux::uffd::{Reach, Uffd};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
 use selfpage_core::policy::Policy;
@@ -33,22 +31,17 @@ use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::doctor::userfaultfd as remedy;
-use crate::error::{Error, Kind, Result, SystemError, in_words};
-use crate::evictor;
+use crate::error::{Cause, Error, Kind, Result, SystemError};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
-use crate::store::{raised, release_number};
 use crate::trap::{errand, thread, upcall, worker};
+use crate::{descriptors, evictor};
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
 const ERRANDS: usize = 64;
-/// How the kernel calls what the domain's descriptors name.
-const OURS: [&str; 3] = ["anon_inode:[userfaultfd]", "/mem", "/pagemap"];
-
 /// What the domain's threads and handles share.
 pub(crate) struct Inner {
     state: DomainState,
@@ -106,6 +99,13 @@ impl Domain {
         let inner = Arc::new(Inner::new(settings, policy)?);
         inner.start_threads_keeping(Vec::new())?;
         crate::fork::enlist(&inner);
+        tracing::info!(
+            frames = inner.config.frames,
+            workers = inner.config.workers,
+            serves_system_calls = inner.reach == Reach::EveryFault,
+            residence = ?inner.pool.residence(),
+            "domain built"
+        );
         Ok(Domain { life: Arc::new(Life { inner }) })
     }
 
@@ -186,9 +186,8 @@ impl Inner {
         monotonic_ns();
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
-        let (descriptors, reach) = open_descriptors(&config)?;
-        Inner::over(config, policy, pool, descriptors, reach)
-            .inspect_err(|_| close_all(&numbers(&descriptors).map(Descriptor::from_raw)))
+        let (descriptors, reach) = descriptors::open(&config)?;
+        Inner::over(config, policy, pool, descriptors, reach).inspect_err(|_| descriptors::close_ours(&descriptors))
     }
 
     fn over(
@@ -200,7 +199,7 @@ impl Inner {
     ) -> Result<Inner> {
         let most = config.most_frames;
         pool.register(descriptors.pool)?;
-        // SAFETY: POOL-OWNED: the pool is as required and lives in the same value; REGION-OWNED: `region.rs` makes them so.
+        // SAFETY: pool-owned, region-owned: `pool.rs` and `region.rs` map them so; nobody uses the machine after this value.
         let mmu: &'static LinuxMmu =
             Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) }));
         let frames = most as usize;
@@ -286,9 +285,9 @@ impl Inner {
         let state = &self.state;
         // They are the parent's: a call on them would work on its pages.
         self.close_descriptors();
-        let (descriptors, _) = open_descriptors(&self.config)?;
+        let (descriptors, _) = descriptors::open(&self.config)?;
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
-        // SAFETY: POOL-OWNED, REGION-OWNED: the descriptors are new, and no other thread is left.
+        // SAFETY: pool-owned, region-owned: the descriptors are new, and no other thread is left.
         unsafe { self.mmu.adopt(descriptors) };
         self.pool.register(descriptors.pool)?;
         self.bell.register(descriptors.worker)?;
@@ -379,10 +378,10 @@ impl Inner {
     pub(crate) fn guard(&self, page: PageNo) {
         // Only writing can be against its rights. The kernel itself refuses the access when it is tried again; what is in the
         // page, or comes into it, can be read on.
-        // SAFETY: REGION-OWNED: a page that the program may only read.
+        // SAFETY: region-owned: a page that the program may only read.
         if unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::Read) }.is_err() {
             // There are as many mappings as there can be.
-            // SAFETY: REGION-OWNED: as above.
+            // SAFETY: region-owned: as above.
             let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) };
         }
         self.state.mmu.wake_faulters(Trap::Worker, page, 1);
@@ -417,7 +416,7 @@ impl Inner {
             index * PAGE_BYTES as u64,
             Cause(failure)
         );
-        // SAFETY: none needed: a safe call that neither allocates nor locks.
+        // This neither allocates nor locks.
         let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
     }
 
@@ -437,105 +436,10 @@ impl Inner {
     }
 }
 
-/// A failure in a few words, without allocation.
-struct Cause(Failure);
-
-impl std::fmt::Display for Cause {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        use selfpage_core::pager::PagerError;
-        use selfpage_core::stack::Shortage;
-        let error = match self.0 {
-            Failure::Shortage(Shortage::AllHeld) => {
-                return f.write_str("no frame: every page in core is held there, or the policy names none that can go");
-            }
-            Failure::Shortage(Shortage::NoMemory) => return f.write_str("no frame: the system has no memory to give"),
-            Failure::Machine(refusal) => return f.write_str(in_words(refusal)),
-            Failure::Shortage(Shortage::Unsaved(error)) => {
-                f.write_str("no frame, because pages cannot be saved: ")?;
-                error
-            }
-            Failure::Pager(error) => error,
-        };
-        match error {
-            PagerError::Io(errno) => write!(f, "the device or file failed with errno {errno}"),
-            PagerError::Corrupt => f.write_str("the store gave back other bytes than were saved"),
-            PagerError::Truncated => f.write_str("the file ends before this page"),
-            PagerError::Full => f.write_str("the store is full (ENOSPC)"),
-            PagerError::Panicked => f.write_str("the pager panicked"),
-            PagerError::NoStore => f.write_str("the pager has no store"),
-            PagerError::WrongContext => f.write_str("not in this context"),
-        }
-    }
-}
-
 /// The monotonic clock, by the vDSO.
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Opens a domain's descriptors, or none.
-fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
-    let mut opened = Vec::new();
-    open_into(&mut opened, config).inspect_err(|_| close_all(&opened))
-}
-
-fn close_all(descriptors: &[Descriptor]) {
-    for descriptor in descriptors {
-        let _ = descriptor.close();
-        release_number(descriptor.raw());
-    }
-}
-
-fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descriptors, Reach)> {
-    let mut open = |reach, features: Features| -> Result<Uffd> {
-        let uffd = Uffd(raised(Uffd::open(reach, Reading::Waits).map_err(|errno| no_userfaultfd(reach, errno))?.0));
-        opened.push(uffd.0);
-        uffd.agree(features).map_err(|errno| {
-            let cause = format!("this kernel has no UFFDIO_MOVE ({errno:?}); {}", remedy::NEWER_6_8);
-            Error::new(Kind::Unsupported, "use", "userfaultfd", cause)
-        })?;
-        Ok(uffd)
-    };
-    let moves = Features::MOVE.and(Features::POISON).and(Features::WP);
-    let pool = open(Reach::UserFaults, moves)?;
-    let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS))?;
-    let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
-    let (worker, reach) = match open(Reach::EveryFault, worker_features) {
-        Ok(uffd) => (uffd, Reach::EveryFault),
-        Err(error) if config.needs_system_calls => return Err(error),
-        Err(_) => (open(Reach::UserFaults, worker_features)?, Reach::UserFaults),
-    };
-    let mut high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| -> Result<Descriptor> {
-        let descriptor = raised(descriptor.map_err(|errno| Error::system("open", object, errno))?);
-        opened.push(descriptor);
-        Ok(descriptor)
-    };
-    let memory = high(Descriptor::open_memory(), "/proc/self/mem")?;
-    let pagemap = Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?);
-    Ok((Descriptors { pool, worker, upcall, memory, pagemap }, reach))
-}
-
-fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
-    let why = SystemError::into_io(errno);
-    if matches!(why.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
-        return Error::system("open", "userfaultfd", errno);
-    }
-    let cause = match (errno, reach) {
-        (Errno::NOSYS, _) => format!("this kernel has none ({why}); {}", remedy::BUILD),
-        (_, Reach::UserFaults) => format!("refused ({why}); {}", remedy::UNFILTER),
-        (_, Reach::EveryFault) => format!(
-            "faults inside system calls cannot be served ({why}); {}, or give the program CAP_SYS_PTRACE, or the right to \
-             open /dev/userfaultfd",
-            remedy::ALLOW
-        ),
-    };
-    Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
-}
-
-pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
-    [descriptors.pool.0, descriptors.worker.0, descriptors.upcall.0, descriptors.memory, descriptors.pagemap.0]
-        .map(Descriptor::raw)
 }
 
 impl Inner {
@@ -543,7 +447,7 @@ impl Inner {
     /// descriptors in it, and starts the others, who share it.
     fn start_threads_keeping(self: &Arc<Self>, mut keep: Vec<RawFd>) -> Result<()> {
         let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        keep.extend(numbers(&descriptors));
+        keep.extend(descriptors::numbers(&descriptors));
         let ours = keep.clone();
         let (send, receive) = std::sync::mpsc::sync_channel(1);
         let own = self.clone();
@@ -594,15 +498,7 @@ impl Inner {
 
     /// Closes the domain's descriptors, where the program has them and has not closed them itself.
     fn close_descriptors(&self) {
-        let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        for number in numbers(&descriptors) {
-            // The program may have closed ours, and opened its own at the number.
-            let names = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
-            if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
-                let _ = Descriptor::from_raw(number).close();
-            }
-            release_number(number);
-        }
+        descriptors::close_ours(&self.descriptors.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Where the program is not to see the domain's descriptors, closes its copies of these.

@@ -188,3 +188,32 @@ impl From<crate::store::StoreError> for Error {
         Error { cause, ..Error::system("open", format!("store {}", error.object), error.cause) }
     }
 }
+
+/// A failure in a few words, without allocation.
+pub(crate) struct Cause(pub(crate) Failure);
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let error = match self.0 {
+            Failure::Shortage(Shortage::AllHeld) => {
+                return f.write_str("no frame: every page in core is held there, or the policy names none that can go");
+            }
+            Failure::Shortage(Shortage::NoMemory) => return f.write_str("no frame: the system has no memory to give"),
+            Failure::Machine(refusal) => return f.write_str(in_words(refusal)),
+            Failure::Shortage(Shortage::Unsaved(error)) => {
+                f.write_str("no frame, because pages cannot be saved: ")?;
+                error
+            }
+            Failure::Pager(error) => error,
+        };
+        match error {
+            PagerError::Io(errno) => write!(f, "the device or file failed with errno {errno}"),
+            PagerError::Corrupt => f.write_str("the store gave back other bytes than were saved"),
+            PagerError::Truncated => f.write_str("the file ends before this page"),
+            PagerError::Full => f.write_str("the store is full (ENOSPC)"),
+            PagerError::Panicked => f.write_str("the pager panicked"),
+            PagerError::NoStore => f.write_str("the pager has no store"),
+            PagerError::WrongContext => f.write_str("not in this context"),
+        }
+    }
+}

@@ -51,6 +51,7 @@ pub(crate) fn run(inner: &Inner) {
             evict::evict(state, &mut **policy, want)
         };
         // What is queued for a store that fails comes back.
+        tracing::trace!(?evicted, want, "evicted");
         if evicted.ready > 0 || (evicted.queued > 0 && saves) {
             vain = None;
             continue;
@@ -68,6 +69,7 @@ pub(crate) fn run(inner: &Inner) {
             let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
             let asked = stack.wanted.count();
             let why = state.save_error().map_or(held, Shortage::Unsaved);
+            tracing::warn!(?why, "no frame can be freed");
             stack.set_shortage(state.mmu, Some(why));
             // Whoever needs a frame next asks again, and is given another look.
             stack.wanted.wait(state.mmu, asked, 0);
@@ -128,6 +130,7 @@ pub(crate) fn save(inner: &Inner) {
         inner.saver_turns.fetch_add(1, Ordering::SeqCst);
         if saved > 0 {
             if state.counters.read().save_errors_total > errors {
+                tracing::warn!(error = ?state.save_error(), "pages could not be saved, and stay in core");
                 // A store that fails is not helped by haste.
                 std::thread::sleep(Duration::from_millis(2));
             }

@@ -161,5 +161,6 @@ impl PausedDomain {
         let state = self.inner.state();
         state.gate.open(state.mmu);
         self.inner.set_reserve();
+        tracing::info!("a forked child goes on with its parent's regions");
     }
 }

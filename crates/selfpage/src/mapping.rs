@@ -58,6 +58,12 @@ impl Region {
         }))
     }
 
+    /// Nothing from `len_bytes` on is fetched before it is asked for: the program has no access there.
+    pub fn set_reach(&self, len_bytes: usize) {
+        let pages = len_bytes.div_ceil(selfpage_core::addr::PAGE_BYTES) as u64;
+        self.core().reach.store(pages, std::sync::atomic::Ordering::Relaxed);
+    }
+
     /// As [`Region::discard`], for callers that share the region.
     ///
     /// # Errors

@@ -186,12 +186,15 @@ impl<'a> Builder<'a> {
     }
 }
 
+/// Where a pager is, at an address that core can keep in one word.
+struct PagerAt(&'static dyn Pager);
+
 /// A region with all that it stands on. The tables and the pager live until it is dropped, which is after it has left its
 /// domain's map and the gate was closed once.
 pub(crate) struct Bound {
     region: Box<region::Region>,
     /// What `region` points to; in this order, so that the pager goes before its tables.
-    _reference: Box<&'static dyn Pager>,
+    _reference: Box<PagerAt>,
     pager: Option<Box<dyn Pager>>,
     _pager_tables: Option<Arena>,
     _tables: Arena,
@@ -238,7 +241,7 @@ impl Bound {
         let region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
         region.priority.store(builder.priority, Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
-        let reference: Box<&'static dyn Pager> = Box::new(unsafe { &*(&raw const *pager) });
+        let reference = Box::new(PagerAt(unsafe { std::mem::transmute::<&dyn Pager, &'static dyn Pager>(&*pager) }));
         let name = if builder.name.is_empty() { format!("{ADDRESS}{start:#x}") } else { builder.name.clone() };
         let bound = Bound {
             region: Box::new(region),
@@ -252,7 +255,7 @@ impl Bound {
             len_bytes,
         };
         // SAFETY: pager-outlives: as above.
-        let new = unsafe { bound.region.bind(&raw const *bound._reference) };
+        let new = unsafe { bound.region.bind(&raw const bound._reference.0) };
         debug_assert!(new);
         for advice in [Advice::NoHugePages, Advice::NotForChild] {
             // SAFETY: owned-range: just mapped.
@@ -281,6 +284,7 @@ impl Bound {
         let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
         let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(&numbers) };
         drop(regions);
+        tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
         match shared {
             Ok(()) => inner.hide_descriptors(&numbers),
             Err(_) => self.leave(inner),
@@ -514,6 +518,10 @@ impl Region {
     /// The region's standing with the `priority` policy, for pages that come in from now on.
     pub fn set_priority(&self, priority: u8) {
         self.bound.region.priority.store(priority, Ordering::Relaxed);
+    }
+
+    pub(crate) fn core(&self) -> &region::Region {
+        &self.bound.region
     }
 
     pub(crate) fn inner(&self) -> &Inner {

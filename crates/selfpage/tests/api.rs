@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -20,6 +20,8 @@ const PAGE: usize = 4096;
 /// Words of a page.
 const WORDS: usize = PAGE / 8;
 const TRAPS: [Trap; 2] = [Trap::Worker, Trap::Upcall];
+/// Set in the process that [`alone`] starts.
+const ALONE: &str = "SELFPAGE_API_ALONE";
 
 /// The domain, or a loud skip where this machine cannot have one.
 fn built(config: Config) -> Option<Domain> {
@@ -70,6 +72,20 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "{what}: not within 10 s");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Does `work` in a process of its own, which runs `test` of this file alone: what would end this process, or what the others
+/// would disturb. How it ended; `None` in that process.
+fn alone(test: &str, case: &str, work: impl FnOnce()) -> Option<Output> {
+    match std::env::var(ALONE) {
+        Ok(wanted) if wanted == case => work(),
+        Ok(_) => {}
+        Err(_) => {
+            let mut run = Command::new(std::env::current_exe().unwrap());
+            return Some(run.args(["--exact", test, "--nocapture"]).env(ALONE, case).output().unwrap());
+        }
+    }
+    None
 }
 
 /// A file with marks, and `len` bytes; removed at the end.
@@ -318,32 +334,18 @@ fn a_read_only_region_gives_no_slice_to_write_to() {
     region.as_mut_slice::<u64>()[0] = 1;
 }
 
-/// Run by the test below, in a process that does not survive it.
-#[test]
-#[ignore = "ends with SIGSEGV; the next test runs it"]
-fn writes_to_a_read_only_region() {
-    let trap = if std::env::var_os("SELFPAGE_TEST_UPCALL").is_some() { Trap::Upcall } else { Trap::Worker };
-    let Some(domain) = domain(64) else { return };
-    let file = Marked::new("violation", 4 * PAGE);
-    let region = domain.region(0).trap(trap).file(&file.0, 0, Rights::Read).unwrap();
-    std::fs::remove_file(&file.0).unwrap();
-    // SAFETY: none: that is the point.
-    unsafe { region.as_ptr().write_volatile(1) };
-}
-
 #[test]
 fn a_write_to_a_read_only_page_is_the_programs_own_segv() {
-    if domain(64).is_none() {
-        return;
-    }
-    for upcall in [false, true] {
-        let mut run = Command::new(std::env::current_exe().unwrap());
-        run.args(["--exact", "writes_to_a_read_only_region", "--ignored"]);
-        if upcall {
-            run.env("SELFPAGE_TEST_UPCALL", "1");
-        }
-        let output = run.output().unwrap();
-        assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
+    for trap in TRAPS {
+        let Some(domain) = domain(64) else { return };
+        let file = Marked::new(&format!("violation-{trap:?}"), 4 * PAGE);
+        let region = domain.region(0).trap(trap).file(&file.0, 0, Rights::Read).unwrap();
+        let output = alone("a_write_to_a_read_only_page_is_the_programs_own_segv", &format!("{trap:?}"), || {
+            std::fs::remove_file(&file.0).unwrap();
+            // SAFETY: none: that is the point.
+            unsafe { region.as_ptr().write_volatile(1) };
+        });
+        assert!(output.is_none_or(|output| output.status.signal() == Some(libc::SIGSEGV)), "{trap:?}");
     }
 }
 
@@ -503,18 +505,14 @@ fn a_region_outlives_the_handle_of_its_domain() {
 
 #[test]
 fn a_domain_leaves_nothing_behind() {
-    // A process of its own: other tests open and map things too.
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "makes_and_drops_domains", "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
+    if domain(64).is_some()
+        && let Some(output) = alone("a_domain_leaves_nothing_behind", "counting", make_and_drop_domains)
+    {
+        assert!(output.status.success(), "{output:?}");
+    }
 }
 
-/// Run by the test above.
-#[test]
-#[ignore = "counts what the process has; the test above runs it alone"]
-fn makes_and_drops_domains() {
+fn make_and_drop_domains() {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
     let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
     let mut before = None;

@@ -81,7 +81,7 @@ enum Step {
 /// Resolves a fault, in whatever context it arrived.
 ///
 /// # Source
-/// DESIGN "The path of a fault"; Nemesis §6.5.
+/// Nemesis §6.5. ARCHITECTURE.md walks through it in numbered steps.
 ///
 /// # Context
 /// Any; outside the gate. In a trap it may sleep on the page, on frames, and in a read from a store.

@@ -9,14 +9,14 @@ use linux_raw_sys::general as raw;
 /// Any.
 pub fn die(epitaph: &str) -> ! {
     for part in ["selfpage: ", epitaph, "\n"] {
-        // SAFETY: SYSCALL-CONTRACT: the bytes are borrowed until the call returns.
+        // SAFETY: syscall-contract: the bytes are borrowed until the call returns.
         let _ = unsafe { call(raw::__NR_write, [2, part.as_ptr() as usize, part.len(), 0, 0, 0]) };
     }
     // The default, whatever the program made of it, and not blocked, as it is on pager threads.
     let (default, mask) = ([0usize; 4], 1u64 << (raw::SIGABRT - 1));
     let (default, mask) = (default.as_ptr() as usize, &raw const mask as usize);
     loop {
-        // SAFETY: SYSCALL-CONTRACT: an action of four words and a mask of one, both alive; the other calls take no pointer.
+        // SAFETY: syscall-contract: an action of four words and a mask of one, both alive; the other calls take no pointer.
         unsafe {
             let own = call(raw::__NR_getpid, [0; 6]).unwrap_or(0);
             let thread = call(raw::__NR_gettid, [0; 6]).unwrap_or(0);

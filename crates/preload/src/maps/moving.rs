@@ -101,6 +101,7 @@ impl Maps {
             return false;
         }
         self.taken.add(more.clone());
+        self.tell_reach(managed);
         self.note_access(more, prot);
         true
     }

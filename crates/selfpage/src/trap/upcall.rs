@@ -119,7 +119,7 @@ fn resolve(inner: &Inner, fault: Fault) -> Outcome {
 unsafe fn write_access(context: *mut libc::c_void) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: signal-handler.
+        // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns.
         let context = unsafe { &*context.cast::<libc::ucontext_t>() };
         context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0
     }
@@ -133,7 +133,7 @@ unsafe fn write_access(context: *mut libc::c_void) -> bool {
 /// The program's own fault: it gets the `SIGSEGV` that it would have had without us. The kernel makes it, where it lets the
 /// page be protected: the access is tried again.
 fn violation(page: PageNo, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: REGION-OWNED: a page that the program may only read.
+    // SAFETY: region-owned: a page that the program may only read.
     if unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::Read) }.is_err() {
         raise_segv(info, context);
     }

@@ -29,43 +29,43 @@ pub struct Selfpage {
 }
 
 impl Selfpage {
-    fn new(trap: Trap, backing: Backing) -> Box<dyn System> {
+    fn over(trap: Trap, backing: Backing) -> Box<dyn System> {
         Box::new(Selfpage { trap, backing, live: None })
     }
 
     /// Paged to a store, by upcalls.
     pub fn upcall() -> Box<dyn System> {
-        Selfpage::new(Trap::Upcall, Backing::Store)
+        Selfpage::over(Trap::Upcall, Backing::Store)
     }
 
     /// Paged to a store, by workers.
     pub fn worker() -> Box<dyn System> {
-        Selfpage::new(Trap::Worker, Backing::Store)
+        Selfpage::over(Trap::Worker, Backing::Store)
     }
 
     /// The data file, by upcalls.
     pub fn file_upcall() -> Box<dyn System> {
-        Selfpage::new(Trap::Upcall, Backing::File)
+        Selfpage::over(Trap::Upcall, Backing::File)
     }
 
     /// The data file, by workers.
     pub fn file_worker() -> Box<dyn System> {
-        Selfpage::new(Trap::Worker, Backing::File)
+        Selfpage::over(Trap::Worker, Backing::File)
     }
 
     /// No contents, by upcalls.
     pub fn upcall_physical() -> Box<dyn System> {
-        Selfpage::new(Trap::Upcall, Backing::Physical)
+        Selfpage::over(Trap::Upcall, Backing::Physical)
     }
 
     /// Zeroed, by upcalls.
     pub fn upcall_zero() -> Box<dyn System> {
-        Selfpage::new(Trap::Upcall, Backing::Zero)
+        Selfpage::over(Trap::Upcall, Backing::Zero)
     }
 
     /// Zeroed, by workers.
     pub fn worker_zero() -> Box<dyn System> {
-        Selfpage::new(Trap::Worker, Backing::Zero)
+        Selfpage::over(Trap::Worker, Backing::Zero)
     }
 }
 
