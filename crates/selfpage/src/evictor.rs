@@ -56,7 +56,9 @@ pub(crate) fn run(inner: &Inner) {
             vain = None;
             continue;
         }
-        let since = *vain.get_or_insert_with(|| Vain::from_now(inner, PATIENCE_NS));
+        let since = vain.get_or_insert_with(|| Vain::from_now(inner, PATIENCE_NS));
+        since.note(evicted.kept + evicted.queued, want, stack.claimed());
+        let since = *since;
         if stack.saving() > 0 {
             // The saver is at work; it frees frames, or the queue.
             stack.available.wait(state.mmu, available, 2000);
@@ -83,12 +85,22 @@ struct Vain {
     deadline_ns: u64,
     /// [`Inner::saver_turns`] when it began.
     turns: u64,
+    /// Pages that were tried.
+    tried: u32,
+    /// Whether every page in core was: on a busy machine one that a device holds may take a millisecond.
+    tried_all: bool,
 }
 
 impl Vain {
     fn from_now(inner: &Inner, patience_ns: u64) -> Vain {
         let turns = inner.saver_turns.load(Ordering::SeqCst);
-        Vain { deadline_ns: inner.state().mmu.now_ns() + patience_ns, turns }
+        Vain { deadline_ns: inner.state().mmu.now_ns() + patience_ns, turns, tried: 0, tried_all: false }
+    }
+
+    /// `tried` pages were tried of the `want` that were to be found.
+    fn note(&mut self, tried: u32, want: u32, claimed: u32) {
+        self.tried = self.tried.saturating_add(tried);
+        self.tried_all |= self.tried >= claimed || tried < want;
     }
 
     /// Whether it has lasted long enough, and the saver cannot end it: it has nothing to do, or it has failed with what it
@@ -97,7 +109,8 @@ impl Vain {
         let state = inner.state();
         let turns = inner.saver_turns.load(Ordering::SeqCst);
         let began_anew = self.turns + 2 + (self.turns & 1);
-        state.mmu.now_ns() > self.deadline_ns
+        self.tried_all
+            && state.mmu.now_ns() > self.deadline_ns
             && (state.stack.saving() == 0 || (turns >= began_anew && state.save_error().is_some()))
     }
 }
