@@ -237,6 +237,7 @@ impl FrameSet {
         let (Some(group), Some(word)) = (self.summary.get(index as usize / 64), self.words.get(index as usize)) else {
             return;
         };
+        race();
         group.fetch_and(!(1 << (index % 64)), Ordering::SeqCst);
         // A give may have come between the look and the unmark.
         if word.load(Ordering::SeqCst) != 0 {
