@@ -120,7 +120,7 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
         doc.env("RUSTDOCFLAGS", "-D warnings");
         plans.push(take("doc", 10, [doc]));
         plans.push(take("examples", 10, [cargo(root, "build --workspace --examples")]));
-        plans.extend(loom(root));
+        plans.push(loom(root));
         plans.push(miri(root));
         plans.extend(other_languages(root));
     }
@@ -176,15 +176,12 @@ fn crates(root: &Path) -> Vec<PathBuf> {
     dirs
 }
 
-fn loom(root: &Path) -> Option<Plan> {
-    if !root.join("crates/core/tests/loom.rs").exists() {
-        return None;
-    }
+fn loom(root: &Path) -> Plan {
     let mut models =
         cargo(root, "test --release -p selfpage-core --test loom --target-dir target/loom -- --show-output");
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     models.env("RUSTFLAGS", format!("{flags} --cfg loom").trim());
-    Some(take("loom", 15, [models]))
+    take("loom", 15, [models])
 }
 
 fn miri(root: &Path) -> Plan {
@@ -202,7 +199,7 @@ fn miri(root: &Path) -> Plan {
         let reason = "no nightly Miri; `rustup toolchain install nightly -c miri -c rust-src` brings it";
         return Plan::Skip(Skip { name: "miri".into(), reason: reason.into() });
     }
-    let mut test = nightly("cargo", "miri test -p selfpage-core --target-dir target/miri -- --show-output");
+    let mut test = nightly("cargo", "miri test -p selfpage-core --lib --target-dir target/miri -- --show-output");
     test.env("MIRIFLAGS", "-Zmiri-disable-isolation");
     take("miri", 15, [nightly("cargo", "miri setup --target-dir target/miri"), test])
 }
