@@ -57,7 +57,7 @@ impl Mmu for Sleeping {
     fn drop_pages(&self, _: PageNo, _: u32) {
         unreachable!()
     }
-    fn wake_faulters(&self, _: Trap, _: PageNo, _: u32) {
+    fn wake_faulters(&self, _: Trap, _: PageNo, _: u32) -> bool {
         unreachable!()
     }
     fn poison(&self, _: Trap, _: PageNo) {
