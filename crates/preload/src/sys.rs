@@ -43,12 +43,6 @@ pub fn set_errno(errno: i32) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Reads it.
-pub fn errno() -> i32 {
-    // SAFETY: thread-local-c: as above.
-    unsafe { *libc::__errno_location() }
-}
-
 /// The process's number, from the kernel: after `vfork` it is not ours.
 pub fn pid() -> u32 {
     // SAFETY: raw-call: no arguments.

@@ -36,7 +36,7 @@ pub(crate) fn run(inner: &Inner) {
             continue;
         }
         let room = save::room(state) > 0;
-        let want = if room { (reserve - stack.ready()).max(8) } else { SEARCH };
+        let want = if room { reserve.saturating_sub(stack.ready()).max(8) } else { SEARCH };
         let available = stack.available.count();
         let evicted = {
             let mut policy = inner.policy.lock().unwrap_or_else(PoisonError::into_inner);
