@@ -24,31 +24,16 @@ pub fn run(json: bool) -> i32 {
 }
 
 fn lines_for_machines(findings: &[Finding]) -> String {
-    findings.iter().fold(
-        String::new(),
-        |text,
-         Finding {
-             feature,
-             state,
-             why,
-             remedy,
-         }| {
-            let object = serde_json::json!({ "feature": feature, "state": state.word(), "why": why, "remedy": remedy });
-            text + &object.to_string() + "\n"
-        },
-    )
+    findings.iter().fold(String::new(), |text, Finding { feature, state, why, remedy }| {
+        let object = serde_json::json!({ "feature": feature, "state": state.word(), "why": why, "remedy": remedy });
+        text + &object.to_string() + "\n"
+    })
 }
 
 fn lines_for_people(findings: &[Finding], colored: bool) -> String {
     let width = findings.iter().map(|finding| finding.feature.len()).max().unwrap_or(0);
     let mut text = String::new();
-    for Finding {
-        feature,
-        state,
-        why,
-        remedy,
-    } in findings
-    {
+    for Finding { feature, state, why, remedy } in findings {
         let word = state.word();
         let (on, off) = match state {
             _ if !colored => ("", ""),
@@ -56,10 +41,7 @@ fn lines_for_people(findings: &[Finding], colored: bool) -> String {
             State::Degraded => ("\x1b[33m", "\x1b[0m"),
             State::Refused | State::Absent => ("\x1b[31m", "\x1b[0m"),
         };
-        let remedy = remedy
-            .as_ref()
-            .map(|remedy| format!(" [remedy: {remedy}]"))
-            .unwrap_or_default();
+        let remedy = remedy.as_ref().map(|remedy| format!(" [remedy: {remedy}]")).unwrap_or_default();
         let _ = writeln!(text, "{on}{word:<8}{off}  {feature:<width$}  {why}{remedy}"); // A string takes everything.
     }
     if !can_run(findings) {
@@ -81,22 +63,15 @@ mod tests {
         };
         vec![
             finding("short", State::Present, "works", None),
-            finding(
-                "a longer name",
-                State::Refused,
-                "a \"quoted\"\ttab",
-                Some("echo 'x=\"y\"' > /etc\\z"),
-            ),
+            finding("a longer name", State::Refused, "a \"quoted\"\ttab", Some("echo 'x=\"y\"' > /etc\\z")),
         ]
     }
 
     #[test]
     fn json_is_one_object_a_line_and_survives_quotes() {
         let text = lines_for_machines(&findings());
-        let objects: Vec<serde_json::Value> = text
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("a line is no JSON"))
-            .collect();
+        let objects: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("a line is no JSON")).collect();
         assert_eq!(objects.len(), 2);
         assert_eq!(objects[0]["remedy"], serde_json::Value::Null);
         assert_eq!(objects[1]["state"], "refused");
@@ -110,10 +85,7 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "present   short          works");
         assert_eq!(lines[1].find("a \"quoted\""), lines[0].find("works"));
-        assert!(
-            lines[2].starts_with("selfpage cannot run here"),
-            "no line says that pages move"
-        );
+        assert!(lines[2].starts_with("selfpage cannot run here"), "no line says that pages move");
         assert!(!text.contains('\x1b') && lines_for_people(&findings(), true).contains("\x1b[31mrefused"));
     }
 }

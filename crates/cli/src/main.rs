@@ -2,26 +2,54 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod doctor;
 mod run;
+mod tour;
 
 use clap::{Parser, Subcommand};
 
+const EXAMPLES: &str = "\
+Examples:
+  selfpage tour                   what this is about, in half a minute
+  selfpage run --frames 64M -- python3 script.py
+  selfpage doctor                 whether this machine can do it, and what to change if not
+  selfpage bench paging --quick   how fast it is here
+
+Exit status: 0 done, 1 failed, 2 bad usage.";
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  selfpage doctor           a line for each thing that selfpage needs of the machine, with the remedy
+  selfpage doctor --json    one JSON object a line: {\"feature\",\"state\",\"why\",\"remedy\"}
+
+Exit status: 0 selfpage can run here, 1 it cannot.";
+
 /// A program owns its memory: its frames, its pager, its policy, its store.
 #[derive(Parser)]
-#[command(name = "selfpage", version)]
+#[command(name = "selfpage", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
-    command: Verb,
+    verb: Verb,
 }
 
 #[derive(Subcommand)]
 enum Verb {
+    Tour(tour::Args),
+    /// Examine the machine: what selfpage needs of it, whether it is there, and the remedy if it is not.
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor {
+        /// One JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
     Bench(bench::Args),
     Run(run::Args),
 }
 
 fn main() {
-    let status = match Cli::parse().command {
+    let status = match Cli::parse().verb {
+        Verb::Tour(args) => tour::run(&args),
+        Verb::Doctor { json } => doctor::run(json),
         Verb::Bench(args) => bench::run(args),
         Verb::Run(args) => run::run(args),
     };

@@ -51,7 +51,7 @@ fn list_names_what_run_takes() {
 
 #[test]
 fn json_is_one_object_a_line_with_the_promised_keys() {
-    let output = bench(&["faults", "--quick", "--json", "--system", "kernel"]);
+    let output = bench(&["faults", "--quick", "--json", "--case", "first-touch-4k", "--system", "kernel"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let lines = text(&output.stdout);
     assert_eq!(lines.lines().count(), 1);

@@ -4,10 +4,11 @@ use core::num::NonZeroU32;
 
 use crate::addr::{Frame, PageNo};
 use crate::fault::handover::Handovers;
-use crate::frame::{FrameBytes, FrameTable};
-use crate::mmu::{Mmu, Trap};
+use crate::fault::{self, Request};
+use crate::frame::{FrameBytes, FrameTable, Use};
+use crate::mmu::{Mmu, Partial, Trap};
 use crate::page::{State, Word};
-use crate::region::{Region, RegionMap};
+use crate::region::{Region, RegionMap, Rights};
 use crate::ring::Ring;
 use crate::stack::FrameStack;
 use crate::stream::Limits;
@@ -65,8 +66,12 @@ impl DomainState {
         if let Some(word) = region.word(page) {
             self.mmu.rouse(word.low_half(), u32::MAX >> 1);
         }
-        if region.trap == Trap::Worker {
-            self.mmu.wake_faulters(region.trap, page, 1);
+        if region.trap == Trap::Worker && !self.mmu.wake_faulters(region.trap, page, 1) {
+            let mut seen = self.requested.count();
+            while !fault::request(self, Request::Wake(page)) {
+                self.requested.wait(self.mmu, seen, 1000);
+                seen = self.requested.count();
+            }
         }
     }
 
@@ -97,6 +102,21 @@ impl DomainState {
         self.stack.give(self.mmu, frame, 1);
     }
 
+    /// Lists a frame that a page of `region` has in core now, for the policy to learn of.
+    pub(crate) fn admit(&self, region: &Region, frame: Frame, use_: Use) {
+        if region.pager().is_some_and(|pager| pager.saves()) {
+            self.frames.admit(frame, use_);
+        }
+    }
+
+    /// Maps frames at neighbouring pages of `region`, with its rights.
+    pub(crate) fn map(&self, region: &Region, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        match region.rights {
+            Rights::ReadWrite => self.mmu.map(region.trap, page, frame, count),
+            Rights::Read => self.mmu.map_to_read(region.trap, page, frame, count),
+        }
+    }
+
     /// The contents of `frame`, in its slot.
     pub(crate) fn lease(&self, frame: Frame) -> FrameBytes<'_> {
         crate::frame::lease(self.mmu, frame)
@@ -106,7 +126,7 @@ impl DomainState {
     pub fn limits(&self, most_now: u32, reads_ahead: ReadsAhead) -> Limits {
         let budget = self.stack.budget();
         let chunk = match reads_ahead {
-            ReadsAhead::Yes if budget >= 64 => (budget / 32).min(MOST_AHEAD),
+            ReadsAhead::Yes if budget >= 128 => (budget / 128).min(MOST_AHEAD),
             _ => 0,
         };
         Limits { now: most_now.min(budget / 32).max(1), chunk }

@@ -6,7 +6,7 @@ use core::num::NonZeroU32;
 use core::ptr::NonNull;
 
 use crate::addr::{Frame, FrameRun, PageBytes, PageNo};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, race};
 
 /// A table in memory that somebody else supplied: core allocates nothing.
 pub struct Table<T> {
@@ -74,19 +74,19 @@ impl<'a> FrameBytes<'a> {
 
     /// To read.
     pub fn get(&self) -> &PageBytes {
-        // SAFETY: frame-lease.
+        // SAFETY: frame-lease: nobody writes it but through `&mut self`.
         unsafe { self.at.as_ref() }
     }
 
     /// To write.
     pub fn get_mut(&mut self) -> &mut PageBytes {
-        // SAFETY: frame-lease, and `&mut self` makes this the only reference.
+        // SAFETY: frame-lease: and `&mut self` makes this the only reference.
         unsafe { self.at.as_mut() }
     }
 
     /// Clears the page.
     pub fn clear(&mut self) {
-        // SAFETY: frame-lease; a page of zero bytes is a valid page.
+        // SAFETY: frame-lease: as above; a page of zero bytes is a valid page.
         unsafe { self.at.as_ptr().write_bytes(0, 1) }
     }
 }
@@ -128,6 +128,7 @@ impl FrameSet {
     pub fn give(&self, first: Frame, count: u32) {
         // Before the frames can be had: whoever takes one subtracts it, and the count must never pass below zero.
         self.count.fetch_add(count, Ordering::SeqCst);
+        race();
         let (mut at, end) = (first.0, first.0.wrapping_add(count));
         while at < end {
             let bit = at % 64;
@@ -236,6 +237,7 @@ impl FrameSet {
         let (Some(group), Some(word)) = (self.summary.get(index as usize / 64), self.words.get(index as usize)) else {
             return;
         };
+        race();
         group.fetch_and(!(1 << (index % 64)), Ordering::SeqCst);
         // A give may have come between the look and the unmark.
         if word.load(Ordering::SeqCst) != 0 {
@@ -379,13 +381,20 @@ pub(crate) use tests::table;
 mod tests {
     extern crate std;
     use super::*;
-    use std::{boxed::Box, vec::Vec};
+    use core::any::Any;
+    use std::{boxed::Box, sync::Mutex, vec::Vec};
+
+    const ROUNDS: u32 = if cfg!(miri) { 30 } else { 20_000 };
+
+    /// Miri takes memory for lost that no static leads to.
+    static KEPT: Mutex<Vec<&'static (dyn Any + Send + Sync)>> = Mutex::new(Vec::new());
 
     /// A table of fresh entries, never freed.
-    pub(crate) fn table<T: Default>(len: usize) -> Table<T> {
-        let memory: Box<[T]> = (0..len).map(|_| T::default()).collect();
+    pub(crate) fn table<T: Default + Send + Sync + 'static>(len: usize) -> Table<T> {
+        let memory: &'static Vec<T> = Box::leak(Box::new((0..len).map(|_| T::default()).collect()));
+        KEPT.lock().unwrap().push(memory);
         // SAFETY: table-memory: leaked, and used by this table alone.
-        unsafe { Table::new(NonNull::new(Box::leak(memory).as_mut_ptr()).unwrap(), len) }
+        unsafe { Table::new(NonNull::new(memory.as_ptr().cast_mut()).unwrap(), len) }
     }
 
     fn set(frames: usize) -> FrameSet {
@@ -421,7 +430,7 @@ mod tests {
                 let (set, held) = (&set, &held);
                 scope.spawn(move || {
                     let mut dice = seed;
-                    for _ in 0..20_000 {
+                    for _ in 0..ROUNDS {
                         dice = dice.wrapping_mul(1664525).wrapping_add(1013904223);
                         if let Some(run) = set.take(NonZeroU32::new(dice >> 25 | 1).unwrap()) {
                             for frame in run.first.0..run.first.0 + run.count.get() {

@@ -1,7 +1,7 @@
 //! The machine under a domain: what maps and unmaps frames, and what stops and wakes threads.
 //!
-//! Three machines stand behind this trait: Linux (`UFFDIO_MOVE`), page tables of our own, and the simulator. It knows
-//! addresses and frames and nothing else.
+//! Two machines stand behind this trait: Linux (`UFFDIO_MOVE`), and the simulator of the tests. It knows addresses and frames
+//! and nothing else.
 //!
 //! # Source
 //! Nemesis §6.3 (low-level translation: `map(va, pa, attr)`, `unmap(va)`), Cichlid §3.2.
@@ -35,6 +35,24 @@ pub enum Refusal {
     Ending,
     /// The machine is out of its own memory (page tables).
     NoMemory,
+    /// Somebody forbids the call: a filter on system calls that the program installed.
+    Denied,
+}
+
+impl Refusal {
+    /// Back from `self as u32`.
+    pub(crate) const fn from_code(code: u32) -> Refusal {
+        match code {
+            0 => Refusal::Occupied,
+            1 => Refusal::Hole,
+            2 => Refusal::Pinned,
+            3 => Refusal::Foreign,
+            4 => Refusal::NoDescriptor,
+            5 => Refusal::Ending,
+            6 => Refusal::NoMemory,
+            _ => Refusal::Denied,
+        }
+    }
 }
 
 /// A map or unmap that stopped early: `done` pages of it stand.
@@ -58,6 +76,14 @@ pub trait Mmu: Sync {
     /// [`Partial`]: the first `done` pages are mapped, the rest are as before.
     fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial>;
 
+    /// As [`Mmu::map`], and a write to one of the pages is a fault: nobody is woken before that holds.
+    ///
+    /// # Errors
+    /// As for [`Mmu::map`].
+    fn map_to_read(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        self.map(trap, page, frame, count)
+    }
+
     /// Unmaps the pages `[page, page+count)` into the slots of `[frame, frame+count)`: no later write can reach them.
     ///
     /// # Errors
@@ -76,8 +102,9 @@ pub trait Mmu: Sync {
     /// Drops what the machine has at `[page, page+count)`, without keeping it.
     fn drop_pages(&self, page: PageNo, count: u32);
 
-    /// Wakes the threads stopped on `[page, page+count)`; they try their access again.
-    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32);
+    /// Wakes the threads stopped on `[page, page+count)`; they try their access again. `false`: the descriptor of the machine
+    /// is gone from this thread's table, and a pager thread must do it.
+    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool;
 
     /// Makes every access to the page fail (`SIGBUS`), and wakes whoever waits for it.
     fn poison(&self, trap: Trap, page: PageNo);

@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use crate::addr::Frame;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, race};
 
 /// What a page is. `Absent` is zero, so that fresh zeroed memory is a valid table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +27,8 @@ pub enum State {
     Standby = 3,
     /// Unmapped; the frame holds the only copy of the contents, and they are being saved.
     Saving = 4,
+    /// No frame holds it, and every access fails: its contents could not be had.
+    Poisoned = 5,
 }
 
 const STATE: u64 = 0xf;
@@ -80,7 +82,8 @@ impl Word {
             1 => State::Busy,
             2 => State::Resident,
             3 => State::Standby,
-            _ => State::Saving,
+            4 => State::Saving,
+            _ => State::Poisoned,
         }
     }
     /// The frame, in the states that have one.
@@ -147,7 +150,9 @@ impl PageWord {
 
     /// Reads it.
     pub fn load(&self) -> Word {
-        Word(self.0.load(Ordering::Acquire))
+        let word = Word(self.0.load(Ordering::Acquire));
+        race();
+        word
     }
 
     /// Takes the page: `seen` → Busy, everything else in the word kept. `false`: the word changed meanwhile.
@@ -162,6 +167,7 @@ impl PageWord {
     /// resident: they may have been taken back meanwhile.
     #[must_use]
     pub fn settle(&self, next: Word) -> Settled {
+        race();
         let kept = if next.state() == State::Resident { PIN_MASK << PIN_SHIFT } else { 0 };
         let mut seen = self.0.load(Ordering::Relaxed);
         loop {

@@ -96,7 +96,7 @@ pub enum Verdict {
 
 /// Backs a region, answers its faults.
 ///
-/// Pages are named by their number in the region. Core calls `changed`, `save`, `saved` and `forget` for one page by one
+/// Pages are named by their number in the region. Core calls `changed`, `save` and `forget` for one page by one
 /// thread at a time, and never while a `fill` of that page runs.
 pub trait Pager: Send + Sync {
     /// The lowest context in which `fill` may run.
@@ -114,6 +114,14 @@ pub trait Pager: Send + Sync {
     /// Trap.
     fn reads_ahead(&self) -> bool {
         false
+    }
+
+    /// Whether it saves pages. Those of a pager that does not stay in core, and no policy is told of them.
+    ///
+    /// # Context
+    /// Trap.
+    fn saves(&self) -> bool {
+        true
     }
 
     /// Writes the contents of each page. `pages` ascend, and need not be neighbours. Returns how many bytes came from a store

@@ -10,7 +10,7 @@ use core::ptr;
 use crate::addr::{PageNo, PageRange};
 use crate::frame::Table;
 use crate::mmu::Trap;
-use crate::page::PageWord;
+use crate::page::{PageWord, State, Word};
 use crate::pager::Pager;
 use crate::stream::Streams;
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
@@ -87,7 +87,7 @@ impl Region {
 
     /// The pager, if the region is bound.
     pub fn pager(&self) -> Option<&dyn Pager> {
-        // SAFETY: pager-outlives.
+        // SAFETY: pager-outlives: `bind`'s caller keeps it for as long as the region can be found.
         unsafe { self.pager.load(Ordering::Acquire).as_ref() }.map(|pager| *pager as &dyn Pager)
     }
 
@@ -109,6 +109,15 @@ impl Region {
     /// Whether each page is in core: 1 or 0, a byte a page, readable at any time without a call.
     pub const fn residency(&self) -> &Table<AtomicU8> {
         &self.residency
+    }
+
+    /// Whether no frame holds any of its pages, and none is on its way to the pager.
+    ///
+    /// # Context
+    /// Normal. It stays so only as long as the gate is closed.
+    pub fn is_empty(&self) -> bool {
+        let empty = |word: Word| word.state() == State::Absent && !word.in_save();
+        self.words.iter().all(|word| empty(word.load()))
     }
 
     /// Says whether `page` is in core.
@@ -211,7 +220,7 @@ impl RegionMap {
     /// *region-in-map*: `region` stays valid until [`RegionMap::remove`] and one closing of the gate after it.
     #[must_use]
     pub unsafe fn insert(&self, region: *const Region) -> bool {
-        // SAFETY: region-in-map.
+        // SAFETY: region-in-map: passed on from our caller.
         let range = unsafe { (*region).range };
         self.rewrite(|old, new, len| {
             let mut at = 0;
@@ -280,7 +289,7 @@ impl RegionMap {
         let version = self.version.load(Ordering::Acquire);
         let Some((lines, len)) = self.half(version) else { return };
         for line in lines.iter().take(len.load(Ordering::Relaxed) as usize) {
-            // SAFETY: region-in-map.
+            // SAFETY: region-in-map: as in `find`.
             if let Some(region) = unsafe { line.region.load(Ordering::Relaxed).as_ref() } {
                 visit(region);
             }

@@ -24,9 +24,10 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty ring in `slots`, whose number must be a power of two.
+    /// An empty ring in `slots`, whose number must be a power of two, and not one: there, a full slot and the next free one
+    /// look the same.
     pub fn new(slots: Table<Slot>) -> Ring {
-        debug_assert!(slots.len().is_power_of_two());
+        debug_assert!(slots.len().is_power_of_two() && slots.len() > 1);
         for (turn, slot) in slots.iter().enumerate() {
             slot.turn.store(turn as u64, Ordering::Relaxed);
         }

@@ -25,6 +25,7 @@ pub struct FrameStack {
     pub free: FrameSet,
     standby: Ring,
     on_standby: AtomicU32,
+    saving: AtomicU32,
     /// How many frames have memory.
     claimed: AtomicU32,
     /// How many may have.
@@ -33,12 +34,16 @@ pub struct FrameStack {
     begun: AtomicU32,
     /// Those of them that were given up since.
     given_up: FrameSet,
+    /// The last claim was refused memory: until one is not, what is unclaimed cannot be counted on.
+    refused: AtomicU32,
     /// Frames became available, or the evictor gave up.
     pub available: Event,
     /// Fewer frames are available than the reserve wants.
     pub wanted: Event,
     /// The reserve that the evictor keeps.
     pub reserve: AtomicU32,
+    /// With fewer frames ready than this, or than half the reserve, the evictor is woken.
+    pub wake_below: AtomicU32,
     /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
     shortage: AtomicU32,
     /// How often the evictor has said so.
@@ -50,6 +55,8 @@ pub struct FrameStack {
 pub enum Shortage {
     /// Every resident page is pinned by the program, the kernel or a device, or its pager has nowhere to save it to.
     AllHeld,
+    /// The system has no memory for the frames that the contract still allows, and the domain holds none that could go.
+    NoMemory,
     /// Pages cannot be saved: the store failed with this.
     Unsaved(crate::pager::PagerError),
 }
@@ -59,6 +66,7 @@ impl Shortage {
     pub(crate) const fn code(self) -> u32 {
         match self {
             Shortage::AllHeld => 1,
+            Shortage::NoMemory => 2,
             Shortage::Unsaved(error) => error.code() + 2,
         }
     }
@@ -66,6 +74,7 @@ impl Shortage {
         match code {
             0 => None,
             1 => Some(Shortage::AllHeld),
+            2 => Some(Shortage::NoMemory),
             code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
         }
     }
@@ -78,13 +87,16 @@ impl FrameStack {
             free,
             standby,
             on_standby: AtomicU32::new(0),
+            saving: AtomicU32::new(0),
             claimed: AtomicU32::new(0),
             budget: AtomicU32::new(budget),
             begun: AtomicU32::new(0),
             given_up,
+            refused: AtomicU32::new(0),
             available: Event::default(),
             wanted: Event::default(),
             reserve: AtomicU32::new(0),
+            wake_below: AtomicU32::new(0),
             shortage: AtomicU32::new(0),
             stated: AtomicU32::new(0),
         }
@@ -105,10 +117,30 @@ impl FrameStack {
         self.on_standby.load(Ordering::Relaxed)
     }
 
+    /// Frames whose contents are on their way to a store: to be had soon.
+    pub fn saving(&self) -> u32 {
+        self.saving.load(Ordering::Relaxed)
+    }
+
+    /// The contents of a frame are queued to be saved.
+    pub(crate) fn joins_saving(&self) {
+        self.saving.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `count` saves have ended, well or not.
+    pub(crate) fn leaves_saving(&self, count: u32) {
+        self.saving.fetch_sub(count, Ordering::Relaxed);
+    }
+
     /// Frames to be had at once.
     pub fn ready(&self) -> u32 {
-        let unclaimed = self.budget().saturating_sub(self.claimed());
+        let unclaimed = if self.no_memory() { 0 } else { self.budget().saturating_sub(self.claimed()) };
         self.free.count() + self.on_standby() + unclaimed
+    }
+
+    /// Whether the system had no memory when a frame was last claimed.
+    pub fn no_memory(&self) -> bool {
+        self.refused.load(Ordering::SeqCst) != 0
     }
 
     /// Lets the domain claim `count` frames more.
@@ -135,9 +167,10 @@ impl FrameStack {
     }
 
     /// A frame has lost its memory, and there is none to be had: it may be claimed again later.
-    pub(crate) fn unclaim(&self, first: Frame, count: u32) {
+    pub(crate) fn unclaim(&self, mmu: &dyn crate::mmu::Mmu, first: Frame, count: u32) {
         self.given_up.give(first, count);
         self.claimed.fetch_sub(count, Ordering::SeqCst);
+        self.available.signal(mmu);
     }
 
     /// Why no frame can be had, if the evictor says so.
@@ -224,7 +257,8 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
     // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
-    if stack.ready() < stack.reserve.load(Ordering::Relaxed).div_ceil(2) {
+    let half = stack.reserve.load(Ordering::Relaxed).div_ceil(2);
+    if stack.ready() < stack.wake_below.load(Ordering::Relaxed).max(half) {
         stack.wanted.signal(domain.mmu);
     }
     run
@@ -256,11 +290,14 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
             domain.frames.set_zeroed(run.first.plus(step), Zeroed::Yes);
         }
         if stand > 0 {
+            // Whoever is woken by this finds out again, if that was the last memory.
+            stack.refused.store(0, Ordering::SeqCst);
             stack.give(domain.mmu, run.first, stand);
         }
         left -= run.count.get();
         if stand < run.count.get() {
             // The system itself is out of memory: the rest is not ours to claim now.
+            stack.refused.store(1, Ordering::SeqCst);
             stack.given_up.give(run.first.plus(stand), run.count.get() - stand);
             let missing = left + run.count.get() - stand;
             stack.claimed.fetch_sub(missing, Ordering::SeqCst);
@@ -281,7 +318,7 @@ pub fn forget_unmapped(domain: &DomainState) {
         stack.free.give(frame, 1);
     }
     while let Some(run) = stack.free.take(NonZeroU32::MAX) {
-        stack.unclaim(run.first, run.count.get());
+        stack.unclaim(domain.mmu, run.first, run.count.get());
     }
 }
 

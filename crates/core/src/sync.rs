@@ -11,6 +11,29 @@ pub use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
 pub use core::sync::atomic::Ordering;
 pub use waiting::{Event, Gate, Inside};
 
+/// A place between a look at a word and what is done about it, where the simulation lets another thread go on. Elsewhere
+/// it is nothing.
+#[cfg(not(feature = "sim"))]
+pub(crate) const fn race() {}
+
+#[cfg(feature = "sim")]
+pub use racing::{RACE, race};
+
+#[cfg(feature = "sim")]
+mod racing {
+    extern crate std;
+
+    /// What the simulation does there.
+    pub static RACE: std::sync::OnceLock<fn()> = std::sync::OnceLock::new();
+
+    /// Calls it.
+    pub fn race() {
+        if let Some(race) = RACE.get() {
+            race();
+        }
+    }
+}
+
 /// Two threads that each write one word and then read the other's: one of them sees the other's write. `SeqCst` accesses
 /// promise that already, but loom takes them for `AcqRel` ones; this says it to loom.
 fn total_order() {

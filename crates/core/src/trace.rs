@@ -33,7 +33,7 @@ macro_rules! counters {
 counters! {
     /// Faults that reached the domain.
     faults_total,
-    /// Faults answered from the standby list, without a fill.
+    /// Pages mapped again from the standby list, without a fill.
     soft_faults_total,
     /// Pages brought in by their pager.
     fills_total,

@@ -118,7 +118,7 @@ extern "C" fn memalign_for(align: usize, size: usize, returns_to: usize) -> *mut
 }
 
 unsafe extern "C" fn posix_memalign_for(out: *mut *mut c_void, align: usize, size: usize, returns_to: usize) -> c_int {
-    if !align.is_power_of_two() || align % size_of::<usize>() != 0 {
+    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<usize>()) {
         return libc::EINVAL;
     }
     let block = heap::allocate(size, align, asker(returns_to));

@@ -207,7 +207,7 @@ fn map_elsewhere([_, len, prot, flags, file, offset]: [usize; 6]) -> Result<usiz
 fn pages(address: usize, len: usize) -> Result<Range<usize>, Errno> {
     let len = len.checked_next_multiple_of(PAGE).ok_or(libc::ENOMEM)?;
     match address.checked_add(len) {
-        Some(end) if address % PAGE == 0 => Ok(address..end),
+        Some(end) if address.is_multiple_of(PAGE) => Ok(address..end),
         Some(_) => Err(libc::EINVAL),
         None => Err(libc::ENOMEM),
     }

@@ -11,6 +11,9 @@ use crate::error::{Error, Kind, Result};
 /// A domain needs some frames to turn around in.
 pub(crate) const LEAST_FRAMES: u32 = 16;
 
+/// More would only wait for one another.
+const MOST_WORKERS: u32 = 64;
+
 /// Whose descriptor table holds the domain's descriptors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DescriptorTable {
@@ -80,7 +83,7 @@ impl Config {
         self
     }
 
-    /// How many threads read faults of worker regions; by default one a CPU, at most 4.
+    /// How many threads read faults of worker regions; by default one a CPU, up to 4; at most 64.
     pub fn workers(mut self, count: u32) -> Config {
         self.settings.workers = count.max(1);
         self
@@ -120,6 +123,15 @@ impl Config {
                 format!("a domain needs {LEAST_FRAMES} frames of {PAGE_BYTES} bytes at least, and 2^31 at most");
             return Err(Error::new(Kind::Invalid, "build", object, cause));
         }
+        if self.settings.workers > MOST_WORKERS {
+            let object = format!("a domain with {} workers", self.settings.workers);
+            return Err(Error::new(Kind::Invalid, "build", object, format!("a domain has at most {MOST_WORKERS}")));
+        }
+        if let Choice::Named(name) = &self.policy
+            && !policy::NAMES.contains(&name.as_str())
+        {
+            return Err(no_such_policy(name));
+        }
         Domain::build(self.settings, self.policy)
     }
 
@@ -135,9 +147,11 @@ impl Config {
 fn policy_by_name(name: &str, links: Table<Link>) -> Result<Box<dyn Policy>> {
     match policy::by_name(name, links) {
         Some(policy) => Ok(Box::new(policy)),
-        None => {
-            let cause = format!("there is no such policy; there are {}", policy::NAMES.join(", "));
-            Err(Error::new(Kind::Invalid, "use", format!("policy {name}"), cause))
-        }
+        None => Err(no_such_policy(name)),
     }
+}
+
+fn no_such_policy(name: &str) -> Error {
+    let cause = format!("there is no such policy; there are {}", policy::NAMES.join(", "));
+    Error::new(Kind::Invalid, "use", format!("policy {name:?}"), cause)
 }

@@ -3,7 +3,7 @@
 mod limits;
 mod memory;
 mod storage;
-mod userfaultfd;
+pub(crate) mod userfaultfd;
 
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::probe::{Answer, Shortfall};

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -16,12 +16,10 @@ use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Failure};
 use selfpage_core::frame::{FrameSet, FrameTable, Table};
-use selfpage_core::linux::Errno;
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
-use selfpage_core::linux::pagemap::Pagemap;
-use selfpage_core::linux::uffd::{Features, Reach, Reading, Uffd};
+use selfpage_core::linux::uffd::{Reach, Uffd};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
 use selfpage_core::policy::Policy;
@@ -33,21 +31,17 @@ use selfpage_core::trace::Counters;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Error, Kind, Result, SystemError};
-use crate::evictor;
+use crate::error::{Cause, Error, Kind, Result, SystemError};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
-use crate::store::raised;
 use crate::trap::{errand, thread, upcall, worker};
+use crate::{descriptors, evictor};
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
 const ERRANDS: usize = 64;
-/// How the kernel calls what the domain's descriptors name.
-const OURS: [&str; 3] = ["anon_inode:[userfaultfd]", "/mem", "/pagemap"];
-
 /// What the domain's threads and handles share.
 pub(crate) struct Inner {
     state: DomainState,
@@ -69,6 +63,8 @@ pub(crate) struct Inner {
     /// Used by the evictor alone; fork holds it while it copies the process.
     pub(crate) policy: Mutex<Box<dyn Policy>>,
     standby_share: u8,
+    /// How often the saver has begun and ended a turn.
+    pub(crate) saver_turns: AtomicU64,
     /// The tables of `state`; dropped last.
     _arena: Arena,
 }
@@ -101,8 +97,15 @@ impl Domain {
 
     pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
         let inner = Arc::new(Inner::new(settings, policy)?);
-        start_threads(&inner)?;
+        inner.start_threads_keeping(Vec::new())?;
         crate::fork::enlist(&inner);
+        tracing::info!(
+            frames = inner.config.frames,
+            workers = inner.config.workers,
+            serves_system_calls = inner.reach == Reach::EveryFault,
+            residence = ?inner.pool.residence(),
+            "domain built"
+        );
         Ok(Domain { life: Arc::new(Life { inner }) })
     }
 
@@ -173,17 +176,7 @@ impl Domain {
 impl Drop for Life {
     fn drop(&mut self) {
         crate::fork::delist(&self.inner);
-        self.inner.stop.store(true, Ordering::SeqCst);
-        upcall::delist(&raw const *self.inner);
-        let state = &self.inner.state;
-        for event in [&state.requested, &state.to_save, &state.stack.wanted, &state.stack.available] {
-            event.signal(state.mmu);
-        }
-        self.inner.bell.ring();
-        for thread in self.inner.threads().drain(..) {
-            let _ = thread.join();
-        }
-        self.inner.close_descriptors();
+        self.inner.end();
     }
 }
 
@@ -193,9 +186,20 @@ impl Inner {
         monotonic_ns();
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
-        let (descriptors, reach) = open_descriptors(&config)?;
+        let (descriptors, reach) = descriptors::open(&config)?;
+        Inner::over(config, policy, pool, descriptors, reach).inspect_err(|_| descriptors::close_ours(&descriptors))
+    }
+
+    fn over(
+        config: Settings,
+        policy: Choice,
+        pool: FramePool,
+        descriptors: Descriptors,
+        reach: Reach,
+    ) -> Result<Inner> {
+        let most = config.most_frames;
         pool.register(descriptors.pool)?;
-        // SAFETY: POOL-OWNED: the pool is as required and lives in the same value; REGION-OWNED: `region.rs` makes them so.
+        // SAFETY: pool-owned, region-owned: `pool.rs` and `region.rs` map them so; nobody uses the machine after this value.
         let mmu: &'static LinuxMmu =
             Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) }));
         let frames = most as usize;
@@ -248,6 +252,7 @@ impl Inner {
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
             standby_share,
+            saver_turns: AtomicU64::new(0),
             config,
             _arena: arena,
         };
@@ -278,16 +283,11 @@ impl Inner {
     /// and holds the regions and the policy.
     pub(crate) fn rebuild_in_child(self: &Arc<Self>, regions: &BTreeMap<u64, Arc<Bound>>) -> Result<()> {
         let state = &self.state;
-        let old = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.config.descriptor_table == DescriptorTable::Shared {
-            // They are the parent's: a call on them would work on its pages.
-            for number in numbers(&old) {
-                let _ = Descriptor::from_raw(number).close();
-            }
-        }
-        let (descriptors, _) = open_descriptors(&self.config)?;
+        // They are the parent's: a call on them would work on its pages.
+        self.close_descriptors();
+        let (descriptors, _) = descriptors::open(&self.config)?;
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
-        // SAFETY: POOL-OWNED, REGION-OWNED: the descriptors are new, and no other thread is left.
+        // SAFETY: pool-owned, region-owned: the descriptors are new, and no other thread is left.
         unsafe { self.mmu.adopt(descriptors) };
         self.pool.register(descriptors.pool)?;
         self.bell.register(descriptors.worker)?;
@@ -308,13 +308,17 @@ impl Inner {
     pub(crate) fn set_reserve(&self) {
         let frames = self.state.stack.budget();
         let base = (frames / 32).clamp(4, 4096).min(frames / 4);
-        self.state.stack.reserve.store(base + self.standby_target(), Ordering::Relaxed);
+        let standby = self.standby_target();
+        self.state.stack.reserve.store(base + standby, Ordering::Relaxed);
+        // A page gets its second chance only while it is on standby: new ones take the place of those used up.
+        self.state.stack.wake_below.store(base / 2 + standby, Ordering::Relaxed);
         self.state.stack.wanted.signal(self.state.mmu);
     }
 
     /// How many frames the policy wants on standby.
     pub(crate) fn standby_target(&self) -> u32 {
-        let share = u64::from(self.standby_share);
+        // A policy may say anything; a domain needs frames in use.
+        let share = u64::from(self.standby_share.min(128));
         (u64::from(self.state.stack.budget()) * share / 256) as u32
     }
 
@@ -358,21 +362,27 @@ impl Inner {
     pub(crate) fn on_table<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match self.config.descriptor_table {
             DescriptorTable::Shared => work(),
-            DescriptorTable::Private => errand::send(&self.state, &self.errands, work),
+            DescriptorTable::Private => self.on_pager_thread(work),
         }
     }
 
-    /// Does `work` on a pager thread.
+    /// Does `work` on a pager thread; where there are none any more, here.
     pub(crate) fn on_pager_thread<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        if self.stopping() {
+            return work();
+        }
         errand::send(&self.state, &self.errands, work)
     }
 
     /// A worker met an access that the program has no right to: it gets its own `SIGSEGV`.
     pub(crate) fn guard(&self, page: PageNo) {
-        // SAFETY: REGION-OWNED: the page is absent, and not the program's to use.
-        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_err() {
-            // SAFETY: REGION-OWNED: as above.
-            let _ = unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::None) };
+        // Only writing can be against its rights. The kernel itself refuses the access when it is tried again; what is in the
+        // page, or comes into it, can be read on.
+        // SAFETY: region-owned: a page that the program may only read.
+        if unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::Read) }.is_err() {
+            // There are as many mappings as there can be.
+            // SAFETY: region-owned: as above.
+            let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) };
         }
         self.state.mmu.wake_faulters(Trap::Worker, page, 1);
     }
@@ -392,50 +402,37 @@ impl Inner {
             None => return,
         };
         drop(inside);
-        let mut line = arrayvec::ArrayString::<256>::new();
+        // Here nobody may wait for a lock: without it the region goes without its name.
+        let regions = self.regions.try_lock().ok();
+        let name =
+            regions.as_ref().and_then(|regions| regions.get(&range.first.0)).map_or("", |bound| bound.given_name());
+        let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
+        let mut line = arrayvec::ArrayString::<512>::new();
         let _ = writeln!(
             line,
-            "selfpage: SIGBUS: region at {:#x}, offset {}: {}",
+            "selfpage: SIGBUS: region {name}{}at {:#x}, offset {}: {}",
+            if name.is_empty() { "" } else { " " },
             range.first.addr().0,
             index * PAGE_BYTES as u64,
             Cause(failure)
         );
-        // SAFETY: none needed: a safe call that neither allocates nor locks.
+        // This neither allocates nor locks.
         let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+    }
+
+    /// Takes the descriptors of a region that is gone from the pager threads.
+    pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
+        if !numbers.is_empty() {
+            self.on_pager_thread(|| {
+                for number in numbers {
+                    let _ = Descriptor::from_raw(*number).close();
+                }
+            });
+        }
     }
 
     pub(crate) fn standing(&self) -> bool {
         !self.stopping()
-    }
-}
-
-/// A failure in a few words, without allocation.
-struct Cause(Failure);
-
-impl std::fmt::Display for Cause {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        use selfpage_core::pager::PagerError;
-        use selfpage_core::stack::Shortage;
-        let error = match self.0 {
-            Failure::Shortage(Shortage::AllHeld) => {
-                return f.write_str("no frame: every resident page is held in core");
-            }
-            Failure::Machine(refusal) => return write!(f, "the kernel refused the translation: {refusal:?}"),
-            Failure::Shortage(Shortage::Unsaved(error)) => {
-                f.write_str("no frame, because pages cannot be saved: ")?;
-                error
-            }
-            Failure::Pager(error) => error,
-        };
-        match error {
-            PagerError::Io(errno) => write!(f, "the device or file failed with errno {errno}"),
-            PagerError::Corrupt => f.write_str("the store gave back other bytes than were saved"),
-            PagerError::Truncated => f.write_str("the file ends before this page"),
-            PagerError::Full => f.write_str("the store is full (ENOSPC)"),
-            PagerError::Panicked => f.write_str("the pager panicked"),
-            PagerError::NoStore => f.write_str("the pager has no store"),
-            PagerError::WrongContext => f.write_str("not in this context"),
-        }
     }
 }
 
@@ -445,56 +442,12 @@ fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-fn open_descriptors(config: &Settings) -> Result<(Descriptors, Reach)> {
-    let refused = |what: &str, errno: Errno| {
-        let cause = format!("{what}: {errno}; `selfpage doctor` names the remedy");
-        Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
-    };
-    let open = |reach, features: Features, what: &str| -> Result<Uffd> {
-        let uffd = Uffd::open(reach, Reading::Waits).map_err(|errno| refused(what, errno))?;
-        uffd.agree(features)
-            .map_err(|errno| refused("this kernel has no UFFDIO_MOVE (Linux 6.8 and later do)", errno))?;
-        Ok(Uffd(raised(uffd.0)))
-    };
-    let moves = Features::MOVE.and(Features::POISON);
-    let pool = open(Reach::UserFaults, moves.and(Features::WP), "refused")?;
-    let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS), "refused")?;
-    let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
-    let (worker, reach) = match open(Reach::EveryFault, worker_features, "faults inside system calls cannot be served")
-    {
-        Ok(uffd) => (uffd, Reach::EveryFault),
-        Err(error) if config.needs_system_calls => return Err(error),
-        Err(_) => (open(Reach::UserFaults, worker_features, "refused")?, Reach::UserFaults),
-    };
-    let high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| match descriptor {
-        Ok(descriptor) => Ok(raised(descriptor)),
-        Err(errno) => Err(Error::system("open", object, errno)),
-    };
-    let descriptors = Descriptors {
-        pool,
-        worker,
-        upcall,
-        memory: high(Descriptor::open_memory(), "/proc/self/mem")?,
-        pagemap: Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?),
-    };
-    Ok((descriptors, reach))
-}
-
-pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
-    [descriptors.pool.0, descriptors.worker.0, descriptors.upcall.0, descriptors.memory, descriptors.pagemap.0]
-        .map(Descriptor::raw)
-}
-
-fn start_threads(inner: &Arc<Inner>) -> Result<()> {
-    inner.start_threads_keeping(Vec::new())
-}
-
 impl Inner {
     /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
     /// descriptors in it, and starts the others, who share it.
     fn start_threads_keeping(self: &Arc<Self>, mut keep: Vec<RawFd>) -> Result<()> {
         let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        keep.extend(numbers(&descriptors));
+        keep.extend(descriptors::numbers(&descriptors));
         let ours = keep.clone();
         let (send, receive) = std::sync::mpsc::sync_channel(1);
         let own = self.clone();
@@ -504,32 +457,48 @@ impl Inner {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
                 start_others(&own, descriptors.worker)
             });
-            let up = started.is_ok();
             let _ = send.send(started);
             drop(send);
-            if up {
-                pager(&own);
-            }
-        })
-        .map_err(failed)?;
-        let died = || Err(std::io::Error::other("the first of them died"));
-        let mut threads = receive.recv().unwrap_or_else(|_| died()).map_err(failed)?;
-        threads.push(first);
-        *self.threads() = threads;
+            pager(&own);
+        });
+        let started = first.and_then(|first| {
+            self.threads().push(first);
+            receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the first of them died")))
+        });
+        if let Err(cause) = started {
+            self.end();
+            return Err(failed(cause));
+        }
         self.hide_descriptors(&ours);
         Ok(())
     }
 
+    /// In a forked child that does not get the domain: its threads are not here.
+    pub(crate) fn abandon(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.bell.forget_workers();
+        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
+    }
+
+    /// Ends the domain's threads, as many as there are, and gives its descriptors back.
+    fn end(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        upcall::delist(&raw const *self);
+        let state = &self.state;
+        for event in [&state.requested, &state.to_save, &state.stack.wanted, &state.stack.available] {
+            event.signal(state.mmu);
+        }
+        self.bell.ring();
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads {
+            let _ = thread.join();
+        }
+        self.close_descriptors();
+    }
+
     /// Closes the domain's descriptors, where the program has them and has not closed them itself.
     fn close_descriptors(&self) {
-        let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        for number in numbers(&descriptors) {
-            // The program may have closed ours, and opened its own at the number.
-            let names = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
-            if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
-                let _ = Descriptor::from_raw(number).close();
-            }
-        }
+        descriptors::close_ours(&self.descriptors.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Where the program is not to see the domain's descriptors, closes its copies of these.
@@ -542,21 +511,22 @@ impl Inner {
     }
 }
 
-fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<Vec<JoinHandle<()>>> {
-    let mut threads = Vec::new();
-    for number in 1..inner.config.pagers {
+fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
+    let start = |name: &str, work: fn(&Arc<Inner>, Uffd)| {
         let own = inner.clone();
-        threads.push(thread::start(&format!("selfpage-pager{number}"), move || pager(&own))?);
+        let thread = thread::start(name, move || work(&own, uffd))?;
+        inner.threads().push(thread);
+        Ok(())
+    };
+    for _ in 1..inner.config.pagers {
+        start("selfpage-pager", |inner, _| pager(inner))?;
     }
     for _ in 0..inner.config.workers {
-        let own = inner.clone();
-        threads.push(thread::start("selfpage-worker", move || worker::serve(&own, uffd))?);
+        start("selfpage-worker", worker::serve)?;
+        inner.bell.add_worker();
     }
-    let evicting = inner.clone();
-    threads.push(thread::start("selfpage-evict", move || evictor::run(&evicting))?);
-    let saving = inner.clone();
-    threads.push(thread::start("selfpage-save", move || evictor::save(&saving))?);
-    Ok(threads)
+    start("selfpage-evict", |inner, _| evictor::run(inner))?;
+    start("selfpage-save", |inner, _| evictor::save(inner))
 }
 
 /// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.

@@ -6,6 +6,7 @@ use std::io;
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::fault::Failure;
 use selfpage_core::linux::Errno;
+use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::PagerError;
 use selfpage_core::stack::Shortage;
 
@@ -73,6 +74,8 @@ impl Error {
             Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE | libc::EAGAIN) => Kind::OutOfSpace,
             Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EOPNOTSUPP) => Kind::Unsupported,
             Some(libc::EINVAL) => Kind::Invalid,
+            None if source.kind() == io::ErrorKind::InvalidInput => Kind::Invalid,
+            None if source.kind() == io::ErrorKind::QuotaExceeded => Kind::OutOfSpace,
             _ => Kind::Io,
         };
         Error { kind, operation, object: object.into(), cause: source.to_string(), source: Some(source) }
@@ -87,12 +90,23 @@ impl Error {
                  pager has nowhere to save it; unpin pages, or give the domain more frames"
                     .into(),
             ),
+            Failure::Shortage(Shortage::NoMemory) => (
+                Kind::OutOfSpace,
+                "no frame can be had (ENOMEM): the system has no memory for the frames that the domain may still claim; raise \
+                 the memory limit of the cgroup, or give the domain fewer frames"
+                    .into(),
+            ),
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 (kind_of(error), format!("no frame can be had: pages cannot be saved: {}", describe(error)))
             }
-            Failure::Machine(refusal) => (Kind::Io, format!("the kernel refused the translation: {refusal:?}")),
+            Failure::Machine(refusal) => (Kind::Io, in_words(refusal).into()),
         };
         Error::new(kind, operation, object, cause)
+    }
+
+    /// The same, of a part of `whole`.
+    pub(crate) fn for_a(self, whole: impl fmt::Display) -> Error {
+        Error { object: format!("{} for {whole}", self.object), ..self }
     }
 
     /// What the caller can do about it.
@@ -121,6 +135,23 @@ pub(crate) fn describe(error: PagerError) -> String {
         PagerError::Panicked => "the pager panicked".into(),
         PagerError::NoStore => "the pager has no store".into(),
         PagerError::WrongContext => "not in this context".into(),
+    }
+}
+
+/// Why the machine could not, in words.
+pub(crate) const fn in_words(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Denied => {
+            "the kernel refused the translation: a filter on system calls (seccomp) forbids UFFDIO_MOVE; allow it, or set the \
+             filter before the domain is built"
+        }
+        Refusal::NoMemory => "the kernel refused the translation: it has no memory for page tables",
+        Refusal::NoDescriptor => "the kernel refused the translation: the userfaultfd is gone from its thread's table",
+        Refusal::Pinned => "the kernel refused the translation: a device holds the page",
+        Refusal::Occupied | Refusal::Hole | Refusal::Foreign => {
+            "the kernel refused the translation: the program changed the mapping"
+        }
+        Refusal::Ending => "the kernel refused the translation: the process is ending",
     }
 }
 
@@ -155,5 +186,34 @@ impl From<crate::store::StoreError> for Error {
     fn from(error: crate::store::StoreError) -> Error {
         let cause = format!("{}; {}", error.cause, error.remedy);
         Error { cause, ..Error::system("open", format!("store {}", error.object), error.cause) }
+    }
+}
+
+/// A failure in a few words, without allocation.
+pub(crate) struct Cause(pub(crate) Failure);
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let error = match self.0 {
+            Failure::Shortage(Shortage::AllHeld) => {
+                return f.write_str("no frame: every page in core is held there, or the policy names none that can go");
+            }
+            Failure::Shortage(Shortage::NoMemory) => return f.write_str("no frame: the system has no memory to give"),
+            Failure::Machine(refusal) => return f.write_str(in_words(refusal)),
+            Failure::Shortage(Shortage::Unsaved(error)) => {
+                f.write_str("no frame, because pages cannot be saved: ")?;
+                error
+            }
+            Failure::Pager(error) => error,
+        };
+        match error {
+            PagerError::Io(errno) => write!(f, "the device or file failed with errno {errno}"),
+            PagerError::Corrupt => f.write_str("the store gave back other bytes than were saved"),
+            PagerError::Truncated => f.write_str("the file ends before this page"),
+            PagerError::Full => f.write_str("the store is full (ENOSPC)"),
+            PagerError::Panicked => f.write_str("the pager panicked"),
+            PagerError::NoStore => f.write_str("the pager has no store"),
+            PagerError::WrongContext => f.write_str("not in this context"),
+        }
     }
 }

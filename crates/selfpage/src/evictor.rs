@@ -2,6 +2,7 @@
 //! as long as a clean page can be found.
 
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use selfpage_core::fault::{evict, save};
@@ -9,9 +10,11 @@ use selfpage_core::stack::Shortage;
 
 use crate::domain::Inner;
 
-/// Fruitless rounds, a millisecond apart, before faults are told that there is no frame: a device lets go of a page soon.
-const MOST_BARREN: u32 = 500;
-/// While no page more may be queued for saving, this many are tried at a time in search of clean ones.
+/// How long the evictor tries in vain before faults are told that there is no frame: a device lets go of a page soon.
+const PATIENCE_NS: u64 = 500_000_000;
+/// The same when it is asked again after it has said so.
+const PATIENCE_ASKED_AGAIN_NS: u64 = 10_000_000;
+/// While no page more may be queued for saving, or none can be saved, this many are tried at a time in search of clean ones.
 const SEARCH: u32 = 16;
 
 /// Evicts ahead of need until the domain ends.
@@ -21,48 +24,94 @@ const SEARCH: u32 = 16;
 pub(crate) fn run(inner: &Inner) {
     let state = inner.state();
     let stack = &state.stack;
-    let mut barren = 0;
+    let mut vain: Option<Vain> = None;
     while !inner.stopping() {
         let seen = stack.wanted.count();
-        let reserve = stack.reserve.load(std::sync::atomic::Ordering::Relaxed);
+        let reserve = stack.reserve.load(Ordering::Relaxed);
         let keep = inner.standby_target();
         if stack.on_standby() > keep && evict::trim_standby(state, keep) > 0 {
             continue;
         }
         if stack.ready() >= reserve {
-            barren = 0;
-            stack.set_shortage(state.mmu, None);
+            vain = None;
             stack.wanted.wait(state.mmu, seen, 0);
             continue;
         }
-        let room = save::room(state) > 0;
-        let want = if room { reserve.saturating_sub(stack.ready()).max(8) } else { SEARCH };
+        let saves = state.save_error().is_none();
+        if saves && stack.ready() >= reserve / 4 && stack.ready() + stack.saving() >= reserve {
+            // Enough will be ready soon; more pages would go for nothing.
+            stack.wanted.wait(state.mmu, seen, 1000);
+            continue;
+        }
+        let saves = saves && save::room(state) > 0;
+        let want = if saves { reserve.saturating_sub(stack.ready()).max(8) } else { SEARCH };
         let available = stack.available.count();
         let evicted = {
             let mut policy = inner.policy.lock().unwrap_or_else(PoisonError::into_inner);
             evict::evict(state, &mut **policy, want)
         };
-        if evicted.ready > 0 || evicted.queued > 0 {
-            barren = 0;
-            stack.set_shortage(state.mmu, None);
+        // What is queued for a store that fails comes back.
+        tracing::trace!(?evicted, want, "evicted");
+        if evicted.ready > 0 || (evicted.queued > 0 && saves) {
+            vain = None;
             continue;
         }
-        if !room || !state.saves_drained() {
+        let since = vain.get_or_insert_with(|| Vain::from_now(inner, PATIENCE_NS));
+        since.note(evicted.kept + evicted.queued, want, stack.claimed());
+        let since = *since;
+        if stack.saving() > 0 {
             // The saver is at work; it frees frames, or the queue.
             stack.available.wait(state.mmu, available, 2000);
-            barren += 1;
         } else {
-            barren += 1;
             stack.wanted.wait(state.mmu, seen, 1000);
         }
-        if barren > MOST_BARREN {
-            let why = state.save_error().map_or(Shortage::AllHeld, Shortage::Unsaved);
+        if since.proves_shortage(inner) {
+            let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
             let asked = stack.wanted.count();
+            let why = state.save_error().map_or(held, Shortage::Unsaved);
+            tracing::warn!(?why, "no frame can be freed");
             stack.set_shortage(state.mmu, Some(why));
             // Whoever needs a frame next asks again, and is given another look.
             stack.wanted.wait(state.mmu, asked, 0);
-            barren = MOST_BARREN - 10;
+            stack.set_shortage(state.mmu, None);
+            vain = Some(Vain::from_now(inner, PATIENCE_ASKED_AGAIN_NS));
         }
+    }
+}
+
+/// A time without success.
+#[derive(Clone, Copy)]
+struct Vain {
+    deadline_ns: u64,
+    /// [`Inner::saver_turns`] when it began.
+    turns: u64,
+    /// Pages that were tried.
+    tried: u32,
+    /// Whether every page in core was: on a busy machine one that a device holds may take a millisecond.
+    tried_all: bool,
+}
+
+impl Vain {
+    fn from_now(inner: &Inner, patience_ns: u64) -> Vain {
+        let turns = inner.saver_turns.load(Ordering::SeqCst);
+        Vain { deadline_ns: inner.state().mmu.now_ns() + patience_ns, turns, tried: 0, tried_all: false }
+    }
+
+    /// `tried` pages were tried of the `want` that were to be found.
+    fn note(&mut self, tried: u32, want: u32, claimed: u32) {
+        self.tried = self.tried.saturating_add(tried);
+        self.tried_all |= self.tried >= claimed || tried < want;
+    }
+
+    /// Whether it has lasted long enough, and the saver cannot end it: it has nothing to do, or it has failed with what it
+    /// began since. A store that takes its time is no shortage.
+    fn proves_shortage(self, inner: &Inner) -> bool {
+        let state = inner.state();
+        let turns = inner.saver_turns.load(Ordering::SeqCst);
+        let began_anew = self.turns + 2 + (self.turns & 1);
+        self.tried_all
+            && state.mmu.now_ns() > self.deadline_ns
+            && (state.stack.saving() == 0 || (turns >= began_anew && state.save_error().is_some()))
     }
 }
 
@@ -75,8 +124,13 @@ pub(crate) fn save(inner: &Inner) {
     loop {
         let seen = state.to_save.count();
         let errors = state.counters.read().save_errors_total;
-        if save::save(state) > 0 {
+        // Odd: the saver is at work.
+        inner.saver_turns.fetch_add(1, Ordering::SeqCst);
+        let saved = save::save(state);
+        inner.saver_turns.fetch_add(1, Ordering::SeqCst);
+        if saved > 0 {
             if state.counters.read().save_errors_total > errors {
+                tracing::warn!(error = ?state.save_error(), "pages could not be saved, and stay in core");
                 // A store that fails is not helped by haste.
                 std::thread::sleep(Duration::from_millis(2));
             }

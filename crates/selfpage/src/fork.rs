@@ -144,6 +144,7 @@ impl PausedDomain {
         if let Err(why) = &self.shared {
             // The regions are not here: an access is a SIGSEGV, and never a zero that was not written.
             eprintln!("selfpage: this forked child does not get its parent's regions: {why}");
+            self.inner.abandon();
             let state = self.inner.state();
             return state.gate.open(state.mmu);
         }
@@ -160,5 +161,6 @@ impl PausedDomain {
         let state = self.inner.state();
         state.gate.open(state.mmu);
         self.inner.set_reserve();
+        tracing::info!("a forked child goes on with its parent's regions");
     }
 }

@@ -22,6 +22,7 @@
 
 mod arena;
 mod config;
+mod descriptors;
 pub mod doctor;
 mod domain;
 mod error;
@@ -40,12 +41,26 @@ pub use domain::Domain;
 pub use error::{Error, Kind, Result};
 pub use pool::{FramePool, Residence};
 pub use region::{Builder as RegionBuilder, Region};
+pub use selfpage_core::addr::{Frame, PageNo};
 pub use selfpage_core::fault::Failure;
 pub use selfpage_core::mmu::Trap;
 pub use selfpage_core::policy::{NAMES as POLICIES, Policy};
 pub use selfpage_core::region::Rights;
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;
+
+/// The Rust in the guides compiles.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/policies.md")]
+    struct Policies;
+    #[doc = include_str!("../../../docs/pagers.md")]
+    struct Pagers;
+    #[doc = include_str!("../../../docs/stores.md")]
+    struct Stores;
+}
 
 /// The end, where tables no longer make sense.
 fn die(epitaph: &str) -> ! {

@@ -31,6 +31,9 @@ use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, 
 use crate::store::BackingStore;
 use crate::trap::upcall;
 
+/// What the names of regions without a name begin with.
+const ADDRESS: &str = "at ";
+
 /// A region to be.
 pub struct Builder<'a> {
     life: &'a Arc<Life>,
@@ -183,12 +186,15 @@ impl<'a> Builder<'a> {
     }
 }
 
+/// Where a pager is, at an address that core can keep in one word.
+struct PagerAt(&'static dyn Pager);
+
 /// A region with all that it stands on. The tables and the pager live until it is dropped, which is after it has left its
 /// domain's map and the gate was closed once.
 pub(crate) struct Bound {
     region: Box<region::Region>,
     /// What `region` points to; in this order, so that the pager goes before its tables.
-    _reference: Box<&'static dyn Pager>,
+    _reference: Box<PagerAt>,
     pager: Option<Box<dyn Pager>>,
     _pager_tables: Option<Arena>,
     _tables: Arena,
@@ -222,8 +228,9 @@ impl Bound {
             return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
         }
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
-        let (pager, pager_tables) = make(len, inner.hash.clone())?;
-        let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))?;
+        let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
+        let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))
+            .map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         // SAFETY: owned-range: a fresh mapping.
         let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, builder.reserved) }
@@ -234,8 +241,8 @@ impl Bound {
         let region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
         region.priority.store(builder.priority, Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
-        let reference: Box<&'static dyn Pager> = Box::new(unsafe { &*(&raw const *pager) });
-        let name = if builder.name.is_empty() { format!("at {start:#x}") } else { builder.name.clone() };
+        let reference = Box::new(PagerAt(unsafe { std::mem::transmute::<&dyn Pager, &'static dyn Pager>(&*pager) }));
+        let name = if builder.name.is_empty() { format!("{ADDRESS}{start:#x}") } else { builder.name.clone() };
         let bound = Bound {
             region: Box::new(region),
             _reference: reference,
@@ -248,7 +255,7 @@ impl Bound {
             len_bytes,
         };
         // SAFETY: pager-outlives: as above.
-        let new = unsafe { bound.region.bind(&raw const *bound._reference) };
+        let new = unsafe { bound.region.bind(&raw const bound._reference.0) };
         debug_assert!(new);
         for advice in [Advice::NoHugePages, Advice::NotForChild] {
             // SAFETY: owned-range: just mapped.
@@ -262,21 +269,27 @@ impl Bound {
     fn join(self: &Arc<Bound>, inner: &Arc<Inner>) -> Result<()> {
         let mut regions = inner.regions();
         let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.on_table(|| self.register(descriptors))?;
-        // What another region's store has in common with ours, pager threads have already, and the program no more.
-        let known = |number: &RawFd| regions.values().any(|bound| bound.descriptors().contains(number));
-        let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
-        if !numbers.is_empty() {
-            inner.share_descriptors(&numbers)?;
-            inner.hide_descriptors(&numbers);
-        }
+        // The program may have closed this thread's descriptors.
+        inner.on_pager_thread(|| self.register(descriptors))?;
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
         if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
             let cause = "the domain has as many regions as its map can hold";
             return Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause));
         }
         regions.insert(self.region.range.first.0, self.clone());
-        Ok(())
+        // What another region's store has in common with ours, pager threads have already, and the program no more.
+        let known = |number: &RawFd| {
+            regions.values().any(|bound| !Arc::ptr_eq(bound, self) && bound.descriptors().contains(number))
+        };
+        let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
+        let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(&numbers) };
+        drop(regions);
+        tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
+        match shared {
+            Ok(()) => inner.hide_descriptors(&numbers),
+            Err(_) => self.leave(inner),
+        }
+        shared
     }
 
     /// Has faults of the region go to its userfaultfd.
@@ -289,28 +302,49 @@ impl Bound {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
         };
+        // A write to a page that may only be read is told too.
+        let modes = match self.region.rights {
+            Rights::Read => Modes::MISSING.and(Modes::WP),
+            Rights::ReadWrite => Modes::MISSING,
+        };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
-        unsafe { uffd.register(start, len_bytes, Modes::MISSING) }
+        unsafe { uffd.register(start, len_bytes, modes) }
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
     }
 
     /// Takes the region out of its domain: its pages are dropped.
-    pub(crate) fn leave(self: Arc<Bound>, inner: &Inner) {
+    fn leave(&self, inner: &Inner) {
         let state = inner.state();
-        // What is pinned is dropped all the same: nobody may use the region any more.
-        inner.on_table(|| range::discard(state, self.region.range));
-        let removed = state.regions.remove(&raw const *self.region);
-        debug_assert!(removed);
-        inner.close_gate();
-        state.gate.open(state.mmu);
-    }
-
-    pub(crate) fn range(&self) -> PageRange {
-        self.region.range
+        loop {
+            // What is pinned is dropped all the same: nobody may use the region any more.
+            inner.on_table(|| range::discard(state, self.region.range));
+            let mut regions = inner.regions();
+            inner.close_gate();
+            // Nobody is inside: what pager threads have read ahead since then shows now.
+            let empty = self.region.is_empty();
+            if empty {
+                let removed = state.regions.remove(&raw const *self.region);
+                debug_assert!(removed);
+                regions.remove(&self.region.range.first.0);
+            }
+            state.gate.open(state.mmu);
+            if empty {
+                let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
+                let mut numbers = self.descriptors();
+                numbers.retain(|number| !used.contains(number));
+                // Still under the lock: the next region's descriptors may come at these numbers.
+                return inner.release_descriptors(&numbers);
+            }
+        }
     }
 
     pub(crate) fn start(&self) -> usize {
         self.region.range.first.addr().0
+    }
+
+    /// The name that the program gave it, if it did.
+    pub(crate) fn given_name(&self) -> &str {
+        if self.name.starts_with(ADDRESS) { "" } else { &self.name }
     }
 
     /// The descriptors that its pager uses now.
@@ -524,10 +558,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let mine = self.life.inner.regions().remove(&self.bound.range().first.0);
-        if let Some(bound) = mine {
-            bound.leave(&self.life.inner);
-        }
+        self.bound.leave(&self.life.inner);
     }
 }
 

@@ -13,8 +13,8 @@ fn in_child(work: impl FnOnce() -> bool) -> i32 {
     // SAFETY: fork-quiet: the child only does `work` and ends; what it needs of the library was made ready by its handlers.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: fork-quiet: ends without running what belongs to the parent.
             let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(false);
+            // SAFETY: fork-quiet: ends without running what belongs to the parent.
             unsafe { libc::_exit(i32::from(!right)) }
         }
         child => {

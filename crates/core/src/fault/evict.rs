@@ -86,10 +86,26 @@ pub fn evict(domain: &DomainState, policy: &mut dyn Policy, want: u32) -> Evicte
             Suggestion::Wrong => Counters::add(&domain.counters.bad_victims_total, 1),
         }
     }
+    let by_age = victims;
     let victims = victims.get_mut(..len).unwrap_or(&mut []);
     victims.sort_unstable_by_key(|entry| entry.0);
     move_out(domain, victims, Room::IfAny, &mut evicted);
+    list_standby(domain, by_age.get(..len).unwrap_or(&[]));
     evicted
+}
+
+/// Lists those of the pages that are on standby now, in this order: the first loses its frame first. In the order of
+/// addresses, in which they were unmapped, some would never get a second chance.
+pub(super) fn list_standby(domain: &DomainState, pages: &[(PageNo, Frame)]) {
+    for &(page, frame) in pages {
+        if let Some(region) = domain.regions.find(page)
+            && let Some(seen) = region.word(page).map(|word| word.load())
+            && seen.state() == State::Standby
+            && seen.frame() == frame
+        {
+            domain.publish_standby(region, page, frame);
+        }
+    }
 }
 
 enum Suggestion {
@@ -119,7 +135,8 @@ fn check(domain: &DomainState, frame: Frame) -> Suggestion {
     Suggestion::Claimed(page)
 }
 
-/// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and decides on each.
+/// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and decides on each. The caller lists those
+/// that are on standby then.
 pub(super) fn move_out(domain: &DomainState, pages: &[(PageNo, Frame)], room: Room, evicted: &mut Evicted) {
     let mut at = 0;
     while let Some(rest) = pages.get(at..)
@@ -164,7 +181,7 @@ fn stays(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, why:
 
 fn keep(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
     domain.settle(region, page, Word::new(State::Resident, frame));
-    domain.frames.admit(frame, Use::First);
+    domain.admit(region, frame, Use::First);
     evicted.kept += 1;
 }
 
@@ -173,7 +190,8 @@ fn decide(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, roo
     let Some(pager) = region.pager() else { return };
     match pager.changed(region.index(page), domain.lease(frame).get()) {
         Verdict::Clean => {
-            domain.settle_standby(region, page, Word::new(State::Standby, frame));
+            domain.stack.joins_standby();
+            let _ = domain.settle(region, page, Word::new(State::Standby, frame));
             evicted.ready += 1;
         }
         Verdict::Changed if room == Room::Promised || save::room(domain) > 0 => {
@@ -187,7 +205,7 @@ fn decide(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, roo
 
 /// Maps a page again that cannot go now.
 fn put_back(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
-    match domain.mmu.map(region.trap, page, frame, 1) {
+    match domain.map(region, page, frame, 1) {
         Ok(()) => keep(domain, region, page, frame, evicted),
         Err(_) => {
             // It cannot be mapped, so nobody can use it; it must be saved, room or not.

@@ -24,6 +24,8 @@ pub(super) enum Stop {
     NoFrame,
     HandOver,
     Again,
+    /// The access is to be tried again, and will meet what is there now.
+    Retry,
     Failed(Failure),
 }
 
@@ -179,13 +181,17 @@ impl<const N: usize> Batch<N> {
             && let Some(&(page, frame)) = rest.first()
         {
             let run = neighbours(rest);
-            let (done, refusal) = match domain.mmu.map(region.trap, page, frame, run as u32) {
+            // The program may run on before the words are settled, and finds its pages in core.
+            for &(page, _) in rest.get(..run).unwrap_or(rest) {
+                region.set_resident(page, 1);
+            }
+            let (done, refusal) = match domain.map(region, page, frame, run as u32) {
                 Ok(()) => (run, None),
                 Err(partial) => (partial.done as usize, Some(partial.why)),
             };
             for &(page, frame) in rest.get(..done).unwrap_or(rest) {
                 domain.settle(region, page, Word::new(State::Resident, frame));
-                domain.frames.admit(frame, Use::First);
+                domain.admit(region, frame, Use::First);
             }
             at += done;
             if let Some(why) = refusal
@@ -206,8 +212,7 @@ fn stop(step: Step) -> Stop {
     match step {
         Step::Done(Outcome::Failed(failure)) => Stop::Failed(failure),
         Step::HandOver => Stop::HandOver,
-        // The access is tried again either way.
-        Step::Done(_) => Stop::Again,
+        Step::Done(_) => Stop::Retry,
         _ => Stop::Again,
     }
 }

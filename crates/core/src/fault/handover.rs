@@ -94,7 +94,7 @@ const fn outcome(answer: u32) -> Outcome {
     if answer & FAILED == 0 {
         Outcome::Retry
     } else if answer & MACHINE != 0 {
-        Outcome::Failed(Failure::Machine(Refusal::NoMemory))
+        Outcome::Failed(Failure::Machine(Refusal::from_code(code)))
     } else if answer & SHORTAGE != 0
         && let Some(shortage) = Shortage::from_code(code)
     {
@@ -108,8 +108,7 @@ const fn code(failure: Failure) -> u32 {
     match failure {
         Failure::Pager(error) => error.code(),
         Failure::Shortage(shortage) => SHORTAGE | shortage.code(),
-        // Of the refusals only this one is told.
-        Failure::Machine(_) => MACHINE,
+        Failure::Machine(refusal) => MACHINE | refusal as u32,
     }
 }
 
@@ -122,7 +121,8 @@ mod tests {
         let pager = [PagerError::Corrupt, PagerError::Io(5), PagerError::Full, PagerError::Panicked];
         let mut failures = pager.map(Failure::Pager).to_vec();
         failures.extend(pager.map(|error| Failure::Shortage(Shortage::Unsaved(error))));
-        failures.extend([Failure::Shortage(Shortage::AllHeld), Failure::Machine(Refusal::NoMemory)]);
+        failures.push(Failure::Shortage(Shortage::AllHeld));
+        failures.extend([Refusal::NoDescriptor, Refusal::NoMemory, Refusal::Denied].map(Failure::Machine));
         for failure in failures {
             assert_eq!(outcome(answer(Outcome::Failed(failure))), Outcome::Failed(failure));
         }

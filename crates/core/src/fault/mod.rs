@@ -18,7 +18,7 @@ use core::num::NonZeroU32;
 use crate::addr::{Frame, PageNo, PageRange, VirtAddr};
 use crate::domain::{DomainState, ReadsAhead};
 use crate::frame::{Use, Zeroed};
-use crate::mmu::Refusal;
+use crate::mmu::{Refusal, Trap};
 use crate::page::{State, Word};
 use crate::pager::{Context, Pager, PagerError};
 use crate::region::{Access, Region};
@@ -81,7 +81,7 @@ enum Step {
 /// Resolves a fault, in whatever context it arrived.
 ///
 /// # Source
-/// DESIGN "The path of a fault"; Nemesis §6.5.
+/// Nemesis §6.5. ARCHITECTURE.md walks through it in numbered steps.
 ///
 /// # Context
 /// Any; outside the gate. In a trap it may sleep on the page, on frames, and in a read from a store.
@@ -112,6 +112,10 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
+            // There is nobody else who could.
+            (Step::HandOver, _) if context == Context::PagerThread => {
+                break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
+            }
             (Step::HandOver, _) => match handover::hand_over(domain, page) {
                 Some(Outcome::Failed(failure)) => break Outcome::Failed(failure),
                 Some(_) => {}
@@ -140,6 +144,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Saving => copy_back(domain, region, page, seen),
         State::Resident => check_resident(domain, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        State::Poisoned => cure(domain, region, page, seen),
     }
 }
 
@@ -179,6 +184,7 @@ fn bring_in(
         Err(fill::Stop::NoFrame) => Step::AwaitFrame(frames_seen),
         Err(fill::Stop::HandOver) => Step::HandOver,
         Err(fill::Stop::Again) => Step::Again,
+        Err(fill::Stop::Retry) => Step::Done(Outcome::Retry),
         Err(fill::Stop::Failed(failure)) => Step::Done(Outcome::Failed(failure)),
     }
 }
@@ -193,10 +199,11 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     }
     domain.stack.leaves_standby();
     let frame = seen.frame();
-    match domain.mmu.map(region.trap, page, frame, 1) {
+    region.set_resident(page, 1);
+    match domain.map(region, page, frame, 1) {
         Ok(()) => {
             domain.settle(region, page, Word::new(State::Resident, frame));
-            domain.frames.admit(frame, if seen.trip() { Use::First } else { Use::Again });
+            domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
             Counters::add(&domain.counters.soft_faults_total, 1);
         }
         Err(partial) => {
@@ -241,7 +248,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     }
     domain.frames.set_zeroed(new, Zeroed::Unknown);
     domain.lease(new).get_mut().copy_from(domain.lease(old).get());
-    if let Err(partial) = domain.mmu.map(region.trap, page, new, 1) {
+    if let Err(partial) = domain.map(region, page, new, 1) {
         domain.stack.give(domain.mmu, new, 1);
         if !domain.settle(region, page, seen.with_save()) {
             // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.
@@ -250,7 +257,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
         return match partial.why {
             Refusal::Pinned | Refusal::Hole => Step::Again,
             Refusal::NoDescriptor => Step::HandOver,
-            Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
+            Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
             Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
                 domain.mmu.wake_faulters(region.trap, page, 1);
                 Step::Done(Outcome::Retry)
@@ -262,7 +269,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
         domain.frames.set_owner(old, None);
         domain.stack.give(domain.mmu, old, 1);
     }
-    domain.frames.admit(new, Use::Again);
+    domain.admit(region, new, Use::Again);
     Counters::add(&domain.counters.copied_back_total, 1);
     Step::Done(Outcome::Resolved)
 }
@@ -303,7 +310,7 @@ fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, 
             domain.frames.set_zeroed(frame, Zeroed::Yes);
             domain.stack.give(domain.mmu, frame, 1);
         }
-        Err(_) => domain.stack.unclaim(frame, 1),
+        Err(_) => domain.stack.unclaim(domain.mmu, frame, 1),
     }
 }
 
@@ -322,7 +329,52 @@ fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, wh
         // Whatever is there now is not ours: the access is tried again and meets that.
         Refusal::Occupied | Refusal::Foreign | Refusal::Ending => Step::Done(Outcome::Retry),
         Refusal::NoDescriptor => Step::HandOver,
-        Refusal::NoMemory => Step::Done(Outcome::Failed(Failure::Machine(why))),
+        Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(why))),
+    }
+}
+
+/// Somebody asks for a page that could not be had the last time: try anew.
+fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+    if let Some(word) = region.word(page)
+        && word.claim(seen)
+    {
+        domain.mmu.drop_pages(page, 1);
+        domain.settle(region, page, Word::ABSENT);
+    }
+    Step::Again
+}
+
+/// Makes every access to a page fail whose contents could not be had, until somebody asks for it by name: whoever is stopped
+/// on it must be told, and must not see anything else in its place. A page that has been brought in meanwhile stays as it
+/// is.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub fn poison(domain: &DomainState, page: PageNo) {
+    loop {
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = domain.regions.find(page) else { return };
+        let Some(word) = region.word(page) else { return };
+        let seen = word.load();
+        match seen.state() {
+            State::Absent if word.claim(seen) => {
+                domain.mmu.poison(region.trap, page);
+                domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
+                return;
+            }
+            State::Absent => {}
+            // Another thread may meet the same failure: if all only woke the stopped ones, they would all come again.
+            State::Busy => {
+                if let Some(seen) = word.await_change(seen) {
+                    drop(inside);
+                    domain.mmu.sleep(word.low_half(), seen.low(), 0);
+                }
+            }
+            _ => {
+                domain.mmu.wake_faulters(region.trap, page, 1);
+                return;
+            }
+        }
     }
 }
 
@@ -331,11 +383,16 @@ fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, wh
 pub enum Request {
     /// Resolve a fault on this page, and answer the thread that waits there.
     Fault(PageNo, Place),
+    /// Wake the threads that are stopped on this page of a worker region.
+    Wake(PageNo),
     /// Read ahead, from this page on.
     Ahead(PageNo, Chunk),
     /// Bring in so many pages, from this one on, which the program will want.
     Prefetch(PageNo, u32),
 }
+
+/// In the place of the number of pages to read ahead.
+const WAKE: u32 = u32::MAX;
 
 /// Hands work to the pager threads. `false`: they have more than enough.
 ///
@@ -344,6 +401,7 @@ pub enum Request {
 pub fn request(domain: &DomainState, request: Request) -> bool {
     let pushed = match request {
         Request::Fault(page, place) => domain.requests.push(page.0, u64::from(place.0) << 32),
+        Request::Wake(page) => domain.requests.push(page.0, WAKE.into()),
         Request::Ahead(page, chunk) => {
             domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
         }
@@ -363,6 +421,7 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
     let page = PageNo(page);
     Some(match what as u32 {
         0 => Request::Fault(page, Place((what >> 32) as u32)),
+        WAKE => Request::Wake(page),
         count if what >> 32 == 0 => Request::Prefetch(page, count),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
     })
@@ -379,6 +438,10 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             let outcome = resolve(domain, Context::PagerThread, fault);
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome
+        }
+        Request::Wake(page) => {
+            domain.mmu.wake_faulters(Trap::Worker, page, 1);
+            Outcome::Resolved
         }
         Request::Ahead(page, chunk) => {
             let _inside = domain.gate.enter(domain.mmu);

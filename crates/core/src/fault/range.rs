@@ -5,13 +5,14 @@
 
 use core::num::NonZeroU32;
 
-use super::evict::{Evicted, Room, move_out};
+use super::evict::{Evicted, Room, list_standby, move_out};
 use super::fill::Tripwire;
 use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
-use crate::domain::{DomainState, MOST_AHEAD, ReadsAhead};
+use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::Zeroed;
-use crate::page::{State, Word};
+use crate::mmu::Refusal;
+use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
 use crate::stack::{self, FrameWait};
@@ -51,6 +52,7 @@ fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region)
 /// # Context
 /// Normal.
 pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
+    let mut tries = 0;
     loop {
         let outcome = settle_step(domain, page, |region| {
             let Some(word) = region.word(page) else {
@@ -68,12 +70,19 @@ pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
         if outcome != Outcome::Retry {
             return outcome;
         }
-        match resolve(domain, Context::Normal, Fault { addr: page.addr(), access: Access::Read }) {
-            Outcome::Resolved | Outcome::Retry => {}
+        // As in a trap: the program may have closed the descriptors that this thread had, and opened others at their numbers.
+        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read }) {
+            Outcome::Resolved => {}
+            // What is there is not the region's, and tells nobody when that changes.
+            Outcome::Retry if tries == MOST_TRIES => return Outcome::Failed(Failure::Machine(Refusal::Foreign)),
+            Outcome::Retry => tries += 1,
             other => return other,
         }
     }
 }
+
+/// How often a mapping that the program changed is tried before that is an error.
+const MOST_TRIES: u32 = 100;
 
 /// A page can be pinned this often at once.
 pub const MOST_PINS: u32 = 4095;
@@ -103,8 +112,16 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
 /// # Context
 /// Normal.
 pub fn discard(domain: &DomainState, range: PageRange) {
-    for page in range.pages() {
-        settle_step(domain, page, |region| discard_page(domain, region, page));
+    let mut at = range.first;
+    while at < range.end() {
+        let mut next = at;
+        settle_step(domain, at, |region| {
+            let step;
+            (next, step) = discard_stretch(domain, region, PageRange { first: at, count: range.end().0 - at.0 });
+            step
+        });
+        // Outside of any region nothing is done, and there is nothing to wait for.
+        at = if next == at { at.plus(1) } else { next };
     }
 }
 
@@ -122,41 +139,82 @@ pub fn is_absent(domain: &DomainState, range: PageRange) -> bool {
     })
 }
 
-fn discard_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
-    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
-        return Step::Done(Outcome::NotOurs);
-    };
-    let seen = word.load();
-    if seen.state() == State::Busy || seen.in_save() {
-        return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
-    }
-    if !word.claim(seen) {
-        return Step::Again;
-    }
-    let frame = seen.frame();
-    match seen.state() {
-        State::Resident => match domain.mmu.unmap(page, frame, 1) {
-            Ok(()) => {
-                pager.forget(region.index(page), 1);
-                domain.settle_absent(region, page, frame);
+/// Discards pages from the front of `range` on, until there are many of them or one must be waited for. How far it came.
+fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (PageNo, Step) {
+    let mut resident = [(PageNo(0), Frame(0)); STRETCH];
+    let mut len = 0;
+    let mut next = range.first;
+    let mut step = Step::Done(Outcome::Resolved);
+    while next < range.end()
+        && let Some(entry) = resident.get_mut(len)
+    {
+        let (Some(word), Some(pager)) = (region.word(next), region.pager()) else { break };
+        let seen = word.load();
+        if seen.state() == State::Busy || seen.in_save() {
+            if next == range.first {
+                step = word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
             }
+            break;
+        }
+        if !word.claim(seen) {
+            continue;
+        }
+        match seen.state() {
+            State::Resident => {
+                *entry = (next, seen.frame());
+                len += 1;
+            }
+            State::Standby => {
+                domain.stack.leaves_standby();
+                pager.forget(region.index(next), 1);
+                domain.settle_absent(region, next, seen.frame());
+            }
+            State::Poisoned => {
+                domain.mmu.drop_pages(next, 1);
+                pager.forget(region.index(next), 1);
+                domain.settle(region, next, Word::ABSENT);
+            }
+            State::Absent | State::Busy | State::Saving => {
+                pager.forget(region.index(next), 1);
+                domain.settle(region, next, Word::ABSENT);
+            }
+        }
+        next = next.plus(1);
+    }
+    drop_resident(domain, region, resident.get(..len).unwrap_or(&[]));
+    (next, step)
+}
+
+/// Drops claimed resident pages, in as few calls as their neighbourhood allows.
+fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
+    let Some(pager) = region.pager() else { return };
+    let mut at = 0;
+    while let Some(rest) = pages.get(at..)
+        && let Some(&(page, frame)) = rest.first()
+    {
+        let run = fill::neighbours(rest);
+        let done = match domain.mmu.unmap(page, frame, run as u32) {
+            Ok(()) => run,
+            Err(partial) => partial.done as usize,
+        };
+        pager.forget(region.index(page), done as u64);
+        for &(page, frame) in rest.get(..done).unwrap_or(&[]) {
+            domain.frames.set_owner(frame, None);
+            let _ = domain.settle(region, page, Word::ABSENT);
+        }
+        if done > 0 {
+            domain.stack.give(domain.mmu, frame, done as u32);
+        }
+        at += done;
+        if done < run
+            && let Some(&(page, frame)) = pages.get(at)
+        {
             // A device holds the page: leave it the memory, and give the frame new one.
-            Err(_) => {
-                domain.mmu.drop_pages(page, 1);
-                super::lost(domain, region, pager, page, frame);
-            }
-        },
-        State::Standby => {
-            domain.stack.leaves_standby();
-            pager.forget(region.index(page), 1);
-            domain.settle_absent(region, page, frame);
-        }
-        State::Absent | State::Busy | State::Saving => {
-            pager.forget(region.index(page), 1);
-            domain.settle(region, page, Word::ABSENT);
+            domain.mmu.drop_pages(page, 1);
+            super::lost(domain, region, pager, page, frame);
+            at += 1;
         }
     }
-    Step::Done(Outcome::Resolved)
 }
 
 /// Takes the frames of `range` back; changed pages are on their way to the store when it returns. Waits for the saver where
@@ -175,10 +233,21 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             domain.stack.available.wait(domain.mmu, seen, 1000);
             continue;
         }
+        // A page that somebody is at, perhaps to finish the very fault that the caller just took, is waited for.
+        settle_step(domain, at, |region| match region.word(at).map(|word| (word, word.load())) {
+            Some((word, seen)) if seen.state() == State::Busy => {
+                word.await_change(seen).map_or(Step::Again, Step::AwaitPage)
+            }
+            _ => Step::Done(Outcome::Resolved),
+        });
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
-        let mut len = 0;
+        let (start, mut len) = (at, 0);
         while len < room && at < range.end() {
+            let busy = |word: &PageWord| word.load().state() == State::Busy;
+            if at > start && domain.regions.find(at).and_then(|region| region.word(at)).is_some_and(busy) {
+                break;
+            }
             if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)
                 && let Some(entry) = claimed.get_mut(len)
             {
@@ -188,7 +257,9 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             at = at.plus(1);
         }
         // The evictor queues no page more while there is no room, and the queue has a batch to spare beyond that.
-        move_out(domain, claimed.get(..len).unwrap_or(&[]), Room::Promised, &mut evicted);
+        let claimed = claimed.get(..len).unwrap_or(&[]);
+        move_out(domain, claimed, Room::Promised, &mut evicted);
+        list_standby(domain, claimed);
     }
     evicted
 }
@@ -243,7 +314,15 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(at) else { return };
         let Some(pager) = region.pager() else { return };
-        let piece = u64::from(domain.limits(1, ReadsAhead::Yes).chunk.max(1)).min(range.end().0 - at.0);
+        // No more than is likely to be ready at a time.
+        let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
+        for page in (PageRange { first: at, count: piece }).pages() {
+            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby)
+            {
+                // Whoever needs a page that cannot be mapped meets that again.
+                let _ = super::soft_fault(domain, region, pager, page, seen);
+            }
+        }
         let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
         let short = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
         drop(inside);
@@ -279,7 +358,7 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     };
     let seen = word.load();
     match seen.state() {
-        State::Absent | State::Standby => return Step::Done(Outcome::Resolved),
+        State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident => {}
@@ -345,17 +424,15 @@ pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
     while let Some(want) = NonZeroU32::new(left) {
         let seen = domain.stack.available.count();
         let inside = domain.gate.enter(domain.mmu);
-        let taken = stack::take(domain, want);
-        drop(inside);
-        match taken {
-            Some(run) => {
-                let some = run.count.get();
-                domain.mmu.release(run.first, some);
-                domain.stack.retire(run.first, some);
-                left -= some;
-            }
-            None => frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?,
+        if let Some(run) = stack::take(domain, want) {
+            let some = run.count.get();
+            domain.mmu.release(run.first, some);
+            domain.stack.retire(run.first, some);
+            left -= some;
+            continue;
         }
+        drop(inside);
+        frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?;
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ pub const BATCH: usize = 256;
 
 /// Queues a page that is Saving already. Waits for room, which the saver makes.
 pub(super) fn enqueue(domain: &DomainState, page: PageNo, frame: Frame) {
+    domain.stack.joins_saving();
     while !domain.saves.push(page.0, u64::from(frame.0)) {
         let seen = domain.stack.available.count();
         domain.to_save.signal(domain.mmu);
@@ -55,6 +56,7 @@ pub fn save(domain: &DomainState) -> usize {
         }
         rest = later;
     }
+    domain.stack.leaves_saving(len as u32);
     len
 }
 
@@ -101,11 +103,11 @@ fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, er
     let Some(word) = region.word(page) else { return };
     let seen = word.load();
     if seen.state() == State::Saving && word.claim(seen) {
-        if domain.mmu.map(region.trap, page, frame, 1).is_ok() {
+        if domain.map(region, page, frame, 1).is_ok() {
             // The save has ended here, and the claim is ours.
             let _ = word.end_save(Word::ABSENT);
             domain.settle(region, page, Word::new(State::Resident, frame));
-            domain.frames.admit(frame, Use::First);
+            domain.admit(region, frame, Use::First);
         } else {
             domain.settle(region, page, seen);
             requeue(domain, page, frame);
@@ -126,6 +128,7 @@ const fn seen_saving(frame: Frame) -> Word {
 
 /// Queues a page again from the saver itself. The evictor leaves room for that: see [`room`].
 fn requeue(domain: &DomainState, page: PageNo, frame: Frame) {
+    domain.stack.joins_saving();
     let pushed = domain.saves.push(page.0, u64::from(frame.0));
     debug_assert!(pushed, "the evictor leaves room for a batch");
 }

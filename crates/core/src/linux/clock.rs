@@ -16,7 +16,7 @@ pub type Clock = fn() -> u64;
 /// Any.
 pub fn monotonic_ns() -> u64 {
     let mut now = [0i64; 2];
-    // SAFETY: SYSCALL-CONTRACT: seconds and nanoseconds are borrowed until the call returns.
+    // SAFETY: syscall-contract: seconds and nanoseconds are borrowed until the call returns.
     let _ = unsafe {
         call(raw::__NR_clock_gettime, [raw::CLOCK_MONOTONIC as usize, now.as_mut_ptr() as usize, 0, 0, 0, 0])
     };

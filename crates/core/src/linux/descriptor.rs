@@ -30,7 +30,7 @@ impl Descriptor {
     /// What open(2) says.
     pub fn open(path: &CStr, flags: u32) -> Result<Descriptor, Errno> {
         let flags = (flags | raw::O_CLOEXEC) as usize;
-        // SAFETY: SYSCALL-CONTRACT: the path ends with NUL and lives until the call returns.
+        // SAFETY: syscall-contract: the path ends with NUL and lives until the call returns.
         let number =
             unsafe { call(raw::__NR_openat, [raw::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0, 0, 0]) }?;
         Ok(Descriptor(number as i32))
@@ -57,7 +57,7 @@ impl Descriptor {
     /// # Errors
     /// `EBADF`.
     pub fn close(self) -> Result<(), Errno> {
-        // SAFETY: SYSCALL-CONTRACT: the call takes no pointer.
+        // SAFETY: syscall-contract: the call takes no pointer.
         unsafe { call(raw::__NR_close, [self.argument(), 0, 0, 0, 0, 0]) }.map(drop)
     }
 
@@ -67,28 +67,28 @@ impl Descriptor {
     /// What pread(2) says.
     ///
     /// # Safety
-    /// OWNED-RANGE: `[into, into+len_bytes)` is the caller's to write, and nobody holds a reference to it.
+    /// owned-range: `[into, into+len_bytes)` is the caller's to write, and nobody holds a reference to it.
     pub unsafe fn read_at(self, into: usize, len_bytes: usize, offset_bytes: usize) -> Result<usize, Errno> {
-        // SAFETY: OWNED-RANGE: passed on from our caller.
+        // SAFETY: owned-range: passed on from our caller.
         unsafe { call(raw::__NR_pread64, [self.argument(), into, len_bytes, offset_bytes, 0, 0]) }
     }
 
     /// Issues an ioctl whose argument is a structure that the kernel reads and writes.
     ///
     /// # Safety
-    /// SYSCALL-CONTRACT: `T` is the structure that `request` takes, and what it names is the caller's to change.
+    /// syscall-contract: `T` is the structure that `request` takes, and what it names is the caller's to change.
     pub(super) unsafe fn control<T>(self, request: u32, argument: &mut T) -> Result<usize, Errno> {
         let pointer = core::ptr::from_mut(argument) as usize;
-        // SAFETY: SYSCALL-CONTRACT: the structure is borrowed until the call returns; its type is the caller's word.
+        // SAFETY: syscall-contract: the structure is borrowed until the call returns; its type is the caller's word.
         unsafe { call(raw::__NR_ioctl, [self.argument(), request as usize, pointer, 0, 0, 0]) }
     }
 
     /// Issues an ioctl whose argument is a number.
     ///
     /// # Safety
-    /// SYSCALL-CONTRACT: `request` takes a number, not a pointer.
+    /// syscall-contract: `request` takes a number, not a pointer.
     pub(super) unsafe fn control_number(self, request: u32, number: usize) -> Result<usize, Errno> {
-        // SAFETY: SYSCALL-CONTRACT: passed on from our caller.
+        // SAFETY: syscall-contract: passed on from our caller.
         unsafe { call(raw::__NR_ioctl, [self.argument(), request as usize, number, 0, 0, 0]) }
     }
 

@@ -9,14 +9,20 @@ use linux_raw_sys::general as raw;
 /// Any.
 pub fn die(epitaph: &str) -> ! {
     for part in ["selfpage: ", epitaph, "\n"] {
-        // SAFETY: SYSCALL-CONTRACT: the bytes are borrowed until the call returns.
+        // SAFETY: syscall-contract: the bytes are borrowed until the call returns.
         let _ = unsafe { call(raw::__NR_write, [2, part.as_ptr() as usize, part.len(), 0, 0, 0]) };
     }
+    // The default, whatever the program made of it, and not blocked, as it is on pager threads.
+    let (default, mask) = ([0usize; 4], 1u64 << (raw::SIGABRT - 1));
+    let (default, mask) = (default.as_ptr() as usize, &raw const mask as usize);
     loop {
-        // SAFETY: SYSCALL-CONTRACT: the calls take no pointer.
+        // SAFETY: syscall-contract: an action of four words and a mask of one, both alive; the other calls take no pointer.
         unsafe {
             let own = call(raw::__NR_getpid, [0; 6]).unwrap_or(0);
-            let _ = call(raw::__NR_kill, [own, raw::SIGABRT as usize, 0, 0, 0, 0]);
+            let thread = call(raw::__NR_gettid, [0; 6]).unwrap_or(0);
+            let _ = call(raw::__NR_rt_sigaction, [raw::SIGABRT as usize, default, 0, size_of::<u64>(), 0, 0]);
+            let _ = call(raw::__NR_rt_sigprocmask, [raw::SIG_UNBLOCK as usize, mask, 0, size_of::<u64>(), 0, 0]);
+            let _ = call(raw::__NR_tgkill, [own, thread, raw::SIGABRT as usize, 0, 0, 0]);
             let _ = call(raw::__NR_exit_group, [134, 0, 0, 0, 0, 0]);
         }
     }

@@ -21,7 +21,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout_us: u32) -> Result<(), Errn
         Timespec { seconds: i64::from(timeout_us / 1_000_000), nanoseconds: i64::from(timeout_us % 1_000_000) * 1000 };
     let timeout = if timeout_us == 0 { 0 } else { &raw const timeout as usize };
     let operation = (raw::FUTEX_WAIT | raw::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: SYSCALL-CONTRACT: the word and the timeout are borrowed until the call returns.
+    // SAFETY: syscall-contract: the word and the timeout are borrowed until the call returns.
     unsafe { call(raw::__NR_futex, [word.as_ptr() as usize, operation, expected as usize, timeout, 0, 0]) }.map(drop)
 }
 
@@ -29,6 +29,6 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout_us: u32) -> Result<(), Errn
 pub fn wake(word: &AtomicU32, count: u32) -> u32 {
     let operation = (raw::FUTEX_WAKE | raw::FUTEX_PRIVATE_FLAG) as usize;
     let count = count.min(i32::MAX as u32) as usize;
-    // SAFETY: SYSCALL-CONTRACT: the word is borrowed until the call returns, and is not written.
+    // SAFETY: syscall-contract: the word is borrowed until the call returns, and is not written.
     unsafe { call(raw::__NR_futex, [word.as_ptr() as usize, operation, count, 0, 0, 0]) }.unwrap_or(0) as u32
 }

@@ -86,10 +86,10 @@ pub enum Advice {
 /// What mmap(2) says.
 ///
 /// # Safety
-/// OWNED-RANGE: what [`Place::Over`] replaces is the caller's, and no reference into it lives on.
+/// owned-range: what [`Place::Over`] replaces is the caller's, and no reference into it lives on.
 pub unsafe fn map_anonymous(place: Place, len_bytes: usize, access: Access) -> Result<usize, Errno> {
     let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE;
-    // SAFETY: OWNED-RANGE: passed on from our caller.
+    // SAFETY: owned-range: passed on from our caller.
     unsafe { map(place, len_bytes, access, flags, Descriptor::ABSENT, 0) }
 }
 
@@ -99,7 +99,7 @@ pub unsafe fn map_anonymous(place: Place, len_bytes: usize, access: Access) -> R
 /// What mmap(2) says.
 ///
 /// # Safety
-/// OWNED-RANGE: as for [`map_anonymous`]. FILE-MAPPING: others may change the file, so the contents are never borrowed as if
+/// owned-range: as for [`map_anonymous`]. file-mapping: others may change the file, so the contents are never borrowed as if
 /// they stood still.
 pub unsafe fn map_file(
     place: Place,
@@ -113,7 +113,7 @@ pub unsafe fn map_file(
         Sharing::Shared => raw::MAP_SHARED,
         Sharing::Private => raw::MAP_PRIVATE | raw::MAP_NORESERVE,
     };
-    // SAFETY: OWNED-RANGE: passed on from our caller.
+    // SAFETY: owned-range: passed on from our caller.
     unsafe { map(place, len_bytes, access, flags, file, offset_bytes) }
 }
 
@@ -131,7 +131,7 @@ unsafe fn map(
         Place::Over(addr) => (addr, raw::MAP_FIXED),
     };
     let flags = (flags | fixed) as usize;
-    // SAFETY: OWNED-RANGE: passed on from our caller.
+    // SAFETY: owned-range: passed on from our caller.
     unsafe { call(raw::__NR_mmap, [addr, len_bytes, access.bits(), flags, file.argument(), offset_bytes]) }
 }
 
@@ -141,9 +141,9 @@ unsafe fn map(
 /// What munmap(2) says; `EPERM`: the range is sealed.
 ///
 /// # Safety
-/// OWNED-RANGE: the range is the caller's, and no reference into it lives on.
+/// owned-range: the range is the caller's, and no reference into it lives on.
 pub unsafe fn unmap(addr: usize, len_bytes: usize) -> Result<(), Errno> {
-    // SAFETY: OWNED-RANGE: passed on from our caller.
+    // SAFETY: owned-range: passed on from our caller.
     unsafe { call(raw::__NR_munmap, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
 }
 
@@ -153,10 +153,10 @@ pub unsafe fn unmap(addr: usize, len_bytes: usize) -> Result<(), Errno> {
 /// What mremap(2) says.
 ///
 /// # Safety
-/// OWNED-RANGE: both ranges are the caller's, and no reference into either lives on.
+/// owned-range: both ranges are the caller's, and no reference into either lives on.
 pub unsafe fn remap_over(from: usize, len_bytes: usize, to: usize) -> Result<(), Errno> {
     let flags = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED) as usize;
-    // SAFETY: OWNED-RANGE: passed on from our caller.
+    // SAFETY: owned-range: passed on from our caller.
     unsafe { call(raw::__NR_mremap, [from, len_bytes, len_bytes, flags, to, 0]) }.map(drop)
 }
 
@@ -170,7 +170,7 @@ pub unsafe fn remap_over(from: usize, len_bytes: usize, to: usize) -> Result<(),
 /// As for [`remap_over`].
 pub unsafe fn remap_contents(from: usize, len_bytes: usize, to: usize) -> Result<(), Errno> {
     let flags = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP) as usize;
-    // SAFETY: OWNED-RANGE: passed on from our caller.
+    // SAFETY: owned-range: passed on from our caller.
     unsafe { call(raw::__NR_mremap, [from, len_bytes, len_bytes, flags, to, 0]) }.map(drop)
 }
 
@@ -180,9 +180,9 @@ pub unsafe fn remap_contents(from: usize, len_bytes: usize, to: usize) -> Result
 /// What mprotect(2) says; `ENOMEM` also where the range is not wholly mapped.
 ///
 /// # Safety
-/// OWNED-RANGE: the range is the caller's, and no reference lives that the new access would break.
+/// owned-range: the range is the caller's, and no reference lives that the new access would break.
 pub unsafe fn protect(addr: usize, len_bytes: usize, access: Access) -> Result<(), Errno> {
-    // SAFETY: OWNED-RANGE: passed on from our caller.
+    // SAFETY: owned-range: passed on from our caller.
     unsafe { call(raw::__NR_mprotect, [addr, len_bytes, access.bits(), 0, 0, 0]) }.map(drop)
 }
 
@@ -192,9 +192,9 @@ pub unsafe fn protect(addr: usize, len_bytes: usize, access: Access) -> Result<(
 /// What madvise(2) says.
 ///
 /// # Safety
-/// OWNED-RANGE: the range is the caller's; for advice that drops contents, no reference into it lives on.
+/// owned-range: the range is the caller's; for advice that drops contents, no reference into it lives on.
 pub unsafe fn advise(addr: usize, len_bytes: usize, advice: Advice) -> Result<(), Errno> {
-    // SAFETY: OWNED-RANGE: passed on from our caller.
+    // SAFETY: owned-range: passed on from our caller.
     unsafe { call(raw::__NR_madvise, [addr, len_bytes, advice as usize, 0, 0, 0]) }.map(drop)
 }
 
@@ -203,7 +203,7 @@ pub unsafe fn advise(addr: usize, len_bytes: usize, advice: Advice) -> Result<()
 /// # Errors
 /// `ENOMEM`: above the limit, or part of the range is not mapped. `EPERM`: the limit is 0.
 pub fn lock(addr: usize, len_bytes: usize) -> Result<(), Errno> {
-    // SAFETY: SYSCALL-CONTRACT: locking changes no contents and is refused where nothing is mapped.
+    // SAFETY: syscall-contract: locking changes no contents and is refused where nothing is mapped.
     unsafe { call(raw::__NR_mlock, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
 }
 
@@ -212,7 +212,7 @@ pub fn lock(addr: usize, len_bytes: usize) -> Result<(), Errno> {
 /// # Errors
 /// As for [`lock`].
 pub fn lock_on_fault(addr: usize, len_bytes: usize) -> Result<(), Errno> {
-    // SAFETY: SYSCALL-CONTRACT: locking changes no contents and is refused where nothing is mapped.
+    // SAFETY: syscall-contract: locking changes no contents and is refused where nothing is mapped.
     unsafe { call(raw::__NR_mlock2, [addr, len_bytes, raw::MLOCK_ONFAULT as usize, 0, 0, 0]) }.map(drop)
 }
 
@@ -221,7 +221,7 @@ pub fn lock_on_fault(addr: usize, len_bytes: usize) -> Result<(), Errno> {
 /// # Errors
 /// `ENOMEM`: part of the range is not mapped.
 pub fn unlock(addr: usize, len_bytes: usize) -> Result<(), Errno> {
-    // SAFETY: SYSCALL-CONTRACT: unlocking changes no contents.
+    // SAFETY: syscall-contract: unlocking changes no contents.
     unsafe { call(raw::__NR_munlock, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
 }
 
@@ -231,7 +231,7 @@ pub fn unlock(addr: usize, len_bytes: usize) -> Result<(), Errno> {
 /// `ENOMEM`: part of the range is not mapped.
 pub fn residency(addr: usize, resident: &mut [u8]) -> Result<(), Errno> {
     let len_bytes = resident.len().saturating_mul(crate::addr::PAGE_BYTES);
-    // SAFETY: SYSCALL-CONTRACT: the kernel writes one byte a page, as many as the slice has.
+    // SAFETY: syscall-contract: the kernel writes one byte a page, as many as the slice has.
     unsafe { call(raw::__NR_mincore, [addr, len_bytes, resident.as_mut_ptr() as usize, 0, 0, 0]) }.map(drop)
 }
 
@@ -261,7 +261,7 @@ impl Seals {
 /// What memfd_create(2) and ftruncate(2) say.
 pub fn memfd(name: &CStr, len_bytes: usize) -> Result<Descriptor, Errno> {
     let flags = (raw::MFD_CLOEXEC | raw::MFD_ALLOW_SEALING) as usize;
-    // SAFETY: SYSCALL-CONTRACT: the name ends with NUL and lives until the call returns.
+    // SAFETY: syscall-contract: the name ends with NUL and lives until the call returns.
     let number = unsafe { call(raw::__NR_memfd_create, [name.as_ptr() as usize, flags, 0, 0, 0, 0]) }?;
     let file = Descriptor::from_raw(number as i32);
     if let Err(why) = set_len(file, len_bytes) {
@@ -276,7 +276,7 @@ pub fn memfd(name: &CStr, len_bytes: usize) -> Result<Descriptor, Errno> {
 /// # Errors
 /// What ftruncate(2) says; `EPERM`: sealed.
 pub fn set_len(file: Descriptor, len_bytes: usize) -> Result<(), Errno> {
-    // SAFETY: SYSCALL-CONTRACT: the call takes no pointer.
+    // SAFETY: syscall-contract: the call takes no pointer.
     unsafe { call(raw::__NR_ftruncate, [file.argument(), len_bytes, 0, 0, 0, 0]) }.map(drop)
 }
 
@@ -285,6 +285,6 @@ pub fn set_len(file: Descriptor, len_bytes: usize) -> Result<(), Errno> {
 /// # Errors
 /// `EPERM`: it is sealed against seals. `EBUSY`: a mapping stands against it.
 pub fn seal(file: Descriptor, seals: Seals) -> Result<(), Errno> {
-    // SAFETY: SYSCALL-CONTRACT: the call takes no pointer.
+    // SAFETY: syscall-contract: the call takes no pointer.
     unsafe { call(raw::__NR_fcntl, [file.argument(), raw::F_ADD_SEALS as usize, seals.0 as usize, 0, 0, 0]) }.map(drop)
 }

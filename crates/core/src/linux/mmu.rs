@@ -60,19 +60,19 @@ pub struct LinuxMmu {
     clock: Clock,
 }
 
-// SAFETY: POOL-OWNED: the pointer is a number to compute slots from; this type never turns it into a reference.
+// SAFETY: pool-owned: the pointer is a number to compute slots from; this type never turns it into a reference.
 unsafe impl Send for LinuxMmu {}
-// SAFETY: POOL-OWNED: as above; the rest are atomics.
+// SAFETY: pool-owned: as above; the rest are atomics.
 unsafe impl Sync for LinuxMmu {}
 
 impl LinuxMmu {
     /// A machine over the `frames` slots from `pool` on.
     ///
     /// # Safety
-    /// - POOL-OWNED: the slots are one private anonymous mapping, readable and writable, without huge pages and out of forked
+    /// - pool-owned: the slots are one private anonymous mapping, readable and writable, without huge pages and out of forked
     ///   children, registered for write protection only with `descriptors.pool`; it lives as long as this value, and only the
     ///   holder of a frame touches its slot.
-    /// - REGION-OWNED: each page that is passed to this value lies in a private anonymous mapping of the caller's, registered
+    /// - region-owned: each page that is passed to this value lies in a private anonymous mapping of the caller's, registered
     ///   for absent pages with the descriptor of its trap, without huge pages; the caller is the only one who maps and unmaps
     ///   there, and serialises that with changes of the mapping's protection. A page whose contents must not move is
     ///   not unmapped.
@@ -87,7 +87,7 @@ impl LinuxMmu {
             pagemap: AtomicI32::new(-1),
             clock,
         };
-        // SAFETY: POOL-OWNED, REGION-OWNED: passed on from our caller.
+        // SAFETY: pool-owned, region-owned: passed on from our caller.
         unsafe { mmu.adopt(descriptors) };
         mmu
     }
@@ -96,7 +96,7 @@ impl LinuxMmu {
     /// the parent's pages. Nothing may be mapped in the child before.
     ///
     /// # Safety
-    /// POOL-OWNED and REGION-OWNED hold with the new descriptors, which all belong to this process, and no other thread is
+    /// pool-owned and region-owned hold with the new descriptors, which all belong to this process, and no other thread is
     /// in a call of this value.
     pub unsafe fn adopt(&self, descriptors: Descriptors) {
         for (cell, descriptor) in [
@@ -150,7 +150,7 @@ impl LinuxMmu {
     }
 
     /// Moves one page that a batch stopped at because of `why`, if a little patience is all it takes.
-    fn coax(&self, uffd: Uffd, to: usize, from: usize, mut why: Errno) -> Result<(), Errno> {
+    fn coax(&self, uffd: Uffd, to: usize, from: usize, waiters: Waiters, mut why: Errno) -> Result<(), Errno> {
         let mut tries = 0;
         while (why == Errno::BUSY && tries < BUSY_TRIES) || (why == Errno::INVAL && tries == 0) {
             match (why, tries) {
@@ -158,8 +158,8 @@ impl LinuxMmu {
                 (Errno::BUSY, _) => thread::give_way(),
                 _ => {} // The batch may have crossed into another mapping: one page alone does not.
             }
-            // SAFETY: POOL-OWNED, REGION-OWNED: one side is a slot, the other a page of a region.
-            match unsafe { uffd.move_pages(to, from, PAGE_BYTES, Waiters::Wake) } {
+            // SAFETY: pool-owned, region-owned: one side is a slot, the other a page of a region.
+            match unsafe { uffd.move_pages(to, from, PAGE_BYTES, waiters) } {
                 Ok(()) => return Ok(()),
                 Err(stopped) => why = stopped.why,
             }
@@ -170,31 +170,29 @@ impl LinuxMmu {
 
     /// Gives the page at `addr` memory of its own if it is shared with a forked child, as a write would.
     fn break_sharing(&self, addr: usize) {
-        let Some(known) = self.categories(addr) else { return };
         // Populating an absent page, or writing to one that traps, would make this thread wait for itself.
-        let waits = !known.contains(Categories::WRITTEN) && !known.contains(Categories::NOTED);
-        if known.contains(Categories::PRESENT) && !waits {
-            // SAFETY: POOL-OWNED, REGION-OWNED: a populated page keeps its contents.
+        if self.categories(addr).is_some_and(|known| known.contains(Categories::PRESENT) && !traps_writes(known)) {
+            // SAFETY: pool-owned, region-owned: a populated page keeps its contents.
             let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::PopulateWrite) };
         }
     }
 
     /// Maps one page that a batch stopped at.
-    fn map_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
-        match self.coax(uffd, page, slot, why) {
+    fn map_one(&self, uffd: Uffd, page: usize, slot: usize, waiters: Waiters, why: Errno) -> Result<(), Refusal> {
+        match self.coax(uffd, page, slot, waiters, why) {
             Ok(()) => Ok(()),
             // The program may not write the page, so nothing can move there; copies are let in.
-            Err(Errno::INVAL) => self.copy_in(uffd, page, slot),
+            Err(Errno::INVAL) => self.copy_in(uffd, page, slot, waiters),
             Err(why) => Err(refusal(why, page, slot)),
         }
     }
 
-    fn copy_in(&self, uffd: Uffd, page: usize, slot: usize) -> Result<(), Refusal> {
+    fn copy_in(&self, uffd: Uffd, page: usize, slot: usize, waiters: Waiters) -> Result<(), Refusal> {
         if self.absent(slot) {
             return Err(Refusal::Hole); // The kernel would copy zeros.
         }
-        // SAFETY: POOL-OWNED, REGION-OWNED: the caller holds the frame, and the page is absent or the kernel refuses.
-        unsafe { uffd.copy(page, slot, PAGE_BYTES, Waiters::Wake, Writing::Allowed) }.map_err(|stopped| {
+        // SAFETY: pool-owned, region-owned: the caller holds the frame, and the page is absent or the kernel refuses.
+        unsafe { uffd.copy(page, slot, PAGE_BYTES, waiters, Writing::Allowed) }.map_err(|stopped| {
             match stopped.why {
                 // The slot was just seen: what is missing is the region.
                 Errno::NOENT | Errno::INVAL => Refusal::Foreign,
@@ -207,7 +205,7 @@ impl LinuxMmu {
 
     /// Unmaps one page that a batch stopped at.
     fn unmap_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
-        match self.coax(uffd, slot, page, why) {
+        match self.coax(uffd, slot, page, Waiters::Wake, why) {
             Ok(()) => Ok(()),
             Err(Errno::INVAL) => self.copy_and_drop(page, slot),
             Err(why) => Err(refusal(why, slot, page)),
@@ -221,15 +219,17 @@ impl LinuxMmu {
         if !self.absent(slot) {
             return Err(Refusal::Occupied);
         }
-        // SAFETY: REGION-OWNED: a populated page keeps its contents.
-        if unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
+        // Nobody can write to a page that traps, and this thread must not.
+        let fixed = self.categories(page).is_some_and(traps_writes);
+        // SAFETY: region-owned: a populated page keeps its contents.
+        if !fixed && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
             // The program may write it, and something else keeps it from moving (execute rights, a protection key, locking):
             // a write between the copy and the drop would be lost.
             return Err(Refusal::Pinned);
         }
-        // SAFETY: POOL-OWNED: the caller holds the frame.
+        // SAFETY: pool-owned: the caller holds the frame.
         unsafe { memory::advise(slot, PAGE_BYTES, Advice::PopulateWrite) }.map_err(|_| Refusal::NoMemory)?;
-        // SAFETY: POOL-OWNED: as above, and no reference to the slot lives while it is filled.
+        // SAFETY: pool-owned: as above, and no reference to the slot lives while it is filled.
         let copied = match unsafe { load(&self.memory).read_at(slot, PAGE_BYTES, page) } {
             Ok(PAGE_BYTES) => Ok(()),
             Err(Errno::BADF) => Err(Refusal::NoDescriptor),
@@ -246,6 +246,7 @@ impl LinuxMmu {
         to: usize,
         from: usize,
         count: u32,
+        waiters: Waiters,
         one: impl Fn(usize, usize, Errno) -> Result<(), Refusal>,
     ) -> Result<(), Partial> {
         let mut done = 0;
@@ -253,9 +254,8 @@ impl LinuxMmu {
             let at = done as usize * PAGE_BYTES;
             let (to, from, len_bytes) =
                 (to.wrapping_add(at), from.wrapping_add(at), (count - done) as usize * PAGE_BYTES);
-            // SAFETY: POOL-OWNED, REGION-OWNED: one side are slots, the other pages of a region.
-            let Err(Stopped { done_bytes, why }) = (unsafe { uffd.move_pages(to, from, len_bytes, Waiters::Wake) })
-            else {
+            // SAFETY: pool-owned, region-owned: one side are slots, the other pages of a region.
+            let Err(Stopped { done_bytes, why }) = (unsafe { uffd.move_pages(to, from, len_bytes, waiters) }) else {
                 return Ok(());
             };
             done += (done_bytes / PAGE_BYTES) as u32;
@@ -267,17 +267,39 @@ impl LinuxMmu {
     }
 }
 
-impl Mmu for LinuxMmu {
-    fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+impl LinuxMmu {
+    fn map_and(&self, waiters: Waiters, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
         let uffd = self.region_uffd(trap);
         let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
-        self.batch(uffd, page.addr().0, slot, count, |page, slot, why| self.map_one(uffd, page, slot, why))
+        let one = |page, slot, why| self.map_one(uffd, page, slot, waiters, why);
+        self.batch(uffd, page.addr().0, slot, count, waiters, one)
+    }
+}
+
+impl Mmu for LinuxMmu {
+    fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        self.map_and(Waiters::Wake, trap, page, frame, count)
+    }
+
+    fn map_to_read(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        let mapped = self.map_and(Waiters::Leave, trap, page, frame, count);
+        let done = mapped.map_or_else(|partial| partial.done, |()| count);
+        let (uffd, addr, len_bytes) = (self.region_uffd(trap), page.addr().0, done as usize * PAGE_BYTES);
+        if done > 0 {
+            // Moving drops the bit that says so. A page that is gone by now needs none.
+            // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
+            let _ = unsafe { uffd.set_writing(addr, len_bytes, Writing::Protected) };
+            let _ = uffd.wake(addr, len_bytes);
+        }
+        mapped
     }
 
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
         let uffd = Uffd(load(&self.pool_uffd));
         let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
-        self.batch(uffd, slot, page.addr().0, count, |slot, page, why| self.unmap_one(uffd, page, slot, why))
+        self.batch(uffd, slot, page.addr().0, count, Waiters::Wake, |slot, page, why| {
+            self.unmap_one(uffd, page, slot, why)
+        })
     }
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
@@ -285,7 +307,7 @@ impl Mmu for LinuxMmu {
         if self.absent(page.addr().0) {
             return Err(Refusal::Hole);
         }
-        // SAFETY: POOL-OWNED: the caller holds the frame, and no reference to the slot lives while it is filled.
+        // SAFETY: pool-owned: the caller holds the frame, and no reference to the slot lives while it is filled.
         match unsafe { load(&self.memory).read_at(slot, PAGE_BYTES, page.addr().0) } {
             Ok(PAGE_BYTES) => Ok(()),
             Err(Errno::BADF) => Err(Refusal::NoDescriptor),
@@ -302,17 +324,18 @@ impl Mmu for LinuxMmu {
         drop_contents(page.addr().0, count as usize * PAGE_BYTES);
     }
 
-    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) {
-        let _ = self.region_uffd(trap).wake(page.addr().0, count as usize * PAGE_BYTES);
+    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool {
+        let woken = self.region_uffd(trap).wake(page.addr().0, count as usize * PAGE_BYTES);
+        !matches!(woken, Err(Errno::BADF | Errno::NOTTY))
     }
 
     fn poison(&self, trap: Trap, page: PageNo) {
         let (uffd, addr) = (self.region_uffd(trap), page.addr().0);
         drop_contents(addr, PAGE_BYTES);
-        // SAFETY: REGION-OWNED.
+        // SAFETY: region-owned: the caller has claimed the page, and it was just dropped.
         if unsafe { uffd.poison(addr, PAGE_BYTES, Waiters::Wake) }.is_err() {
             // Never wrong data: a guard answers with SIGSEGV where poison is not to be had.
-            // SAFETY: REGION-OWNED.
+            // SAFETY: region-owned: as above.
             let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::GuardInstall) };
             self.wake_faulters(trap, page, 1);
         }
@@ -321,7 +344,7 @@ impl Mmu for LinuxMmu {
     fn populate(&self, frame: Frame, count: u32) -> Result<(), Partial> {
         let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
         let len_bytes = count as usize * PAGE_BYTES;
-        // SAFETY: POOL-OWNED: populated slots keep their contents.
+        // SAFETY: pool-owned: populated slots keep their contents.
         unsafe { memory::advise(slot, len_bytes, Advice::PopulateWrite) }.map_err(|_| {
             let mut front = [Stretch::default()];
             let found = Pagemap(load(&self.pagemap)).populated(slot, slot.wrapping_add(len_bytes), &mut front);
@@ -359,13 +382,18 @@ impl Mmu for LinuxMmu {
     }
 }
 
+/// Whether a write to the page is told to a userfaultfd, and waits.
+fn traps_writes(known: Categories) -> bool {
+    !known.contains(Categories::WRITTEN) && !known.contains(Categories::NOTED)
+}
+
 fn load(cell: &AtomicI32) -> Descriptor {
     Descriptor::from_raw(cell.load(Ordering::Acquire))
 }
 
 /// Drops what a range of slots or of a region's pages holds.
 fn drop_contents(addr: usize, len_bytes: usize) {
-    // SAFETY: POOL-OWNED, REGION-OWNED: the caller holds the frames, or the pages are its to drop.
+    // SAFETY: pool-owned, region-owned: the caller holds the frames, or the pages are its to drop.
     let _ = unsafe { memory::advise(addr, len_bytes, Advice::Drop) };
 }
 
@@ -378,6 +406,7 @@ fn refusal(why: Errno, to: usize, from: usize) -> Refusal {
         Errno::BADF | Errno::NOTTY => Refusal::NoDescriptor,
         Errno::SRCH => Refusal::Ending,
         Errno::NOMEM => Refusal::NoMemory,
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS => Refusal::Denied,
         _ => Refusal::Foreign,
     }
 }

@@ -159,7 +159,7 @@ impl Pagemap {
             category_anyof_mask: any_of.0,
             return_mask: reported.0,
         };
-        // SAFETY: SYSCALL-CONTRACT: the kernel writes at most `vec_len` stretches, and any bytes make one. Protecting pages of a
+        // SAFETY: syscall-contract: the kernel writes at most `vec_len` stretches, and any bytes make one. Protecting pages of a
         // range registered with WP_ASYNC stops nobody and changes no contents.
         let stretches = unsafe { self.0.control(SCAN, &mut argument) }?;
         Ok(Scanned { stretches, end: argument.walk_end as usize })

@@ -56,7 +56,7 @@ impl Scratch {
     }
 
     fn mapping(len_bytes: usize) -> Result<Scratch, Errno> {
-        // SAFETY: OWNED-RANGE: nothing is replaced.
+        // SAFETY: owned-range: nothing is replaced.
         let addr = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::ReadWrite) }?;
         Ok(Scratch { addr, len_bytes })
     }
@@ -66,28 +66,28 @@ impl Scratch {
     }
 
     fn advise(&self, first: usize, count: usize, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: OWNED-RANGE: the mapping is ours, and nobody borrows from it.
+        // SAFETY: owned-range: the mapping is ours, and nobody borrows from it.
         unsafe { memory::advise(self.page(first), count * PAGE_BYTES, advice) }
     }
 
     /// Populates a page and marks it.
     fn mark(&self, index: usize) -> Result<(), Errno> {
         self.advise(index, 1, Advice::PopulateWrite)?;
-        // SAFETY: OWNED-RANGE: the page is ours, populated and writable.
+        // SAFETY: owned-range: the page is ours, populated and writable.
         unsafe { (self.page(index) as *mut u8).write_volatile(MARK) };
         Ok(())
     }
 
     /// Whether a populated page has the mark.
     fn is_marked(&self, index: usize) -> bool {
-        // SAFETY: OWNED-RANGE: the page is ours, populated and readable.
+        // SAFETY: owned-range: the page is ours, populated and readable.
         unsafe { (self.page(index) as *const u8).read_volatile() == MARK }
     }
 
     /// What the kernel answers when it is to write into a page for us.
     fn written_by_kernel(&self, index: usize) -> Result<(), Errno> {
         let file = Descriptor::open_pagemap()?;
-        // SAFETY: OWNED-RANGE: the page is ours, and nobody borrows from it.
+        // SAFETY: owned-range: the page is ours, and nobody borrows from it.
         let read = unsafe { file.read_at(self.page(index), 8, 0) };
         let _ = file.close();
         read.map(drop)
@@ -103,7 +103,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: OWNED-RANGE: the mapping is ours, and nobody borrows from it.
+        // SAFETY: owned-range: the mapping is ours, and nobody borrows from it.
         let _ = unsafe { memory::unmap(self.addr, self.len_bytes) };
     }
 }
@@ -118,7 +118,7 @@ impl Trial {
     fn new(reach: Reach, features: Features, modes: Modes) -> Result<Trial, Errno> {
         let uffd = Uffd::open(reach, Reading::Polls)?;
         let made = uffd.agree(features).and_then(|_| Scratch::pages(2)).and_then(|scratch| {
-            // SAFETY: OWNED-RANGE: the mapping is ours.
+            // SAFETY: owned-range: the mapping is ours.
             unsafe { uffd.register(scratch.addr, PAGE_BYTES, modes) }?;
             Ok(scratch)
         });
@@ -185,7 +185,7 @@ impl ThreadTrial {
     /// What the system call failed with.
     pub fn touch(&self, toucher: Toucher) -> Result<u32, Errno> {
         match toucher {
-            // SAFETY: OWNED-RANGE: the page is ours; it is answered with zeros, or its registration ends.
+            // SAFETY: owned-range: the page is ours; it is answered with zeros, or its registration ends.
             Toucher::Program => drop(unsafe { (self.0.scratch.addr as *const u8).read_volatile() }),
             Toucher::Kernel => self.0.scratch.written_by_kernel(0)?,
         }
@@ -208,7 +208,7 @@ impl ThreadTrial {
                 (Err(why), _) => break Err(why),
             }
         };
-        // SAFETY: OWNED-RANGE: the page is ours and holds nothing that was saved.
+        // SAFETY: owned-range: the page is ours and holds nothing that was saved.
         unsafe { uffd.unregister(scratch.addr, PAGE_BYTES) }?;
         told
     }
@@ -221,7 +221,7 @@ impl ThreadTrial {
 pub fn moves_pages() -> Answer {
     let Trial { scratch, uffd } = &any_trial(Features::MOVE, Modes::MISSING)?;
     scratch.mark(1)?;
-    // SAFETY: OWNED-RANGE: both pages are ours.
+    // SAFETY: owned-range: both pages are ours.
     unsafe { uffd.move_pages(scratch.page(0), scratch.page(1), PAGE_BYTES, Waiters::Wake) }?;
     expect(scratch.is_marked(0) && !scratch.categories(1)?.populated())
 }
@@ -233,12 +233,12 @@ pub fn moves_pages() -> Answer {
 pub fn moves_keep_protection() -> Answer {
     let features = Features::MOVE.and(Features::WP_ASYNC);
     let Trial { scratch, uffd } = &any_trial(features, Modes::MISSING.and(Modes::WP))?;
-    // SAFETY: OWNED-RANGE: both pages are ours.
+    // SAFETY: owned-range: both pages are ours.
     unsafe { uffd.register(scratch.page(1), PAGE_BYTES, Modes::WP) }?;
     scratch.mark(1)?;
-    // SAFETY: OWNED-RANGE: as above.
+    // SAFETY: owned-range: as above.
     unsafe { uffd.set_writing(scratch.page(1), PAGE_BYTES, Writing::Protected) }?;
-    // SAFETY: OWNED-RANGE: as above.
+    // SAFETY: owned-range: as above.
     unsafe { uffd.move_pages(scratch.page(0), scratch.page(1), PAGE_BYTES, Waiters::Wake) }?;
     expect(!scratch.categories(0)?.contains(Categories::WRITTEN))
 }
@@ -258,7 +258,7 @@ pub fn signals_faults() -> Answer {
 /// [`Shortfall`].
 pub fn poisons() -> Answer {
     let Trial { scratch, uffd } = &any_trial(Features::POISON, Modes::MISSING)?;
-    // SAFETY: OWNED-RANGE: the page is ours.
+    // SAFETY: owned-range: the page is ours.
     unsafe { uffd.poison(scratch.page(0), PAGE_BYTES, Waiters::Wake) }?;
     expect(scratch.written_by_kernel(0).is_err())
 }
@@ -270,7 +270,7 @@ pub fn poisons() -> Answer {
 pub fn notes_writes() -> Answer {
     let Trial { scratch, uffd } = &any_trial(Features::WP_ASYNC, Modes::WP)?;
     scratch.mark(0)?;
-    // SAFETY: OWNED-RANGE: the page is ours.
+    // SAFETY: owned-range: the page is ours.
     unsafe { uffd.set_writing(scratch.page(0), PAGE_BYTES, Writing::Protected) }?;
     let clean = !scratch.categories(0)?.contains(Categories::WRITTEN);
     scratch.mark(0)?;
@@ -299,15 +299,15 @@ pub fn maps_existing() -> Answer {
     let Trial { scratch, uffd } = &any_trial(Features::MINOR_SHMEM, Modes::MISSING)?;
     let file = memory::memfd(c"selfpage-probe", PAGE_BYTES)?;
     let (place, access) = (Place::Over(scratch.page(1)), Access::ReadWrite);
-    // SAFETY: OWNED-RANGE: the page is ours. FILE-MAPPING: nobody else has the file.
+    // SAFETY: owned-range: the page is ours. file-mapping: nobody else has the file.
     let mapped = unsafe { memory::map_file(place, PAGE_BYTES, access, Sharing::Shared, file, 0) };
     let _ = file.close();
     mapped?;
     scratch.mark(1)?;
     scratch.advise(1, 1, Advice::Drop)?; // The file keeps the page.
-    // SAFETY: OWNED-RANGE: the page is ours.
+    // SAFETY: owned-range: the page is ours.
     unsafe { uffd.register(scratch.page(1), PAGE_BYTES, Modes::MINOR) }?;
-    // SAFETY: OWNED-RANGE: as above.
+    // SAFETY: owned-range: as above.
     unsafe { uffd.map_existing(scratch.page(1), PAGE_BYTES, Waiters::Wake, Writing::Allowed) }?;
     expect(scratch.is_marked(1))
 }
@@ -343,11 +343,11 @@ pub fn guards() -> Answer {
 pub fn reads_protected() -> Answer {
     let scratch = Scratch::pages(2)?;
     scratch.mark(0)?;
-    // SAFETY: OWNED-RANGE: the page is ours, and nobody borrows from it.
+    // SAFETY: owned-range: the page is ours, and nobody borrows from it.
     unsafe { memory::protect(scratch.page(0), PAGE_BYTES, Access::None) }?;
     scratch.advise(1, 1, Advice::PopulateWrite)?;
     let file = Descriptor::open_memory()?;
-    // SAFETY: OWNED-RANGE: both pages are ours, and nobody borrows from them.
+    // SAFETY: owned-range: both pages are ours, and nobody borrows from them.
     let read = unsafe { file.read_at(scratch.page(1), PAGE_BYTES, scratch.page(0)) };
     let _ = file.close();
     expect(read? == PAGE_BYTES && scratch.is_marked(1))

@@ -32,7 +32,7 @@ pub fn restore(mask: SignalSet) {
 fn set_mask(mask: SignalSet) -> SignalSet {
     let mut before = SignalSet::NONE;
     let (new, old) = (&raw const mask as usize, &raw mut before as usize);
-    // SAFETY: SYSCALL-CONTRACT: both sets have the kernel's size and live until the call returns. It cannot fail.
+    // SAFETY: syscall-contract: both sets have the kernel's size and live until the call returns. It cannot fail.
     let _ = unsafe { call(raw::__NR_rt_sigprocmask, [raw::SIG_SETMASK as usize, new, old, size_of::<u64>(), 0, 0]) };
     before
 }

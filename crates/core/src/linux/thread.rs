@@ -6,21 +6,21 @@ use linux_raw_sys::general as raw;
 
 /// The kernel's number of the calling thread.
 pub fn id() -> u32 {
-    // SAFETY: SYSCALL-CONTRACT: the call takes no pointer and cannot fail.
+    // SAFETY: syscall-contract: the call takes no pointer and cannot fail.
     unsafe { call(raw::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
 /// The CPU that the calling thread runs on at this moment.
 pub fn cpu() -> u32 {
     let mut cpu = 0u32;
-    // SAFETY: SYSCALL-CONTRACT: the number is borrowed until the call returns; the other pointers may be null.
+    // SAFETY: syscall-contract: the number is borrowed until the call returns; the other pointers may be null.
     let _ = unsafe { call(raw::__NR_getcpu, [&raw mut cpu as usize, 0, 0, 0, 0, 0]) };
     cpu
 }
 
 /// Lets another thread run.
 pub fn give_way() {
-    // SAFETY: SYSCALL-CONTRACT: the call takes no pointer and cannot fail.
+    // SAFETY: syscall-contract: the call takes no pointer and cannot fail.
     let _ = unsafe { call(raw::__NR_sched_yield, [0; 6]) };
 }
 
@@ -66,7 +66,7 @@ impl CpuSet {
     pub fn of(thread: u32) -> Result<CpuSet, Errno> {
         let mut set = CpuSet::NONE;
         let pointer = set.0.as_mut_ptr() as usize;
-        // SAFETY: SYSCALL-CONTRACT: the set is borrowed until the call returns, and its size is stated.
+        // SAFETY: syscall-contract: the set is borrowed until the call returns, and its size is stated.
         unsafe { call(raw::__NR_sched_getaffinity, [thread as usize, size_of::<CpuSet>(), pointer, 0, 0, 0]) }?;
         Ok(set)
     }
@@ -77,7 +77,7 @@ impl CpuSet {
     /// `EINVAL`: none of them may be used. `ESRCH`: no such thread.
     pub fn bind(&self, thread: u32) -> Result<(), Errno> {
         let pointer = self.0.as_ptr() as usize;
-        // SAFETY: SYSCALL-CONTRACT: the set is borrowed until the call returns, and its size is stated.
+        // SAFETY: syscall-contract: the set is borrowed until the call returns, and its size is stated.
         unsafe { call(raw::__NR_sched_setaffinity, [thread as usize, size_of::<CpuSet>(), pointer, 0, 0, 0]) }.map(drop)
     }
 }
@@ -87,7 +87,7 @@ impl CpuSet {
 /// # Errors
 /// `ENOMEM`.
 pub fn unshare_descriptors() -> Result<(), Errno> {
-    // SAFETY: SYSCALL-CONTRACT: the call takes no pointer.
+    // SAFETY: syscall-contract: the call takes no pointer.
     unsafe { call(raw::__NR_unshare, [raw::CLONE_FILES as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
@@ -96,6 +96,6 @@ pub fn unshare_descriptors() -> Result<(), Errno> {
 /// # Errors
 /// `EINVAL`: `first` is greater than `last`.
 pub fn close_descriptors(first: u32, last: u32) -> Result<(), Errno> {
-    // SAFETY: SYSCALL-CONTRACT: the call takes no pointer.
+    // SAFETY: syscall-contract: the call takes no pointer.
     unsafe { call(raw::__NR_close_range, [first as usize, last as usize, 0, 0, 0, 0]) }.map(drop)
 }

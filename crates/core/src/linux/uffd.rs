@@ -208,7 +208,7 @@ impl Uffd {
             Reach::EveryFault => 0,
             Reach::UserFaults => raw::UFFD_USER_MODE_ONLY,
         };
-        // SAFETY: SYSCALL-CONTRACT: the call takes no pointer.
+        // SAFETY: syscall-contract: the call takes no pointer.
         let number = unsafe { call(raw::__NR_userfaultfd, [(reading.flags() | reach) as usize, 0, 0, 0, 0, 0]) }?;
         Ok(Uffd(Descriptor::from_raw(number as i32)))
     }
@@ -230,7 +230,7 @@ impl Uffd {
     /// # Errors
     /// `ENOTTY`: the descriptor is something else.
     pub fn open_from(device: Descriptor, reading: Reading) -> Result<Uffd, Errno> {
-        // SAFETY: SYSCALL-CONTRACT: the request takes flags.
+        // SAFETY: syscall-contract: the request takes flags.
         let number = unsafe { device.control_number(NEW, reading.flags() as usize) }?;
         Ok(Uffd(Descriptor::from_raw(number as i32)))
     }
@@ -241,7 +241,7 @@ impl Uffd {
     /// `EINVAL`: the kernel lacks a wanted feature, or agreement was reached before.
     pub fn agree(self, wanted: Features) -> Result<Features, Errno> {
         let mut api = raw::uffdio_api { api: u64::from(KIND), features: wanted.0, ioctls: 0 };
-        // SAFETY: SYSCALL-CONTRACT: the structure is the request's.
+        // SAFETY: syscall-contract: the structure is the request's.
         unsafe { self.0.control(ioctl::UFFDIO_API, &mut api) }?;
         Ok(Features(api.features))
     }
@@ -252,10 +252,10 @@ impl Uffd {
     /// `EBUSY`: another userfaultfd has it. `EINVAL`: the mapping is of a kind without such faults, or unmapped.
     ///
     /// # Safety
-    /// OWNED-RANGE: the range is the caller's to make absent pages of wait (or signal) instead of reading zero.
+    /// owned-range: the range is the caller's to make absent pages of wait (or signal) instead of reading zero.
     pub unsafe fn register(self, addr: usize, len_bytes: usize, modes: Modes) -> Result<(), Errno> {
         let mut argument = raw::uffdio_register { range: range(addr, len_bytes), mode: modes.0, ioctls: 0 };
-        // SAFETY: OWNED-RANGE: passed on from our caller.
+        // SAFETY: owned-range: passed on from our caller.
         unsafe { self.0.control(ioctl::UFFDIO_REGISTER, &mut argument) }.map(drop)
     }
 
@@ -265,9 +265,9 @@ impl Uffd {
     /// `EINVAL`: the range was not registered.
     ///
     /// # Safety
-    /// OWNED-RANGE: nobody reads an absent page of the range and expects what was saved from it.
+    /// owned-range: nobody reads an absent page of the range and expects what was saved from it.
     pub unsafe fn unregister(self, addr: usize, len_bytes: usize) -> Result<(), Errno> {
-        // SAFETY: OWNED-RANGE: passed on from our caller.
+        // SAFETY: owned-range: passed on from our caller.
         unsafe { self.0.control(ioctl::UFFDIO_UNREGISTER, &mut range(addr, len_bytes)) }.map(drop)
     }
 
@@ -279,13 +279,13 @@ impl Uffd {
     /// shared with a forked child. `EINVAL`: protection, locking or keys differ or forbid writing, or a range crosses mappings.
     ///
     /// # Safety
-    /// OWNED-RANGE: both ranges are the caller's, and no reference into `from` lives on.
+    /// owned-range: both ranges are the caller's, and no reference into `from` lives on.
     pub unsafe fn move_pages(self, to: usize, from: usize, len_bytes: usize, waiters: Waiters) -> Result<(), Stopped> {
         resuming(len_bytes, |done, rest| {
             let (dst, src) = (to.wrapping_add(done) as u64, from.wrapping_add(done) as u64);
             let mode = mode(waiters, Writing::Allowed);
             let mut argument = raw::uffdio_move { dst, src, len: rest as u64, mode, move_: 0 };
-            // SAFETY: OWNED-RANGE: passed on from our caller.
+            // SAFETY: owned-range: passed on from our caller.
             let result = unsafe { self.0.control(MOVE, &mut argument) };
             (result, argument.move_)
         })
@@ -298,7 +298,7 @@ impl Uffd {
     /// `EEXIST`: the destination is populated. `ENOENT`: it is not registered here. `EFAULT`: `from` cannot be read.
     ///
     /// # Safety
-    /// OWNED-RANGE: `to` is the caller's to fill, and `from` to read.
+    /// owned-range: `to` is the caller's to fill, and `from` to read.
     pub unsafe fn copy(
         self,
         to: usize,
@@ -311,7 +311,7 @@ impl Uffd {
             let (dst, src) = (to.wrapping_add(done) as u64, from.wrapping_add(done) as u64);
             let mode = mode(waiters, writing);
             let mut argument = raw::uffdio_copy { dst, src, len: rest as u64, mode, copy: 0 };
-            // SAFETY: OWNED-RANGE: passed on from our caller.
+            // SAFETY: owned-range: passed on from our caller.
             let result = unsafe { self.0.control(ioctl::UFFDIO_COPY, &mut argument) };
             (result, argument.copy)
         })
@@ -323,7 +323,7 @@ impl Uffd {
     /// `EEXIST`: mapped already. `EFAULT`: the memory has no such page.
     ///
     /// # Safety
-    /// OWNED-RANGE: the range is the caller's to fill.
+    /// owned-range: the range is the caller's to fill.
     pub unsafe fn map_existing(
         self,
         addr: usize,
@@ -334,7 +334,7 @@ impl Uffd {
         resuming(len_bytes, |done, rest| {
             let range = range(addr.wrapping_add(done), rest);
             let mut argument = raw::uffdio_continue { range, mode: mode(waiters, writing), mapped: 0 };
-            // SAFETY: OWNED-RANGE: passed on from our caller.
+            // SAFETY: owned-range: passed on from our caller.
             let result = unsafe { self.0.control(ioctl::UFFDIO_CONTINUE, &mut argument) };
             (result, argument.mapped)
         })
@@ -346,13 +346,13 @@ impl Uffd {
     /// `EEXIST`: populated. `ENOENT`: not registered here.
     ///
     /// # Safety
-    /// OWNED-RANGE: the range is the caller's to fill.
+    /// owned-range: the range is the caller's to fill.
     pub unsafe fn map_zeros(self, addr: usize, len_bytes: usize, waiters: Waiters) -> Result<(), Stopped> {
         resuming(len_bytes, |done, rest| {
             let range = range(addr.wrapping_add(done), rest);
             let mode = mode(waiters, Writing::Allowed);
             let mut argument = raw::uffdio_zeropage { range, mode, zeropage: 0 };
-            // SAFETY: OWNED-RANGE: passed on from our caller.
+            // SAFETY: owned-range: passed on from our caller.
             let result = unsafe { self.0.control(ioctl::UFFDIO_ZEROPAGE, &mut argument) };
             (result, argument.zeropage)
         })
@@ -364,13 +364,13 @@ impl Uffd {
     /// `EEXIST`: populated. `ENOENT`: not registered here.
     ///
     /// # Safety
-    /// OWNED-RANGE: the range is the caller's.
+    /// owned-range: the range is the caller's.
     pub unsafe fn poison(self, addr: usize, len_bytes: usize, waiters: Waiters) -> Result<(), Stopped> {
         resuming(len_bytes, |done, rest| {
             let range = range(addr.wrapping_add(done), rest);
             let mode = mode(waiters, Writing::Allowed);
             let mut argument = raw::uffdio_poison { range, mode, updated: 0 };
-            // SAFETY: OWNED-RANGE: passed on from our caller.
+            // SAFETY: owned-range: passed on from our caller.
             let result = unsafe { self.0.control(POISON, &mut argument) };
             (result, argument.updated)
         })
@@ -382,11 +382,11 @@ impl Uffd {
     /// `ENOENT`: not registered here with [`Modes::WP`]. `EAGAIN`: the mappings change under us.
     ///
     /// # Safety
-    /// OWNED-RANGE: the range is the caller's.
+    /// owned-range: the range is the caller's.
     pub unsafe fn set_writing(self, addr: usize, len_bytes: usize, writing: Writing) -> Result<(), Errno> {
         let mode = u64::from(writing == Writing::Protected); // UFFDIO_WRITEPROTECT_MODE_WP is 1 here.
         let mut argument = raw::uffdio_writeprotect { range: range(addr, len_bytes), mode };
-        // SAFETY: OWNED-RANGE: passed on from our caller.
+        // SAFETY: owned-range: passed on from our caller.
         unsafe { self.0.control(ioctl::UFFDIO_WRITEPROTECT, &mut argument) }.map(drop)
     }
 
@@ -395,7 +395,7 @@ impl Uffd {
     /// # Errors
     /// `EINVAL`: not a range of whole pages.
     pub fn wake(self, addr: usize, len_bytes: usize) -> Result<(), Errno> {
-        // SAFETY: SYSCALL-CONTRACT: the structure is the request's, and waking changes no memory.
+        // SAFETY: syscall-contract: the structure is the request's, and waking changes no memory.
         unsafe { self.0.control(ioctl::UFFDIO_WAKE, &mut range(addr, len_bytes)) }.map(drop)
     }
 
@@ -405,7 +405,7 @@ impl Uffd {
     /// `EAGAIN`: none, with [`Reading::Polls`]. `EINTR`: a signal.
     pub fn read(self, messages: &mut [Message]) -> Result<usize, Errno> {
         let (into, len_bytes) = (messages.as_mut_ptr() as usize, size_of_val(messages));
-        // SAFETY: SYSCALL-CONTRACT: the slice is borrowed until the call returns, and any bytes make a message.
+        // SAFETY: syscall-contract: the slice is borrowed until the call returns, and any bytes make a message.
         unsafe { call(raw::__NR_read, [self.0.argument(), into, len_bytes, 0, 0, 0]) }
             .map(|read| read / size_of::<Message>())
     }

@@ -182,10 +182,14 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 1 } else { 256 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
 
         #[test]
-        fn links_do_what_queues_do(steps in prop::collection::vec(step(), 0..200)) {
+        fn links_do_what_queues_do(steps in prop::collection::vec(step(), 0..if cfg!(miri) { 40 } else { 200 })) {
             let mut real = Links::<3>::new(links(FRAMES));
             let mut model = Model::default();
             for step in steps {

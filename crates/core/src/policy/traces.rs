@@ -135,6 +135,7 @@ fn hot_and_cold(name: &str) -> u64 {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a long trace through safe code")]
 fn second_chances_keep_hot_pages_in_core() {
     let (fifo, lru, clock) = (hot_and_cold("fifo"), hot_and_cold("lru"), hot_and_cold("clock"));
     assert!(fifo > 2000, "{fifo}");
@@ -148,7 +149,7 @@ fn cyclic(name: &str, frames: u32) -> u64 {
     const PASSES: u64 = 4;
     let mut model = Model::new(name, frames);
     let pages = u64::from(frames) * 4 / 3;
-    let chunk = u64::from(MOST_AHEAD.min(frames / 32));
+    let chunk = u64::from(MOST_AHEAD.min(frames / 128));
     for pass in 0..=PASSES {
         if pass == 1 {
             model.rereads = 0;
@@ -168,6 +169,7 @@ fn cyclic(name: &str, frames: u32) -> u64 {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a long trace through safe code")]
 fn a_cyclic_scan_wants_the_most_recent_out() {
     let (large, small, lru) = (cyclic("mru", 65536), cyclic("mru", 4096), cyclic("lru", 4096));
     assert!(large <= 300, "{large} of 1000");
@@ -176,6 +178,7 @@ fn a_cyclic_scan_wants_the_most_recent_out() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a long trace through safe code")]
 fn important_pages_stay() {
     let mut model = Model::new("priority", 1024);
     model.priority_of = |page| if page < 512 { 200 } else { 3 };
@@ -195,12 +198,12 @@ fn important_pages_stay() {
 /// The contract of every policy: a victim was listed, a listed frame becomes a victim once, and in the end none is left.
 #[test]
 fn every_policy_gives_back_what_it_was_given() {
-    const FRAMES: u32 = 300;
+    const FRAMES: u32 = if cfg!(miri) { 30 } else { 300 };
     for name in NAMES {
         let mut policy = policy(name, FRAMES);
         let mut listed = HashSet::new();
         let mut dice = Dice(11);
-        for _ in 0..20_000 {
+        for _ in 0..if cfg!(miri) { 100 } else { 20_000 } {
             if dice.below(5) < 3 {
                 let frame = Frame(dice.below(u64::from(FRAMES)) as u32);
                 policy.admitted(frame, PageNo(dice.below(1 << 20)), dice.below(256) as u8, dice.below(3) == 0);
@@ -245,6 +248,7 @@ fn a_second_use_counts_as_each_policy_says() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a long trace through safe code")]
 fn random_draws_from_all() {
     let mut policy = policy("random", 64);
     let mut counts = [0u32; 64];

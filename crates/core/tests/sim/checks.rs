@@ -16,7 +16,7 @@ use crate::world::{Part, World};
 /// Each frame is in one place, each page reads as it must, and all counts add up. With the gate closed.
 pub fn at_rest(world: &World) {
     scheduler::at_once(|| {
-        let mut places = Places(vec![None; world.domain.stack.budget() as usize]);
+        let mut places = Places(vec![None; world.domain.frames.capacity() as usize]);
         let queue = queued(world);
         let mut on_standby = 0;
         for part in &world.parts {
@@ -35,6 +35,9 @@ pub fn at_rest(world: &World) {
         world.mmu.check();
     });
 }
+
+/// More rounds than a page needs when nobody else is at work.
+const MOST_ROUNDS: u32 = 10_000;
 
 /// Where each frame is.
 struct Places(Vec<Option<&'static str>>);
@@ -74,7 +77,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
     let mapped = world.mmu.read(page);
     let contents = match state {
         State::Busy => panic!("{page:?} is busy, and nobody is inside"),
-        State::Absent => part.pager.kept(index),
+        State::Absent | State::Poisoned => part.pager.kept(index),
         State::Resident => Some(mapped.unwrap_or_default()),
         State::Standby => {
             assert_eq!(part.pager.kept(index), world.mmu.in_slot(frame), "{page:?}: standby, and the pager differs");
@@ -85,6 +88,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
     let right = contents.is_some_and(|contents| world.shadow.may_be(at, contents));
     assert!(right, "{page:?} is {word:?} with {contents:?}, not {:?}", world.shadow.now(at));
     assert!(mapped.is_none() || state == State::Resident, "{page:?} is mapped and {word:?}");
+    assert!(!world.mmu.poisoned(page) || state == State::Poisoned, "{page:?} is poisoned and {word:?}");
     let resident = part.region.residency().get(index as usize).expect("as many as words").load(Ordering::Relaxed);
     assert_eq!(resident != 0, state == State::Resident, "{page:?}: residency");
     assert!(world.shadow.may_have_pins(at, word.pins()), "{page:?} is {word:?} with {} pins", world.shadow.pins(at));
@@ -136,21 +140,19 @@ pub fn at_the_end(world: &World) {
 }
 
 fn read(world: &World, page: PageNo) {
-    loop {
+    for _ in 0..MOST_ROUNDS {
         if let Some(seen) = world.mmu.read(page) {
             return assert!(world.shadow.agrees(world.at(page), seen), "{page:?} reads as {seen:?} in the end");
         }
-        while world.domain.stack.ready() == 0 {
-            let evicted = evict_some(world, 8);
+        if world.domain.stack.ready() == 0 {
+            evict_some(world, 8);
             while save(&world.domain) > 0 {}
-            assert!(
-                world.domain.stack.ready() > 0 || evicted.kept < world.domain.stack.budget(),
-                "no frame can be had"
-            );
+            continue;
         }
         match fault::resolve(&world.domain, Context::PagerThread, Fault { addr: page.addr(), access: Access::Read }) {
             Outcome::Resolved | Outcome::Retry => {}
             other => panic!("{page:?} is {other:?} in the end"),
         }
     }
+    panic!("{page:?} cannot be had in the end: {}", world.frames());
 }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
-use selfpage_core::fault::Failure;
 use selfpage_core::mmu::{Mmu, Partial, Refusal, Trap};
 
 use crate::dice;
@@ -50,9 +49,8 @@ struct Physical {
     slots: Box<[Option<u32>]>,
     /// Which physical page is mapped at each page of the world.
     table: Box<[Option<u32>]>,
+    poisoned: Box<[bool]>,
     faulters: Vec<Faulter>,
-    /// Failures told to threads that have not looked yet.
-    told: Vec<(usize, Failure)>,
     void: Box<PageBytes>,
 }
 
@@ -78,8 +76,8 @@ impl SimMmu {
                 spare: (0..frames as u32).collect(),
                 slots: vec![None; frames].into(),
                 table: vec![None; pages].into(),
+                poisoned: vec![false; pages].into(),
                 faulters: Vec::new(),
-                told: Vec::new(),
                 void,
             }),
         }
@@ -118,6 +116,11 @@ impl SimMmu {
         self.with(|p| p.drop_mapped(index))
     }
 
+    /// Whether every access to the page fails.
+    pub fn poisoned(&self, page: PageNo) -> bool {
+        self.with(|p| p.poisoned[self.index(page)])
+    }
+
     /// The contents of a frame's slot, if it has memory.
     pub fn in_slot(&self, frame: Frame) -> Option<Halves> {
         self.with(|p| p.slots[frame.0 as usize].map(|at| halves(&p.memory[at as usize])))
@@ -132,9 +135,8 @@ impl SimMmu {
         });
     }
 
-    /// A thread stops on a fault at an absent page of a worker region, until it is woken. `Some`: it was told that the page
-    /// cannot be had. A signal may call it away early.
-    pub fn fault(&self, page: PageNo, signal_after: Option<u64>) -> Option<Failure> {
+    /// A thread stops on a fault at an absent page of a worker region, until it is woken. A signal may call it away early.
+    pub fn fault(&self, page: PageNo, signal_after: Option<u64>) {
         let thread = scheduler::current().expect("a simulated thread");
         self.with(|p| p.faulters.push(Faulter { thread, page, reported: false }));
         scheduler::wake(u32::MAX, |_, state| state == State::Reading);
@@ -142,31 +144,16 @@ impl SimMmu {
             None => scheduler::block(State::Faulting { page: page.0 }),
             Some(yields) => (0..yields).for_each(|_| scheduler::step_aside("fault")),
         }
-        self.with(|p| {
-            p.faulters.retain(|faulter| faulter.thread != thread);
-            let at = p.told.iter().position(|(other, _)| *other == thread)?;
-            Some(p.told.swap_remove(at).1)
-        })
+        self.with(|p| p.faulters.retain(|faulter| faulter.thread != thread));
     }
 
-    /// The next fault that has not been reported yet, and whose it is.
-    pub fn next_fault(&self) -> Option<(usize, PageNo)> {
+    /// The next fault that has not been reported yet.
+    pub fn next_fault(&self) -> Option<PageNo> {
         self.with(|p| {
             let faulter = p.faulters.iter_mut().find(|faulter| !faulter.reported)?;
             faulter.reported = true;
-            Some((faulter.thread, faulter.page))
+            Some(faulter.page)
         })
-    }
-
-    /// Tells a thread that is stopped on a page that it cannot be had.
-    pub fn tell(&self, thread: usize, page: PageNo, failure: Failure) {
-        let stopped = self.with(|p| {
-            let at = p.faulters.iter().position(|faulter| faulter.thread == thread && faulter.page == page);
-            at.map(|at| p.faulters.swap_remove(at)).map(|_| p.told.push((thread, failure))).is_some()
-        });
-        if stopped {
-            scheduler::wake(1, |id, state| id == thread && matches!(state, State::Faulting { .. }));
-        }
     }
 
     fn wake(&self, page: PageNo, count: u32) {
@@ -186,14 +173,20 @@ impl SimMmu {
         }
     }
 
+    /// Whether the program has closed the descriptors that the running thread has.
+    fn descriptors_gone(&self) -> bool {
+        self.weather.closed.get() && scheduler::role() == Role::Trap
+    }
+
     /// Why the machine refuses just now, if it does.
     fn refusal(&self) -> Option<Refusal> {
         let weather = self.weather;
-        if weather.closed.get() && scheduler::role() == Role::Program {
+        if self.descriptors_gone() {
             Some(Refusal::NoDescriptor)
         } else if dice::once_in(weather.pinned_once_in.get()) {
             Some(Refusal::Pinned)
-        } else if dice::once_in(weather.no_memory_once_in.get()) {
+        } else if dice::once_in(weather.no_memory_once_in.get() * 2) {
+            // Never all the time: a page whose only copy waits to be mapped again has nowhere to go.
             Some(Refusal::NoMemory)
         } else {
             None
@@ -203,6 +196,7 @@ impl SimMmu {
 
 impl Physical {
     fn drop_mapped(&mut self, index: usize) -> bool {
+        self.poisoned[index] = false;
         let dropped = self.table[index].take();
         self.spare.extend(dropped);
         dropped.is_some()
@@ -220,7 +214,7 @@ impl Mmu for SimMmu {
                 break;
             }
             self.with(|p| {
-                assert!(p.table[index].is_none(), "{page:?} + {at} is mapped twice");
+                assert!(p.table[index].is_none() && !p.poisoned[index], "{page:?} + {at} is mapped twice");
                 p.table[index] = p.slots[slot].take();
                 assert!(p.table[index].is_some(), "{frame:?} + {at} is mapped without memory");
             });
@@ -251,7 +245,7 @@ impl Mmu for SimMmu {
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
         scheduler::step_aside("copy_out");
-        if self.weather.closed.get() && scheduler::role() == Role::Program {
+        if self.descriptors_gone() {
             return Err(Refusal::NoDescriptor);
         }
         let index = self.index(page);
@@ -277,13 +271,23 @@ impl Mmu for SimMmu {
         }
     }
 
-    fn wake_faulters(&self, _trap: Trap, page: PageNo, count: u32) {
+    fn wake_faulters(&self, _trap: Trap, page: PageNo, count: u32) -> bool {
         scheduler::step_aside("wake_faulters");
+        if self.descriptors_gone() {
+            return false;
+        }
         self.wake(page, count);
+        true
     }
 
-    fn poison(&self, _trap: Trap, _page: PageNo) {
-        unreachable!("core poisons nothing by itself");
+    fn poison(&self, _trap: Trap, page: PageNo) {
+        scheduler::step_aside("poison");
+        self.with(|p| {
+            p.drop_mapped(self.index(page));
+            p.poisoned[self.index(page)] = true;
+        });
+        self.wake(page, 1);
+        scheduler::step_aside("poison");
     }
 
     fn populate(&self, frame: Frame, count: u32) -> Result<(), Partial> {

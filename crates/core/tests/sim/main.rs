@@ -5,7 +5,7 @@
 //! the gate.
 //!
 //! A failure prints its seed. To see it again: `SELFPAGE_SIM_SEED=123 cargo test --release -p selfpage-core --test sim`.
-//! `SELFPAGE_SIM_SEEDS` says how many seeds are tried.
+//! With `SELFPAGE_SIM_LAST=200` it comes with the last 200 yields. `SELFPAGE_SIM_SEEDS` says how many seeds are tried.
 
 mod checks;
 mod dice;
@@ -37,6 +37,7 @@ struct Run {
 }
 
 fn run(seed: u64) -> Result<Run, String> {
+    selfpage_core::sync::RACE.get_or_init(|| || scheduler::step_aside("a race"));
     dice::seed(seed);
     scheduler::reset();
     let mut life = Life::default();
@@ -49,7 +50,7 @@ fn run(seed: u64) -> Result<Run, String> {
         checks::at_the_end(world);
         Ok(run)
     }));
-    let failure = |what: &str| format!("seed {seed}: {what}\n  {:?}", world.weather.climate());
+    let failure = |what: &str| format!("seed {seed}: {what}\n  {:?}\n  {}", world.weather.climate(), world.frames());
     match result {
         Ok(Ok(run)) => {
             scheduler::reset();
@@ -78,6 +79,7 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn contents_are_always_right() {
     if let Some(seed) = number("SELFPAGE_SIM_SEED") {
+        scheduler::keep_last(number("SELFPAGE_SIM_LAST").unwrap_or(0) as usize);
         let run = run(seed).unwrap_or_else(|report| panic!("{report}"));
         println!("seed {seed}: {} yields, {:?}", run.yields, run.counts);
         return;

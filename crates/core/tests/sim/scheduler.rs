@@ -2,6 +2,7 @@
 //! Time passes only here.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::fmt::Write;
 
 use corosensei::stack::DefaultStack;
@@ -33,10 +34,14 @@ pub enum State {
     Ended,
 }
 
-/// Whose thread it is, and so whose descriptors it has.
+/// What a thread runs, and so whose descriptors it has.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Role {
+    /// The program, or a call of it, which is run where the domain's descriptors are.
     Program,
+    /// The handler of a fault, on the program's own thread with the program's descriptors.
+    Trap,
+    /// A thread of the domain.
     Domain,
 }
 
@@ -73,6 +78,9 @@ struct Scheduler {
     yields: Cell<u64>,
     order: Cell<Order>,
     quiet: Cell<bool>,
+    /// The last yields: when, who, where. Kept only where somebody wants to see one run.
+    last: RefCell<VecDeque<(u64, usize, &'static str)>>,
+    keeps: Cell<usize>,
     stacks: RefCell<Vec<DefaultStack>>,
 }
 
@@ -88,6 +96,8 @@ thread_local! {
             yields: Cell::new(0),
             order: Cell::new(Order::Even),
             quiet: Cell::new(false),
+            last: RefCell::new(VecDeque::new()),
+            keeps: Cell::new(0),
             stacks: RefCell::new(Vec::new()),
         }
     };
@@ -213,6 +223,14 @@ impl Scheduler {
         self.alarm_ns.set(next_ns);
     }
 
+    fn note(&self, doing: &'static str) {
+        let (last, keeps) = (&mut *self.last.borrow_mut(), self.keeps.get());
+        if keeps > 0 {
+            last.push_back((self.now_ns.get(), self.current.get().unwrap_or_default(), doing));
+            last.drain(..last.len().saturating_sub(keeps));
+        }
+    }
+
     fn suspend(&self, id: usize) {
         let yielder = self.threads.borrow()[id].yielder;
         // SAFETY: yielder-lives: a coroutine's yielder lives as long as the coroutine, which is the caller.
@@ -227,6 +245,7 @@ pub fn step_aside(doing: &'static str) {
         s.yields.set(s.yields.get() + 1);
         s.now_ns.set(s.now_ns.get() + YIELD_NS);
         s.threads.borrow_mut()[id].doing = doing;
+        s.note(doing);
         let next = s.choose();
         if next != Some(id) || s.yields.get() > MOST_YIELDS {
             s.next.set(next);
@@ -278,7 +297,21 @@ pub fn current() -> Option<usize> {
     SCHEDULER.with(|s| s.current.get())
 }
 
-/// Whether the running thread is one of the program's.
+/// Does `work` in another role.
+pub fn in_role<R>(role: Role, work: impl FnOnce() -> R) -> R {
+    let set = |role| {
+        SCHEDULER.with(|s| {
+            let id = s.current.get().expect("a simulated thread");
+            std::mem::replace(&mut s.threads.borrow_mut()[id].role, role)
+        })
+    };
+    let before = set(role);
+    let result = work();
+    set(before);
+    result
+}
+
+/// What the running thread runs.
 pub fn role() -> Role {
     SCHEDULER.with(|s| s.current.get().map_or(Role::Domain, |id| s.threads.borrow()[id].role))
 }
@@ -293,10 +326,18 @@ pub fn yields() -> u64 {
     SCHEDULER.with(|s| s.yields.get())
 }
 
+/// Keeps the last `count` yields for [`report`].
+pub fn keep_last(count: usize) {
+    SCHEDULER.with(|s| s.keeps.set(count));
+}
+
 /// What each thread does or waits for.
 pub fn report() -> String {
     SCHEDULER.with(|s| {
         let mut lines = String::new();
+        for (now_ns, id, doing) in s.last.borrow().iter() {
+            let _ = writeln!(lines, "  {now_ns} {:<10} {doing}", s.threads.borrow()[*id].name);
+        }
         for thread in s.threads.borrow().iter() {
             let _ = writeln!(lines, "  {:<10} {:?}, last in {}", thread.name, thread.state, thread.doing);
         }

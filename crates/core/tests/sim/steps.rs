@@ -57,31 +57,33 @@ fn handle_signal(world: &World) {
 }
 
 /// Makes an access as the hardware does: again and again until it succeeds, or the program is told why not.
-fn access(world: &World, page: PageNo, touch: Touch) -> Result<(), Failure> {
+fn access(world: &World, page: PageNo, touch: Touch) -> Result<(), ()> {
     world.waiting_for(PageRange { first: page, count: 1 }, || access_until_told(world, page, touch))
 }
 
-fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), Failure> {
+fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()> {
     loop {
         scheduler::step_aside("access");
         if touch_mapped(world, page, touch) {
             return Ok(());
         }
         let failure = match world.part(page).region.trap {
+            Trap::Worker if world.mmu.poisoned(page) => return Err(()),
             Trap::Worker => {
                 let signal_after = dice::once_in(32).then(|| dice::below(200));
-                let failure = world.mmu.fault(page, signal_after);
+                world.mmu.fault(page, signal_after);
                 if signal_after.is_some() {
                     handle_signal(world);
                 }
-                failure
+                None
             }
             Trap::Upcall => {
                 let access = match touch {
                     Touch::Read => Access::Read,
                     Touch::Write { .. } => Access::Write,
                 };
-                match fault::resolve(&world.domain, Context::Trap, Fault { addr: page.addr(), access }) {
+                let fault = Fault { addr: page.addr(), access };
+                match scheduler::in_role(Role::Trap, || fault::resolve(&world.domain, Context::Trap, fault)) {
                     Outcome::Resolved | Outcome::Retry => None,
                     Outcome::Failed(failure) => Some(failure),
                     other => panic!("{page:?} is {other:?}"),
@@ -90,7 +92,7 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), Fa
         };
         if let Some(failure) = failure {
             world.judge(page, failure);
-            return Err(failure);
+            return Err(());
         }
     }
 }
@@ -153,7 +155,8 @@ impl Program {
             890..930 => self.flush(),
             930..960 => drop(range::prefetch(&world.domain, self.any_range(24))),
             960..985 => self.advise_away(),
-            985..992 => self.fork(),
+            985..990 => self.fork(),
+            990..995 => self.resize(),
             _ => world.weather.change(),
         }
     }
@@ -186,7 +189,7 @@ impl Program {
             return;
         }
         // A page that was advised away is pinned as it is: absent. Whoever wants it there touches it first.
-        if access(world, page, Touch::Read).is_err() {
+        if access(world, page, Touch::Read).is_err() && dice::once_in(2) {
             return;
         }
         world.shadow.set_pinning(at, true);
@@ -260,6 +263,27 @@ impl Program {
         if !self.pinned.contains(&page) && world.mmu.advise_away(page) {
             world.shadow.clear(world.at(page));
         }
+    }
+
+    /// Gives a few frames up, or takes them back.
+    fn resize(&self) {
+        let (world, stack) = (self.world, &self.world.domain.stack);
+        let few = 1 + dice::below(u64::from(world.domain.frames.capacity() / 6)) as u32;
+        if world.cutting.get() {
+            return;
+        }
+        if world.cut.get() > 0 {
+            return stack.extend(world.mmu, world.cut.replace(0));
+        }
+        world.cutting.set(true);
+        let before = stack.budget();
+        let result = range::give_up(&world.domain, few);
+        world.cut.set(before - stack.budget());
+        match result {
+            Ok(()) => assert_eq!(world.cut.get(), few),
+            Err(failure) => world.judge(world.parts[0].region.range.first, failure),
+        }
+        world.cutting.set(false);
     }
 
     /// Closes the gate as a fork does, looks at all that the child would get, and opens it again.

@@ -1,5 +1,6 @@
 //! The threads of the domain: those that the library runs beside the program's.
 
+use selfpage_core::addr::PageRange;
 use selfpage_core::fault::evict::{Evicted, evict, trim_standby};
 use selfpage_core::fault::save::save;
 use selfpage_core::fault::{self, Fault, Outcome};
@@ -7,6 +8,7 @@ use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::Access;
 use selfpage_core::stack::Shortage;
+use selfpage_core::sync::Ordering;
 
 use crate::dice;
 use crate::scheduler::{self, Role, State};
@@ -14,8 +16,8 @@ use crate::world::{Stage, World};
 
 const READERS: usize = 2;
 const SERVERS: usize = 2;
-/// Rounds without a frame, after which nobody believes in the next.
-const PATIENCE: u32 = 20;
+/// Fruitless rounds, a millisecond apart at most, after which faults are told that there is no frame.
+const MOST_BARREN: u32 = 20;
 
 /// Starts them all.
 pub fn spawn(world: &'static World) {
@@ -35,15 +37,25 @@ pub const PAGER_THREADS: usize = READERS + SERVERS;
 /// Resolves the faults of worker regions.
 fn reader(world: &'static World) {
     while world.stage.get() == Stage::Programs {
-        let Some((thread, page)) = world.mmu.next_fault() else {
+        let Some(page) = world.mmu.next_fault() else {
             scheduler::block(State::Reading);
             continue;
         };
         scheduler::step_aside("read");
         let fault = Fault { addr: page.addr(), access: Access::Read };
-        match fault::resolve(&world.domain, Context::PagerThread, fault) {
+        let outcome = world.waiting_for(PageRange { first: page, count: 1 }, || {
+            let outcome = fault::resolve(&world.domain, Context::PagerThread, fault);
+            if let Outcome::Failed(failure) = outcome {
+                world.judge(page, failure);
+            }
+            outcome
+        });
+        match outcome {
             Outcome::Resolved | Outcome::Retry => {}
-            Outcome::Failed(failure) => world.mmu.tell(thread, page, failure),
+            Outcome::Failed(_) => {
+                scheduler::step_aside("poison");
+                fault::poison(&world.domain, page);
+            }
             other => panic!("{page:?} is {other:?}"),
         }
     }
@@ -68,34 +80,33 @@ fn server(world: &'static World) {
 /// Keeps the reserve.
 fn evictor(world: &'static World) {
     let (domain, stack) = (&world.domain, &world.domain.stack);
-    loop {
+    let mut barren = 0;
+    while world.stage.get() <= Stage::PagerThreads {
         let seen = stack.wanted.count();
-        let (mut fruitless, mut empty) = (0, 0);
-        while world.stage.get() <= Stage::PagerThreads
-            && stack.ready() < stack.reserve.load(std::sync::atomic::Ordering::Relaxed)
-        {
-            let given = stack.available.count();
-            let evicted = evict_some(world, 1 + dice::below(16) as u32);
-            fruitless = if evicted.ready + evicted.queued == 0 { fruitless + 1 } else { 0 };
-            empty = if stack.ready() == 0 { empty + 1 } else { 0 };
-            if empty == 0 {
-                stack.set_shortage(world.mmu, None);
-            } else if empty > PATIENCE
-                && let Some(error) = domain.save_error()
-            {
-                stack.set_shortage(world.mmu, Some(Shortage::Unsaved(error)));
-            } else if empty > PATIENCE && fruitless > PATIENCE {
-                stack.set_shortage(world.mmu, Some(Shortage::AllHeld));
-            }
-            if evicted.ready == 0 {
-                stack.available.wait(world.mmu, given, 1000);
-            }
+        if stack.ready() >= stack.reserve.load(Ordering::Relaxed) {
+            barren = 0;
+            stack.set_shortage(world.mmu, None);
+            stack.wanted.wait(world.mmu, seen, 0);
+            continue;
         }
-        stack.set_shortage(world.mmu, None);
-        if world.stage.get() > Stage::PagerThreads {
-            break;
+        let available = stack.available.count();
+        let evicted = evict_some(world, 1 + dice::below(16) as u32);
+        // What is queued for a store that fails comes back.
+        if evicted.ready > 0 || (evicted.queued > 0 && domain.save_error().is_none()) {
+            barren = 0;
+            stack.set_shortage(world.mmu, None);
+            continue;
         }
-        stack.wanted.wait(world.mmu, seen, 0);
+        barren += 1;
+        stack.available.wait(world.mmu, available, 1000);
+        if barren > MOST_BARREN {
+            let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
+            let why = domain.save_error().map_or(held, Shortage::Unsaved);
+            let asked = stack.wanted.count();
+            stack.set_shortage(world.mmu, Some(why));
+            stack.wanted.wait(world.mmu, asked, 0);
+            barren = 0;
+        }
     }
     world.ended(Stage::Saver, 1);
 }

@@ -76,7 +76,7 @@ impl Weather {
             _ => 0,
         };
         self.pinned_once_in.set(rate(climate.pins, 16) * 2);
-        self.no_memory_once_in.set(rate(climate.no_memory, 256) * 8);
+        self.no_memory_once_in.set(rate(climate.no_memory, 256));
         self.fill_fails_once_in.set(rate(climate.bad_fills, 8));
         self.save_fails_once_in.set(rate(climate.bad_saves, 4));
         self.lies_once_in.set(rate(climate.lies, 4));

@@ -58,6 +58,9 @@ pub struct World {
     pub stage: Cell<Stage>,
     /// Threads of this stage that go on.
     pub left: Cell<usize>,
+    /// Frames that the contract has been cut by, and whether somebody is cutting it just now.
+    pub cut: Cell<u32>,
+    pub cutting: Cell<bool>,
     /// What the program's threads wait for just now: pages, since when.
     waits: Mutex<Vec<Wait>>,
 }
@@ -163,6 +166,8 @@ impl World {
             value: Cell::new(0),
             stage: Cell::new(Stage::Programs),
             left: Cell::new(0),
+            cut: Cell::new(0),
+            cutting: Cell::new(false),
             waits: Mutex::default(),
         })
     }
@@ -209,6 +214,22 @@ impl World {
             Failure::Machine(Refusal::NoMemory) => assert!(climate.no_memory, "{page:?}: memory was to be had"),
             Failure::Machine(refusal) => panic!("{page:?}: {refusal:?} is nothing to tell the program"),
         }
+    }
+
+    /// Where the frames are, for a report.
+    pub fn frames(&self) -> String {
+        let stack = &self.domain.stack;
+        format!(
+            "{} frames ready of {}: {} free, {} on standby, {} claimed; {} to be saved, shortage {:?}, reserve {:?}",
+            stack.ready(),
+            stack.budget(),
+            stack.free.count(),
+            stack.on_standby(),
+            stack.claimed(),
+            self.domain.saves.len(),
+            stack.shortage(),
+            stack.reserve,
+        )
     }
 
     /// One thread of the present stage has ended.

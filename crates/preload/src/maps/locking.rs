@@ -41,13 +41,11 @@ impl Maps {
 
     /// After its contents were dropped, and with them the pins.
     pub(super) fn lock_again(&mut self, managed: &Managed, range: Range<usize>) {
-        while let Some(part) = self.first_locked(&range) {
+        let mut left = range;
+        while let Some(part) = self.first_locked(&left) {
             self.locked.remove(part.clone());
             let _ = self.lock_managed(managed, part.clone());
-            if part.end == range.end {
-                return;
-            }
-            return self.lock_again(managed, part.end..range.end);
+            left.start = part.end;
         }
     }
 

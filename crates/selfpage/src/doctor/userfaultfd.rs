@@ -10,12 +10,12 @@ pub(super) const DEVICE: &str = "/dev/userfaultfd";
 pub(super) const MOVE: &str = "UFFDIO_MOVE";
 pub(super) const MOVE_KEEPS_WP: &str = "UFFDIO_MOVE keeps uffd-wp";
 
-const ALLOW: &str = "sysctl -w vm.unprivileged_userfaultfd=1";
-const UNFILTER: &str =
+pub(crate) const ALLOW: &str = "sysctl -w vm.unprivileged_userfaultfd=1";
+pub(crate) const UNFILTER: &str =
     "allow userfaultfd in the container's seccomp profile (docker run --security-opt seccomp=unconfined)";
-const NEWER_6_8: &str = "boot Linux 6.8 or newer";
+pub(crate) const NEWER_6_8: &str = "boot Linux 6.8 or newer";
 const NEWER_6_7: &str = "boot Linux 6.7 or newer";
-const BUILD: &str = "boot a kernel built with CONFIG_USERFAULTFD=y";
+pub(crate) const BUILD: &str = "boot a kernel built with CONFIG_USERFAULTFD=y";
 
 /// A line for each feature.
 pub(super) fn examine() -> Vec<Finding> {

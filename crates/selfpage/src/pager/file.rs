@@ -1,7 +1,7 @@
 //! A file as memory, within the domain's frames.
 
 use std::fs;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use arrayvec::ArrayVec;
-use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2, pwritev};
+use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
@@ -18,9 +18,11 @@ use selfpage_core::sync::{AtomicU64, Ordering};
 
 use super::PageHash;
 use crate::error::{Error, Kind, Result};
-use crate::store::{Blok, Descriptor, IoEngines, WriteBlok};
+use crate::store::{Blok, Descriptor, IoEngines, LOCKED, WriteBlok, page_cache};
 
 const PAGE: u64 = PAGE_BYTES as u64;
+/// Where the last page that a [`Blok`] can name ends.
+const END_BYTES: u64 = 1 << 44;
 /// Pages in one request, at most (IOV_MAX is 1024).
 const MOST: usize = 512;
 const MOST_IN_TRAP: usize = 16;
@@ -70,8 +72,14 @@ impl Opened {
             let cause = format!("the offset {offset_bytes} is no multiple of {PAGE}");
             return Err(Error::new(Kind::Invalid, "map", object, cause));
         }
+        if offset_bytes >= END_BYTES {
+            let cause =
+                format!("the offset {offset_bytes} is not below {END_BYTES}, the most that regions over files reach");
+            return Err(Error::new(Kind::Invalid, "map", object, cause));
+        }
         let mut options = fs::OpenOptions::new();
-        options.read(true).write(rights == Rights::ReadWrite);
+        // Opening a pipe must not wait for somebody who writes to it.
+        options.read(true).write(rights == Rights::ReadWrite).custom_flags(libc::O_NONBLOCK);
         let buffered = options.open(path).map_err(failed)?;
         let meta = buffered.metadata().map_err(failed)?;
         if !meta.is_file() {
@@ -85,7 +93,7 @@ impl Opened {
             path: path.into(),
             first: offset_bytes / PAGE,
             rights,
-            len_bytes: meta.len().saturating_sub(offset_bytes),
+            len_bytes: meta.len().min(END_BYTES).saturating_sub(offset_bytes),
         })
     }
 }
@@ -210,15 +218,11 @@ impl File {
         }
     }
 
-    /// Writes the part of the last page that the file has.
-    fn save_tail(&self, page: &SavePage<'_>, there: u64) -> std::result::Result<(), PagerError> {
+    /// Writes what the file has of a page by way of the page cache, which needs no lock: a program that writes to the file from
+    /// absent pages of this very region holds it, and waits for a frame that only this save may free.
+    fn save_past_the_lock(&self, page: &SavePage<'_>, there: u64) -> std::result::Result<(), PagerError> {
         let offset = (self.first + page.index) * PAGE;
-        let bytes = &page.bytes.get()[..there as usize];
-        match pwritev(self.buffered.borrow(), &[IoSlice::new(bytes)], offset) {
-            Ok(written) if written == bytes.len() => Ok(()),
-            Ok(_) | Err(Errno::NOSPC) => Err(PagerError::Full),
-            Err(errno) => Err(PagerError::Io(errno.raw_os_error())),
-        }
+        page_cache::write(self.buffered.borrow(), offset, &page.bytes.get()[..there as usize])
     }
 }
 
@@ -271,16 +275,19 @@ impl Pager for File {
                 writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
             }
             let file = self.direct.as_ref().unwrap_or(&self.buffered).number();
-            self.engines.write(file, &mut writes);
+            self.engines.write_unless_locked(file, &mut writes);
             let outcomes: ArrayVec<_, MOST> = writes.iter().map(|write| write.outcome).collect();
             drop(writes);
             let mut outcomes = outcomes.into_iter();
             for page in part.iter_mut() {
                 page.outcome = match there(page) {
-                    PAGE => outcomes.next().unwrap_or(Err(PagerError::NoStore)),
+                    PAGE => match outcomes.next().unwrap_or(Err(PagerError::NoStore)) {
+                        Err(LOCKED) => self.save_past_the_lock(page, PAGE),
+                        outcome => outcome,
+                    },
                     // The file was cut short under us; what is behind its end has nowhere to go.
                     0 => Err(PagerError::Truncated),
-                    part => self.save_tail(page, part),
+                    part => self.save_past_the_lock(page, part),
                 };
                 if page.outcome.is_ok() {
                     self.set_hash(page.index, page.bytes.get());

@@ -1,8 +1,8 @@
 //! What backs regions: contents of pages, made, kept or fetched.
 //!
 //! # Source
-//! Nemesis §6.6: stretch drivers. Ours are [`Pinned`] (nailed), [`Physical`], [`Stored`] (paged), and two that stock Linux
-//! suggests: [`Zero`] for anonymous memory, [`File`] for files.
+//! Nemesis §6.6: stretch drivers. Ours are [`Zero`] with pinned pages (nailed), [`Physical`], [`Stored`] (paged), and two that
+//! stock Linux suggests: [`Zero`] without pins for anonymous memory, [`File`] for files.
 
 mod custom;
 mod file;

@@ -16,6 +16,10 @@ impl Pager for Physical {
         Context::Trap
     }
 
+    fn saves(&self) -> bool {
+        false
+    }
+
     fn extent(&self, _index: u64, want: u32) -> u32 {
         want
     }

@@ -17,6 +17,10 @@ impl Pager for Zero {
         Context::Trap
     }
 
+    fn saves(&self) -> bool {
+        false
+    }
+
     fn extent(&self, _index: u64, want: u32) -> u32 {
         want
     }

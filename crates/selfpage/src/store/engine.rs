@@ -8,7 +8,8 @@ use rustix::thread::gettid;
 use selfpage_core::pager::PagerError;
 
 use super::linux::ring::Ring;
-use super::linux::transfer::{Batch, Window};
+pub(crate) use super::linux::transfer::LOCKED;
+use super::linux::transfer::{Batch, Direction, Window};
 use super::linux::workers::Workers;
 use super::{ReadBlok, WriteBlok};
 
@@ -101,9 +102,18 @@ impl IoEngines {
 
     /// Writes on a pager thread.
     pub(crate) fn write(&self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
+        self.write_in(Direction::Write, file, bloks);
+    }
+
+    /// Writes on a pager thread what need not wait for the file's lock; the outcome of the rest is [`LOCKED`].
+    pub(crate) fn write_unless_locked(&self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
+        self.write_in(Direction::WriteUnlessLocked, file, bloks);
+    }
+
+    fn write_in(&self, direction: Direction, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
         for part in bloks.chunks_mut(WINDOW_PAGES) {
             let mut outcomes = [Ok(()); WINDOW_PAGES];
-            let mut window = Window::<WINDOW_PAGES>::to_write(part);
+            let mut window = Window::<WINDOW_PAGES>::to_write(direction, part);
             self.run(file, &mut window.batch());
             window.outcomes(|page, outcome| outcomes[page] = outcome);
             part.iter_mut().zip(outcomes).for_each(|(write, outcome)| write.outcome = outcome);

@@ -23,9 +23,10 @@ mod linux;
 mod memory;
 
 pub use engine::IoChoice;
-pub(crate) use engine::IoEngines;
+pub(crate) use engine::{IoEngines, LOCKED};
 pub use file::FileStore;
-pub(crate) use linux::descriptor::{Descriptor, raised, take_descriptor};
+pub(crate) use linux::descriptor::{Descriptor, raised, release_number, take_descriptor};
+pub(crate) use linux::page_cache;
 pub use memory::MemoryStore;
 
 /// A place for one page in a store: its number. The byte offset is the number times the page size. Blok 0 is never given

@@ -14,6 +14,8 @@ use selfpage_core::linux::thread as this_thread;
 
 const STACK_BYTES: usize = 512 << 10;
 const MOST_THREADS: usize = 256;
+/// No thread has this number: a place for one that is just being started.
+const TAKEN: u32 = u32::MAX;
 
 /// The stacks of pager threads: any address in each, 0 for a free place.
 static STACKS: [AtomicUsize; MOST_THREADS] = [const { AtomicUsize::new(0) }; MOST_THREADS];
@@ -48,17 +50,17 @@ pub fn is_pager_thread(tid: u32) -> bool {
 /// # Errors
 /// The system has no thread to give.
 pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let taken = |tid: &AtomicU32| tid.compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let Some(place) = TIDS.iter().position(taken) else {
+        let cause = format!("this process has {MOST_THREADS} of them; have fewer domains, or fewer workers in each");
+        return Err(io::Error::new(io::ErrorKind::QuotaExceeded, cause));
+    };
     STARTING.fetch_add(1, Ordering::SeqCst);
     let mask = signal::block_all();
     let (up, is_up) = std::sync::mpsc::sync_channel(1);
     let thread = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
         let here = 0u8;
-        let place = STACKS
-            .iter()
-            .position(|stack| {
-                stack.compare_exchange(0, &raw const here as usize, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            })
-            .unwrap_or_else(|| crate::die("more pager threads than there is room for"));
+        STACKS[place].store(&raw const here as usize, Ordering::Release);
         TIDS[place].store(this_thread::id(), Ordering::Release);
         let _ = up.send(());
         drop(up);
@@ -66,11 +68,12 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
             // The domain's tables may be half changed, and threads wait for this one.
             crate::die("a pager thread panicked");
         }
-        TIDS[place].store(0, Ordering::Release);
         STACKS[place].store(0, Ordering::Release);
+        TIDS[place].store(0, Ordering::Release);
     });
-    if thread.is_ok() {
-        let _ = is_up.recv();
+    match thread {
+        Ok(_) => drop(is_up.recv()),
+        Err(_) => TIDS[place].store(0, Ordering::Release),
     }
     signal::restore(mask);
     STARTING.fetch_sub(1, Ordering::SeqCst);

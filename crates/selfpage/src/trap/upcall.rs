@@ -5,9 +5,10 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use selfpage_core::addr::VirtAddr;
+use selfpage_core::addr::{PAGE_BYTES, PageNo, VirtAddr};
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Fault, Outcome};
+use selfpage_core::linux::memory;
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
@@ -76,7 +77,12 @@ fn install() {
 
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
-    let addr = unsafe { (*info).si_addr() } as usize;
+    let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    if code != libc::BUS_ADRERR {
+        // Sent by somebody, or the hardware lost the page: no fill helps there, and the access would come back for ever.
+        // SAFETY: signal-handler: installed before the first signal could come.
+        return unsafe { chain(signal, info, context) };
+    }
     // SAFETY: signal-handler: the kernel passes the interrupted context; bit 1 of the error code is set for a write.
     let write = unsafe { write_access(context) };
     let fault = Fault { addr: VirtAddr(addr), access: if write { Access::Write } else { Access::Read } };
@@ -91,7 +97,7 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         match outcome {
             Outcome::NotOurs => {}
             Outcome::Resolved | Outcome::Retry => return,
-            Outcome::Violation => return raise_segv(info, context),
+            Outcome::Violation => return violation(fault.addr.page(), info, context),
             Outcome::Failed(_) => break,
         }
     }
@@ -113,7 +119,7 @@ fn resolve(inner: &Inner, fault: Fault) -> Outcome {
 unsafe fn write_access(context: *mut libc::c_void) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: signal-handler.
+        // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns.
         let context = unsafe { &*context.cast::<libc::ucontext_t>() };
         context.uc_mcontext.gregs[libc::REG_ERR as usize] & 2 != 0
     }
@@ -124,7 +130,16 @@ unsafe fn write_access(context: *mut libc::c_void) -> bool {
     }
 }
 
-/// The program's own fault: it gets the `SIGSEGV` that it would have had without us.
+/// The program's own fault: it gets the `SIGSEGV` that it would have had without us. The kernel makes it, where it lets the
+/// page be protected: the access is tried again.
+fn violation(page: PageNo, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: region-owned: a page that the program may only read.
+    if unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::Read) }.is_err() {
+        raise_segv(info, context);
+    }
+}
+
+/// The same, made by us.
 fn raise_segv(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: sigaction and the call of a handler that the program installed itself, with the arguments that
     // the kernel made; the default action is taken by returning to the faulting access with the handler reset.
@@ -160,7 +175,10 @@ unsafe fn call(signal: libc::c_int, action: &libc::sigaction, info: *mut libc::s
             default.sa_sigaction = libc::SIG_DFL;
             libc::sigaction(signal, &default, ptr::null_mut());
             libc::raise(signal);
-        } else if action.sa_flags & libc::SA_SIGINFO != 0 {
+            return;
+        }
+        let before = own_mask(signal, action, context);
+        if action.sa_flags & libc::SA_SIGINFO != 0 {
             let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
                 std::mem::transmute(action.sa_sigaction);
             handler(signal, info, context);
@@ -168,5 +186,31 @@ unsafe fn call(signal: libc::c_int, action: &libc::sigaction, info: *mut libc::s
             let handler: extern "C" fn(libc::c_int) = std::mem::transmute(action.sa_sigaction);
             handler(signal);
         }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
+    }
+}
+
+/// Blocks what the kernel would block for this handler, and no more: the handler may touch managed memory, so `SIGBUS`
+/// stays open. Returns what was blocked.
+///
+/// # Safety
+/// *signal-handler*: as for [`call`].
+unsafe fn own_mask(signal: libc::c_int, action: &libc::sigaction, context: *mut libc::c_void) -> libc::sigset_t {
+    // SAFETY: signal-handler: sets of this thread's signals; the kernel saved the interrupted mask in `context`, of which
+    // the first 64 bits are its own.
+    unsafe {
+        let mut mask: libc::sigset_t = std::mem::zeroed();
+        let interrupted = &raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask;
+        ptr::copy_nonoverlapping(interrupted.cast::<u64>(), (&raw mut mask).cast::<u64>(), 1);
+        for other in (1..=64).filter(|other| libc::sigismember(&action.sa_mask, *other) == 1) {
+            libc::sigaddset(&mut mask, other);
+        }
+        if action.sa_flags & libc::SA_NODEFER == 0 {
+            libc::sigaddset(&mut mask, signal);
+        }
+        libc::sigdelset(&mut mask, libc::SIGBUS);
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &mask, &mut before);
+        before
     }
 }

@@ -1,6 +1,7 @@
 //! The worker trap: pager threads read faults from the userfaultfd and resolve them. System calls on absent pages work.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, VirtAddr};
 use selfpage_core::fault::{self, Fault, Outcome};
@@ -57,11 +58,11 @@ fn answer(inner: &Arc<Inner>, fault: Fault) {
     match fault::resolve(state, Context::PagerThread, fault) {
         Outcome::Resolved | Outcome::Retry => {}
         // The region went while the thread waited: its access meets whatever is there now.
-        Outcome::NotOurs => state.mmu.wake_faulters(Trap::Worker, page, 1),
+        Outcome::NotOurs => drop(state.mmu.wake_faulters(Trap::Worker, page, 1)),
         Outcome::Violation => inner.guard(page),
         Outcome::Failed(failure) => {
             inner.report(page, failure);
-            state.mmu.poison(Trap::Worker, page);
+            fault::poison(state, page);
         }
     }
 }
@@ -99,20 +100,32 @@ fn last_cpu(thread: u32) -> Option<u32> {
 pub(crate) struct Bell {
     start: usize,
     pages: usize,
+    /// Workers that listen: whoever touches a page that nobody answers waits for ever.
+    workers: AtomicUsize,
 }
 
 impl Bell {
     /// A page for each worker, whose faults `uffd` gets.
     pub(crate) fn hang(uffd: Uffd, workers: u32) -> Result<Bell> {
-        let mut bell = Bell { start: 0, pages: workers as usize };
+        let mut bell = Bell { start: 0, pages: workers as usize, workers: AtomicUsize::new(0) };
         bell.start = bell.map(Place::Anywhere)?;
         bell.register(uffd)?;
         Ok(bell)
     }
 
+    /// One worker more listens.
+    pub(crate) fn add_worker(&self) {
+        self.workers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// In a forked child: nobody listens.
+    pub(crate) fn forget_workers(&self) {
+        self.workers.store(0, Ordering::SeqCst);
+    }
+
     /// Ends every worker: each touch is read by one of them, which ends.
     pub(crate) fn ring(&self) {
-        for page in 0..self.pages {
+        for page in 0..self.workers.swap(0, Ordering::SeqCst) {
             // SAFETY: owned-range: our own mapping; the worker that reads the fault maps the page.
             unsafe { ((self.start + page * PAGE_BYTES) as *const u8).read_volatile() };
         }
@@ -131,6 +144,7 @@ impl Bell {
 
     /// In a forked child, which did not get it: the place again.
     pub(crate) fn map_in_child(&self) -> Result<()> {
+        self.forget_workers();
         self.map(Place::Free(self.start)).map(drop)
     }
 

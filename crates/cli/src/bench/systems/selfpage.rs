@@ -29,43 +29,43 @@ pub struct Selfpage {
 }
 
 impl Selfpage {
-    fn new(trap: Trap, backing: Backing) -> Box<dyn System> {
+    fn over(trap: Trap, backing: Backing) -> Box<dyn System> {
         Box::new(Selfpage { trap, backing, live: None })
     }
 
     /// Paged to a store, by upcalls.
     pub fn upcall() -> Box<dyn System> {
-        Selfpage::new(Trap::Upcall, Backing::Store)
+        Selfpage::over(Trap::Upcall, Backing::Store)
     }
 
     /// Paged to a store, by workers.
     pub fn worker() -> Box<dyn System> {
-        Selfpage::new(Trap::Worker, Backing::Store)
+        Selfpage::over(Trap::Worker, Backing::Store)
     }
 
     /// The data file, by upcalls.
     pub fn file_upcall() -> Box<dyn System> {
-        Selfpage::new(Trap::Upcall, Backing::File)
+        Selfpage::over(Trap::Upcall, Backing::File)
     }
 
     /// The data file, by workers.
     pub fn file_worker() -> Box<dyn System> {
-        Selfpage::new(Trap::Worker, Backing::File)
+        Selfpage::over(Trap::Worker, Backing::File)
     }
 
     /// No contents, by upcalls.
     pub fn upcall_physical() -> Box<dyn System> {
-        Selfpage::new(Trap::Upcall, Backing::Physical)
+        Selfpage::over(Trap::Upcall, Backing::Physical)
     }
 
     /// Zeroed, by upcalls.
     pub fn upcall_zero() -> Box<dyn System> {
-        Selfpage::new(Trap::Upcall, Backing::Zero)
+        Selfpage::over(Trap::Upcall, Backing::Zero)
     }
 
     /// Zeroed, by workers.
     pub fn worker_zero() -> Box<dyn System> {
-        Selfpage::new(Trap::Worker, Backing::Zero)
+        Selfpage::over(Trap::Worker, Backing::Zero)
     }
 }
 
@@ -81,9 +81,14 @@ impl System for Selfpage {
         let failed = |error: selfpage::Error| Error::Failed(error.to_string());
         // Only what the case is about is chosen; everything else adapts itself.
         let policy = if setup.case.pattern == Pattern::CyclicMru { "mru" } else { "lru" };
-        let domain = Domain::with_frames(setup.frames_bytes).policy(policy).build().map_err(failed)?;
+        let frames_bytes = match self.backing {
+            // Nothing is ever evicted: a reserve on top of what is touched stays free.
+            Backing::Physical | Backing::Zero => setup.frames_bytes + setup.frames_bytes / 8,
+            Backing::Store | Backing::File => setup.frames_bytes,
+        };
+        let domain = Domain::with_frames(frames_bytes).policy(policy).build().map_err(failed)?;
         let builder = domain.region(setup.data_bytes).trap(self.trap);
-        let region = match self.backing {
+        let mut region = match self.backing {
             Backing::File => builder.file(setup.data_path, 0, Rights::ReadWrite),
             Backing::Physical => builder.physical(),
             Backing::Zero => builder.zero(),
@@ -94,6 +99,12 @@ impl System for Selfpage {
             }
         }
         .map_err(failed)?;
+        if matches!(self.backing, Backing::Physical | Backing::Zero) {
+            // The frames are the domain's already, and hold something: a zero pager has to clear them in the fault.
+            region.as_mut_slice::<u64>().iter_mut().step_by(512).for_each(|word| *word = 1);
+            let len_bytes = region.len_bytes();
+            region.discard(0, len_bytes).map_err(failed)?;
+        }
         let memory = Memory::of_region(&region);
         self.live = Some((region, domain));
         Ok(memory)

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::fcntl_dupfd_cloexec;
@@ -55,6 +55,7 @@ impl Descriptor {
         // The program may have closed ours, and so made its number free for this one.
         if self.number() != anew.number() {
             self.close();
+            release_number(self.number());
         }
         self.number.store(anew.number(), Ordering::Relaxed);
         std::mem::forget(anew);
@@ -76,11 +77,46 @@ impl Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         self.close();
+        release_number(self.number());
     }
 }
 
+/// The numbers that stand in pager threads' tables, a bit each, up to a number that is far. A number that is free in the
+/// program's table, which may have closed ours, need not be free in theirs.
+static TAKEN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+fn bit(number: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let number = usize::try_from(number).ok()?;
+    Some((TAKEN.get(number / 64)?, 1 << (number % 64)))
+}
+
+fn take_number(number: RawFd) -> bool {
+    bit(number).is_none_or(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
+}
+
+/// The number of a [`raised`] descriptor stands in no pager thread's table any more.
+pub(crate) fn release_number(number: RawFd) {
+    if let Some((word, bit)) = bit(number) {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// A high number, where the limit on open files allows, that is free in every table.
 fn raise(file: OwnedFd) -> OwnedFd {
-    HIGH_NUMBERS.iter().find_map(|&min| fcntl_dupfd_cloexec(&file, min).ok()).unwrap_or(file)
+    let raised = HIGH_NUMBERS.iter().find_map(|&min| {
+        let mut min = min;
+        loop {
+            let file = fcntl_dupfd_cloexec(&file, min).ok()?;
+            if take_number(file.as_raw_fd()) {
+                return Some(file);
+            }
+            min = file.as_raw_fd() + 1;
+        }
+    });
+    raised.unwrap_or_else(|| {
+        take_number(file.as_raw_fd());
+        file
+    })
 }
 
 /// Moves a descriptor of ours to a high number, where that can be.

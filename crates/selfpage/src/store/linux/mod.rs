@@ -8,11 +8,13 @@
 //!   memory safety rests on what it means.
 //! - `batch-borrowed`: a batch borrows its pages and vectors, and no executor returns before the last of its requests has
 //!   completed.
+//! - `cache-window`: a window onto a file is made, written through by one system call and unmapped by one function.
 //! - `ring-own-thread`: a ring is entered and dropped by the thread that made it, or forgotten.
 #![allow(unsafe_code)]
 
 pub(super) mod descriptor;
 pub(super) mod mapping;
+pub(crate) mod page_cache;
 pub(super) mod ring;
 pub(super) mod transfer;
 pub(super) mod workers;

@@ -82,6 +82,9 @@ impl Ring {
         let entry = match batch.direction {
             Direction::Read => opcode::Readv::new(types::Fd(file), vectors, count).offset(offset).build(),
             Direction::Write => opcode::Writev::new(types::Fd(file), vectors, count).offset(offset).build(),
+            Direction::WriteUnlessLocked => {
+                opcode::Writev::new(types::Fd(file), vectors, count).offset(offset).rw_flags(libc::RWF_NOWAIT).build()
+            }
         };
         // SAFETY: batch-borrowed: `run` returns when nothing is in flight, or when nothing was submitted.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(index as u64)) };

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::os::fd::RawFd;
 use std::slice;
 
-use rustix::io::{Errno, preadv, pwritev};
+use rustix::io::{Errno, ReadWriteFlags, preadv, pwritev, pwritev2};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::pager::PagerError;
 
@@ -17,6 +17,9 @@ const REQUEST_PAGES: usize = 64;
 /// How often in a row the kernel may say "again" before that is an error.
 const RETRIES_MAX: u32 = 10_000;
 
+/// The outcome of a write that would have had to wait.
+pub const LOCKED: PagerError = PagerError::Io(libc::EAGAIN);
+
 /// Which way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
@@ -24,6 +27,8 @@ pub enum Direction {
     Read,
     /// Into the file.
     Write,
+    /// Into the file, unless that would wait for its lock: then the outcome is `EAGAIN`.
+    WriteUnlessLocked,
 }
 
 /// Neighbouring bloks, moved by one system call or as many as it takes.
@@ -65,9 +70,9 @@ impl<'a, const PAGES: usize> Window<'a, PAGES> {
         })
     }
 
-    /// A window that writes these bloks, at most `PAGES`.
-    pub fn to_write(bloks: &'a [WriteBlok<'_>]) -> Self {
-        Window::new(Direction::Write, bloks.len(), |page| (bloks[page].blok.0, bloks[page].bytes.as_ptr().cast_mut()))
+    /// A window that writes these bloks, at most `PAGES`, in this way.
+    pub fn to_write(direction: Direction, bloks: &'a [WriteBlok<'_>]) -> Self {
+        Window::new(direction, bloks.len(), |page| (bloks[page].blok.0, bloks[page].bytes.as_ptr().cast_mut()))
     }
 
     fn new(direction: Direction, len: usize, mut page: impl FnMut(usize) -> (u32, *mut u8)) -> Self {
@@ -169,6 +174,10 @@ impl Request {
                     Direction::Write => {
                         pwritev(file, slice::from_raw_parts(rest.as_ptr() as *const IoSlice<'_>, rest.len()), offset)
                     }
+                    Direction::WriteUnlessLocked => {
+                        let rest = slice::from_raw_parts(rest.as_ptr() as *const IoSlice<'_>, rest.len());
+                        pwritev2(file, rest, offset, ReadWriteFlags::NOWAIT)
+                    }
                 }
             };
             self.took(moved, direction);
@@ -187,7 +196,7 @@ impl Request {
             Ok(len_bytes) if len_bytes < PAGE_BYTES => {
                 self.outcome = Some(Err(match direction {
                     Direction::Read => PagerError::Truncated,
-                    Direction::Write => PagerError::Full,
+                    Direction::Write | Direction::WriteUnlessLocked => PagerError::Full,
                 }));
             }
             Ok(len_bytes) => {
@@ -196,6 +205,9 @@ impl Request {
                 if self.done == self.pages {
                     self.outcome = Some(Ok(()));
                 }
+            }
+            Err(Errno::AGAIN | Errno::OPNOTSUPP) if direction == Direction::WriteUnlessLocked => {
+                self.outcome = Some(Err(LOCKED));
             }
             Err(Errno::INTR | Errno::AGAIN) if self.retries < RETRIES_MAX => self.retries += 1,
             Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => self.outcome = Some(Err(PagerError::Full)),

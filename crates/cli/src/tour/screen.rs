@@ -1,0 +1,79 @@
+//! What the visitor sees: text, and one live line while something works. Without a terminal the live line becomes a plain
+//! line now and then.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+const LIVE_EVERY: Duration = Duration::from_millis(100);
+const PLAIN_EVERY: Duration = Duration::from_secs(1);
+
+/// Standard output.
+pub struct Screen {
+    /// The live line, on a terminal.
+    bar: Option<ProgressBar>,
+    every: Duration,
+    next: Instant,
+}
+
+impl Screen {
+    /// Standard output, whatever it is.
+    pub fn new() -> Screen {
+        let bar = io::stdout().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stdout());
+            match ProgressStyle::with_template("  {bar:10} {percent:>3} %  {wide_msg}") {
+                Ok(style) => bar.with_style(style),
+                Err(_) => bar,
+            }
+        });
+        let every = if bar.is_some() { LIVE_EVERY } else { PLAIN_EVERY };
+        Screen { bar, every, next: Instant::now() }
+    }
+
+    /// Text that stays.
+    pub fn say(&mut self, text: &str) {
+        let print = || {
+            // A reader that has gone away wants no more of it.
+            let _ = writeln!(io::stdout(), "{text}");
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// Something of `total` parts begins.
+    pub fn begin(&mut self, total: usize) {
+        if let Some(bar) = &self.bar {
+            bar.reset();
+            bar.set_length(total as u64);
+            bar.set_message("");
+        }
+        self.next = Instant::now() + self.every;
+    }
+
+    /// Whether the live line should be shown again. Costs a look at the clock.
+    pub fn is_due(&self) -> bool {
+        Instant::now() >= self.next
+    }
+
+    /// `done` parts are done, and this is how it looks.
+    pub fn show(&mut self, done: usize, line: &str) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(done as u64);
+                bar.set_message(line.to_string());
+            }
+            None => self.say(&format!("  {line}")),
+        }
+        self.next = Instant::now() + self.every;
+    }
+
+    /// Takes the live line away.
+    pub fn clear(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! `selfpage tour` as a newcomer meets it: no terminal here, so plain lines.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+const NOBODY: u32 = 65534;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn tour(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("tour").args(arguments).output().unwrap()
+}
+
+/// A directory on disk for one test, open to everybody.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let path = Path::new("/var/tmp").join(format!("selfpage-tour-test-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        Place(path)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Whether it could run here; says so where it could not.
+fn ran(output: &Output) -> bool {
+    let errors = text(&output.stderr);
+    if output.status.code() == Some(1) && errors.contains("selfpage doctor") {
+        skip::skip("uffd", &errors);
+        return false;
+    }
+    assert_eq!(output.status.code(), Some(0), "{errors}{}", text(&output.stdout));
+    true
+}
+
+/// The percentage that a line of the table states for `policy`.
+fn percent(table: &str, policy: &str) -> u32 {
+    let line = table.lines().find(|line| line.starts_with("loop over") && line.contains(&format!("with {policy} ")));
+    let before = line.unwrap().split(" %").next().unwrap();
+    before.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+fn check(shown: &str) {
+    let table = &shown[shown.find("step  ").expect("no table")..];
+    assert!(percent(table, "lru") >= 90, "{table}");
+    assert!(percent(table, "mru") <= 50, "{table}");
+    assert!(!shown.contains('\x1b') && !shown.contains('\r'), "escapes without a terminal");
+}
+
+#[test]
+fn the_whole_tour_as_whoever_runs_this() {
+    let place = Place::new("whole");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    let output = run.args(["tour", "--quick"]).env("TMPDIR", &place.0).output().unwrap();
+    if !ran(&output) {
+        return;
+    }
+    let shown = text(&output.stdout);
+    check(&shown);
+    for step in ["write 32.0 MiB of array", "evict", "prefetch", "discard", "in core 4.0 MiB -> 0.0 MiB, 0.0 MiB saved"]
+    {
+        assert!(shown.contains(step), "{step} is missing in {shown}");
+    }
+    assert!(shown.lines().any(|line| line.contains("writing") && line.contains("in core")), "no progress: {shown}");
+    assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 0, "files were left");
+}
+
+#[test]
+fn the_whole_tour_as_nobody() {
+    let place = Place::new("nobody");
+    let tool = place.0.join("selfpage");
+    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), &tool).unwrap();
+    let mut run = Command::new(&tool);
+    run.args(["tour", "--quick"]).env("TMPDIR", &place.0).current_dir("/");
+    if text(&Command::new("id").arg("-u").output().unwrap().stdout).trim() == "0" {
+        run.uid(NOBODY).gid(NOBODY);
+    }
+    let output = run.output().unwrap();
+    if ran(&output) {
+        check(&text(&output.stdout));
+    }
+}
+
+#[test]
+fn a_file_of_ones_own_is_read_and_left_as_it_was() {
+    let place = Place::new("file");
+    let file = place.0.join("data");
+    let bytes: Vec<u8> = (0..12_345_678u32).map(|at| (at / 7) as u8).collect();
+    std::fs::write(&file, &bytes).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o444)).unwrap();
+    let output = tour(&["--quick", file.to_str().unwrap()]);
+    if ran(&output) {
+        check(&text(&output.stdout));
+        assert!(std::fs::read(&file).unwrap() == bytes);
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_one_line_and_exit_2() {
+    let place = Place::new("bad");
+    let (empty, small) = (place.0.join("empty"), place.0.join("small"));
+    std::fs::write(&empty, "").unwrap();
+    std::fs::write(&small, "some").unwrap();
+    let bad = [
+        ("/nonexistent", "No such file"),
+        ("/var", "directory"),
+        ("/dev/zero", "regular"),
+        (empty.to_str().unwrap(), "empty"),
+        (small.to_str().unwrap(), "4 bytes"),
+    ];
+    for (path, names) in bad {
+        let output = tour(&[path]);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{path}: {errors}");
+        assert!(errors.lines().count() == 1 && errors.contains(names) && errors.contains(path), "{errors}");
+        assert!(output.stdout.is_empty(), "{path}: something was begun");
+    }
+}
+
+#[test]
+fn every_verb_helps_with_examples() {
+    for verb in [&["--help"][..], &["tour", "--help"], &["doctor", "--help"], &["bench", "--help"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).args(verb).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output.stdout).contains("Examples:\n  selfpage "), "{verb:?}");
+    }
+    for (arguments, status) in [(&["--version"][..], 0), (&["tuor"], 2), (&["tour", "--nonsense"], 2), (&[], 2)] {
+        let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
+    }
+}

@@ -1,0 +1,94 @@
+//! The descriptors that a domain works through: its userfaultfds, and what the kernel tells of its memory.
+
+use std::os::fd::RawFd;
+
+use selfpage_core::linux::Errno;
+use selfpage_core::linux::descriptor::Descriptor;
+use selfpage_core::linux::mmu::Descriptors;
+use selfpage_core::linux::pagemap::Pagemap;
+use selfpage_core::linux::uffd::{Features, Reach, Reading, Uffd};
+
+use crate::config::Settings;
+use crate::doctor::userfaultfd as remedy;
+use crate::error::{Error, Kind, Result, SystemError};
+use crate::store::{raised, release_number};
+
+/// How the kernel calls what the domain's descriptors name.
+const OURS: [&str; 3] = ["anon_inode:[userfaultfd]", "/mem", "/pagemap"];
+
+/// Opens a domain's descriptors, or none.
+pub(crate) fn open(config: &Settings) -> Result<(Descriptors, Reach)> {
+    let mut opened = Vec::new();
+    open_into(&mut opened, config).inspect_err(|_| close_all(&opened))
+}
+
+fn close_all(descriptors: &[Descriptor]) {
+    for descriptor in descriptors {
+        let _ = descriptor.close();
+        release_number(descriptor.raw());
+    }
+}
+
+fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descriptors, Reach)> {
+    let mut open = |reach, features: Features| -> Result<Uffd> {
+        let uffd = Uffd(raised(Uffd::open(reach, Reading::Waits).map_err(|errno| no_userfaultfd(reach, errno))?.0));
+        opened.push(uffd.0);
+        uffd.agree(features).map_err(|errno| {
+            let cause = format!("this kernel has no UFFDIO_MOVE ({errno:?}); {}", remedy::NEWER_6_8);
+            Error::new(Kind::Unsupported, "use", "userfaultfd", cause)
+        })?;
+        Ok(uffd)
+    };
+    let moves = Features::MOVE.and(Features::POISON).and(Features::WP);
+    let pool = open(Reach::UserFaults, moves)?;
+    let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS))?;
+    let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
+    let (worker, reach) = match open(Reach::EveryFault, worker_features) {
+        Ok(uffd) => (uffd, Reach::EveryFault),
+        Err(error) if config.needs_system_calls => return Err(error),
+        Err(_) => (open(Reach::UserFaults, worker_features)?, Reach::UserFaults),
+    };
+    let mut high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| -> Result<Descriptor> {
+        let descriptor = raised(descriptor.map_err(|errno| Error::system("open", object, errno))?);
+        opened.push(descriptor);
+        Ok(descriptor)
+    };
+    let memory = high(Descriptor::open_memory(), "/proc/self/mem")?;
+    let pagemap = Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?);
+    Ok((Descriptors { pool, worker, upcall, memory, pagemap }, reach))
+}
+
+fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
+    let why = SystemError::into_io(errno);
+    if matches!(why.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+        return Error::system("open", "userfaultfd", errno);
+    }
+    let cause = match (errno, reach) {
+        (Errno::NOSYS, _) => format!("this kernel has none ({why}); {}", remedy::BUILD),
+        (_, Reach::UserFaults) => format!("refused ({why}); {}", remedy::UNFILTER),
+        (_, Reach::EveryFault) => format!(
+            "faults inside system calls cannot be served ({why}); {}, or give the program CAP_SYS_PTRACE, or the right to \
+             open /dev/userfaultfd",
+            remedy::ALLOW
+        ),
+    };
+    Error::new(Kind::Unsupported, "open", "userfaultfd", cause)
+}
+
+/// Their numbers.
+pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
+    [descriptors.pool.0, descriptors.worker.0, descriptors.upcall.0, descriptors.memory, descriptors.pagemap.0]
+        .map(Descriptor::raw)
+}
+
+/// Closes them, where the program has them and has not closed them itself.
+pub(crate) fn close_ours(descriptors: &Descriptors) {
+    for number in numbers(descriptors) {
+        // The program may have closed ours, and opened its own at the number.
+        let names = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+        if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
+            let _ = Descriptor::from_raw(number).close();
+        }
+        release_number(number);
+    }
+}

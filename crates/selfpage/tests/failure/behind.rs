@@ -1,0 +1,229 @@
+//! The program changes a region's mapping behind the library's back.
+
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Region, Trap};
+
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::tried;
+
+const FRAMES: usize = 64;
+const ALL: usize = 4 * FRAMES;
+const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+
+fn numbered(trap: Trap) -> (Domain, Region) {
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let mut region = domain.region(ALL * PAGE).trap(trap).stored(MemoryStore::new(1 << 30).unwrap()).unwrap();
+    number_pages(&mut region);
+    (domain, region)
+}
+
+/// The last pages of a region, which are in core after it was gone through.
+const TAIL: usize = 16;
+
+fn tail(region: &Region) -> *mut libc::c_void {
+    check_pages(region, ALL - TAIL..ALL);
+    region.as_ptr().wrapping_add((ALL - TAIL) * PAGE).cast()
+}
+
+/// All frames are there still: as many pages as ever can be in core at a time.
+fn no_frame_is_lost(domain: &Domain) {
+    let region = domain.region((FRAMES - 8) * PAGE).pinned().unwrap();
+    assert!(region.as_slice::<u64>().iter().all(|word| *word == 0));
+}
+
+fn zero(region: &Region, pages: std::ops::Range<usize>) {
+    for page in pages {
+        assert!(region.as_slice::<[u64; 512]>()[page].iter().all(|word| *word == 0), "page {page}");
+    }
+}
+
+#[test]
+fn dropped() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, region) = numbered(trap);
+            // SAFETY: test: memory of the region.
+            assert_eq!(unsafe { libc::madvise(tail(&region), TAIL * PAGE, libc::MADV_DONTNEED) }, 0);
+            // Half of it is met by an access, the rest by the evictor.
+            zero(&region, ALL - TAIL..ALL - TAIL / 2);
+            for _ in 0..3 {
+                check_pages(&region, 0..ALL - TAIL);
+            }
+            zero(&region, ALL - TAIL..ALL);
+            assert_eq!(domain.stats().counts.lost_total, TAIL as u64);
+            no_frame_is_lost(&domain);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn dropped_while_others_use_it() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, region) = numbered(trap);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for turn in 0..3000 {
+                        let at = region.as_ptr().wrapping_add((ALL - TAIL + turn % TAIL) * PAGE);
+                        // SAFETY: test: memory of the region.
+                        unsafe { libc::madvise(at.cast(), PAGE, libc::MADV_DONTNEED) };
+                    }
+                });
+                for thread in 0..2u64 {
+                    let region = &region;
+                    scope.spawn(move || {
+                        for turn in 0..20 {
+                            check_pages(region, 0..ALL - TAIL);
+                            for index in ALL - TAIL..ALL {
+                                let at = region.as_ptr().wrapping_add(index * PAGE).cast::<u64>();
+                                // SAFETY: test: words of the region, one a thread.
+                                unsafe { at.add(8 + thread as usize).write_volatile(turn) };
+                                // SAFETY: test: as above.
+                                let word = unsafe { at.read_volatile() };
+                                assert!(word == 0 || word == index as u64 + 1, "{word}");
+                            }
+                        }
+                    });
+                }
+            });
+            drop(region);
+            no_frame_is_lost(&domain);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn unmapped() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let (domain, region) = numbered(trap);
+            let hole = tail(&region);
+            // SAFETY: test: memory of the region.
+            assert_eq!(unsafe { libc::munmap(hole, TAIL * PAGE) }, 0);
+            assert_eq!(tried::read(hole.cast()), Err(libc::SIGSEGV));
+            for _ in 0..3 {
+                check_pages(&region, 0..ALL - TAIL);
+            }
+            assert_eq!(tried::read(hole.cast()), Err(libc::SIGSEGV));
+            assert_eq!(domain.stats().counts.lost_total, TAIL as u64);
+            let absent = region.as_ptr().wrapping_add((ALL - 1) * PAGE);
+            assert!(region.pin((ALL - 1) * PAGE, PAGE).is_err(), "{absent:?} is not there");
+            drop(region);
+            no_frame_is_lost(&domain);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn mapped_over() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, region) = numbered(trap);
+            let place = tail(&region);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            // SAFETY: test: the program's own memory in place of the region's.
+            let own = unsafe { libc::mmap(place, TAIL * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+            assert_eq!(own, place);
+            for _ in 0..3 {
+                check_pages(&region, 0..ALL - TAIL);
+            }
+            zero(&region, ALL - TAIL..ALL);
+            assert_eq!(domain.stats().counts.lost_total, TAIL as u64);
+            // What the program has there now is its own, and not the domain's to take.
+            for page in 0..TAIL {
+                // SAFETY: test: the program's own memory.
+                unsafe { own.byte_add(page * PAGE).cast::<u64>().write_volatile(99) };
+            }
+            for _ in 0..3 {
+                check_pages(&region, 0..ALL - TAIL);
+            }
+            for page in 0..TAIL {
+                // SAFETY: test: the program's own memory.
+                assert_eq!(unsafe { own.byte_add(page * PAGE).cast::<u64>().read_volatile() }, 99);
+            }
+            drop(region);
+            no_frame_is_lost(&domain);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn protected() {
+    for (trap, name) in TRAPS {
+        for rights in [libc::PROT_NONE, libc::PROT_READ] {
+            in_child(here!(), &format!("{name}-{rights}"), || {
+                tried::catch();
+                let (domain, region) = numbered(trap);
+                let part = tail(&region);
+                // SAFETY: test: memory of the region.
+                assert_eq!(unsafe { libc::mprotect(part, TAIL * PAGE, rights) }, 0);
+                for _ in 0..3 {
+                    check_pages(&region, 0..ALL - TAIL);
+                }
+                let read = tried::read(part.cast());
+                let wanted = if rights == libc::PROT_NONE { Err(libc::SIGSEGV) } else { Ok((ALL - TAIL) as u64 + 1) };
+                assert_eq!(read, wanted);
+                assert_eq!(tried::write(part.cast(), 1), Err(libc::SIGSEGV));
+                // SAFETY: test: memory of the region.
+                assert_eq!(unsafe { libc::mprotect(part, TAIL * PAGE, libc::PROT_READ | libc::PROT_WRITE) }, 0);
+                check_pages(&region, 0..ALL);
+                assert_eq!(domain.stats().counts.lost_total, 0);
+                drop(region);
+                no_frame_is_lost(&domain);
+            })
+            .well();
+        }
+    }
+}
+
+#[test]
+fn huge_pages_asked_for() {
+    const MADV_COLLAPSE: libc::c_int = 25;
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(2048 * PAGE).build().unwrap();
+            let mut region = domain.region(4096 * PAGE).trap(trap).stored(MemoryStore::new(1 << 30).unwrap()).unwrap();
+            for advice in [libc::MADV_HUGEPAGE, MADV_COLLAPSE] {
+                // SAFETY: test: memory of the region. The kernel may refuse it.
+                let result = unsafe { libc::madvise(region.as_ptr().cast(), region.len_bytes(), advice) };
+                println!("madvise {advice}: {result}");
+                number_pages(&mut region);
+                check_pages(&region, 0..pages(&region));
+            }
+            // A whole huge page's worth in core, then made one.
+            region.pin(0, 1024 * PAGE).unwrap();
+            // SAFETY: test: memory of the region.
+            let result = unsafe { libc::madvise(region.as_ptr().cast(), 1024 * PAGE, MADV_COLLAPSE) };
+            println!("collapse: {result}");
+            region.unpin(0, 1024 * PAGE).unwrap();
+            check_pages(&region, 0..pages(&region));
+            check_pages(&region, 0..pages(&region));
+            assert_eq!(domain.stats().counts.lost_total, 0);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn freed_lazily() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, region) = numbered(trap);
+            // SAFETY: test: memory of the region.
+            assert_eq!(unsafe { libc::madvise(tail(&region), TAIL * PAGE, libc::MADV_FREE) }, 0);
+            for _ in 0..3 {
+                check_pages(&region, 0..ALL - TAIL);
+            }
+            for index in ALL - TAIL..ALL {
+                let word = region.as_slice::<[u64; 512]>()[index][0];
+                assert!(word == 0 || word == index as u64 + 1, "page {index}: {word}");
+            }
+        })
+        .well();
+    }
+}

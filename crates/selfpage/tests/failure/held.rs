@@ -1,0 +1,184 @@
+//! Pages that the program or the kernel holds when they should go.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use io_uring::IoUring;
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Kind, Region, Trap};
+
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::tried;
+
+const FRAMES: usize = 64;
+const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+
+fn four_times_the_frames(trap: Trap) -> (Domain, Region) {
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let store = MemoryStore::new(1 << 30).unwrap();
+    let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
+    number_pages(&mut region);
+    (domain, region)
+}
+
+/// Has the kernel hold the first `count` pages until the ring is dropped. `None`: there is no io_uring here.
+fn register(region: &Region, count: usize) -> Option<IoUring> {
+    let ring = IoUring::new(2).ok()?;
+    let buffers: Vec<libc::iovec> = [libc::iovec { iov_base: region.as_ptr().cast(), iov_len: count * PAGE }].into();
+    // SAFETY: test: the buffers are the region's, which lives longer than the ring.
+    unsafe { ring.submitter().register_buffers(&buffers) }.ok()?;
+    Some(ring)
+}
+
+#[test]
+fn by_the_kernel() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, mut region) = four_times_the_frames(trap);
+            region.pin(0, 8 * PAGE).unwrap();
+            let Some(ring) = register(&region, 8) else {
+                return crate::rights::skip("io_uring", "no buffers can be registered");
+            };
+            region.unpin(0, 8 * PAGE).unwrap();
+            for _ in 0..3 {
+                check_pages(&region, 0..pages(&region));
+            }
+            assert!(domain.stats().counts.pinned_skips_total > 0, "{:?}", domain.stats());
+            let error = region.evict(0, 8 * PAGE).unwrap_err();
+            assert_eq!(error.kind(), Kind::Held, "{error}");
+            assert!(error.to_string().contains("bytes 0..32768"), "{error}");
+            let resident = |region: &Region| {
+                region.residency()[..8].iter().all(|byte| byte.load(std::sync::atomic::Ordering::Relaxed) == 1)
+            };
+            assert!(resident(&region));
+            drop(ring);
+            for _ in 0..3 {
+                check_pages(&region, 0..pages(&region));
+            }
+            crate::scenario::until("the kernel lets go of them, and they go", || {
+                number_pages(&mut region);
+                region.residency()[..8].iter().all(|byte| byte.load(std::sync::atomic::Ordering::Relaxed) == 0)
+            });
+        })
+        .well();
+    }
+}
+
+#[test]
+fn all_by_the_kernel() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let (_domain, region) = four_times_the_frames(trap);
+            region.pin(0, FRAMES / 2 * PAGE).unwrap();
+            let Some(ring) = register(&region, FRAMES / 2) else {
+                return crate::rights::skip("io_uring", "no buffers can be registered");
+            };
+            let mut held = FRAMES / 2;
+            let error = loop {
+                match region.pin(held * PAGE, PAGE) {
+                    Ok(()) => held += 1,
+                    Err(error) => break error,
+                }
+            };
+            assert!(held > FRAMES - 8, "{held}");
+            assert_eq!(error.kind(), Kind::Held, "{error}");
+            assert!(error.to_string().contains("ENOMEM"), "{error}");
+            let absent = region.as_ptr().wrapping_add((pages(&region) - 1) * PAGE).cast();
+            assert_eq!(tried::read(absent), Err(libc::SIGBUS));
+            drop(ring);
+            region.unpin(0, held * PAGE).unwrap();
+            // At once: nobody is told of a shortage that has just ended.
+            check_pages(&region, 1..pages(&region) - 1);
+            region.pin((pages(&region) - 1) * PAGE, PAGE).unwrap();
+            check_pages(&region, 0..pages(&region));
+        })
+        .well();
+    }
+}
+
+#[test]
+fn dropped_while_held() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, region) = four_times_the_frames(trap);
+            region.pin(0, 8 * PAGE).unwrap();
+            let ring = register(&region, 8);
+            drop(region);
+            // Its frames are there again, all of them.
+            let pinned = domain.region((FRAMES - 8) * PAGE).trap(trap).pinned().unwrap();
+            assert!(pinned.as_slice::<u64>().iter().all(|word| *word == 0));
+            drop(ring);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_pinned_page_goes_into_a_pipe() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, region) = four_times_the_frames(trap);
+            let mut ends = [0; 2];
+            // SAFETY: test: two descriptors come out.
+            assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+            // SAFETY: test: just opened.
+            let [read, write] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+            // vmsplice(2) does not hold a page as a device does: the program pins it until the pipe is read.
+            region.pin(0, PAGE).unwrap();
+            let page = libc::iovec { iov_base: region.as_ptr().cast(), iov_len: PAGE };
+            // SAFETY: test: the kernel takes the page.
+            assert_eq!(unsafe { libc::vmsplice(write.as_raw_fd(), &page, 1, 0) }, PAGE as isize);
+            check_pages(&region, 0..pages(&region));
+            let mut got = [0u64; 512];
+            // SAFETY: test: a page of memory.
+            assert_eq!(unsafe { libc::read(read.as_raw_fd(), got.as_mut_ptr().cast(), PAGE) }, PAGE as isize);
+            region.unpin(0, PAGE).unwrap();
+            assert_eq!((got[0], got[511]), (1, !0));
+        })
+        .well();
+    }
+}
+
+#[test]
+fn pins_that_end_end_the_shortage() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, region) = four_times_the_frames(trap);
+            for _ in 0..3 {
+                let mut held = 0;
+                while region.pin(held * PAGE, PAGE).is_ok() {
+                    held += 1;
+                }
+                assert!(held > FRAMES - 8, "{held}");
+                region.unpin(0, held * PAGE).unwrap();
+                check_pages(&region, (0..pages(&region)).rev());
+            }
+        })
+        .well();
+    }
+}
+
+#[test]
+fn locked_pages_stay() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, region) = four_times_the_frames(trap);
+            region.pin(0, 8 * PAGE).unwrap();
+            // SAFETY: test: locks memory of the region.
+            if unsafe { libc::mlock(region.as_ptr().cast(), 8 * PAGE) } != 0 {
+                return crate::rights::skip("mlock", "RLIMIT_MEMLOCK is below 32 KiB");
+            }
+            region.unpin(0, 8 * PAGE).unwrap();
+            for _ in 0..3 {
+                check_pages(&region, 0..pages(&region));
+            }
+            println!("{:?}", domain.stats());
+            // SAFETY: test: unlocks it again.
+            unsafe { libc::munlock(region.as_ptr().cast(), 8 * PAGE) };
+            for _ in 0..3 {
+                check_pages(&region, 0..pages(&region));
+            }
+        })
+        .well();
+    }
+}

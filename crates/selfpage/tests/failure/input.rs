@@ -1,0 +1,121 @@
+//! Sizes and names that make no sense: one clear line, and nothing started.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use selfpage::store::{FileStore, MemoryStore};
+use selfpage::{DescriptorTable, Domain, Error, Kind, Rights, Trap};
+
+use crate::scenario::{PAGE, here, in_child};
+
+/// Descriptors, threads and mappings of this process: what a call that failed must not leave behind.
+fn running() -> (usize, usize) {
+    let count = |dir| std::fs::read_dir(dir).unwrap().count();
+    (count("/proc/self/fd"), count("/proc/self/task"))
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T, Error>, kind: Kind, words: &[&str]) {
+    let Err(error) = result else { panic!("it was not refused") };
+    let text = error.to_string();
+    assert_eq!(error.kind(), kind, "{text}");
+    assert!(!text.contains('\n') && text.len() < 300, "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} is missing from: {text}");
+    }
+}
+
+#[test]
+fn domains() {
+    in_child(here!(), "", || {
+        let before = running();
+        for bytes in [0, 1, 15 * PAGE, usize::MAX, usize::MAX / 2] {
+            refused(Domain::with_frames(bytes).build(), Kind::Invalid, &["frames", "16 frames", &bytes.to_string()]);
+        }
+        for name in ["", "LRU", "lru2", "random\n"] {
+            refused(
+                Domain::with_frames(16 * PAGE).policy(name).build(),
+                Kind::Invalid,
+                &["policy", "fifo", "priority"],
+            );
+        }
+        refused(Domain::with_frames(16 * PAGE).workers(100_000).build(), Kind::Invalid, &["100000 workers", "64"]);
+        assert_eq!(running(), before);
+    })
+    .well();
+}
+
+#[test]
+fn regions() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+        let before = running();
+        for bytes in [0, usize::MAX, isize::MAX as usize] {
+            refused(domain.region(bytes).zero(), Kind::Invalid, &["region", "bytes"]);
+        }
+        refused(domain.region(1 << 60).zero(), Kind::OutOfSpace, &["region of 1152921504606846976 bytes"]);
+        refused(domain.region(64 * PAGE).pinned(), Kind::Held, &["ENOMEM", "more frames"]);
+        let region = domain.region(5 * PAGE).zero().unwrap();
+        refused(region.pin(PAGE, usize::MAX), Kind::Invalid, &["20480 bytes"]);
+        refused(region.evict(5 * PAGE, 1), Kind::Invalid, &["20480 bytes"]);
+        refused(region.flush(0, 6 * PAGE), Kind::Invalid, &["20480 bytes"]);
+        refused(region.prefetch(usize::MAX, 1), Kind::Invalid, &["20480 bytes"]);
+        refused(region.unpin(0, 1), Kind::Invalid, &["not pinned", "bytes 0..4096"]);
+        refused(domain.add_frames(1), Kind::OutOfSpace, &["16 slots"]);
+        refused(domain.add_frames(u32::MAX), Kind::OutOfSpace, &["16 slots"]);
+        refused(domain.remove_frames(u32::MAX), Kind::Invalid, &["at least 16"]);
+        drop(region);
+        assert_eq!(running(), before);
+        let private = Domain::with_frames(16 * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
+        refused(private.region(PAGE).trap(Trap::Upcall).zero(), Kind::Invalid, &["DescriptorTable::Shared"]);
+    })
+    .well();
+}
+
+#[test]
+fn files() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir().unwrap();
+        let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+        let before = running();
+        let map = |path: &Path, offset, len| domain.region(len).file(path, offset, Rights::ReadWrite);
+        let file = dir.path().join("data");
+        std::fs::write(&file, vec![7; 3 * PAGE + 1]).unwrap();
+        refused(map(&dir.path().join("none"), 0, 0), Kind::Io, &["none", "No such file"]);
+        refused(map(dir.path(), 0, 0), Kind::Io, &["Is a directory"]);
+        refused(map(Path::new("/dev/zero"), 0, 0), Kind::Invalid, &["/dev/zero", "not a regular file"]);
+        refused(map(Path::new("a\0b"), 0, 0), Kind::Invalid, &["a\0b"]);
+        refused(map(&file, 1, 0), Kind::Invalid, &["no multiple of 4096"]);
+        refused(map(&file, 4 * PAGE as u64, 0), Kind::Invalid, &["data", "0 bytes"]);
+        refused(map(&file, u64::MAX - 4095, PAGE), Kind::Invalid, &["data"]);
+        refused(map(&file, 0, 4 * PAGE), Kind::Invalid, &["16384 bytes wanted, the file has 12289"]);
+        let pipe = dir.path().join("pipe");
+        let name = CString::new(pipe.as_os_str().as_bytes()).unwrap();
+        // SAFETY: test: a name that ends.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        refused(domain.region(PAGE).file(&pipe, 0, Rights::Read), Kind::Invalid, &["pipe", "not a regular file"]);
+        assert_eq!(running(), before);
+    })
+    .well();
+}
+
+#[test]
+fn stores() {
+    let dir = tempfile::tempdir().unwrap();
+    let says = |error: selfpage::store::StoreError, words: &[&str]| {
+        let text = Error::from(error).to_string();
+        words.iter().for_each(|word| assert!(text.contains(word), "{word:?} is missing from: {text}"));
+    };
+    for bytes in [0, 1, 4095, u64::MAX] {
+        let with_size = bytes.to_string();
+        says(MemoryStore::new(bytes).err().unwrap(), &[&with_size, "ask for"]);
+        says(FileStore::unnamed_in(dir.path(), bytes).err().unwrap(), &[&with_size, "ask for"]);
+    }
+    says(FileStore::create(&dir.path().join("a/b"), 8192).err().unwrap(), &["a/b", "No such file", "directory"]);
+    says(FileStore::create(dir.path(), 8192).err().unwrap(), &["directory"]);
+    says(FileStore::unnamed_in(&dir.path().join("none"), 8192).err().unwrap(), &["No such file"]);
+    std::fs::write(dir.path().join("mine"), "precious").unwrap();
+    says(FileStore::create(&dir.path().join("mine"), 8192).err().unwrap(), &["mine", "not a store's", "name another"]);
+    assert_eq!(std::fs::read(dir.path().join("mine")).unwrap(), b"precious");
+}

@@ -1,0 +1,14 @@
+//! Bad input and failure: a clear error, no hang, and no wrong or lost data.
+
+mod behind;
+mod descriptors;
+mod held;
+mod input;
+mod lifetime;
+mod own_code;
+mod own_file;
+mod rights;
+mod scenario;
+mod signals;
+mod store;
+mod tried;

@@ -1,0 +1,274 @@
+//! Policies and pagers of the program's own that lie, panic, fail or take their time.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use selfpage::pager::UserPager;
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Kind, Policy, Trap};
+use selfpage_core::addr::{Frame, PageBytes, PageNo};
+
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::tried;
+
+const FRAMES: usize = 64;
+const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+
+/// What a policy says when it is asked for a victim.
+struct Liar(Lie, u32);
+
+/// From a state of its own.
+type Lie = fn(&mut u32) -> Option<u32>;
+
+impl Policy for Liar {
+    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
+    fn victim(&mut self) -> Option<Frame> {
+        (self.0)(&mut self.1).map(Frame)
+    }
+}
+
+fn next(seed: &mut u32) -> u32 {
+    *seed = seed.wrapping_mul(1664525).wrapping_add(1013904223);
+    *seed >> 8
+}
+
+#[test]
+fn policies_that_lie_but_help() {
+    let liars: [(&str, Lie); 3] = [
+        // Mostly nonsense, some of it right by chance.
+        ("any", |seed| Some(next(seed) % (4 * FRAMES as u32))),
+        // Each frame many times over.
+        ("again", |seed| {
+            *seed += 1;
+            Some(*seed / 8 % FRAMES as u32)
+        }),
+        // Often nothing at all.
+        ("seldom", |seed| next(seed).is_multiple_of(4).then(|| next(seed) % FRAMES as u32)),
+    ];
+    for (trap, name) in TRAPS {
+        for (lie, liar) in liars {
+            in_child(here!(), &format!("{name}-{lie}"), || {
+                let policy = Box::new(Liar(liar, 1));
+                let domain = Domain::with_frames(FRAMES * PAGE).own_policy(policy).build().unwrap();
+                let store = MemoryStore::new(1 << 26).unwrap();
+                let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).stored(store).unwrap();
+                number_pages(&mut region);
+                for _ in 0..3 {
+                    check_pages(&region, 0..pages(&region));
+                }
+                println!("{:?}", domain.stats());
+            })
+            .well();
+        }
+    }
+}
+
+#[test]
+fn policies_that_never_name_a_victim() {
+    let liars: [(&str, Lie); 3] =
+        [("none", |_| None), ("beyond", |_| Some(u32::MAX)), ("no-frame", |_| Some(FRAMES as u32))];
+    for (trap, name) in TRAPS {
+        for (lie, liar) in liars {
+            in_child(here!(), &format!("{name}-{lie}"), || {
+                let policy = Box::new(Liar(liar, 1));
+                let domain = Domain::with_frames(FRAMES * PAGE).own_policy(policy).build().unwrap();
+                let store = MemoryStore::new(1 << 26).unwrap();
+                let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
+                number_pages(&mut region);
+            })
+            .by(libc::SIGBUS, &["heap", "no frame"]);
+        }
+    }
+}
+
+struct Panics;
+
+impl Policy for Panics {
+    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
+    fn victim(&mut self) -> Option<Frame> {
+        panic!("a policy of the program's own")
+    }
+}
+
+#[test]
+fn a_policy_that_panics() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).own_policy(Box::new(Panics)).build().unwrap();
+        let mut region = domain.region(4 * FRAMES * PAGE).stored(MemoryStore::new(1 << 26).unwrap()).unwrap();
+        number_pages(&mut region);
+    })
+    .by(libc::SIGABRT, &["a policy of the program's own", "selfpage: a pager thread panicked"]);
+}
+
+/// Keeps pages in memory, and fails as told.
+#[derive(Default)]
+struct Own {
+    kept: MapOfPages,
+    fails: Arc<Fails>,
+}
+
+type MapOfPages = std::sync::Mutex<std::collections::HashMap<u64, Box<PageBytes>>>;
+
+#[derive(Default)]
+struct Fails {
+    /// Every page of this number, when it is filled: 1 panics, 2 is an error, 3 takes 50 ms.
+    fill: AtomicU32,
+    page: AtomicU64,
+    save: AtomicU32,
+    busy: AtomicBool,
+}
+
+impl Fails {
+    fn act(&self, how: u32) -> io::Result<()> {
+        match how {
+            1 => panic!("a pager of the program's own"),
+            2 => Err(io::Error::from_raw_os_error(libc::ENXIO)),
+            3 => {
+                std::thread::sleep(Duration::from_millis(50));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl UserPager for Own {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        if let Some(kept) = self.kept.lock().unwrap().get(&index) {
+            *bytes = **kept;
+        }
+        if index == self.fails.page.load(SeqCst) {
+            return self.fails.act(self.fails.fill.load(SeqCst));
+        }
+        Ok(())
+    }
+    fn save(&self, index: u64, bytes: &PageBytes) -> io::Result<()> {
+        self.fails.busy.store(true, SeqCst);
+        self.fails.act(self.fails.save.load(SeqCst))?;
+        self.kept.lock().unwrap().insert(index, Box::new(*bytes));
+        Ok(())
+    }
+    fn forget(&self, index: u64) {
+        self.kept.lock().unwrap().remove(&index);
+    }
+}
+
+#[test]
+fn fills_that_fail() {
+    for (trap, name) in TRAPS {
+        for (how, words) in [(1, "the pager panicked"), (2, "errno 6")] {
+            in_child(here!(), &format!("{name}-{how}"), || {
+                let fails = Arc::<Fails>::default();
+                fails.page.store(100, SeqCst);
+                fails.fill.store(how, SeqCst);
+                let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                let own = Own { fails: fails.clone(), ..Own::default() };
+                let mut region = domain.region(4 * FRAMES * PAGE).name("mine").trap(trap).user(own).unwrap();
+                number_pages(&mut region);
+            })
+            .by(libc::SIGBUS, &["region mine at 0x", "offset 409600", words]);
+        }
+    }
+}
+
+#[test]
+fn fills_that_fail_and_then_do_not() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let fails = Arc::<Fails>::default();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let own = Own { fails: fails.clone(), ..Own::default() };
+            let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).user(own).unwrap();
+            number_pages(&mut region);
+            fails.page.store(100, SeqCst);
+            for how in [1, 2] {
+                fails.fill.store(how, SeqCst);
+                check_pages(&region, 101..pages(&region));
+                check_pages(&region, 0..100);
+                let at = region.as_ptr().wrapping_add(100 * PAGE).cast::<u64>();
+                // Several threads at the same page: each is told.
+                std::thread::scope(|scope| {
+                    for _ in 0..4 {
+                        let at = at as usize;
+                        scope.spawn(move || assert_eq!(tried::read(at as *const u64), Err(libc::SIGBUS)));
+                    }
+                });
+                let error = region.pin(99 * PAGE, 3 * PAGE).unwrap_err();
+                assert!(error.to_string().contains("bytes 409600..413696"), "{error}");
+                assert_eq!(error.kind(), if how == 1 { Kind::Lost } else { Kind::Io }, "{error}");
+                assert!(region.unpin(99 * PAGE, PAGE).is_err(), "nothing of it stayed pinned");
+                fails.fill.store(0, SeqCst);
+                region.pin(100 * PAGE, PAGE).unwrap();
+                region.unpin(100 * PAGE, PAGE).unwrap();
+                check_pages(&region, 0..pages(&region));
+            }
+        })
+        .well();
+    }
+}
+
+#[test]
+fn saves_that_fail_and_then_do_not() {
+    for (trap, name) in TRAPS {
+        for how in [1, 2] {
+            in_child(here!(), &format!("{name}-{how}"), || {
+                let fails = Arc::<Fails>::default();
+                fails.page.store(u64::MAX, SeqCst);
+                let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                let own = Own { fails: fails.clone(), ..Own::default() };
+                let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).user(own).unwrap();
+                fails.save.store(how, SeqCst);
+                let mut written = 0;
+                while region.pin(written * PAGE, PAGE).is_ok() {
+                    let page = &mut region.as_mut_slice::<[u64; 512]>()[written];
+                    (page[0], page[511]) = (written as u64 + 1, !(written as u64));
+                    region.unpin(written * PAGE, PAGE).unwrap();
+                    written += 1;
+                }
+                assert!(written > FRAMES - 8, "{written}");
+                fails.save.store(0, SeqCst);
+                number_pages(&mut region);
+                check_pages(&region, 0..pages(&region));
+            })
+            .well();
+        }
+    }
+}
+
+#[test]
+fn a_pager_that_takes_its_time() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let fails = Arc::<Fails>::default();
+            fails.page.store(3, SeqCst);
+            fails.fill.store(3, SeqCst);
+            fails.save.store(3, SeqCst);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let own = Own { fails: fails.clone(), ..Own::default() };
+            let slow = domain.region(8 * PAGE).trap(trap).user(own).unwrap();
+            let store = MemoryStore::new(1 << 26).unwrap();
+            let mut quick = domain.region(4 * FRAMES * PAGE).trap(trap).stored(store).unwrap();
+            number_pages(&mut quick);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        check_pages(&quick, 0..pages(&quick));
+                    }
+                });
+                for turn in 0..10u64 {
+                    // SAFETY: test: a word of the region.
+                    unsafe { slow.as_ptr().add(3 * PAGE).cast::<u64>().write_volatile(turn) };
+                    let _ = slow.evict(0, 8 * PAGE);
+                    // SAFETY: test: a word of the region.
+                    assert_eq!(unsafe { slow.as_ptr().add(3 * PAGE).cast::<u64>().read_volatile() }, turn);
+                }
+            });
+            assert!(fails.busy.load(SeqCst));
+        })
+        .well();
+    }
+}

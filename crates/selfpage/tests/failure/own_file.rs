@@ -1,0 +1,200 @@
+//! Files under regions: cut short, or written to from the very pages that map them.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use selfpage::{Domain, Kind, Region, Rights, Trap};
+
+use crate::scenario::{PAGE, here, in_child, pages};
+use crate::tried;
+
+const FRAMES: usize = 64;
+const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+
+/// A file whose pages hold their numbers all over.
+fn numbered(dir: &tempfile::TempDir, count: usize) -> std::path::PathBuf {
+    let path = dir.path().join("data");
+    let bytes: Vec<u8> = (0..count).flat_map(|index| [index as u64 + 1; 512]).flat_map(u64::to_le_bytes).collect();
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn on_disk() -> tempfile::TempDir {
+    tempfile::tempdir_in("/var/tmp").unwrap()
+}
+
+#[test]
+fn cut_short_under_us() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let dir = on_disk();
+            let path = numbered(&dir, 4 * FRAMES);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = domain.region(0).trap(trap).file(&path, 0, Rights::Read).unwrap();
+            OpenOptions::new().write(true).open(&path).unwrap().set_len(10 * PAGE as u64 + 100).unwrap();
+            drop(dir);
+            for (index, page) in region.as_slice::<[u64; 512]>().iter().enumerate() {
+                println!("page {index} holds {}", page[0]);
+                assert_eq!(page[0], index as u64 + 1);
+            }
+        })
+        .by(libc::SIGBUS, &["page 10 holds 11", "/data at 0x", "offset 45056: the file ends before this page"]);
+    }
+}
+
+#[test]
+fn cut_short_with_changes_behind_the_end() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let dir = on_disk();
+            let path = numbered(&dir, 2 * FRAMES);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+            for page in &mut region.as_mut_slice::<[u64; 512]>()[FRAMES..FRAMES + 8] {
+                page[1] = 77;
+            }
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len((FRAMES * PAGE) as u64).unwrap();
+            let error = region.flush(0, region.len_bytes()).unwrap_err();
+            assert_eq!(error.kind(), Kind::Lost, "{error}");
+            // The rest goes on, and what cannot be saved stays in core.
+            for round in 0..3 {
+                for (index, page) in region.as_slice::<[u64; 512]>()[..FRAMES].iter().enumerate() {
+                    assert_eq!(page[0], index as u64 + 1, "round {round}");
+                }
+            }
+            assert!(region.as_slice::<[u64; 512]>()[FRAMES..FRAMES + 8].iter().all(|page| page[1] == 77));
+            let beyond = region.as_ptr().wrapping_add((2 * FRAMES - 1) * PAGE).cast();
+            assert_eq!(tried::read(beyond), Err(libc::SIGBUS));
+            file.set_len((2 * FRAMES * PAGE) as u64).unwrap();
+            region.flush(0, region.len_bytes()).unwrap();
+            drop(region);
+            let mut word = [0; 8];
+            File::open(&path).unwrap().read_exact_at(&mut word, (FRAMES * PAGE + 8) as u64).unwrap();
+            assert_eq!(u64::from_le_bytes(word), 77);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn the_last_part_of_a_page() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let dir = on_disk();
+            let path = dir.path().join("data");
+            std::fs::write(&path, vec![7; 3 * PAGE + 100]).unwrap();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+            assert_eq!(region.len_bytes(), 4 * PAGE);
+            let bytes = region.as_mut_slice::<u8>();
+            assert!(bytes[..3 * PAGE + 100].iter().all(|byte| *byte == 7));
+            assert!(bytes[3 * PAGE + 100..].iter().all(|byte| *byte == 0));
+            bytes[3 * PAGE + 99] = 8;
+            bytes[3 * PAGE + 100] = 9;
+            region.evict(0, region.len_bytes()).unwrap();
+            region.flush(0, region.len_bytes()).unwrap();
+            let written = std::fs::read(&path).unwrap();
+            assert_eq!((written.len(), written[3 * PAGE + 99]), (3 * PAGE + 100, 8));
+        })
+        .well();
+    }
+}
+
+/// Writes `len` bytes of the region at `from` into the file at `to`, in one call.
+fn write_own(file: &File, region: &Region, from: usize, len: usize, to: usize) -> isize {
+    let at = region.as_ptr().wrapping_add(from);
+    // SAFETY: test: the kernel reads the region's memory.
+    unsafe { libc::pwrite(file.as_raw_fd(), at.cast(), len, to as i64) }
+}
+
+#[test]
+fn written_into_its_own_file_while_absent() {
+    in_child(here!(), "", || {
+        let dir = on_disk();
+        let count = 8 * FRAMES;
+        let path = numbered(&dir, count);
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        if !domain.serves_system_calls() {
+            return crate::rights::skip("uffd", "faults inside system calls cannot be served");
+        }
+        let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        // The second half changes all the time: there is always something to save, to the very file.
+        for round in 0..3u64 {
+            for page in &mut region.as_mut_slice::<[u64; 512]>()[count / 2..] {
+                page[1] = 1000 + round;
+            }
+            let shared = &region;
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let (file, region) = (&file, shared);
+                    scope.spawn(move || {
+                        // Many pages in one call, each of them absent: onto themselves.
+                        let part = count / 2 / 4;
+                        let from = thread * part * PAGE;
+                        for step in 0..4 {
+                            let len = part / 4 * PAGE;
+                            let at = from + step * len;
+                            assert_eq!(write_own(file, region, at, len, at), len as isize);
+                        }
+                        // And what has changed, and may be on its way to the file just now.
+                        let at = (count / 2 + thread * part) * PAGE;
+                        assert_eq!(write_own(file, region, at, part * PAGE, at), (part * PAGE) as isize);
+                    });
+                }
+            });
+            for (index, page) in region.as_slice::<[u64; 512]>().iter().enumerate() {
+                assert_eq!(page[0], index as u64 + 1, "page {index}");
+                assert!(index < count / 2 || page[1] == 1000 + round, "page {index}: {}", page[1]);
+            }
+        }
+        region.flush(0, region.len_bytes()).unwrap();
+        println!("{:?}", domain.stats().counts);
+    })
+    .well();
+}
+
+#[test]
+fn written_into_its_own_file_while_others_change_everything() {
+    in_child(here!(), "", || {
+        let dir = on_disk();
+        let count = 4 * FRAMES;
+        let path = numbered(&dir, count);
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        if !domain.serves_system_calls() {
+            return crate::rights::skip("uffd", "faults inside system calls cannot be served");
+        }
+        let region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (region, stop) = (&region, &stop);
+                scope.spawn(move || {
+                    let mut turn = 0u64;
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        turn += 1;
+                        for index in (thread..count).step_by(3) {
+                            // SAFETY: test: a word of the region that this thread alone writes.
+                            unsafe { region.as_ptr().add(index * PAGE + 8).cast::<u64>().write_volatile(turn) };
+                        }
+                    }
+                });
+            }
+            for round in 0..40 {
+                let from = round % 4 * FRAMES * PAGE;
+                // Behind the region's part of the file, so that only the lock is shared.
+                assert_eq!(write_own(&file, &region, from, FRAMES * PAGE, count * PAGE), (FRAMES * PAGE) as isize);
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        for index in 0..pages(&region) {
+            assert_eq!(region.as_slice::<[u64; 512]>()[index][0], index as u64 + 1, "page {index}");
+        }
+        println!("{:?}", domain.stats().counts);
+    })
+    .well();
+}

@@ -1,0 +1,176 @@
+//! Kernels and users without what is needed: the error names the feature and the remedy.
+
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Kind, Trap};
+
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::tried;
+
+#[path = "../../../../tests/skip.rs"]
+mod loud;
+pub use loud::skip;
+
+const FRAMES: usize = 64;
+
+fn is_root() -> bool {
+    // SAFETY: test: asks for a number.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Makes this process nobody's.
+fn drop_rights() {
+    // SAFETY: test: the process gives its rights away; PR_SET_DUMPABLE keeps its own /proc files readable to it.
+    unsafe {
+        assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
+        assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
+        libc::prctl(libc::PR_SET_DUMPABLE, 1);
+    }
+}
+
+/// Has the kernel refuse system call `number` with `errno`, where its argument number `1` (counted from 0) is `request`.
+fn refuse(number: libc::c_long, request: Option<u32>, errno: i32) {
+    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let (load, equal, end) = (
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    );
+    let allow = step(end, libc::SECCOMP_RET_ALLOW, 0, 0);
+    let deny = step(end, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0);
+    let mut filter = match request {
+        None => vec![step(load, 0, 0, 0), step(equal, number as u32, 0, 1), deny, allow],
+        Some(request) => vec![
+            step(load, 0, 0, 0),
+            step(equal, number as u32, 0, 3),
+            step(load, 24, 0, 0),
+            step(equal, request, 0, 1),
+            deny,
+            allow,
+        ],
+    };
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: test: the filter is borrowed until the call returns; it reaches every thread.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
+        assert_eq!(libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program), 0);
+    }
+}
+
+const UFFDIO_API: u32 = 0xc018_aa3f;
+const UFFDIO_MOVE: u32 = 0xc028_aa05;
+
+#[track_caller]
+fn unsupported(words: &[&str]) {
+    let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let error = Domain::with_frames(FRAMES * PAGE).build().err().expect("it cannot work");
+    let text = error.to_string();
+    assert_eq!(error.kind(), Kind::Unsupported, "{text}");
+    words.iter().for_each(|word| assert!(text.contains(word), "{word:?} is missing from: {text}"));
+    assert_eq!(std::fs::read_dir("/proc/self/fd").unwrap().count(), before);
+}
+
+#[test]
+fn a_kernel_without_move() {
+    in_child(here!(), "", || {
+        refuse(libc::SYS_ioctl, Some(UFFDIO_API), libc::EINVAL);
+        unsupported(&["UFFDIO_MOVE", "Linux 6.8"]);
+    })
+    .well();
+}
+
+#[test]
+fn a_container_that_blocks_userfaultfd() {
+    in_child(here!(), "", || {
+        refuse(libc::SYS_userfaultfd, None, libc::EPERM);
+        unsupported(&["userfaultfd", "seccomp", "docker run --security-opt"]);
+    })
+    .well();
+}
+
+#[test]
+fn a_kernel_without_userfaultfd() {
+    in_child(here!(), "", || {
+        refuse(libc::SYS_userfaultfd, None, libc::ENOSYS);
+        unsupported(&["userfaultfd", "CONFIG_USERFAULTFD"]);
+    })
+    .well();
+}
+
+#[test]
+fn a_filter_that_comes_later() {
+    for (trap, name) in [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")] {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain
+                .region(4 * FRAMES * PAGE)
+                .name("heap")
+                .trap(trap)
+                .stored(MemoryStore::new(1 << 20).unwrap())
+                .unwrap();
+            number_pages(&mut region);
+            // Frames are there: it is the fill that meets the filter, and not the evictor.
+            region.evict(0, region.len_bytes()).unwrap();
+            region.flush(0, region.len_bytes()).unwrap();
+            refuse(libc::SYS_ioctl, Some(UFFDIO_MOVE), libc::EPERM);
+            check_pages(&region, 0..pages(&region));
+        })
+        .by(libc::SIGBUS, &["heap", "the kernel refused", "seccomp"]);
+    }
+}
+
+#[test]
+fn nobody() {
+    in_child(here!(), "", || {
+        if !is_root() {
+            return skip("root", "only root can become nobody");
+        }
+        drop_rights();
+        tried::catch();
+        let unprivileged = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap();
+        if unprivileged.trim() == "1" || std::fs::File::open("/dev/userfaultfd").is_ok() {
+            return skip("unprivileged", "this machine lets everybody serve the kernel's faults");
+        }
+        let error = Domain::with_frames(FRAMES * PAGE).needs_system_calls().build().err().expect("it cannot");
+        let text = error.to_string();
+        assert_eq!(error.kind(), Kind::Unsupported, "{text}");
+        for word in
+            ["userfaultfd", "system calls", "CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "/dev/userfaultfd"]
+        {
+            assert!(text.contains(word), "{word:?} is missing from: {text}");
+        }
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        assert!(!domain.serves_system_calls());
+        for trap in [Trap::Worker, Trap::Upcall] {
+            let mut region =
+                domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            number_pages(&mut region);
+            check_pages(&region, 0..pages(&region));
+            crate::signals::read_into_absent(&domain, trap, &region);
+        }
+    })
+    .well();
+}
+
+#[test]
+fn no_threads_to_be_had() {
+    in_child(here!(), "", || {
+        if !is_root() {
+            return skip("root", "only root can become nobody");
+        }
+        drop_rights();
+        let limit = libc::rlimit { rlim_cur: 4, rlim_max: 4 };
+        // SAFETY: test: a limit for this process.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &limit) }, 0);
+        let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+        let before = (fds(), threads());
+        let Err(error) = Domain::with_frames(FRAMES * PAGE).build() else {
+            return skip("nproc", "RLIMIT_NPROC does not hold here");
+        };
+        assert!(error.to_string().contains("start pager threads"), "{error}");
+        assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
+        crate::scenario::until("its threads are gone", || (fds(), threads()) == before);
+    })
+    .well();
+}

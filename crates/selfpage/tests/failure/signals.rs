@@ -1,0 +1,391 @@
+//! Signals: the program's own faults, its handlers, and system calls on absent pages.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::SeqCst};
+
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Region, Rights, Trap};
+
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::tried;
+
+const FRAMES: usize = 64;
+const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+
+fn four_times_the_frames(trap: Trap) -> (Domain, Region) {
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 30).unwrap()).unwrap();
+    number_pages(&mut region);
+    (domain, region)
+}
+
+/// A pipe with a page of sevens in it.
+fn sevens() -> (OwnedFd, OwnedFd) {
+    let mut ends = [0; 2];
+    // SAFETY: test: two descriptors come out, and the bytes are ours.
+    unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        assert_eq!(libc::write(ends[1], [7u8; PAGE].as_ptr().cast(), PAGE), PAGE as isize);
+        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+    }
+}
+
+/// read(2) into the absent page 0: it works where the kernel's faults can be served; else it is `EFAULT`, and works with the
+/// page pinned.
+pub fn read_into_absent(domain: &Domain, trap: Trap, region: &Region) {
+    let (pipe, _write) = sevens();
+    check_pages(region, pages(region) / 2..pages(region));
+    let _ = region.evict(0, PAGE);
+    assert_eq!(region.residency()[0].load(SeqCst), 0);
+    let read = |region: &Region| {
+        // SAFETY: test: the kernel writes into the region.
+        let count = unsafe { libc::read(pipe.as_raw_fd(), region.as_ptr().cast(), PAGE) };
+        if count < 0 { Err(std::io::Error::last_os_error().raw_os_error().unwrap()) } else { Ok(count as usize) }
+    };
+    let served = domain.serves_system_calls() && trap == Trap::Worker;
+    match read(region) {
+        Ok(count) => assert!(served && count == PAGE, "{count}"),
+        Err(errno) => {
+            assert!(!served && errno == libc::EFAULT, "{errno}");
+            region.pin(0, PAGE).unwrap();
+            assert_eq!(read(region), Ok(PAGE));
+            region.unpin(0, PAGE).unwrap();
+        }
+    }
+    check_pages(region, 1..pages(region));
+    assert!(region.as_slice::<u8>()[..PAGE].iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn system_calls_on_absent_pages() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, region) = four_times_the_frames(trap);
+            read_into_absent(&domain, trap, &region);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_null_pointer_is_still_the_programs_own() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, _region) = four_times_the_frames(trap);
+            std::thread::spawn(|| {
+                // SAFETY: test: there is nothing there.
+                unsafe { std::hint::black_box(std::ptr::without_provenance::<u64>(8)).read_volatile() }
+            })
+            .join()
+            .ok();
+        })
+        .by(libc::SIGSEGV, &[]);
+    }
+}
+
+#[test]
+fn a_file_of_the_programs_own_that_was_cut_is_its_own_sigbus() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, _region) = four_times_the_frames(trap);
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(PAGE as u64).unwrap();
+            // SAFETY: test: a mapping of its own, whose file is then cut.
+            unsafe {
+                let at = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+                file.set_len(0).unwrap();
+                at.cast::<u64>().read_volatile();
+            }
+        })
+        .by(libc::SIGBUS, &[]);
+    }
+}
+
+/// A region over a file of ones that may not be written.
+fn read_only(domain: &Domain, trap: Trap) -> Region {
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    std::fs::write(file.path(), vec![1; 4 * FRAMES * PAGE]).unwrap();
+    domain.region(0).trap(trap).file(file.path(), 0, Rights::Read).unwrap()
+}
+
+fn poke(region: &Region, page: usize) {
+    // SAFETY: test: it must not be allowed.
+    unsafe { region.as_ptr().add(page * PAGE).write_volatile(2) };
+}
+
+#[test]
+fn writing_what_may_only_be_read() {
+    for (trap, name) in TRAPS {
+        for resident in [false, true] {
+            in_child(here!(), &format!("{name}-{resident}"), || {
+                let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                let region = read_only(&domain, trap);
+                if resident {
+                    assert_eq!(region.as_slice::<u8>()[0], 1);
+                }
+                poke(&region, 0);
+            })
+            .by(libc::SIGSEGV, &[]);
+        }
+    }
+}
+
+static SEEN: AtomicU64 = AtomicU64::new(0);
+static CODE: AtomicU64 = AtomicU64::new(0);
+static AT: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+
+extern "C" fn allow(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    SEEN.fetch_add(1, SeqCst);
+    // SAFETY: test: the kernel's own, and a mapping in place of the page: the program's answer to its fault.
+    unsafe {
+        CODE.store((*info).si_code as u64, SeqCst);
+        let at = (*info).si_addr();
+        AT.store(at.cast(), SeqCst);
+        let page = at.map_addr(|at| at & !(PAGE - 1));
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        libc::mmap(page, PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+    }
+}
+
+fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void)) {
+    // SAFETY: test: installs a handler.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+    }
+}
+
+#[test]
+fn a_program_that_answers_its_own_sigsegv() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = read_only(&domain, trap);
+            handle(libc::SIGSEGV, allow);
+            for page in [3, 100] {
+                assert_eq!(region.as_slice::<u8>()[0], 1);
+                poke(&region, page);
+                assert_eq!(AT.load(SeqCst), region.as_ptr().wrapping_add(page * PAGE));
+                assert_eq!(CODE.load(SeqCst), 2, "SEGV_ACCERR");
+                // SAFETY: test: memory that the handler put there.
+                assert_eq!(unsafe { region.as_ptr().add(page * PAGE).read_volatile() }, 2);
+            }
+            assert_eq!(SEEN.load(SeqCst), 2);
+            assert!(
+                region
+                    .as_slice::<[u8; PAGE]>()
+                    .iter()
+                    .enumerate()
+                    .all(|(at, page)| at == 3 || at == 100 || page[0] == 1)
+            );
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_page_that_may_only_be_read_can_be_read_after_a_write_failed() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = read_only(&domain, trap);
+            for page in [0, 1, 0, 1] {
+                let at = region.as_ptr().wrapping_add(page * PAGE).cast();
+                assert_eq!(tried::write(at, 2), Err(libc::SIGSEGV));
+                assert_eq!(tried::read(at), Ok(0x0101_0101_0101_0101));
+                // Everything else comes and goes.
+                assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 1));
+            }
+        })
+        .well();
+    }
+}
+
+static MANAGED: AtomicPtr<[u64; 512]> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Reads managed memory, a quarter of it far from what was read last.
+extern "C" fn sum_managed(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let turn = SEEN.fetch_add(1, SeqCst) as usize;
+    let first = MANAGED.load(SeqCst);
+    for step in 0..4 {
+        let index = (turn * 37 + step * FRAMES) % (4 * FRAMES);
+        // SAFETY: test: a page of the region.
+        let word = unsafe { (&raw const (*first.add(index))[0]).read_volatile() };
+        assert_eq!(word, index as u64 + 1);
+    }
+}
+
+#[test]
+fn a_storm_of_signals_whose_handler_faults() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, region) = four_times_the_frames(trap);
+            MANAGED.store(region.as_ptr().cast(), SeqCst);
+            handle(libc::SIGUSR1, sum_managed);
+            let stop = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let targets: Vec<_> = (0..2)
+                    .map(|_| {
+                        let (send, receive) = std::sync::mpsc::channel();
+                        let (region, stop) = (&region, &stop);
+                        scope.spawn(move || {
+                            // SAFETY: test: this thread's own name.
+                            send.send(unsafe { libc::pthread_self() }).unwrap();
+                            for _ in 0..30 {
+                                check_pages(region, 0..pages(region));
+                            }
+                            stop.store(true, SeqCst);
+                            // It must be here as long as it is sent signals.
+                            while SEEN.load(SeqCst) < 1000 {
+                                std::thread::sleep(std::time::Duration::from_millis(1));
+                            }
+                            std::thread::sleep(std::time::Duration::from_millis(100));
+                        });
+                        receive.recv().unwrap()
+                    })
+                    .collect();
+                while !stop.load(SeqCst) || SEEN.load(SeqCst) < 1000 {
+                    for target in &targets {
+                        // SAFETY: test: the thread lives until the scope's end.
+                        unsafe { libc::pthread_kill(*target, libc::SIGUSR1) };
+                    }
+                    std::thread::sleep(std::time::Duration::from_micros(200));
+                }
+            });
+            println!("{} signals, {:?}", SEEN.load(SeqCst), domain.stats());
+        })
+        .well();
+    }
+}
+
+extern "C" fn sum_and_allow(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    for _ in 0..10 {
+        sum_managed(signal, info, context);
+    }
+    allow(signal, info, context);
+}
+
+#[test]
+fn a_handler_of_faults_that_faults() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            // Before the domain, as a program would have it: ours hands on what is not ours.
+            handle(libc::SIGBUS, sum_and_allow);
+            handle(libc::SIGSEGV, sum_and_allow);
+            let (_domain, region) = four_times_the_frames(trap);
+            MANAGED.store(region.as_ptr().cast(), SeqCst);
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(PAGE as u64).unwrap();
+            // SAFETY: test: a mapping of its own, whose file is cut; the handler puts memory there.
+            unsafe {
+                let shared =
+                    libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+                file.set_len(0).unwrap();
+                assert_eq!(shared.cast::<u64>().read_volatile(), 0);
+                let none = libc::PROT_NONE;
+                let guard =
+                    libc::mmap(std::ptr::null_mut(), PAGE, none, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+                assert_eq!(guard.cast::<u64>().read_volatile(), 0);
+            }
+            assert_eq!(SEEN.load(SeqCst), 22);
+            check_pages(&region, 0..pages(&region));
+        })
+        .well();
+    }
+}
+
+unsafe extern "C" {
+    fn getauxval(kind: libc::c_ulong) -> libc::c_ulong;
+}
+
+#[test]
+fn a_small_alternate_stack() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, region) = four_times_the_frames(trap);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // SAFETY: test: a stack of the least size, with a page below it that may not be touched.
+                    unsafe {
+                        let least = (getauxval(libc::AT_MINSIGSTKSZ) as usize).max(libc::MINSIGSTKSZ);
+                        let len = (least + 2048).next_multiple_of(PAGE);
+                        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                        let base = libc::mmap(
+                            std::ptr::null_mut(),
+                            len + PAGE,
+                            libc::PROT_READ | libc::PROT_WRITE,
+                            flags,
+                            -1,
+                            0,
+                        );
+                        libc::mprotect(base, PAGE, libc::PROT_NONE);
+                        let top = base.byte_add(PAGE + len - (least + 2048));
+                        let stack = libc::stack_t { ss_sp: top, ss_flags: 0, ss_size: least + 2048 };
+                        assert_eq!(libc::sigaltstack(&stack, std::ptr::null_mut()), 0);
+                    }
+                    for _ in 0..3 {
+                        check_pages(&region, 0..pages(&region));
+                    }
+                });
+            });
+        })
+        .well();
+    }
+}
+
+#[test]
+fn no_alternate_stack_and_little_stack() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, region) = four_times_the_frames(trap);
+            std::thread::scope(|scope| {
+                let thread = std::thread::Builder::new().stack_size(64 << 10);
+                let run = || {
+                    let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+                    // SAFETY: test: this thread's handlers run on its own stack from here on.
+                    assert_eq!(unsafe { libc::sigaltstack(&none, std::ptr::null_mut()) }, 0);
+                    for _ in 0..3 {
+                        check_pages(&region, 0..pages(&region));
+                    }
+                };
+                thread.spawn_scoped(scope, run).unwrap();
+            });
+        })
+        .well();
+    }
+}
+
+/// Has the page end in the kernel's "hardware lost it", through whichever userfaultfd of this process it belongs to.
+fn poison(at: *mut u8) -> bool {
+    const UFFDIO_POISON: libc::c_ulong = 0xc020_aa08;
+    // SAFETY: test: memory of the region, and requests that others than a userfaultfd of the region refuse.
+    unsafe { libc::madvise(at.cast(), PAGE, libc::MADV_DONTNEED) };
+    std::fs::read_dir("/proc/self/fd").unwrap().flatten().any(|entry| {
+        let fd: libc::c_int = entry.file_name().to_str().unwrap().parse().unwrap();
+        let mut argument = [at.addr() as u64, PAGE as u64, 0, 0];
+        // SAFETY: test: as above.
+        unsafe { libc::ioctl(fd, UFFDIO_POISON, argument.as_mut_ptr()) == 0 }
+    })
+}
+
+#[test]
+fn a_page_that_the_hardware_lost() {
+    // In a worker region the kernel tells the program without us.
+    in_child(here!(), "upcall", || {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+        if !meminfo.contains("HardwareCorrupted") {
+            // Such a kernel tells it like any other fault, and never has one.
+            crate::rights::skip("hwpoison", "the kernel was built without CONFIG_MEMORY_FAILURE");
+            // SAFETY: test: what the parent waits for.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+        let (_domain, region) = four_times_the_frames(Trap::Upcall);
+        assert_eq!(region.as_slice::<u64>()[0], 1);
+        assert!(poison(region.as_ptr()), "no userfaultfd of ours has the region");
+        println!("read {}", region.as_slice::<u64>()[0]);
+    })
+    .by_one_of(&[libc::SIGBUS, libc::SIGKILL]);
+}

@@ -1,0 +1,381 @@
+//! Stores that are full, fail, or give back other bytes than they were given.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+use selfpage::pager::{Context, PagerError};
+use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, WriteBlok};
+use selfpage::{Domain, Kind, Region, Trap};
+
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, until};
+use crate::tried;
+
+const FRAMES: usize = 64;
+const TRAPS: [Trap; 2] = [Trap::Worker, Trap::Upcall];
+
+fn name(trap: Trap) -> &'static str {
+    match trap {
+        Trap::Worker => "worker",
+        Trap::Upcall => "upcall",
+    }
+}
+
+#[test]
+fn full() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = MemoryStore::new((FRAMES * PAGE) as u64).unwrap();
+            let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
+            number_pages(&mut region);
+        })
+        .by(libc::SIGBUS, &["heap", "offset", "no frame", "the store is full (ENOSPC)"]);
+    }
+}
+
+#[test]
+fn full_and_then_not() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let store = MemoryStore::new((FRAMES * PAGE) as u64).unwrap();
+        let mut region = domain.region(4 * FRAMES * PAGE).stored(store).unwrap();
+        let mut written = 0;
+        // As much as fits, by asking before each page.
+        while region.pin(written * PAGE, PAGE).is_ok() {
+            let page = &mut region.as_mut_slice::<[u64; 512]>()[written];
+            (page[0], page[511]) = (written as u64 + 1, !(written as u64));
+            region.unpin(written * PAGE, PAGE).unwrap();
+            written += 1;
+        }
+        assert!(written > FRAMES, "{written}");
+        let error = region.pin(written * PAGE, PAGE).unwrap_err();
+        assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
+        assert!(error.to_string().contains("ENOSPC"), "{error}");
+        let spent_us = cpu_us();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let idle_us = cpu_us() - spent_us;
+        assert!(idle_us < 100_000, "{idle_us} us of CPU while nobody asks for anything");
+        region.discard(0, 16 * PAGE).unwrap();
+        region.pin(written * PAGE, PAGE).unwrap();
+        region.unpin(written * PAGE, PAGE).unwrap();
+        check_pages(&region, 16..written);
+    })
+    .well();
+}
+
+/// CPU time of this process.
+fn cpu_us() -> i64 {
+    // SAFETY: test: the kernel fills it in.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        usage
+    };
+    let us = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
+    us(usage.ru_utime) + us(usage.ru_stime)
+}
+
+#[test]
+fn a_full_disk() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir().unwrap();
+        let place = std::ffi::CString::new(dir.path().to_str().unwrap()).unwrap();
+        // SAFETY: test: strings that end, in a namespace of this thread's own.
+        let mounted = unsafe {
+            libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
+                && libc::mount(
+                    std::ptr::null(),
+                    c"/".as_ptr(),
+                    std::ptr::null(),
+                    libc::MS_REC | libc::MS_PRIVATE,
+                    std::ptr::null(),
+                ) == 0
+                && libc::mount(c"tmpfs".as_ptr(), place.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=256k".as_ptr().cast())
+                    == 0
+        };
+        if !mounted {
+            return crate::rights::skip("mount", "needs root, to mount a disk of 256 KiB");
+        }
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let store = FileStore::unnamed_in(dir.path(), (8 * FRAMES * PAGE) as u64).unwrap();
+        let region = domain.region(4 * FRAMES * PAGE).stored(store).unwrap();
+        let mut written = 0;
+        let error = loop {
+            if let Err(error) = region.pin(written * PAGE, PAGE) {
+                break error;
+            }
+            // SAFETY: test: a page of the region.
+            unsafe { region.as_ptr().add(written * PAGE).cast::<[u64; 512]>().write([written as u64 + 1; 512]) };
+            region.unpin(written * PAGE, PAGE).unwrap();
+            written += 1;
+        };
+        assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
+        // Every frame holds the only copy of something: room must be made first.
+        let mut region = region;
+        written -= 16;
+        region.discard(written * PAGE, 16 * PAGE).unwrap();
+        for (index, page) in region.as_slice::<[u64; 512]>()[..written].iter().enumerate() {
+            assert_eq!(*page, [index as u64 + 1; 512], "page {index}");
+        }
+    })
+    .well();
+}
+
+/// A store that fails as told: errno for reads and for writes, 0 for none.
+struct Failing {
+    store: MemoryStore,
+    read: AtomicU32,
+    write: AtomicU32,
+}
+
+impl Failing {
+    fn new() -> Arc<Failing> {
+        Arc::new(Failing { store: MemoryStore::new(1 << 30).unwrap(), read: 0.into(), write: 0.into() })
+    }
+}
+
+impl BackingStore for Failing {
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        self.store.claim(want)
+    }
+    fn release(&self, first: Blok, count: u32) {
+        self.store.release(first, count);
+    }
+    fn reads_in_trap(&self) -> bool {
+        true
+    }
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        match self.read.load(SeqCst) {
+            0 => self.store.read(context, bloks),
+            errno => Err(PagerError::Io(errno as i32)),
+        }
+    }
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        match self.write.load(SeqCst) {
+            0 => self.store.write(bloks),
+            errno => bloks.iter_mut().for_each(|write| write.outcome = Err(PagerError::Io(errno as i32))),
+        }
+    }
+}
+
+fn with_failing(trap: Trap, store: &Arc<Failing>) -> (Domain, Region) {
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored_in(store.clone()).unwrap();
+    (domain, region)
+}
+
+#[test]
+fn reads_fail() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            let store = Failing::new();
+            let (_domain, mut region) = with_failing(trap, &store);
+            number_pages(&mut region);
+            store.read.store(libc::EIO as u32, SeqCst);
+            let sum: u64 = region.as_slice::<[u64; 512]>().iter().map(|page| page[0]).sum();
+            println!("read {sum}");
+        })
+        .by(libc::SIGBUS, &["heap", "offset", "errno 5"]);
+    }
+}
+
+#[test]
+fn reads_fail_and_then_do_not() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            tried::catch();
+            let store = Failing::new();
+            let (_domain, mut region) = with_failing(trap, &store);
+            number_pages(&mut region);
+            store.read.store(libc::EIO as u32, SeqCst);
+            let mut failed = Vec::new();
+            for index in 0..pages(&region) {
+                match tried::read(region.as_ptr().wrapping_add(index * PAGE).cast()) {
+                    Ok(word) => assert_eq!(word, index as u64 + 1),
+                    Err(signal) => {
+                        assert_eq!(signal, libc::SIGBUS);
+                        let error = region.pin(index * PAGE, PAGE).unwrap_err();
+                        assert_eq!(error.kind(), Kind::Io, "{error}");
+                        assert!(error.to_string().contains("heap"), "{error}");
+                        failed.push(index);
+                    }
+                }
+            }
+            assert!(failed.len() >= 2 * FRAMES, "{failed:?}");
+            store.read.store(0, SeqCst);
+            // A failed page is asked for again by name; in an upcall region any access does that.
+            for index in failed {
+                region.pin(index * PAGE, PAGE).unwrap();
+                region.unpin(index * PAGE, PAGE).unwrap();
+            }
+            check_pages(&region, 0..pages(&region));
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_failed_page_that_is_discarded_is_new() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            tried::catch();
+            let store = Failing::new();
+            let (_domain, mut region) = with_failing(trap, &store);
+            number_pages(&mut region);
+            region.evict(0, PAGE).unwrap();
+            until("page 0 is saved and its frame used", || {
+                let _ = region.as_slice::<[u64; 512]>()[FRAMES..].iter().map(|page| page[0]).sum::<u64>();
+                let _ = region.evict(0, PAGE);
+                region.residency()[0].load(std::sync::atomic::Ordering::Relaxed) == 0
+            });
+            store.read.store(libc::EIO as u32, SeqCst);
+            assert_eq!(tried::read(region.as_ptr().cast()), Err(libc::SIGBUS));
+            region.discard(0, PAGE).unwrap();
+            assert_eq!(tried::read(region.as_ptr().cast()), Ok(0));
+        })
+        .well();
+    }
+}
+
+#[test]
+fn writes_fail() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            let store = Failing::new();
+            store.write.store(libc::EIO as u32, SeqCst);
+            let (_domain, mut region) = with_failing(trap, &store);
+            number_pages(&mut region);
+        })
+        .by(libc::SIGBUS, &["heap", "offset", "no frame, because pages cannot be saved", "errno 5"]);
+    }
+}
+
+#[test]
+fn writes_fail_and_then_do_not() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            let store = Failing::new();
+            let (domain, mut region) = with_failing(trap, &store);
+            number_pages(&mut region);
+            region.flush(0, region.len_bytes()).unwrap();
+            store.write.store(libc::EIO as u32, SeqCst);
+            let some = FRAMES / 2;
+            for page in &mut region.as_mut_slice::<[u64; 512]>()[..some] {
+                page[1] = 77;
+            }
+            let error = region.flush(0, some * PAGE).unwrap_err();
+            assert_eq!(error.kind(), Kind::Io, "{error}");
+            assert!(error.to_string().contains("bytes 0..4096"), "{error}");
+            std::thread::scope(|scope| {
+                // The others go on while that half cannot be saved: clean pages make room.
+                scope.spawn(|| check_pages(&region, 0..pages(&region)));
+            });
+            store.write.store(0, SeqCst);
+            check_pages(&region, 0..pages(&region));
+            assert!(region.as_slice::<[u64; 512]>()[..some].iter().all(|page| page[1] == 77));
+            region.flush(0, region.len_bytes()).unwrap();
+            println!("{:?}", domain.stats().counts);
+        })
+        .well();
+    }
+}
+
+/// Flips a bit in every page of the store that holds anything but its mark.
+fn damage(path: &std::path::Path) -> usize {
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let len = file.metadata().unwrap().len();
+    let mut damaged = 0;
+    for offset in (PAGE as u64..len).step_by(PAGE) {
+        let mut page = [0; PAGE];
+        file.read_exact_at(&mut page, offset).unwrap();
+        if page.iter().any(|byte| *byte != 0) {
+            page[100] ^= 1;
+            file.write_all_at(&page, offset).unwrap();
+            damaged += 1;
+        }
+    }
+    damaged
+}
+
+#[test]
+fn a_damaged_page_is_noticed() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            let path = dir.path().join("store");
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
+            let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
+            number_pages(&mut region);
+            assert!(damage(&path) > FRAMES);
+            // Gone before the end that comes.
+            drop(dir);
+            check_pages(&region, 0..pages(&region));
+        })
+        .by(libc::SIGBUS, &["SIGBUS: region heap at 0x", "offset", "the store gave back other bytes than were saved"]);
+    }
+}
+
+#[test]
+fn damaged_pages_are_lost_and_the_others_right() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            tried::catch();
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            let path = dir.path().join("store");
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
+            let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
+            number_pages(&mut region);
+            let damaged = damage(&path);
+            let mut lost = 0;
+            for index in 0..pages(&region) {
+                let at = region.as_ptr().wrapping_add(index * PAGE).cast::<u64>();
+                match tried::read(at) {
+                    Ok(word) => assert_eq!(word, index as u64 + 1),
+                    Err(signal) => {
+                        assert_eq!(signal, libc::SIGBUS);
+                        let error = region.pin(index * PAGE, PAGE).unwrap_err();
+                        assert_eq!(error.kind(), Kind::Lost, "{error}");
+                        lost += 1;
+                    }
+                }
+            }
+            assert!(lost > FRAMES && lost <= damaged, "{lost} of {damaged}");
+        })
+        .well();
+    }
+}
+
+#[test]
+fn nothing_is_left_after_a_kill() {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    // The child is told where by the environment, as it is the same test.
+    let place = std::env::var("SELFPAGE_TEST_DIR").unwrap_or_else(|_| dir.path().to_str().unwrap().into());
+    // SAFETY: test: no other thread of this process reads the variable.
+    unsafe { std::env::set_var("SELFPAGE_TEST_DIR", &place) };
+    let listed = |dir: &str| -> Vec<String> {
+        let names = std::fs::read_dir(dir).unwrap().flatten();
+        names.map(|entry| entry.file_name().into_string().unwrap()).collect()
+    };
+    let before = listed("/dev/shm");
+    in_child(here!(), "", || {
+        let place = std::path::Path::new(&place);
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let named = FileStore::create(&place.join("named"), (8 * FRAMES * PAGE) as u64).unwrap();
+        let unnamed = FileStore::unnamed_in(place, (8 * FRAMES * PAGE) as u64).unwrap();
+        let mut one = domain.region(4 * FRAMES * PAGE).stored(named).unwrap();
+        let mut other = domain.region(4 * FRAMES * PAGE).stored(unnamed).unwrap();
+        number_pages(&mut one);
+        number_pages(&mut other);
+        // SAFETY: test: ends this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    })
+    .by(libc::SIGKILL, &[]);
+    assert_eq!(listed(&place), ["named"]);
+    assert_eq!(listed("/dev/shm"), before);
+    // And it can be used again.
+    FileStore::create(&std::path::Path::new(&place).join("named"), 1 << 20).unwrap();
+}
