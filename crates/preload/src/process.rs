@@ -1,5 +1,6 @@
 //! How processes begin and end: fork, exec, exit, and the record that each leaves.
 
+use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long};
 
 use crate::next::next;
@@ -170,6 +171,64 @@ pub unsafe extern "C" fn fexecve(file: c_int, args: Strings, env: Strings) -> c_
     let result = unsafe { next_fexecve()(file, args, env) };
     record::go_on();
     result
+}
+
+/// What a variadic exec was told lies in a row: the strings, null, and for `execle` the environment.
+unsafe extern "C" fn execl_of(path: *const c_char, args: Strings) -> c_int {
+    // SAFETY: c-library: `in_a_row` passes what the program passed.
+    unsafe { execv(path, args) }
+}
+
+unsafe extern "C" fn execlp_of(file: *const c_char, args: Strings) -> c_int {
+    // SAFETY: c-library: as above.
+    unsafe { execvp(file, args) }
+}
+
+unsafe extern "C" fn execle_of(path: *const c_char, args: Strings) -> c_int {
+    let mut count = 0;
+    // SAFETY: c-library: as above; the strings end with null, and the environment follows.
+    unsafe {
+        while !(*args.add(count)).is_null() {
+            count += 1;
+        }
+        execve(path, args, (*args.add(count + 1)).cast())
+    }
+}
+
+/// A variadic function: lays its arguments, of which five come in registers, in a row on the stack, and calls `$to` with
+/// the first argument and that row.
+macro_rules! in_a_row {
+    ($($name:ident, $to:ident;)*) => {
+        $(
+            /// As in the C library.
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name() -> c_int {
+                naked_asm!(
+                    "pop rax",
+                    "push r9",
+                    "push r8",
+                    "push rcx",
+                    "push rdx",
+                    "push rsi",
+                    "mov rsi, rsp",
+                    "push rax",
+                    "call {to}",
+                    "pop rcx",
+                    "add rsp, 40",
+                    "push rcx",
+                    "ret",
+                    to = sym $to,
+                )
+            }
+        )*
+    };
+}
+
+in_a_row! {
+    execl, execl_of;
+    execlp, execlp_of;
+    execle, execle_of;
 }
 
 fn libc_environ() -> Strings {

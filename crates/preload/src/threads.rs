@@ -76,12 +76,14 @@ fn others_run() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| {
         tasks.flatten().any(|task| {
             let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok()).unwrap_or(0);
-            // A thread that has ended but is not gone yet runs nothing any more.
-            let over = || {
+            // Neither a thread that has ended but is not gone yet, nor one that the kernel keeps for I/O, runs the program.
+            let idle = || {
                 let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-                stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+                let name = stat.split_once('(').map_or("", |(_, rest)| rest);
+                let state = stat.rsplit_once(") ").map_or("X", |(_, rest)| rest);
+                name.starts_with("iou-") || state.starts_with(['Z', 'X'])
             };
-            tid != own && !selfpage::trap::is_pager_thread(tid) && !over()
+            tid != own && !selfpage::trap::is_pager_thread(tid) && !idle()
         })
     })
 }

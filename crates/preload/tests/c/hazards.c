@@ -1,0 +1,278 @@
+// What breaks pagers, one case each.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <malloc.h>
+#define P 4096ul
+#define MIB (1ul << 20)
+#define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); fflush(stdout); _exit(1); } } while (0)
+typedef volatile uint64_t word;
+static char *full(size_t n, uint64_t seed) {
+  char *p = malloc(n);
+  CHECK(p);
+  for (size_t i = 0; i + 8 <= n; i += P) *(word *)(p + i) = i + seed;
+  return p;
+}
+static void same(char *p, size_t n, uint64_t seed) {
+  for (size_t i = 0; i + 8 <= n; i += P) CHECK(*(word *)(p + i) == i + seed);
+}
+static void flood(void) { char *p = full(24 * MIB, 1); same(p, 24 * MIB, 1); free(p); }
+static void wait_ok(pid_t child) {
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+// Blocks of all sizes come and go, with what belongs in them known from their place in a table.
+static void storm_of(unsigned seed, int turns, size_t slots) {
+  struct block { unsigned char *at; size_t len; unsigned char mark; } *b = calloc(slots, sizeof *b);
+  for (int t = 0; t < turns; t++) {
+    size_t i = rand_r(&seed) % slots, len = 1 + rand_r(&seed) % (t % 64 ? 3000 : t % 1024 ? 90000 : 2500000);
+    if (b[i].at) {
+      CHECK(malloc_usable_size(b[i].at) >= b[i].len);
+      for (size_t k = 0; k < b[i].len; k += 997) CHECK(b[i].at[k] == b[i].mark);
+      CHECK(b[i].at[b[i].len - 1] == b[i].mark);
+    }
+    switch (rand_r(&seed) % 4) {
+    case 0: free(b[i].at), b[i].at = 0; continue;
+    case 1: {
+      unsigned char *new = realloc(b[i].at, len);
+      size_t kept = b[i].at ? (len < b[i].len ? len : b[i].len) : 0;
+      for (size_t k = 0; k < kept; k += 1 + kept / 50) CHECK(new[k] == b[i].mark);
+      b[i].at = new;
+      break;
+    }
+    case 2: {
+      size_t align = 16ul << rand_r(&seed) % 10;
+      free(b[i].at);
+      CHECK(!posix_memalign((void **)&b[i].at, align, len) && (uintptr_t)b[i].at % align == 0);
+      break;
+    }
+    default:
+      free(b[i].at);
+      b[i].at = calloc(1, len);
+      for (size_t k = 0; k < len; k += 61) CHECK(!b[i].at[k]);
+    }
+    b[i].len = len, b[i].mark = t;
+    memset(b[i].at, b[i].mark, len);
+  }
+  for (size_t i = 0; i < slots; i++) free(b[i].at);
+  free(b);
+}
+static void storm(void) {
+  storm_of(1, 30000, 8000);
+  volatile size_t much = SIZE_MAX / 2;
+  CHECK(!malloc(much) && errno == ENOMEM && !calloc(much, 4) && !reallocarray(0, much, 4));
+  void *p;
+  CHECK(posix_memalign(&p, 24, 8) == EINVAL);
+  free(strdup("x"));
+}
+static void *stormy(void *n) { storm_of((uintptr_t)n, 8000, 2000); return 0; }
+static void threads(void) {
+  pthread_t t[4];
+  for (int round = 0; round < 3; round++) {
+    for (uintptr_t i = 0; i < 4; i++) CHECK(!pthread_create(&t[i], 0, stormy, (void *)(i + 1)));
+    for (int i = 0; i < 4; i++) CHECK(!pthread_join(t[i], 0));
+  }
+}
+static void fork_and_go_on(void) {
+  char *p = full(24 * MIB, 1);
+  for (int kind = 0; kind < 4; kind++) {
+    pid_t child = kind == 0 ? fork() : kind == 1 ? _Fork() : kind == 2 ? syscall(SYS_fork) : syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    CHECK(child >= 0);
+    if (!child) {
+      same(p, 24 * MIB, 1);
+      for (size_t i = 0; i < 24 * MIB; i += P) *(word *)(p + i) = i + 77;
+      char *q = full(8 * MIB, 3);
+      same(q, 8 * MIB, 3), same(p, 24 * MIB, 77);
+      pid_t grandchild = fork();
+      if (!grandchild) { same(p, 24 * MIB, 77); exit(0); }
+      wait_ok(grandchild);
+      exit(0);
+    }
+    same(p, 24 * MIB, 1);
+    char *q = full(8 * MIB, 5);
+    wait_ok(child);
+    same(q, 8 * MIB, 5), same(p, 24 * MIB, 1), free(q);
+  }
+}
+static volatile int stop;
+static void *churn(void *n) {
+  unsigned seed = (uintptr_t)n;
+  while (!stop) { size_t len = 1 + rand_r(&seed) % 200000; char *p = malloc(len); memset(p, 1, len); free(p); void *m = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); *(char *)m = 1; munmap(m, MIB); }
+  return 0;
+}
+// Forks while other threads are inside malloc and mmap.
+static void fork_amid(void) {
+  pthread_t t[2];
+  char *p = full(12 * MIB, 9);
+  for (uintptr_t i = 0; i < 2; i++) CHECK(!pthread_create(&t[i], 0, churn, (void *)(i + 1)));
+  for (int i = 0; i < 15; i++) {
+    pid_t child = fork();
+    if (!child) { free(malloc(100000)); same(p, 12 * MIB, 9); _exit(0); }
+    wait_ok(child);
+  }
+  stop = 1;
+  for (int i = 0; i < 2; i++) pthread_join(t[i], 0);
+}
+extern char **environ;
+static void fork_exec(void) {
+  char *p = full(16 * MIB, 4);
+  char *args[] = {"/bin/sh", "-c", "x=$(echo in; /bin/echo out); test \"$x\" = 'in\nout' -o -n \"$x\"", 0};
+  pid_t child = fork();
+  if (!child) { execv(args[0], args); _exit(9); }
+  wait_ok(child);
+  if (!(child = fork())) { char *e[] = {"GREETING=8", 0}; execle("/bin/sh", "sh", "-c", "test $GREETING$1$2$3$4$5 = 812345", "0", "1", "2", "3", "4", "5", (char *)0, e); _exit(9); }
+  wait_ok(child);
+  if (!(child = vfork())) { execve(args[0], args, environ); _exit(9); }
+  wait_ok(child);
+  CHECK(!posix_spawn(&child, args[0], 0, 0, args, environ));
+  wait_ok(child);
+  CHECK(!system("exit 0"));
+  if (!(child = fork())) { CHECK(execl("/nonexistent", "1", "2", "3", "4", "5", "6", "7", (char *)0) == -1 && errno == ENOENT); same(p, 16 * MIB, 4); exit(0); }
+  wait_ok(child);
+  same(p, 16 * MIB, 4);
+}
+static void *use_library(void *library) {
+  int *(*slot)(void) = dlsym(library, "slot");
+  CHECK(slot && slot()[0] == 5 && slot()[30000] == 0);
+  slot()[30000] = 1;
+  return 0;
+}
+static void dlopen_tls(void) {
+  char *p = full(24 * MIB, 1);
+  for (int i = 0; i < 3; i++) {
+    void *library = dlopen(getenv("SELFPAGE_TEST_LIBRARY"), RTLD_NOW);
+    CHECK(library);
+    pthread_t t;
+    for (int k = 0; k < 5; k++) { CHECK(!pthread_create(&t, 0, use_library, library)); flood(); pthread_join(t, 0); }
+    use_library(library);
+    dlclose(library);
+  }
+  same(p, 24 * MIB, 1);
+}
+static volatile int *bug;
+static void own_segv(void) { // ends by SIGSEGV, as without us
+  flood();
+  *bug = 1;
+}
+static void beyond_the_heap(void) {
+  volatile char *p = malloc(4 * MIB);
+  p[64 * MIB * 16] = 1;
+}
+static void *handled_at;
+static char *guarded;
+static void on_segv(int s, siginfo_t *i, void *c) { handled_at = i->si_addr; mprotect(guarded, P, 3); }
+static void own_handler(void) { // as a collector's write barrier
+  struct sigaction a = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
+  sigaction(SIGSEGV, &a, 0);
+  guarded = aligned_alloc(P, 8 * MIB);
+  memset(guarded, 3, 8 * MIB);
+  for (int i = 0; i < 200; i++) {
+    CHECK(!mprotect(guarded, P, PROT_READ));
+    if (i % 50 == 0) flood();
+    guarded[9] = i;
+    CHECK(handled_at == guarded + 9 && guarded[9] == (char)i && guarded[10] == 3);
+  }
+}
+static void close_all(void) {
+  char *p = full(24 * MIB, 6);
+  CHECK(!close_range(3, ~0u, 0));
+  same(p, 24 * MIB, 6);
+  for (size_t i = 0; i < 24 * MIB; i += P) *(word *)(p + i) = i + 8;
+  same(p, 24 * MIB, 8);
+  pid_t child = fork();
+  if (!child) { same(p, 24 * MIB, 8); _exit(0); }
+  wait_ok(child);
+}
+static void calls_on_absent_pages(void) {
+  char name[] = "/var/tmp/selfpage-absent-XXXXXX", *p = full(16 * MIB, 2);
+  int file = mkstemp(name);
+  CHECK(file >= 0 && !unlink(name));
+  for (size_t at = 0; at < 16 * MIB;) { ssize_t n = write(file, p + at, 16 * MIB - at); CHECK(n > 0); at += n; }
+  char *q = malloc(16 * MIB);
+  for (size_t at = 0; at < 16 * MIB;) { ssize_t n = pread(file, q + at, 16 * MIB - at, at); CHECK(n > 0); at += n; }
+  same(p, 16 * MIB, 2);
+  CHECK(!memcmp(p, q, 16 * MIB));
+  int pipes[2];
+  CHECK(!pipe(pipes) && write(pipes[1], p + 8 * MIB, 100) == 100 && read(pipes[0], q + 4 * MIB, 100) == 100);
+  CHECK(!memcmp(p + 8 * MIB, q + 4 * MIB, 100));
+}
+struct shared { pthread_mutex_t lock; char room[P]; };
+static void *die_with_lock(void *lock) { pthread_mutex_lock(lock); flood(); return 0; }
+static void robust(void) {
+  struct shared *s = malloc(sizeof *s);
+  pthread_mutexattr_t a;
+  pthread_mutexattr_init(&a), pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
+  CHECK(!pthread_mutex_init(&s->lock, &a));
+  for (int i = 0; i < 5; i++) {
+    pthread_t t;
+    CHECK(!pthread_create(&t, 0, die_with_lock, &s->lock) && !pthread_join(t, 0));
+    flood();
+    CHECK(pthread_mutex_lock(&s->lock) == EOWNERDEAD && !pthread_mutex_consistent(&s->lock) && !pthread_mutex_unlock(&s->lock));
+  }
+}
+static void *small_stack(void *n) { char here[20000]; memset(here, 1, sizeof here); flood(); for (int i = 0; i < 20; i++) free(malloc(3 * MIB)); return here[77] == 1 ? n : 0; }
+static void own_stacks(void) { // stacks in managed memory, and calls made from there
+  for (int i = 0; i < 6; i++) {
+    size_t len = 256 << 10;
+    void *stack = i % 2 ? mmap(0, len, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : aligned_alloc(P, len), *result;
+    pthread_attr_t a;
+    pthread_t t;
+    CHECK(!pthread_attr_init(&a) && !pthread_attr_setstack(&a, stack, len));
+    CHECK(!pthread_create(&t, &a, small_stack, stack) && !pthread_join(t, &result) && result == stack);
+    if (i % 2) munmap(stack, len); else free(stack);
+  }
+}
+static volatile long ticks;
+static char *seen_by_handler;
+static void on_tick(int s) { ticks++; (void)*(word *)(seen_by_handler + ticks * P * 7 % (16 * MIB)); void *m = mmap(0, P, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); *(char *)m = 1; munmap(m, P); }
+static void signals(void) { // the handler runs on a managed stack, reads absent pages, and maps
+  stack_t stack = {.ss_sp = malloc(1 * MIB), .ss_size = 1 * MIB};
+  CHECK(!sigaltstack(&stack, 0));
+  seen_by_handler = full(16 * MIB, 1);
+  struct sigaction a = {.sa_handler = on_tick, .sa_flags = SA_ONSTACK | SA_RESTART};
+  sigaction(SIGALRM, &a, 0);
+  struct sigevent e = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
+  timer_t timer;
+  struct itimerspec often = {{0, 300000}, {0, 300000}};
+  CHECK(!timer_create(CLOCK_MONOTONIC, &e, &timer) && !timer_settime(timer, 0, &often, 0));
+  storm_of(3, 8000, 3000);
+  flood();
+  timer_delete(timer);
+  CHECK(ticks > 20);
+  same(seen_by_handler, 16 * MIB, 1);
+}
+static void *last(void *n) { flood(); usleep(100000); puts("ok"); return 0; }
+static void main_ends_first(void) {
+  pthread_t t;
+  CHECK(!pthread_create(&t, 0, last, 0) && !pthread_detach(t));
+  pthread_exit(0);
+}
+static void quick(void) { flood(); puts("ok"); fflush(stdout); quick_exit(0); }
+static void become(void) { full(16 * MIB, 1); flood(); fflush(stdout); execlp("echo", "echo", "ok", (char *)0); }
+static void wait_for_end(void) { full(16 * MIB, 1); puts("up"); fflush(stdout); pause(); }
+static void status_seven(void) { flood(); exit(7); }
+static struct { const char *name; void (*what)(void); } cases[] = {
+  {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_exec", fork_exec},
+  {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
+  {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages}, {"robust", robust}, {"own_stacks", own_stacks},
+  {"signals", signals}, {"main_ends_first", main_ends_first}, {"quick", quick}, {"become", become},
+  {"wait_for_end", wait_for_end}, {"status_seven", status_seven}};
+int main(int argc, char **argv) {
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    if (argc == 2 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); puts("ok"); return 0; }
+  return 2;
+}

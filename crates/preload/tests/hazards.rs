@@ -1,0 +1,113 @@
+//! Where programs break a pager: each case of tests/c/hazards.c, in frames fewer than it touches.
+
+mod run;
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use run::Ran;
+
+fn programs() -> Option<&'static PathBuf> {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PROGRAM
+        .get_or_init(|| {
+            run::possible().then(|| {
+                let library = run::compile("library", &["-shared", "-fPIC"]);
+                // SAFETY: set before the first test reads the environment, under the lock of `PROGRAM`.
+                unsafe { std::env::set_var("SELFPAGE_TEST_LIBRARY", library) };
+                run::compile("hazards", &[])
+            })
+        })
+        .as_ref()
+}
+
+fn case(name: &str) -> Option<Ran> {
+    programs().map(|program| run::run("8M", program, &[name]))
+}
+
+/// The case says so when it has found everything right, pages went and came, and never more than the frames were used.
+fn ok(name: &str) -> Option<Ran> {
+    let ran = case(name)?.ok();
+    assert_eq!(ran.text(), "ok\n");
+    assert!(ran.stats["evictions_total"].as_u64().unwrap() > 1000, "{}", ran.stats);
+    assert!(ran.stats["resident_bytes_max"].as_u64().unwrap() <= 8 << 20, "{}", ran.stats);
+    Some(ran)
+}
+
+macro_rules! cases {
+    ($($name:ident,)*) => { $(#[test] fn $name() { ok(stringify!($name)); })* };
+}
+
+cases! {
+    storm, threads, fork_amid, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, own_stacks, signals,
+    main_ends_first, quick,
+}
+
+#[test]
+fn fork_and_go_on() {
+    let Some(ran) = ok("fork_and_go_on") else { return };
+    // Four children with a child each, and the parent: every one with pages of its own that went.
+    let processes = ran.stats["processes"].as_array().unwrap();
+    assert_eq!(processes.len(), 9, "{}", ran.stats);
+    assert!(processes.iter().all(|process| process["evictions_total"].as_u64().unwrap() > 100), "{}", ran.stats);
+}
+
+#[test]
+fn fork_exec() {
+    let Some(ran) = ok("fork_exec") else { return };
+    assert!(ran.stats["processes"].as_array().unwrap().iter().any(|process| process["program"] == "echo"));
+}
+
+#[test]
+fn what_a_program_counted_before_it_becomes_another_is_kept() {
+    let Some(ran) = ok("become") else { return };
+    let names: Vec<_> = ran.stats["processes"].as_array().unwrap().iter().map(|one| one["program"].clone()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert_eq!(names[1], "echo");
+}
+
+#[test]
+fn a_bug_of_the_programs_own_is_its_own_sigsegv() {
+    for name in ["own_segv", "beyond_the_heap"] {
+        let Some(ran) = case(name) else { return };
+        assert_eq!(ran.code(), 128 + libc::SIGSEGV, "{name}: {}{}", ran.text(), ran.errors());
+        assert_eq!(ran.errors(), "");
+    }
+}
+
+#[test]
+fn the_status_is_the_programs() {
+    let Some(ran) = case("status_seven") else { return };
+    assert_eq!(ran.code(), 7);
+    assert_eq!(ran.errors(), "");
+}
+
+#[test]
+fn signals_reach_the_program_and_nothing_is_left() {
+    let Some(program) = programs() else { return };
+    for signal in [libc::SIGTERM, libc::SIGKILL] {
+        let directory = run::directory();
+        let mut running = Command::new(run::tool())
+            .args(["run", "--frames", "8M", "--store"])
+            .arg(directory.path())
+            .arg("--")
+            .arg(program)
+            .arg("wait_for_end")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(running.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "up\n");
+        // SIGKILL goes to the program itself: nobody could pass it on.
+        let task = format!("/proc/{0}/task/{0}/children", running.id());
+        let child: i32 = std::fs::read_to_string(task).unwrap().trim().parse().unwrap();
+        let to = if signal == libc::SIGKILL { child } else { running.id() as i32 };
+        // SAFETY: a number of a process that we started, and that is not waited for yet.
+        assert_eq!(unsafe { libc::kill(to, signal) }, 0);
+        assert_eq!(running.wait().unwrap().code(), Some(128 + signal));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "files were left");
+    }
+}

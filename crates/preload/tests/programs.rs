@@ -1,0 +1,127 @@
+//! Real programs in a quarter of the memory that their heap has: the same output, and pages that went.
+
+mod run;
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What the program says without us.
+fn plainly(directory: &Path, program: &str, arguments: &[&str]) -> Vec<u8> {
+    let output = Command::new(program).args(arguments).current_dir(directory).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// Runs a program with all the memory that it likes, then in a quarter of what it took; compares what it says each time.
+fn same_in_a_quarter(directory: &Path, program: &str, arguments: &[&str], with_heap: &str) {
+    let said = plainly(directory, program, arguments);
+    let ran = run::run_in(directory, "1G", program, arguments).ok();
+    assert!(ran.output.stdout == said, "{program} says something else");
+    let heap_bytes = ran.largest(with_heap, "resident_bytes_max");
+    let frames_bytes = heap_bytes / 4;
+    assert!(frames_bytes >= 1 << 20, "{with_heap} has a heap of {heap_bytes} bytes only");
+    let ran = run::run_in(directory, &frames_bytes.to_string(), program, arguments).ok();
+    assert!(ran.output.stdout == said, "{program} says something else in {frames_bytes} bytes");
+    assert!(ran.largest(with_heap, "resident_bytes_max") <= frames_bytes);
+    let evictions = ran.count(with_heap, "evictions_total");
+    assert!(evictions > frames_bytes / 4096, "{evictions} evictions: {}", ran.stats);
+}
+
+#[test]
+fn python() {
+    if !run::possible() {
+        return;
+    }
+    let script = "
+numbers = [(i * 7919) % 200003 for i in range(200000)]
+by_number = {n: [n, -n] for n in range(60000)}
+numbers.sort()
+words = sorted('%06d' % (n * 31 % 99991) for n in range(20000))
+print(len(numbers), numbers[::20000], sum(v[0] - v[1] for v in by_number.values()), words[::4000])
+";
+    same_in_a_quarter(Path::new("/"), "/usr/bin/python3", &["-S", "-c", script], "python3");
+}
+
+#[test]
+fn sort() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let mut lines = String::new();
+    for number in 0..150_000u64 {
+        let _ = writeln!(lines, "{:016x} line", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    }
+    std::fs::write(directory.path().join("lines"), lines).unwrap();
+    same_in_a_quarter(directory.path(), "/usr/bin/sort", &["--parallel=2", "-S", "20M", "lines"], "sort");
+}
+
+#[test]
+fn compiler() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let mut source = String::new();
+    for number in 0..1500 {
+        let _ = writeln!(source, "struct S{number} {{ int a[{}]; S{number}() : a() {{}} }};", number % 50 + 1);
+        let _ =
+            writeln!(source, "int f{number}(S{number} const &s) {{ int n = 0; for (int x : s.a) n += x; return n; }}");
+    }
+    std::fs::write(directory.path().join("large.cc"), source).unwrap();
+    same_in_a_quarter(directory.path(), "/usr/bin/g++", &["-O0", "-S", "-o", "-", "large.cc"], "cc1plus");
+}
+
+#[test]
+fn sqlite() {
+    if !run::possible() {
+        return;
+    }
+    let query = "
+create table a(x integer primary key, y text);
+with recursive c(i) as (select 1 union all select i + 1 from c where i < 60000)
+  insert into a select i, hex(i * 7919) || 'abcdefghijklmnopqrstuvwxyz' from c;
+create table b as select x * 2 as x, y from a;
+select count(*), sum(length(a.y)), max(b.y) from a join b on a.x = b.x;";
+    same_in_a_quarter(Path::new("/"), "/usr/bin/sqlite3", &[":memory:", query], "sqlite3");
+}
+
+#[test]
+fn git() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let script = "
+set -e
+export HOME=$PWD GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_DATE='1 +0000' GIT_COMMITTER_DATE='1 +0000'
+rm -rf r; git init -q r; cd r; git config user.name n; git config user.email e@x; git config gc.auto 0
+for i in 1 2 3; do seq $i 150000 > numbers; seq 1 ${i}000 > few; git add .; git commit -qm $i; done
+git repack -adfq --window=20 --threads=1; git fsck --full 2>/dev/null; git log --stat --format=%H";
+    same_in_a_quarter(directory.path(), "/bin/sh", &["-c", script], "git");
+}
+
+#[test]
+fn cpythons_own_tests() {
+    if !run::possible() {
+        return;
+    }
+    let tests = ["test_list", "test_dict", "test_mmap", "test_threading", "test_subprocess"];
+    let have = Command::new("/usr/bin/python3").args(["-c", "import test.test_list"]).output();
+    if !have.is_ok_and(|output| output.status.success()) {
+        return run::skip("cpython", "Python's own tests are not installed: apt-get install libpython3-testsuite");
+    }
+    let directory = run::directory();
+    for test in tests {
+        let arguments = ["-m", "test", "-q", test];
+        let plain = Command::new("/usr/bin/python3").args(arguments).current_dir(directory.path()).output().unwrap();
+        if !plain.status.success() {
+            run::skip(test, "it fails without us as well");
+            continue;
+        }
+        let ran = run::run_in(directory.path(), "12M", "/usr/bin/python3", &arguments);
+        assert_eq!(ran.code(), 0, "{test}: {}{}", ran.text(), ran.errors());
+        assert!(ran.largest("python3", "resident_bytes_max") <= 12 << 20);
+    }
+}

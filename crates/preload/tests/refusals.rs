@@ -1,0 +1,94 @@
+//! What `selfpage run` refuses, and that it says why in one line and starts nothing.
+
+mod run;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+#[track_caller]
+fn refused(arguments: &[&str], status: i32, names: &[&str]) {
+    let output = Command::new(run::tool()).arg("run").args(arguments).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {errors}");
+    assert!(errors.lines().count() == 1 && errors.starts_with("selfpage run: "), "{errors}");
+    assert!(names.iter().all(|name| errors.contains(name)), "{arguments:?}: {errors}");
+    assert!(output.stdout.is_empty(), "{arguments:?} ran");
+}
+
+fn write(path: &Path, contents: &[u8], mode: u32) {
+    std::fs::write(path, contents).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn sizes_and_names_that_make_no_sense() {
+    for size in ["", "many", "-4M", "64MB", "1.5G", "99999999999999999999G"] {
+        refused(&[&format!("--frames={size}"), "--", "echo", "ran"], 2, &["--frames"]);
+    }
+    refused(&["--frames", "64K", "--", "echo", "ran"], 2, &["1024K"]);
+    refused(&["--frames", "16M", "--policy", "best", "--", "echo", "ran"], 2, &["best", "lru"]);
+    refused(&["--frames", "16M", "--store", "/nonexistent/store", "--", "echo", "ran"], 2, &["/nonexistent"]);
+    refused(&["--frames", "16M", "--stats", "/nonexistent/stats", "--", "echo", "ran"], 2, &["/nonexistent"]);
+    refused(&["--frames", "16M", "--", "no-such-program"], 2, &["no-such-program", "PATH"]);
+    refused(&["--frames", "16M", "--", "/nonexistent/program"], 2, &["/nonexistent/program"]);
+}
+
+#[test]
+fn programs_that_cannot_be_entered() {
+    let directory = run::directory();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let frames = ["--frames", "16M", "--"];
+    let refused = |program: &str, names: &[&str]| refused(&[&frames[..], &[program]].concat(), 2, names);
+
+    let static_program = run::compile("library", &["-static", "-Wl,-e,slot", "-nostartfiles"]);
+    refused(static_program.to_str().unwrap(), &["statically linked"]);
+    let musl = run::compile("hazards", &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
+    refused(musl.to_str().unwrap(), &["another C library", "ld-musl"]);
+
+    let mut small = std::fs::read("/bin/true").unwrap();
+    small[4] = 1;
+    write(Path::new(&path("small")), &small, 0o755);
+    refused(&path("small"), &["64-bit"]);
+    write(Path::new(&path("plain")), b"echo ran\n", 0o755);
+    refused(&path("plain"), &["neither a program nor a script"]);
+    write(Path::new(&path("data")), b"#!/bin/sh\necho ran\n", 0o644);
+    refused(&path("data"), &["not executable", "chmod"]);
+    let script = format!("#!{}\n", static_program.display());
+    write(Path::new(&path("script")), script.as_bytes(), 0o755);
+    refused(&path("script"), &["script", "statically linked"]);
+    refused(directory.path().to_str().unwrap(), &["no file"]);
+
+    std::fs::copy("/bin/true", path("other")).unwrap();
+    if std::os::unix::fs::chown(path("other"), Some(65534), Some(65534)).is_err() {
+        return run::skip("root", "only root can make a program that becomes another user");
+    }
+    std::fs::set_permissions(path("other"), std::fs::Permissions::from_mode(0o4755)).unwrap();
+    refused(&path("other"), &["more rights", "setuid"]);
+}
+
+#[test]
+fn without_the_right_to_serve_the_kernels_faults() {
+    if !run::possible() {
+        return;
+    }
+    let open = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() == "1");
+    let tool = run::tool();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--clear-groups", "--no-new-privs"]).arg(&tool).args([
+        "run",
+        "--frames",
+        "16M",
+        "--",
+        "/bin/echo",
+        "ran",
+    ]);
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if open || errors.contains("Permission denied") && errors.contains("setpriv") {
+        return run::skip("unprivileged", "this user may do it, or cannot reach what was built");
+    }
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("system calls cannot be served") && errors.contains("doctor"), "{errors}");
+    assert!(output.stdout.is_empty());
+}
