@@ -15,8 +15,6 @@ use crate::error::{Error, Result};
 /// Whether the kernel may swap the frames out behind the domain's back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Residence {
-    /// The pool is locked: never.
-    Locked,
     /// There is no swap for this process (none on the machine, or `memory.swap.max` is 0): never.
     NoSwap,
     /// It may. `selfpage doctor` says what to do.
