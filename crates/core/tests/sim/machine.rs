@@ -66,7 +66,8 @@ pub struct SimMmu {
 impl SimMmu {
     pub fn new(first: PageNo, pages: usize, frames: usize, weather: &'static Weather) -> SimMmu {
         let mut void = Box::new([0; PAGE_BYTES]);
-        (set_half(&mut void, 0, VOID), set_half(&mut void, 1, VOID));
+        set_half(&mut void, 0, VOID);
+        set_half(&mut void, 1, VOID);
         SimMmu {
             first,
             weather,

@@ -114,14 +114,12 @@ pub fn reset() {
             }
         }
         s.runnable.borrow_mut().clear();
-        (
-            s.current.set(None),
-            s.next.set(None),
-            s.quiet.set(false),
-            s.now_ns.set(1),
-            s.alarm_ns.set(u64::MAX),
-            s.yields.set(0),
-        );
+        s.current.set(None);
+        s.next.set(None);
+        s.quiet.set(false);
+        s.now_ns.set(1);
+        s.alarm_ns.set(u64::MAX);
+        s.yields.set(0);
         s.order.set(match dice::below(4) {
             0 | 1 => Order::Even,
             2 => Order::Sticky(2 + dice::below(12)),

@@ -47,7 +47,7 @@ impl Climate {
             bad_fills: dice::once_in(3),
             bad_saves: dice::once_in(3),
             lies: dice::once_in(3),
-            closing: dice::once_in(5),
+            closing: dice::once_in(3),
         }
     }
 
@@ -81,7 +81,7 @@ impl Weather {
         self.save_fails_once_in.set(rate(climate.bad_saves, 4));
         self.lies_once_in.set(rate(climate.lies, 4));
         self.wrong_context_once_in.set(dice::below(3) * 8);
-        if climate.closing && dice::once_in(8) {
+        if climate.closing && dice::once_in(2) {
             self.closed.set(true);
         }
     }
