@@ -47,7 +47,7 @@ fn watch() {
     let key = KEY.load(Ordering::Relaxed);
     if key != u32::MAX {
         // SAFETY: c-library: a key that was created; the value is a number, the round to come.
-        unsafe { libc::pthread_setspecific(key, std::ptr::dangling::<c_void>()) };
+        unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(1)) };
     }
 }
 
@@ -57,7 +57,7 @@ unsafe extern "C" fn round(number: *mut c_void) {
     if number < ROUNDS {
         let key = KEY.load(Ordering::Relaxed);
         // SAFETY: c-library: as in `watch`.
-        unsafe { libc::pthread_setspecific(key, (number + 1) as *const c_void) };
+        unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(number + 1)) };
     } else {
         ended();
     }

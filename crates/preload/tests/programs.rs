@@ -95,7 +95,7 @@ fn git() {
     let directory = run::directory();
     let script = "
 set -e
-export HOME=$PWD GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_DATE='1 +0000' GIT_COMMITTER_DATE='1 +0000'
+export HOME=$PWD GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_DATE='1000000000 +0000' GIT_COMMITTER_DATE='1000000000 +0000'
 rm -rf r; git init -q r; cd r; git config user.name n; git config user.email e@x; git config gc.auto 0
 for i in 1 2 3; do seq $i 150000 > numbers; seq 1 ${i}000 > few; git add .; git commit -qm $i; done
 git repack -adfq --window=20 --threads=1; git fsck --full 2>/dev/null; git log --stat --format=%H";
