@@ -8,7 +8,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::arch::asm;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use dlmalloc::{Allocator, Dlmalloc};
 
@@ -129,6 +129,10 @@ pub fn is_pager() -> bool {
     IS_PAGER.get()
 }
 
+/// The thread that holds the locks of the other heaps over a fork: what is allocated for the threads that it starts in the
+/// child must not wait for them. 0: none.
+static FORKING: AtomicUsize = AtomicUsize::new(0);
+
 /// Runs `start`, which starts a pager thread.
 pub fn starting_a_pager<T>(start: impl FnOnce() -> T) -> T {
     STARTING.fetch_add(1, Ordering::SeqCst);
@@ -147,7 +151,8 @@ enum Heap {
 }
 
 fn heap_for(size: usize, asker: Asker) -> Heap {
-    if asker == Asker::Ourselves {
+    let forking = FORKING.load(Ordering::Relaxed);
+    if asker == Asker::Ourselves || (forking != 0 && forking == this_thread()) {
         Heap::Own
     } else if managed::get().is_none() {
         Heap::Quiet
@@ -166,12 +171,17 @@ fn on_own<T>(work: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
     work(&mut OWN_HEAP.take())
 }
 
-/// A shard for this thread: the one it had, if nobody else is there.
-fn any_shard() -> Held<'static, Dlmalloc<Pages>> {
+/// A number that is this thread's alone, and the same after a fork.
+fn this_thread() -> usize {
     let pointer: usize;
     // SAFETY: thread-local-c: on x86-64 the first word of a thread's block is its own address.
     unsafe { asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly)) };
-    let first = (pointer >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62;
+    pointer
+}
+
+/// A shard for this thread: the one it had, if nobody else is there.
+fn any_shard() -> Held<'static, Dlmalloc<Pages>> {
+    let first = (this_thread() >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62;
     for step in 0..SHARDS {
         if let Some(shard) = SHARD[(first + step) % SHARDS].try_take() {
             return shard;
@@ -342,6 +352,7 @@ pub fn hold() {
     QUIET_HEAP.hold();
     MANAGED.hold();
     QUIET.hold();
+    FORKING.store(this_thread(), Ordering::Relaxed);
 }
 
 /// Ends that.
@@ -349,6 +360,7 @@ pub fn hold() {
 /// # Safety
 /// *lock-word*: the caller, or the thread it is a copy of, called [`hold`].
 pub unsafe fn let_go() {
+    FORKING.store(0, Ordering::Relaxed);
     // SAFETY: lock-word: passed on from our caller.
     unsafe {
         QUIET.let_go();

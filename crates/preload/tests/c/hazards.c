@@ -127,6 +127,12 @@ static void fork_amid(void) {
   stop = 1;
   for (int i = 0; i < 2; i++) pthread_join(t[i], 0);
 }
+static void *fork_here(void *p) { pid_t child = fork(); if (!child) { same(p, 24 * MIB, 2); free(strdup("x")); exit(0); } wait_ok(child); return 0; }
+static void fork_from_thread(void) {
+  char *p = full(24 * MIB, 2);
+  pthread_t t;
+  for (int i = 0; i < 3; i++) CHECK(!pthread_create(&t, 0, fork_here, p) && !pthread_join(t, 0));
+}
 extern char **environ;
 static void fork_exec(void) {
   char *p = full(16 * MIB, 4);
@@ -266,7 +272,7 @@ static void become(void) { full(16 * MIB, 1); flood(); fflush(stdout); execlp("e
 static void wait_for_end(void) { full(16 * MIB, 1); puts("up"); fflush(stdout); pause(); }
 static void status_seven(void) { flood(); exit(7); }
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_exec", fork_exec},
+  {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec},
   {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
   {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages}, {"robust", robust}, {"own_stacks", own_stacks},
   {"signals", signals}, {"main_ends_first", main_ends_first}, {"quick", quick}, {"become", become},
