@@ -83,7 +83,9 @@ fn begin(args: &Args) -> Result<(Child, SignalsInfo<WithOrigin>, Records), Refus
     }
     serves_system_calls()?;
     let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
-    let mut wishes = OsString::from(format!("frames={frames_bytes};policy={};record={}", args.policy, records.path()));
+    let user = rustix::process::geteuid().as_raw();
+    let (policy, record) = (&args.policy, records.path());
+    let mut wishes = OsString::from(format!("frames={frames_bytes};policy={policy};user={user};record={record}"));
     if let Some(store) = store {
         wishes.push(";store=");
         wishes.push(store);

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
-use selfpage::{DescriptorTable, Domain};
+use selfpage::{DescriptorTable, Domain, Kind};
 
 use crate::managed::{self, HEAP_BYTES, MAPS_BYTES, Managed};
 use crate::{malloc, process, record, sys, threads};
 
-/// What the environment says, in one variable: `frames=BYTES;policy=NAME;store=PLACE;record=PATH`.
+/// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=PATH`.
 pub const VARIABLE: &str = "SELFPAGE_RUN";
 
 /// Where `run` told us to keep pages.
@@ -26,6 +26,8 @@ struct Wishes {
     policy: String,
     place: Place,
     record: Option<String>,
+    /// Who called `run`.
+    user: Option<u32>,
 }
 
 #[used]
@@ -59,6 +61,7 @@ impl Wishes {
             policy: value("policy").unwrap_or_else(|| "lru".into()),
             place,
             record: value("record"),
+            user: value("user").and_then(|user| user.parse().ok()),
         })
     }
 
@@ -70,8 +73,16 @@ impl Wishes {
             .policy(&self.policy)
             .descriptor_table(DescriptorTable::Private)
             .needs_system_calls()
-            .build()
-            .map_err(|error| error.to_string())?;
+            .build();
+        let domain = match domain {
+            Ok(domain) => domain,
+            // A program that a service executes as another user, say. It worked before; now it does without us.
+            Err(error) if error.kind() == Kind::Unsupported && self.is_another_user() => {
+                sys::say(&format!("selfpage: not managed, because it runs as another user: {error}\n"));
+                return Ok(());
+            }
+            Err(error) => return Err(error.to_string()),
+        };
         let region = |len_bytes, name| {
             domain
                 .region(len_bytes)
@@ -88,6 +99,13 @@ impl Wishes {
             record::write_to(path);
         }
         Ok(())
+    }
+}
+
+impl Wishes {
+    fn is_another_user(&self) -> bool {
+        // SAFETY: c-library: the call has no arguments, and cannot fail.
+        self.user.is_some_and(|user| user != unsafe { libc::geteuid() })
     }
 }
 

@@ -181,8 +181,10 @@ fn keep_top(attributes: *const Attributes) {
     }
     let (mut lowest, mut len) = (std::ptr::null_mut(), 0);
     // SAFETY: c-library: the program passes attributes that are set up.
-    if unsafe { libc::pthread_attr_getstack(attributes, &raw mut lowest, &raw mut len) } == 0 && !lowest.is_null() {
-        let top = lowest as usize + len;
+    let found = unsafe { libc::pthread_attr_getstack(attributes, &raw mut lowest, &raw mut len) } == 0;
+    // Where only a size was set, the stack is said to end at 0.
+    let top = (lowest as usize).wrapping_add(len);
+    if found && top != 0 {
         maps::keep(top - len.min(TOP_BYTES), len.min(TOP_BYTES));
     }
 }

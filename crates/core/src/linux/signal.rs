@@ -24,6 +24,13 @@ pub fn block_all() -> SignalSet {
     set_mask(SignalSet::ALL)
 }
 
+/// Blocks every signal but the C library's own two, for a thread that keeps it so: with one of them setuid(3) and its like
+/// have every thread follow, and wait until each has.
+pub fn block_for_good() {
+    const OF_THE_C_LIBRARY: u64 = 1 << (32 - 1) | 1 << (33 - 1);
+    set_mask(SignalSet(!OF_THE_C_LIBRARY));
+}
+
 /// Makes `mask` the set of blocked signals of the calling thread.
 pub fn restore(mask: SignalSet) {
     set_mask(mask);

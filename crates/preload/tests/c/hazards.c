@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -267,6 +268,12 @@ static void main_ends_first(void) {
   CHECK(!pthread_create(&t, 0, last, 0) && !pthread_detach(t));
   pthread_exit(0);
 }
+static void change_user(void) { // every thread has to follow, pager threads too
+  flood();
+  if (getuid()) { puts("ok"); return; }
+  CHECK(!setgroups(0, 0) && !setresgid(65534, 65534, 65534) && !setresuid(65534, 65534, 65534));
+  flood();
+}
 static void quick(void) { flood(); puts("ok"); fflush(stdout); quick_exit(0); }
 static void become(void) { full(16 * MIB, 1); flood(); fflush(stdout); execlp("echo", "echo", "ok", (char *)0); }
 static void wait_for_end(void) { full(16 * MIB, 1); puts("up"); fflush(stdout); pause(); }
@@ -275,7 +282,7 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec},
   {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
   {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages}, {"robust", robust}, {"own_stacks", own_stacks},
-  {"signals", signals}, {"main_ends_first", main_ends_first}, {"quick", quick}, {"become", become},
+  {"signals", signals}, {"main_ends_first", main_ends_first}, {"quick", quick}, {"change_user", change_user}, {"become", become},
   {"wait_for_end", wait_for_end}, {"status_seven", status_seven}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

@@ -59,6 +59,7 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
     let mask = signal::block_all();
     let (up, is_up) = std::sync::mpsc::sync_channel(1);
     let thread = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
+        signal::block_for_good();
         let here = 0u8;
         STACKS[place].store(&raw const here as usize, Ordering::Release);
         TIDS[place].store(this_thread::id(), Ordering::Release);
