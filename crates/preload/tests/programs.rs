@@ -34,11 +34,11 @@ fn python() {
         return;
     }
     let script = "
-numbers = [(i * 7919) % 200003 for i in range(200000)]
-by_number = {n: [n, -n] for n in range(60000)}
+numbers = [(i * 7919) % 60013 for i in range(60000)]
+by_number = {n: [n, -n] for n in range(20000)}
 numbers.sort()
-words = sorted('%06d' % (n * 31 % 99991) for n in range(20000))
-print(len(numbers), numbers[::20000], sum(v[0] - v[1] for v in by_number.values()), words[::4000])
+words = sorted('%06d' % (n * 31 % 99991) for n in range(8000))
+print(len(numbers), numbers[::6000], sum(v[0] - v[1] for v in by_number.values()), words[::1600])
 ";
     same_in_a_quarter(Path::new("/"), "/usr/bin/python3", &["-S", "-c", script], "python3");
 }
