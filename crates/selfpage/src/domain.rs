@@ -430,10 +430,6 @@ impl Inner {
             });
         }
     }
-
-    pub(crate) fn standing(&self) -> bool {
-        !self.stopping()
-    }
 }
 
 /// The monotonic clock, by the vDSO.
@@ -532,7 +528,7 @@ fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
 /// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.
 fn pager(inner: &Arc<Inner>) {
     let state = &inner.state;
-    while inner.standing() {
+    while !inner.stopping() {
         let seen = state.requested.count();
         if errand::serve(state, &inner.errands) {
             continue;

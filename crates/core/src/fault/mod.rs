@@ -247,7 +247,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
         return Step::Again;
     }
     domain.frames.set_zeroed(new, Zeroed::Unknown);
-    domain.lease(new).get_mut().copy_from(domain.lease(old).get());
+    *domain.lease(new).get_mut() = *domain.lease(old).get();
     if let Err(partial) = domain.map(region, page, new, 1) {
         domain.stack.give(domain.mmu, new, 1);
         if !domain.settle(region, page, seen.with_save()) {
@@ -456,15 +456,5 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             range::bring_in(domain, PageRange { first: page, count: u64::from(count) });
             Outcome::Resolved
         }
-    }
-}
-
-trait CopyFrom {
-    fn copy_from(&mut self, from: &Self);
-}
-
-impl CopyFrom for crate::addr::PageBytes {
-    fn copy_from(&mut self, from: &Self) {
-        *self = *from;
     }
 }
