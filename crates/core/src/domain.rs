@@ -85,7 +85,7 @@ impl DomainState {
     /// Lists a page that is on standby already, or takes its frame where the list is full.
     pub(crate) fn publish_standby(&self, region: &Region, page: PageNo, frame: Frame) {
         if self.stack.push_standby(frame, page) {
-            return self.stack.available.signal(self.mmu);
+            return self.stack.demand.available.signal(self.mmu);
         }
         let Some(word) = region.word(page) else { return };
         let seen = word.load();

@@ -23,6 +23,7 @@ pub mod pager;
 pub mod policy;
 pub mod region;
 pub mod ring;
+pub mod shortage;
 #[cfg(not(loom))]
 pub mod stack;
 pub mod stream;

@@ -12,7 +12,8 @@ use crate::domain::DomainState;
 use crate::frame::{FrameSet, Zeroed};
 use crate::page::{State, Word};
 use crate::ring::Ring;
-use crate::sync::{AtomicU32, Event, Ordering};
+use crate::shortage::Demand;
+use crate::sync::{AtomicU32, Ordering};
 use crate::trace::Counters;
 
 /// How many frames are given memory at once, at least, when a fault needs one: by the faulting thread itself, since a thread
@@ -36,48 +37,12 @@ pub struct FrameStack {
     given_up: FrameSet,
     /// The last claim was refused memory: until one is not, what is unclaimed cannot be counted on.
     refused: AtomicU32,
-    /// Frames became available, or the evictor gave up.
-    pub available: Event,
-    /// Fewer frames are available than the reserve wants.
-    pub wanted: Event,
+    /// Who waits for frames, and what the evictor has to say to them.
+    pub demand: Demand,
     /// The reserve that the evictor keeps.
     pub reserve: AtomicU32,
     /// With fewer frames ready than this, or than half the reserve, the evictor is woken.
     pub wake_below: AtomicU32,
-    /// Why the evictor cannot free any frame; a [`Shortage`], 0 while it can.
-    shortage: AtomicU32,
-    /// How often the evictor has said so.
-    stated: AtomicU32,
-}
-
-/// Why no frame can be had.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shortage {
-    /// Every resident page is pinned by the program, the kernel or a device, or its pager has nowhere to save it to.
-    AllHeld,
-    /// The system has no memory for the frames that the contract still allows, and the domain holds none that could go.
-    NoMemory,
-    /// Pages cannot be saved: the store failed with this.
-    Unsaved(crate::pager::PagerError),
-}
-
-impl Shortage {
-    /// As a small number that is not zero, for words that have no room for more.
-    pub(crate) const fn code(self) -> u32 {
-        match self {
-            Shortage::AllHeld => 1,
-            Shortage::NoMemory => 2,
-            Shortage::Unsaved(error) => error.code() + 2,
-        }
-    }
-    pub(crate) const fn from_code(code: u32) -> Option<Shortage> {
-        match code {
-            0 => None,
-            1 => Some(Shortage::AllHeld),
-            2 => Some(Shortage::NoMemory),
-            code => Some(Shortage::Unsaved(crate::pager::PagerError::from_code(code - 2))),
-        }
-    }
 }
 
 impl FrameStack {
@@ -93,12 +58,9 @@ impl FrameStack {
             begun: AtomicU32::new(0),
             given_up,
             refused: AtomicU32::new(0),
-            available: Event::default(),
-            wanted: Event::default(),
+            demand: Demand::default(),
             reserve: AtomicU32::new(0),
             wake_below: AtomicU32::new(0),
-            shortage: AtomicU32::new(0),
-            stated: AtomicU32::new(0),
         }
     }
 
@@ -146,7 +108,7 @@ impl FrameStack {
     /// Lets the domain claim `count` frames more.
     pub fn extend(&self, mmu: &dyn crate::mmu::Mmu, count: u32) {
         self.budget.fetch_add(count, Ordering::SeqCst);
-        self.available.signal(mmu);
+        self.demand.available.signal(mmu);
     }
 
     /// Takes up to `count` frames that were never claimed out of the contract. How many are left to be taken elsewhere.
@@ -170,22 +132,7 @@ impl FrameStack {
     pub(crate) fn unclaim(&self, mmu: &dyn crate::mmu::Mmu, first: Frame, count: u32) {
         self.given_up.give(first, count);
         self.claimed.fetch_sub(count, Ordering::SeqCst);
-        self.available.signal(mmu);
-    }
-
-    /// Why no frame can be had, if the evictor says so.
-    pub fn shortage(&self) -> Option<Shortage> {
-        Shortage::from_code(self.shortage.load(Ordering::SeqCst))
-    }
-
-    /// Says whether frames can be had. Only the evictor may.
-    pub fn set_shortage(&self, mmu: &dyn crate::mmu::Mmu, shortage: Option<Shortage>) {
-        let code = shortage.map_or(0, Shortage::code);
-        self.shortage.store(code, Ordering::SeqCst);
-        if code != 0 {
-            self.stated.fetch_add(1, Ordering::SeqCst);
-            self.available.signal(mmu);
-        }
+        self.demand.available.signal(mmu);
     }
 
     /// Gives frames back, and wakes those who wait for one.
@@ -194,7 +141,7 @@ impl FrameStack {
     /// Trap.
     pub fn give(&self, mmu: &dyn crate::mmu::Mmu, first: Frame, count: u32) {
         self.free.give(first, count);
-        self.available.signal(mmu);
+        self.demand.available.signal(mmu);
     }
 
     /// A frame is about to go on standby: call it before the page's word says so, and [`FrameStack::push_standby`] after.
@@ -215,34 +162,6 @@ impl FrameStack {
     }
 }
 
-/// One thread's wait for a frame. It ends in vain only when the evictor has looked since it began: what was short a while ago
-/// need not be so now.
-#[derive(Default)]
-pub(crate) struct FrameWait(Option<u32>);
-
-impl FrameWait {
-    /// Asks the evictor for frames, and sleeps until there may be some; `seen` is the count of [`FrameStack::available`] from
-    /// before the caller looked for one.
-    ///
-    /// # Context
-    /// Trap, outside the gate.
-    ///
-    /// # Errors
-    /// The evictor says that there is none to be had.
-    pub(crate) fn sleep(&mut self, domain: &DomainState, seen: u32) -> Result<(), Shortage> {
-        let stack = &domain.stack;
-        let stated = stack.stated.load(Ordering::SeqCst);
-        if *self.0.get_or_insert(stated) != stated
-            && let Some(shortage) = stack.shortage()
-        {
-            return Err(shortage);
-        }
-        stack.wanted.signal(domain.mmu);
-        stack.available.wait(domain.mmu, seen, 0);
-        Ok(())
-    }
-}
-
 /// Takes up to `want` neighbouring frames: free ones, else ones that the contract still allows, else one from standby.
 /// The frames belong to the caller; nobody else knows them. `None`: there are none.
 ///
@@ -259,7 +178,7 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
     // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
     let half = stack.reserve.load(Ordering::Relaxed).div_ceil(2);
     if stack.ready() < stack.wake_below.load(Ordering::Relaxed).max(half) {
-        stack.wanted.signal(domain.mmu);
+        stack.demand.wanted.signal(domain.mmu);
     }
     run
 }

@@ -61,6 +61,13 @@ mod waiting {
             self.count.load(Ordering::SeqCst)
         }
 
+        /// [`Event::count`], for a thread that sleeps on this event until it is told to end; `None`: it has been. Whoever tells
+        /// it signals the event afterwards, so the count must be read before the look.
+        pub fn count_unless(&self, ended: impl FnOnce() -> bool) -> Option<u32> {
+            let seen = self.count();
+            (!ended()).then_some(seen)
+        }
+
         /// It happened: wakes every sleeper. Costs a system call only where somebody sleeps.
         ///
         /// # Context

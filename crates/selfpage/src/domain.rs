@@ -312,7 +312,7 @@ impl Inner {
         self.state.stack.reserve.store(base + standby, Ordering::Relaxed);
         // A page gets its second chance only while it is on standby: new ones take the place of those used up.
         self.state.stack.wake_below.store(base / 2 + standby, Ordering::Relaxed);
-        self.state.stack.wanted.signal(self.state.mmu);
+        self.state.stack.demand.wanted.signal(self.state.mmu);
     }
 
     /// How many frames the policy wants on standby.
@@ -481,7 +481,7 @@ impl Inner {
         self.stop.store(true, Ordering::SeqCst);
         upcall::delist(&raw const *self);
         let state = &self.state;
-        for event in [&state.requested, &state.to_save, &state.stack.wanted, &state.stack.available] {
+        for event in [&state.requested, &state.to_save, &state.stack.demand.wanted, &state.stack.demand.available] {
             event.signal(state.mmu);
         }
         self.bell.ring();
@@ -528,8 +528,7 @@ fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
 /// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.
 fn pager(inner: &Arc<Inner>) {
     let state = &inner.state;
-    while !inner.stopping() {
-        let seen = state.requested.count();
+    while let Some(seen) = state.requested.count_unless(|| inner.stopping()) {
         if errand::serve(state, &inner.errands) {
             continue;
         }

@@ -8,7 +8,7 @@ use selfpage_core::fault::Failure;
 use selfpage_core::linux::Errno;
 use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::PagerError;
-use selfpage_core::stack::Shortage;
+use selfpage_core::shortage::Shortage;
 
 /// What a caller can do about an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use selfpage_core::fault::{evict, save};
-use selfpage_core::stack::Shortage;
+use selfpage_core::shortage::Shortage;
 
 use crate::domain::Inner;
 
@@ -25,27 +25,28 @@ pub(crate) fn run(inner: &Inner) {
     let state = inner.state();
     let stack = &state.stack;
     let mut vain: Option<Vain> = None;
-    while !inner.stopping() {
-        let seen = stack.wanted.count();
+    let mut patience_ns = PATIENCE_NS;
+    while let Some(seen) = stack.demand.wanted.count_unless(|| inner.stopping()) {
         let reserve = stack.reserve.load(Ordering::Relaxed);
         let keep = inner.standby_target();
         if stack.on_standby() > keep && evict::trim_standby(state, keep) > 0 {
             continue;
         }
         if stack.ready() >= reserve {
-            vain = None;
-            stack.wanted.wait(state.mmu, seen, 0);
+            (vain, patience_ns) = (None, PATIENCE_NS);
+            stack.demand.end_shortage();
+            stack.demand.wanted.wait(state.mmu, seen, 0);
             continue;
         }
         let saves = state.save_error().is_none();
         if saves && stack.ready() >= reserve / 4 && stack.ready() + stack.saving() >= reserve {
             // Enough will be ready soon; more pages would go for nothing.
-            stack.wanted.wait(state.mmu, seen, 1000);
+            stack.demand.wanted.wait(state.mmu, seen, 1000);
             continue;
         }
         let saves = saves && save::room(state) > 0;
         let want = if saves { reserve.saturating_sub(stack.ready()).max(8) } else { SEARCH };
-        let available = stack.available.count();
+        let available = stack.demand.available.count();
         let evicted = {
             let mut policy = inner.policy.lock().unwrap_or_else(PoisonError::into_inner);
             evict::evict(state, &mut **policy, want)
@@ -53,28 +54,28 @@ pub(crate) fn run(inner: &Inner) {
         // What is queued for a store that fails comes back.
         tracing::trace!(?evicted, want, "evicted");
         if evicted.ready > 0 || (evicted.queued > 0 && saves) {
-            vain = None;
+            (vain, patience_ns) = (None, PATIENCE_NS);
+            stack.demand.end_shortage();
             continue;
         }
-        let since = vain.get_or_insert_with(|| Vain::from_now(inner, PATIENCE_NS));
+        let since = vain.get_or_insert_with(|| Vain::from_now(inner, seen, patience_ns));
         since.note(evicted.kept + evicted.queued, want, stack.claimed());
         let since = *since;
         if stack.saving() > 0 {
             // The saver is at work; it frees frames, or the queue.
-            stack.available.wait(state.mmu, available, 2000);
+            stack.demand.available.wait(state.mmu, available, 2000);
         } else {
-            stack.wanted.wait(state.mmu, seen, 1000);
+            stack.demand.wanted.wait(state.mmu, seen, 1000);
         }
         if since.proves_shortage(inner) {
             let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
-            let asked = stack.wanted.count();
             let why = state.save_error().map_or(held, Shortage::Unsaved);
             tracing::warn!(?why, "no frame can be freed");
-            stack.set_shortage(state.mmu, Some(why));
-            // Whoever needs a frame next asks again, and is given another look.
-            stack.wanted.wait(state.mmu, asked, 0);
-            stack.set_shortage(state.mmu, None);
-            vain = Some(Vain::from_now(inner, PATIENCE_ASKED_AGAIN_NS));
+            let Some(seen) = stack.demand.wanted.count_unless(|| inner.stopping()) else { return };
+            stack.demand.state_shortage(state.mmu, since.asked, why);
+            // Whoever asked later, or asks next, is given another look.
+            stack.demand.wanted.wait(state.mmu, seen, 0);
+            (vain, patience_ns) = (None, PATIENCE_ASKED_AGAIN_NS);
         }
     }
 }
@@ -83,6 +84,8 @@ pub(crate) fn run(inner: &Inner) {
 #[derive(Clone, Copy)]
 struct Vain {
     deadline_ns: u64,
+    /// The count of [`selfpage_core::shortage::Demand::wanted`] from before it began.
+    asked: u32,
     /// [`Inner::saver_turns`] when it began.
     turns: u64,
     /// Pages that were tried.
@@ -92,9 +95,9 @@ struct Vain {
 }
 
 impl Vain {
-    fn from_now(inner: &Inner, patience_ns: u64) -> Vain {
+    fn from_now(inner: &Inner, asked: u32, patience_ns: u64) -> Vain {
         let turns = inner.saver_turns.load(Ordering::SeqCst);
-        Vain { deadline_ns: inner.state().mmu.now_ns() + patience_ns, turns, tried: 0, tried_all: false }
+        Vain { deadline_ns: inner.state().mmu.now_ns() + patience_ns, asked, turns, tried: 0, tried_all: false }
     }
 
     /// `tried` pages were tried of the `want` that were to be found.

@@ -491,7 +491,7 @@ impl Region {
         let state = self.life.inner.state();
         let evict::Evicted { ready, queued, kept } = self.life.inner.on_pager_thread(|| range::evict(state, range));
         if ready + queued == 0 && kept > 0 {
-            let failure = Failure::Shortage(selfpage_core::stack::Shortage::AllHeld);
+            let failure = Failure::Shortage(selfpage_core::shortage::Shortage::AllHeld);
             return Err(Error::failure("evict", self.range_name(range), failure));
         }
         Ok(ready + queued)

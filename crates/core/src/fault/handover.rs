@@ -5,7 +5,7 @@ use crate::addr::PageNo;
 use crate::domain::DomainState;
 use crate::mmu::{Mmu, Refusal};
 use crate::pager::PagerError;
-use crate::stack::Shortage;
+use crate::shortage::Shortage;
 use crate::sync::{AtomicU32, Ordering};
 
 /// Threads that wait for a pager thread at once. Others wait for a place.

@@ -22,7 +22,8 @@ use crate::mmu::{Refusal, Trap};
 use crate::page::{State, Word};
 use crate::pager::{Context, Pager, PagerError};
 use crate::region::{Access, Region};
-use crate::stack::{self, FrameWait, Shortage};
+use crate::shortage::{FrameWait, Shortage};
+use crate::stack;
 use crate::stream::Chunk;
 use crate::trace::Counters;
 
@@ -108,7 +109,7 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
-                if let Err(shortage) = frame_wait.sleep(domain, seen) {
+                if let Err(shortage) = frame_wait.sleep(&domain.stack.demand, domain.mmu, seen) {
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
@@ -163,7 +164,7 @@ fn bring_in(
     if context < pager.fills_in() {
         return Step::HandOver;
     }
-    let frames_seen = domain.stack.available.count();
+    let frames_seen = domain.stack.demand.available.count();
     if !word.claim(seen) {
         return Step::Again;
     }
@@ -237,7 +238,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     let Some(word) = region.word(page) else {
         return Step::Again;
     };
-    let frames_seen = domain.stack.available.count();
+    let frames_seen = domain.stack.demand.available.count();
     let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
         return Step::AwaitFrame(frames_seen);
     };

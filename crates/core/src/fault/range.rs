@@ -15,7 +15,8 @@ use crate::mmu::Refusal;
 use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
-use crate::stack::{self, FrameWait};
+use crate::shortage::FrameWait;
+use crate::stack;
 use crate::stream::Chunk;
 use crate::sync::Ordering;
 use crate::trace::Counters;
@@ -38,7 +39,7 @@ fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region)
             (Step::Done(outcome), _) => return outcome,
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
-                if let Err(shortage) = frame_wait.sleep(domain, seen) {
+                if let Err(shortage) = frame_wait.sleep(&domain.stack.demand, domain.mmu, seen) {
                     return Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
@@ -226,11 +227,11 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
     let mut evicted = Evicted::default();
     let mut at = range.first;
     while at < range.end() {
-        let seen = domain.stack.available.count();
+        let seen = domain.stack.demand.available.count();
         let room = save::room(domain).min(STRETCH);
         if room == 0 {
             domain.to_save.signal(domain.mmu);
-            domain.stack.available.wait(domain.mmu, seen, 1000);
+            domain.stack.demand.available.wait(domain.mmu, seen, 1000);
             continue;
         }
         // A page that somebody is at, perhaps to finish the very fault that the caller just took, is waited for.
@@ -310,7 +311,7 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
     let mut at = range.first;
     let mut frame_wait = FrameWait::default();
     while at < range.end() {
-        let seen = domain.stack.available.count();
+        let seen = domain.stack.demand.available.count();
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(at) else { return };
         let Some(pager) = region.pager() else { return };
@@ -328,7 +329,7 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         drop(inside);
         match short {
             None => at = at.plus(piece),
-            Some(_) if frame_wait.sleep(domain, seen).is_err() => return,
+            Some(_) if frame_wait.sleep(&domain.stack.demand, domain.mmu, seen).is_err() => return,
             Some(next) => at = next,
         }
     }
@@ -363,7 +364,7 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident => {}
     }
-    let frames_seen = domain.stack.available.count();
+    let frames_seen = domain.stack.demand.available.count();
     let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
         return Step::AwaitFrame(frames_seen);
     };
@@ -422,7 +423,7 @@ pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
     let mut left = domain.stack.cut_unclaimed(count);
     let mut frame_wait = FrameWait::default();
     while let Some(want) = NonZeroU32::new(left) {
-        let seen = domain.stack.available.count();
+        let seen = domain.stack.demand.available.count();
         let inside = domain.gate.enter(domain.mmu);
         if let Some(run) = stack::take(domain, want) {
             let some = run.count.get();
@@ -432,7 +433,7 @@ pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
             continue;
         }
         drop(inside);
-        frame_wait.sleep(domain, seen).map_err(Failure::Shortage)?;
+        frame_wait.sleep(&domain.stack.demand, domain.mmu, seen).map_err(Failure::Shortage)?;
     }
     Ok(())
 }

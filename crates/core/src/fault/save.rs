@@ -18,9 +18,9 @@ pub const BATCH: usize = 256;
 pub(super) fn enqueue(domain: &DomainState, page: PageNo, frame: Frame) {
     domain.stack.joins_saving();
     while !domain.saves.push(page.0, u64::from(frame.0)) {
-        let seen = domain.stack.available.count();
+        let seen = domain.stack.demand.available.count();
         domain.to_save.signal(domain.mmu);
-        domain.stack.available.wait(domain.mmu, seen, 1000);
+        domain.stack.demand.available.wait(domain.mmu, seen, 1000);
     }
     domain.to_save.signal(domain.mmu);
 }

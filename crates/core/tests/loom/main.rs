@@ -20,6 +20,7 @@ use selfpage_core::mmu::Trap;
 use selfpage_core::page::{Found, PageWord, State, Word};
 use selfpage_core::region::{Region, RegionMap, Rights};
 use selfpage_core::ring::Ring;
+use selfpage_core::shortage::{Demand, FrameWait, Shortage};
 use selfpage_core::sync::{Event, Gate};
 
 /// Runs `model` in every interleaving with at most `preemptions` switches away from a thread that could go on.
@@ -512,6 +513,60 @@ fn a_signal_reaches_every_sleeper() {
         event.signal(mmu);
         sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
         assert!(!event.awaited());
+    });
+}
+
+#[test]
+fn whoever_is_told_to_end_does() {
+    explore(3, || {
+        let shared = Arc::new((AtomicBool::new(false), Event::default(), Sleeping(Bed::new())));
+        let sleeper = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (ended, event, mmu) = &*shared;
+                while let Some(seen) = event.count_unless(|| ended.load(Ordering::Relaxed)) {
+                    event.wait(mmu, seen, 0);
+                }
+            })
+        };
+        let (ended, event, mmu) = &*shared;
+        ended.store(true, Ordering::Relaxed);
+        event.signal(mmu);
+        sleeper.join().unwrap();
+    });
+}
+
+#[test]
+fn nobody_is_told_of_a_shortage_from_before_they_asked() {
+    explore(3, || {
+        let state = (Demand::default(), AtomicBool::new(true), AtomicBool::new(false));
+        let shared = Arc::new((state, Sleeping(Bed::new())));
+        let evictor = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let ((demand, held, free), mmu) = &*shared;
+                loop {
+                    let asked = demand.wanted.count();
+                    if !held.load(Ordering::SeqCst) {
+                        free.store(true, Ordering::SeqCst);
+                        return demand.available.signal(mmu);
+                    }
+                    demand.state_shortage(mmu, asked, Shortage::AllHeld);
+                    demand.wanted.wait(mmu, asked, 0);
+                }
+            })
+        };
+        let ((demand, held, free), mmu) = &*shared;
+        held.store(false, Ordering::SeqCst);
+        let mut frame_wait = FrameWait::default();
+        loop {
+            let seen = demand.available.count();
+            if free.load(Ordering::SeqCst) {
+                break;
+            }
+            frame_wait.sleep(demand, mmu, seen).expect("nothing is held any more");
+        }
+        evictor.join().unwrap();
     });
 }
 

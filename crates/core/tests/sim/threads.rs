@@ -7,7 +7,7 @@ use selfpage_core::fault::{self, Fault, Outcome};
 use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::Access;
-use selfpage_core::stack::Shortage;
+use selfpage_core::shortage::Shortage;
 use selfpage_core::sync::Ordering;
 
 use crate::dice;
@@ -81,30 +81,34 @@ fn server(world: &'static World) {
 fn evictor(world: &'static World) {
     let (domain, stack) = (&world.domain, &world.domain.stack);
     let mut barren = 0;
+    let mut asked = 0;
     while world.stage.get() <= Stage::PagerThreads {
-        let seen = stack.wanted.count();
+        let seen = stack.demand.wanted.count();
         if stack.ready() >= stack.reserve.load(Ordering::Relaxed) {
             barren = 0;
-            stack.set_shortage(world.mmu, None);
-            stack.wanted.wait(world.mmu, seen, 0);
+            stack.demand.end_shortage();
+            stack.demand.wanted.wait(world.mmu, seen, 0);
             continue;
         }
-        let available = stack.available.count();
+        let available = stack.demand.available.count();
         let evicted = evict_some(world, 1 + dice::below(16) as u32);
         // What is queued for a store that fails comes back.
         if evicted.ready > 0 || (evicted.queued > 0 && domain.save_error().is_none()) {
             barren = 0;
-            stack.set_shortage(world.mmu, None);
+            stack.demand.end_shortage();
             continue;
         }
+        if barren == 0 {
+            asked = seen;
+        }
         barren += 1;
-        stack.available.wait(world.mmu, available, 1000);
+        stack.demand.available.wait(world.mmu, available, 1000);
         if barren > MOST_BARREN {
             let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
             let why = domain.save_error().map_or(held, Shortage::Unsaved);
-            let asked = stack.wanted.count();
-            stack.set_shortage(world.mmu, Some(why));
-            stack.wanted.wait(world.mmu, asked, 0);
+            let seen = stack.demand.wanted.count();
+            stack.demand.state_shortage(world.mmu, asked, why);
+            stack.demand.wanted.wait(world.mmu, seen, 0);
             barren = 0;
         }
     }

@@ -227,7 +227,7 @@ impl World {
             stack.on_standby(),
             stack.claimed(),
             self.domain.saves.len(),
-            stack.shortage(),
+            stack.demand.shortage(),
             stack.reserve,
         )
     }
@@ -238,7 +238,7 @@ impl World {
         if self.left.get() == 0 {
             self.stage.set(next);
             self.left.set(next_count);
-            for event in [&self.domain.requested, &self.domain.stack.wanted, &self.domain.to_save] {
+            for event in [&self.domain.requested, &self.domain.stack.demand.wanted, &self.domain.to_save] {
                 event.signal(self.mmu);
             }
             scheduler::wake(u32::MAX, |_, state| state == scheduler::State::Reading);
