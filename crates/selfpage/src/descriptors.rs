@@ -31,7 +31,7 @@ fn close_all(descriptors: &[Descriptor]) {
 
 fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descriptors, Reach)> {
     let mut open = |reach, features: Features| -> Result<Uffd> {
-        let uffd = Uffd(raised(Uffd::open(reach, Reading::Waits).map_err(|errno| no_userfaultfd(reach, errno))?.0));
+        let uffd = Uffd(raised(Uffd::open(reach, Reading::Polls).map_err(|errno| no_userfaultfd(reach, errno))?.0));
         opened.push(uffd.0);
         uffd.agree(features).map_err(|errno| {
             let cause = format!("this kernel has no UFFDIO_MOVE ({errno:?}); {}", remedy::NEWER_6_8);

@@ -508,21 +508,24 @@ impl Inner {
 }
 
 fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
-    let start = |name: &str, work: fn(&Arc<Inner>, Uffd)| {
-        let own = inner.clone();
-        let thread = thread::start(name, move || work(&own, uffd))?;
-        inner.threads().push(thread);
-        Ok(())
-    };
     for _ in 1..inner.config.pagers {
-        start("selfpage-pager", |inner, _| pager(inner))?;
+        start(inner, "selfpage-pager", pager)?;
     }
+    let queue = Arc::new(worker::Queue::over(uffd)?);
     for _ in 0..inner.config.workers {
-        start("selfpage-worker", worker::serve)?;
+        let queue = queue.clone();
+        start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?;
         inner.bell.add_worker();
     }
-    start("selfpage-evict", |inner, _| evictor::run(inner))?;
-    start("selfpage-save", |inner, _| evictor::save(inner))
+    start(inner, "selfpage-evict", |inner| evictor::run(inner))?;
+    start(inner, "selfpage-save", |inner| evictor::save(inner))
+}
+
+fn start(inner: &Arc<Inner>, name: &str, work: impl FnOnce(&Arc<Inner>) + Send + 'static) -> std::io::Result<()> {
+    let own = inner.clone();
+    let thread = thread::start(name, move || work(&own))?;
+    inner.threads().push(thread);
+    Ok(())
 }
 
 /// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.

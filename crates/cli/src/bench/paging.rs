@@ -144,6 +144,7 @@ impl Trial<'_> {
             Contents::File => Versions::load(&versions_path)?,
             Contents::Undefined => {
                 content::fill_memory(memory);
+                system.put_out()?;
                 Versions::zero(memory.size_pages())
             }
         };

@@ -105,6 +105,11 @@ impl Mapping {
         self.advise(libc::MADV_RANDOM)
     }
 
+    /// Tells the kernel to write everything to swap.
+    pub fn page_out(&self) -> io::Result<()> {
+        self.advise(libc::MADV_PAGEOUT)
+    }
+
     fn advise(&self, advice: libc::c_int) -> io::Result<()> {
         // SAFETY: own-mapping: the whole range is ours, and the advice given here never drops contents.
         check(unsafe { libc::madvise(self.base.cast(), self.len_bytes, advice) })

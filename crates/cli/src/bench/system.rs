@@ -37,6 +37,12 @@ pub trait System {
     /// Maps `setup.data_bytes` of memory. It stays mapped until `finish`.
     fn map(&mut self, setup: &Setup<'_>) -> Result<Memory, Error>;
 
+    /// Puts the contents out of memory and in their store, as empty caches do for a file. Asked of those whose contents the
+    /// bench has written ([`Contents::Undefined`]).
+    fn put_out(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Accesses so far that had to wait for the store; `None` where the kernel counts them (major faults).
     fn misses(&self) -> Option<u64> {
         None

@@ -25,7 +25,7 @@ mod memory;
 pub use engine::IoChoice;
 pub(crate) use engine::{IoEngines, LOCKED};
 pub use file::FileStore;
-pub(crate) use linux::descriptor::{Descriptor, raised, release_number, take_descriptor};
+pub(crate) use linux::descriptor::{Descriptor, borrow_number, raised, release_number, take_descriptor};
 pub(crate) use linux::page_cache;
 pub use memory::MemoryStore;
 

@@ -1,8 +1,13 @@
 //! The worker trap: pager threads read faults from the userfaultfd and resolve them. System calls on absent pages work.
 
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rustix::event::epoll;
 use selfpage_core::addr::{PAGE_BYTES, VirtAddr};
 use selfpage_core::fault::{self, Fault, Outcome};
 use selfpage_core::linux::Errno;
@@ -15,39 +20,72 @@ use selfpage_core::region::Access as AccessKind;
 
 use super::thread;
 use crate::domain::Inner;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SystemError};
+use crate::store::borrow_number;
 
 /// Every so many faults a worker looks where the faulting thread runs, and goes there: the hand-over is twice as fast on
 /// one CPU.
 const FOLLOW_EVERY: u32 = 64;
 
+/// The faults that wait to be read, one worker woken for each. Readers of a userfaultfd itself all wake at every fault, and a
+/// CPU that wakes in vain costs more than the fault.
+pub(crate) struct Queue {
+    uffd: Uffd,
+    epoll: OwnedFd,
+}
+
+impl Queue {
+    /// A queue in the calling thread's descriptor table, for threads that share it.
+    pub(crate) fn over(uffd: Uffd) -> io::Result<Queue> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let queue = Queue { uffd, epoll };
+        epoll::add(&queue.epoll, borrow_number(uffd.0.raw()), queue.data(), Queue::EVENTS)?;
+        Ok(queue)
+    }
+
+    /// Edge-triggered: a fault wakes the worker that has slept shortest, whose caches and CPU are the likeliest to fit.
+    const EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
+    fn data(&self) -> epoll::EventData {
+        epoll::EventData::new_u64(0)
+    }
+
+    /// The next fault. Where more wait, the next worker is woken before this returns.
+    fn next(&self) -> io::Result<Message> {
+        let mut event = [MaybeUninit::uninit(); 1];
+        let mut message = Message::EMPTY;
+        loop {
+            match epoll::wait(&self.epoll, &mut event, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            match self.uffd.read(slice::from_mut(&mut message)) {
+                Ok(_) => {
+                    epoll::modify(&self.epoll, borrow_number(self.uffd.0.raw()), self.data(), Queue::EVENTS)?;
+                    return Ok(message);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(errno) => return Err(SystemError::into_io(errno)),
+            }
+        }
+    }
+}
+
 /// Reads and resolves faults until the domain ends.
-pub(crate) fn serve(inner: &Arc<Inner>, uffd: Uffd) {
-    let mut messages = [Message::EMPTY; 8];
+pub(crate) fn serve(inner: &Arc<Inner>, queue: &Queue) {
     let mut follow = Follow::default();
     loop {
-        let count = match uffd.read(&mut messages) {
-            Ok(count) => count,
-            Err(Errno::AGAIN | Errno::INTR) => continue,
-            Err(_) => crate::die("a worker cannot read its userfaultfd"),
-        };
-        let mut ends = false;
-        for message in &messages[..count] {
-            let Some(fault) = message.fault() else { continue };
-            if inner.bell.answers(uffd, fault.addr) {
-                ends = true;
-                continue;
-            }
-            if thread::is_pager_thread(fault.thread) {
-                crate::die("a pager thread touched managed memory");
-            }
-            follow.thread(fault.thread);
-            let access = if fault.write { AccessKind::Write } else { AccessKind::Read };
-            answer(inner, Fault { addr: VirtAddr(fault.addr), access });
-        }
-        if ends {
+        let message = queue.next().unwrap_or_else(|_| crate::die("a worker cannot read its userfaultfd"));
+        let Some(fault) = message.fault() else { continue };
+        if inner.bell.answers(queue.uffd, fault.addr) {
             return;
         }
+        if thread::is_pager_thread(fault.thread) {
+            crate::die("a pager thread touched managed memory");
+        }
+        follow.thread(fault.thread);
+        let access = if fault.write { AccessKind::Write } else { AccessKind::Read };
+        answer(inner, Fault { addr: VirtAddr(fault.addr), access });
     }
 }
 
@@ -67,21 +105,20 @@ fn answer(inner: &Arc<Inner>, fault: Fault) {
     }
 }
 
-/// Keeps a worker on the CPU of the thread that it serves.
+/// Keeps a worker on the CPU of the threads that it serves.
 #[derive(Default)]
 struct Follow {
-    thread: u32,
     count: u32,
     cpu: Option<u32>,
 }
 
 impl Follow {
     fn thread(&mut self, thread: u32) {
-        self.count += 1;
-        if thread == self.thread && self.count < FOLLOW_EVERY {
+        let looks = self.count.is_multiple_of(FOLLOW_EVERY);
+        self.count = self.count.wrapping_add(1);
+        if !looks {
             return;
         }
-        (self.thread, self.count) = (thread, 0);
         let Some(cpu) = last_cpu(thread) else { return };
         if self.cpu != Some(cpu) && CpuSet::only(cpu).bind(this_thread::id()).is_ok() {
             self.cpu = Some(cpu);

@@ -27,6 +27,11 @@ impl System for Anonymous {
         Ok(memory)
     }
 
+    fn put_out(&mut self) -> Result<(), Error> {
+        let Some(mapping) = &self.0 else { return Ok(()) };
+        mapping.page_out().map_err(|error| Error::Failed(format!("page out: {error}")))
+    }
+
     fn finish(&mut self) -> Result<(), Error> {
         self.0 = None;
         Ok(())

@@ -153,7 +153,7 @@ fn checked(result: libc::c_long) -> io::Result<RawFd> {
 }
 
 /// The descriptor of this number, if there is one, for a system call.
-pub(super) fn borrow_number<'a>(number: RawFd) -> BorrowedFd<'a> {
+pub(crate) fn borrow_number<'a>(number: RawFd) -> BorrowedFd<'a> {
     // SAFETY: fd-number: whatever it names, the call that gets it reports an error or touches only memory given to it.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
