@@ -19,6 +19,7 @@ use selfpage_core::sync::{AtomicU64, Ordering};
 use super::PageHash;
 use crate::error::{Error, Kind, Result};
 use crate::store::{Blok, Descriptor, IoEngines, LOCKED, WriteBlok, page_cache};
+use crate::trap::thread;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Where the last page that a [`Blok`] can name ends.
@@ -50,6 +51,8 @@ pub struct File {
     hashes: Table<AtomicU64>,
     /// In a forked child: the file is the parent's to write, and what the child changes stays with it.
     detached: AtomicBool,
+    /// Whether a thread was sent to write in the ordinary way once, see [`File::open_way`].
+    way_opened: AtomicBool,
 }
 
 /// What a [`File`] is made of, opened and checked.
@@ -117,6 +120,7 @@ impl File {
             hash,
             hashes,
             detached: false.into(),
+            way_opened: false.into(),
         }
     }
 
@@ -218,6 +222,23 @@ impl File {
         }
     }
 
+    /// Has a thread of its own ask for room that the file has already, at `page`, which is being saved.
+    ///
+    /// As long as nobody has written to a file since the kernel brought its inode in, ext4 takes the lock for every write, to see
+    /// whether the set-user bit must go (`S_NOSEC`), and refuses all that cannot wait. Whoever asks in this way waits for the
+    /// lock, which a pager thread must not.
+    fn open_way(&self, page: &SavePage<'_>) {
+        if self.way_opened.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Of its own: the region may go while it waits.
+        let Ok(file) = rustix::io::fcntl_dupfd_cloexec(self.buffered.borrow(), 0) else { return };
+        let offset = (self.first + page.index) * PAGE;
+        let _ = thread::start("selfpage-way", move || {
+            let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, offset, 1);
+        });
+    }
+
     /// Writes what the file has of a page by way of the page cache, which needs no lock: a program that writes to the file from
     /// absent pages of this very region holds it, and waits for a frame that only this save may free.
     fn save_past_the_lock(&self, page: &SavePage<'_>, there: u64) -> std::result::Result<(), PagerError> {
@@ -282,7 +303,10 @@ impl Pager for File {
             for page in part.iter_mut() {
                 page.outcome = match there(page) {
                     PAGE => match outcomes.next().unwrap_or(Err(PagerError::NoStore)) {
-                        Err(LOCKED) => self.save_past_the_lock(page, PAGE),
+                        Err(LOCKED) => {
+                            self.open_way(page);
+                            self.save_past_the_lock(page, PAGE)
+                        }
                         outcome => outcome,
                     },
                     // The file was cut short under us; what is behind its end has nowhere to go.

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use selfpage::{Domain, Kind, Region, Rights, Trap};
 
-use crate::scenario::{PAGE, here, in_child, pages};
+use crate::scenario::{PAGE, here, in_child, pages, until};
 use crate::tried;
 
 const FRAMES: usize = 64;
@@ -77,6 +77,49 @@ fn cut_short_with_changes_behind_the_end() {
         })
         .well();
     }
+}
+
+/// How many pages of the file the kernel's cache holds.
+fn cached_pages(file: &File) -> usize {
+    let len_bytes = file.metadata().unwrap().len() as usize;
+    let mut held = vec![0u8; len_bytes / PAGE];
+    // SAFETY: test: a mapping that is only asked about.
+    unsafe {
+        let at = libc::mmap(std::ptr::null_mut(), len_bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(at, len_bytes, held.as_mut_ptr()), 0);
+        libc::munmap(at, len_bytes);
+    }
+    held.iter().filter(|byte| **byte & 1 == 1).count()
+}
+
+#[test]
+fn a_file_that_nobody_has_written_to_yet_is_saved_past_the_cache() {
+    let dir = on_disk();
+    let path = numbered(&dir, 4 * FRAMES);
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    // What the kernel knows of an inode that it has just read: it has the set-user bit looked for at the next write.
+    for mode in [0o4600, 0o600] {
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+    let mut round = 0;
+    until("saves go past the cache", || {
+        round += 1;
+        region.as_mut_slice::<[u64; 512]>().iter_mut().for_each(|page| page[1] = round);
+        region.flush(0, region.len_bytes()).unwrap();
+        // SAFETY: test: advice on a file.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        region.as_mut_slice::<[u64; 512]>().iter_mut().for_each(|page| page[2] = round);
+        region.flush(0, region.len_bytes()).unwrap();
+        cached_pages(&file) < FRAMES
+    });
+    drop(region);
+    let mut page = [0; PAGE];
+    file.read_exact_at(&mut page, (3 * FRAMES * PAGE) as u64).unwrap();
+    let words: Vec<u64> = page.as_chunks().0.iter().take(3).map(|word| u64::from_le_bytes(*word)).collect();
+    assert_eq!(words, [3 * FRAMES as u64 + 1, round, round]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::pager::PagerError;
 
@@ -21,6 +21,9 @@ pub fn write(file: impl AsFd, offset: u64, bytes: &[u8]) -> Result<(), PagerErro
         mmap(std::ptr::null_mut(), PAGE_BYTES, rights, MapFlags::SHARED, file, offset)
     }
     .map_err(failed)?;
+    // Else the kernel reads ahead into its cache, page after page that nobody wants there.
+    // SAFETY: cache-window: mapped above.
+    let _ = unsafe { madvise(window, PAGE_BYTES, Advice::Random) };
     let from = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let to = libc::iovec { iov_base: window, iov_len: bytes.len() };
     // By a system call, to which a file that was cut, or has no room, is an error; to a store it is a signal.
