@@ -28,6 +28,7 @@ use crate::config::DescriptorTable;
 use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result, pages};
 use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
+use crate::pool::FramePool;
 use crate::store::BackingStore;
 use crate::trap::upcall;
 
@@ -262,7 +263,23 @@ impl Bound {
             unsafe { memory::advise(start, len_bytes, advice) }
                 .map_err(|errno| Error::system("set up", object(), errno))?;
         }
+        bound.lock_as(&inner.pool)?;
         Ok(Arc::new(bound))
+    }
+
+    /// Locks the region if the pool is: its pages as they come.
+    pub(crate) fn lock_as(&self, pool: &FramePool) -> Result<()> {
+        if !pool.is_locked() {
+            return Ok(());
+        }
+        memory::lock_on_fault(self.start(), self.len_bytes).map_err(|errno| {
+            let object = format!("region {} of {} bytes", self.name, self.len_bytes);
+            let cause = format!(
+                "the domain's frames are locked, and the kernel locks no more for this process ({errno:?}): leave it \
+                 CAP_IPC_LOCK or an unlimited RLIMIT_MEMLOCK, or build the domain with Locking::Never"
+            );
+            Error::new(Kind::OutOfSpace, "lock", object, cause)
+        })
     }
 
     /// Registers the region for faults, and puts it into the map.

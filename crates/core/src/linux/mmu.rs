@@ -334,7 +334,8 @@ impl Mmu for LinuxMmu {
         drop_contents(addr, PAGE_BYTES);
         // SAFETY: region-owned: the caller has claimed the page, and it was just dropped.
         if unsafe { uffd.poison(addr, PAGE_BYTES, Waiters::Wake) }.is_err() {
-            // Never wrong data: a guard answers with SIGSEGV where poison is not to be had.
+            // Never wrong data: a guard answers with SIGSEGV where poison is not to be had. Locked pages take none.
+            let _ = memory::unlock(addr, PAGE_BYTES);
             // SAFETY: region-owned: as above.
             let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::GuardInstall) };
             self.wake_faulters(trap, page, 1);
