@@ -89,7 +89,7 @@ impl Region {
     pub unsafe fn restore(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let PageRange { first, count } = self.range("restore", offset_bytes, len_bytes)?;
         let (start, len) = (first.addr().0, count as usize * selfpage_core::addr::PAGE_BYTES);
-        let locked = self.inner().pool.is_locked();
+        let pool = &self.inner().pool;
         let mapped = self.while_still(move || {
             // SAFETY: owned-range, region-contents: the addresses are the region's, and what is there is done with.
             unsafe {
@@ -97,8 +97,7 @@ impl Region {
                 memory::advise(start, len, Advice::NoHugePages)?;
                 memory::advise(start, len, Advice::NotForChild)?;
             }
-            // As the rest of the region, and the pool: pages move between equals.
-            if locked { memory::lock_on_fault(start, len) } else { Ok(()) }
+            pool.lock_alike(start, len)
         });
         mapped.map_err(|errno| Error::system("restore", format!("{len} bytes of a region"), errno))?;
         self.register_part(start, len)

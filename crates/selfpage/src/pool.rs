@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::linux::uffd::{Modes, Uffd};
 
@@ -63,6 +64,15 @@ impl FramePool {
             && permitted()
             && memory::lock_on_fault(self.start, self.len_bytes()).is_ok();
         self.locked.store(locked, Ordering::Relaxed);
+        if !locked {
+            // The program may have all new mappings locked (mlockall(2)).
+            let _ = memory::unlock(self.start, self.len_bytes());
+        }
+    }
+
+    /// Locks another mapping as its pages come, or not at all: as the pool is. It loses what else it was told of locking.
+    pub(crate) fn lock_alike(&self, start: usize, len_bytes: usize) -> std::result::Result<(), Errno> {
+        if self.is_locked() { memory::lock_on_fault(start, len_bytes) } else { memory::unlock(start, len_bytes) }
     }
 
     /// Whether pool and regions are locked.

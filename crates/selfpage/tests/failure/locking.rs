@@ -232,6 +232,30 @@ fn unlocked_behind_our_back() {
 }
 
 #[test]
+fn all_that_is_mapped_later_is_locked_by_the_program() {
+    for locking in [Locking::WherePermitted, Locking::Never] {
+        in_child(here!(), &format!("{locking:?}"), || {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), [7; REGION]).unwrap();
+            // SAFETY: test: the kernel locks every new mapping, and fills it at once.
+            if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+                return skip("memlock", "this process may not lock everything");
+            }
+            let domain = config().locking(locking).build().unwrap();
+            for (trap, _) in TRAPS {
+                let region = domain.region(0).trap(trap).file(file.path(), 0, Rights::Read).unwrap();
+                assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 7), "{trap:?}: zeros of the kernel's");
+                let region = numbered(&domain, trap);
+                for _ in 0..2 {
+                    check_pages(&region, 0..pages(&region));
+                }
+            }
+        })
+        .well();
+    }
+}
+
+#[test]
 fn advice_that_locked_pages_refuse() {
     in_child(here!(), "", || {
         if !may_lock() {
