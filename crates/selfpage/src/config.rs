@@ -30,8 +30,8 @@ pub enum Locking {
     /// Pool and regions are locked where this process may lock as much as it likes: `RLIMIT_MEMLOCK` is unlimited, or it has
     /// `CAP_IPC_LOCK`. [`crate::FramePool::residence`] says whether they are.
     WherePermitted,
-    /// Nothing is locked: for a program that gives that right up and makes regions afterwards, or that itself calls madvise(2)
-    /// on them, which refuses locked pages much.
+    /// Nothing is locked: for a program that gives that right up and makes regions afterwards, or that uses those calls of
+    /// madvise(2) on regions which locked pages refuse.
     Never,
 }
 

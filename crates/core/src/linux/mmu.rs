@@ -47,6 +47,9 @@ impl Descriptors {
 /// # Source
 /// Nemesis §6.3, Cichlid §3.2. They write page tables; here a frame is a page of the pool that moves to where it is mapped.
 ///
+/// Pages move between mappings that are both locked in memory or both not. Where they differ, a page comes in by copying, and
+/// stays.
+///
 /// # Context
 /// As [`Mmu`] says: any.
 pub struct LinuxMmu {

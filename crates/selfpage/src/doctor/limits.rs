@@ -97,3 +97,28 @@ fn mappings() -> Finding {
         .remedy(format!("sysctl -w vm.max_map_count={MAPPINGS_MIN}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_residence_has_its_words_and_its_remedy() {
+        let may = || Swapping::May { why: "a swap area".into(), remedy: "swapoff -a".into() };
+        let never = || Swapping::Never("no swap area".into());
+        let (exempt, bounded) = (LockLimit::Exempt { limit_bytes: 8 << 20 }, LockLimit::Bounded { limit_bytes: 0 });
+        for (limit, swapping, states, words) in [
+            (&LockLimit::Unlimited, may(), [State::Present, State::Degraded], ["are locked", "`selfpage run`"]),
+            (&exempt, may(), [State::Present, State::Degraded], ["are locked", "`selfpage run`"]),
+            (&bounded, never(), [State::Present, State::Present], ["even so: no swap", "stay in memory"]),
+            (&bounded, may(), [State::Degraded, State::Degraded], ["may be swapped out", "frames may be swapped out"]),
+        ] {
+            let findings = [locking(limit, &swapping), swap(limit, swapping)];
+            for ((finding, state), word) in findings.iter().zip(states).zip(words) {
+                assert_eq!(finding.state, state, "{finding:?}");
+                assert_eq!(finding.remedy.is_some(), state == State::Degraded, "{finding:?}");
+                assert!(finding.why.contains(word), "{word:?} is missing from {finding:?}");
+            }
+        }
+    }
+}
