@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
-use selfpage::{DescriptorTable, Domain, Kind};
+use selfpage::{DescriptorTable, Domain, Kind, Locking};
 
 use crate::managed::{self, HEAP_BYTES, MAPS_BYTES, Managed};
 use crate::{malloc, process, record, sys, threads};
@@ -72,6 +72,8 @@ impl Wishes {
         let domain = Domain::with_frames(self.frames_bytes)
             .policy(&self.policy)
             .descriptor_table(DescriptorTable::Private)
+            // The regions' size would use up what the program itself may lock, and locked memory takes no guards.
+            .locking(Locking::Never)
             .needs_system_calls()
             .build();
         let domain = match domain {

@@ -25,6 +25,6 @@ macro_rules! rows {
 }
 
 rows! {
-    partial_munmap, fixed_over, mremap, read_only, no_access, reserve_then_commit, executable, dontneed, free, huge_page,
-    dont_fork, mlock, mlockall, mincore, process_madvise, kinds,
+    partial_munmap, fixed_over, mremap, read_only, no_access, reserve_then_commit, executable, dontneed, free, guard,
+    huge_page, dont_fork, mlock, mlockall, mincore, process_madvise, kinds,
 }

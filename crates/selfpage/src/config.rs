@@ -24,6 +24,17 @@ pub enum DescriptorTable {
     Private,
 }
 
+/// Whether a domain's frames are locked in memory, so that the kernel never swaps them out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locking {
+    /// Pool and regions are locked where this process may lock as much as it likes: `RLIMIT_MEMLOCK` is unlimited, or it has
+    /// `CAP_IPC_LOCK`. [`crate::FramePool::residence`] says whether they are.
+    WherePermitted,
+    /// Nothing is locked: for a program that gives that right up and makes regions afterwards, or that uses those calls of
+    /// madvise(2) on regions which locked pages refuse.
+    Never,
+}
+
 /// The policy to be, once the domain has memory for its lists.
 pub(crate) enum Choice {
     Named(String),
@@ -39,6 +50,7 @@ pub(crate) struct Settings {
     pub(crate) workers: u32,
     pub(crate) needs_system_calls: bool,
     pub(crate) descriptor_table: DescriptorTable,
+    pub(crate) locking: Locking,
     pub(crate) on_failure: Option<fn(usize, Failure)>,
 }
 
@@ -60,6 +72,7 @@ impl Config {
             workers: cpus.clamp(1, 4),
             needs_system_calls: false,
             descriptor_table: DescriptorTable::Shared,
+            locking: Locking::WherePermitted,
             on_failure: None,
         };
         Config { settings, policy: Choice::Named("lru".into()), frames_bytes }
@@ -98,6 +111,12 @@ impl Config {
     /// Whose descriptor table holds the domain's descriptors.
     pub fn descriptor_table(mut self, table: DescriptorTable) -> Config {
         self.settings.descriptor_table = table;
+        self
+    }
+
+    /// Whether frames are locked in memory: [`Locking::WherePermitted`] unless stated otherwise.
+    pub fn locking(mut self, locking: Locking) -> Config {
+        self.settings.locking = locking;
         self
     }
 

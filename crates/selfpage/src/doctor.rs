@@ -106,7 +106,7 @@ fn name(why: Errno) -> String {
 }
 
 /// The first line of a small file of the kernel.
-fn setting(path: &str) -> Option<String> {
+pub(crate) fn setting(path: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     Some(text.lines().next()?.trim().to_owned())
 }

@@ -186,6 +186,7 @@ impl Inner {
         monotonic_ns();
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
+        pool.lock(config.locking);
         let (descriptors, reach) = descriptors::open(&config)?;
         Inner::over(config, policy, pool, descriptors, reach).inspect_err(|_| descriptors::close_ours(&descriptors))
     }
@@ -289,10 +290,12 @@ impl Inner {
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
         // SAFETY: pool-owned, region-owned: the descriptors are new, and no other thread is left.
         unsafe { self.mmu.adopt(descriptors) };
+        self.pool.lock(self.config.locking);
         self.pool.register(descriptors.pool)?;
         self.bell.register(descriptors.worker)?;
         stack::forget_unmapped(state);
         for bound in regions.values() {
+            bound.lock_as(&self.pool)?;
             bound.register(descriptors)?;
             bound.core().pager().into_iter().for_each(Pager::forked);
         }
@@ -380,9 +383,11 @@ impl Inner {
         // page, or comes into it, can be read on.
         // SAFETY: region-owned: a page that the program may only read.
         if unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::Read) }.is_err() {
-            // There are as many mappings as there can be.
+            // There are as many mappings as there can be. Locked pages take no guard: there it is a SIGBUS.
             // SAFETY: region-owned: as above.
-            let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) };
+            if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_err() {
+                self.state.mmu.poison(Trap::Worker, page);
+            }
         }
         self.state.mmu.wake_faulters(Trap::Worker, page, 1);
     }

@@ -82,20 +82,22 @@ impl Region {
     /// over it. Call it in [`Region::while_empty`]'s place.
     ///
     /// # Errors
-    /// The range is not in the region, or the kernel has no room for the mapping.
+    /// The range is not in the region, or the kernel has no room for the mapping, or may no longer lock it.
     ///
     /// # Safety
     /// *region-contents*: nobody holds a reference into the range.
     pub unsafe fn restore(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let PageRange { first, count } = self.range("restore", offset_bytes, len_bytes)?;
         let (start, len) = (first.addr().0, count as usize * selfpage_core::addr::PAGE_BYTES);
+        let pool = &self.inner().pool;
         let mapped = self.while_still(move || {
             // SAFETY: owned-range, region-contents: the addresses are the region's, and what is there is done with.
             unsafe {
                 memory::map_anonymous(Place::Over(start), len, Access::None)?;
                 memory::advise(start, len, Advice::NoHugePages)?;
-                memory::advise(start, len, Advice::NotForChild)
+                memory::advise(start, len, Advice::NotForChild)?;
             }
+            pool.lock_alike(start, len)
         });
         mapped.map_err(|errno| Error::system("restore", format!("{len} bytes of a region"), errno))?;
         self.register_part(start, len)

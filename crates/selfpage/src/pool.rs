@@ -5,28 +5,23 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::linux::uffd::{Modes, Uffd};
 
+use crate::config::Locking;
 use crate::error::{Error, Result};
-
-/// Whether the kernel may swap the frames out behind the domain's back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Residence {
-    /// There is no swap for this process (none on the machine, or `memory.swap.max` is 0): never.
-    NoSwap,
-    /// It may. `selfpage doctor` says what to do.
-    MaySwap,
-}
+use crate::residence::{LockLimit, Residence, Swapping};
 
 /// The slots of a domain's frames.
 #[derive(Debug)]
 pub struct FramePool {
     start: usize,
     frames: u32,
-    residence: Residence,
+    locked: AtomicBool,
 }
 
 impl FramePool {
@@ -35,11 +30,8 @@ impl FramePool {
     /// # Errors
     /// No address space.
     pub(crate) fn reserve(frames: u32) -> Result<FramePool> {
-        let mut pool = FramePool { start: 0, frames, residence: Residence::MaySwap };
+        let mut pool = FramePool { start: 0, frames, locked: AtomicBool::new(false) };
         pool.start = pool.map(Place::Anywhere)?;
-        if !has_swap() {
-            pool.residence = Residence::NoSwap;
-        }
         Ok(pool)
     }
 
@@ -61,6 +53,33 @@ impl FramePool {
         self.map(Place::Free(self.start)).map(drop)
     }
 
+    /// Decides whether the domain's frames are locked, and locks the slots if so: their frames as they come. The regions are
+    /// to follow, since a page moves only between two mappings that are both locked or both not. A forked child inherits no
+    /// lock, and perhaps has other rights: it decides anew.
+    ///
+    /// A limit on locking counts addresses, and nobody knows how many later regions will have: under one, nothing is locked.
+    pub(crate) fn lock(&self, locking: Locking) {
+        let permitted = || !matches!(LockLimit::of_this_process(), LockLimit::Bounded { .. });
+        let locked = locking == Locking::WherePermitted
+            && permitted()
+            && memory::lock_on_fault(self.start, self.len_bytes()).is_ok();
+        self.locked.store(locked, Ordering::Relaxed);
+        if !locked {
+            // The program may have all new mappings locked (mlockall(2)).
+            let _ = memory::unlock(self.start, self.len_bytes());
+        }
+    }
+
+    /// Locks another mapping as its pages come, or not at all: as the pool is. It loses what else it was told of locking.
+    pub(crate) fn lock_alike(&self, start: usize, len_bytes: usize) -> std::result::Result<(), Errno> {
+        if self.is_locked() { memory::lock_on_fault(start, len_bytes) } else { memory::unlock(start, len_bytes) }
+    }
+
+    /// Whether pool and regions are locked.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.locked.load(Ordering::Relaxed)
+    }
+
     /// Registers the slots with `uffd`, for write protection only: pages move back into them, and populating them does not
     /// wait for a pager.
     pub(crate) fn register(&self, uffd: Uffd) -> Result<()> {
@@ -79,9 +98,15 @@ impl FramePool {
         self.frames
     }
 
-    /// Whether the frames may be swapped out.
+    /// Whether the frames may be swapped out, as things are now. Where they are not locked, the kernel's files are read.
     pub fn residence(&self) -> Residence {
-        self.residence
+        if self.is_locked() {
+            return Residence::Locked;
+        }
+        match Swapping::of_this_process() {
+            Swapping::Never(_) => Residence::NoSwap,
+            Swapping::May { .. } => Residence::MaySwap,
+        }
     }
 
     const fn len_bytes(&self) -> usize {
@@ -94,16 +119,4 @@ impl Drop for FramePool {
         // SAFETY: owned-range: no frame is in use any more.
         let _ = unsafe { memory::unmap(self.start, self.len_bytes()) };
     }
-}
-
-/// Whether the kernel has swap that this process's memory could go to.
-fn has_swap() -> bool {
-    let swap_on = std::fs::read_to_string("/proc/swaps").map_or(true, |swaps| swaps.lines().count() > 1);
-    let refused = std::fs::read_to_string("/proc/self/cgroup").ok().is_some_and(|groups| {
-        groups.lines().filter_map(|line| line.strip_prefix("0::")).any(|group| {
-            let limit = format!("/sys/fs/cgroup{}/memory.swap.max", group.trim_end_matches('/'));
-            std::fs::read_to_string(limit).is_ok_and(|limit| limit.trim() == "0")
-        })
-    });
-    swap_on && !refused
 }

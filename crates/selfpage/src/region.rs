@@ -28,6 +28,7 @@ use crate::config::DescriptorTable;
 use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result, pages};
 use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
+use crate::pool::FramePool;
 use crate::store::BackingStore;
 use crate::trap::upcall;
 
@@ -232,8 +233,9 @@ impl Bound {
         let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))
             .map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
+        // Access comes below: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
         // SAFETY: owned-range: a fresh mapping.
-        let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, builder.reserved) }
+        let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::None) }
             .map_err(|errno| Error::system("reserve", object(), errno))?;
         let first = VirtAddr(start).page();
         let range = PageRange { first, count: len as u64 };
@@ -262,7 +264,23 @@ impl Bound {
             unsafe { memory::advise(start, len_bytes, advice) }
                 .map_err(|errno| Error::system("set up", object(), errno))?;
         }
+        bound.lock_as(&inner.pool)?;
+        // SAFETY: owned-range: just mapped.
+        unsafe { memory::protect(start, len_bytes, builder.reserved) }
+            .map_err(|errno| Error::system("reserve", object(), errno))?;
         Ok(Arc::new(bound))
+    }
+
+    /// Locks the region if the pool is: its pages as they come.
+    pub(crate) fn lock_as(&self, pool: &FramePool) -> Result<()> {
+        pool.lock_alike(self.start(), self.len_bytes).map_err(|errno| {
+            let object = format!("region {} of {} bytes", self.name, self.len_bytes);
+            let cause = format!(
+                "the domain's frames are locked, and the kernel locks no more for this process ({errno:?}): leave it \
+                 CAP_IPC_LOCK or an unlimited RLIMIT_MEMLOCK, or build the domain with Locking::Never"
+            );
+            Error::new(Kind::OutOfSpace, "lock", object, cause)
+        })
     }
 
     /// Registers the region for faults, and puts it into the map.

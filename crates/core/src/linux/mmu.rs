@@ -47,6 +47,9 @@ impl Descriptors {
 /// # Source
 /// Nemesis §6.3, Cichlid §3.2. They write page tables; here a frame is a page of the pool that moves to where it is mapped.
 ///
+/// Pages move between mappings that are both locked in memory or both not. Where they differ, a page comes in by copying, and
+/// stays.
+///
 /// # Context
 /// As [`Mmu`] says: any.
 pub struct LinuxMmu {
@@ -334,7 +337,8 @@ impl Mmu for LinuxMmu {
         drop_contents(addr, PAGE_BYTES);
         // SAFETY: region-owned: the caller has claimed the page, and it was just dropped.
         if unsafe { uffd.poison(addr, PAGE_BYTES, Waiters::Wake) }.is_err() {
-            // Never wrong data: a guard answers with SIGSEGV where poison is not to be had.
+            // Never wrong data: a guard answers with SIGSEGV where poison is not to be had. Locked pages take none.
+            let _ = memory::unlock(addr, PAGE_BYTES);
             // SAFETY: region-owned: as above.
             let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::GuardInstall) };
             self.wake_faulters(trap, page, 1);

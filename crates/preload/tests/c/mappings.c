@@ -171,6 +171,17 @@ static void dropped(int advice) {
 }
 static void dontneed(void) { dropped(MADV_DONTNEED); }
 static void advise_free(void) { dropped(MADV_FREE); }
+static void guard(void) {
+  char *p = full(8 * MIB), *kernels = mmap(0, P, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+  int known = madvise(kernels, P, 102); // from Linux 6.13 on
+  CHECK(madvise(p, P, 102) == known);
+  if (known) return;
+  flood();
+  CHECK(reads(p) == SIGSEGV);
+  same(p, P, 8 * MIB);
+  CHECK(!madvise(p, P, 103));
+  zero(p, 0, P);
+}
 static void huge_page(void) {
   char *p = full(8 * MIB);
   CHECK(!madvise(p, 8 * MIB, MADV_HUGEPAGE));
@@ -259,8 +270,9 @@ static void kinds(void) { // what is not managed works as ever
 static struct { const char *name; void (*row)(void); } rows[] = {
   {"partial_munmap", partial_munmap}, {"fixed_over", fixed_over}, {"mremap", moving}, {"read_only", read_only},
   {"no_access", no_access}, {"reserve_then_commit", reserve_then_commit}, {"executable", executable},
-  {"dontneed", dontneed}, {"free", advise_free}, {"huge_page", huge_page}, {"dont_fork", dont_fork}, {"mlock", locked},
-  {"mlockall", lock_all}, {"mincore", core_map}, {"process_madvise", for_process}, {"kinds", kinds}};
+  {"dontneed", dontneed}, {"free", advise_free}, {"guard", guard}, {"huge_page", huge_page},
+  {"dont_fork", dont_fork}, {"mlock", locked}, {"mlockall", lock_all}, {"mincore", core_map},
+  {"process_madvise", for_process}, {"kinds", kinds}};
 int main(int argc, char **argv) {
   struct sigaction a = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
   sigaction(SIGSEGV, &a, 0), sigaction(SIGBUS, &a, 0);

@@ -146,6 +146,9 @@ impl Bell {
     pub(crate) fn hang(uffd: Uffd, workers: u32) -> Result<Bell> {
         let mut bell = Bell { start: 0, pages: workers as usize, workers: AtomicUsize::new(0) };
         bell.start = bell.map(Place::Anywhere)?;
+        // Where the program has all new mappings locked (mlockall(2)), the kernel filled it, and a touch would not be told.
+        // SAFETY: owned-range: just mapped.
+        unsafe { memory::advise(bell.start, bell.pages * PAGE_BYTES, Advice::Drop) }.map_err(failed)?;
         bell.register(uffd)?;
         Ok(bell)
     }

@@ -1,7 +1,7 @@
 //! The program changes a region's mapping behind the library's back.
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Region, Trap};
+use selfpage::{Config, Domain, Locking, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
@@ -11,7 +11,16 @@ const ALL: usize = 4 * FRAMES;
 const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
 
 fn numbered(trap: Trap) -> (Domain, Region) {
-    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    over(Domain::with_frames(FRAMES * PAGE), trap)
+}
+
+/// Locked pages are not dropped so easily.
+fn numbered_and_not_locked(trap: Trap) -> (Domain, Region) {
+    over(Domain::with_frames(FRAMES * PAGE).locking(Locking::Never), trap)
+}
+
+fn over(config: Config, trap: Trap) -> (Domain, Region) {
+    let domain = config.build().unwrap();
     let mut region = domain.region(ALL * PAGE).trap(trap).stored(MemoryStore::new(1 << 30).unwrap()).unwrap();
     number_pages(&mut region);
     (domain, region)
@@ -41,7 +50,7 @@ fn zero(region: &Region, pages: std::ops::Range<usize>) {
 fn dropped() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            let (domain, region) = numbered(trap);
+            let (domain, region) = numbered_and_not_locked(trap);
             // SAFETY: test: memory of the region.
             assert_eq!(unsafe { libc::madvise(tail(&region), TAIL * PAGE, libc::MADV_DONTNEED) }, 0);
             // Half of it is met by an access, the rest by the evictor.
@@ -61,7 +70,7 @@ fn dropped() {
 fn dropped_while_others_use_it() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            let (domain, region) = numbered(trap);
+            let (domain, region) = numbered_and_not_locked(trap);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     for turn in 0..3000 {
@@ -213,7 +222,7 @@ fn huge_pages_asked_for() {
 fn freed_lazily() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            let (_domain, region) = numbered(trap);
+            let (_domain, region) = numbered_and_not_locked(trap);
             // SAFETY: test: memory of the region.
             assert_eq!(unsafe { libc::madvise(tail(&region), TAIL * PAGE, libc::MADV_FREE) }, 0);
             for _ in 0..3 {

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use io_uring::IoUring;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Kind, Region, Trap};
+use selfpage::{Config, Domain, Kind, Locking, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
@@ -13,7 +13,11 @@ const FRAMES: usize = 64;
 const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
 
 fn four_times_the_frames(trap: Trap) -> (Domain, Region) {
-    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    over(Domain::with_frames(FRAMES * PAGE), trap)
+}
+
+fn over(config: Config, trap: Trap) -> (Domain, Region) {
+    let domain = config.build().unwrap();
     let store = MemoryStore::new(1 << 30).unwrap();
     let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
     number_pages(&mut region);
@@ -162,7 +166,7 @@ fn pins_that_end_end_the_shortage() {
 fn locked_pages_stay() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            let (domain, region) = four_times_the_frames(trap);
+            let (domain, region) = over(Domain::with_frames(FRAMES * PAGE).locking(Locking::Never), trap);
             region.pin(0, 8 * PAGE).unwrap();
             // SAFETY: test: locks memory of the region.
             if unsafe { libc::mlock(region.as_ptr().cast(), 8 * PAGE) } != 0 {

@@ -5,6 +5,7 @@ mod descriptors;
 mod held;
 mod input;
 mod lifetime;
+mod locking;
 mod own_code;
 mod own_file;
 mod rights;

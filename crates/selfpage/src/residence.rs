@@ -1,0 +1,107 @@
+//! Whether frames stay in memory: locked, or with nowhere to be swapped to.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, getrlimit};
+use selfpage_core::linux::probe;
+
+use crate::doctor::setting;
+
+/// Whether the kernel may swap the frames out behind the domain's back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Residence {
+    /// Pool and regions are locked: never.
+    Locked,
+    /// There is nowhere to swap to as things are (no swap on the machine, or the cgroup allows none): not until that changes.
+    NoSwap,
+    /// It may. `selfpage doctor` says what to do.
+    MaySwap,
+}
+
+/// How much this process may lock.
+pub(crate) enum LockLimit {
+    /// As much as it likes: `RLIMIT_MEMLOCK` is unlimited.
+    Unlimited,
+    /// As much as it likes, whatever the limit says (`CAP_IPC_LOCK`).
+    Exempt { limit_bytes: u64 },
+    /// So much, of addresses and not of memory, all its mappings together.
+    Bounded { limit_bytes: u64 },
+}
+
+impl LockLimit {
+    pub(crate) fn of_this_process() -> LockLimit {
+        let Some(limit_bytes) = getrlimit(Resource::Memlock).current else { return LockLimit::Unlimited };
+        // The capability is worth nothing in a user namespace, and no call tells: a mapping without memory is locked for trial.
+        let beyond_bytes = usize::try_from(limit_bytes).unwrap_or(usize::MAX).saturating_add(1 << 20) & !0xFFF;
+        match probe::locks(beyond_bytes) {
+            Ok(()) => LockLimit::Exempt { limit_bytes },
+            Err(_) => LockLimit::Bounded { limit_bytes },
+        }
+    }
+}
+
+/// Whether anonymous memory of this process may be swapped out, and what decides it.
+pub(crate) enum Swapping {
+    /// It may not: why.
+    Never(String),
+    /// It may: why, and the command against it.
+    May { why: String, remedy: String },
+}
+
+impl Swapping {
+    pub(crate) fn of_this_process() -> Swapping {
+        let areas = fs::read_to_string("/proc/swaps").map_or(0, |swaps| swaps.lines().skip(1).count());
+        if areas == 0 {
+            return Swapping::Never("no swap area is in use".to_owned());
+        }
+        if let Some(group) = cgroup("", "cgroup2").filter(|group| group.join("memory.swap.max").exists()) {
+            let file = group.join("memory.swap.max").display().to_string();
+            return match setting(&file).as_deref() {
+                Some("0") => Swapping::Never(format!("{file} is 0")),
+                limit => Swapping::May {
+                    why: format!("{file} is {}", limit.unwrap_or("unreadable")),
+                    remedy: format!("echo 0 > {file}"),
+                },
+            };
+        }
+        if let Some(group) = cgroup("memory", "cgroup") {
+            let read = |file: &str| setting(&group.join(file).display().to_string());
+            let swappiness = group.join("memory.swappiness").display().to_string();
+            return match (read("memory.swappiness"), read("memory.memsw.limit_in_bytes"), read("memory.limit_in_bytes"))
+            {
+                (Some(zero), _, _) if zero == "0" => Swapping::Never(format!("{swappiness} is 0")),
+                (_, Some(both), Some(memory)) if both == memory => {
+                    Swapping::Never(format!("{}: the limits with and without swap are equal", group.display()))
+                }
+                _ => Swapping::May {
+                    why: format!("{areas} swap area(s), and {} lets them be used", group.display()),
+                    remedy: format!("echo 0 > {swappiness}"),
+                },
+            };
+        }
+        Swapping::May { why: format!("{areas} swap area(s), and no memory cgroup"), remedy: "swapoff -a".to_owned() }
+    }
+}
+
+/// The directory of this process's cgroup for `controller` (empty: the unified tree, mounted as `kind`).
+fn cgroup(controller: &str, kind: &str) -> Option<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        controllers.split(',').any(|one| one == controller).then_some(path)
+    })?;
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let root = mounts.lines().find_map(|line| {
+        let fields: Vec<_> = line.split(' ').collect();
+        let [_, place, mounted, options, ..] = fields[..] else {
+            return None;
+        };
+        let right = mounted == kind && (controller.is_empty() || options.split(',').any(|one| one == controller));
+        right.then(|| Path::new(place))
+    })?;
+    let group = root.join(path.trim_start_matches('/'));
+    // In a container the tree may begin at our own group.
+    Some(if group.exists() { group } else { root.to_owned() })
+}
