@@ -470,7 +470,8 @@ impl Region {
         Ok(())
     }
 
-    /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region.
+    /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region. What the
+    /// program has mapped over a part of it stays.
     ///
     /// # Errors
     /// The range is not in the region.
