@@ -15,7 +15,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Failure};
-use selfpage_core::frame::{FrameSet, FrameTable, Table};
+use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
@@ -216,12 +216,12 @@ impl Inner {
         // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
         let (state, errands, links) = unsafe {
             let mut frame_set = || FrameSet::new(arena.table(words), arena.table(words.div_ceil(64)));
-            let (free, given_up) = (frame_set(), frame_set());
+            let (free, unpopulated) = (frame_set(), Unpopulated::new(frame_set(), most));
             let state = DomainState {
                 mmu,
                 gate: Gate::default(),
                 frames: FrameTable::new(arena.table(frames)),
-                stack: FrameStack::new(free, given_up, Ring::new(arena.table(standby)), config.frames),
+                stack: FrameStack::new(free, unpopulated, Ring::new(arena.table(standby)), config.frames),
                 regions: RegionMap::new([arena.table(MOST_REGIONS), arena.table(MOST_REGIONS)]),
                 requests: Ring::new(arena.table(REQUESTS)),
                 requested: Event::default(),
