@@ -250,6 +250,38 @@ const fn ones(count: u32) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
+/// The frames without memory, by number. Whoever takes some has been counted as claiming them before, and whoever gives some
+/// back is counted until after: no more are ever out than there are.
+pub struct Unpopulated {
+    slots: u32,
+    /// Frames `[0, begun)` have had memory at one time or another.
+    begun: AtomicU32,
+    /// Those of them that have none any more.
+    given_up: FrameSet,
+}
+
+impl Unpopulated {
+    /// All of `slots` frames. `given_up` is an empty set with room for them.
+    pub fn new(given_up: FrameSet, slots: u32) -> Unpopulated {
+        Unpopulated { slots, begun: AtomicU32::new(0), given_up }
+    }
+
+    /// Takes up to `want` neighbours. `None`: none can be seen just now; those that were given up can escape a look while
+    /// others take and give some.
+    pub fn take(&self, want: NonZeroU32) -> Option<FrameRun> {
+        self.given_up.take(want).or_else(|| {
+            let next = |begun: u32| (begun < self.slots).then(|| begun.saturating_add(want.get()).min(self.slots));
+            let first = self.begun.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).ok()?;
+            Some(FrameRun { first: Frame(first), count: NonZeroU32::new(want.get().min(self.slots - first))? })
+        })
+    }
+
+    /// Gives frames back that lost their memory.
+    pub fn give(&self, first: Frame, count: u32) {
+        self.given_up.give(first, count);
+    }
+}
+
 /// What core knows of one frame. Zeroed memory is a frame that nobody holds.
 #[derive(Default)]
 pub struct FrameRecord {

@@ -87,19 +87,20 @@ pub trait Mmu: Sync {
     /// Unmaps the pages `[page, page+count)` into the slots of `[frame, frame+count)`: no later write can reach them.
     ///
     /// # Errors
-    /// [`Partial`]: the first `done` pages are unmapped, the rest are as before.
+    /// [`Partial`]: the first `done` pages are unmapped, the rest are as before. [`Refusal::Foreign`]: what is there is not the
+    /// domain's, and stays.
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial>;
 
     /// Copies what is mapped at `page` into the slot of `frame`, which must be populated; the page stays mapped.
     ///
     /// # Errors
-    /// [`Refusal::Hole`]: nothing is mapped there.
+    /// [`Refusal::Hole`]: nothing is mapped there. [`Refusal::Foreign`]: what is there is not the domain's.
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal>;
 
     /// Whether the page is populated as the machine sees it.
     fn present(&self, page: PageNo) -> bool;
 
-    /// Drops what the machine has at `[page, page+count)`, without keeping it.
+    /// Drops what the machine has at `[page, page+count)`, without keeping it; what is not the domain's stays.
     fn drop_pages(&self, page: PageNo, count: u32);
 
     /// Wakes the threads stopped on `[page, page+count)`; they try their access again. `false`: the descriptor of the machine

@@ -9,7 +9,7 @@ use core::num::NonZeroU32;
 
 use crate::addr::{Frame, FrameRun, PageNo};
 use crate::domain::DomainState;
-use crate::frame::{FrameSet, Zeroed};
+use crate::frame::{FrameSet, Unpopulated, Zeroed};
 use crate::page::{State, Word};
 use crate::ring::Ring;
 use crate::shortage::Demand;
@@ -31,10 +31,7 @@ pub struct FrameStack {
     claimed: AtomicU32,
     /// How many may have.
     budget: AtomicU32,
-    /// Frames `[0, begun)` have had memory at one time or another.
-    begun: AtomicU32,
-    /// Those of them that were given up since.
-    given_up: FrameSet,
+    unpopulated: Unpopulated,
     /// The last claim was refused memory: until one is not, what is unclaimed cannot be counted on.
     refused: AtomicU32,
     /// Who waits for frames, and what the evictor has to say to them.
@@ -47,7 +44,7 @@ pub struct FrameStack {
 
 impl FrameStack {
     /// No frames yet: `budget` of them may be claimed, one by one, as they are needed.
-    pub fn new(free: FrameSet, given_up: FrameSet, standby: Ring, budget: u32) -> FrameStack {
+    pub fn new(free: FrameSet, unpopulated: Unpopulated, standby: Ring, budget: u32) -> FrameStack {
         FrameStack {
             free,
             standby,
@@ -55,8 +52,7 @@ impl FrameStack {
             saving: AtomicU32::new(0),
             claimed: AtomicU32::new(0),
             budget: AtomicU32::new(budget),
-            begun: AtomicU32::new(0),
-            given_up,
+            unpopulated,
             refused: AtomicU32::new(0),
             demand: Demand::default(),
             reserve: AtomicU32::new(0),
@@ -123,14 +119,14 @@ impl FrameStack {
 
     /// Frames taken from the free ones have lost their memory, and the contract is smaller by as many.
     pub(crate) fn retire(&self, first: Frame, count: u32) {
-        self.given_up.give(first, count);
+        self.unpopulated.give(first, count);
         self.budget.fetch_sub(count, Ordering::SeqCst);
         self.claimed.fetch_sub(count, Ordering::SeqCst);
     }
 
     /// A frame has lost its memory, and there is none to be had: it may be claimed again later.
     pub(crate) fn unclaim(&self, mmu: &dyn crate::mmu::Mmu, first: Frame, count: u32) {
-        self.given_up.give(first, count);
+        self.unpopulated.give(first, count);
         self.claimed.fetch_sub(count, Ordering::SeqCst);
         self.demand.available.signal(mmu);
     }
@@ -197,10 +193,12 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
     domain.counters.frames_held_max.fetch_max(u64::from(before + count), Ordering::Relaxed);
     let mut left = count;
     while let Some(want) = NonZeroU32::new(left) {
-        let run = stack.given_up.take(want).unwrap_or_else(|| {
-            let first = Frame(stack.begun.fetch_add(left, Ordering::SeqCst));
-            FrameRun { first, count: want }
-        });
+        let Some(run) = stack.unpopulated.take(want) else {
+            stack.claimed.fetch_sub(left, Ordering::SeqCst);
+            // There are some: whoever waits looks again.
+            stack.demand.available.signal(domain.mmu);
+            return (left < count).then_some(());
+        };
         let stand = match domain.mmu.populate(run.first, run.count.get()) {
             Ok(()) => run.count.get(),
             Err(partial) => partial.done,
@@ -217,7 +215,7 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
         if stand < run.count.get() {
             // The system itself is out of memory: the rest is not ours to claim now.
             stack.refused.store(1, Ordering::SeqCst);
-            stack.given_up.give(run.first.plus(stand), run.count.get() - stand);
+            stack.unpopulated.give(run.first.plus(stand), run.count.get() - stand);
             let missing = left + run.count.get() - stand;
             stack.claimed.fetch_sub(missing, Ordering::SeqCst);
             return (missing < count).then_some(());

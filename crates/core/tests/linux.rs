@@ -369,6 +369,37 @@ fn lost_descriptors_and_foreign_mappings_are_told_apart() {
 }
 
 #[test]
+fn what_the_program_mapped_over_a_region_stays() {
+    let ground = ground!();
+    for frame in 0..4 {
+        ground.fill(frame, 1 + frame as u8);
+    }
+    ground.mmu.map(Trap::Worker, ground.page(0), Frame(0), 4).unwrap();
+    let own = ground.worker + 2 * PAGE_BYTES;
+    unsafe {
+        memory::map_anonymous(Place::Over(own), PAGE_BYTES, Access::ReadWrite).unwrap();
+        (own as *mut u8).write_bytes(99, PAGE_BYTES);
+    }
+    assert_eq!(ground.mmu.unmap(ground.page(0), Frame(0), 4), stopped(2, Refusal::Foreign));
+    assert_eq!(ground.mmu.unmap(ground.page(2), Frame(2), 2), stopped(0, Refusal::Foreign));
+    assert_eq!(ground.mmu.unmap(ground.page(3), Frame(3), 1), Ok(()));
+    ground.mmu.populate(Frame(2), 1).unwrap();
+    assert_eq!(ground.mmu.copy_out(ground.page(2), Frame(2)), Err(Refusal::Foreign));
+    ground.mmu.drop_pages(ground.page(0), 4);
+    ground.mmu.poison(Trap::Worker, ground.page(2));
+    assert_eq!(ground.read(2), 99);
+    // Half of a region with other rights is the region's still.
+    for (trap, start) in [(Trap::Worker, ground.worker + 8 * PAGE_BYTES), (Trap::Upcall, ground.upcall)] {
+        let page = VirtAddr(start).page();
+        ground.mmu.populate(Frame(8), 4).unwrap();
+        ground.mmu.map(trap, page, Frame(8), 4).unwrap();
+        unsafe { memory::protect(start, 2 * PAGE_BYTES, Access::Read) }.unwrap();
+        assert_eq!(ground.mmu.unmap(page, Frame(8), 4), Ok(()));
+        ground.mmu.release(Frame(8), 4);
+    }
+}
+
+#[test]
 fn slots_are_populated_clean_and_released() {
     let ground = ground!();
     ground.fill(3, 1);

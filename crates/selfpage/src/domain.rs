@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,10 +16,11 @@ use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Failure};
-use selfpage_core::frame::{FrameSet, FrameTable, Table};
+use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
+use selfpage_core::linux::signal;
 use selfpage_core::linux::uffd::{Reach, Uffd};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
@@ -180,6 +182,26 @@ impl Drop for Life {
     }
 }
 
+/// A domain's regions, held. Meanwhile the gate may be closed, and no handler of a signal is let in: one that met the gate, or
+/// forked, would wait for its own thread.
+pub(crate) struct Regions<'a> {
+    held: MutexGuard<'a, BTreeMap<u64, Arc<Bound>>>,
+    _quiet: signal::Quiet,
+}
+
+impl Deref for Regions<'_> {
+    type Target = BTreeMap<u64, Arc<Bound>>;
+    fn deref(&self) -> &Self::Target {
+        &self.held
+    }
+}
+
+impl DerefMut for Regions<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.held
+    }
+}
+
 impl Inner {
     fn new(config: Settings, policy: Choice) -> Result<Inner> {
         // The first call finds the vDSO, which a trap could not.
@@ -217,12 +239,12 @@ impl Inner {
         // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
         let (state, errands, links) = unsafe {
             let mut frame_set = || FrameSet::new(arena.table(words), arena.table(words.div_ceil(64)));
-            let (free, given_up) = (frame_set(), frame_set());
+            let (free, unpopulated) = (frame_set(), Unpopulated::new(frame_set(), most));
             let state = DomainState {
                 mmu,
                 gate: Gate::default(),
                 frames: FrameTable::new(arena.table(frames)),
-                stack: FrameStack::new(free, given_up, Ring::new(arena.table(standby)), config.frames),
+                stack: FrameStack::new(free, unpopulated, Ring::new(arena.table(standby)), config.frames),
                 regions: RegionMap::new([arena.table(MOST_REGIONS), arena.table(MOST_REGIONS)]),
                 requests: Ring::new(arena.table(REQUESTS)),
                 requested: Event::default(),
@@ -266,8 +288,9 @@ impl Inner {
         &self.state
     }
 
-    pub(crate) fn regions(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Bound>>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn regions(&self) -> Regions<'_> {
+        let quiet = signal::Quiet::begin();
+        Regions { held: self.regions.lock().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
@@ -361,10 +384,17 @@ impl Inner {
         self.stop.load(Ordering::SeqCst)
     }
 
+    /// Does `work` here with no handler of a signal let in: one that touched a page which this thread has claimed would
+    /// wait for its own thread. Every call that works on pages goes this way, or by a pager thread.
+    pub(crate) fn undisturbed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _quiet = signal::Quiet::begin();
+        work()
+    }
+
     /// Does `work` where the domain's descriptors are: here, or on a pager thread.
     pub(crate) fn on_table<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match self.config.descriptor_table {
-            DescriptorTable::Shared => work(),
+            DescriptorTable::Shared => self.undisturbed(work),
             DescriptorTable::Private => self.on_pager_thread(work),
         }
     }

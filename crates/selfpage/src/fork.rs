@@ -11,7 +11,6 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
@@ -19,9 +18,8 @@ use selfpage_core::linux::memory::Advice;
 use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::policy::Policy;
 
-use crate::domain::Inner;
+use crate::domain::{Inner, Regions};
 use crate::error::Result;
-use crate::region::Bound;
 use crate::store::BackingStore;
 use crate::trap::{thread, upcall};
 
@@ -39,13 +37,13 @@ unsafe impl Sync for Held {}
 struct Pause {
     mask: SignalSet,
     domains: Vec<PausedDomain>,
-    _registry: MutexGuard<'static, Vec<Weak<Inner>>>,
+    registry: MutexGuard<'static, Vec<Weak<Inner>>>,
 }
 
 /// A domain at rest. The guards borrow from `inner`, which comes last.
 struct PausedDomain {
     policy: MutexGuard<'static, Box<dyn Policy>>,
-    regions: MutexGuard<'static, BTreeMap<u64, Arc<Bound>>>,
+    regions: Regions<'static>,
     stores: Vec<Arc<dyn BackingStore>>,
     /// Whether the child can have it, else why not.
     shared: Result<()>,
@@ -58,6 +56,7 @@ pub(crate) fn enlist(inner: &Arc<Inner>) {
     INSTALL.call_once(|| unsafe {
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
     });
+    let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| domain.strong_count() > 0);
     domains.push(Arc::downgrade(inner));
@@ -65,17 +64,18 @@ pub(crate) fn enlist(inner: &Arc<Inner>) {
 
 /// Ends that.
 pub(crate) fn delist(inner: &Arc<Inner>) {
+    let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| !std::ptr::eq(domain.as_ptr(), Arc::as_ptr(inner)));
 }
 
 extern "C" fn prepare() {
-    let registry = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
-    // A handler of a signal that came now would meet a domain at rest, and wait for its own thread.
+    // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
     let mask = signal::block_all();
+    let registry = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     let domains = registry.iter().filter_map(Weak::upgrade).map(PausedDomain::pause).collect();
     // SAFETY: fork-held: the lock on `DOMAINS` is ours.
-    unsafe { *HELD.0.get() = Some(Pause { mask, domains, _registry: registry }) };
+    unsafe { *HELD.0.get() = Some(Pause { mask, domains, registry }) };
 }
 
 extern "C" fn parent() {
@@ -84,6 +84,7 @@ extern "C" fn parent() {
     for domain in pause.domains {
         domain.resume_in_parent();
     }
+    drop(pause.registry);
     signal::restore(pause.mask);
 }
 
@@ -101,6 +102,7 @@ extern "C" fn child() {
     for domain in pause.domains {
         domain.resume_in_child();
     }
+    drop(pause.registry);
     signal::restore(pause.mask);
 }
 

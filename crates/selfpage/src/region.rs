@@ -471,7 +471,8 @@ impl Region {
     pub fn unpin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("unpin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        match range.pages().find(|page| !range::unpin(state, *page)) {
+        let unpinned = || range.pages().find(|page| !range::unpin(state, *page));
+        match self.life.inner.undisturbed(unpinned) {
             None => Ok(()),
             Some(page) => Err(Error::new(Kind::Invalid, "unpin", self.page_name(page), "it is not pinned")),
         }
@@ -484,11 +485,12 @@ impl Region {
     pub fn prefetch(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("prefetch", offset_bytes, len_bytes)?;
         // More than the pager threads can take is not fetched: it is only advice.
-        let _ = range::prefetch(self.life.inner.state(), range);
+        let _ = self.life.inner.undisturbed(|| range::prefetch(self.life.inner.state(), range));
         Ok(())
     }
 
-    /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region.
+    /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region. What the
+    /// program has mapped over a part of it stays.
     ///
     /// # Errors
     /// The range is not in the region.

@@ -143,7 +143,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Absent => bring_in(domain, context, region, pager, page, seen),
         State::Standby => soft_fault(domain, region, pager, page, seen),
         State::Saving => copy_back(domain, region, page, seen),
-        State::Resident => check_resident(domain, region, pager, page, seen),
+        State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
     }
@@ -277,7 +277,14 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
 
 /// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the program dropped the page
 /// behind our back, and then its contents are what the program made them: zero.
-fn check_resident(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, seen: Word) -> Step {
+fn check_resident(
+    domain: &DomainState,
+    context: Context,
+    region: &Region,
+    pager: &dyn Pager,
+    page: PageNo,
+    seen: Word,
+) -> Step {
     let Some(word) = region.word(page) else {
         return Step::Again;
     };
@@ -287,6 +294,10 @@ fn check_resident(domain: &DomainState, region: &Region, pager: &dyn Pager, page
     }
     if seen.in_save() {
         return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
+    }
+    if context == Context::Trap {
+        // The pager must be told, which may be the program's own code.
+        return Step::HandOver;
     }
     if !word.claim(seen) {
         return Step::Again;
@@ -301,6 +312,9 @@ fn check_resident(domain: &DomainState, region: &Region, pager: &dyn Pager, page
 }
 
 /// The memory of a claimed page is gone, and its contents with it. Its frame is given new memory.
+///
+/// # Context
+/// Normal or PagerThread, as for [`Pager::forget`].
 fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, frame: Frame) {
     Counters::add(&domain.counters.lost_total, 1);
     pager.forget(region.index(page), 1);

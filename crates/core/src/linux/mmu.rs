@@ -7,7 +7,7 @@ use super::memory::{self, Advice};
 use super::pagemap::{Categories, Pagemap, Stretch};
 use super::uffd::{Stopped, Uffd, Waiters, Writing};
 use super::{futex, thread};
-use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
+use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::mmu::{Mmu, Partial, Refusal, Trap};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -150,6 +150,23 @@ impl LinuxMmu {
     /// Whether a page is known to be absent.
     fn absent(&self, addr: usize) -> bool {
         self.categories(addr).is_some_and(|known| !known.populated())
+    }
+
+    /// Whether a range lies in one mapping of a region still: the program may have mapped memory of its own over it, which is not
+    /// ours to move, copy or drop. Where nothing tells (the descriptor is gone), it is taken to be ours.
+    fn ours(&self, addr: usize, len_bytes: usize) -> bool {
+        [Trap::Worker, Trap::Upcall]
+            .into_iter()
+            .any(|trap| self.region_uffd(trap).registered(addr, len_bytes) != Ok(false))
+    }
+
+    /// How many of the `count` pages from `addr` on are ours, at the front.
+    fn ours_in_front(&self, addr: usize, count: u32) -> u32 {
+        if self.ours(addr, count as usize * PAGE_BYTES) {
+            return count;
+        }
+        // The mapping may only be split, by other rights for a part of it.
+        (0..count).find(|at| !self.ours(addr.wrapping_add(*at as usize * PAGE_BYTES), PAGE_BYTES)).unwrap_or(count)
     }
 
     /// Moves one page that a batch stopped at because of `why`, if a little patience is all it takes.
@@ -300,13 +317,17 @@ impl Mmu for LinuxMmu {
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
         let uffd = Uffd(load(&self.pool_uffd));
         let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
-        self.batch(uffd, slot, page.addr().0, count, Waiters::Wake, |slot, page, why| {
-            self.unmap_one(uffd, page, slot, why)
-        })
+        let ours = self.ours_in_front(page.addr().0, count);
+        let one = |slot, page, why| self.unmap_one(uffd, page, slot, why);
+        self.batch(uffd, slot, page.addr().0, ours, Waiters::Wake, one)?;
+        if ours < count { Err(Partial { done: ours, why: Refusal::Foreign }) } else { Ok(()) }
     }
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
         let slot = self.slots(frame, 1).ok_or(Refusal::Foreign)?;
+        if !self.ours(page.addr().0, PAGE_BYTES) {
+            return Err(Refusal::Foreign);
+        }
         if self.absent(page.addr().0) {
             return Err(Refusal::Hole);
         }
@@ -324,7 +345,11 @@ impl Mmu for LinuxMmu {
     }
 
     fn drop_pages(&self, page: PageNo, count: u32) {
-        drop_contents(page.addr().0, count as usize * PAGE_BYTES);
+        for page in (PageRange { first: page, count: count.into() }).pages() {
+            if self.ours(page.addr().0, PAGE_BYTES) {
+                drop_contents(page.addr().0, PAGE_BYTES);
+            }
+        }
     }
 
     fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool {
@@ -334,6 +359,11 @@ impl Mmu for LinuxMmu {
 
     fn poison(&self, trap: Trap, page: PageNo) {
         let (uffd, addr) = (self.region_uffd(trap), page.addr().0);
+        if !self.ours(addr, PAGE_BYTES) {
+            // Whoever is stopped there meets what there is now.
+            self.wake_faulters(trap, page, 1);
+            return;
+        }
         drop_contents(addr, PAGE_BYTES);
         // SAFETY: region-owned: the caller has claimed the page, and it was just dropped.
         if unsafe { uffd.poison(addr, PAGE_BYTES, Waiters::Wake) }.is_err() {

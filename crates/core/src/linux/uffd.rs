@@ -271,6 +271,22 @@ impl Uffd {
         unsafe { self.0.control(ioctl::UFFDIO_UNREGISTER, &mut range(addr, len_bytes)) }.map(drop)
     }
 
+    /// Whether a range lies in one mapping that is registered with a userfaultfd. Nothing is changed: the call is the one of
+    /// [`Uffd::map_existing`], which private memory is refused, and before that any memory without registration.
+    ///
+    /// # Errors
+    /// `EBADF`, `ENOTTY`: this is no userfaultfd, so nothing is known.
+    pub fn registered(self, addr: usize, len_bytes: usize) -> Result<bool, Errno> {
+        let range = range(addr, len_bytes);
+        let mut argument = raw::uffdio_continue { range, mode: mode(Waiters::Leave, Writing::Allowed), mapped: 0 };
+        // SAFETY: syscall-contract: the structure is the request's; what it could map is what the memory has there anyway.
+        match unsafe { self.0.control(ioctl::UFFDIO_CONTINUE, &mut argument) } {
+            Ok(_) | Err(Errno::INVAL) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(why) => Err(why),
+        }
+    }
+
     /// Moves pages of private anonymous memory from `from` to `to`, which is registered here and absent. `from` is absent
     /// afterwards. Both ranges lie in one mapping each.
     ///

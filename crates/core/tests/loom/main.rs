@@ -5,6 +5,7 @@
 #![cfg(loom)]
 
 mod machine;
+mod unpopulated;
 
 use std::num::NonZeroU32;
 use std::ptr::{self, NonNull};

@@ -92,6 +92,11 @@ impl SimPager {
     }
 }
 
+/// A pager may be the program's own code, which knows no limits.
+fn not_in_a_trap(call: &str) {
+    assert!(scheduler::role() != scheduler::Role::Trap, "{call} is called in a trap");
+}
+
 impl Pager for SimPager {
     fn fills_in(&self) -> Context {
         self.fills_in
@@ -137,6 +142,7 @@ impl Pager for SimPager {
     }
 
     fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {
+        not_in_a_trap("changed");
         self.enter(index, "changed");
         let before = halves(bytes);
         scheduler::step_aside("changed");
@@ -150,6 +156,7 @@ impl Pager for SimPager {
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
+        not_in_a_trap("save");
         pages.iter().for_each(|page| self.enter(page.index, "save"));
         for page in pages.iter_mut() {
             let before = halves(page.bytes.get());
@@ -174,6 +181,7 @@ impl Pager for SimPager {
     }
 
     fn forget(&self, index: u64, count: u64) {
+        not_in_a_trap("forget");
         for index in index..index + count {
             self.enter(index, "forget");
             scheduler::step_aside("forget");

@@ -8,7 +8,7 @@ use selfpage_core::addr::{PageNo, PageRange};
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::handover::Handovers;
-use selfpage_core::frame::{FrameSet, FrameTable, Table};
+use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::{Context, Pager};
 use selfpage_core::region::{Region, RegionMap, Rights};
@@ -139,7 +139,7 @@ impl World {
         let words = (frames as usize).div_ceil(64);
         let free = FrameSet::new(life.table(words), life.table(words.div_ceil(64)));
         let given_up = FrameSet::new(life.table(words), life.table(words.div_ceil(64)));
-        let stack = FrameStack::new(free, given_up, Ring::new(life.table(16)), frames);
+        let stack = FrameStack::new(free, Unpopulated::new(given_up, frames), Ring::new(life.table(16)), frames);
         stack.reserve.store((frames / 8).max(1), Ordering::Relaxed);
         let domain = DomainState {
             mmu,

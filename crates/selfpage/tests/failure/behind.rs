@@ -1,7 +1,9 @@
 //! The program changes a region's mapping behind the library's back.
 
+use std::os::fd::AsRawFd;
+
 use selfpage::store::MemoryStore;
-use selfpage::{Config, Domain, Locking, Region, Trap};
+use selfpage::{Config, Domain, Locking, Region, Rights, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
@@ -159,6 +161,97 @@ fn mapped_over() {
         })
         .well();
     }
+}
+
+/// Maps memory of the program's own over [`TAIL`] pages of a region, and writes 99 into each of them.
+fn replace(place: *mut libc::c_void, flags: libc::c_int, file: libc::c_int) -> *mut u64 {
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_PRIVATE | libc::MAP_FIXED);
+    // SAFETY: test: the program's own memory in place of the region's.
+    assert_eq!(unsafe { libc::mmap(place, TAIL * PAGE, rights, flags, file, 0) }, place);
+    for page in 0..TAIL {
+        // SAFETY: test: as above.
+        unsafe { place.byte_add(page * PAGE).cast::<u64>().write_volatile(99) };
+    }
+    place.cast()
+}
+
+fn still_the_programs_own(own: *mut u64) {
+    for page in 0..TAIL {
+        // SAFETY: test: the program's own memory.
+        assert_eq!(unsafe { own.byte_add(page * PAGE).read_volatile() }, 99, "page {page}");
+    }
+}
+
+#[test]
+fn mapped_over_what_is_in_core() {
+    for (trap, name) in TRAPS {
+        for kind in ["anonymous", "file"] {
+            in_child(here!(), &format!("{name}-{kind}"), || {
+                let (domain, mut region) = numbered(trap);
+                let file = tempfile::tempfile().unwrap();
+                file.set_len((TAIL * PAGE) as u64).unwrap();
+                let own = match kind {
+                    "file" => replace(tail(&region), 0, file.as_raw_fd()),
+                    _ => replace(tail(&region), libc::MAP_ANONYMOUS, -1),
+                };
+                // A quarter of it is evicted by name and a quarter discarded by name, the rest is for the policy to choose.
+                let _ = region.evict((ALL - TAIL) * PAGE, TAIL / 4 * PAGE);
+                region.discard((ALL - TAIL / 4) * PAGE, TAIL / 4 * PAGE).unwrap();
+                for _ in 0..3 {
+                    check_pages(&region, 0..ALL - TAIL);
+                    still_the_programs_own(own);
+                }
+                assert_eq!(domain.stats().counts.lost_total, TAIL as u64);
+                assert!(region.pin((ALL - 1) * PAGE, PAGE).is_err());
+                still_the_programs_own(own);
+                drop(region);
+                no_frame_is_lost(&domain);
+            })
+            .well();
+        }
+    }
+}
+
+#[test]
+fn mapped_over_and_flushed() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+            std::fs::write(file.path(), vec![1; ALL * PAGE]).unwrap();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = domain.region(0).trap(trap).file(file.path(), 0, Rights::ReadWrite).unwrap();
+            assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 1));
+            let place = region.as_ptr().wrapping_add((ALL - TAIL) * PAGE);
+            replace(place.cast(), libc::MAP_ANONYMOUS, -1);
+            region.flush(0, ALL * PAGE).unwrap();
+            assert!(std::fs::read(file.path()).unwrap().iter().all(|byte| *byte == 1), "it is not the file's");
+        })
+        .well();
+    }
+}
+
+#[test]
+fn mapped_over_a_page_that_could_not_be_had() {
+    in_child(here!(), "worker", || {
+        tried::catch();
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        std::fs::write(file.path(), vec![1; ALL * PAGE]).unwrap();
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let mut region = domain.region(0).file(file.path(), 0, Rights::ReadWrite).unwrap();
+        file.as_file().set_len(((ALL - TAIL) * PAGE) as u64).unwrap();
+        let place = region.as_ptr().wrapping_add((ALL - TAIL) * PAGE);
+        for page in 0..TAIL {
+            assert_eq!(tried::read(place.wrapping_add(page * PAGE).cast()), Err(libc::SIGBUS));
+        }
+        let own = replace(place.cast(), libc::MAP_ANONYMOUS, -1);
+        for page in ALL - TAIL..ALL {
+            assert!(region.pin(page * PAGE, PAGE).is_err());
+        }
+        still_the_programs_own(own);
+        region.discard(0, ALL * PAGE).unwrap();
+        still_the_programs_own(own);
+    })
+    .well();
 }
 
 #[test]

@@ -278,3 +278,47 @@ fn a_pager_that_takes_its_time() {
         .well();
     }
 }
+
+/// Zeros. It reads a number in another domain's memory for each page that is discarded.
+struct Curious {
+    number: usize,
+    seen: Arc<AtomicU64>,
+}
+
+impl UserPager for Curious {
+    fn fill(&self, _: u64, bytes: &mut PageBytes) -> io::Result<()> {
+        bytes.fill(0);
+        Ok(())
+    }
+
+    fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn forget(&self, index: u64) {
+        // SAFETY: test: a page of a region that outlives this one.
+        let number = unsafe { (self.number as *const u64).add(512 * index as usize).read_volatile() };
+        self.seen.fetch_add(number, SeqCst);
+    }
+}
+
+#[test]
+fn a_pager_that_touches_another_domain_in_a_call_of_the_program() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let other = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut numbers =
+                other.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 26).unwrap()).unwrap();
+            number_pages(&mut numbers);
+            let seen = Arc::new(AtomicU64::new(0));
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let pager = Curious { number: numbers.as_ptr().addr(), seen: seen.clone() };
+            let mut region = domain.region(numbers.len_bytes()).user(pager).unwrap();
+            // No handler of the program's may come between, and the faults of the pager's own must all the same.
+            region.discard(0, numbers.len_bytes()).unwrap();
+            let all = pages(&numbers) as u64;
+            assert_eq!(seen.load(SeqCst), all * (all + 1) / 2);
+        })
+        .well();
+    }
+}

@@ -272,6 +272,68 @@ fn a_storm_of_signals_whose_handler_faults() {
     }
 }
 
+/// Reads managed memory that may have been discarded.
+extern "C" fn look_at_managed(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let turn = SEEN.load(SeqCst) as usize;
+    for step in 0..4 {
+        let index = (turn * 37 + step * 5) % FRAMES;
+        // SAFETY: test: a page of the region.
+        let word = unsafe { (&raw const (*MANAGED.load(SeqCst).add(index))[0]).read_volatile() };
+        assert!(word == 0 || word == index as u64 + 1, "page {index}: {word}");
+    }
+    SEEN.fetch_add(1, SeqCst);
+}
+
+/// One of each call that works on pages, over those that the handler reads.
+fn every_call(domain: &Domain, region: &mut Region, turn: usize) {
+    let at = turn % (FRAMES / 4) * 4 * PAGE;
+    region.prefetch(at, 4 * PAGE).unwrap();
+    let _ = region.evict(at, 4 * PAGE);
+    region.pin(at, 4 * PAGE).unwrap();
+    region.unpin(at, 4 * PAGE).unwrap();
+    region.discard(at, 4 * PAGE).unwrap();
+    if turn.is_multiple_of(8) {
+        domain.remove_frames(8).unwrap();
+        domain.add_frames(8).unwrap();
+        number_pages(&mut domain.region(8 * PAGE).zero().unwrap());
+    }
+}
+
+#[test]
+fn a_storm_of_signals_into_calls_of_the_library() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, mut region) = four_times_the_frames(trap);
+            MANAGED.store(region.as_ptr().cast(), SeqCst);
+            handle(libc::SIGUSR1, look_at_managed);
+            // SAFETY: test: this thread's own name.
+            let target = unsafe { libc::pthread_self() };
+            let (stop, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut sent, mut sent_at) = (0, usize::MAX);
+                    while !stop.load(SeqCst) {
+                        let now = turns.load(SeqCst);
+                        // A few in each turn, one after the other, and never so many that the calls do not get on.
+                        if SEEN.load(SeqCst) == sent && (sent_at != now || sent % 4 != 0) {
+                            (sent, sent_at) = (sent + 1, now);
+                            // SAFETY: test: the thread lives until the scope's end.
+                            unsafe { libc::pthread_kill(target, libc::SIGUSR1) };
+                        }
+                        std::thread::yield_now();
+                    }
+                });
+                while SEEN.load(SeqCst) < 2000 || turns.load(SeqCst) < 500 {
+                    every_call(&domain, &mut region, turns.fetch_add(1, SeqCst));
+                }
+                stop.store(true, SeqCst);
+            });
+            println!("{} signals in {} turns", SEEN.load(SeqCst), turns.load(SeqCst));
+        })
+        .well();
+    }
+}
+
 extern "C" fn sum_and_allow(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     for _ in 0..10 {
         sum_managed(signal, info, context);
