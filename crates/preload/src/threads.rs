@@ -64,10 +64,15 @@ unsafe extern "C" fn round(number: *mut c_void) {
 }
 
 fn ended() {
-    if ALIVE.fetch_sub(1, Ordering::SeqCst) == 1 && !others_run() {
-        // SAFETY: c-library: as the C library does when the last thread has ended.
-        unsafe { libc::exit(0) };
+    if ALIVE.fetch_sub(1, Ordering::SeqCst) != 1 {
+        return;
     }
+    // One that ended a moment ago may not be gone yet, and nobody would be left to tell that it is.
+    while others_run() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // SAFETY: c-library: as the C library does when the last thread has ended.
+    unsafe { libc::exit(0) };
 }
 
 /// Whether there are threads that nobody counted: made by clone(2), past the C library.

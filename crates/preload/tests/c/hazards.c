@@ -268,6 +268,22 @@ static void main_ends_first(void) {
   CHECK(!pthread_create(&t, 0, last, 0) && !pthread_detach(t));
   pthread_exit(0);
 }
+static pthread_barrier_t all_there;
+static void *ends(void *n) { pthread_barrier_wait(&all_there); return 0; }
+static void all_end_at_once(void) { // whichever is the last, the process ends
+  flood();
+  for (int i = 0; i < 20; i++) {
+    pid_t child = fork();
+    if (!child) {
+      pthread_t t;
+      pthread_barrier_init(&all_there, 0, 4);
+      for (int i = 0; i < 3; i++) CHECK(!pthread_create(&t, 0, ends, 0) && !pthread_detach(t));
+      pthread_barrier_wait(&all_there);
+      pthread_exit(0);
+    }
+    wait_ok(child);
+  }
+}
 static void change_user(void) { // every thread has to follow, pager threads too
   flood();
   if (getuid()) { puts("ok"); return; }
@@ -282,7 +298,7 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec},
   {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
   {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages}, {"robust", robust}, {"own_stacks", own_stacks},
-  {"signals", signals}, {"main_ends_first", main_ends_first}, {"quick", quick}, {"change_user", change_user}, {"become", become},
+  {"signals", signals}, {"main_ends_first", main_ends_first}, {"all_end_at_once", all_end_at_once}, {"quick", quick}, {"change_user", change_user}, {"become", become},
   {"wait_for_end", wait_for_end}, {"status_seven", status_seven}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
