@@ -110,6 +110,16 @@ impl System for Selfpage {
         Ok(memory)
     }
 
+    fn put_out(&mut self) -> Result<(), Error> {
+        let Some((region, _)) = &self.live else { return Ok(()) };
+        let failed = |error: selfpage::Error| Error::Failed(error.to_string());
+        // The first time what has changed goes to the store and stays on standby; the second time it goes.
+        region.evict(0, region.len_bytes()).map_err(failed)?;
+        region.flush(0, region.len_bytes()).map_err(failed)?;
+        region.evict(0, region.len_bytes()).map_err(failed)?;
+        Ok(())
+    }
+
     fn misses(&self) -> Option<u64> {
         let (_, domain) = self.live.as_ref()?;
         let counts = domain.stats().counts;
