@@ -155,9 +155,8 @@ impl LinuxMmu {
     /// Whether a range lies in one mapping of a region still: the program may have mapped memory of its own over it, which is not
     /// ours to move, copy or drop. Where nothing tells (the descriptor is gone), it is taken to be ours.
     fn ours(&self, addr: usize, len_bytes: usize) -> bool {
-        [Trap::Worker, Trap::Upcall]
-            .into_iter()
-            .any(|trap| self.region_uffd(trap).registered(addr, len_bytes) != Ok(false))
+        // Any userfaultfd answers for all of them.
+        self.region_uffd(Trap::Worker).registered(addr, len_bytes) != Ok(false)
     }
 
     /// How many of the `count` pages from `addr` on are ours, at the front.

@@ -39,16 +39,15 @@ impl Queue {
     pub(crate) fn over(uffd: Uffd) -> io::Result<Queue> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let queue = Queue { uffd, epoll };
-        epoll::add(&queue.epoll, borrow_number(uffd.0.raw()), queue.data(), Queue::EVENTS)?;
+        epoll::add(&queue.epoll, borrow_number(uffd.0.raw()), Queue::DATA, Queue::EVENTS)?;
         Ok(queue)
     }
 
     /// Edge-triggered: a fault wakes the worker that has slept shortest, whose caches and CPU are the likeliest to fit.
     const EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
-    fn data(&self) -> epoll::EventData {
-        epoll::EventData::new_u64(0)
-    }
+    /// There is but one thing to wait for.
+    const DATA: epoll::EventData = epoll::EventData::new_u64(0);
 
     /// The next fault. Where more wait, the next worker is woken before this returns.
     fn next(&self) -> io::Result<Message> {
@@ -61,7 +60,7 @@ impl Queue {
             }
             match self.uffd.read(slice::from_mut(&mut message)) {
                 Ok(_) => {
-                    epoll::modify(&self.epoll, borrow_number(self.uffd.0.raw()), self.data(), Queue::EVENTS)?;
+                    epoll::modify(&self.epoll, borrow_number(self.uffd.0.raw()), Queue::DATA, Queue::EVENTS)?;
                     return Ok(message);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => {}

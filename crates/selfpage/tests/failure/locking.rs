@@ -50,6 +50,15 @@ fn may_lock() -> bool {
     }
 }
 
+/// A domain whose frames are locked, with a region of numbered pages. `None`: there is none here, and that is said.
+fn locked(trap: Trap) -> Option<(Domain, Region)> {
+    may_lock().then(|| {
+        let domain = config().build().unwrap();
+        let region = numbered(&domain, trap);
+        (domain, region)
+    })
+}
+
 /// Takes the right to lock more than 8 MiB from the calling thread.
 fn bound_locking() {
     let most = getrlimit(Resource::Memlock).maximum.unwrap_or(u64::MAX).min(8 << 20);
@@ -140,11 +149,7 @@ fn forked(work: impl FnOnce()) {
 fn a_forked_child_locks_again() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            if !may_lock() {
-                return;
-            }
-            let domain = config().build().unwrap();
-            let mut region = numbered(&domain, trap);
+            let Some((domain, mut region)) = locked(trap) else { return };
             forked(|| {
                 assert_eq!(domain.pool().residence(), Residence::Locked);
                 assert_eq!(locked_bytes(), FRAMES * PAGE + REGION);
@@ -164,11 +169,7 @@ fn a_forked_child_locks_again() {
 fn the_right_is_given_up_later() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            if !may_lock() {
-                return;
-            }
-            let domain = config().build().unwrap();
-            let mut region = numbered(&domain, trap);
+            let Some((domain, mut region)) = locked(trap) else { return };
             bound_locking();
             check_pages(&region, 0..pages(&region));
             let error = domain.region(16 << 20).name("late").trap(trap).zero().unwrap_err();
@@ -195,12 +196,8 @@ fn the_right_is_given_up_later() {
 fn unlocked_behind_our_back() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            if !may_lock() {
-                return;
-            }
             tried::catch();
-            let domain = config().build().unwrap();
-            let region = numbered(&domain, trap);
+            let Some((_domain, region)) = locked(trap) else { return };
             let (start, len) = (region.as_ptr().cast::<libc::c_void>(), region.len_bytes());
             // SAFETY: test: takes the lock on the region alone.
             assert_eq!(unsafe { libc::munlock(start, len) }, 0);
