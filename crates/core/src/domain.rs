@@ -10,7 +10,7 @@ use crate::mmu::{Mmu, Partial, Trap};
 use crate::page::{State, Word};
 use crate::region::{Region, RegionMap, Rights};
 use crate::ring::Ring;
-use crate::stack::FrameStack;
+use crate::stack::{self, FrameStack};
 use crate::stream::Limits;
 use crate::sync::{AtomicU32, Event, Gate, Ordering};
 use crate::trace::Counters;
@@ -84,8 +84,8 @@ impl DomainState {
 
     /// Lists a page that is on standby already, or takes its frame where the list is full.
     pub(crate) fn publish_standby(&self, region: &Region, page: PageNo, frame: Frame) {
-        if self.stack.push_standby(frame, page) {
-            return self.stack.demand.available.signal(self.mmu);
+        if stack::list_standby(self, frame, page) {
+            return;
         }
         let Some(word) = region.word(page) else { return };
         let seen = word.load();

@@ -140,16 +140,9 @@ impl FrameStack {
         self.demand.available.signal(mmu);
     }
 
-    /// A frame is about to go on standby: call it before the page's word says so, and [`FrameStack::push_standby`] after.
+    /// A frame is about to go on standby: call it before the page's word says so, and [`list_standby`] after.
     pub fn joins_standby(&self) {
         self.on_standby.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Puts a frame on the standby list; its page's word says so already. `false`: the list is full, and the caller must
-    /// take the page back.
-    #[must_use]
-    pub fn push_standby(&self, frame: Frame, page: PageNo) -> bool {
-        self.standby.push(u64::from(frame.0), page.0)
     }
 
     /// The frame of a page went from standby back to use.
@@ -244,21 +237,49 @@ pub fn forget_unmapped(domain: &DomainState) {
 /// # Context
 /// Trap, inside the gate.
 pub fn reclaim_standby(domain: &DomainState) -> Option<Frame> {
-    while let Some((frame, page)) = domain.stack.standby.pop() {
-        let (frame, page) = (Frame(frame as u32), PageNo(page));
-        // The entry is stale if the page came back, or went, since.
-        let Some(region) = domain.regions.find(page) else {
-            continue;
-        };
-        let Some(word) = region.word(page) else { continue };
-        let seen = word.load();
-        if seen.state() == State::Standby && seen.frame() == frame && word.claim(seen) {
-            domain.stack.leaves_standby();
-            domain.frames.set_owner(frame, None);
-            let _ = domain.settle(region, page, Word::ABSENT);
-            Counters::add(&domain.counters.evictions_total, 1);
+    loop {
+        if let Ok(frame) = pop_standby(domain)? {
             return Some(frame);
         }
     }
-    None
+}
+
+/// An entry of the standby list whose page came back, or went, since.
+struct Stale;
+
+/// Takes the oldest entry off the standby list, and the frame with it. `None`: there is none.
+fn pop_standby(domain: &DomainState) -> Option<Result<Frame, Stale>> {
+    let (frame, page) = domain.stack.standby.pop()?;
+    let (frame, page) = (Frame(frame as u32), PageNo(page));
+    let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?))) else {
+        return Some(Err(Stale));
+    };
+    let seen = word.load();
+    if seen.state() != State::Standby || seen.frame() != frame || !word.claim(seen) {
+        return Some(Err(Stale));
+    }
+    domain.stack.leaves_standby();
+    domain.frames.set_owner(frame, None);
+    let _ = domain.settle(region, page, Word::ABSENT);
+    Counters::add(&domain.counters.evictions_total, 1);
+    Some(Ok(frame))
+}
+
+/// Lists a page that is on standby already. Where the list is full, its oldest entry makes room: most often a stale one, and a
+/// list that they have filled would take no page any more. `false`: other threads are at every entry, and the caller must
+/// take the page back.
+///
+/// # Context
+/// Trap, inside the gate.
+#[must_use]
+pub(crate) fn list_standby(domain: &DomainState, frame: Frame, page: PageNo) -> bool {
+    while !domain.stack.standby.push(u64::from(frame.0), page.0) {
+        match pop_standby(domain) {
+            Some(Ok(oldest)) => domain.stack.give(domain.mmu, oldest, 1),
+            Some(Err(Stale)) => {}
+            None => return false,
+        }
+    }
+    domain.stack.demand.available.signal(domain.mmu);
+    true
 }

@@ -73,6 +73,34 @@ fn lru_reads_at_most_half_again_of_what_fifo_does() {
     assert!(2 * lru <= fifo, "lru {lru}, fifo {fifo}");
 }
 
+#[test]
+fn pages_get_a_second_chance_after_many_that_were_taken_by_name() {
+    let _alone = alone();
+    const FRAMES: usize = 1024;
+    const FEW: usize = FRAMES / 32 * PAGE;
+    let Some(domain) = domain(FRAMES, "lru") else { return };
+    let store = MemoryStore::new((FRAMES * PAGE) as u64).unwrap();
+    let mut region = domain.region(FRAMES * PAGE).trap(Trap::Upcall).stored(store).unwrap();
+    region.as_mut_slice::<u64>().iter_mut().step_by(WORDS).for_each(|word| *word = 1);
+    for _ in 0..4 {
+        // Out, saved, onto the standby list; and off it again, for good.
+        region.evict(0, region.len_bytes()).unwrap();
+        region.flush(0, region.len_bytes()).unwrap();
+        region.evict(0, region.len_bytes()).unwrap();
+        assert!(region.as_slice::<u64>().iter().step_by(WORDS).take(FRAMES / 2).all(|word| *word == 1));
+    }
+
+    let few = |region: &selfpage::Region| {
+        region.as_slice::<u64>().iter().step_by(WORDS).take(FEW / PAGE).all(|word| *word == 1)
+    };
+    assert!(few(&region));
+    region.evict(0, FEW).unwrap();
+    assert!(domain.stats().frames_standby as usize >= FEW / PAGE, "the list has no place for them");
+    let filled_before = domain.stats().counts.bytes_filled;
+    assert!(few(&region));
+    assert_eq!(domain.stats().counts.bytes_filled, filled_before);
+}
+
 /// A file that goes when the test ends, however it ends.
 struct Scratch(std::path::PathBuf);
 
