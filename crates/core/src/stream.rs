@@ -14,6 +14,8 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 const STREAMS: usize = 4;
 /// Streams step at most this many pages at a time.
 const LONGEST_STRIDE: i64 = 64;
+/// Pages in the window of a stream that has been met often enough for its pattern to be no accident.
+const ESTABLISHED: u32 = 4;
 /// Chunks that are asked for before the first of them is reached, so that the device never waits for the program.
 pub const DEPTH: u32 = 3;
 
@@ -111,7 +113,12 @@ impl Streams {
     fn plan_in_turn(&self, index: u64, limits: Limits) -> Plan {
         let now = self.clock.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let last = self.last.swap(index, Ordering::Relaxed);
-        if let Some(stream) = self.streams.iter().find(|stream| stream.next.load(Ordering::Relaxed) == index) {
+        if let Some(stream) = self.streams.iter().find(|stream| expects(stream, index)) {
+            return advance(stream, index, now, limits);
+        }
+        if let Some(stream) = self.streams.iter().find(|stream| is_denser(stream, last, index, limits)) {
+            let stride = stream.stride.load(Ordering::Relaxed) as i64;
+            stream.stride.store(stride.signum() as u64, Ordering::Relaxed);
             return advance(stream, index, now, limits);
         }
         if let Some(stream) = self.streams.iter().find(|stream| within_asked(stream, index, limits)) {
@@ -158,13 +165,43 @@ impl Default for Streams {
     }
 }
 
+/// Whether a fault at page `index` continues the stream. One that has held for some time may leave pages out: they are in core
+/// already.
+fn expects(stream: &Stream, index: u64) -> bool {
+    let next = stream.next.load(Ordering::Relaxed);
+    let window = stream.window.load(Ordering::Relaxed);
+    let slack = if window >= ESTABLISHED { window } else { 0 };
+    let steps = steps(stream, next, index);
+    next != u64::MAX && steps.is_some_and(|steps| steps >= 0 && steps <= i64::from(slack))
+}
+
 /// Whether page `index` is among the last that were asked for ahead of the stream.
 fn within_asked(stream: &Stream, index: u64, limits: Limits) -> bool {
+    steps_before_end(stream, index, limits).is_some()
+}
+
+/// How many steps before the end of what was asked for page `index` is, if it was asked for.
+fn steps_before_end(stream: &Stream, index: u64, limits: Limits) -> Option<i64> {
     let asked = stream.asked.load(Ordering::Relaxed);
+    let longest = i64::from(limits.chunk) * i64::from(DEPTH + 1);
+    steps(stream, index, asked).filter(|steps| asked != 0 && (1..=longest).contains(steps))
+}
+
+/// Whether the program reads every page where the stream takes every other one: it faults on the pages between. Some of a
+/// sequence were in core when it began, and what was left looked like a stride.
+fn is_denser(stream: &Stream, last: u64, index: u64, limits: Limits) -> bool {
     let stride = stream.stride.load(Ordering::Relaxed) as i64;
-    let before_end = (asked.wrapping_sub(index) as i64).wrapping_mul(stride.signum());
-    let longest = i64::from(limits.chunk) * i64::from(DEPTH + 1) * stride.abs();
-    asked != 0 && before_end > 0 && before_end <= longest
+    let next_on_grid = index.wrapping_add(stride.signum() as u64);
+    stride.abs() == 2
+        && index.wrapping_sub(last) as i64 == stride
+        && steps_before_end(stream, next_on_grid, limits).is_some()
+}
+
+/// How many steps of the stream lead from one page to another, if a number of them does.
+fn steps(stream: &Stream, from: u64, to: u64) -> Option<i64> {
+    let stride = stream.stride.load(Ordering::Relaxed) as i64;
+    let distance = to.wrapping_sub(from) as i64;
+    (distance.checked_rem(stride) == Some(0)).then(|| distance / stride)
 }
 
 fn advance(stream: &Stream, index: u64, now: u32, limits: Limits) -> Plan {
@@ -250,6 +287,53 @@ mod tests {
             assert_eq!(last.stride, stride);
             assert!(last.count >= 4);
         }
+    }
+
+    /// Runs through `pages` in order; those that `in_core` holds make no fault, nor those that were fetched. How many faults it
+    /// took, and the last chunk that was read ahead.
+    fn pass(pages: std::ops::Range<u64>, in_core: impl Fn(u64) -> bool) -> (u32, Option<Chunk>) {
+        let streams = Streams::new();
+        let mut last = None;
+        let mut fetched = std::collections::HashSet::new();
+        let mut tripwires = std::collections::HashSet::new();
+        let mut faults = 0;
+        for page in pages {
+            let mut ahead = None;
+            if tripwires.remove(&page) {
+                ahead = streams.tripped(page, LIMITS);
+            } else if !in_core(page) && !fetched.contains(&page) {
+                faults += 1;
+                let plan = streams.plan(page, LIMITS);
+                fetched.extend((0..u64::from(plan.count)).map(|step| page + step * plan.stride as u64));
+                ahead = plan.ahead;
+            }
+            for step in 0..ahead.map_or(0, |chunk| u64::from(chunk.count)) {
+                let page = ahead.map_or(0, |chunk| chunk.first + step * chunk.stride as u64);
+                if step % u64::from(LIMITS.chunk) == 0 && !in_core(page) {
+                    tripwires.insert(page);
+                }
+                fetched.insert(page);
+            }
+            last = ahead.or(last);
+        }
+        (faults, last)
+    }
+
+    #[test]
+    fn a_sequence_is_seen_through_pages_that_are_in_core() {
+        for seed in 0..200u64 {
+            let in_core = |page: u64| (page ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 == 0;
+            let (faults, _) = pass(1..100_000, in_core);
+            assert!(faults < 200, "seed {seed}: {faults} faults");
+        }
+    }
+
+    #[test]
+    fn a_sequence_that_began_like_a_stride_is_seen() {
+        // Every other page of the first few is in core.
+        let (faults, last) = pass(1..100_000, |page| page < 64 && page % 2 == 0);
+        assert!(faults < 100, "{faults} faults");
+        assert_eq!(last.map(|chunk| chunk.stride), Some(1));
     }
 
     #[test]
