@@ -8,6 +8,8 @@
 #![cfg_attr(test, allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 pub mod addr;
+#[cfg(not(loom))]
+pub mod capability;
 pub mod contract;
 #[cfg(not(loom))]
 pub mod domain;
@@ -20,6 +22,8 @@ pub mod mmu;
 pub mod page;
 pub mod pager;
 #[cfg(not(loom))]
+pub mod physical;
+#[cfg(not(loom))]
 pub mod policy;
 pub mod region;
 pub mod ring;
@@ -28,4 +32,6 @@ pub mod shortage;
 pub mod stack;
 pub mod stream;
 pub mod sync;
+#[cfg(not(loom))]
+pub mod tables;
 pub mod trace;

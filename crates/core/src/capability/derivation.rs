@@ -1,0 +1,151 @@
+//! The derivation tree: which capability came of which.
+//!
+//! A capability's children are its copies and the objects that were made from its memory. A child is always younger than its
+//! parent, and whatever lies in a CNode is younger than the CNode: so every way down, through children and through what CNodes
+//! hold, ends.
+//!
+//! # Source
+//! Cichlid §3.1 ("a capability derivation tree … enables efficient queries for descendants and copies").
+
+use super::kernel::Kernel;
+use super::lookup::{Handle, Space};
+use super::slot::{RADIX_BITS, Relation, Slot, Slots};
+use super::{Error, Type};
+
+/// What came of a capability.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Derived {
+    /// Capabilities of the same object.
+    pub copies: u64,
+    /// Capabilities of objects that were made from its memory, copies of those included.
+    pub objects: u64,
+}
+
+impl Kernel<'_> {
+    /// What came of a capability: what [`Kernel::revoke`] would delete, but for what CNodes among it hold.
+    ///
+    /// # Errors
+    /// [`Error::NoCapability`].
+    pub fn derived(&self, space: &Space, handle: Handle) -> Result<Derived, Error> {
+        let slot = self.find(space, handle)?;
+        self.held(slot)?;
+        let slots = self.slots();
+        let object = slots.origin(slot);
+        let mut derived = Derived::default();
+        for slot in slots.descendants(slot) {
+            if slots.origin(slot) == object {
+                derived.copies += 1;
+            } else {
+                derived.objects += 1;
+            }
+        }
+        Ok(derived)
+    }
+}
+
+/// What becomes of the capabilities in a CNode that goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Contents {
+    Go,
+    /// They stay behind: only a test that takes the rule away wants that.
+    Stay,
+}
+
+impl<'m> Slots<'m> {
+    /// Makes `child`, which has no relations, the youngest child of `parent`.
+    pub(super) fn adopt(self, parent: Slot, child: Slot) {
+        let elder = self.relation(parent, Relation::Child);
+        self.relate(child, Relation::Parent, Some(parent));
+        self.relate(child, Relation::Next, elder);
+        if let Some(elder) = elder {
+            self.relate(elder, Relation::Previous, Some(child));
+        }
+        self.relate(parent, Relation::Child, Some(child));
+    }
+
+    /// Takes a capability without children out of the tree.
+    pub(super) fn part(self, slot: Slot) {
+        let (previous, next) = (self.relation(slot, Relation::Previous), self.relation(slot, Relation::Next));
+        match (previous, self.relation(slot, Relation::Parent)) {
+            (Some(previous), _) => self.relate(previous, Relation::Next, next),
+            (None, Some(parent)) => self.relate(parent, Relation::Child, next),
+            (None, None) => {}
+        }
+        if let Some(next) = next {
+            self.relate(next, Relation::Previous, previous);
+        }
+    }
+
+    pub(crate) fn has_children(self, slot: Slot) -> bool {
+        self.relation(slot, Relation::Child).is_some()
+    }
+
+    /// The capability with which the object came to be: what this one is a copy of, or a copy of a copy.
+    pub(crate) fn origin(self, mut slot: Slot) -> Slot {
+        while self.is_copy(slot)
+            && let Some(parent) = self.relation(slot, Relation::Parent)
+        {
+            slot = parent;
+        }
+        slot
+    }
+
+    /// Whether this capability, or one that it came of, is being revoked.
+    pub(crate) fn is_condemned(self, slot: Slot) -> bool {
+        let mut at = Some(slot);
+        while let Some(slot) = at {
+            if self.is_being_revoked(slot) {
+                return true;
+            }
+            at = self.relation(slot, Relation::Parent);
+        }
+        false
+    }
+
+    /// What came of a capability, each before what came of it in turn.
+    fn descendants(self, of: Slot) -> impl Iterator<Item = Slot> + use<'m> {
+        let mut at = Some(of);
+        core::iter::from_fn(move || {
+            at = self.after(at?, of);
+            at
+        })
+    }
+
+    fn after(self, slot: Slot, within: Slot) -> Option<Slot> {
+        let mut at = slot;
+        if let Some(child) = self.relation(at, Relation::Child) {
+            return Some(child);
+        }
+        while at != within {
+            if let Some(next) = self.relation(at, Relation::Next) {
+                return Some(next);
+            }
+            at = self.relation(at, Relation::Parent)?;
+        }
+        None
+    }
+
+    /// Below `of`, a capability that nothing depends on any more: it has no children, and if it is the origin of a CNode, that
+    /// is empty.
+    pub(super) fn leaf_below(self, of: Slot, contents: Contents) -> Option<Slot> {
+        let mut at = self.relation(of, Relation::Child)?;
+        loop {
+            let held = || if contents == Contents::Go { self.held_by(at) } else { None };
+            at = match self.relation(at, Relation::Child).or_else(held) {
+                Some(below) => below,
+                None => return Some(at),
+            };
+        }
+    }
+
+    /// A capability in the CNode whose origin this is.
+    fn held_by(self, slot: Slot) -> Option<Slot> {
+        let node = self.capability(slot).filter(|node| node.kind == Type::CNode && !self.is_copy(slot))?;
+        if self.taken(node.base) == 0 {
+            return None;
+        }
+        (1..1 << RADIX_BITS)
+            .filter_map(|index| Slot::in_node(node.base, index))
+            .find(|held| self.capability(*held).is_some())
+    }
+}

@@ -1,0 +1,126 @@
+//! What the CPU may still remember of entries that were changed.
+//!
+//! # Source
+//! Cichlid §4.1: full, selective, and adaptive invalidation.
+
+use super::entry::span_bits;
+use crate::addr::VirtAddr;
+use crate::capability::{Kernel, Rule, Slot};
+
+/// A CPU's memory of translations. The mechanism tells it what no longer holds, before a call returns.
+pub trait Tlb {
+    /// Forget all.
+    fn forget_all(&self);
+
+    /// Forget what was known of the page at an address.
+    fn forget(&self, page: VirtAddr);
+}
+
+/// How much a CPU is told to forget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Invalidation {
+    /// Everything, whenever anything changed.
+    Full,
+    /// The pages that changed, where their addresses are known.
+    Selective,
+    /// The pages that changed while they are few, else everything.
+    Adaptive,
+}
+
+/// More pages than this are more expensive to forget one by one than to walk to again: as in Linux.
+const FEW: u32 = 33;
+
+/// What a CPU may remember wrongly.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stale {
+    Nothing,
+    /// Neighbouring pages.
+    Pages {
+        first: VirtAddr,
+        page_bytes: usize,
+        count: u32,
+    },
+    Anything,
+}
+
+impl Kernel<'_> {
+    /// How much the CPU is told to forget from now on.
+    pub fn set_invalidation(&mut self, invalidation: Invalidation) {
+        self.invalidation = invalidation;
+    }
+
+    /// Entries of the table whose origin this is change. Say so before they do.
+    pub(crate) fn goes_stale(&mut self, table: Slot, level: u8, first: u16, count: u16) {
+        let page_bytes = 1usize << span_bits(level);
+        let more = u32::from(count);
+        self.stale = match (self.stale, self.reach(table, level, first, count)) {
+            (stale, Reach::Nowhere) => stale,
+            (Stale::Nothing, Reach::At(first)) => Stale::Pages { first, page_bytes, count: more },
+            (Stale::Pages { first, page_bytes: same, count }, Reach::At(at))
+                if same == page_bytes && at.0 == first.0.wrapping_add(page_bytes * count as usize) =>
+            {
+                Stale::Pages { first, page_bytes, count: count + more }
+            }
+            _ => Stale::Anything,
+        };
+    }
+
+    /// Tells the CPU.
+    pub(crate) fn invalidate(&mut self) {
+        let stale = core::mem::replace(&mut self.stale, Stale::Nothing);
+        if !self.keeps(Rule::StaleIsForgotten) {
+            return;
+        }
+        match (stale, self.invalidation) {
+            (Stale::Nothing, _) => {}
+            (Stale::Pages { first, page_bytes, count }, Invalidation::Selective | Invalidation::Adaptive)
+                if count <= FEW || self.invalidation == Invalidation::Selective =>
+            {
+                for step in 0..count as usize {
+                    self.tlb.forget(VirtAddr(first.0.wrapping_add(step * page_bytes)));
+                }
+            }
+            _ => self.tlb.forget_all(),
+        }
+    }
+
+    /// Where the addresses begin that lead through entries of a table.
+    fn reach(&self, table: Slot, level: u8, first: u16, count: u16) -> Reach {
+        let slots = self.slots();
+        let Some(base) = slots.capability(table).map(|table| table.base) else { return Reach::Many };
+        let is_table = |index| {
+            let from = slots.origin_of_entry(base, index).and_then(|from| slots.capability(from));
+            from.is_some_and(|from| from.kind.level().is_some())
+        };
+        // A table below spans many pages, of sizes that nobody knows here.
+        if level > 1 && (first..first + count).any(is_table) {
+            return Reach::Many;
+        }
+        let (mut at, mut table, mut level, mut index) = (0, table, level, first);
+        loop {
+            at |= usize::from(index) << span_bits(level);
+            // Copies may be mapped elsewhere.
+            if slots.has_children(table) {
+                return Reach::Many;
+            }
+            if level == 4 {
+                return Reach::At(VirtAddr(((at << 16) as isize >> 16) as usize));
+            }
+            let Some(mapping) = slots.mapping(table) else { return Reach::Nowhere };
+            match slots.capability(mapping.table).and_then(|above| above.kind.level()) {
+                Some(above) if above == level + 1 => (table, level, index) = (mapping.table, above, mapping.first),
+                // Mapped to be read, not to be walked.
+                _ => return Reach::Nowhere,
+            }
+        }
+    }
+}
+
+/// The addresses that lead through an entry.
+enum Reach {
+    Nowhere,
+    /// From there on, one page after the other.
+    At(VirtAddr),
+    /// Nobody knows how many.
+    Many,
+}
