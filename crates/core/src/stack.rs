@@ -132,7 +132,7 @@ impl FrameStack {
         self.demand.available.signal(mmu);
     }
 
-    /// A frame is about to go on standby: call it before the page's word says so, and [`list_standby`] after.
+    /// A frame is about to go on standby: call it before the page's word says so, and `list_standby` after.
     pub fn joins_standby(&self) {
         self.on_standby.fetch_add(1, Ordering::SeqCst);
     }
