@@ -1,7 +1,7 @@
 //! A holder of capabilities that does this and that with them, most of which makes page tables.
 
 use selfpage_core::addr::VirtAddr;
-use selfpage_core::capability::{Error, Handle, Kernel, Object, Rights, Space, Type};
+use selfpage_core::capability::{Capability, Error, Handle, Kernel, Object, Rights, Space, Type};
 use selfpage_core::physical::{PhysAddr, PhysMemory};
 use selfpage_core::tables::{Entries, Tlb};
 
@@ -80,6 +80,20 @@ impl<'m> Holder<'m> {
             first += count;
         }
         holder
+    }
+
+    /// What it may reach with a page of a hierarchy: its frames, and to be read its tables.
+    pub fn holdings(&self) -> Vec<Capability> {
+        let held = self.places().filter_map(|place| self.kernel.identify(&self.space, Holder::name(place)).ok());
+        let reachable = held.filter_map(|held| match held.kind {
+            Type::Frame => Some(held),
+            // The second page of a table is nobody's to read.
+            kind if kind.level().is_some() => {
+                Some(Capability { rights: held.rights & Rights::READ, size_bits: 12, ..held })
+            }
+            _ => None,
+        });
+        reachable.collect()
     }
 
     /// Where the tables are that only the recorder uses.
@@ -184,7 +198,11 @@ impl<'m> Holder<'m> {
         let page_bytes = if level == 2 { 1 << 21 } else { 4096 };
         let pages = if found.kind == Type::Frame { (found.len_bytes() / page_bytes).max(1) } else { 1 };
         let count = (1 + self.dice.below(pages.min(6))).min(pages);
-        let offset_bytes = self.dice.below(pages - count + 1) * page_bytes;
+        let mut offset_bytes = self.dice.below(pages - count + 1) * page_bytes;
+        if self.dice.below(16) == 0 {
+            // Often not aligned to pages of that size, or beyond the end.
+            offset_bytes = self.dice.below(found.len_bytes() / 4096) * 4096;
+        }
         let first = self.dice.of(&INDICES)?;
         let entries = Entries { table, first, count: count as u16 };
         let result = self.kernel.map(&self.space, entries, copy, offset_bytes, mapped & found.rights);

@@ -3,7 +3,7 @@
 //! Random tables are made by random operations on capabilities. Then a virtual machine whose physical memory they lie in makes
 //! random accesses at ring 3, and the walk makes the same accesses in a copy of that memory. Each access must end in the same
 //! way, with the same value or the same error code, and afterwards both memories must be the same: what was written, and each
-//! accessed and dirty bit of each entry. Last, KVM's own walk must lead to the same addresses.
+//! accessed and dirty bit of each entry. What an access reaches, the holder must have a capability for. Last, KVM's own walk must lead to the same addresses.
 //!
 //! KVM may keep using an entry that was changed behind its back, so each time there is a new machine.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
@@ -21,6 +21,7 @@ use dice::Dice;
 use holder::{Holder, INDICES};
 use recorder::{Outcome, Planned, ROOT_ENTRY, Recorder};
 use selfpage_core::addr::VirtAddr;
+use selfpage_core::capability::{Capability, Rights};
 use selfpage_core::physical::{PhysAddr, PhysMemory};
 use selfpage_core::tables::walk::{self, Access, WalkFault};
 use selfpage_core::tables::{ENTRIES, Entry, index, span_bits};
@@ -82,7 +83,7 @@ fn the_cpu_does_what_the_walk_says() {
             let Some(root) = holder.enter() else { continue };
             let mut run =
                 Run { seed, root, usable: &usable, dice: &mut dice, ram: &ram, copy: &copy, tally: &mut tally };
-            run.compare(&recorder, holder.recorder_tables());
+            run.compare(&recorder, &holder);
             holder.leave();
         }
         tally.operations += holder.done;
@@ -146,7 +147,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn compare(&mut self, recorder: &Recorder, recorder_tables: [PhysAddr; 3]) {
+    fn compare(&mut self, recorder: &Recorder, holder: &Holder<'_>) {
+        let (holdings, recorder_tables) = (holder.holdings(), holder.recorder_tables());
         let (ram, copy) = (self.ram.physical(), self.copy.physical());
         for at in words() {
             copy.store(at, ram.load(at));
@@ -162,6 +164,10 @@ impl Run<'_> {
         copy.store(root_entry, ram.load(root_entry));
         for (planned, outcome) in planned.into_iter().zip(outcomes) {
             let expected = expect(copy, self.root, planned);
+            if let (Outcome::Done(_), Some(found)) = (outcome, walk::translate(copy, self.root, planned.at)) {
+                let held = holdings.iter().any(|held| permits(held, found.at, planned.access));
+                assert!(held, "without a capability: seed {}, {planned:x?} at {:#x}", self.seed, found.at.0);
+            }
             self.note(planned.access, outcome);
             assert_eq!(outcome, expected, "CPU, walk: seed {}, {planned:x?}", self.seed);
         }
@@ -247,6 +253,16 @@ impl Run<'_> {
         };
         VirtAddr(((at << 16) as isize >> 16) as usize | offset)
     }
+}
+
+/// Whether a capability is one for an access.
+fn permits(held: &Capability, at: PhysAddr, access: Access) -> bool {
+    let needed = match access {
+        Access::Read => Rights::READ,
+        Access::Write => Rights::WRITE,
+        Access::Execute => Rights::EXECUTE,
+    };
+    at >= held.base && at < held.base.plus(held.len_bytes()) && held.rights.contain(needed)
 }
 
 /// What the walk says, with its effects on the copy.
