@@ -45,18 +45,18 @@ impl Error {
         Error { kind, operation, cause: source.to_string(), source: Some(source) }
     }
 
-    /// KVM cannot be had.
-    pub(crate) fn no_kvm(source: impl Into<io::Error>) -> Error {
-        let source = source.into();
+    /// KVM, or a machine of it, cannot be had.
+    pub(crate) fn no_kvm(operation: &'static str, source: io::Error) -> Error {
         let remedy = match source.kind() {
             io::ErrorKind::NotFound => {
                 "switch on virtualisation in the firmware, or nested virtualisation in the hypervisor, and load kvm_intel or kvm_amd"
             }
             io::ErrorKind::PermissionDenied => "add the user to the group kvm, or let a container have the device",
+            io::ErrorKind::ResourceBusy => "another hypervisor has the processor: end its machines",
             _ => "see what the kernel's log says of kvm",
         };
         let cause = format!("{source}; {remedy}");
-        Error { kind: Kind::Unsupported, operation: "open /dev/kvm", cause, source: Some(source) }
+        Error { kind: Kind::Unsupported, operation, cause, source: Some(source) }
     }
 
     /// What the caller can do about it.

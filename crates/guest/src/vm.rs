@@ -77,12 +77,12 @@ impl<'m> Vm<'m> {
     /// # Errors
     /// [`Kind::Unsupported`]: KVM is absent, forbidden, or lacks something. [`Kind::OutOfSpace`].
     pub fn new() -> Result<Vm<'m>> {
-        let kvm = Kvm::new().map_err(|errno| Error::no_kvm(system(errno)))?;
+        let kvm = Kvm::new().map_err(|errno| Error::no_kvm("open /dev/kvm", system(errno)))?;
         if kvm.get_api_version() != 12 || !kvm.check_extension(Cap::UserMemory) {
             let cause = "this KVM is older than Linux 2.6.26; a newer kernel has what is needed";
             return Err(Error::new(Kind::Unsupported, "open /dev/kvm", cause));
         }
-        let vm = kvm.create_vm().map_err(refused("make a virtual machine"))?;
+        let vm = kvm.create_vm().map_err(|errno| Error::no_kvm("make a virtual machine", system(errno)))?;
         let cpu = vm.create_vcpu(0).map_err(refused("make a virtual CPU"))?;
         let features = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(refused("ask for a CPU's features"))?;
         cpu.set_cpuid2(&features).map_err(refused("set a virtual CPU's features"))?;
