@@ -52,6 +52,10 @@ impl Tlb for OneCpu {
     fn forget(&self, page: VirtAddr) {
         self.0.forget(page);
     }
+
+    fn leave(&self, root: PhysAddr) {
+        self.0.leave(root);
+    }
 }
 
 pub struct World {
