@@ -7,6 +7,9 @@
 //! - [`Descriptors`]: what an x86-64 CPU needs beside page tables to run at ring 3.
 //!
 //! It needs Linux's KVM, and an x86-64 processor. Nothing of it is stable, and nothing of the library depends on it.
+//!
+//! What was seen of a KVM without hardware behind it: it keeps an entry of the root (256) to itself, through which ring 3 reaches
+//! nothing; and it keeps using entries that the host changed after the machine had used them, so a new machine is needed then.
 
 #![cfg(target_arch = "x86_64")]
 
