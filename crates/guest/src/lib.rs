@@ -3,6 +3,7 @@
 //!
 //! - [`Memory`]: physical memory that the rules and a virtual machine share.
 //! - [`Vm`]: one virtual machine with one CPU.
+//! - [`Guest`]: runs a closure of this process in such a machine, at ring 3.
 //! - [`Descriptors`]: what an x86-64 CPU needs beside page tables to run at ring 3.
 //!
 //! It needs Linux's KVM, and an x86-64 processor. Nothing of it is stable, and nothing of the library depends on it.
@@ -13,12 +14,16 @@
 #![cfg(target_arch = "x86_64")]
 
 mod descriptors;
+mod entry;
 mod error;
+mod guest;
 mod memory;
+mod program;
 mod vm;
 
 pub use descriptors::{Descriptors, RING0_CODE, RING3_CODE, RING3_DATA, TASK};
 pub use error::{Error, Kind, Result};
+pub use guest::{Guest, Machine, Parts, Stopped};
 pub use kvm_bindings::{kvm_regs, kvm_sregs};
 pub use memory::Memory;
 pub use vm::{Exit, Start, Vm, Writing};

@@ -5,13 +5,14 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use kvm_bindings::{
-    KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_regs, kvm_segment, kvm_sregs, kvm_userspace_memory_region,
+    KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
+    kvm_userspace_memory_region, kvm_xcrs,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use selfpage_core::addr::VirtAddr;
 use selfpage_core::physical::PhysAddr;
 
-use crate::descriptors::{Descriptors, RING3_CODE, RING3_DATA, TASK};
+use crate::descriptors::{Descriptors, RING0_CODE, RING3_CODE, RING3_DATA, TASK};
 use crate::error::{Error, Kind, Result};
 use crate::memory::Memory;
 
@@ -26,7 +27,7 @@ const EFER: u64 = 0xd01;
 pub struct Vm<'m> {
     cpu: VcpuFd,
     vm: VmFd,
-    slots: u32,
+    lent: Vec<kvm_userspace_memory_region>,
     memory: PhantomData<&'m Memory>,
 }
 
@@ -86,7 +87,7 @@ impl<'m> Vm<'m> {
         let cpu = vm.create_vcpu(0).map_err(refused("make a virtual CPU"))?;
         let features = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(refused("ask for a CPU's features"))?;
         cpu.set_cpuid2(&features).map_err(refused("set a virtual CPU's features"))?;
-        Ok(Vm { cpu, vm, slots: 0, memory: PhantomData })
+        Ok(Vm { cpu, vm, lent: Vec::new(), memory: PhantomData })
     }
 
     /// Gives the machine physical memory.
@@ -109,7 +110,7 @@ impl<'m> Vm<'m> {
     /// wrong.
     pub unsafe fn lend(&mut self, first: PhysAddr, host: NonNull<u8>, len_bytes: u64, writing: Writing) -> Result<()> {
         let region = kvm_userspace_memory_region {
-            slot: self.slots,
+            slot: self.lent.len() as u32,
             flags: if writing == Writing::Allowed { 0 } else { KVM_MEM_READONLY },
             guest_phys_addr: first.0,
             memory_size: len_bytes,
@@ -118,8 +119,66 @@ impl<'m> Vm<'m> {
         // SAFETY: guest-slot: as the caller promises.
         let given = unsafe { self.vm.set_user_memory_region(region) };
         given.map_err(refused("give memory to a virtual machine"))?;
-        self.slots += 1;
+        self.lent.push(region);
         Ok(())
+    }
+
+    /// Makes the machine see what the process has changed in page tables in it. A KVM that shadows them looks at an entry again
+    /// only when the guest itself writes to it; so the memory is taken away and given again, and all shadows with it.
+    ///
+    /// # Errors
+    /// KVM refused.
+    pub fn forget_translations(&mut self) -> Result<()> {
+        for region in self.lent.iter().filter(|region| region.flags & KVM_MEM_READONLY == 0) {
+            for region in [kvm_userspace_memory_region { memory_size: 0, ..*region }, *region] {
+                // SAFETY: guest-slot: as it was when it was lent.
+                let given = unsafe { self.vm.set_user_memory_region(region) };
+                given.map_err(refused("give memory to a virtual machine again"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has system calls of ring 3 go to `entry`, at ring 0, on the stack that they came with. Call it after [`Vm::begin`].
+    ///
+    /// # Errors
+    /// KVM refused.
+    pub fn take_system_calls(&mut self, entry: VirtAddr) -> Result<()> {
+        const STAR: u32 = 0xc000_0081;
+        const LSTAR: u32 = 0xc000_0082;
+        const FMASK: u32 = 0xc000_0084;
+        /// Interrupts, steps, directions, ...: none is wanted in there.
+        const ALL_FLAGS: u64 = 0x47700;
+        let register = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+        let all = [
+            // The way back is not used.
+            register(STAR, 0x23 << 48 | u64::from(RING0_CODE) << 32),
+            register(LSTAR, entry.0 as u64),
+            register(FMASK, ALL_FLAGS),
+        ];
+        let all = Msrs::from_entries(&all)
+            .map_err(|error| Error::new(Kind::Refused, "take system calls", format!("{error:?}")))?;
+        let set = self.cpu.set_msrs(&all).map_err(refused("set a virtual CPU's model-specific registers"))?;
+        if set < 3 {
+            return Err(Error::new(Kind::Refused, "take system calls", "KVM has no such registers"));
+        }
+        Ok(())
+    }
+
+    /// Lets ring 3 use the vector registers that this process uses: the C library copies memory with the widest that there are.
+    /// Call it after [`Vm::begin`].
+    ///
+    /// # Errors
+    /// KVM refused.
+    pub fn share_vectors(&mut self) -> Result<()> {
+        const XSAVE: u64 = 1 << 18;
+        let Some(value) = crate::entry::vectors() else { return Ok(()) };
+        let mut special = self.special_registers()?;
+        special.cr4 |= XSAVE;
+        self.set_special_registers(&special)?;
+        let mut all = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+        all.xcrs[0].value = value;
+        self.cpu.set_xcrs(&all).map_err(refused("set a virtual CPU's extended registers"))
     }
 
     /// Makes the CPU begin at ring 3, with page tables on. The descriptors must have been written to the page that is mapped where

@@ -25,6 +25,7 @@ struct Forgotten;
 impl Tlb for Forgotten {
     fn forget_all(&self) {}
     fn forget(&self, _: VirtAddr) {}
+    fn leave(&self, _: PhysAddr) {}
 }
 
 pub struct Holder<'m> {
