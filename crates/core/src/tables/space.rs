@@ -15,6 +15,9 @@ use crate::capability::{Error, Handle, Object, Rights, Space, Type};
 /// Entries whose capabilities share a row of a shelf: each takes two of its 63 places.
 const IN_A_ROW: u16 = 16;
 
+/// How much longer than that of its home the longest handle is: a place there, then a row and a place in it for each of four levels.
+const BELOW_HOME_BITS: u8 = 9 * 6;
+
 /// A size of page that x86-64 has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum PageSize {
@@ -102,7 +105,7 @@ impl AddressSpace {
     /// root of the holder's space and has no guard; all else is made from `ram`.
     ///
     /// # Errors
-    /// Those of [`Kernel::retype`].
+    /// [`Error::DepthOverflow`]: `home` lies deeper, or has a guard. Those of [`Kernel::retype`].
     pub fn new(
         kernel: &mut Kernel<'_>,
         space: Space,
@@ -110,6 +113,10 @@ impl AddressSpace {
         home: Handle,
         first: u8,
     ) -> Result<AddressSpace, Error> {
+        let is_too_deep = u32::from(home.len.saturating_add(BELOW_HOME_BITS)) > u64::BITS;
+        if is_too_deep || kernel.identify(&space, home)?.guard_bits > 0 {
+            return Err(Error::DepthOverflow);
+        }
         kernel.retype(&space, ram, Object::of(Type::Pml4), 1, home, first)?;
         let root = Table { table: home.then(first), shelf: home.then(first + 1) };
         if let Err(error) = kernel.retype(&space, ram, Object::of(Type::CNode), 1, home, first + 1) {
