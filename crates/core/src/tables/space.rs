@@ -259,7 +259,9 @@ impl AddressSpace {
         let rest =
             kernel.retype(&self.space, self.ram, Object::of(Type::CNode), 1, kept.row, kept.at + 1).and_then(|()| {
                 let entries = Entries { table: above.table, first: entry, count: 1 };
-                kernel.map(&self.space, entries, below.table, 0, Rights::ALL)
+                // A table has the rights of the RAM that it is made from.
+                let rights = kernel.identify(&self.space, below.table)?.rights;
+                kernel.map(&self.space, entries, below.table, 0, rights)
             });
         if rest.is_err() {
             // Half of one would look like a whole one.
