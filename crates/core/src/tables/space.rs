@@ -164,6 +164,7 @@ impl AddressSpace {
     pub fn unmap(&self, kernel: &mut Kernel<'_>, range: Range) -> Result<(), Unfinished> {
         self.each_run(range, |run, _| {
             let table = self.find(kernel, run.at, range.pages.level())?;
+            self.demand_pages(kernel, table, range.pages, run)?;
             let entries = Entries { table: table.table, first: run.first, count: run.count };
             kernel.unmap(&self.space, entries)?;
             for entry in run.first..run.first + run.count {
@@ -183,6 +184,7 @@ impl AddressSpace {
     pub fn protect(&self, kernel: &mut Kernel<'_>, range: Range, rights: Rights) -> Result<(), Unfinished> {
         self.each_run(range, |run, _| {
             let table = self.find(kernel, run.at, range.pages.level())?;
+            self.demand_pages(kernel, table, range.pages, run)?;
             kernel.modify_flags(&self.space, Entries { table: table.table, first: run.first, count: run.count }, rights)
         })
     }
@@ -209,6 +211,19 @@ impl AddressSpace {
             done_bytes += u64::from(count) * page_bytes;
         }
         Ok(())
+    }
+
+    /// Refuses a run that has tables in it, for pages of a smaller size: they are not what the caller named.
+    fn demand_pages(&self, kernel: &Kernel<'_>, table: Table, pages: PageSize, run: Run) -> Result<(), Error> {
+        let mut entries = run.first..run.first + run.count;
+        let has_tables =
+            pages.level() > 1 && entries.any(|entry| self.has_table(kernel, Kept::new(table.shelf, entry)));
+        if has_tables { Err(Error::NotMapped) } else { Ok(()) }
+    }
+
+    /// Whether a table was made for an entry: then it has a shelf.
+    fn has_table(&self, kernel: &Kernel<'_>, kept: Kept) -> bool {
+        kernel.identify(&self.space, kept.table().shelf).is_ok()
     }
 
     /// The table of a level that an address goes through, as far as there are tables.
