@@ -131,7 +131,8 @@ impl AddressSpace {
         self.root.table
     }
 
-    /// Maps the Frame `from`, from `offset_bytes` on, at `[at, at + len_bytes)`, in pages of one size.
+    /// Maps the Frame `from`, from `offset_bytes` on, at `[at, at + len_bytes)`, in pages of one size. Where smaller pages were,
+    /// the empty tables go.
     ///
     /// # Errors
     /// [`Error::NotCanonical`]; [`Error::Misaligned`]: `at` or the length is no multiple of the page; [`Error::EntryTaken`];
@@ -146,6 +147,11 @@ impl AddressSpace {
     ) -> Result<(), Unfinished> {
         self.each_run(range, |run, done_bytes| {
             let table = self.table_for(kernel, run.at, range.pages.level())?;
+            if range.pages.level() > 1 {
+                for entry in run.first..run.first + run.count {
+                    self.drop_table(kernel, Kept::new(table.shelf, entry))?;
+                }
+            }
             let kept = self.row_for(kernel, table.shelf, run.first)?;
             kernel.copy(&self.space, from, kept.row, kept.at, Rights::ALL).map_err(entry_taken)?;
             let entries = Entries { table: table.table, first: run.first, count: run.count };
@@ -284,6 +290,31 @@ impl AddressSpace {
             let _ = kernel.delete(&self.space, below.shelf);
         }
         rest
+    }
+
+    /// Takes a table out that smaller pages once needed, so that a large one can lie there, with the empty tables below it.
+    fn drop_table(&self, kernel: &mut Kernel<'_>, kept: Kept) -> Result<(), Error> {
+        if !self.has_table(kernel, kept) {
+            return Ok(());
+        }
+        let Table { table, shelf } = kept.table();
+        let rows = (0..ENTRIES).step_by(IN_A_ROW.into()).map(|first| (first, Kept::new(shelf, first).row));
+        for (first, row) in rows.clone() {
+            if kernel.identify(&self.space, row).is_ok() {
+                for entry in first..first + IN_A_ROW {
+                    self.drop_table(kernel, Kept::new(shelf, entry))?;
+                }
+            }
+        }
+        // It goes first: if it has entries, or is mapped elsewhere, it stays.
+        for gone in [table].into_iter().chain(rows.map(|(_, row)| row)).chain([shelf]) {
+            match kernel.delete(&self.space, gone) {
+                Ok(()) | Err(Error::NoCapability) => {}
+                Err(Error::InUse) => return Err(Error::EntryTaken),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     fn row_for(&self, kernel: &mut Kernel<'_>, shelf: Handle, entry: u16) -> Result<Kept, Error> {
