@@ -7,8 +7,8 @@
 //! # Source
 //! Cichlid §3.4, the first layers of the runtime library.
 
-use super::entry::{ENTRIES, index, is_canonical, span_bits};
-use super::{Entries, Kernel};
+use super::entry::{ENTRIES, Entry, index, is_canonical, span_bits};
+use super::{Entries, Kernel, place};
 use crate::addr::VirtAddr;
 use crate::capability::{Error, Handle, Object, Rights, Space, Type};
 
@@ -275,6 +275,11 @@ impl AddressSpace {
             2 => Type::Pd,
             _ => Type::Pt,
         };
+        // One that is made in vain takes RAM with it. Whoever has a table may read it.
+        let base = kernel.identify(&self.space, above.table)?.base;
+        if Entry(kernel.memory().load(place(base, entry))).is_present() {
+            return Err(Error::EntryTaken);
+        }
         let below = kept.table();
         kernel.retype(&self.space, self.ram, Object::of(kind), 1, kept.row, kept.at)?;
         let rest =
