@@ -5,7 +5,7 @@ use std::cell::Cell;
 use selfpage_core::addr::VirtAddr;
 use selfpage_core::capability::{Error, Handle, Object, Rights, Type};
 use selfpage_core::physical::{PhysAddr, PhysMemory};
-use selfpage_core::tables::{AddressSpace, PageSize, Range};
+use selfpage_core::tables::{AddressSpace, PageSize, Range, is_canonical};
 
 use crate::chance::{one_of, part_of, piece, rights};
 use crate::dice::{below, next, once_in};
@@ -65,6 +65,16 @@ fn what_there_is_memory_for_is_built() {
             break;
         }
         walk(memory, root, &target);
+        // Parts of it change, even where no more can be built.
+        for range in target.mappings() {
+            let (part, rights, kernel) = (part_of(range), rights(), &mut holder.kernel);
+            match below(3) {
+                0 => assert_eq!((aspace.unmap(kernel, range), target.unmap(range)), (Ok(()), Ok(()))),
+                1 => assert_eq!((aspace.protect(kernel, part, rights), target.protect(part, rights)), (Ok(()), Ok(()))),
+                _ => {}
+            }
+        }
+        walk(memory, root, &target);
         holder.end(ram, &[root]);
     });
     println!("{} ranges built, {} times out of memory", built.get(), refused.get());
@@ -83,6 +93,13 @@ fn layouts_change_as_asked() {
             let mut piece = piece(&holder.sources);
             let mappings = target.mappings();
             let mut range = if mappings.is_empty() || once_in(8) { piece.range } else { one_of(&mappings) };
+            // What was mapped in several calls, side by side.
+            for next in &mappings {
+                let end = range.at.0.wrapping_add(range.len_bytes as usize);
+                if next.pages == range.pages && next.at.0 == end && end != 0 {
+                    range.len_bytes += next.len_bytes;
+                }
+            }
             if once_in(3) {
                 range = part_of(range);
             }
@@ -110,9 +127,15 @@ fn layouts_change_as_asked() {
                     assert_eq!(result, shall, "protect {range:x?}");
                 }
                 act => {
-                    // Where something is already, but for a third.
+                    // Anywhere, where something is already, or right behind that.
+                    let len_bytes = range.len_bytes.min(8 * range.pages.len_bytes());
+                    let behind = range.at.0.wrapping_add(range.len_bytes as usize);
+                    let last = behind.checked_add(len_bytes as usize - 1).map(VirtAddr);
+                    if act == 3 && last.is_some_and(is_canonical) && is_canonical(VirtAddr(behind)) && behind != 0 {
+                        range = Range { at: VirtAddr(behind), len_bytes, ..range };
+                    }
                     let fits = range.len_bytes <= piece.from.len_bytes - piece.offset_bytes;
-                    if act == 2 && fits && piece.offset_bytes.is_multiple_of(range.pages.len_bytes()) {
+                    if act != 4 && fits && piece.offset_bytes.is_multiple_of(range.pages.len_bytes()) {
                         piece.range = range;
                     }
                     let result = aspace.map(kernel, piece.range, piece.from.handle, piece.offset_bytes, piece.rights);
@@ -191,4 +214,21 @@ fn ram_that_nothing_executable_is_made_from_has_layouts_too() {
     aspace.map(&mut kernel, range, Handle::at_root(40), 0, Rights::ALL).unwrap();
     let found = selfpage_core::tables::walk::translate(&memory, root, range.at).unwrap();
     assert_eq!(found.rights, read_write);
+}
+
+#[test]
+fn what_is_refused_takes_no_ram() {
+    let memory = crate::machine::memory(crate::MEMORY_BYTES);
+    let Holder { mut kernel, space, sources, .. } = Holder::new(&memory);
+    let (ram, data) = (block(6), sources[0].handle);
+    let aspace = AddressSpace::new(&mut kernel, space, ram, ROOT, 50).unwrap();
+    let large = Range { at: VirtAddr(0), len_bytes: 4 << 20, pages: PageSize::Large2MiB };
+    aspace.map(&mut kernel, large, data, 0, Rights::READ).unwrap();
+    // In the second of two pages that were mapped together.
+    let small = |at| Range { at: VirtAddr(at), len_bytes: 4096, pages: PageSize::Small4KiB };
+    for _ in 0..100 {
+        let stopped = aspace.map(&mut kernel, small(3 << 20), data, 0, Rights::READ).unwrap_err();
+        assert_eq!(stopped.why, Error::EntryTaken);
+    }
+    aspace.map(&mut kernel, small(4 << 20), data, 0, Rights::READ).unwrap();
 }
