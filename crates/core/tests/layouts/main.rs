@@ -40,6 +40,7 @@ struct NoCpu;
 impl Tlb for NoCpu {
     fn forget_all(&self) {}
     fn forget(&self, _: VirtAddr) {}
+    fn leave(&self, _: PhysAddr) {}
 }
 
 /// A holder of all the memory of a machine.

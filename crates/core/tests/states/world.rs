@@ -67,6 +67,7 @@ struct NoCpu;
 impl Tlb for NoCpu {
     fn forget_all(&self) {}
     fn forget(&self, _: selfpage_core::addr::VirtAddr) {}
+    fn leave(&self, _: PhysAddr) {}
 }
 
 pub struct World {
