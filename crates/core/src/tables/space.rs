@@ -7,13 +7,16 @@
 //! # Source
 //! Cichlid §3.4, the first layers of the runtime library.
 
-use super::entry::{ENTRIES, index, is_canonical, span_bits};
-use super::{Entries, Kernel};
+use super::entry::{ENTRIES, Entry, index, is_canonical, span_bits};
+use super::{Entries, Kernel, place};
 use crate::addr::VirtAddr;
 use crate::capability::{Error, Handle, Object, Rights, Space, Type};
 
 /// Entries whose capabilities share a row of a shelf: each takes two of its 63 places.
 const IN_A_ROW: u16 = 16;
+
+/// How much longer than that of its home the longest handle is: a place there, then a row and a place in it for each of four levels.
+const BELOW_HOME_BITS: u8 = 9 * 6;
 
 /// A size of page that x86-64 has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -102,7 +105,7 @@ impl AddressSpace {
     /// root of the holder's space and has no guard; all else is made from `ram`.
     ///
     /// # Errors
-    /// Those of [`Kernel::retype`].
+    /// [`Error::DepthOverflow`]: `home` lies deeper, or has a guard. Those of [`Kernel::retype`].
     pub fn new(
         kernel: &mut Kernel<'_>,
         space: Space,
@@ -110,6 +113,10 @@ impl AddressSpace {
         home: Handle,
         first: u8,
     ) -> Result<AddressSpace, Error> {
+        let is_too_deep = u32::from(home.len.saturating_add(BELOW_HOME_BITS)) > u64::BITS;
+        if is_too_deep || kernel.identify(&space, home)?.guard_bits > 0 {
+            return Err(Error::DepthOverflow);
+        }
         kernel.retype(&space, ram, Object::of(Type::Pml4), 1, home, first)?;
         let root = Table { table: home.then(first), shelf: home.then(first + 1) };
         if let Err(error) = kernel.retype(&space, ram, Object::of(Type::CNode), 1, home, first + 1) {
@@ -124,7 +131,8 @@ impl AddressSpace {
         self.root.table
     }
 
-    /// Maps the Frame `from`, from `offset_bytes` on, at `[at, at + len_bytes)`, in pages of one size.
+    /// Maps the Frame `from`, from `offset_bytes` on, at `[at, at + len_bytes)`, in pages of one size. Where smaller pages were,
+    /// the empty tables go.
     ///
     /// # Errors
     /// [`Error::NotCanonical`]; [`Error::Misaligned`]: `at` or the length is no multiple of the page; [`Error::EntryTaken`];
@@ -139,6 +147,11 @@ impl AddressSpace {
     ) -> Result<(), Unfinished> {
         self.each_run(range, |run, done_bytes| {
             let table = self.table_for(kernel, run.at, range.pages.level())?;
+            if range.pages.level() > 1 {
+                for entry in run.first..run.first + run.count {
+                    self.drop_table(kernel, Kept::new(table.shelf, entry))?;
+                }
+            }
             let kept = self.row_for(kernel, table.shelf, run.first)?;
             kernel.copy(&self.space, from, kept.row, kept.at, Rights::ALL).map_err(entry_taken)?;
             let entries = Entries { table: table.table, first: run.first, count: run.count };
@@ -157,6 +170,7 @@ impl AddressSpace {
     pub fn unmap(&self, kernel: &mut Kernel<'_>, range: Range) -> Result<(), Unfinished> {
         self.each_run(range, |run, _| {
             let table = self.find(kernel, run.at, range.pages.level())?;
+            self.demand_pages(kernel, table, range.pages, run)?;
             let entries = Entries { table: table.table, first: run.first, count: run.count };
             kernel.unmap(&self.space, entries)?;
             for entry in run.first..run.first + run.count {
@@ -176,6 +190,7 @@ impl AddressSpace {
     pub fn protect(&self, kernel: &mut Kernel<'_>, range: Range, rights: Rights) -> Result<(), Unfinished> {
         self.each_run(range, |run, _| {
             let table = self.find(kernel, run.at, range.pages.level())?;
+            self.demand_pages(kernel, table, range.pages, run)?;
             kernel.modify_flags(&self.space, Entries { table: table.table, first: run.first, count: run.count }, rights)
         })
     }
@@ -202,6 +217,19 @@ impl AddressSpace {
             done_bytes += u64::from(count) * page_bytes;
         }
         Ok(())
+    }
+
+    /// Refuses a run that has tables in it, for pages of a smaller size: they are not what the caller named.
+    fn demand_pages(&self, kernel: &Kernel<'_>, table: Table, pages: PageSize, run: Run) -> Result<(), Error> {
+        let mut entries = run.first..run.first + run.count;
+        let has_tables =
+            pages.level() > 1 && entries.any(|entry| self.has_table(kernel, Kept::new(table.shelf, entry)));
+        if has_tables { Err(Error::NotMapped) } else { Ok(()) }
+    }
+
+    /// Whether a table was made for an entry: then it has a shelf.
+    fn has_table(&self, kernel: &Kernel<'_>, kept: Kept) -> bool {
+        kernel.identify(&self.space, kept.table().shelf).is_ok()
     }
 
     /// The table of a level that an address goes through, as far as there are tables.
@@ -247,12 +275,19 @@ impl AddressSpace {
             2 => Type::Pd,
             _ => Type::Pt,
         };
+        // One that is made in vain takes RAM with it. Whoever has a table may read it.
+        let base = kernel.identify(&self.space, above.table)?.base;
+        if Entry(kernel.memory().load(place(base, entry))).is_present() {
+            return Err(Error::EntryTaken);
+        }
         let below = kept.table();
         kernel.retype(&self.space, self.ram, Object::of(kind), 1, kept.row, kept.at)?;
         let rest =
             kernel.retype(&self.space, self.ram, Object::of(Type::CNode), 1, kept.row, kept.at + 1).and_then(|()| {
                 let entries = Entries { table: above.table, first: entry, count: 1 };
-                kernel.map(&self.space, entries, below.table, 0, Rights::ALL)
+                // A table has the rights of the RAM that it is made from.
+                let rights = kernel.identify(&self.space, below.table)?.rights;
+                kernel.map(&self.space, entries, below.table, 0, rights)
             });
         if rest.is_err() {
             // Half of one would look like a whole one.
@@ -260,6 +295,31 @@ impl AddressSpace {
             let _ = kernel.delete(&self.space, below.shelf);
         }
         rest
+    }
+
+    /// Takes a table out that smaller pages once needed, so that a large one can lie there, with the empty tables below it.
+    fn drop_table(&self, kernel: &mut Kernel<'_>, kept: Kept) -> Result<(), Error> {
+        if !self.has_table(kernel, kept) {
+            return Ok(());
+        }
+        let Table { table, shelf } = kept.table();
+        let rows = (0..ENTRIES).step_by(IN_A_ROW.into()).map(|first| (first, Kept::new(shelf, first).row));
+        for (first, row) in rows.clone() {
+            if kernel.identify(&self.space, row).is_ok() {
+                for entry in first..first + IN_A_ROW {
+                    self.drop_table(kernel, Kept::new(shelf, entry))?;
+                }
+            }
+        }
+        // It goes first: if it has entries, or is mapped elsewhere, it stays.
+        for gone in [table].into_iter().chain(rows.map(|(_, row)| row)).chain([shelf]) {
+            match kernel.delete(&self.space, gone) {
+                Ok(()) | Err(Error::NoCapability) => {}
+                Err(Error::InUse) => return Err(Error::EntryTaken),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     fn row_for(&self, kernel: &mut Kernel<'_>, shelf: Handle, entry: u16) -> Result<Kept, Error> {
