@@ -215,10 +215,10 @@ impl<'m> Kernel<'m> {
     ///
     /// # Errors
     /// [`Error::InUse`]: it has copies, or objects were made from it (revoke them first); or it is the last of a CNode that
-    /// holds capabilities, or of a table with entries.
+    /// holds capabilities, or of a table with entries. [`Error::NoRight`]: the CNode that it is in may not be written.
     pub fn delete(&mut self, space: &Space, handle: Handle) -> Result<(), Error> {
         let slots = self.slots();
-        let slot = self.find(space, handle)?;
+        let slot = self.find_to_remove(space, handle)?;
         let capability = self.held(slot)?;
         let holds = match capability.kind {
             _ if slots.is_copy(slot) => false,
@@ -236,10 +236,10 @@ impl<'m> Kernel<'m> {
     /// what CNodes among them hold, and what came of all that; with every mapping. The capability itself stays.
     ///
     /// # Errors
-    /// [`Error::NoCapability`].
+    /// [`Error::NoCapability`]; [`Error::NoRight`]: the CNode that it is in may not be written.
     pub fn revoke(&mut self, space: &Space, handle: Handle, most: u64) -> Result<Progress, Error> {
         let slots = self.slots();
-        let slot = self.find(space, handle)?;
+        let slot = self.find_to_remove(space, handle)?;
         self.held(slot)?;
         slots.mark_revocation(slot, Stage::Begun);
         let contents = if self.keeps(Rule::ContentsGo) { Contents::Go } else { Contents::Stay };
@@ -269,6 +269,9 @@ impl<'m> Kernel<'m> {
         if !slots.is_copy(slot) {
             if capability.kind.level().is_some() && self.keeps(Rule::TableEntriesGo) {
                 self.take_entries_in(slot, capability.base);
+            }
+            if capability.kind == Type::Pml4 && self.keeps(Rule::LostRootIsLeft) {
+                self.tlb.leave(capability.base);
             }
             if let Some(parent) = slots.relation(slot, Relation::Parent) {
                 let source = slots.origin(parent);

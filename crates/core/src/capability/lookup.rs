@@ -79,6 +79,18 @@ impl Kernel<'_> {
 
     /// The place that a handle names, which may be empty.
     pub(crate) fn find(&self, space: &Space, handle: Handle) -> Result<Slot, Error> {
+        self.reach(space, handle).map(|(_, slot)| slot)
+    }
+
+    /// The same, for a call that takes something out of it.
+    pub(super) fn find_to_remove(&self, space: &Space, handle: Handle) -> Result<Slot, Error> {
+        let (node, slot) = self.reach(space, handle)?;
+        self.demand(Rule::RemovingTakesWrite, node.rights.contain(Rights::WRITE))?;
+        Ok(slot)
+    }
+
+    /// The last CNode on the way, and the place in it.
+    fn reach(&self, space: &Space, handle: Handle) -> Result<(Capability, Slot), Error> {
         let mut node = self.root(space)?;
         if u32::from(handle.len) > u64::BITS {
             return Err(Error::DepthOverflow);
@@ -92,7 +104,7 @@ impl Kernel<'_> {
             self.demand(Rule::GuardMatches, (way >> RADIX_BITS) & low_bits(guard_bits) == node.guard)?;
             let slot = Slot::in_node(node.base, way & low_bits(RADIX_BITS)).ok_or(Error::NoCapability)?;
             if left == 0 {
-                return Ok(slot);
+                return Ok((node, slot));
             }
             node = self.held(slot)?;
             if node.kind != Type::CNode {

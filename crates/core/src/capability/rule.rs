@@ -26,6 +26,8 @@ pub enum Rule {
     PlaceIsFree,
     /// Only who may write a CNode puts capabilities into it.
     PlacingTakesWrite,
+    /// Only who may write a CNode deletes what is in it, or revokes what came of that.
+    RemovingTakesWrite,
     /// Only who may read a CNode looks things up in it.
     LookupTakesRead,
     /// Handles keep to the guards.
@@ -68,11 +70,13 @@ pub enum Rule {
     WholeMappings,
     /// The CPU forgets what no longer holds.
     StaleIsForgotten,
+    /// The CPU does not translate by a root that is gone.
+    LostRootIsLeft,
 }
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Rule; 29] = [
+    pub const ALL: [Rule; 31] = [
         Rule::TypesDescend,
         Rule::RetypeTakesWrite,
         Rule::SizesFit,
@@ -81,6 +85,7 @@ impl Rule {
         Rule::BeginsEmpty,
         Rule::PlaceIsFree,
         Rule::PlacingTakesWrite,
+        Rule::RemovingTakesWrite,
         Rule::LookupTakesRead,
         Rule::GuardMatches,
         Rule::RootIsTheSame,
@@ -102,6 +107,7 @@ impl Rule {
         Rule::MappedOnce,
         Rule::WholeMappings,
         Rule::StaleIsForgotten,
+        Rule::LostRootIsLeft,
     ];
 
     /// What a call that breaks it is told. Calls cannot break those that the mechanism keeps itself.
@@ -110,6 +116,7 @@ impl Rule {
             Rule::TypesDescend | Rule::EntriesFit => Error::WrongType,
             Rule::RetypeTakesWrite
             | Rule::PlacingTakesWrite
+            | Rule::RemovingTakesWrite
             | Rule::LookupTakesRead
             | Rule::ChangingTakesWrite
             | Rule::CopiesHaveLess
@@ -126,9 +133,12 @@ impl Rule {
             Rule::EntryIsFree => Error::EntryTaken,
             Rule::MappedOnce => Error::AlreadyMapped,
             Rule::WholeMappings => Error::PartOfMapping,
-            Rule::BeginsEmpty | Rule::ContentsGo | Rule::EntriesGo | Rule::TableEntriesGo | Rule::StaleIsForgotten => {
-                Error::InUse
-            }
+            Rule::BeginsEmpty
+            | Rule::ContentsGo
+            | Rule::EntriesGo
+            | Rule::TableEntriesGo
+            | Rule::StaleIsForgotten
+            | Rule::LostRootIsLeft => Error::InUse,
         }
     }
 }

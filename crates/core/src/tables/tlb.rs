@@ -6,14 +6,18 @@
 use super::entry::span_bits;
 use crate::addr::VirtAddr;
 use crate::capability::{Kernel, Rule, Slot};
+use crate::physical::PhysAddr;
 
-/// A CPU's memory of translations. The mechanism tells it what no longer holds, before a call returns.
+/// A CPU, and its memory of translations. The mechanism tells it what no longer holds, before a call returns.
 pub trait Tlb {
     /// Forget all.
     fn forget_all(&self);
 
     /// Forget what was known of the page at an address.
     fn forget(&self, page: VirtAddr);
+
+    /// Stop translating by this root: its memory becomes something else.
+    fn leave(&self, root: PhysAddr);
 }
 
 /// How much a CPU is told to forget.
@@ -53,7 +57,7 @@ impl Kernel<'_> {
     pub(crate) fn goes_stale(&mut self, table: Slot, level: u8, first: u16, count: u16) {
         let page_bytes = 1usize << span_bits(level);
         let more = u32::from(count);
-        self.stale = match (self.stale, self.reach(table, level, first, count)) {
+        self.stale = match (self.stale, self.addresses_of(table, level, first, count)) {
             (stale, Reach::Nowhere) => stale,
             (Stale::Nothing, Reach::At(first)) => Stale::Pages { first, page_bytes, count: more },
             (Stale::Pages { first, page_bytes: same, count }, Reach::At(at))
@@ -85,7 +89,7 @@ impl Kernel<'_> {
     }
 
     /// Where the addresses begin that lead through entries of a table.
-    fn reach(&self, table: Slot, level: u8, first: u16, count: u16) -> Reach {
+    fn addresses_of(&self, table: Slot, level: u8, first: u16, count: u16) -> Reach {
         let slots = self.slots();
         let Some(base) = slots.capability(table).map(|table| table.base) else { return Reach::Many };
         let is_table = |index| {

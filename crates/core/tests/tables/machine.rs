@@ -23,9 +23,11 @@ pub fn memory(len_bytes: usize) -> PhysMemory {
     PhysMemory::new(FIRST, table)
 }
 
-/// A CPU's memory of translations, by page.
+/// A CPU and its memory of translations, by page.
 #[derive(Default)]
 pub struct Cpu {
+    /// Roots that it must not translate by any more, until they are roots again.
+    pub left: RefCell<Vec<PhysAddr>>,
     known: RefCell<HashMap<(PhysAddr, usize), Translation>>,
     /// How often all was forgotten, and which single pages were.
     pub told: RefCell<(u32, Vec<VirtAddr>)>,
@@ -71,5 +73,10 @@ impl Tlb for Cpu {
             .borrow_mut()
             .retain(|(_, known), translation| known >> (translation.size_bits - 12) != page.0 >> translation.size_bits);
         self.told.borrow_mut().1.push(page);
+    }
+
+    fn leave(&self, root: PhysAddr) {
+        self.known.borrow_mut().retain(|(known, _), _| *known != root);
+        self.left.borrow_mut().push(root);
     }
 }
