@@ -24,11 +24,12 @@ fn is_empty(directory: &Path) -> bool {
 
 #[test]
 fn bad_names_are_one_line_and_exit_2() {
-    let bad: [(&[&str], &str); 6] = [
-        (&["pagin"], "paging, faults"),
+    let bad: [(&[&str], &str); 7] = [
+        (&["pagin"], "paging, faults, tables"),
         (&["paging", "--case", "rnd-read-3t"], "rnd-read-2t"),
         (&["paging", "--system", "mmap"], "mmap-ra128k"),
         (&["paging", "--system", "raw-2m", "--case", "rnd-read-1t"], "takes part"),
+        (&["tables", "--system", "mmap-populate", "--case", "map-1g"], "takes part"),
         (&["paging", "--reps", "0"], "--reps"),
         (&["paging", "--dir", "/nonexistent"], "/nonexistent"),
     ];
@@ -44,7 +45,7 @@ fn bad_names_are_one_line_and_exit_2() {
 #[test]
 fn list_names_what_run_takes() {
     let listed = text(&bench(&["list"]).stdout);
-    for name in ["paging", "faults", "cyclic-mru-write-2t", "mmap-random", "raw-2m", "swap", "kernel"] {
+    for name in ["paging", "faults", "tables", "cyclic-mru-write-2t", "mmap-random", "raw-2m", "swap", "kernel"] {
         assert!(listed.contains(name), "{listed}");
     }
 }
@@ -63,6 +64,35 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
     let faults = lines.split(r#""kernel_faults":"#).nth(1).unwrap();
     let faults: f64 = faults.split([',', '}']).next().unwrap().parse().unwrap();
     assert!((16_384.0..17_000.0).contains(&faults), "{lines}");
+}
+
+#[test]
+fn tables_gives_figures_of_ours_and_of_the_kernels_calls() {
+    let cases = ["map-4k", "map-4k-each", "map-4k-range", "unmap-2m", "retype-table", "copy", "revoke-100"];
+    let mut arguments = vec!["tables", "--quick", "--json", "--reps", "1"];
+    arguments.extend(cases.iter().flat_map(|case| ["--case", case]));
+    let output = bench(&arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines = text(&output.stdout);
+    // The kernel's two ways take part in what they can do: pages of 4 KiB, all in one call.
+    assert_eq!(lines.lines().count(), cases.len() + 4, "{lines}");
+    let figure = |line: &str, key: &str| -> f64 {
+        let rest = line.split(&format!(r#""{key}":"#)).nth(1).unwrap_or_else(|| panic!("no {key} in {line}"));
+        rest.split([',', '}']).next().unwrap().parse().unwrap()
+    };
+    for line in lines.lines() {
+        assert!(line.starts_with(r#"{"bench":"tables","case":""#) && line.contains(r#""unit":"ns/"#), "{line}");
+        // Every case changes something, and the checks of what it left have passed.
+        assert!(figure(line, "value") > 0.0 && figure(line, "ns_per_call") >= figure(line, "value"), "{line}");
+    }
+    // 64 MiB: a call for each table of 512 entries, for each of four tables' entries, and for all of it.
+    let calls = |case: &str, system: &str| {
+        let wanted = format!(r#""case":"{case}","system":"{system}""#);
+        figure(lines.lines().find(|line| line.contains(&wanted)).unwrap(), "calls")
+    };
+    assert_eq!(calls("map-4k", "selfpage-rules"), 32.0);
+    assert_eq!(calls("map-4k-each", "selfpage-rules"), 2048.0);
+    assert_eq!(calls("map-4k", "mmap-populate"), 1.0);
 }
 
 #[test]

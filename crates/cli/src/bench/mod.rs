@@ -27,6 +27,7 @@ mod swapfile;
 mod system;
 mod systems;
 mod table;
+mod tables;
 
 use std::path::PathBuf;
 
@@ -40,12 +41,13 @@ use stage::Stage;
 use system::{Condition, Entry};
 
 /// All benches.
-static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults];
+static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults, &tables::Tables];
 
 const EXAMPLES: &str = "\
 Examples:
   selfpage bench list                                     what there is
   selfpage bench faults --quick                           a first look, in a second
+  selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk

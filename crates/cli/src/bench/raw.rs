@@ -6,8 +6,13 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use selfpage_core::frame::Table;
+use selfpage_core::physical::{PhysAddr, PhysMemory};
+
+use super::case::Access;
 
 /// Bytes of a page in every case.
 pub const PAGE_BYTES: usize = 4096;
@@ -80,18 +85,26 @@ impl Mapping {
     /// Private anonymous memory of 4 KiB pages, never huge ones.
     pub fn anonymous(len_bytes: usize) -> io::Result<Mapping> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let mapping = Mapping::map(len_bytes, flags, -1)?;
+        let mapping = Mapping::map(len_bytes, Access::Write, flags, -1)?;
         mapping.advise(libc::MADV_NOHUGEPAGE)?;
         Ok(mapping)
     }
 
     /// A shared mapping of the first `len_bytes` of `file`.
     pub fn shared(file: &File, len_bytes: usize) -> io::Result<Mapping> {
-        Mapping::map(len_bytes, libc::MAP_SHARED, file.as_raw_fd())
+        Mapping::map(len_bytes, Access::Write, libc::MAP_SHARED, file.as_raw_fd())
     }
 
-    fn map(len_bytes: usize, flags: libc::c_int, fd: libc::c_int) -> io::Result<Mapping> {
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
+    /// The same, with all pages in place from the start.
+    pub fn populated(file: &File, len_bytes: usize, access: Access) -> io::Result<Mapping> {
+        Mapping::map(len_bytes, access, libc::MAP_SHARED | libc::MAP_POPULATE, file.as_raw_fd())
+    }
+
+    fn map(len_bytes: usize, access: Access, flags: libc::c_int, fd: libc::c_int) -> io::Result<Mapping> {
+        let prot = match access {
+            Access::Read => libc::PROT_READ,
+            Access::Write => libc::PROT_READ | libc::PROT_WRITE,
+        };
         // SAFETY: fresh-mapping: the kernel chooses the address, so nothing that exists is replaced.
         let base = unsafe { libc::mmap(ptr::null_mut(), len_bytes, prot, flags, fd, 0) };
         if base == libc::MAP_FAILED {
@@ -108,6 +121,12 @@ impl Mapping {
     /// Tells the kernel to write everything to swap.
     pub fn page_out(&self) -> io::Result<()> {
         self.advise(libc::MADV_PAGEOUT)
+    }
+
+    /// Leaves reading only.
+    pub fn protect(&self) -> io::Result<()> {
+        // SAFETY: own-mapping: the whole range is ours, and nobody writes to it any more.
+        check(unsafe { libc::mprotect(self.base.cast(), self.len_bytes, libc::PROT_READ) })
     }
 
     fn advise(&self, advice: libc::c_int) -> io::Result<()> {
@@ -127,6 +146,21 @@ impl Drop for Mapping {
         // SAFETY: own-mapping: made by `map`, undone once; `finish` of the system is the last use.
         unsafe { libc::munmap(self.base.cast(), self.len_bytes) };
     }
+}
+
+/// Memory of a machine, zeroed, that is never given back: the process ends with its case. In huge pages where there are some: a
+/// kernel sees physical memory through large pages, too.
+pub fn physical(first: PhysAddr, len_bytes: usize) -> io::Result<PhysMemory> {
+    let mapping = Mapping::map(len_bytes, Access::Write, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
+    // A kernel without huge pages refuses.
+    let _ = mapping.advise(libc::MADV_HUGEPAGE);
+    let memory = mapping.memory();
+    (0..memory.size_pages()).for_each(|page| memory.write(page, 0, 0));
+    let words = NonNull::new(mapping.base.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+    std::mem::forget(mapping);
+    // SAFETY: table-memory: mapped for good, aligned to a page, of zeros, and from now on used through the table alone.
+    let words = unsafe { Table::new(words, len_bytes / 8) };
+    Ok(PhysMemory::new(first, words))
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

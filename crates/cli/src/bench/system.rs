@@ -5,6 +5,8 @@ use std::path::Path;
 use super::case::Case;
 use super::error::Error;
 use super::raw::Memory;
+use super::sizes::Sizes;
+use super::tables::{Took, Work};
 
 /// What a system is given to set itself up.
 pub struct Setup<'a> {
@@ -16,7 +18,7 @@ pub struct Setup<'a> {
     pub directory: &'a Path,
     /// How much memory the loops will touch.
     pub data_bytes: usize,
-    /// How much of it may be resident. The cgroup allows this and a slack ([`Sizes::limit_bytes`](super::sizes::Sizes::limit_bytes)).
+    /// How much of it may be resident. The cgroup allows this and a slack ([`Sizes::limit_bytes`]).
     pub frames_bytes: usize,
 }
 
@@ -68,7 +70,7 @@ pub enum Group {
     Swap,
     /// The disk itself.
     Raw,
-    /// The kernel's own first-touch fault.
+    /// The kernel's own way: its first-touch fault, its map of pages that exist.
     Kernel,
 }
 
@@ -90,6 +92,8 @@ pub enum Drive {
     Memory(fn() -> Box<dyn System>),
     /// By O_DIRECT requests of one size, one at a time on each thread.
     Requests { len_bytes: usize },
+    /// By calls that change mappings.
+    Calls(fn(Work, Sizes) -> Result<Took, Error>),
 }
 
 /// One system of a bench.

@@ -43,6 +43,48 @@ impl Kernel<'_> {
     }
 }
 
+/// The way to what came of a capability, last things first.
+pub(super) struct Descent<'m> {
+    slots: Slots<'m>,
+    of: Slot,
+    contents: Contents,
+    at: Slot,
+    /// How many of the last steps down to `at` went to a child: so many can be taken back to a parent. Without that a long
+    /// line of copies would be gone down anew for each of them.
+    steps: u64,
+}
+
+impl<'m> Descent<'m> {
+    pub(super) const fn new(slots: Slots<'m>, of: Slot, contents: Contents) -> Descent<'m> {
+        Descent { slots, of, contents, at: of, steps: 0 }
+    }
+
+    /// A capability that nothing depends on any more: it has no children, and if it is the origin of a CNode, that is empty. It
+    /// is to be destroyed before the next is asked for.
+    pub(super) fn leaf(&mut self) -> Option<Slot> {
+        loop {
+            let held = || self.slots.held_by(self.at).filter(|_| self.contents == Contents::Go && self.at != self.of);
+            if let Some(child) = self.slots.relation(self.at, Relation::Child) {
+                self.at = child;
+                self.steps += 1;
+            } else if let Some(held) = held() {
+                self.at = held;
+                self.steps = 0;
+            } else {
+                break;
+            }
+        }
+        let leaf = self.at;
+        if leaf == self.of {
+            return None;
+        }
+        let parent = self.slots.relation(leaf, Relation::Parent).filter(|_| self.steps > 0);
+        self.at = parent.unwrap_or(self.of);
+        self.steps = self.steps.saturating_sub(1);
+        Some(leaf)
+    }
+}
+
 /// What becomes of the capabilities in a CNode that goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contents {
@@ -123,19 +165,6 @@ impl<'m> Slots<'m> {
             at = self.relation(at, Relation::Parent)?;
         }
         None
-    }
-
-    /// Below `of`, a capability that nothing depends on any more: it has no children, and if it is the origin of a CNode, that
-    /// is empty.
-    pub(super) fn leaf_below(self, of: Slot, contents: Contents) -> Option<Slot> {
-        let mut at = self.relation(of, Relation::Child)?;
-        loop {
-            let held = || if contents == Contents::Go { self.held_by(at) } else { None };
-            at = match self.relation(at, Relation::Child).or_else(held) {
-                Some(below) => below,
-                None => return Some(at),
-            };
-        }
     }
 
     /// A capability in the CNode whose origin this is.

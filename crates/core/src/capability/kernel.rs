@@ -1,6 +1,6 @@
 //! Capabilities are made, handed on, and taken back.
 
-use super::derivation::Contents;
+use super::derivation::{Contents, Descent};
 use super::rule::Rule;
 use super::slot::{CNODE_BYTES, Carved, Copied, RADIX_BITS, Relation, Slot, Slots, Stage};
 use super::{Capability, Error, Handle, Rights, Space, Type};
@@ -243,9 +243,10 @@ impl<'m> Kernel<'m> {
         self.held(slot)?;
         slots.mark_revocation(slot, Stage::Begun);
         let contents = if self.keeps(Rule::ContentsGo) { Contents::Go } else { Contents::Stay };
+        let mut descent = Descent::new(slots, slot, contents);
         let mut left = most;
         let progress = loop {
-            let Some(leaf) = slots.leaf_below(slot, contents) else {
+            let Some(leaf) = descent.leaf() else {
                 slots.mark_revocation(slot, Stage::Ended);
                 break Progress::Done;
             };

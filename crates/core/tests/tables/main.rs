@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
 
 mod machine;
+mod revocation;
 
 use machine::{Cpu, FIRST, memory};
 use selfpage_core::addr::VirtAddr;

@@ -2,5 +2,7 @@
 
 pub mod anonymous;
 pub mod mmap;
+pub mod populate;
 pub mod requests;
+pub mod rules;
 pub mod selfpage;
