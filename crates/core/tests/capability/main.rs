@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
 mod checks;
+mod chooser;
 #[path = "../sim/dice.rs"]
 mod dice;
 mod directed;

@@ -8,11 +8,12 @@ use selfpage_core::physical::{PhysAddr, PhysMemory};
 use selfpage_core::tables::Invalidation;
 use selfpage_core::tables::walk::{Access, WalkFault};
 
+use crate::chooser::{Handles, any_entry, choose};
 use crate::dice;
 use crate::entries::{needs, page_bytes};
 use crate::machine::{Cpu, FIRST};
 use crate::model::{Model, Object, ObjectId, level};
-use crate::operations::{Operation, Outcome, any_entry, choose};
+use crate::operations::{Operation, Outcome};
 
 /// How much memory the machine has: enough for one page of 2 MiB.
 pub const MEMORY_BYTES: usize = 4 << 20;
@@ -31,6 +32,7 @@ pub struct World<'m> {
     pub cpu: &'m Cpu,
     pub model: Model,
     spaces: Vec<Space>,
+    handles: Vec<Handles>,
     /// What pages held while they were CNodes or tables: for a holder who has such a page as a frame later, and puts it back.
     once: BTreeMap<u64, Vec<u64>>,
     counts: HashMap<(&'static str, Option<Error>), u64>,
@@ -61,7 +63,8 @@ impl<'m> World<'m> {
         }
         let model = Model::new(FIRST.0, &blocks);
         let spaces = vec![space; HOLDERS as usize];
-        World { kernel, memory, cpu, model, spaces, once: BTreeMap::new(), counts: HashMap::new() }
+        let handles = spaces.iter().map(|_| Handles::default()).collect();
+        World { kernel, memory, cpu, model, spaces, handles, once: BTreeMap::new(), counts: HashMap::new() }
     }
 
     /// Any step: a call, or an access of the CPU.
@@ -70,7 +73,10 @@ impl<'m> World<'m> {
             return self.access();
         }
         let who = dice::below(HOLDERS + 3).saturating_sub(3) as usize;
-        let operation = choose(&self.model, who);
+        if dice::once_in(8) {
+            self.handles[who] = Handles::of(&self.model, who);
+        }
+        let operation = choose(&self.model, who, &self.handles[who]);
         self.call(who, operation)?;
         if operation.removes() || dice::once_in(16) {
             self.check_all().map_err(|what| format!("after {who}: {operation:x?}\n  {what}"))?;
@@ -142,8 +148,9 @@ impl<'m> World<'m> {
 
     /// The CPU reads, writes or executes at some address of some hierarchy.
     fn access(&mut self) -> Result<(), String> {
+        let used = |object: &Object| object.kind == Type::Pml4 && (!object.entries.is_empty() || dice::once_in(8));
         let roots: Vec<ObjectId> =
-            self.model.objects.iter().filter(|(_, object)| object.kind == Type::Pml4).map(|(id, _)| *id).collect();
+            self.model.objects.iter().filter(|(_, object)| used(object)).map(|(id, _)| *id).collect();
         let Some(root) = roots.get(dice::below(roots.len().max(1) as u64) as usize) else { return Ok(()) };
         let at = self.some_address(*root);
         let access = [Access::Read, Access::Write, Access::Write, Access::Execute][dice::below(4) as usize];
