@@ -1,15 +1,16 @@
 //! What must hold in the memory of the machine, whatever was called.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use selfpage_core::addr::VirtAddr;
 use selfpage_core::capability::{Rights, Type};
 use selfpage_core::physical::PhysAddr;
+use selfpage_core::sync::{AtomicU64, Ordering};
 use selfpage_core::tables::walk::translate;
 
 use crate::entries::page_bytes;
 use crate::machine::FIRST;
-use crate::model::{Model, Object, ObjectId, level};
+use crate::model::{Object, ObjectId, level};
 use crate::world::{MEMORY_BYTES, World};
 
 /// A page of the machine's memory, counted from its first.
@@ -39,6 +40,19 @@ impl Word {
 }
 
 impl World<'_> {
+    /// The words of memory, which lie one after the other. One by one they would be too slow to be looked at so often.
+    fn words(&self, from: u64, to: u64) -> &[AtomicU64] {
+        let (first, last) = (self.memory.word(PhysAddr(from)), self.memory.word(PhysAddr(to - 8)));
+        let (Some(first), Some(_)) = (first, last) else { panic!("no memory at {from:#x}") };
+        // SAFETY: both lie in the one table that the memory is.
+        unsafe { std::slice::from_raw_parts(first, ((to - from) / 8) as usize) }
+    }
+
+    fn table_at(&self, base: u64) -> impl Iterator<Item = (u16, u64)> + Clone {
+        let words = self.words(base, base + 4096).iter();
+        (0..).zip(words.map(|word| word.load(Ordering::Relaxed)))
+    }
+
     /// All of it.
     pub fn check_all(&self) -> Result<(), String> {
         self.check_emptied()?;
@@ -91,8 +105,10 @@ impl World<'_> {
             if self.memory.load(PhysAddr(node.base)) != node.places.len() as u64 {
                 return Err(format!("the CNode at {:#x} has counted wrongly", node.base));
             }
-            for index in 1..64 {
-                let is_taken = self.memory.load(PhysAddr(node.base + u64::from(index) * 64)) != 0;
+            let heads =
+                self.words(node.base, node.base + 4096).iter().step_by(8).map(|head| head.load(Ordering::Relaxed));
+            for (index, head) in (0..).zip(heads).skip(1) {
+                let is_taken = head != 0;
                 if is_taken != node.places.contains_key(&index) {
                     return Err(format!("place {index} of the CNode at {:#x}: taken is {is_taken}", node.base));
                 }
@@ -105,13 +121,12 @@ impl World<'_> {
     fn check_tables(&self) -> Result<(), String> {
         for table in self.model.objects.values() {
             let Some(table_level) = level(table.kind) else { continue };
-            for index in 0..512 {
-                let word = self.memory.load(PhysAddr(table.base + u64::from(index) * 8));
-                let expected = table.entries.get(&index).map_or(0, |entry| self.model.word(table_level, entry));
-                if word != expected {
-                    let what = format!("entry {index} of the {:?} at {:#x}", table.kind, table.base);
-                    return Err(format!("{what} is {word:#x} and not {expected:#x}"));
-                }
+            let found = self.table_at(table.base).filter(|(_, word)| *word != 0);
+            let expected = table.entries.iter().map(|(index, entry)| (*index, self.model.word(table_level, entry)));
+            if !found.clone().eq(expected.clone()) {
+                let (found, expected): (Vec<_>, Vec<_>) = (found.collect(), expected.collect());
+                let what = format!("the {:?} at {:#x}", table.kind, table.base);
+                return Err(format!("{what} holds {found:x?}\n  and not {expected:x?}"));
             }
         }
         Ok(())
@@ -143,16 +158,20 @@ impl World<'_> {
         for object in self.model.objects.values().filter(|object| is_kept(object)) {
             (object.base..object.end()).step_by(4096).filter_map(page).for_each(|page| kept[page] = true);
         }
-        let mut walk = Walk { world: self, kept, seen: BTreeSet::new() };
+        let objects = self.model.objects.iter();
+        let tables = objects.filter_map(|(id, object)| Some((object.base, (*id, level(object.kind)?)))).collect();
+        let mut walk = Walk { world: self, kept, tables, seen: BTreeSet::new() };
         let roots = self.model.objects.iter().filter(|(_, object)| object.kind == Type::Pml4);
         roots.into_iter().try_for_each(|(_, root)| walk.table(root.base, 4))
     }
 
     /// The CPU remembers nothing that the tables do not say.
     fn check_cpu(&self) -> Result<(), String> {
+        let roots: BTreeSet<u64> =
+            self.model.objects.values().filter(|object| object.kind == Type::Pml4).map(|root| root.base).collect();
         for ((root, page), known) in self.cpu.known.borrow().iter() {
             let at = VirtAddr(page << 12);
-            if !self.model.objects.values().any(|object| object.kind == Type::Pml4 && object.base == root.0) {
+            if !roots.contains(&root.0) {
                 return Err(format!("the CPU remembers {at:?} of a hierarchy that is gone"));
             }
             let now = translate(self.memory, *root, at);
@@ -177,8 +196,9 @@ impl World<'_> {
     }
 
     fn hash(&self, from: u64, to: u64) -> u64 {
-        let words = (from..to).step_by(8).map(|at| self.memory.load(PhysAddr(at)));
-        words.fold(0, |sum: u64, word| (sum.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        let words = self.words(from, to).iter().map(|word| word.load(Ordering::Relaxed));
+        // Odd factors: no single word changes without the sum.
+        (1u64..).step_by(2).zip(words).fold(0, |sum, (factor, word)| sum.wrapping_add(word.wrapping_mul(factor)))
     }
 }
 
@@ -187,7 +207,9 @@ struct Walk<'a, 'm> {
     world: &'a World<'m>,
     /// Pages of CNodes and tables.
     kept: Vec<bool>,
-    /// Tables with their level.
+    /// By address, with their levels.
+    tables: BTreeMap<u64, (ObjectId, u8)>,
+    /// Those that it has been to, and as what.
     seen: BTreeSet<(u64, u8)>,
 }
 
@@ -196,40 +218,41 @@ impl Walk<'_, '_> {
         if !self.seen.insert((base, table_level)) {
             return Ok(());
         }
-        let here = |object: &&Object| object.base == base && level(object.kind) == Some(table_level);
-        if !self.world.model.objects.values().any(|object| here(&object)) {
+        let Some((table, _)) = self.tables.get(&base).copied().filter(|(_, level)| *level == table_level) else {
             return Err(format!("a walk comes to {base:#x}, which is no table of level {table_level}"));
-        }
-        for index in 0..512 {
-            let word = Word(self.world.memory.load(PhysAddr(base + index * 8)));
-            if word.0 & 1 == 0 {
-                continue;
-            }
+        };
+        for (index, word) in self.world.table_at(base).filter(|(_, word)| word & 1 != 0) {
+            let word = Word(word);
             if table_level > 1 && word.0 >> 7 & 1 == 0 {
                 self.table(word.to(), table_level - 1)?;
             } else {
-                self.leaf(&word, page_bytes(table_level))
+                self.leaf(table, index, &word, page_bytes(table_level))
                     .map_err(|what| format!("entry {index} of the table at {base:#x}, {:#x}: {what}", word.0))?;
             }
         }
         Ok(())
     }
 
-    fn leaf(&self, word: &Word, len_bytes: u64) -> Result<(), String> {
+    fn leaf(&self, table: ObjectId, index: u16, word: &Word, len_bytes: u64) -> Result<(), String> {
         let (from, to) = (word.to(), word.to() + len_bytes);
-        let is_kept = (from..to).step_by(4096).filter_map(page).any(|page| self.kept[page]);
+        // Of a device, which may be large, no page is in this memory.
+        let within = from.max(FIRST.0)..to.min(FIRST.0 + MEMORY_BYTES as u64);
+        let is_kept = within.step_by(4096).filter_map(page).any(|page| self.kept[page]);
         if is_kept && word.rights() != Rights::READ {
             return Err("the mechanism's own memory is more than readable".into());
         }
-        let model: &Model = &self.world.model;
-        let allows = |object: &Object| match object.kind {
+        let model = &self.world.model;
+        let cap = model.object(table).entries.get(&index).and_then(|entry| model.caps.get(&entry.from));
+        let cap = cap.ok_or("it comes of no capability")?;
+        let object = model.object(cap.object);
+        let covers = match object.kind {
             Type::Frame | Type::DevFrame => object.base <= from && to <= object.end(),
             kind => level(kind).is_some() && (from, to) == (object.base, object.base + 4096),
         };
-        let of = |id: ObjectId| model.object(id);
-        match model.caps.values().any(|cap| cap.rights.contain(word.rights()) && allows(of(cap.object))) {
-            true => Ok(()),
-            false => Err("nobody has a capability for that".into()),
+        if covers && cap.rights.contain(word.rights()) {
+            Ok(())
+        } else {
+            Err("its capability does not allow that".into())
         }
     }
 }

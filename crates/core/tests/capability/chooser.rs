@@ -79,7 +79,11 @@ pub fn choose(model: &Model, who: usize, handles: &Handles) -> Operation {
 
 impl Chooser<'_> {
     fn likely(&self) -> Operation {
+        // Small enough that all of it can be looked at often.
+        let is_crowded = self.model.caps.len() > 200;
         match dice::below(100) {
+            0..15 if is_crowded => Operation::Delete { handle: self.to_delete() },
+            15..18 if is_crowded => Operation::Revoke { handle: self.to_revoke(), most: u64::MAX },
             0..22 => self.retype(),
             22..36 => self.copy(),
             36..39 => self.mint(),

@@ -10,6 +10,7 @@ mod entries;
 #[path = "../tables/machine.rs"]
 mod machine;
 mod model;
+mod mutations;
 mod operations;
 mod world;
 
@@ -47,7 +48,7 @@ fn nobody_reaches_what_it_has_no_capability_for() {
     let (memory, cpu) = (memory(MEMORY_BYTES), Cpu::default());
     let seeds = match number("SELFPAGE_CAPABILITY_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("SELFPAGE_CAPABILITY_SEEDS").unwrap_or(200),
+        None => 0..number("SELFPAGE_CAPABILITY_SEEDS").unwrap_or(100),
     };
     let mut counts = Counts::new();
     for seed in seeds {

@@ -77,8 +77,8 @@ impl<'m> World<'m> {
             self.handles[who] = Handles::of(&self.model, who);
         }
         let operation = choose(&self.model, who, &self.handles[who]);
-        self.call(who, operation)?;
-        if operation.removes() || dice::once_in(16) {
+        let answer = self.call(who, operation)?;
+        if operation.removes() && answer.is_ok() || dice::once_in(24) {
             self.check_all().map_err(|what| format!("after {who}: {operation:x?}\n  {what}"))?;
             self.remember_a_page();
         }
@@ -86,13 +86,13 @@ impl<'m> World<'m> {
     }
 
     /// A call, and whether it did what the model says.
-    pub fn call(&mut self, who: usize, operation: Operation) -> Result<(), String> {
+    pub fn call(&mut self, who: usize, operation: Operation) -> Result<Result<Outcome, Error>, String> {
         self.cpu.left.borrow_mut().clear();
         let expected = self.model.perform(who, &operation);
         // Seldom all of it: that takes a while.
         let before = match expected {
-            Err(_) if dice::once_in(1024) => Some((self.hash_of_all(), true)),
-            Err(_) if dice::once_in(8) => Some((self.hash_of_kernel(), false)),
+            Err(_) if dice::once_in(4096) => Some((self.hash_of_all(), true)),
+            Err(_) if dice::once_in(16) => Some((self.hash_of_kernel(), false)),
             _ => None,
         };
         let found = self.perform(who, &operation);
@@ -114,9 +114,9 @@ impl<'m> World<'m> {
             // What was put there is what was asked for.
             let guard = self.model.cap(node).guard;
             let handle = into.guarded(guard.0, guard.1, at);
-            return self.call(who, Operation::Identify { handle });
+            self.call(who, Operation::Identify { handle })?;
         }
-        Ok(())
+        Ok(found)
     }
 
     fn perform(&mut self, who: usize, operation: &Operation) -> Result<Outcome, Error> {
