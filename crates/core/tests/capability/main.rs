@@ -17,12 +17,32 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use machine::{Cpu, memory};
-use selfpage_core::capability::Rule;
+use selfpage_core::capability::{Error, Rule};
 use selfpage_core::physical::PhysMemory;
 use world::{Counts, MEMORY_BYTES, World};
 
 /// Steps for each seed.
 const STEPS: u64 = 20_000;
+
+/// What calls can be told. NotCanonical is for address spaces (see directed.rs): no call here takes a virtual address.
+const ERRORS: [Error; 16] = [
+    Error::NoCapability,
+    Error::DepthOverflow,
+    Error::WrongType,
+    Error::NoRight,
+    Error::BadSize,
+    Error::Misaligned,
+    Error::OutOfRange,
+    Error::SlotTaken,
+    Error::EntryTaken,
+    Error::AlreadyMapped,
+    Error::NotMapped,
+    Error::NoSuchEntry,
+    Error::PartOfMapping,
+    Error::InUse,
+    Error::RevokeInProgress,
+    Error::OutOfMemory,
+];
 
 /// What a seed came to: its answers, or the step and what was wrong there.
 fn run(memory: &PhysMemory, cpu: &Cpu, seed: u64, waived: Option<Rule>, steps: u64) -> Result<Counts, (u64, String)> {
@@ -60,4 +80,9 @@ fn nobody_reaches_what_it_has_no_capability_for() {
         println!("{call:17} {answer:17} {times:9}");
     }
     println!("{} calls and accesses", counts.values().sum::<u64>());
+    for error in ERRORS {
+        let times: u64 =
+            counts.iter().filter(|((_, answer), _)| *answer == format!("{error:?}")).map(|(_, times)| times).sum();
+        assert!(times > 0, "{error:?} was never answered");
+    }
 }

@@ -1,4 +1,5 @@
-//! The rules, each taken away by itself: the same steps as ever must notice.
+//! The rules, each taken away by itself: the same steps as ever must notice. That a call is refused for another reason than the
+//! rule's does not count: something must happen that must not, or stay away that must.
 
 use selfpage_core::capability::Rule;
 
@@ -6,15 +7,20 @@ use crate::machine::{Cpu, memory};
 use crate::world::MEMORY_BYTES;
 use crate::{STEPS, run};
 
-/// Seeds that are tried for each rule.
-const SEEDS: u64 = 20;
+/// Seeds that noticed, where 0 did not.
+const KEPT_SEEDS: &[(Rule, u64)] =
+    &[(Rule::RetypeTakesWrite, 1), (Rule::PlacingTakesWrite, 1), (Rule::RootIsTheSame, 8), (Rule::PagesAreAligned, 2)];
+
+/// How many others are tried for each rule.
+const SEEDS: u64 = 40;
 
 #[test]
 fn each_rule_is_missed() {
     let (memory, cpu) = (memory(MEMORY_BYTES), Cpu::default());
     let mut unnoticed = Vec::new();
     for rule in Rule::ALL {
-        let noticed = (0..SEEDS).find_map(|seed| {
+        let kept = KEPT_SEEDS.iter().filter(|(kept, _)| *kept == rule).map(|(_, seed)| *seed);
+        let noticed = kept.chain(0..SEEDS).find_map(|seed| {
             let (step, what) = run(&memory, &cpu, seed, Some(rule), STEPS).err()?;
             Some((seed, step, what))
         });
