@@ -92,7 +92,7 @@ impl World<'_> {
     }
 
     /// Places whose capability is gone are empty.
-    fn check_emptied(&self) -> Result<(), String> {
+    pub fn check_emptied(&self) -> Result<(), String> {
         match self.model.emptied.iter().find(|place| self.memory.load(PhysAddr(**place)) != 0) {
             Some(place) => Err(format!("a capability stayed behind at {place:#x}")),
             None => Ok(()),
@@ -100,7 +100,7 @@ impl World<'_> {
     }
 
     /// CNodes hold what they should, as far as their own words say.
-    fn check_nodes(&self) -> Result<(), String> {
+    pub fn check_nodes(&self) -> Result<(), String> {
         for node in self.model.objects.values().filter(|object| object.kind == Type::CNode) {
             if self.memory.load(PhysAddr(node.base)) != node.places.len() as u64 {
                 return Err(format!("the CNode at {:#x} has counted wrongly", node.base));
@@ -118,7 +118,7 @@ impl World<'_> {
     }
 
     /// Each entry of each table is, to the bit, what the model says.
-    fn check_tables(&self) -> Result<(), String> {
+    pub fn check_tables(&self) -> Result<(), String> {
         for table in self.model.objects.values() {
             let Some(table_level) = level(table.kind) else { continue };
             let found = self.table_at(table.base).filter(|(_, word)| *word != 0);
@@ -133,7 +133,7 @@ impl World<'_> {
     }
 
     /// Objects of which nothing was made share no byte, and parts lie in the whole.
-    fn check_disjoint(&self) -> Result<(), String> {
+    pub fn check_disjoint(&self) -> Result<(), String> {
         let mut whole: Vec<(u64, u64)> = Vec::new();
         for object in self.model.objects.values() {
             if object.parts.is_empty() {
@@ -153,7 +153,7 @@ impl World<'_> {
     }
 
     /// Whatever ring 3 can reach is covered by a capability, and none of it is the mechanism's own but to be read.
-    fn check_reach(&self) -> Result<(), String> {
+    pub fn check_reach(&self) -> Result<(), String> {
         let mut kept = vec![false; MEMORY_BYTES / 4096];
         for object in self.model.objects.values().filter(|object| is_kept(object)) {
             (object.base..object.end()).step_by(4096).filter_map(page).for_each(|page| kept[page] = true);
@@ -166,7 +166,7 @@ impl World<'_> {
     }
 
     /// The CPU remembers nothing that the tables do not say.
-    fn check_cpu(&self) -> Result<(), String> {
+    pub fn check_cpu(&self) -> Result<(), String> {
         let roots: BTreeSet<u64> =
             self.model.objects.values().filter(|object| object.kind == Type::Pml4).map(|root| root.base).collect();
         for ((root, page), known) in self.cpu.known.borrow().iter() {

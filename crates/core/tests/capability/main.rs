@@ -1,6 +1,30 @@
 //! That no sequence of calls lets a holder read or write memory without a capability for it.
+//!
+//! Three holders make random calls, most of them likely to succeed and some wrong on purpose. One begins with all memory; the
+//! others have what is put into their CNodes. A CPU that remembers translations reads, writes and executes through every
+//! hierarchy; what it writes into frames is meant to hurt: a page that was a CNode or a table once is written back as it was.
+//! Beside the mechanism goes a model in plain Rust (model.rs, entries.rs) that has no memory, only lists. It says of each call what
+//! it answers, errors included, and where an address leads to the last bit.
+//!
+//! What is checked (checks.rs), after each call that takes something away and after some of the others: each entry of each table is
+//! to the bit what the model says, accessed and dirty bits included; whatever a walk from any PML4 comes to is covered by the
+//! live capability that its entry came of, with those rights; CNodes and tables are nowhere more than readable; the CPU remembers
+//! nothing that the tables do not say now, and was told to leave each PML4 that went; no two objects share a byte; CNodes hold
+//! what they should; places of what is gone are empty. Of calls that are refused, one in sixteen is followed by a look at whether
+//! any word of a CNode or a table has changed; the cases in directed.rs look at all memory each time.
+//!
+//! That these tests would notice: broken.rs breaks the machine in each way that a check is for, and mutations.rs takes away each
+//! rule of the mechanism.
+//!
+//! What they do not show: that the model is right where it agrees with the mechanism by the same mistake; that the walk is the
+//! CPU's (that is for the comparison with a real one); anything about two CPUs at once.
+//!
+//! Each error has been answered, and the counts of all answers are printed. A failure prints its seed. To see it again:
+//! `SELFPAGE_CAPABILITY_SEED=12 cargo test --release -p selfpage-core --test capability`. `SELFPAGE_CAPABILITY_SEEDS` says how many
+//! seeds are tried.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
+mod broken;
 mod checks;
 mod chooser;
 #[path = "../sim/dice.rs"]

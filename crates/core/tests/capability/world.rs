@@ -166,7 +166,8 @@ impl<'m> World<'m> {
         let roots: Vec<ObjectId> =
             self.model.objects.iter().filter(|(_, object)| used(object)).map(|(id, _)| *id).collect();
         let Some(root) = roots.get(dice::below(roots.len().max(1) as u64) as usize) else { return Ok(()) };
-        let at = self.some_address(*root);
+        let at = (0..4).map(|_| self.some_address(*root)).find(|at| self.model.way(*root, *at).end.is_some());
+        let at = at.unwrap_or_else(|| self.some_address(*root));
         let access = [Access::Read, Access::Write, Access::Write, Access::Execute][dice::below(4) as usize];
         self.access_at(*root, at, access)
     }
