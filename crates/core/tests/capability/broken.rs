@@ -36,7 +36,7 @@ fn each_check_sees_what_it_is_for() {
     let (memory, cpu) = (memory(MEMORY_BYTES), Cpu::default());
     let mut world = used(&memory, &cpu);
     // The entries on the way to a page that the CPU remembers.
-    let (root, page) = *cpu.known.borrow().keys().next().unwrap();
+    let (root, page) = *cpu.known.borrow().keys().min().unwrap();
     let (root, _) = world.model.objects.iter().find(|(_, object)| object.base == root.0).unwrap();
     let way = world.model.way(*root, (page as u64) << 12 & ((1 << 48) - 1));
     let place = |step: usize| {
@@ -50,7 +50,7 @@ fn each_check_sees_what_it_is_for() {
     with_word(&world, first, |_| 0, || world.check_cpu());
     with_word(&world, last, |word| word ^ 1 << 6, || world.check_tables());
     with_word(&world, FIRST, |count| count + 1, || world.check_nodes());
-    with_word(&world, FIRST.plus(63 * 64), |head| head ^ 1, || world.check_nodes());
+    with_word(&world, FIRST.plus(63 * 64), |head| u64::from(head == 0), || world.check_nodes());
     world.check_written(FIRST.plus(64)).unwrap_err();
     // Nothing was emptied there.
     world.model.emptied.push(FIRST.0 + 64);

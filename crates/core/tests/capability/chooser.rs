@@ -134,6 +134,12 @@ impl Chooser<'_> {
 
     /// A CNode and, most of the time, a free place in it.
     fn place(&self, count: u8) -> (Handle, u8) {
+        if self.who == 0
+            && dice::once_in(8)
+            && let Some(lost) = self.model.lost_root()
+        {
+            return lost;
+        }
         let node = self.pick(&[Type::CNode], |cap| {
             cap.rights.contain(Rights::READ | Rights::WRITE) && self.model.object(cap.object).places.len() < 60
         });
@@ -197,6 +203,9 @@ impl Chooser<'_> {
     }
 
     fn to_delete(&self) -> Handle {
+        if dice::once_in(8) {
+            return self.pick(&[Type::CNode], |cap| cap.children.is_empty() && self.model.is_root(cap.place));
+        }
         self.pick(&TYPES, |cap| cap.children.is_empty() && cap.parent.is_some())
     }
 

@@ -236,6 +236,23 @@ impl Model {
         if found == Some(holder.root) { Ok(holder.root) } else { Err(Error::NoCapability) }
     }
 
+    /// Whether a holder's handles begin at this place.
+    pub fn is_root(&self, place: Place) -> bool {
+        self.holders[1..].iter().any(|holder| self.caps.get(&holder.root).is_some_and(|root| root.place == place))
+    }
+
+    /// Where the root of a holder was that has none any more, as the first holder calls it, if no guard is on the way: the CNode,
+    /// and the place in it.
+    pub fn lost_root(&self) -> Option<(Handle, u8)> {
+        let lost = (1..self.holders.len()).find(|who| self.root_of(*who).is_err())?;
+        let (node, place) = self.holders[lost].way.split_at_checked(self.holders[lost].way.len() - 6)?;
+        let node = match node {
+            [] => Handle::at_root(1),
+            way => Handle { bits: number(way), len: way.len() as u8 },
+        };
+        Some((node, number(place) as u8))
+    }
+
     /// The last CNode on the way, and the place in it.
     fn follow(&self, node: CapId, way: &[bool]) -> Result<(CapId, Place), Error> {
         let cap = self.cap(node);

@@ -9,7 +9,7 @@ use crate::{STEPS, run};
 
 /// Seeds that noticed, where 0 did not.
 const KEPT_SEEDS: &[(Rule, u64)] =
-    &[(Rule::RetypeTakesWrite, 1), (Rule::PlacingTakesWrite, 1), (Rule::RootIsTheSame, 8), (Rule::PagesAreAligned, 2)];
+    &[(Rule::RetypeTakesWrite, 7), (Rule::PlacingTakesWrite, 1), (Rule::PagesAreAligned, 2)];
 
 /// How many others are tried for each rule.
 const SEEDS: u64 = 40;
