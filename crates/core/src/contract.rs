@@ -4,6 +4,8 @@
 //! Nemesis §6.2: the tuple {n, g, x}. "As long as g > n, a request for a single physical frame is guaranteed to succeed. If
 //! g ≤ n < x and there is available memory, frames will be optimistically allocated."
 
+use crate::sync::{AtomicU64, Ordering};
+
 /// Frames guaranteed and frames at best. `guaranteed <= optimistic`.
 ///
 /// # Units
@@ -59,6 +61,88 @@ impl Contract {
             None => false,
         }
     }
+}
+
+/// Frames that a domain has, and those that it may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// They have memory.
+    pub claimed: u32,
+    /// They may have.
+    pub budget: u32,
+}
+
+/// What a domain holds, in one word: a claim and a cut at the same moment must not both count on the same frame.
+pub struct Holding(AtomicU64);
+
+impl Holding {
+    /// None claimed of `budget`.
+    pub fn new(budget: u32) -> Holding {
+        Holding(AtomicU64::new(budget.into()))
+    }
+
+    /// As it is now.
+    pub fn held(&self) -> Held {
+        decode(self.0.load(Ordering::SeqCst))
+    }
+
+    /// Claims up to `most` frames of those that the budget still allows. How many, and how many there are then; `None`: it allows
+    /// none.
+    pub fn claim(&self, most: u32) -> Option<Claim> {
+        let count = |held: Held| most.min(held.budget.saturating_sub(held.claimed));
+        let before = self.update(|held| {
+            let more = count(held);
+            (more > 0).then_some(Held { claimed: held.claimed + more, ..held })
+        })?;
+        Some(Claim { count: count(before), claimed: before.claimed + count(before) })
+    }
+
+    /// Takes back a claim of `count`.
+    pub fn unclaim(&self, count: u32) {
+        self.update(|held| Some(Held { claimed: held.claimed.saturating_sub(count), ..held }));
+    }
+
+    /// Allows `count` frames more.
+    pub fn extend(&self, count: u32) {
+        self.update(|held| Some(Held { budget: held.budget.saturating_add(count), ..held }));
+    }
+
+    /// Allows up to `count` frames fewer, of those that are not claimed. How many were cut.
+    pub fn cut(&self, count: u32) -> u32 {
+        let fewer = |held: Held| count.min(held.budget.saturating_sub(held.claimed));
+        self.update(|held| Some(Held { budget: held.budget - fewer(held), ..held })).map_or(0, fewer)
+    }
+
+    /// `count` claimed frames are gone, and as many fewer are allowed.
+    pub fn retire(&self, count: u32) {
+        self.update(|held| {
+            let (claimed, budget) = (held.claimed.saturating_sub(count), held.budget.saturating_sub(count));
+            Some(Held { claimed, budget })
+        });
+    }
+
+    /// What there was before, unless `change` wants none.
+    fn update(&self, change: impl Fn(Held) -> Option<Held>) -> Option<Held> {
+        let change = |word| change(decode(word)).map(encode);
+        self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).ok().map(decode)
+    }
+}
+
+/// Frames that were claimed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// How many; never zero.
+    pub count: u32,
+    /// How many the domain has with them.
+    pub claimed: u32,
+}
+
+const fn decode(word: u64) -> Held {
+    Held { claimed: (word >> 32) as u32, budget: word as u32 }
+}
+
+const fn encode(held: Held) -> u64 {
+    (held.claimed as u64) << 32 | held.budget as u64
 }
 
 #[cfg(test)]

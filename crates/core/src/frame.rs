@@ -50,6 +50,13 @@ impl<T> Table<T> {
         (index < self.len).then(|| unsafe { &*self.first.as_ptr().add(index) })
     }
 
+    /// Where entry `index` is, with `count - 1` more after it.
+    pub(crate) fn place(&self, index: usize, count: usize) -> Option<NonNull<T>> {
+        let end = index.checked_add(count)?;
+        // SAFETY: table-memory: `index` is no further than `len`.
+        (end <= self.len).then(|| unsafe { self.first.add(index) })
+    }
+
     /// All entries in order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         (0..self.len).filter_map(|index| self.get(index))

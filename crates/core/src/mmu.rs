@@ -1,7 +1,7 @@
 //! The machine under a domain: what maps and unmaps frames, and what stops and wakes threads.
 //!
-//! Two machines stand behind this trait: Linux (`UFFDIO_MOVE`), and the simulator of the tests. It knows addresses and frames
-//! and nothing else.
+//! Three machines stand behind this trait: Linux (`UFFDIO_MOVE`), page tables of our own ([`crate::tables::TableMmu`]), and the
+//! simulator of the tests. It knows addresses and frames and nothing else.
 //!
 //! # Source
 //! Nemesis §6.3 (low-level translation: `map(va, pa, attr)`, `unmap(va)`), Cichlid §3.2.

@@ -1,5 +1,8 @@
 //! Physical memory as the rules of capabilities see it: words at physical addresses, some of which tables and CNodes live in.
 
+use core::ptr::NonNull;
+
+use crate::addr::{PAGE_BYTES, PageBytes};
 use crate::frame::Table;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -44,6 +47,13 @@ impl PhysMemory {
     /// The word at an address, if there is memory.
     pub fn word(&self, at: PhysAddr) -> Option<&AtomicU64> {
         self.words.get((at.0.wrapping_sub(self.first.0) / 8) as usize)
+    }
+
+    /// The page of 4,096 bytes that begins at an address, if all of it is there. Whose it is, and so who may touch it, capabilities
+    /// say.
+    pub(crate) fn page(&self, at: PhysAddr) -> Option<NonNull<PageBytes>> {
+        let first = (at.0.wrapping_sub(self.first.0) / 8) as usize;
+        self.words.place(first, PAGE_BYTES / 8).map(NonNull::cast)
     }
 
     /// What a read finds: where there is no memory all bits are set, as on a bus.

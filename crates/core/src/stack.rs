@@ -8,6 +8,7 @@
 use core::num::NonZeroU32;
 
 use crate::addr::{Frame, FrameRun, PageNo};
+use crate::contract::{Claim, Held, Holding};
 use crate::domain::DomainState;
 use crate::frame::{FrameSet, Unpopulated, Zeroed};
 use crate::page::{State, Word};
@@ -27,10 +28,7 @@ pub struct FrameStack {
     standby: Ring,
     on_standby: AtomicU32,
     saving: AtomicU32,
-    /// How many frames have memory.
-    claimed: AtomicU32,
-    /// How many may have.
-    budget: AtomicU32,
+    holding: Holding,
     unpopulated: Unpopulated,
     /// The last claim was refused memory: until one is not, what is unclaimed cannot be counted on.
     refused: AtomicU32,
@@ -50,8 +48,7 @@ impl FrameStack {
             standby,
             on_standby: AtomicU32::new(0),
             saving: AtomicU32::new(0),
-            claimed: AtomicU32::new(0),
-            budget: AtomicU32::new(budget),
+            holding: Holding::new(budget),
             unpopulated,
             refused: AtomicU32::new(0),
             demand: Demand::default(),
@@ -62,12 +59,12 @@ impl FrameStack {
 
     /// How many frames the domain may hold.
     pub fn budget(&self) -> u32 {
-        self.budget.load(Ordering::Relaxed)
+        self.holding.held().budget
     }
 
     /// How many it has claimed so far.
     pub fn claimed(&self) -> u32 {
-        self.claimed.load(Ordering::Relaxed)
+        self.holding.held().claimed
     }
 
     /// Frames on standby, about.
@@ -92,7 +89,8 @@ impl FrameStack {
 
     /// Frames to be had at once.
     pub fn ready(&self) -> u32 {
-        let unclaimed = if self.no_memory() { 0 } else { self.budget().saturating_sub(self.claimed()) };
+        let Held { claimed, budget } = self.holding.held();
+        let unclaimed = if self.no_memory() { 0 } else { budget.saturating_sub(claimed) };
         self.free.count() + self.on_standby() + unclaimed
     }
 
@@ -103,31 +101,25 @@ impl FrameStack {
 
     /// Lets the domain claim `count` frames more.
     pub fn extend(&self, mmu: &dyn crate::mmu::Mmu, count: u32) {
-        self.budget.fetch_add(count, Ordering::SeqCst);
+        self.holding.extend(count);
         self.demand.available.signal(mmu);
     }
 
     /// Takes up to `count` frames that were never claimed out of the contract. How many are left to be taken elsewhere.
     pub(crate) fn cut_unclaimed(&self, count: u32) -> u32 {
-        let mut cut = 0;
-        let _ = self.budget.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |budget| {
-            cut = count.min(budget.saturating_sub(self.claimed()));
-            Some(budget - cut)
-        });
-        count - cut
+        count - self.holding.cut(count)
     }
 
     /// Frames taken from the free ones have lost their memory, and the contract is smaller by as many.
     pub(crate) fn retire(&self, first: Frame, count: u32) {
         self.unpopulated.give(first, count);
-        self.budget.fetch_sub(count, Ordering::SeqCst);
-        self.claimed.fetch_sub(count, Ordering::SeqCst);
+        self.holding.retire(count);
     }
 
     /// A frame has lost its memory, and there is none to be had: it may be claimed again later.
     pub(crate) fn unclaim(&self, mmu: &dyn crate::mmu::Mmu, first: Frame, count: u32) {
         self.unpopulated.give(first, count);
-        self.claimed.fetch_sub(count, Ordering::SeqCst);
+        self.holding.unclaim(count);
         self.demand.available.signal(mmu);
     }
 
@@ -140,7 +132,7 @@ impl FrameStack {
         self.demand.available.signal(mmu);
     }
 
-    /// A frame is about to go on standby: call it before the page's word says so, and [`list_standby`] after.
+    /// A frame is about to go on standby: call it before the page's word says so, and `list_standby` after.
     pub fn joins_standby(&self) {
         self.on_standby.fetch_add(1, Ordering::SeqCst);
     }
@@ -179,15 +171,12 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
 /// Trap.
 pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
     let stack = &domain.stack;
-    let budget = stack.budget();
-    let allowed = |claimed: u32| (claimed < budget).then(|| claimed.saturating_add(most).min(budget));
-    let before = stack.claimed.fetch_update(Ordering::SeqCst, Ordering::Relaxed, allowed).ok()?;
-    let count = most.min(budget - before);
-    domain.counters.frames_held_max.fetch_max(u64::from(before + count), Ordering::Relaxed);
+    let Claim { count, claimed } = stack.holding.claim(most)?;
+    domain.counters.frames_held_max.fetch_max(u64::from(claimed), Ordering::Relaxed);
     let mut left = count;
     while let Some(want) = NonZeroU32::new(left) {
         let Some(run) = stack.unpopulated.take(want) else {
-            stack.claimed.fetch_sub(left, Ordering::SeqCst);
+            stack.holding.unclaim(left);
             // There are some: whoever waits looks again.
             stack.demand.available.signal(domain.mmu);
             return (left < count).then_some(());
@@ -210,7 +199,7 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
             stack.refused.store(1, Ordering::SeqCst);
             stack.unpopulated.give(run.first.plus(stand), run.count.get() - stand);
             let missing = left + run.count.get() - stand;
-            stack.claimed.fetch_sub(missing, Ordering::SeqCst);
+            stack.holding.unclaim(missing);
             return (missing < count).then_some(());
         }
     }

@@ -21,6 +21,9 @@ use crate::trace::Counters;
 /// Pages evicted at once, at most.
 pub const BATCH: usize = 256;
 
+/// How often one eviction asks the policy, at most.
+const MOST_LOOKS: u32 = 4 * BATCH as u32;
+
 /// What an eviction came to, in pages.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Evicted {
@@ -55,23 +58,50 @@ fn tell(domain: &DomainState, policy: &mut dyn Policy) {
     });
 }
 
-/// Lets the policy choose up to `want` victims, and evicts them.
+/// Lets the policy choose victims and evicts them, until the frames of `want` are ready or on their way to the store.
+///
+/// Past those that must stay (a device holds them) it asks for others, a bounded number of times: the policy may suggest the
+/// same ones first whenever it is asked. While no page more may be queued, changed ones must stay as well, and it tries
+/// `want` of them and no more.
 ///
 /// # Context
 /// The evictor alone (PagerThread), outside the gate.
 pub fn evict(domain: &DomainState, policy: &mut dyn Policy, want: u32) -> Evicted {
     let _inside = domain.gate.enter(domain.mmu);
     tell(domain, policy);
+    let mut search = Search { looks: MOST_LOOKS, tries: if save::room(domain) > 0 { MOST_LOOKS } else { want } };
+    let mut evicted = Evicted::default();
+    while let left = want.saturating_sub(evicted.ready + evicted.queued)
+        && left > 0
+        && evict_some(domain, policy, left, &mut search, &mut evicted)
+    {}
+    evicted
+}
+
+/// How much more one eviction may look for victims: a policy may suggest anything, and again and again.
+struct Search {
+    /// Suggestions of the policy.
+    looks: u32,
+    /// Pages that are moved out, and perhaps back.
+    tries: u32,
+}
+
+/// Evicts up to `want` pages of those that the policy suggests next. `false`: there was none to try.
+fn evict_some(
+    domain: &DomainState,
+    policy: &mut dyn Policy,
+    want: u32,
+    search: &mut Search,
+    evicted: &mut Evicted,
+) -> bool {
     let mut victims = [(PageNo(0), Frame(0)); BATCH];
     let mut len = 0;
-    let mut looked = 0;
-    let mut evicted = Evicted::default();
-    // A policy may suggest anything, and again and again: it is asked a bounded number of times.
-    while len < (want as usize).min(BATCH)
-        && looked < 4 * BATCH
+    while len < want.min(search.tries) as usize
+        && len < BATCH
+        && search.looks > 0
         && let Some(frame) = policy.victim()
     {
-        looked += 1;
+        search.looks -= 1;
         match check(domain, frame) {
             Suggestion::Claimed(page) => {
                 if let Some(entry) = victims.get_mut(len) {
@@ -86,12 +116,13 @@ pub fn evict(domain: &DomainState, policy: &mut dyn Policy, want: u32) -> Evicte
             Suggestion::Wrong => Counters::add(&domain.counters.bad_victims_total, 1),
         }
     }
+    search.tries = search.tries.saturating_sub(len as u32);
     let by_age = victims;
     let victims = victims.get_mut(..len).unwrap_or(&mut []);
     victims.sort_unstable_by_key(|entry| entry.0);
-    move_out(domain, victims, Room::IfAny, &mut evicted);
+    move_out(domain, victims, Room::IfAny, evicted);
     list_standby(domain, by_age.get(..len).unwrap_or(&[]));
-    evicted
+    len > 0
 }
 
 /// Lists those of the pages that are on standby now, in this order: the first loses its frame first. In the order of

@@ -10,11 +10,13 @@
 //! to be read; `clear_dirty_bits`).
 
 mod entry;
+mod mmu;
 mod space;
 mod tlb;
 pub mod walk;
 
 pub use entry::{ENTRIES, Entry, index, is_canonical, span_bits};
+pub use mmu::TableMmu;
 pub use space::{AddressSpace, PageSize, Range, Unfinished};
 pub(crate) use tlb::Stale;
 pub use tlb::{Invalidation, Tlb};

@@ -1,4 +1,5 @@
-//! What the CPU does with page tables: a walk in software, which sets the bits that the CPU would set.
+//! What the CPU does with page tables: a walk in software, which sets the bits that the CPU would set. It knows no reserved bits: the
+//! rules make no entry that has one.
 //!
 //! # Source
 //! AMD64 Architecture Programmer's Manual, volume 2, §5.3 and §8.4.2 (the error code of a page fault).

@@ -68,6 +68,31 @@ fn by_the_kernel() {
 }
 
 #[test]
+fn some_by_the_kernel_whatever_the_policy() {
+    // More than are tried at a time, and a policy may suggest them first, again and again.
+    const HELD: usize = FRAMES / 2;
+    for policy in selfpage_core::policy::NAMES {
+        in_child(here!(), policy, || {
+            let (domain, region) = over(Domain::with_frames(FRAMES * PAGE).policy(policy), Trap::Upcall);
+            // They come in last.
+            region.flush(0, region.len_bytes()).unwrap();
+            region.evict(0, HELD * PAGE).unwrap();
+            check_pages(&region, HELD..FRAMES);
+            region.pin(0, HELD * PAGE).unwrap();
+            let Some(_ring) = register(&region, HELD) else {
+                return crate::rights::skip("io_uring", "no buffers can be registered");
+            };
+            region.unpin(0, HELD * PAGE).unwrap();
+            for _ in 0..3 {
+                check_pages(&region, 0..pages(&region));
+            }
+            assert!(domain.stats().counts.pinned_skips_total > 0, "{:?}", domain.stats());
+        })
+        .well();
+    }
+}
+
+#[test]
 fn all_by_the_kernel() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {

@@ -1,0 +1,29 @@
+//! **Experimental.** Page tables of our own in a virtual machine of our own: what a program builds under the rules of
+//! [`selfpage_core::capability`], a CPU translates by.
+//!
+//! - [`Memory`]: physical memory that the rules and a virtual machine share.
+//! - [`Vm`]: one virtual machine with one CPU.
+//! - [`Guest`]: runs a closure of this process in such a machine, at ring 3.
+//! - [`Descriptors`]: what an x86-64 CPU needs beside page tables to run at ring 3.
+//!
+//! It needs Linux's KVM, and an x86-64 processor. Nothing of it is stable, and nothing of the library depends on it.
+//!
+//! What was seen of a KVM without hardware behind it: it keeps an entry of the root (256) to itself, through which ring 3 reaches
+//! nothing; and it keeps using entries that the host changed after the machine had used them, so a new machine is needed then.
+
+#![cfg(target_arch = "x86_64")]
+
+mod descriptors;
+mod entry;
+mod error;
+mod guest;
+mod memory;
+mod program;
+mod vm;
+
+pub use descriptors::{Descriptors, RING0_CODE, RING3_CODE, RING3_DATA, TASK};
+pub use error::{Error, Kind, Result};
+pub use guest::{Guest, Machine, Parts, Stopped};
+pub use kvm_bindings::{kvm_regs, kvm_sregs};
+pub use memory::Memory;
+pub use vm::{Exit, Start, Vm, Writing};

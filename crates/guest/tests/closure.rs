@@ -1,0 +1,201 @@
+//! Closures in a virtual machine: they page themselves, or are stopped with a reason.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+#![cfg(target_arch = "x86_64")]
+
+#[path = "../examples/paging_in_guest/domain.rs"]
+mod domain;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+use std::arch::asm;
+use std::hint::black_box;
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use domain::Domain;
+use selfpage_core::capability::Handle;
+use selfpage_core::fault::{Failure, Fault, Outcome};
+use selfpage_core::mmu::Refusal;
+use selfpage_core::region::Access;
+use selfpage_guest::{Guest, Kind, Machine, Parts, Stopped};
+
+/// 64 frames, and a region of 512 pages at an address where no process has anything.
+const FRAMES_LOG2_BYTES: u8 = 18;
+const PAGES: usize = 512;
+const REGION: usize = 0x1234_5678_9000;
+
+fn guest() -> Option<(Guest<'static>, Parts<'static>)> {
+    match Guest::new(Box::leak(Box::new(Machine::new(16 << 20).unwrap()))) {
+        Ok(made) => Some(made),
+        Err(error) if error.kind() == Kind::Unsupported => {
+            skip::skip("kvm", &error.to_string());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn run<R: 'static>(
+    guest: Guest<'static>,
+    resolve: impl FnMut(Fault) -> Outcome,
+    closure: impl FnOnce() -> R + 'static,
+) -> Result<R, Stopped> {
+    // SAFETY: no test makes anything of what the guest has for itself.
+    unsafe { guest.run(resolve, closure) }
+}
+
+/// A word of page `page` of the region.
+fn word(page: usize) -> *mut u64 {
+    with_exposed_provenance_mut(REGION + page * 4096 + page % 512 * 8)
+}
+
+const fn no_region(_fault: Fault) -> Outcome {
+    Outcome::NotOurs
+}
+
+#[test]
+fn a_closure_computes_what_it_would_outside() {
+    let Some((guest, _)) = guest() else { return };
+    let (first, numbers) = (0.1, [3u64; 100]);
+    let roots = move || (1..1000).fold(first, |sum: f64, n| sum + f64::from(n).sqrt());
+    let result = run(guest, no_region, move || {
+        let mut copy = [0; 100];
+        copy.copy_from_slice(black_box(&numbers));
+        (roots(), black_box(copy).iter().sum::<u64>())
+    });
+    assert_eq!(result.unwrap(), (roots(), 300));
+}
+
+#[test]
+fn a_closure_pages_itself_and_goes_on_in_other_frames() {
+    let Some((guest, parts)) = guest() else { return };
+    let domain = Domain::new(parts, FRAMES_LOG2_BYTES, REGION, PAGES);
+    let mut faults = 0;
+    let answer = |fault| {
+        faults += 1;
+        if faults % 400 == 0 {
+            domain.clean();
+            domain.revoke();
+            domain.give_others(FRAMES_LOG2_BYTES);
+        }
+        domain.resolve(fault)
+    };
+    let wrong = run(guest, answer, || {
+        let mut wrong = 0;
+        for round in 0..4u64 {
+            for step in 0..PAGES {
+                // Each page once, in an order of no pattern.
+                let page = step * 171 % PAGES;
+                // SAFETY: a word of the region.
+                let found = unsafe { word(page).read_volatile() };
+                wrong += u64::from(found != round * (page as u64 + 1));
+                // SAFETY: as above.
+                unsafe { word(page).write_volatile((round + 1) * (page as u64 + 1)) };
+            }
+        }
+        wrong
+    });
+    let counts = domain.state.counters.read();
+    println!("{faults} faults, {counts:?}");
+    assert_eq!((wrong.unwrap(), counts.lost_total), (0, 0));
+    assert!(faults > 1000 && counts.evictions_total > PAGES as u64);
+}
+
+#[test]
+fn without_frames_a_closure_gets_its_error() {
+    let Some((guest, parts)) = guest() else { return };
+    let domain = Domain::new(parts, FRAMES_LOG2_BYTES, REGION, PAGES);
+    let mut faults = 0;
+    let answer = |fault| {
+        faults += 1;
+        if faults == 100 {
+            domain.clean();
+            domain.revoke();
+        }
+        domain.resolve(fault)
+    };
+    // SAFETY: words of the region.
+    let stopped = run(guest, answer, || (0..PAGES).for_each(|page| unsafe { word(page).write_volatile(1) }));
+    assert!(matches!(stopped, Err(Stopped::Failed(Failure::Machine(Refusal::Denied)))), "{stopped:?}");
+}
+
+#[test]
+fn without_its_root_a_closure_goes_no_further() {
+    let Some((guest, parts)) = guest() else { return };
+    let Parts { mut kernel, space, .. } = parts;
+    // SAFETY: the guest alone would see what is read there.
+    let stopped = run(
+        guest,
+        |_| {
+            for place in (2..40).map(Handle::at_root) {
+                kernel.revoke(&space, place, u64::MAX).ok();
+            }
+            Outcome::Retry
+        },
+        || unsafe { word(0).read_volatile() },
+    );
+    assert!(matches!(stopped, Err(Stopped::Revoked)), "{stopped:?}");
+}
+
+#[test]
+fn memory_that_was_not_registered_stops_a_closure() {
+    let Some((guest, _)) = guest() else { return };
+    let heap: &'static u64 = Box::leak(Box::new(7));
+    let stopped = run(guest, no_region, move || black_box(heap).wrapping_add(1)).unwrap_err();
+    let Stopped::Unregistered { at, access: Access::Read, .. } = stopped else { panic!("{stopped:?}") };
+    assert_eq!(at.0, std::ptr::from_ref(heap).addr());
+}
+
+#[test]
+fn the_program_is_only_read() {
+    static COUNT: AtomicU64 = AtomicU64::new(7);
+    let Some((guest, _)) = guest() else { return };
+    assert_eq!(run(guest, no_region, || COUNT.load(Ordering::Relaxed)).unwrap(), 7);
+    let Some((guest, _)) = self::guest() else { return };
+    let stopped = run(guest, no_region, || COUNT.fetch_add(1, Ordering::Relaxed)).unwrap_err();
+    assert!(matches!(stopped, Stopped::Unregistered { access: Access::Write, .. }), "{stopped:?}");
+    assert_eq!(COUNT.load(Ordering::Relaxed), 7);
+}
+
+#[test]
+fn a_system_call_stops_a_closure() {
+    let Some((guest, _)) = guest() else { return };
+    let stopped = run(guest, no_region, || {
+        let mut number = 39u64;
+        // SAFETY: getpid changes nothing but these registers.
+        unsafe { asm!("syscall", inout("rax") number, out("rcx") _, out("r11") _) };
+        number
+    });
+    assert!(matches!(stopped, Err(Stopped::SystemCall { .. })), "{stopped:?}");
+}
+
+#[test]
+fn faults_without_end_stop_a_closure() {
+    let Some((guest, _)) = guest() else { return };
+    // SAFETY: the guest alone would see what is read there.
+    let stopped = run(guest, |_| Outcome::Resolved, || unsafe { word(0).read_volatile() });
+    assert!(matches!(stopped, Err(Stopped::NoProgress { at }) if at.0 == word(0).addr()), "{stopped:?}");
+}
+
+#[test]
+fn what_a_cpu_refuses_stops_a_closure() {
+    let Some((guest, _)) = guest() else { return };
+    // SAFETY: an exception, in the guest.
+    let stopped = run(guest, no_region, || unsafe { asm!("hlt") });
+    assert!(matches!(stopped, Err(Stopped::Exception { vector: 13, .. })), "{stopped:?}");
+    let Some((guest, _)) = self::guest() else { return };
+    let stopped = run(guest, no_region, || {
+        if black_box(true) {
+            panic!("in a guest")
+        }
+    });
+    println!("a panic: {stopped:?}");
+    assert!(stopped.is_err());
+}
+
+#[test]
+fn too_little_ram_is_refused() {
+    for ram_bytes in [0, 4 << 20, 9 << 20] {
+        assert_eq!(Machine::new(ram_bytes).err().map(|error| error.kind()), Some(Kind::Invalid));
+    }
+}
