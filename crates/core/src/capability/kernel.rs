@@ -107,7 +107,7 @@ impl<'m> Kernel<'m> {
             own(&mut kernel, whole(Type::DevFrame, base, size_bits))?;
         }
         let serial = kernel.slots().serial(first);
-        Ok((kernel, Space::new(first, serial)))
+        Ok((kernel, Space::first(serial)))
     }
 
     /// The memory.

@@ -37,18 +37,28 @@ impl Handle {
         let above = if len < 64 { self.bits << len } else { 0 };
         Handle { bits: above | way, len: self.len.saturating_add(len) }
     }
+
+    /// What `further`, a handle in the space whose root this names, is called in the space of this one.
+    fn followed_by(self, further: Handle) -> Result<Handle, Error> {
+        let len = self.len.checked_add(further.len).filter(|len| u32::from(*len) <= u64::BITS);
+        let own = u64::MAX.checked_shr(u64::BITS - u32::from(further.len)).unwrap_or(0);
+        let above = self.bits.checked_shl(u32::from(further.len)).unwrap_or(0);
+        Ok(Handle { bits: above | further.bits & own, len: len.ok_or(Error::DepthOverflow)? })
+    }
 }
 
-/// The root of a holder's space: the CNode at which its handles begin. It is worth nothing once that CNode is gone.
+/// A holder's space: the way from the first CNode of all to the one at which its handles begin. It is worth nothing once another
+/// capability is there, or none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Space {
-    root: Slot,
+    way: Handle,
     serial: u64,
 }
 
 impl Space {
-    pub(super) const fn new(root: Slot, serial: u64) -> Space {
-        Space { root, serial }
+    /// The first of all.
+    pub(super) const fn first(serial: u64) -> Space {
+        Space { way: Handle { bits: 0, len: 0 }, serial }
     }
 }
 
@@ -56,11 +66,11 @@ impl Kernel<'_> {
     /// The space whose root is the CNode that a handle names: what its owner gives to another holder as its own.
     ///
     /// # Errors
-    /// It leads to no CNode.
+    /// It leads to no CNode. [`Error::DepthOverflow`]: the way to it from the first CNode of all has more than 64 bits.
     pub fn space(&self, space: &Space, root: Handle) -> Result<Space, Error> {
         let slot = self.find(space, root)?;
         match self.held(slot)?.kind {
-            Type::CNode => Ok(Space::new(slot, self.slots().serial(slot))),
+            Type::CNode => Ok(Space { way: space.way.followed_by(root)?, serial: self.slots().serial(slot) }),
             _ => Err(Error::WrongType),
         }
     }
@@ -91,7 +101,10 @@ impl Kernel<'_> {
 
     /// The last CNode on the way, and the place in it.
     fn reach(&self, space: &Space, handle: Handle) -> Result<(Capability, Slot), Error> {
-        let mut node = self.root(space)?;
+        self.follow(self.root(space)?, handle)
+    }
+
+    fn follow(&self, mut node: Capability, handle: Handle) -> Result<(Capability, Slot), Error> {
         if u32::from(handle.len) > u64::BITS {
             return Err(Error::DepthOverflow);
         }
@@ -134,10 +147,16 @@ impl Kernel<'_> {
         Ok(places())
     }
 
+    /// Looked up again each time: the memory where it lay may be a frame by now, and say anything.
     fn root(&self, space: &Space) -> Result<Capability, Error> {
-        let root = self.held(space.root)?;
+        let mut slot = Slot::in_node(self.memory().first(), 1).ok_or(Error::NoCapability)?;
+        if space.way.len > 0 {
+            let way = self.follow(self.held(slot)?, space.way);
+            slot = way.map_err(|_| Error::NoCapability)?.1;
+        }
+        let root = self.held(slot)?;
         // The place may have been given to another since.
-        self.demand(Rule::RootIsTheSame, self.slots().serial(space.root) == space.serial)?;
+        self.demand(Rule::RootIsTheSame, self.slots().serial(slot) == space.serial)?;
         Ok(root)
     }
 }

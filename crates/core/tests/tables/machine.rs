@@ -28,7 +28,8 @@ pub fn memory(len_bytes: usize) -> PhysMemory {
 pub struct Cpu {
     /// Roots that it must not translate by any more, until they are roots again.
     pub left: RefCell<Vec<PhysAddr>>,
-    known: RefCell<HashMap<(PhysAddr, usize), Translation>>,
+    /// By root and page.
+    pub known: RefCell<HashMap<(PhysAddr, usize), Translation>>,
     /// How often all was forgotten, and which single pages were.
     pub told: RefCell<(u32, Vec<VirtAddr>)>,
 }
