@@ -320,6 +320,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "a long trace through safe code")]
     fn a_sequence_is_seen_through_pages_that_are_in_core() {
         for seed in 0..200u64 {
             let in_core = |page: u64| (page ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 == 0;
@@ -329,6 +330,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "a long trace through safe code")]
     fn a_sequence_that_began_like_a_stride_is_seen() {
         // Every other page of the first few is in core.
         let (faults, last) = pass(1..100_000, |page| page < 64 && page % 2 == 0);
