@@ -16,6 +16,7 @@ global_asm!(
     // Whoever uses them may be compiled apart from this.
     ".globl selfpage_guest_begin, selfpage_guest_end, selfpage_guest_resume",
     ".globl selfpage_guest_exceptions, selfpage_guest_system_call",
+    ".globl selfpage_guest_host_call, selfpage_guest_return",
     ".balign 16",
     "selfpage_guest_begin:",
     "call rbx",
@@ -24,7 +25,13 @@ global_asm!(
     // The way back from an exception with an error code.
     "selfpage_guest_resume:",
     "add rsp, 8",
+    // And from one without.
+    "selfpage_guest_return:",
     "iretq",
+    // The process puts the answer into rax, and goes on behind the exception.
+    "selfpage_guest_host_call:",
+    "ud2",
+    "ret",
     ".balign 16",
     "selfpage_guest_exceptions:",
     ".set guest_vector, 0",
@@ -45,6 +52,40 @@ unsafe extern "C" {
     static selfpage_guest_resume: u8;
     static selfpage_guest_exceptions: u8;
     static selfpage_guest_system_call: u8;
+    static selfpage_guest_return: u8;
+    fn selfpage_guest_host_call(number: u64, first: u64, second: u64, third: u64) -> u64;
+}
+
+/// Asks the process, from within a guest.
+///
+/// # Safety
+/// *guest-host-call*: it runs in a guest.
+pub unsafe fn ask(call: HostCall) -> u64 {
+    let [first, second, third] = call.arguments;
+    // SAFETY: guest-host-call: the process answers in rax and changes nothing else.
+    unsafe { selfpage_guest_host_call(call.number, first, second, third) }
+}
+
+/// What a closure asks of the process that it belongs to. What a number means they agree upon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostCall {
+    /// Which call.
+    pub number: u64,
+    /// What it takes.
+    pub arguments: [u64; 3],
+}
+
+/// The exception by which a closure asks.
+pub fn host_call() -> VirtAddr {
+    VirtAddr((selfpage_guest_host_call as *const ()).addr())
+}
+
+/// How long the instruction is that raises it.
+pub const UD2_BYTES: usize = 2;
+
+/// Where it goes on after an exception without an error code.
+pub fn return_() -> VirtAddr {
+    VirtAddr((&raw const selfpage_guest_return).addr())
 }
 
 /// Where a closure begins.

@@ -11,7 +11,7 @@ use selfpage_core::region::Access;
 use selfpage_core::tables::{AddressSpace, PageSize, Range, Tlb};
 
 use crate::descriptors::Descriptors;
-use crate::entry;
+use crate::entry::{self, HostCall};
 use crate::error::{Error, Kind, Result};
 use crate::memory::Memory;
 use crate::program;
@@ -38,6 +38,11 @@ const CODE_WRITE: u64 = 1 << 1;
 const CODE_EXECUTE: u64 = 1 << 4;
 /// How often an instruction may fault at one address, one time after the other.
 const MOST_FAULTS: u32 = 100;
+
+/// Where an exception leaves the address of the instruction, in bytes below the top of the stack.
+const INSTRUCTION: u64 = 40;
+/// And its error code, where it has one.
+const ERROR_CODE: u64 = 48;
 
 const UNDEFINED: usize = 6;
 const PAGE_FAULT: usize = 14;
@@ -223,7 +228,8 @@ impl<'m> Guest<'m> {
         Ok((guest, Parts { kernel, space, root, tables, ram, first_place: first_place + 3 }))
     }
 
-    /// Runs a closure at ring 3. `resolve` is told of each page fault.
+    /// Runs a closure at ring 3. `resolve` is told of each page fault, and `answer` of each [`host_call`](crate::host_call), whose
+    /// result it gives: the one way from the closure to the system.
     ///
     /// # Errors
     /// What stopped it.
@@ -234,6 +240,7 @@ impl<'m> Guest<'m> {
     pub unsafe fn run<R: 'static>(
         mut self,
         mut resolve: impl FnMut(Fault) -> Outcome,
+        mut answer: impl FnMut(HostCall) -> u64,
         closure: impl FnOnce() -> R + 'static,
     ) -> std::result::Result<R, Stopped> {
         let call = self.prepare(closure)?;
@@ -246,6 +253,10 @@ impl<'m> Guest<'m> {
                 // SAFETY: guest-call: the closure has run to its end, and left its result there.
                 let result = unsafe { call.result() };
                 return result.ok_or_else(|| Error::new(Kind::Refused, "run a closure", "it left no result").into());
+            }
+            if vector == UNDEFINED && by == entry::host_call() {
+                self.answer(&mut answer)?;
+                continue;
             }
             if vector == UNDEFINED && by == entry::system_call() {
                 // The instruction leaves the address of the next one there.
@@ -270,6 +281,17 @@ impl<'m> Guest<'m> {
             registers.rip = entry::resume().0 as u64;
             self.vm.set_registers(&registers)?;
         }
+    }
+
+    /// Answers what the closure asked, and lets it go on behind that.
+    fn answer(&mut self, answer: &mut impl FnMut(HostCall) -> u64) -> Result<()> {
+        let mut registers = self.vm.registers()?;
+        let call = HostCall { number: registers.rdi, arguments: [registers.rsi, registers.rdx, registers.rcx] };
+        registers.rax = answer(call);
+        let behind = entry::host_call().0 + entry::UD2_BYTES;
+        self.machine.memory.physical().store(self.own.plus(RING0_STACK_END - INSTRUCTION), behind as u64);
+        registers.rip = entry::return_().0 as u64;
+        self.vm.set_registers(&registers)
     }
 
     /// Tells the CPU what has changed while it stood still.
@@ -322,7 +344,7 @@ impl<'m> Guest<'m> {
             return Err(lost(format!("it wrote to port {port:#x}")).into());
         }
         let frame = |below: u64| self.machine.memory.physical().load(self.own.plus(RING0_STACK_END - below));
-        Ok((vector, frame(48), VirtAddr(frame(40) as usize)))
+        Ok((vector, frame(ERROR_CODE), VirtAddr(frame(INSTRUCTION) as usize)))
     }
 }
 
@@ -349,6 +371,17 @@ impl<F, R> Placed<F, R> {
         // SAFETY: guest-call: as the caller promises.
         unsafe { (*self.0).result.take() }
     }
+}
+
+/// Asks the process, from within a closure in a guest: what [`Guest::run`] was given to answer with is called there, between two
+/// instructions of the closure. Memory that the guest has for itself is at the same addresses on both sides; regions are the guest's
+/// alone.
+///
+/// # Safety
+/// *guest-host-call*: a guest runs this. Elsewhere it ends the process with `SIGILL`.
+pub unsafe fn host_call(number: u64, arguments: [u64; 3]) -> u64 {
+    // SAFETY: guest-host-call: as the caller promises.
+    unsafe { entry::ask(HostCall { number, arguments }) }
 }
 
 /// What the guest calls.

@@ -22,8 +22,9 @@ mod program;
 mod vm;
 
 pub use descriptors::{Descriptors, RING0_CODE, RING3_CODE, RING3_DATA, TASK};
+pub use entry::HostCall;
 pub use error::{Error, Kind, Result};
-pub use guest::{Guest, Machine, Parts, Stopped};
+pub use guest::{Guest, Machine, Parts, Stopped, host_call};
 pub use kvm_bindings::{kvm_regs, kvm_sregs};
 pub use memory::Memory;
 pub use vm::{Exit, Start, Vm, Writing};

@@ -9,7 +9,7 @@ mod skip;
 
 use std::arch::asm;
 use std::hint::black_box;
-use std::ptr::with_exposed_provenance_mut;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use domain::Domain;
@@ -17,7 +17,7 @@ use selfpage_core::capability::Handle;
 use selfpage_core::fault::{Failure, Fault, Outcome};
 use selfpage_core::mmu::Refusal;
 use selfpage_core::region::Access;
-use selfpage_guest::{Guest, Kind, Machine, Parts, Stopped};
+use selfpage_guest::{Guest, HostCall, Kind, Machine, Parts, Stopped, host_call};
 
 /// 64 frames, and a region of 512 pages at an address where no process has anything.
 const FRAMES_LOG2_BYTES: u8 = 18;
@@ -41,7 +41,7 @@ fn run<R: 'static>(
     closure: impl FnOnce() -> R + 'static,
 ) -> Result<R, Stopped> {
     // SAFETY: no test makes anything of what the guest has for itself.
-    unsafe { guest.run(resolve, closure) }
+    unsafe { guest.run(resolve, |call| panic!("nobody asks: {call:?}"), closure) }
 }
 
 /// A word of page `page` of the region.
@@ -64,6 +64,28 @@ fn a_closure_computes_what_it_would_outside() {
         (roots(), black_box(copy).iter().sum::<u64>())
     });
     assert_eq!(result.unwrap(), (roots(), 300));
+}
+
+#[test]
+fn a_closure_asks_the_process() {
+    let Some((guest, _)) = guest() else { return };
+    let mut asked = Vec::new();
+    let answer = |call: HostCall| {
+        asked.push(call);
+        // SAFETY: it is on the closure's stack, which the process sees at the same address.
+        let text = unsafe { with_exposed_provenance::<[u8; 5]>(call.arguments[0] as usize).read() };
+        call.arguments[1] + u64::from(&text == b"hello")
+    };
+    // SAFETY: no test makes anything of what the guest has for itself.
+    let result = unsafe {
+        guest.run(no_region, answer, || {
+            let text = black_box(*b"hello");
+            (0..3u64).map(|turn| host_call(7 + turn, [text.as_ptr().addr() as u64, turn * 10, 9])).sum::<u64>()
+        })
+    };
+    assert_eq!(result.unwrap(), 33);
+    let seen: Vec<_> = asked.iter().map(|call| (call.number, call.arguments[1], call.arguments[2])).collect();
+    assert_eq!(seen, [(7, 0, 9), (8, 10, 9), (9, 20, 9)]);
 }
 
 #[test]

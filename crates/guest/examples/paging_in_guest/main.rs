@@ -4,9 +4,12 @@
 mod domain;
 
 use domain::Domain;
-use selfpage_guest::{Guest, Kind, Machine};
+use selfpage_guest::{Guest, HostCall, Kind, Machine, host_call};
 
 /// 64 frames, and a region of 512 pages at an address where no process has anything.
+/// What the closure tells of.
+const FILLED: u64 = 1;
+const SORTED: u64 = 2;
 const FRAMES_LOG2_BYTES: u8 = 18;
 const PAGES: usize = 512;
 const REGION: usize = 0x1234_5678_9000;
@@ -36,8 +39,17 @@ fn main() {
         }
         domain.resolve(fault)
     };
-    // SAFETY: the domain works on its own frames only.
-    let result = unsafe { guest.run(answer, || work(REGION)) };
+    let tell = |call: HostCall| {
+        println!(
+            "from within: {} words are {}",
+            call.arguments[0],
+            if call.number == FILLED { "filled" } else { "sorted" }
+        );
+        0
+    };
+    // SAFETY: the domain works on its own frames only; the closure asks in a guest.
+    let result =
+        unsafe { guest.run(answer, tell, || work(REGION, |number| _ = host_call(number, [WORDS as u64, 0, 0]))) };
     let sum = result.expect("the closure comes to its end");
     let expected = expected();
     println!("{sum:#x} in the guest, {expected:#x} expected; {faults} faults");
@@ -46,12 +58,14 @@ fn main() {
 }
 
 /// Sorts numbers that are in no order, in place, and sums them up so that the order counts.
-fn work(region: usize) -> u64 {
+fn work(region: usize, tell: impl Fn(u64)) -> u64 {
     let at: *mut u64 = std::ptr::with_exposed_provenance_mut(region);
     // SAFETY: a region of so many words, zero at first, that nobody else uses.
     let words = unsafe { std::slice::from_raw_parts_mut(at, WORDS) };
     fill(words);
+    tell(FILLED);
     words.sort_unstable();
+    tell(SORTED);
     sum(words)
 }
 
