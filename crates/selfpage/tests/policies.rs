@@ -110,23 +110,25 @@ impl Drop for Scratch {
     }
 }
 
-/// What one more pass over a file of 4/3 of the frames reads of it, in percent: of a few passes, the worst. `word` is what the
-/// file holds, by the number of the word; a few words of each page are checked.
+/// What one more pass over a file of 4/3 of the frames reads of it, in percent: of a few passes, the one in the middle, since an
+/// evictor that gets no processor for a while takes what was just read ahead. `word` is what the file holds, by the number of
+/// the word; a few words of each page are checked.
 fn rereads_of_a_pass(policy: &str, trap: Trap, frames: usize, file: &Scratch, word: fn(u64) -> u64) -> Option<u64> {
     let domain = domain(frames, policy)?;
     let region = domain.region(0).trap(trap).file(&file.0, 0, Rights::Read).unwrap();
-    let mut worst = 0;
-    for pass in 0..4 {
+    let mut reads = Vec::new();
+    for pass in 0..6 {
         let before = domain.stats().counts.bytes_filled;
         for (at, seen) in region.as_slice::<u64>().iter().enumerate().step_by(WORDS / 4) {
             assert_eq!(*seen, word(at as u64));
         }
         if pass > 0 {
             let read = domain.stats().counts.bytes_filled - before;
-            worst = worst.max(read * 100 / region.len_bytes() as u64);
+            reads.push(read * 100 / region.len_bytes() as u64);
         }
     }
-    Some(worst)
+    reads.sort_unstable();
+    Some(reads[reads.len() / 2])
 }
 
 #[test]
