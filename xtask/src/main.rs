@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod link;
+mod qemu;
 mod steps;
 mod style;
 mod suite;
@@ -22,6 +23,8 @@ cargo xtask VERB
   style           the rules of STYLE.md that a program can check
   link            core's fault path links with nothing underneath, and the check itself can fail
   link --break    the same with a deliberate panic in the path: fails, and names the line
+  qemu-test --guest
+                  the tests of selfpage-guest on a CPU that qemu emulates, under a kernel fetched with apt-get
 
 Examples:
   cargo xtask test --quick
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         ["style"] => style::run(&root),
         ["link"] => link::run(&root),
         ["link", "--break"] => link::run_broken(&root),
+        ["qemu-test", "--guest"] => qemu::run_guest(&root),
         _ => {
             eprintln!("cargo xtask {}: no such verb or option; `cargo xtask --help` lists them", args.join(" "));
             return ExitCode::from(2);

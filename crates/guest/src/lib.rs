@@ -10,6 +10,8 @@
 //!
 //! What was seen of a KVM without hardware behind it: it keeps an entry of the root (256) to itself, through which ring 3 reaches
 //! nothing; and it keeps using entries that the host changed after the machine had used them, so a new machine is needed then.
+//! qemu's emulated SVM with nested paging keeps no entry of the root, has pages of 1 GiB, and marks some entries as accessed on the
+//! way to a fault.
 
 #![cfg(target_arch = "x86_64")]
 

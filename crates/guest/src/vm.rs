@@ -11,6 +11,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use selfpage_core::addr::VirtAddr;
 use selfpage_core::physical::PhysAddr;
+use selfpage_core::tables::PageSize;
 
 use crate::descriptors::{Descriptors, RING0_CODE, RING3_CODE, RING3_DATA, TASK};
 use crate::error::{Error, Kind, Result};
@@ -23,10 +24,15 @@ const CR4: u64 = 0x220;
 /// Long mode, the no-execute bit, and SYSCALL.
 const EFER: u64 = 0xd01;
 
+/// The leaf of CPUID, and the bit in its edx, that say whether there are pages of 1 GiB.
+const EXTENDED_FEATURES: u32 = 0x8000_0001;
+const HUGE_PAGES: u32 = 1 << 26;
+
 /// A virtual machine with one CPU, and the memory that it was given.
 pub struct Vm<'m> {
     cpu: VcpuFd,
     vm: VmFd,
+    largest_page: PageSize,
     lent: Vec<kvm_userspace_memory_region>,
     memory: PhantomData<&'m Memory>,
 }
@@ -87,7 +93,17 @@ impl<'m> Vm<'m> {
         let cpu = vm.create_vcpu(0).map_err(refused("make a virtual CPU"))?;
         let features = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(refused("ask for a CPU's features"))?;
         cpu.set_cpuid2(&features).map_err(refused("set a virtual CPU's features"))?;
-        Ok(Vm { cpu, vm, lent: Vec::new(), memory: PhantomData })
+        let extended = features.as_slice().iter().find(|leaf| leaf.function == EXTENDED_FEATURES);
+        let largest_page = match extended {
+            Some(leaf) if leaf.edx & HUGE_PAGES != 0 => PageSize::Huge1GiB,
+            _ => PageSize::Large2MiB,
+        };
+        Ok(Vm { cpu, vm, largest_page, lent: Vec::new(), memory: PhantomData })
+    }
+
+    /// The largest pages that its CPU has. An entry for larger ones has a reserved bit set: what goes through it faults.
+    pub const fn largest_page(&self) -> PageSize {
+        self.largest_page
     }
 
     /// Gives the machine physical memory.

@@ -3,9 +3,10 @@
 use selfpage_core::addr::VirtAddr;
 use selfpage_core::capability::{Capability, Error, Handle, Kernel, Object, Rights, Space, Type};
 use selfpage_core::physical::{PhysAddr, PhysMemory};
-use selfpage_core::tables::{Entries, Tlb};
+use selfpage_core::tables::{Entries, PageSize, Tlb};
 
 use super::dice::Dice;
+use super::physical::{HUGE, HUGE_BITS};
 use super::recorder::{DEVICE, DEVICE_BITS, PAGES, ROOT_ENTRY};
 
 const ROOT: Handle = Handle::at_root(1);
@@ -34,6 +35,8 @@ pub struct Holder<'m> {
     dice: Dice,
     /// Blocks of RAM that it may do with as it likes.
     ram: Vec<Handle>,
+    /// What pages of 1 GiB are made of, where the CPU has such.
+    huge: Option<Handle>,
     /// How many operations were done, and how many refused.
     pub done: u64,
     pub refused: u64,
@@ -41,13 +44,16 @@ pub struct Holder<'m> {
 
 impl<'m> Holder<'m> {
     /// A holder of all of a memory, with some tables and frames to begin with.
-    pub fn new(memory: &'m PhysMemory, dice: Dice) -> Holder<'m> {
-        let (mut kernel, space) = Kernel::boot(memory, &Forgotten, &[(DEVICE, DEVICE_BITS)]).unwrap();
+    pub fn new(memory: &'m PhysMemory, dice: Dice, largest_page: PageSize) -> Holder<'m> {
+        let devices = [(DEVICE, DEVICE_BITS), (HUGE, HUGE_BITS)];
+        let (mut kernel, space) = Kernel::boot(memory, &Forgotten, &devices).unwrap();
         let mut blocks: Vec<_> = (2..16)
             .filter_map(|at| Some((kernel.identify(&space, Handle::at_root(at)).ok()?, Handle::at_root(at))))
             .collect();
         blocks.sort_by_key(|(block, _)| std::cmp::Reverse(block.size_bits));
-        let device = blocks.iter().find(|(block, _)| block.kind == Type::DevFrame).unwrap().1;
+        let block_at = |base| blocks.iter().find(|(block, _)| block.base == base).unwrap().1;
+        let device = block_at(DEVICE);
+        let huge = (largest_page == PageSize::Huge1GiB).then(|| block_at(HUGE));
         let mut ram: Vec<Handle> =
             blocks.iter().filter(|(block, _)| block.kind == Type::Ram).map(|(_, handle)| *handle).collect();
         // The fourth is for what must stay.
@@ -62,7 +68,7 @@ impl<'m> Holder<'m> {
         for (table, count, from) in [(pdpt, 1, pd), (pd, 1, pt), (pt, PAGES, device)] {
             kernel.map(&space, Entries { table, first: 0, count }, from, 0, Rights::ALL).unwrap();
         }
-        let mut holder = Holder { kernel, space, dice, ram, done: 0, refused: 0 };
+        let mut holder = Holder { kernel, space, dice, ram, huge, done: 0, refused: 0 };
         let (large, tables, small) = (holder.ram[0], holder.ram[1], holder.ram[2]);
         let large_bits = 21 + holder.dice.below(2) as u8;
         let begin = [
@@ -87,7 +93,7 @@ impl<'m> Holder<'m> {
     pub fn holdings(&self) -> Vec<Capability> {
         let held = self.places().filter_map(|place| self.kernel.identify(&self.space, Holder::name(place)).ok());
         let reachable = held.filter_map(|held| match held.kind {
-            Type::Frame => Some(held),
+            Type::Frame | Type::DevFrame => Some(held),
             // The second page of a table is nobody's to read.
             kind if kind.level().is_some() => {
                 Some(Capability { rights: held.rights & Rights::READ, size_bits: 12, ..held })
@@ -182,10 +188,13 @@ impl<'m> Holder<'m> {
         let table_below = match level {
             1 => self.dice.below(8) == 0,
             2 => self.dice.below(3) != 0,
+            3 if self.huge.is_some() => self.dice.below(8) != 0,
             _ => true,
         };
         let source = if table_below {
             self.one(|kind| kind.level().is_some_and(|below| level == 1 || below + 1 == level))?
+        } else if level == 3 {
+            self.huge?
         } else {
             self.one(|kind| kind == Type::Frame)?
         };

@@ -11,6 +11,7 @@
 
 mod dice;
 mod holder;
+mod physical;
 mod recorder;
 
 use std::collections::{BTreeMap, HashSet};
@@ -19,20 +20,18 @@ use std::time::Instant;
 
 use dice::Dice;
 use holder::{Holder, INDICES};
+use physical::{FIRST, HUGE, HUGE_BITS, Physical, RAM_BYTES};
 use recorder::{Outcome, Planned, ROOT_ENTRY, Recorder};
 use selfpage_core::addr::VirtAddr;
 use selfpage_core::capability::{Capability, Rights};
 use selfpage_core::physical::{PhysAddr, PhysMemory};
 use selfpage_core::tables::walk::{self, Access, WalkFault};
-use selfpage_core::tables::{ENTRIES, Entry, index, span_bits};
-use selfpage_guest::{Kind, Memory, Vm};
+use selfpage_core::tables::{ENTRIES, Entry, PageSize, index, span_bits};
+use selfpage_guest::{Kind, Vm};
 
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 
-/// The machine's memory: not at 0, so that a number that is no address shows; and with 4 MiB at a multiple of that.
-const FIRST: PhysAddr = PhysAddr(0x4020_0000);
-const RAM_BYTES: usize = 6 << 20;
 const SAMPLES: u64 = 150;
 /// How often tables are changed and accessed in each.
 const ROUNDS: u32 = 2;
@@ -53,6 +52,8 @@ struct Tally {
     runs: u64,
     accesses: u64,
     done: BTreeMap<&'static str, u64>,
+    /// By log2 of the size of the page.
+    pages: BTreeMap<u8, u64>,
     /// By vector and error code.
     faults: BTreeMap<(u64, u64), u64>,
     translated: u64,
@@ -63,31 +64,32 @@ struct Tally {
 
 #[test]
 fn the_cpu_does_what_the_walk_says() {
-    match Vm::new() {
-        Ok(_) => {}
+    let largest_page = match Vm::new() {
+        Ok(vm) => vm.largest_page(),
         Err(error) if error.kind() == Kind::Unsupported => return skip::skip("kvm", &error.to_string()),
         Err(error) => panic!("{error}"),
-    }
+    };
     let began = Instant::now();
     let mut tally = Tally::default();
     let recorder = Recorder::new();
-    let (ram, copy) = (Memory::new(FIRST, RAM_BYTES).unwrap(), Memory::new(FIRST, RAM_BYTES).unwrap());
-    let usable = usable_entries(&recorder, &ram);
+    let (memory, copy) = (Physical::new(largest_page), Physical::new(largest_page));
+    let ram = memory.ram();
+    let usable = usable_entries(&recorder, &memory);
     let missing: Vec<u16> = (0..ENTRIES).filter(|entry| !usable.contains(entry)).collect();
     println!("entries of the root that ring 3 cannot use on this machine: {missing:?}");
     assert!(missing.len() < 64);
     for seed in 0..SAMPLES {
         let mut dice = Dice(seed);
         for at in words() {
-            ram.physical().store(at, at.0 << 8 | RETURN);
+            ram.store(at, at.0 << 8 | RETURN);
         }
-        let mut holder = Holder::new(ram.physical(), Dice(dice.next()));
+        let mut holder = Holder::new(ram, Dice(dice.next()), largest_page);
         for _ in 0..ROUNDS {
             holder.act(OPERATIONS);
             // All hierarchies may be gone.
             let Some(root) = holder.enter() else { continue };
             let mut run =
-                Run { seed, root, usable: &usable, dice: &mut dice, ram: &ram, copy: &copy, tally: &mut tally };
+                Run { seed, root, usable: &usable, dice: &mut dice, memory: &memory, copy: &copy, tally: &mut tally };
             run.compare(&recorder, &holder);
             holder.leave();
         }
@@ -98,6 +100,8 @@ fn the_cpu_does_what_the_walk_says() {
     let faults: u64 = tally.faults.values().sum();
     let done: u64 = tally.done.values().sum();
     assert!(done > 20_000 && faults > 20_000 && tally.faults.len() == 6, "too little to mean something: {tally}");
+    let huge = tally.pages.get(&HUGE_BITS).copied().unwrap_or(0);
+    assert!(largest_page != PageSize::Huge1GiB || huge > 1000, "too few pages of 1 GiB: {tally}");
 }
 
 impl Tally {
@@ -128,6 +132,9 @@ impl fmt::Display for Tally {
         for (kind, times) in &self.done {
             write!(f, " {kind} {times},")?;
         }
+        for (size_bits, times) in &self.pages {
+            write!(f, " in pages of 2^{size_bits} {times},")?;
+        }
         for ((vector, code), times) in &self.faults {
             write!(f, " fault {vector} with code {code:#x} {times},")?;
         }
@@ -138,16 +145,17 @@ impl fmt::Display for Tally {
 
 /// The entries of the root through which ring 3 can reach anything, on this machine. A KVM that runs the guest's ring 3 within the
 /// host's own tables (PVM) keeps a few of the upper half for itself.
-fn usable_entries(recorder: &Recorder, ram: &Memory) -> Vec<u16> {
-    let mut holder = Holder::new(ram.physical(), Dice(0));
+fn usable_entries(recorder: &Recorder, memory: &Physical) -> Vec<u16> {
+    let ram = memory.ram();
+    let mut holder = Holder::new(ram, Dice(0), PageSize::Large2MiB);
     let root = holder.enter().unwrap();
     let entry = |index: u16| root.plus(u64::from(index) * 8);
     let all = || 0..ENTRIES;
     for index in all() {
-        ram.physical().store(entry(index), ram.physical().load(entry(ROOT_ENTRY)));
+        ram.store(entry(index), ram.load(entry(ROOT_ENTRY)));
     }
     let mut vm = Vm::new().unwrap();
-    vm.add(ram).unwrap();
+    memory.lend(&mut vm);
     let at = |index| VirtAddr(((usize::from(index) << span_bits(4) << 16) as isize >> 16) as usize);
     let planned: Vec<_> = all().map(|index| Planned { at: at(index), access: Access::Read, value: 0 }).collect();
     let outcomes = recorder.run(&mut vm, root, &planned);
@@ -164,21 +172,21 @@ struct Run<'a> {
     root: PhysAddr,
     usable: &'a [u16],
     dice: &'a mut Dice,
-    ram: &'a Memory,
-    copy: &'a Memory,
+    memory: &'a Physical,
+    copy: &'a Physical,
     tally: &'a mut Tally,
 }
 
 impl Run<'_> {
     fn compare(&mut self, recorder: &Recorder, holder: &Holder<'_>) {
         let (holdings, recorder_tables) = (holder.holdings(), holder.recorder_tables());
-        let (ram, copy) = (self.ram.physical(), self.copy.physical());
+        let (ram, copy) = (self.memory.ram(), self.copy.ram());
         for at in words() {
             copy.store(at, ram.load(at));
         }
         let mut vm = Vm::new().unwrap();
-        vm.add(self.ram).unwrap();
-        let planned: Vec<Planned> = (0..ACCESSES).map(|number| self.plan(copy, number as u64)).collect();
+        self.memory.lend(&mut vm);
+        let planned: Vec<Planned> = (0..ACCESSES).map(|number| self.plan(number as u64)).collect();
         let outcomes = recorder.run(&mut vm, self.root, &planned);
         self.tally.runs += 1;
         self.tally.accesses += outcomes.len() as u64;
@@ -188,13 +196,19 @@ impl Run<'_> {
         let eager = self.faulted_through(&planned, &outcomes);
         // Whether a word is what the walk says, but for what the CPU may do.
         let is_same = |at, cpu, walk| cpu == walk || (cpu == walk | ACCESSED && eager.contains(&at));
+        // Of the memory of huge pages, only these words are looked at again.
+        let mut reached = Vec::new();
         for (planned, outcome) in planned.into_iter().zip(outcomes) {
-            let expected = expect(copy, self.root, planned);
+            let expected = expect(self.copy, self.root, planned);
             let mut agree = outcome == expected;
             if let (Outcome::Done(cpu), Some(found)) = (outcome, walk::translate(copy, self.root, planned.at)) {
                 let held = holdings.iter().any(|held| permits(held, found.at, planned.access));
                 assert!(held, "without a capability: seed {}, {planned:x?} at {:#x}", self.seed, found.at.0);
                 agree |= matches!(expected, Outcome::Done(walk) if is_same(found.at, cpu, walk));
+                *self.tally.pages.entry(found.size_bits).or_default() += 1;
+                if found.at >= HUGE {
+                    reached.push(found.at);
+                }
             }
             self.tally.note(planned.access, outcome);
             assert!(agree, "seed {}, {planned:x?}: CPU {outcome:x?}, walk {expected:x?}", self.seed);
@@ -203,6 +217,10 @@ impl Run<'_> {
             let (cpu, walk) = (ram.load(at), copy.load(at));
             let is_same = is_same(at, cpu, walk) || recorder_tables.contains(&PhysAddr(at.0 & !4095));
             assert!(is_same, "seed {}, the word at {:#x}: CPU {cpu:#x}, walk {walk:#x}", self.seed, at.0);
+        }
+        for at in reached {
+            let (cpu, walk) = (self.memory.around(at).load(at), self.copy.around(at).load(at));
+            assert_eq!(cpu, walk, "CPU, walk: seed {}, the word at {:#x}", self.seed, at.0);
         }
         self.tally.eager += eager.iter().filter(|at| ram.load(**at) != copy.load(**at)).count() as u64;
         for _ in 0..TRANSLATIONS {
@@ -217,18 +235,16 @@ impl Run<'_> {
         }
     }
 
-    /// The entries on the ways of accesses that faulted, and of no other. A CPU may mark these too, and a program cannot tell when:
-    /// it may walk to a page for an access that it only expects.
+    /// The entries on the ways of accesses that faulted. A CPU may mark these too, and a program cannot tell when: it may walk to a
+    /// page for an access that it only expects. So what reads such an entry may find it marked before an access that marks it.
     fn faulted_through(&self, planned: &[Planned], outcomes: &[Outcome]) -> HashSet<PhysAddr> {
-        let ways = |faulted: bool| {
-            let of_these =
-                planned.iter().zip(outcomes).filter(move |(_, end)| matches!(end, Outcome::Done(_)) != faulted);
-            of_these.flat_map(|(planned, _)| way(self.ram.physical(), self.root, planned.at)).collect::<HashSet<_>>()
-        };
-        &ways(true) - &ways(false)
+        let faulted = planned.iter().zip(outcomes).filter(|(_, end)| !matches!(end, Outcome::Done(_)));
+        faulted.flat_map(|(planned, _)| way(self.memory.ram(), self.root, planned.at)).collect()
     }
 
-    fn plan(&mut self, memory: &PhysMemory, number: u64) -> Planned {
+    fn plan(&mut self, number: u64) -> Planned {
+        let (copy, memory) = (self.copy, self.copy.ram());
+        let word = |at| copy.around(at).load(at);
         let mut at = self.aim(memory);
         while !self.usable.contains(&index(at, 4)) {
             at = self.aim(memory);
@@ -241,7 +257,7 @@ impl Run<'_> {
             0 => Access::Read,
             1 => Access::Write,
             // Where nothing else stands than `ret`.
-            _ if walk::translate(memory, self.root, at).is_none_or(|found| memory.load(found.at) & 0xff == RETURN) => {
+            _ if walk::translate(memory, self.root, at).is_none_or(|found| word(found.at) & 0xff == RETURN) => {
                 Access::Execute
             }
             _ => Access::Read,
@@ -260,11 +276,14 @@ impl Run<'_> {
                 None => Vec::new(),
             };
             let index = match self.dice.below(40) {
-                0 => self.dice.below(512) as u16,
+                0 if table.is_some() => self.dice.below(512) as u16,
                 1 => self.dice.of(&INDICES).unwrap_or(0),
                 2 => self.dice.of(&present).unwrap_or(0).wrapping_add(511) % 512,
                 3 => self.dice.of(&present).unwrap_or(0).wrapping_add(1) % 512,
-                _ => self.dice.of(&present).unwrap_or_else(|| self.dice.below(512) as u16),
+                _ if !present.is_empty() => self.dice.of(&present).unwrap_or(0),
+                _ if level == 1 => self.dice.below(512) as u16,
+                // In a huge page: few places, so that little memory is used.
+                _ => self.dice.of(&INDICES).unwrap_or(0),
             };
             let index = if level == 4 && index == ROOT_ENTRY { 0 } else { index };
             at |= usize::from(index) << span_bits(level);
@@ -307,12 +326,12 @@ fn permits(held: &Capability, at: PhysAddr, access: Access) -> bool {
 }
 
 /// What the walk says, with its effects on the copy.
-fn expect(copy: &PhysMemory, root: PhysAddr, planned: Planned) -> Outcome {
-    match walk::access(copy, root, planned.at, planned.access) {
+fn expect(copy: &Physical, root: PhysAddr, planned: Planned) -> Outcome {
+    match walk::access(copy.ram(), root, planned.at, planned.access) {
         Ok(at) => match planned.access {
-            Access::Read => Outcome::Done(copy.load(at)),
+            Access::Read => Outcome::Done(copy.around(at).load(at)),
             Access::Write => {
-                copy.store(at, planned.value);
+                copy.around(at).store(at, planned.value);
                 Outcome::Done(planned.value)
             }
             Access::Execute => Outcome::Done(planned.value),

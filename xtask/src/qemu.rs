@@ -1,0 +1,294 @@
+//! `cargo xtask qemu-test --guest`: the tests of `selfpage-guest` on a second CPU. qemu emulates an AMD processor with SVM and nested
+//! paging, a Debian kernel with KVM runs on it, and the tests run under that kernel. Nothing of this machine's own KVM is used.
+
+use crate::steps::Step;
+use crate::tally::Skip;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const QEMU: &str = "qemu-system-x86_64";
+/// All that qemu can emulate; with five levels of page tables, nested paging would have five as well.
+const CPU: &str = "max,la57=off";
+/// Depends on the kernel's package of today.
+const KERNEL: &str = "linux-image-cloud-amd64";
+/// For the few things that are done before and after the tests.
+const SHELL: &str = "busybox-static";
+/// What KVM consists of, in the order in which it is loaded.
+const MODULES: [&str; 3] = ["virt/lib/irqbypass.ko", "arch/x86/kvm/kvm.ko", "arch/x86/kvm/kvm-amd.ko"];
+const TARGET: &str = "x86_64-unknown-linux-musl";
+const TESTS: [&str; 3] = ["vm", "closure", "oracle"];
+const LIMIT: Duration = Duration::from_secs(10 * 60);
+
+/// Runs the tests, or says why that cannot be done here. False if one failed, or did not end.
+pub fn run_guest(root: &Path) -> bool {
+    let dir = root.join("target/qemu");
+    let system = match System::fetch(&dir) {
+        Ok(system) => system,
+        Err(reason) => {
+            let skip = Skip { name: "qemu".into(), reason: reason.replace('\n', " ") };
+            println!("{skip}");
+            let forbidden = skip.forbidden_by(&std::env::var("SELFPAGE_REQUIRE").unwrap_or_default());
+            if forbidden {
+                eprintln!("FAILED qemu-test: SELFPAGE_REQUIRE names qemu");
+            }
+            return !forbidden;
+        }
+    };
+    let tested = build(root).and_then(|tests| system.start(&dir, &tests));
+    match &tested {
+        Ok(()) => println!("qemu-test: {} ended well on an emulated CPU", TESTS.join(", ")),
+        Err(why) => eprintln!("FAILED qemu-test: {why}"),
+    }
+    tested.is_ok()
+}
+
+/// A kernel, KVM's modules for it, and a shell.
+struct System {
+    kernel: PathBuf,
+    modules: Vec<PathBuf>,
+    shell: PathBuf,
+}
+
+impl System {
+    /// Fetches what is not there yet.
+    ///
+    /// # Errors
+    /// What is missing, and the remedy.
+    fn fetch(dir: &Path) -> Result<System, String> {
+        if output(Command::new(QEMU).arg("--version")).is_err() {
+            return Err(format!("there is no {QEMU}; apt-get install qemu-system-x86"));
+        }
+        let added = output(Command::new("rustup").args(["target", "add", TARGET]));
+        added.map_err(|why| format!("rustup has no target {TARGET}, for programs without libraries: {why}"))?;
+        let unpacked = dir.join("unpacked");
+        System::find(&unpacked).or_else(|_| {
+            let remedy = "it needs Debian's apt-get, its lists (apt-get update) and a network";
+            fetch_packages(dir).map_err(|why| format!("no kernel with KVM could be fetched: {why}; {remedy}"))?;
+            System::find(&unpacked)
+        })
+    }
+
+    fn find(unpacked: &Path) -> Result<System, String> {
+        let missing = |path: &Path| format!("the kernel's package has no {}; Debian 12's has", path.display());
+        let release = std::fs::read_dir(unpacked.join("lib/modules")).ok().and_then(|mut all| all.next()?.ok());
+        let release = release.ok_or_else(|| missing(Path::new("lib/modules")))?;
+        let kernel = unpacked.join("boot").join(format!("vmlinuz-{}", release.file_name().display()));
+        let modules = MODULES.map(|module| release.path().join("kernel").join(module)).to_vec();
+        let shell = unpacked.join("bin/busybox");
+        let system = System { kernel, modules, shell };
+        let absent = system.modules.iter().chain([&system.kernel, &system.shell]).find(|path| !path.is_file());
+        absent.map_or(Ok(()), |path| Err(missing(path)))?;
+        Ok(system)
+    }
+
+    /// Runs the tests on it, as the whole of what it does.
+    ///
+    /// # Errors
+    /// Which test did not end well, or what went wrong before.
+    fn start(&self, dir: &Path, tests: &[PathBuf]) -> Result<(), String> {
+        let files = dir.join("files.cpio");
+        std::fs::write(&files, self.files(tests)?).map_err(|error| format!("{}: {error}", files.display()))?;
+        let mut qemu = Command::new(QEMU);
+        qemu.args(["-accel", "tcg", "-cpu", CPU, "-m", "2G", "-nodefaults", "-no-reboot"]);
+        qemu.args(["-display", "none", "-serial", "stdio"]);
+        qemu.args(["-append", "console=ttyS0 loglevel=3 panic=-1"]);
+        qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&files);
+        let mut screen = Screen::default();
+        let report = Step { name: QEMU.into(), limit: LIMIT, commands: vec![qemu] }.run(&mut screen);
+        report.failure.map_or(Ok(()), Err)?;
+        verdict(&String::from_utf8_lossy(&screen.shown))
+    }
+
+    /// The files that it finds when it starts.
+    fn files(&self, tests: &[PathBuf]) -> Result<Vec<u8>, String> {
+        let mut archive = Archive::default();
+        for name in ["bin", "dev", "proc", "sys", "tmp", "modules", "tests"] {
+            archive.add(name, Archive::FOLDER, &[]);
+        }
+        archive.add("init", Archive::PROGRAM, init().as_bytes());
+        archive.add("bin/busybox", Archive::PROGRAM, &read(&self.shell)?);
+        for module in &self.modules {
+            archive.add(&format!("modules/{}", file_name(module)), Archive::PROGRAM, &read(module)?);
+        }
+        for (name, test) in TESTS.iter().zip(tests) {
+            archive.add(&format!("tests/{name}"), Archive::PROGRAM, &read(test)?);
+        }
+        Ok(archive.finish())
+    }
+}
+
+/// Brings the packages, and unpacks them where they are in nobody's way.
+fn fetch_packages(dir: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let depends = output(Command::new("apt-cache").args(["depends", KERNEL]))?;
+    let kernel = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+    let kernel = kernel.ok_or_else(|| format!("apt-cache knows no {KERNEL}"))?;
+    for package in [kernel, SHELL] {
+        println!("qemu-test: fetching {package}");
+        output(Command::new("apt-get").current_dir(dir).args(["-q", "download", package]))?;
+    }
+    let all = std::fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    for package in all.flatten().map(|entry| entry.path()) {
+        if package.extension().is_some_and(|extension| extension == "deb") {
+            output(Command::new("dpkg-deb").arg("-x").arg(&package).arg(dir.join("unpacked")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Builds the tests so that they need nothing but a kernel: where each of [`TESTS`] is.
+fn build(root: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root).args(["test", "--release", "--no-run", "--package", "selfpage-guest", "--target", TARGET]);
+    cargo.args(TESTS.iter().flat_map(|test| ["--test", *test]));
+    let messages = output(cargo.args(["--message-format", "json"]))?;
+    let programs = programs(&messages);
+    let of_test = |test: &&str| programs.iter().find(|path| file_name(path).starts_with(&format!("{test}-"))).cloned();
+    TESTS.iter().map(|test| of_test(test).ok_or_else(|| format!("cargo built no test {test}"))).collect()
+}
+
+/// The programs that cargo says it has built, in JSON.
+fn programs(messages: &str) -> Vec<PathBuf> {
+    let program = |message: &str| Some(message.split_once("\"executable\":\"")?.1.split_once('"')?.0.into());
+    messages.lines().filter_map(program).collect()
+}
+
+/// What the kernel starts: loads KVM, runs the tests, says how each ended, and switches off.
+fn init() -> String {
+    let modules = MODULES.map(|module| format!("busybox insmod /modules/{}\n", file_name(Path::new(module)))).concat();
+    let tests = TESTS.join(" ");
+    format!(
+        "#!/bin/busybox sh
+export PATH=/bin SELFPAGE_REQUIRE=kvm
+busybox mount -t proc proc /proc
+busybox mount -t sysfs sys /sys
+busybox mount -t devtmpfs dev /dev
+{modules}
+for test in {tests}; do
+    /tests/$test --show-output
+    echo \"qemu-test: $test ended with $?\"
+done
+busybox poweroff -f
+"
+    )
+}
+
+/// Whether each test has said that it ended well.
+fn verdict(shown: &str) -> Result<(), String> {
+    let is_good = |test: &&str| shown.lines().any(|line| line == format!("qemu-test: {test} ended with 0"));
+    match TESTS.iter().filter(|test| !is_good(test)).copied().collect::<Vec<_>>().join(", ") {
+        bad if bad.is_empty() => Ok(()),
+        bad => Err(format!("in qemu, not ended well: {bad}")),
+    }
+}
+
+/// What is written is shown, and remembered.
+#[derive(Default)]
+struct Screen {
+    shown: Vec<u8>,
+}
+
+impl Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.shown.extend(bytes);
+        std::io::stdout().write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stdout().flush()
+    }
+}
+
+/// An archive that the kernel unpacks as its first file system.
+///
+/// # Source
+/// The kernel's Documentation/driver-api/early-userspace/buffer-format.rst, "newc".
+#[derive(Default)]
+struct Archive {
+    bytes: Vec<u8>,
+    files: u32,
+}
+
+impl Archive {
+    const FOLDER: u32 = 0o040_755;
+    const PROGRAM: u32 = 0o100_755;
+
+    fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
+        self.files += 1;
+        let (inode, owner, group, links, changed, device) = (self.files, 0, 0, 1, 0, 0);
+        let (content_bytes, name_bytes) = (content.len() as u32, name.len() as u32 + 1);
+        self.bytes.extend(b"070701");
+        for number in [inode, mode, owner, group, links, changed, content_bytes, device, device, device, device] {
+            self.bytes.extend(format!("{number:08x}").bytes());
+        }
+        // The checksum is for another form.
+        self.bytes.extend(format!("{name_bytes:08x}{:08x}{name}\0", 0).bytes());
+        self.align();
+        self.bytes.extend(content);
+        self.align();
+    }
+
+    fn align(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        self.add("TRAILER!!!", 0, &[]);
+        self.bytes
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// # Errors
+/// What the program printed, if it failed.
+fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("{name} did not start: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_test_must_say_that_it_ended_well() {
+        let lines = TESTS.map(|test| format!("qemu-test: {test} ended with 0\n"));
+        assert_eq!(verdict(&lines.concat()), Ok(()));
+        assert!(verdict(&lines[1..].concat()).unwrap_err().ends_with(TESTS[0]));
+        assert!(verdict(&lines.concat().replace("oracle ended with 0", "oracle ended with 101")).is_err());
+        assert!(verdict("").is_err());
+    }
+
+    #[test]
+    fn programs_are_read_from_what_cargo_says() {
+        let messages = "{\"target\":{},\"executable\":null}\n{\"executable\":\"/deps/vm-1\",\"fresh\":true}\n";
+        assert_eq!(programs(messages), [PathBuf::from("/deps/vm-1")]);
+    }
+
+    #[test]
+    fn an_archive_is_made_of_aligned_parts() {
+        let mut archive = Archive::default();
+        archive.add("ab", Archive::PROGRAM, b"12345");
+        let bytes = archive.finish();
+        // 110 bytes of header, the name and its end, the content.
+        assert_eq!((bytes.len() % 4, &bytes[..6], &bytes[110..113]), (0, &b"070701"[..], &b"ab\0"[..]));
+        assert_eq!(
+            (&bytes[54..62], &bytes[116..121], &bytes[124..130]),
+            (&b"00000005"[..], &b"12345"[..], &b"070701"[..])
+        );
+    }
+}
