@@ -84,7 +84,7 @@ pub fn host_call() -> VirtAddr {
 pub const UD2_BYTES: usize = 2;
 
 /// Where it goes on after an exception without an error code.
-pub fn return_() -> VirtAddr {
+pub fn resume_without_code() -> VirtAddr {
     VirtAddr((&raw const selfpage_guest_return).addr())
 }
 

@@ -290,7 +290,7 @@ impl<'m> Guest<'m> {
         registers.rax = answer(call);
         let behind = entry::host_call().0 + entry::UD2_BYTES;
         self.machine.memory.physical().store(self.own.plus(RING0_STACK_END - INSTRUCTION), behind as u64);
-        registers.rip = entry::return_().0 as u64;
+        registers.rip = entry::resume_without_code().0 as u64;
         self.vm.set_registers(&registers)
     }
 
