@@ -177,14 +177,9 @@ fn expects(stream: &Stream, index: u64) -> bool {
 
 /// Whether page `index` is among the last that were asked for ahead of the stream.
 fn within_asked(stream: &Stream, index: u64, limits: Limits) -> bool {
-    steps_before_end(stream, index, limits).is_some()
-}
-
-/// How many steps before the end of what was asked for page `index` is, if it was asked for.
-fn steps_before_end(stream: &Stream, index: u64, limits: Limits) -> Option<i64> {
     let asked = stream.asked.load(Ordering::Relaxed);
     let longest = i64::from(limits.chunk) * i64::from(DEPTH + 1);
-    steps(stream, index, asked).filter(|steps| asked != 0 && (1..=longest).contains(steps))
+    asked != 0 && steps(stream, index, asked).is_some_and(|before_end| (1..=longest).contains(&before_end))
 }
 
 /// Whether the program reads every page where the stream takes every other one: it faults on the pages between. Some of a
@@ -192,9 +187,7 @@ fn steps_before_end(stream: &Stream, index: u64, limits: Limits) -> Option<i64> 
 fn is_denser(stream: &Stream, last: u64, index: u64, limits: Limits) -> bool {
     let stride = stream.stride.load(Ordering::Relaxed) as i64;
     let next_on_grid = index.wrapping_add(stride.signum() as u64);
-    stride.abs() == 2
-        && index.wrapping_sub(last) as i64 == stride
-        && steps_before_end(stream, next_on_grid, limits).is_some()
+    stride.abs() == 2 && index.wrapping_sub(last) as i64 == stride && within_asked(stream, next_on_grid, limits)
 }
 
 /// How many steps of the stream lead from one page to another, if a number of them does.

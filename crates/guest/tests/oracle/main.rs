@@ -3,7 +3,8 @@
 //! Random tables are made by random operations on capabilities. Then a virtual machine whose physical memory they lie in makes
 //! random accesses at ring 3, and the walk makes the same accesses in a copy of that memory. Each access must end in the same
 //! way, with the same value or the same error code, and afterwards both memories must be the same: what was written, and each
-//! accessed and dirty bit of each entry. What an access reaches, the holder must have a capability for. Last, KVM's own walk must lead to the same addresses.
+//! accessed and dirty bit of each entry. What an access reaches, the holder must have a capability for. Last, KVM's own walk
+//! must lead to the same addresses.
 //!
 //! KVM may keep using an entry that was changed behind its back, so each time there is a new machine.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
