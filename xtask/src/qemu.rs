@@ -18,7 +18,7 @@ const SHELL: &str = "busybox-static";
 /// What KVM consists of, in the order in which it is loaded.
 const MODULES: [&str; 3] = ["virt/lib/irqbypass.ko", "arch/x86/kvm/kvm.ko", "arch/x86/kvm/kvm-amd.ko"];
 const TARGET: &str = "x86_64-unknown-linux-musl";
-const TESTS: [&str; 3] = ["vm", "closure", "oracle"];
+const TESTS: [&str; 4] = ["vm", "closure", "handler", "oracle"];
 const LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// Runs the tests, or says why that cannot be done here. False if one failed, or did not end.
