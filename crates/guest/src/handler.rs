@@ -26,8 +26,8 @@ const INSTRUCTION: u64 = 24;
 /// Answers a closure's page faults, and its questions, in the guest, while the closure is stopped.
 ///
 /// It reads the program, and writes all of the guest's RAM, page tables among it, and what [`Private`](crate::Private) keeps. It has
-/// nothing else: no heap, no thread-local data, no statics that change, no system. It asks the process by
-/// [`host_call`](crate::host_call).
+/// nothing else: no heap, no thread-local data, no statics that change, no system. So it takes no lock of std's, which look at
+/// thread-local data once a thread has panicked. It asks the process by [`host_call`](crate::host_call).
 pub trait Handler {
     /// The closure touched what its tables do not let it touch.
     fn fault(&mut self, fault: Fault) -> Outcome;

@@ -12,7 +12,8 @@ const AGAIN: Duration = Duration::from_millis(10);
 
 /// A timer of this thread. Its signal is blocked but while the machine runs, so no handler is ever called.
 pub struct Limit {
-    ends: Instant,
+    /// `None`: in no time that there is.
+    ends: Option<Instant>,
     timer: libc::timer_t,
     signal: libc::sigset_t,
     mask_before: libc::sigset_t,
@@ -41,7 +42,7 @@ impl Limit {
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const only, &raw mut mask_before);
         }
-        let this = Limit { ends: Instant::now() + limit, timer, signal: only, mask_before };
+        let this = Limit { ends: Instant::now().checked_add(limit), timer, signal: only, mask_before };
         let mut while_running = mask_before;
         let spec = libc::itimerspec { it_interval: time(AGAIN), it_value: time(limit.max(Duration::from_nanos(1))) };
         // SAFETY: guest-limit: the timer and the set are ours.
@@ -57,7 +58,7 @@ impl Limit {
     }
 
     pub fn is_over(&self) -> bool {
-        Instant::now() >= self.ends
+        self.ends.is_some_and(|ends| Instant::now() >= ends)
     }
 
     /// Takes the signal back that ended a run, or the next would end at once.

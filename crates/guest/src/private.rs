@@ -38,6 +38,8 @@ const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// Memory that a guest's handler and the process share, at the same addresses, and the closure does not have.
+///
+/// The process keeps things in it, before the guest runs or when it is asked: the handler cannot, as it has no memory to note that in.
 pub struct Private {
     memory: Memory,
     tables: Memory,
