@@ -17,6 +17,49 @@ const PAGE: u64 = 4096;
 const PAGES_IN_TABLE: u64 = ENTRIES as u64;
 
 /// Page tables where a closure can read them: accessed and dirty bits without a call.
+///
+/// # Examples
+/// Which of 64 pages a closure wrote to:
+///
+/// ```no_run
+/// use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
+/// use selfpage_core::capability::{Handle, Object, Rights, Type};
+/// use selfpage_core::fault::{Fault, Outcome};
+/// use selfpage_core::tables::{Entry, PageSize, Range};
+/// use selfpage_guest::{Call, Guest, Handler, Machine, Parts, answer, clear_dirty_bits};
+///
+/// struct Tables(Parts<'static>);
+///
+/// impl Handler for Tables {
+///     fn fault(&mut self, _fault: Fault) -> Outcome {
+///         Outcome::NotOurs
+///     }
+///     fn answer(&mut self, call: Call) -> u64 {
+///         let Parts { kernel, space, tables, .. } = &mut self.0;
+///         answer(kernel, space, tables, call).unwrap_or(u64::MAX)
+///     }
+/// }
+///
+/// let machine = Box::leak(Box::new(Machine::new(16 << 20, 1 << 20)?));
+/// let (guest, mut parts) = Guest::new(machine)?;
+/// let pages = PageRange { first: PageNo(0x1_2345_6789), count: 64 };
+/// let frames = Handle::at_root(parts.first_place);
+/// let object = Object { kind: Type::Frame, size_bits: 18 };
+/// parts.kernel.retype(&parts.space, parts.ram, object, 1, parts.root, parts.first_place).unwrap();
+/// let range = Range { at: pages.first.addr(), len_bytes: 1 << 18, pages: PageSize::Small4KiB };
+/// parts.tables.map(&mut parts.kernel, range, frames, 0, Rights::READ | Rights::WRITE).unwrap();
+/// let view = parts.show_tables(pages, VirtAddr(0x2345_6789_a000)).unwrap();
+/// // SAFETY: nothing is made of what the guest has for itself; the closure touches pages that are mapped.
+/// let dirty = unsafe {
+///     guest.run(Tables(parts), |_| 0, move || {
+///         clear_dirty_bits(pages);
+///         std::ptr::with_exposed_provenance_mut::<u64>(pages.first.addr().0).write_volatile(7);
+///         pages.pages().filter(|page| view.entry(*page).is_some_and(Entry::is_dirty)).count()
+///     })
+/// };
+/// assert_eq!(dirty.unwrap(), 1);
+/// # Ok::<(), selfpage_guest::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct TableView {
     at: VirtAddr,

@@ -200,11 +200,14 @@ fn a_fault_of_the_handler_stops_the_closure() {
         let here = black_box([depth; 64]);
         deeper(depth + 1) + here[depth as usize % 64]
     }
-    let Some((guest, _)) = self::guest() else { return };
+    let Some((guest, parts)) = self::guest() else { return };
+    let kept = std::ptr::from_mut(parts.private.keep(0u8).unwrap()).addr();
     let handler = |_: Fault| if deeper(0) == 0 { Outcome::Retry } else { Outcome::NotOurs };
     // SAFETY: as above.
-    let stopped = run(guest, handler, || unsafe { word(0).read_volatile() });
-    assert!(matches!(stopped, Err(Stopped::Handler { vector: 14, .. })), "{stopped:?}");
+    let stopped = run(guest, handler, || unsafe { word(0).read_volatile() }).unwrap_err();
+    let Stopped::Handler { vector: 14, at: Some(at), .. } = stopped else { panic!("{stopped:?}") };
+    // Below what is kept lie a page for registers, the stack, and then nothing: not what ring 0 needs.
+    assert!((65 * PAGE_BYTES..67 * PAGE_BYTES).contains(&(kept - at.0)), "{:#x} below", kept - at.0);
 }
 
 #[test]
