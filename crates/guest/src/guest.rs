@@ -279,7 +279,7 @@ impl<'m> Guest<'m> {
     }
 
     /// Runs a closure at ring 3. `handler` answers its page faults in there. `answer` is told of each
-    /// [`host_call`](crate::host_call), whose result it gives: the one way to the system.
+    /// [`host_call`], whose result it gives: the one way to the system.
     ///
     /// # Errors
     /// What stopped it.
