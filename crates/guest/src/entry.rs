@@ -38,7 +38,7 @@ global_asm!(
     ".globl selfpage_guest_begin, selfpage_guest_end",
     ".globl selfpage_guest_exceptions, selfpage_guest_handler_exceptions, selfpage_guest_system_call",
     ".globl selfpage_guest_host_call, selfpage_guest_return, selfpage_guest_stop",
-    ".globl selfpage_guest_page_fault, selfpage_guest_handler, selfpage_guest_handler_undefined",
+    ".globl selfpage_guest_handler, selfpage_guest_handled",
     ".globl selfpage_guest_handler_call, selfpage_guest_handler_called",
     ".balign 16",
     "selfpage_guest_begin:",
@@ -59,16 +59,6 @@ global_asm!(
     "ret",
     "selfpage_guest_stop:",
     "ud2",
-    ".balign 16",
-    "selfpage_guest_page_fault:",
-    "push rax",
-    "mov rax, cr2",
-    "push rax",
-    "mov rax, [rsp - {to_root}]",
-    "mov cr3, rax",
-    // The handler has other descriptors at the same address.
-    "lea rsp, [rsp - {to_frame}]",
-    "iretq",
     ".balign 16",
     "selfpage_guest_handler:",
     "push r11",
@@ -103,22 +93,6 @@ global_asm!(
     "selfpage_guest_handled:",
     "ud2",
     ".balign 16",
-    "selfpage_guest_handler_undefined:",
-    "lea rax, [rip + selfpage_guest_handled]",
-    "cmp rax, [rsp]",
-    "jne 2f",
-    // Five words were pushed; then come the two that are always there.
-    "mov rax, [rsp + 48]",
-    "mov rsp, [rsp + 40]",
-    "mov cr3, rax",
-    "add rsp, 8",
-    "pop rax",
-    "add rsp, 8",
-    "iretq",
-    "2:",
-    // out 0x40 + 6, al; hlt
-    ".byte 0xe6, 0x46, 0xf4",
-    ".balign 16",
     "selfpage_guest_exceptions:",
     ".set guest_vector, 0",
     ".rept 32",
@@ -136,10 +110,67 @@ global_asm!(
     "selfpage_guest_system_call:",
     "ud2",
     ".popsection",
-    to_root = const 2 * 4096 - INTERRUPTED - HANDLER_ROOT,
-    to_frame = const 2 * 4096 - INTERRUPTED - HANDLER_FRAME,
     vectors = const VECTORS_BYTES,
 );
+
+/// Instructions of ring 0 behind a name, and how many they are; what stands after `else` is not among them.
+macro_rules! ring0 {
+    ($count:ident, $name:literal, [$($instruction:literal),* $(,)?] else [$($other:literal),*] $(, $operand:ident = const $value:expr)*) => {
+        global_asm!(
+            ".pushsection .text",
+            concat!(".globl ", $name),
+            ".balign 16",
+            concat!($name, ":"),
+            $($instruction,)*
+            $($other,)*
+            ".popsection",
+            $($operand = const $value,)*
+        );
+        const $count: u64 = [$($instruction),*].len() as u64;
+    };
+}
+
+ring0!(
+    TO_HANDLER,
+    "selfpage_guest_page_fault",
+    [
+        "push rax",
+        "mov rax, cr2",
+        "push rax",
+        "mov rax, [rsp - {to_root}]",
+        "mov cr3, rax",
+        // The handler has other descriptors at the same address.
+        "lea rsp, [rsp - {to_frame}]",
+        "iretq",
+    ] else [],
+    to_root = const 2 * 4096 - INTERRUPTED - HANDLER_ROOT,
+    to_frame = const 2 * 4096 - INTERRUPTED - HANDLER_FRAME
+);
+
+ring0!(
+    FROM_HANDLER,
+    "selfpage_guest_handler_undefined",
+    [
+        "lea rax, [rip + selfpage_guest_handled]",
+        "cmp rax, [rsp]",
+        "jne 2f",
+        // Five words were pushed; then come the two that are always there.
+        "mov rax, [rsp + 48]",
+        "mov rsp, [rsp + 40]",
+        "mov cr3, rax",
+        "add rsp, 8",
+        "pop rax",
+        "add rsp, 8",
+        "iretq",
+    ] else [
+        "2:",
+        // out 0x40 + 6, al; hlt
+        ".byte 0xe6, 0x46, 0xf4"
+    ]
+);
+
+/// Instructions of ring 0 that a fault of a closure takes, or a question to its handler: to the handler and back.
+pub const RING0_INSTRUCTIONS: u64 = TO_HANDLER + FROM_HANDLER;
 
 unsafe extern "C" {
     static selfpage_guest_begin: u8;

@@ -19,6 +19,7 @@ use crate::limit::Limit;
 use crate::memory::Memory;
 use crate::private::Private;
 use crate::program;
+use crate::statistics::Statistics;
 use crate::vm::{Exit, Start, Vm, Writing};
 
 /// Where RAM begins: not at 0, so that a number that is no address shows.
@@ -276,6 +277,11 @@ impl<'m> Guest<'m> {
     /// How often what happened.
     pub const fn counts(&self) -> &'m Counts {
         &self.shared.counts
+    }
+
+    /// What KVM itself counts of this guest's CPU; `None`: it does not say.
+    pub fn statistics(&self) -> Option<Statistics> {
+        self.vm.statistics()
     }
 
     /// Runs a closure at ring 3. `handler` answers its page faults in there. `answer` is told of each

@@ -17,6 +17,7 @@ use selfpage_core::tables::PageSize;
 use crate::descriptors::{Descriptors, RING0_CODE, RING3_CODE, RING3_DATA, TASK};
 use crate::error::{Error, Kind, Result};
 use crate::memory::Memory;
+use crate::statistics::Statistics;
 
 /// Protection, write protection also for ring 0, and paging; the old signal for floating point errors is off.
 const CR0: u64 = 0x8005_0033;
@@ -238,6 +239,11 @@ impl<'m> Vm<'m> {
             rflags: 0x202,
             ..Default::default()
         })
+    }
+
+    /// What KVM itself counts of the CPU; `None`: it does not say.
+    pub fn statistics(&self) -> Option<Statistics> {
+        Statistics::of(&self.cpu)
     }
 
     /// The registers.
