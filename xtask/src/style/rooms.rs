@@ -19,6 +19,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/selfpage/src/trap", "signal handlers, their stacks, and pager threads"),
     ("crates/selfpage/src/store/linux", "store memory, descriptors by number, requests that the kernel works on"),
     ("crates/cli/src/bench/raw", "memory that the kernel changes under a bench, and calls that std lacks"),
+    ("crates/cli/src/bench/guest/inside", "closures in a virtual machine, and the memory that they find there"),
     ("crates/preload", "the C library's own functions"),
     ("crates/capi", "C"),
     ("crates/python", "Python"),

@@ -90,6 +90,16 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// The same of huge pages, where the kernel has them.
+    #[cfg(feature = "guest")]
+    pub fn huge(len_bytes: usize) -> io::Result<Mapping> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let mapping = Mapping::map(len_bytes, Access::Write, flags, -1)?;
+        // A kernel without huge pages refuses.
+        let _ = mapping.advise(libc::MADV_HUGEPAGE);
+        Ok(mapping)
+    }
+
     /// A shared mapping of the first `len_bytes` of `file`.
     pub fn shared(file: &File, len_bytes: usize) -> io::Result<Mapping> {
         Mapping::map(len_bytes, Access::Write, libc::MAP_SHARED, file.as_raw_fd())

@@ -94,6 +94,9 @@ pub enum Drive {
     Requests { len_bytes: usize },
     /// By calls that change mappings.
     Calls(fn(Work, Sizes) -> Result<Took, Error>),
+    /// By a closure, in a guest or here.
+    #[cfg(feature = "guest")]
+    Closure,
 }
 
 /// One system of a bench.

@@ -1,20 +1,53 @@
 //! The results for people: an aligned table, with ratios to the named peers.
 
-use super::result::{Better, Confinement, Record};
+use super::result::{Better, Confinement, Record, Timing};
 use super::system::{Entry, Group};
 
 /// The peers that get a column, where the run has any of them.
 const PEERS: [(Group, &str); 4] =
     [(Group::Mmap, "/best mmap"), (Group::Swap, "/swap"), (Group::Raw, "/raw"), (Group::Kernel, "/kernel")];
 
-/// All records, a case after the other.
-pub fn render(records: &[Record], systems: &[Entry]) -> String {
+/// A figure that gets a column.
+pub struct Column {
+    header: &'static str,
+    figure: &'static str,
+    divisor: f64,
+}
+
+impl Column {
+    /// The figure as it is.
+    pub const fn of(header: &'static str, figure: &'static str) -> Column {
+        Column { header, figure, divisor: 1.0 }
+    }
+
+    const fn mib(header: &'static str, figure: &'static str) -> Column {
+        Column { header, figure, divisor: (1 << 20) as f64 }
+    }
+}
+
+/// What benches of waiting for a disk or the kernel show.
+pub const LATENCIES: &[Column] = &[
+    Column::of("p50 us", "p50_us"),
+    Column::of("p99 us", "p99_us"),
+    Column::of("p99.9 us", "p99_9_us"),
+    Column::of("max us", "max_us"),
+    Column::of("CPU s/M", "cpu_s_per_million_faults"),
+    Column::mib("read MiB", "device_bytes_read"),
+    Column::mib("written MiB", "device_bytes_written"),
+];
+
+/// All records, a case after the other; then why there are no times, where that is so.
+pub fn render(records: &[Record], systems: &[Entry], columns: &[Column]) -> String {
     let group = |record: &Record| systems.iter().find(|system| system.name == record.system).map(|system| system.group);
-    let peers: Vec<_> =
-        PEERS.into_iter().filter(|peer| records.iter().any(|record| group(record) == Some(peer.0))).collect();
-    let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max", "p50 us", "p99 us", "p99.9 us"]
+    let peers: Vec<_> = PEERS
         .into_iter()
-        .chain(["max us", "CPU s/M", "read MiB", "written MiB"])
+        .filter(|peer| records.iter().any(|record| group(record) == Some(peer.0) && record.value().is_finite()))
+        .collect();
+    let is_timed = records.iter().any(|record| matches!(record.timing(), Some(Timing::Ns(_))));
+    let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max"]
+        .into_iter()
+        .chain(columns.iter().map(|column| column.header))
+        .chain(is_timed.then_some("ns/op"))
         .map(String::from)
         .collect();
     header.extend(peers.iter().map(|peer| peer.1.to_string()));
@@ -25,12 +58,16 @@ pub fn render(records: &[Record], systems: &[Entry]) -> String {
     sorted.sort_by_key(order);
     for record in sorted {
         let (min, max) = record.range();
-        let figure = |name: &str| record.figure(name).map_or("-".into(), short);
-        let mib = |name: &str| record.figure(name).map_or("-".into(), |bytes| short(bytes / f64::from(1 << 20)));
+        let figure = |column: &Column| record.figure(column.figure).map_or("-".into(), |it| short(it / column.divisor));
         let mut row = vec![record.case.clone(), record.system.into(), short(record.value()), record.unit.name.into()];
         row.extend([short(min), short(max)]);
-        row.extend(["p50_us", "p99_us", "p99_9_us", "max_us", "cpu_s_per_million_faults"].map(figure));
-        row.extend(["device_bytes_read", "device_bytes_written"].map(mib));
+        row.extend(columns.iter().map(figure));
+        if is_timed {
+            row.push(match record.timing() {
+                Some(Timing::Ns(ns)) => short(ns),
+                _ => "-".into(),
+            });
+        }
         row.extend(peers.iter().map(|(peer, _)| {
             let theirs = records.iter().filter(|other| other.case == record.case && group(other) == Some(*peer));
             ratio(record, theirs).map_or("-".into(), |ratio| format!("{ratio:.2}"))
@@ -38,7 +75,15 @@ pub fn render(records: &[Record], systems: &[Entry]) -> String {
         row.push(notes(record));
         rows.push(row);
     }
-    align(&rows)
+    let mut text = align(&rows);
+    let refused = records.iter().find_map(|record| match record.timing() {
+        Some(Timing::Refused(why)) => Some(why),
+        _ => None,
+    });
+    if let Some(why) = refused {
+        text.push_str(&format!("No times: {why}.\n"));
+    }
+    text
 }
 
 /// The record's value over the best of `peers`. A disk's limit is a limit for misses, so an access that hits counts as the
@@ -115,7 +160,7 @@ mod tests {
             system,
             unit: Unit { name: "accesses/s", better: Better::Higher },
             confinement: Confinement::Cgroup,
-            samples: vec![Sample { value, counts: system != "swap", figures }],
+            samples: vec![Sample { value, counts: system != "swap", timing: None, figures }],
         }
     }
 
@@ -135,7 +180,7 @@ mod tests {
             record("raw-4k", 30.0, 1.0),
             record("swap", 72.0, 0.75),
         ];
-        let table = render(&records, &systems);
+        let table = render(&records, &systems, LATENCIES);
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[0].contains("/best mmap  /swap  /raw  notes"), "{table}");
         assert!(lines[1].contains("0.90   0.50  0.90"), "{table}");
