@@ -119,7 +119,8 @@ fn short(value: f64) -> String {
         size if !size.is_finite() => "-".into(),
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
+        size if size >= 0.1 || size == 0.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
     }
 }
 
@@ -162,6 +163,24 @@ mod tests {
             confinement: Confinement::Cgroup,
             samples: vec![Sample { value, counts: system != "swap", timing: None, figures }],
         }
+    }
+
+    #[test]
+    fn times_have_a_column_or_a_reason() {
+        let systems = [entry("selfpage-guest", Group::Ours), entry("host", Group::Kernel)];
+        let records = |timing: Timing| {
+            [record("selfpage-guest", 0.0042, 0.0), record("host", f64::NAN, 0.0)].map(|mut record| {
+                record.samples[0].timing = Some(timing.clone());
+                record
+            })
+        };
+        let table = render(&records(Timing::Ns(250.0)), &systems, &[Column::of("faults", "miss_rate")]);
+        let lines: Vec<&str> = table.lines().collect();
+        assert!(lines[0].ends_with("faults  ns/op  notes") && !table.contains("No times"), "{table}");
+        assert!(lines[1].contains("0.0042") && lines[1].contains("  250"), "{table}");
+        let table = render(&records(Timing::Refused("ring 0 is emulated".into())), &systems, LATENCIES);
+        assert!(!table.contains("ns/op") && !table.contains("NaN"), "{table}");
+        assert_eq!(table.lines().last(), Some("No times: ring 0 is emulated."));
     }
 
     #[test]
