@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure};
+use selfpage_core::fault::{self, Failure, sample};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
@@ -65,6 +65,8 @@ pub(crate) struct Inner {
     /// Used by the evictor alone; fork holds it while it copies the process.
     pub(crate) policy: Mutex<Box<dyn Policy>>,
     standby_share: u8,
+    /// The number of the last sample of pages; a fork takes one too.
+    pub(crate) samples: AtomicU64,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
     /// The tables of `state`; dropped last.
@@ -162,6 +164,10 @@ impl Domain {
             Ok(()) => Ok(()),
             Err(failure) => Err(Error::failure("remove", object(), failure)),
         }
+    }
+
+    pub(crate) fn life(&self) -> &Arc<Life> {
+        &self.life
     }
 
     /// What the domain has counted so far.
@@ -275,6 +281,7 @@ impl Inner {
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
             standby_share,
+            samples: AtomicU64::new(0),
             saver_turns: AtomicU64::new(0),
             config,
             _arena: arena,
@@ -356,14 +363,19 @@ impl Inner {
         }
     }
 
-    /// Closes the gate at a moment when nothing is on its way to a store.
+    /// Closes the gate at a moment when nothing is on its way to a store, and no page is unmapped to see whether it is used: a
+    /// fork copies neither.
     pub(crate) fn close_gate_drained(&self) {
         loop {
             self.close_gate();
-            if self.state.saves_drained() {
+            if self.state.saves_drained() && self.state.stack.sampled() == 0 {
                 return;
             }
             self.state.gate.open(self.state.mmu);
+            if self.state.stack.sampled() > 0 {
+                self.samples.fetch_add(1, Ordering::SeqCst);
+                self.on_pager_thread(|| sample::end_all(&self.state));
+            }
             self.state.to_save.signal(self.state.mmu);
             std::thread::sleep(std::time::Duration::from_micros(200));
         }

@@ -36,6 +36,7 @@ mod residence;
 mod stats;
 pub mod store;
 pub mod trap;
+mod usage;
 
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;
@@ -50,6 +51,7 @@ pub use selfpage_core::policy::{NAMES as POLICIES, Policy};
 pub use selfpage_core::region::Rights;
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;
+pub use usage::{Estimate, Sample, Sampling, Usage};
 
 /// The Rust in the guides compiles.
 #[cfg(doctest)]

@@ -11,6 +11,7 @@ pub mod evict;
 mod fill;
 pub mod handover;
 pub mod range;
+pub mod sample;
 pub mod save;
 
 use core::num::NonZeroU32;
@@ -146,6 +147,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
+        State::Sampled => sample::referenced(domain, region, page, seen),
     }
 }
 
@@ -203,6 +205,9 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     region.set_resident(page, 1);
     match domain.map(region, page, frame, 1) {
         Ok(()) => {
+            if !seen.trip() {
+                domain.frames.note_use(frame);
+            }
             domain.settle(region, page, Word::new(State::Resident, frame));
             domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
             Counters::add(&domain.counters.soft_faults_total, 1);
@@ -255,16 +260,9 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
             // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.
             save::enqueue(domain, page, old);
         }
-        return match partial.why {
-            Refusal::Pinned | Refusal::Hole => Step::Again,
-            Refusal::NoDescriptor => Step::HandOver,
-            Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
-            Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
-                domain.mmu.wake_faulters(region.trap, page, 1);
-                Step::Done(Outcome::Retry)
-            }
-        };
+        return refused_whole(domain, region, page, partial.why);
     }
+    domain.frames.note_use(old);
     domain.frames.set_owner(new, Some(page));
     if !domain.settle(region, page, Word::new(State::Resident, new)) {
         domain.frames.set_owner(old, None);
@@ -273,6 +271,19 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     domain.admit(region, new, Use::Again);
     Counters::add(&domain.counters.copied_back_total, 1);
     Step::Done(Outcome::Resolved)
+}
+
+/// The machine would not map a frame whose contents nobody else may have: the page is unmapped as before.
+fn refused_whole(domain: &DomainState, region: &Region, page: PageNo, why: Refusal) -> Step {
+    match why {
+        Refusal::Pinned | Refusal::Hole => Step::Again,
+        Refusal::NoDescriptor => Step::HandOver,
+        Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(why))),
+        Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
+            domain.mmu.wake_faulters(region.trap, page, 1);
+            Step::Done(Outcome::Retry)
+        }
+    }
 }
 
 /// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the program dropped the page
