@@ -272,7 +272,7 @@ impl<'m> Guest<'m> {
             if repeated > MOST_FAULTS {
                 return Err(Stopped::NoProgress { at });
             }
-            match resolve(Fault { addr: at, access }) {
+            match resolve(Fault { addr: at, access, thread: 0 }) {
                 Outcome::Resolved | Outcome::Retry if code & CODE_EXECUTE == 0 => {}
                 Outcome::Failed(failure) => return Err(Stopped::Failed(failure)),
                 _ => return Err(Stopped::Unregistered { at, access, by }),

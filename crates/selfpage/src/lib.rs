@@ -35,6 +35,7 @@ mod region;
 mod residence;
 mod stats;
 pub mod store;
+pub mod trace;
 pub mod trap;
 mod usage;
 

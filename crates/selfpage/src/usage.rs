@@ -137,7 +137,7 @@ impl Sample {
     }
 
     fn is_going_on(&self) -> Result<()> {
-        if self.life.inner.samples.load(Ordering::SeqCst) == self.drawn.number {
+        if self.drawn.is_going_on(&self.life.inner) {
             return Ok(());
         }
         let cause = "another sample of the domain, or a fork, has ended it; begin a new one";
@@ -184,6 +184,11 @@ impl Drawn {
         }
         taken.sort_unstable_by_key(|entry| entry.0);
         Drawn { number, in_core, fetched_before: fetched(inner), pages: taken }
+    }
+
+    /// Whether no later sample has begun, and nobody has forked.
+    pub(crate) fn is_going_on(&self, inner: &Inner) -> bool {
+        inner.samples.load(Ordering::SeqCst) == self.number
     }
 
     /// What was used since; `unused` says how many of some pages are still unmapped.

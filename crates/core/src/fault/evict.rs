@@ -17,6 +17,7 @@ use crate::region::Region;
 use crate::stack;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages evicted at once, at most.
 pub const BATCH: usize = 256;
@@ -255,11 +256,13 @@ pub(super) fn decide(
         Verdict::Clean => {
             domain.stack.joins_standby();
             let _ = domain.settle(region, page, Word::new(State::Standby, frame));
+            domain.trace(page, Kind::Evict);
             evicted.ready += 1;
         }
         Verdict::Changed if room == Room::Promised || save::room(domain) > 0 => {
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());
             save::enqueue(domain, page, frame);
+            domain.trace(page, Kind::Evict);
             evicted.queued += 1;
         }
         Verdict::Changed | Verdict::Stays => put_back(domain, region, page, frame, evicted),

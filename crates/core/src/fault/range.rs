@@ -20,6 +20,7 @@ use crate::stack;
 use crate::stream::Chunk;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages worked on between two visits of the gate.
 const STRETCH: usize = 256;
@@ -72,7 +73,7 @@ pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
             return outcome;
         }
         // As in a trap: the program may have closed the descriptors that this thread had, and opened others at their numbers.
-        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read }) {
+        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read, thread: 0 }) {
             Outcome::Resolved => {}
             // What is there is not the region's, and tells nobody when that changes.
             Outcome::Retry if tries == MOST_TRIES => return Outcome::Failed(Failure::Machine(Refusal::Foreign)),
@@ -207,6 +208,7 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         for &(page, frame) in rest.get(..done).unwrap_or(&[]) {
             domain.frames.set_owner(frame, None);
             let _ = domain.settle(region, page, Word::ABSENT);
+            domain.trace(page, Kind::Discard);
         }
         if done > 0 {
             domain.stack.give(domain.mmu, frame, done as u32);

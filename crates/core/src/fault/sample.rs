@@ -17,6 +17,7 @@ use crate::mmu::Refusal;
 use crate::page::{State, Word};
 use crate::region::Region;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages worked on between two visits of the gate.
 pub const STRETCH: usize = 256;
@@ -147,6 +148,7 @@ fn unmap(domain: &DomainState, pages: &[(PageNo, Frame)], sample: &mut Stretch) 
                 domain.stack.joins_sampled();
                 domain.settle(region, page, Word::new(State::Sampled, frame));
                 sample.push(page, frame);
+                domain.trace(page, Kind::Sample);
             }
         }
         at += done;
@@ -184,7 +186,7 @@ pub(super) fn referenced(domain: &DomainState, region: &Region, page: PageNo, se
     domain.settle(region, page, Word::new(State::Resident, frame));
     domain.admit(region, frame, Use::Again);
     Counters::add(&domain.counters.referenced_total, 1);
-    Step::Done(Outcome::Resolved)
+    Step::Brought(Kind::Referenced)
 }
 
 /// How many of `pages` are still unmapped since they were sampled.

@@ -152,7 +152,11 @@ fn read(world: &World, page: PageNo) {
             while save(&world.domain) > 0 {}
             continue;
         }
-        match fault::resolve(&world.domain, Context::PagerThread, Fault { addr: page.addr(), access: Access::Read }) {
+        match fault::resolve(
+            &world.domain,
+            Context::PagerThread,
+            Fault { addr: page.addr(), access: Access::Read, thread: 0 },
+        ) {
             Outcome::Resolved | Outcome::Retry => {}
             other => panic!("{page:?} is {other:?} in the end"),
         }

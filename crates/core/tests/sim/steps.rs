@@ -82,7 +82,7 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
                     Touch::Read => Access::Read,
                     Touch::Write { .. } => Access::Write,
                 };
-                let fault = Fault { addr: page.addr(), access };
+                let fault = Fault { addr: page.addr(), access, thread: 0 };
                 match scheduler::in_role(Role::Trap, || fault::resolve(&world.domain, Context::Trap, fault)) {
                     Outcome::Resolved | Outcome::Retry => None,
                     Outcome::Failed(failure) => Some(failure),

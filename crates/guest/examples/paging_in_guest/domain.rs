@@ -21,6 +21,7 @@ use selfpage_core::stack::FrameStack;
 use selfpage_core::sync::{AtomicU32, Event, Gate};
 use selfpage_core::tables::TableMmu;
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 use selfpage_guest::Parts;
 
 /// A domain, whose tables live as long as the process.
@@ -89,6 +90,7 @@ impl Domain {
             to_save: Event::default(),
             save_trouble: AtomicU32::new(0),
             counters: Counters::default(),
+            tracer: Tracer::off(),
         };
         let policy = Box::new(policy::by_name("lru", table(count)).expect("a name of core's"));
         let domain = keep(Domain { state, mmu, space, root, ram, first_place, policy: Mutex::new(policy) });
