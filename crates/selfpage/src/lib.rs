@@ -65,6 +65,8 @@ mod guides {
     struct Pagers;
     #[doc = include_str!("../../../docs/stores.md")]
     struct Stores;
+    #[doc = include_str!("../../../docs/monitoring.md")]
+    struct Monitoring;
 }
 
 /// The end, where tables no longer make sense.
