@@ -59,8 +59,8 @@ fn pages_that_are_read_are_found_every_round_and_others_are_not() {
         assert_eq!(counts.fills_total, 256, "a use of a sampled page is no fill");
         assert_eq!(counts.saves_total, 0, "a sample saves nothing");
         assert_eq!(counts.sampled_total, 3 * 256);
-        // A worker counts when the program runs on already.
-        assert!((3 * 128 - 1..=3 * 128).contains(&counts.referenced_total), "{counts:?}");
+        // Workers, four at most, count when the program runs on already.
+        assert!((3 * 128 - 4..=3 * 128).contains(&counts.referenced_total), "{counts:?}");
     }
 }
 
