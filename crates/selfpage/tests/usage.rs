@@ -129,26 +129,6 @@ fn discarded_pages_are_gone_and_flushed_ones_stay() {
     }
 }
 
-#[test]
-fn a_child_that_is_forked_during_a_sample_has_all_pages() {
-    let Some(domain) = domain(512) else { return };
-    let region = numbered(&domain, 64, Trap::Worker);
-    let sample = region.sample(Sampling::Whole).unwrap();
-    // SAFETY: the child reads memory and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let right = (0..64).all(|page| word(&region, page) == page as u64 + 1);
-        // SAFETY: ends the process.
-        unsafe { libc::_exit(if right { 0 } else { 1 }) };
-    }
-    let mut status = -1;
-    // SAFETY: the status is a number of ours.
-    unsafe { libc::waitpid(child, &mut status, 0) };
-    assert_eq!(status, 0, "the child found other contents");
-    assert!((0..64).all(|page| word(&region, page) == page as u64 + 1));
-    assert!(sample.usage().is_err(), "a fork ends a sample");
-}
-
 /// Four threads count in words of their own, with fewer frames than pages, while samples are taken one after the other.
 #[test]
 fn nothing_is_lost_while_threads_run() {
