@@ -14,6 +14,7 @@ use crate::stack::{self, FrameStack};
 use crate::stream::Limits;
 use crate::sync::{AtomicU32, Event, Gate, Ordering};
 use crate::trace::Counters;
+use crate::tracer::{Event as Traced, Kind, Tracer};
 
 /// Who owns frames and regions. The library's `Domain` gives it memory and threads.
 ///
@@ -44,6 +45,8 @@ pub struct DomainState {
     pub save_trouble: AtomicU32,
     /// Counts.
     pub counters: Counters,
+    /// Where events go.
+    pub tracer: Tracer,
 }
 
 impl DomainState {
@@ -114,6 +117,13 @@ impl DomainState {
         match region.rights {
             Rights::ReadWrite => self.mmu.map(region.trap, page, frame, count),
             Rights::Read => self.mmu.map_to_read(region.trap, page, frame, count),
+        }
+    }
+
+    /// Notes what happened to a page just now, where somebody traces.
+    pub(crate) fn trace(&self, page: PageNo, kind: Kind) {
+        if self.tracer.is_on() {
+            self.tracer.note(Traced { time_ns: self.mmu.now_ns(), page, kind, access: None, thread: 0 });
         }
     }
 

@@ -29,6 +29,8 @@ pub enum State {
     Saving = 4,
     /// No frame holds it, and every access fails: its contents could not be had.
     Poisoned = 5,
+    /// Unmapped, to see whether it is used; the frame holds the contents, perhaps the only copy.
+    Sampled = 6,
 }
 
 const STATE: u64 = 0xf;
@@ -83,7 +85,8 @@ impl Word {
             2 => State::Resident,
             3 => State::Standby,
             4 => State::Saving,
-            _ => State::Poisoned,
+            5 => State::Poisoned,
+            _ => State::Sampled,
         }
     }
     /// The frame, in the states that have one.

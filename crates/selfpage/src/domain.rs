@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure};
+use selfpage_core::fault::{self, Failure, sample};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
@@ -30,6 +30,7 @@ use selfpage_core::ring::{Ring, Slot};
 use selfpage_core::stack::{self, FrameStack};
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
@@ -38,8 +39,8 @@ use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
-use crate::trap::{errand, thread, upcall, worker};
-use crate::{descriptors, evictor};
+use crate::trap::{errand, pager, thread, upcall, worker};
+use crate::{descriptors, evictor, trace};
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
@@ -47,7 +48,8 @@ const ERRANDS: usize = 64;
 /// What the domain's threads and handles share.
 pub(crate) struct Inner {
     state: DomainState,
-    errands: Ring,
+    pub(crate) errands: Ring,
+    pub(crate) writing: trace::Writing,
     pub(crate) config: Settings,
     pub(crate) pool: FramePool,
     mmu: &'static LinuxMmu,
@@ -65,6 +67,8 @@ pub(crate) struct Inner {
     /// Used by the evictor alone; fork holds it while it copies the process.
     pub(crate) policy: Mutex<Box<dyn Policy>>,
     standby_share: u8,
+    /// The number of the last sample of pages; a fork takes one too.
+    pub(crate) samples: AtomicU64,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
     /// The tables of `state`; dropped last.
@@ -164,6 +168,17 @@ impl Domain {
         }
     }
 
+    /// Waits until the trace, if there is one, has all that has happened so far.
+    pub fn flush_trace(&self) {
+        if self.life.inner.config.trace.is_some() {
+            self.life.inner.writing.flush(&self.life.inner);
+        }
+    }
+
+    pub(crate) fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
     /// What the domain has counted so far.
     pub fn stats(&self) -> Stats {
         Stats::read(&self.life.inner)
@@ -229,15 +244,20 @@ impl Inner {
         let words = frames.div_ceil(64);
         let standby = (frames / 4).next_power_of_two().max(64);
         let saves = (frames / 4).next_power_of_two().clamp(1024, 8192);
+        let traced = config.trace.as_ref().map_or(0, |_| trace::PLACES);
         let bytes = Arena::bytes_for::<selfpage_core::frame::FrameRecord>(frames)
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, REQUESTS, saves, ERRANDS].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
+            + [standby, REQUESTS, saves, ERRANDS, traced].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
             + Arena::bytes_for::<selfpage_core::policy::Link>(frames);
         let mut arena = Arena::new(bytes)?;
         // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
         let (state, errands, links) = unsafe {
+            let tracer = match traced {
+                0 => Tracer::off(),
+                places => Tracer::over(Ring::new(arena.table(places)), monotonic_ns()),
+            };
             let mut frame_set = || FrameSet::new(arena.table(words), arena.table(words.div_ceil(64)));
             let (free, unpopulated) = (frame_set(), Unpopulated::new(frame_set(), most));
             let state = DomainState {
@@ -253,6 +273,7 @@ impl Inner {
                 to_save: Event::default(),
                 save_trouble: AtomicU32::new(0),
                 counters: Counters::default(),
+                tracer,
             };
             let links: Table<_> = arena.table(frames);
             (state, Ring::new(arena.table(ERRANDS)), links)
@@ -263,6 +284,7 @@ impl Inner {
         let inner = Inner {
             state,
             errands,
+            writing: trace::Writing::default(),
             pool,
             mmu,
             descriptors: Mutex::new(descriptors),
@@ -275,6 +297,7 @@ impl Inner {
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
             standby_share,
+            samples: AtomicU64::new(0),
             saver_turns: AtomicU64::new(0),
             config,
             _arena: arena,
@@ -325,6 +348,8 @@ impl Inner {
         while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
         state.handovers.forget_all();
         state.counters.reset();
+        state.tracer.restart(monotonic_ns());
+        self.writing.restart();
         // The handles are of threads that are not here.
         std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
         self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())
@@ -356,14 +381,19 @@ impl Inner {
         }
     }
 
-    /// Closes the gate at a moment when nothing is on its way to a store.
+    /// Closes the gate at a moment when nothing is on its way to a store, and no page is unmapped to see whether it is used: a
+    /// fork copies neither.
     pub(crate) fn close_gate_drained(&self) {
         loop {
             self.close_gate();
-            if self.state.saves_drained() {
+            if self.state.saves_drained() && self.state.stack.sampled() == 0 {
                 return;
             }
             self.state.gate.open(self.state.mmu);
+            if self.state.stack.sampled() > 0 {
+                self.samples.fetch_add(1, Ordering::SeqCst);
+                self.on_pager_thread(|| sample::end_all(&self.state));
+            }
             self.state.to_save.signal(self.state.mmu);
             std::thread::sleep(std::time::Duration::from_micros(200));
         }
@@ -490,7 +520,7 @@ impl Inner {
             });
             let _ = send.send(started);
             drop(send);
-            pager(&own);
+            pager::serve(&own);
         });
         let started = first.and_then(|first| {
             self.threads().push(first);
@@ -544,13 +574,17 @@ impl Inner {
 
 fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
     for _ in 1..inner.config.pagers {
-        start(inner, "selfpage-pager", pager)?;
+        start(inner, "selfpage-pager", pager::serve)?;
     }
     let queue = Arc::new(worker::Queue::over(uffd)?);
     for _ in 0..inner.config.workers {
         let queue = queue.clone();
         start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?;
         inner.bell.add_worker();
+    }
+    if let Some(to) = &inner.config.trace {
+        let writer = trace::Writer::begin(to)?;
+        start(inner, "selfpage-trace", move |inner| writer.run(inner))?;
     }
     start(inner, "selfpage-evict", |inner| evictor::run(inner))?;
     start(inner, "selfpage-save", |inner| evictor::save(inner))
@@ -561,20 +595,4 @@ fn start(inner: &Arc<Inner>, name: &str, work: impl FnOnce(&Arc<Inner>) + Send +
     let thread = thread::start(name, move || work(&own))?;
     inner.threads().push(thread);
     Ok(())
-}
-
-/// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.
-fn pager(inner: &Arc<Inner>) {
-    let state = &inner.state;
-    while let Some(seen) = state.requested.count_unless(|| inner.stopping()) {
-        if errand::serve(state, &inner.errands) {
-            continue;
-        }
-        match fault::next_request(state) {
-            Some(request) => {
-                fault::serve(state, request);
-            }
-            None => state.requested.wait(state.mmu, seen, 0),
-        }
-    }
 }

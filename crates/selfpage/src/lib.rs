@@ -35,7 +35,9 @@ mod region;
 mod residence;
 mod stats;
 pub mod store;
+pub mod trace;
 pub mod trap;
+mod usage;
 
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;
@@ -50,6 +52,7 @@ pub use selfpage_core::policy::{NAMES as POLICIES, Policy};
 pub use selfpage_core::region::Rights;
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;
+pub use usage::{Estimate, Sample, Sampling, Usage};
 
 /// The Rust in the guides compiles.
 #[cfg(doctest)]
@@ -62,6 +65,8 @@ mod guides {
     struct Pagers;
     #[doc = include_str!("../../../docs/stores.md")]
     struct Stores;
+    #[doc = include_str!("../../../docs/monitoring.md")]
+    struct Monitoring;
 }
 
 /// The end, where tables no longer make sense.

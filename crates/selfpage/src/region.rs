@@ -544,6 +544,10 @@ impl Region {
         &self.bound.region
     }
 
+    pub(crate) fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         &self.life.inner
     }

@@ -11,6 +11,7 @@ pub mod evict;
 mod fill;
 pub mod handover;
 pub mod range;
+pub mod sample;
 pub mod save;
 
 use core::num::NonZeroU32;
@@ -26,6 +27,7 @@ use crate::shortage::{FrameWait, Shortage};
 use crate::stack;
 use crate::stream::Chunk;
 use crate::trace::Counters;
+use crate::tracer::{Event, Kind};
 
 pub use fill::MOST_IN_TRAP;
 use fill::Tripwire;
@@ -38,6 +40,8 @@ pub struct Fault {
     pub addr: VirtAddr,
     /// Which kind.
     pub access: Access,
+    /// The kernel's number of the thread; 0 where it is not known, and then the access is not either.
+    pub thread: u32,
 }
 
 /// What became of a fault.
@@ -69,6 +73,8 @@ pub enum Failure {
 /// What one look at a page comes to.
 enum Step {
     Done(Outcome),
+    /// Resolved, in this way.
+    Brought(Kind),
     /// Once more.
     Again,
     /// Sleep until the page's word changes from this.
@@ -105,6 +111,12 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
         drop(inside);
         match (step, sleeps_on) {
             (Step::Done(outcome), _) => break outcome,
+            (Step::Brought(kind), _) => {
+                let Fault { access, thread, .. } = fault;
+                let access = (thread != 0).then_some(access);
+                domain.tracer.note(Event { time_ns: began_ns, page, kind, access, thread });
+                break Outcome::Resolved;
+            }
             (Step::AwaitPage(_), _) if context == Context::PagerThread => break Outcome::Retry,
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
@@ -146,6 +158,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
+        State::Sampled => sample::referenced(domain, region, page, seen),
     }
 }
 
@@ -181,7 +194,8 @@ fn bring_in(
         ask_ahead(domain, region, chunk);
     }
     match result {
-        Ok(()) => Step::Done(Outcome::Resolved),
+        Ok(0) => Step::Brought(Kind::First),
+        Ok(_) => Step::Brought(Kind::Fill),
         Err(fill::Stop::NoFrame) => Step::AwaitFrame(frames_seen),
         Err(fill::Stop::HandOver) => Step::HandOver,
         Err(fill::Stop::Again) => Step::Again,
@@ -203,6 +217,9 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     region.set_resident(page, 1);
     match domain.map(region, page, frame, 1) {
         Ok(()) => {
+            if !seen.trip() {
+                domain.frames.note_use(frame);
+            }
             domain.settle(region, page, Word::new(State::Resident, frame));
             domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
             Counters::add(&domain.counters.soft_faults_total, 1);
@@ -217,7 +234,7 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
             ask_ahead(domain, region, chunk);
         }
     }
-    Step::Done(Outcome::Resolved)
+    Step::Brought(Kind::Soft)
 }
 
 /// Hands the reading ahead of a stream to the pager threads, chunk by chunk. What they have no room for is not read ahead.
@@ -255,16 +272,9 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
             // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.
             save::enqueue(domain, page, old);
         }
-        return match partial.why {
-            Refusal::Pinned | Refusal::Hole => Step::Again,
-            Refusal::NoDescriptor => Step::HandOver,
-            Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
-            Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
-                domain.mmu.wake_faulters(region.trap, page, 1);
-                Step::Done(Outcome::Retry)
-            }
-        };
+        return refused_whole(domain, region, page, partial.why);
     }
+    domain.frames.note_use(old);
     domain.frames.set_owner(new, Some(page));
     if !domain.settle(region, page, Word::new(State::Resident, new)) {
         domain.frames.set_owner(old, None);
@@ -272,7 +282,20 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     }
     domain.admit(region, new, Use::Again);
     Counters::add(&domain.counters.copied_back_total, 1);
-    Step::Done(Outcome::Resolved)
+    Step::Brought(Kind::CopyBack)
+}
+
+/// The machine would not map a frame whose contents nobody else may have: the page is unmapped as before.
+fn refused_whole(domain: &DomainState, region: &Region, page: PageNo, why: Refusal) -> Step {
+    match why {
+        Refusal::Pinned | Refusal::Hole => Step::Again,
+        Refusal::NoDescriptor => Step::HandOver,
+        Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(why))),
+        Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
+            domain.mmu.wake_faulters(region.trap, page, 1);
+            Step::Done(Outcome::Retry)
+        }
+    }
 }
 
 /// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the program dropped the page
@@ -449,7 +472,7 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
 pub fn serve(domain: &DomainState, request: Request) -> Outcome {
     match request {
         Request::Fault(page, place) => {
-            let fault = Fault { addr: page.addr(), access: Access::Read };
+            let fault = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
             let outcome = resolve(domain, Context::PagerThread, fault);
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome

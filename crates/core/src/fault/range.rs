@@ -5,9 +5,9 @@
 
 use core::num::NonZeroU32;
 
-use super::evict::{Evicted, Room, list_standby, move_out};
+use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::fill::Tripwire;
-use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
+use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, sample, save};
 use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::Zeroed;
@@ -20,12 +20,13 @@ use crate::stack;
 use crate::stream::Chunk;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages worked on between two visits of the gate.
 const STRETCH: usize = 256;
 
 /// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
-fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
+pub(super) fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
     let mut frame_wait = FrameWait::default();
     loop {
         let inside = domain.gate.enter(domain.mmu);
@@ -72,7 +73,7 @@ pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
             return outcome;
         }
         // As in a trap: the program may have closed the descriptors that this thread had, and opened others at their numbers.
-        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read }) {
+        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read, thread: 0 }) {
             Outcome::Resolved => {}
             // What is there is not the region's, and tells nobody when that changes.
             Outcome::Retry if tries == MOST_TRIES => return Outcome::Failed(Failure::Machine(Refusal::Foreign)),
@@ -170,6 +171,11 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
                 pager.forget(region.index(next), 1);
                 domain.settle_absent(region, next, seen.frame());
             }
+            State::Sampled => {
+                domain.stack.leaves_sampled();
+                pager.forget(region.index(next), 1);
+                domain.settle_absent(region, next, seen.frame());
+            }
             State::Poisoned => {
                 domain.mmu.drop_pages(next, 1);
                 pager.forget(region.index(next), 1);
@@ -202,6 +208,7 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         for &(page, frame) in rest.get(..done).unwrap_or(&[]) {
             domain.frames.set_owner(frame, None);
             let _ = domain.settle(region, page, Word::ABSENT);
+            domain.trace(page, Kind::Discard);
         }
         if done > 0 {
             domain.stack.give(domain.mmu, frame, done as u32);
@@ -243,8 +250,8 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
         });
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
-        let (start, mut len) = (at, 0);
-        while len < room && at < range.end() {
+        let (start, mut len, mut unmapped) = (at, 0, 0);
+        while len + unmapped < room && at < range.end() {
             let busy = |word: &PageWord| word.load().state() == State::Busy;
             if at > start && domain.regions.find(at).and_then(|region| region.word(at)).is_some_and(busy) {
                 break;
@@ -254,6 +261,10 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             {
                 *entry = (at, frame);
                 len += 1;
+            }
+            if let Some(frame) = claim_sampled(domain, at, &mut evicted) {
+                list_standby(domain, &[(at, frame)]);
+                unmapped += 1;
             }
             at = at.plus(1);
         }
@@ -282,6 +293,19 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
         _ => {}
     }
     None
+}
+
+/// Evicts a page that is unmapped already, to see whether it is used. Gives its frame.
+fn claim_sampled(domain: &DomainState, page: PageNo, evicted: &mut Evicted) -> Option<Frame> {
+    let region = domain.regions.find(page)?;
+    let word = region.word(page)?;
+    let seen = word.load();
+    if seen.state() != State::Sampled || !word.claim(seen) {
+        return None;
+    }
+    domain.stack.leaves_sampled();
+    decide(domain, region, page, seen.frame(), Room::Promised, evicted);
+    Some(seen.frame())
 }
 
 /// Has `range`, within one region, brought in by pager threads: as much of it as the frames can hold beside the reserve.
@@ -318,11 +342,12 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         // No more than is likely to be ready at a time.
         let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
         for page in (PageRange { first: at, count: piece }).pages() {
-            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby)
-            {
-                // Whoever needs a page that cannot be mapped meets that again.
-                let _ = super::soft_fault(domain, region, pager, page, seen);
-            }
+            // Whoever needs a page that cannot be mapped meets that again.
+            let _ = match region.word(page).map(|word| word.load()) {
+                Some(seen) if seen.state() == State::Standby => super::soft_fault(domain, region, pager, page, seen),
+                Some(seen) if seen.state() == State::Sampled => sample::referenced(domain, region, page, seen),
+                _ => continue,
+            };
         }
         let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
         let short = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
@@ -362,6 +387,7 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
         State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        State::Sampled => return flush_sampled(domain, region, pager, page, seen),
         State::Resident => {}
     }
     let frames_seen = domain.stack.demand.available.count();
@@ -386,6 +412,25 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
         Ok(()) => Step::Done(Outcome::Resolved),
         Err(error) => Step::Done(Outcome::Failed(Failure::Pager(error))),
     })
+}
+
+/// Nobody can change an unmapped page while it is claimed: it is saved from where it is.
+fn flush_sampled(
+    domain: &DomainState,
+    region: &Region,
+    pager: &dyn crate::pager::Pager,
+    page: PageNo,
+    seen: Word,
+) -> Step {
+    if !region.word(page).is_some_and(|word| word.claim(seen)) {
+        return Step::Again;
+    }
+    let outcome = save_copy(domain, region, pager, page, seen.frame());
+    domain.settle(region, page, seen);
+    match outcome {
+        Ok(()) => Step::Done(Outcome::Resolved),
+        Err(error) => Step::Done(Outcome::Failed(Failure::Pager(error))),
+    }
 }
 
 fn save_copy(

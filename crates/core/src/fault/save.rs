@@ -10,6 +10,7 @@ use crate::pager::{PagerError, SavePage};
 use crate::region::Region;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages saved at once, at most.
 pub const BATCH: usize = 256;
@@ -74,6 +75,7 @@ fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
         match save.outcome {
             Ok(()) => {
                 Counters::add(&domain.counters.bytes_saved, PAGE_BYTES as u64);
+                domain.trace(page, Kind::Save);
                 saved(domain, region, page, frame);
             }
             Err(error) => unsaved(domain, region, page, frame, error),

@@ -24,6 +24,7 @@ use selfpage_core::sync::{AtomicU32, Event, Gate, Ordering};
 use selfpage_core::tables::walk::{Access, WalkFault, translate};
 use selfpage_core::tables::{AddressSpace, TableMmu, Tlb};
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 
 use crate::machine::{self, Cpu};
 use crate::store::Store;
@@ -142,6 +143,7 @@ impl World {
             to_save: Event::default(),
             save_trouble: AtomicU32::new(0),
             counters: Counters::default(),
+            tracer: Tracer::off(),
         };
         let policy = Mutex::new(Box::new(policy::by_name(policy, table(FRAME_COUNT)).unwrap()) as Box<dyn Policy>);
         let world = keep(World { memory, cpu, mmu, space, ram, root, domain, range, store, policy });
@@ -170,7 +172,7 @@ impl World {
                 Err(WalkFault::NotCanonical) => panic!("{at:?} is canonical"),
             };
             let access = if code & 2 == 0 { region::Access::Read } else { region::Access::Write };
-            match fault::resolve(&self.domain, Context::PagerThread, Fault { addr: at, access }) {
+            match fault::resolve(&self.domain, Context::PagerThread, Fault { addr: at, access, thread: 0 }) {
                 Outcome::Resolved | Outcome::Retry => {}
                 Outcome::Failed(failure) => return Err(failure),
                 other => panic!("{at:?} is {other:?}"),

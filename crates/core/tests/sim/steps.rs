@@ -1,7 +1,7 @@
 //! What the program does, step by step.
 
 use selfpage_core::addr::{PageNo, PageRange};
-use selfpage_core::fault::{self, Failure, Fault, Outcome, range};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, range, sample};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
@@ -82,7 +82,7 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
                     Touch::Read => Access::Read,
                     Touch::Write { .. } => Access::Write,
                 };
-                let fault = Fault { addr: page.addr(), access };
+                let fault = Fault { addr: page.addr(), access, thread: 0 };
                 match scheduler::in_role(Role::Trap, || fault::resolve(&world.domain, Context::Trap, fault)) {
                     Outcome::Resolved | Outcome::Retry => None,
                     Outcome::Failed(failure) => Some(failure),
@@ -149,7 +149,8 @@ impl Program {
             680..740 => self.pin(),
             740..800 => self.unpin(),
             800..850 => self.discard(),
-            850..890 => {
+            850..865 => self.sample(),
+            865..890 => {
                 range::evict(&world.domain, self.any_range(8));
             }
             890..930 => self.flush(),
@@ -256,6 +257,19 @@ impl Program {
                 failure => world.judge(page, failure),
             }
         }
+    }
+
+    /// Unmaps some pages to see whether they are used; or has those mapped again that were not.
+    fn sample(&self) {
+        let domain = &self.world.domain;
+        if dice::once_in(4) {
+            return sample::end_all(domain);
+        }
+        let found = sample::in_core(domain, 0..domain.frames.capacity(), self.any_range(24));
+        let mut pages = found.pages().to_vec();
+        pages.sort_unstable_by_key(|entry| entry.0);
+        let taken = sample::begin(domain, &pages);
+        assert!(sample::unused(domain, taken.pages()) <= taken.pages().len());
     }
 
     fn advise_away(&mut self) {

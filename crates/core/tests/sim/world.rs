@@ -16,6 +16,7 @@ use selfpage_core::ring::Ring;
 use selfpage_core::stack::FrameStack;
 use selfpage_core::sync::{AtomicU32, Event, Gate, Ordering};
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 
 use crate::dice;
 use crate::machine::SimMmu;
@@ -154,6 +155,7 @@ impl World {
             to_save: Event::default(),
             save_trouble: AtomicU32::new(0),
             counters: Counters::default(),
+            tracer: Tracer::off(),
         };
         life.keep(World {
             domain,

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod errand;
+pub(crate) mod pager;
 pub(crate) mod stack;
 pub(crate) mod thread;
 pub(crate) mod upcall;

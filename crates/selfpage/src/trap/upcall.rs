@@ -85,7 +85,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     }
     // SAFETY: signal-handler: the kernel passes the interrupted context; bit 1 of the error code is set for a write.
     let write = unsafe { write_access(context) };
-    let fault = Fault { addr: VirtAddr(addr), access: if write { Access::Write } else { Access::Read } };
+    let access = if write { Access::Write } else { Access::Read };
+    let fault = Fault { addr: VirtAddr(addr), access, thread: 0 };
     for entry in &DOMAINS {
         entry.users.fetch_add(1, Ordering::SeqCst);
         // SAFETY: domain-listed: a domain that is listed is alive, and `delist` waits for its users.
@@ -105,8 +106,11 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     unsafe { chain(signal, info, context) }
 }
 
-fn resolve(inner: &Inner, fault: Fault) -> Outcome {
+fn resolve(inner: &Inner, mut fault: Fault) -> Outcome {
     let state: &DomainState = inner.state();
+    if state.tracer.is_on() {
+        fault.thread = selfpage_core::linux::thread::id();
+    }
     let outcome = fault::resolve(state, Context::Trap, fault);
     if let Outcome::Failed(failure) = outcome {
         inner.report(fault.addr.page(), failure);

@@ -84,7 +84,7 @@ pub(crate) fn serve(inner: &Arc<Inner>, queue: &Queue) {
         }
         follow.thread(fault.thread);
         let access = if fault.write { AccessKind::Write } else { AccessKind::Read };
-        answer(inner, Fault { addr: VirtAddr(fault.addr), access });
+        answer(inner, Fault { addr: VirtAddr(fault.addr), access, thread: fault.thread });
     }
 }
 
