@@ -249,16 +249,21 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     }
     domain.frames.set_zeroed(new, Zeroed::Unknown);
     *domain.lease(new).get_mut() = *domain.lease(old).get();
-    if let Err(partial) = domain.map(region, page, new, 1) {
+    let is_whole = domain.mmu.holds(old);
+    let mapped =
+        if is_whole { domain.map(region, page, new, 1).map_err(|partial| partial.why) } else { Err(Refusal::Hole) };
+    if let Err(why) = mapped {
         domain.stack.give(domain.mmu, new, 1);
         if !domain.settle(region, page, seen.with_save()) {
             // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.
             save::enqueue(domain, page, old);
         }
-        return match partial.why {
+        return match why {
+            // Taken from the domain: the saver finds that out too, and tells the pager that the contents are lost.
+            _ if !is_whole => Step::Done(Outcome::Failed(Failure::Machine(why))),
             Refusal::Pinned | Refusal::Hole => Step::Again,
             Refusal::NoDescriptor => Step::HandOver,
-            Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
+            Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(why))),
             Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
                 domain.mmu.wake_faulters(region.trap, page, 1);
                 Step::Done(Outcome::Retry)

@@ -92,10 +92,10 @@ impl<'m> TableMmu<'m> {
     }
 
     /// From now on frames are the pages of `frames`. What the domain had in frames is gone: clean pages come back from their
-    /// pager, the others as it makes them.
+    /// pager, the others as it makes them. So it is with what was on its way to a store.
     ///
     /// # Context
-    /// Normal, while nothing is on its way to a store.
+    /// Normal.
     pub fn replace_frames(&self, frames: Handle) {
         self.with(|held| held.pool = Pool { frames, number: held.pool.number.wrapping_add(1).max(1) });
     }
@@ -200,6 +200,8 @@ impl Mmu for TableMmu<'_> {
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
         self.with(|held| {
             let from = self.found(held, page).ok_or(Refusal::Hole)?.at;
+            // Populated, perhaps, with memory of frames that were replaced.
+            self.give_memory(held, frame)?;
             let to = self.in_slot(held, frame).ok_or(Refusal::Denied)?;
             for offset in (0..PAGE_BYTES as u64).step_by(8) {
                 self.memory.store(to.plus(offset), self.memory.load(from.plus(offset)));
@@ -237,6 +239,10 @@ impl Mmu for TableMmu<'_> {
         for at in 0..count {
             self.set_slot(frame.plus(at), EMPTY);
         }
+    }
+
+    fn holds(&self, frame: Frame) -> bool {
+        self.with(|held| self.in_slot(held, frame)).is_some()
     }
 
     fn bytes(&self, frame: Frame) -> *mut PageBytes {
