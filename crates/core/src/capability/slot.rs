@@ -206,7 +206,7 @@ impl Slots<'_> {
     }
 
     /// A number that no other capability has had in this place.
-    pub(super) fn serial(self, slot: Slot) -> u64 {
+    pub(crate) fn serial(self, slot: Slot) -> u64 {
         self.get(slot, Word::Head) >> SERIAL_SHIFT
     }
 

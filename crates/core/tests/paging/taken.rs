@@ -113,3 +113,20 @@ fn while_they_are_flushed() {
     assert_eq!(world.store.word(page), 9);
     goes_on(&mut program);
 }
+
+/// Another Frame lies where the domain's was, and nobody has said that it is the domain's.
+#[test]
+fn and_others_are_in_their_place() {
+    let (mut program, _) = with_pages_on_their_way();
+    let world = program.world;
+    world.lend_to_another();
+    let theirs = world.lend_anew();
+    world.save_all();
+    for _ in 0..5_000 {
+        program.fail();
+    }
+    assert!(theirs.is_untouched());
+    assert_eq!(world.mapped(), 0);
+    world.mmu.replace_frames(FRAMES);
+    goes_on(&mut program);
+}
