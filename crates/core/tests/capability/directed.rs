@@ -9,32 +9,32 @@ use selfpage_core::tables::{AddressSpace, Entries, PageSize, Range};
 use crate::machine::{Cpu, FIRST, memory};
 use crate::world::MEMORY_BYTES;
 
-const ROOT: Handle = Handle::at_root(1);
+pub const ROOT: Handle = Handle::at_root(1);
 /// The block of 1 MiB, of which all is made here.
-const RAM: Handle = Handle::at_root(10);
+pub const RAM: Handle = Handle::at_root(10);
 /// The one of 512 KiB.
-const OTHER_RAM: Handle = Handle::at_root(9);
+pub const OTHER_RAM: Handle = Handle::at_root(9);
 /// The one of 2 MiB.
 const LARGE_RAM: Handle = Handle::at_root(11);
-const NODE: Handle = Handle::at_root(20);
-const PML4: Handle = Handle::at_root(21);
+pub const NODE: Handle = Handle::at_root(20);
+pub const PML4: Handle = Handle::at_root(21);
 const PDPT: Handle = Handle::at_root(22);
-const PD: Handle = Handle::at_root(23);
-const PT: Handle = Handle::at_root(24);
+pub const PD: Handle = Handle::at_root(23);
+pub const PT: Handle = Handle::at_root(24);
 /// 64 KiB.
-const FRAME: Handle = Handle::at_root(25);
+pub const FRAME: Handle = Handle::at_root(25);
 /// A place that is free.
 const FREE: u8 = 40;
 
 /// A holder with one object of each type.
-struct Bench<'m> {
-    kernel: Kernel<'m>,
-    space: Space,
-    memory: &'m PhysMemory,
-    cpu: &'m Cpu,
+pub struct Bench<'m> {
+    pub kernel: Kernel<'m>,
+    pub space: Space,
+    pub memory: &'m PhysMemory,
+    pub cpu: &'m Cpu,
 }
 
-fn entries(table: Handle, first: u16, count: u16) -> Entries {
+pub fn entries(table: Handle, first: u16, count: u16) -> Entries {
     Entries { table, first, count }
 }
 
@@ -43,7 +43,7 @@ fn object(kind: Type, size_bits: u8) -> Object {
 }
 
 impl<'m> Bench<'m> {
-    fn new(memory: &'m PhysMemory, cpu: &'m Cpu) -> Bench<'m> {
+    pub fn new(memory: &'m PhysMemory, cpu: &'m Cpu) -> Bench<'m> {
         let (mut kernel, space) = Kernel::boot(memory, cpu, &[]).unwrap();
         let kinds = [Type::CNode, Type::Pml4, Type::Pdpt, Type::Pd, Type::Pt];
         for (kind, at) in kinds.into_iter().zip(20..) {
@@ -67,7 +67,7 @@ impl<'m> Bench<'m> {
         assert!(before == words(self.memory), "a call that was refused with {error:?} changed memory");
     }
 
-    fn copy(&mut self, from: Handle, at: u8, rights: Rights) -> Handle {
+    pub fn copy(&mut self, from: Handle, at: u8, rights: Rights) -> Handle {
         self.kernel.copy(&self.space, from, ROOT, at, rights).unwrap();
         Handle::at_root(at)
     }
@@ -77,7 +77,7 @@ impl<'m> Bench<'m> {
     }
 
     /// PML4, PDPT, PD and PT become one hierarchy, through their first entries.
-    fn connect(&mut self) -> PhysAddr {
+    pub fn connect(&mut self) -> PhysAddr {
         for (above, below) in [(PML4, PDPT), (PDPT, PD), (PD, PT)] {
             self.kernel.map(&self.space, entries(above, 0, 1), below, 0, Rights::ALL).unwrap();
         }
@@ -108,8 +108,8 @@ fn a_root_is_not_forged() {
     bench.refuses(Error::NoCapability, |kernel, _| kernel.identify(&victim, Handle::at_root(5)));
 }
 
-const R: Rights = Rights::READ;
-const RW: Rights = Rights::READ.with(Rights::WRITE);
+pub const R: Rights = Rights::READ;
+pub const RW: Rights = Rights::READ.with(Rights::WRITE);
 
 #[test]
 fn wrong_types() {
