@@ -119,7 +119,13 @@ pub trait Mmu: Sync {
     /// Returns the physical memory of `[frame, frame+count)` to the system; their slots must be populated or empty.
     fn release(&self, frame: Frame, count: u32);
 
-    /// The contents of an unmapped frame, in its slot.
+    /// Whether what was put into an unmapped frame is still there. A machine that others take frames from says no, for good, once a
+    /// frame has been taken: so whoever asks after reading knows what was read.
+    fn holds(&self, _frame: Frame) -> bool {
+        true
+    }
+
+    /// The contents of an unmapped frame, in its slot; anything, if the machine no longer [`holds`](Mmu::holds) them.
     fn bytes(&self, frame: Frame) -> *mut PageBytes;
 
     /// Sleeps while `*word == expected`, for at most `timeout_us` microseconds (0: without limit). May return early.

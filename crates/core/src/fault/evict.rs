@@ -11,7 +11,7 @@ use crate::domain::DomainState;
 use crate::frame::Use;
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
-use crate::pager::Verdict;
+use crate::pager::{Pager, Verdict};
 use crate::policy::Policy;
 use crate::region::Region;
 use crate::stack;
@@ -253,6 +253,11 @@ pub(super) fn decide(
 ) {
     let Some(pager) = region.pager() else { return };
     match pager.changed(region.index(page), domain.lease(frame).get()) {
+        // Asked only now: the frame may have been taken away while the pager looked.
+        _ if !domain.mmu.holds(frame) => {
+            lost(domain, region, pager, page, frame);
+            evicted.ready += 1;
+        }
         Verdict::Clean => {
             domain.stack.joins_standby();
             let _ = domain.settle(region, page, Word::new(State::Standby, frame));
@@ -265,14 +270,25 @@ pub(super) fn decide(
             domain.trace(page, Kind::Evict);
             evicted.queued += 1;
         }
-        Verdict::Changed | Verdict::Stays => put_back(domain, region, page, frame, evicted),
+        Verdict::Changed | Verdict::Stays => put_back(domain, region, pager, page, frame, evicted),
     }
 }
 
 /// Maps a page again that cannot go now.
-fn put_back(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
+fn put_back(
+    domain: &DomainState,
+    region: &Region,
+    pager: &dyn Pager,
+    page: PageNo,
+    frame: Frame,
+    evicted: &mut Evicted,
+) {
     match domain.map(region, page, frame, 1) {
         Ok(()) => keep(domain, region, page, frame, evicted),
+        Err(partial) if partial.why == Refusal::Hole => {
+            lost(domain, region, pager, page, frame);
+            evicted.ready += 1;
+        }
         Err(_) => {
             // It cannot be mapped, so nobody can use it; it must be saved, room or not.
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());

@@ -266,13 +266,18 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     }
     domain.frames.set_zeroed(new, Zeroed::Unknown);
     *domain.lease(new).get_mut() = *domain.lease(old).get();
-    if let Err(partial) = domain.map(region, page, new, 1) {
+    let is_whole = domain.mmu.holds(old);
+    let mapped =
+        if is_whole { domain.map(region, page, new, 1).map_err(|partial| partial.why) } else { Err(Refusal::Hole) };
+    if let Err(why) = mapped {
         domain.stack.give(domain.mmu, new, 1);
         if !domain.settle(region, page, seen.with_save()) {
             // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.
             save::enqueue(domain, page, old);
         }
-        return refused_whole(domain, region, page, partial.why);
+        // Taken from the domain: the saver finds that out too, and tells the pager that the contents are lost.
+        let is_lost = Step::Done(Outcome::Failed(Failure::Machine(why)));
+        return if is_whole { refused_whole(domain, region, page, why) } else { is_lost };
     }
     domain.frames.note_use(old);
     domain.frames.set_owner(new, Some(page));

@@ -405,13 +405,14 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     domain.frames.set_zeroed(copy, Zeroed::Unknown);
     let outcome = match domain.mmu.copy_out(page, copy) {
         Err(_) => Ok(()),
-        Ok(()) => save_copy(domain, region, pager, page, copy),
+        Ok(()) => match save_copy(domain, region, pager, page, copy) {
+            // Taken away while the pager was at it: who knows what it saved. The page is gone as well.
+            Ok(()) if !domain.mmu.holds(copy) => Err(Failure::Machine(Refusal::Hole)),
+            saved => saved.map_err(Failure::Pager),
+        },
     };
     domain.settle(region, page, seen);
-    give(match outcome {
-        Ok(()) => Step::Done(Outcome::Resolved),
-        Err(error) => Step::Done(Outcome::Failed(Failure::Pager(error))),
-    })
+    give(Step::Done(outcome.map_or_else(Outcome::Failed, |()| Outcome::Resolved)))
 }
 
 /// Nobody can change an unmapped page while it is claimed: it is saved from where it is.
