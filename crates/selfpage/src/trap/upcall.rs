@@ -166,7 +166,12 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
 
 /// # Safety
 /// *signal-handler*: `action` was installed for `signal`; the rest as the kernel passed it.
-unsafe fn call(signal: libc::c_int, action: &libc::sigaction, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+pub(crate) unsafe fn call(
+    signal: libc::c_int,
+    action: &libc::sigaction,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     // SAFETY: signal-handler: the program's handler has the type that its flags say.
     unsafe {
         if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
