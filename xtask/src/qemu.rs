@@ -14,13 +14,15 @@ const QEMU: &str = "qemu-system-x86_64";
 const CPU: &str = "max,la57=off";
 /// For the few things that are done before and after the tests.
 const SHELL: &str = "busybox-static";
-const TARGET: &str = "x86_64-unknown-linux-musl";
 const LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// What is tested on the emulated CPU.
 pub struct Trial {
     package: &'static str,
     tests: &'static [&'static str],
+    /// For programs that need no library: a C library of that kind, or linked in by `rustflags`.
+    target: &'static str,
+    rustflags: &'static str,
     /// What tests must not be skipped for, and what /proc/cpuinfo must list for that.
     required: &'static str,
     flag: &'static str,
@@ -35,6 +37,8 @@ pub struct Trial {
 pub const GUEST: Trial = Trial {
     package: "selfpage-guest",
     tests: &["vm", "closure", "oracle"],
+    target: "x86_64-unknown-linux-musl",
+    rustflags: "",
     required: "kvm",
     flag: "svm",
     kernel: "linux-image-cloud-amd64",
@@ -46,6 +50,8 @@ pub const GUEST: Trial = Trial {
 pub const KEYS: Trial = Trial {
     package: "selfpage",
     tests: &["protection"],
+    target: "x86_64-unknown-linux-gnu",
+    rustflags: "-C target-feature=+crt-static",
     required: "pku,uffd",
     flag: "ospke",
     kernel: "linux-image-6.12-cloud-amd64",
@@ -92,8 +98,9 @@ impl System {
         if output(Command::new(QEMU).arg("--version")).is_err() {
             return Err(format!("there is no {QEMU}; apt-get install qemu-system-x86"));
         }
-        let added = output(Command::new("rustup").args(["target", "add", TARGET]));
-        added.map_err(|why| format!("rustup has no target {TARGET}, for programs without libraries: {why}"))?;
+        let target = trial.target;
+        let added = output(Command::new("rustup").args(["target", "add", target]));
+        added.map_err(|why| format!("rustup has no target {target}, for programs without libraries: {why}"))?;
         let unpacked = dir.join("unpacked");
         System::find(&unpacked, trial).or_else(|_| {
             let remedy = "it needs Debian's apt-get, its lists (apt-get update) and a network";
@@ -173,7 +180,18 @@ fn fetch_packages(dir: &Path, trial: &Trial) -> Result<(), String> {
 /// Builds the tests so that they need nothing but a kernel: where each of them is.
 fn build(root: &Path, trial: &Trial) -> Result<Vec<PathBuf>, String> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root).args(["test", "--release", "--no-run", "--package", trial.package, "--target", TARGET]);
+    cargo.current_dir(root).args([
+        "test",
+        "--release",
+        "--no-run",
+        "--package",
+        trial.package,
+        "--target",
+        trial.target,
+    ]);
+    if !trial.rustflags.is_empty() {
+        cargo.env("RUSTFLAGS", trial.rustflags);
+    }
     cargo.args(trial.tests.iter().flat_map(|test| ["--test", *test]));
     let messages = output(cargo.args(["--message-format", "json"]))?;
     let programs = programs(&messages);

@@ -1,7 +1,7 @@
 //! Which memory has which key.
 //!
-//! Memory on which every *resident* domain has the same rights shares a key; that on which all have every right needs none. So
-//! a machine's 15 keys are enough for any number of domains, of which some are resident at a time. A domain becomes resident when it
+//! Memory on which all domains have the same rights shares a key; that on which all have every right needs none. Where 15 keys are
+//! not enough for that, only *resident* domains count: so they do for any number of domains. A domain becomes resident when it
 //! is entered; where keys run out, the one that was so for longest, with no thread in it, goes. The cost of that is a
 //! pkey_mprotect(2) for each mapping whose key changes.
 //!
@@ -81,7 +81,11 @@ impl Table {
     pub(super) fn assign_keys(&mut self, wanted: *const Core) -> Result<()> {
         let outcome = loop {
             let resident: Vec<Resident> = self.hold_residents_back();
-            if let Some(classes) = self.classes(&resident) {
+            // As long as all domains can be told apart, keys stay where they are, whoever enters what.
+            let everybody: Vec<usize> = (0..self.domains.len()).collect();
+            let residents: Vec<usize> = resident.iter().map(|one| one.at).collect();
+            let classes = self.classes(&resident, &everybody).or_else(|| self.classes(&resident, &residents));
+            if let Some(classes) = classes {
                 break self.carry_out(&classes, &resident);
             }
             let goes = |one: &&Resident| one.users == 0 && !std::ptr::eq(&*self.domains[one.at].core, wanted);
@@ -124,14 +128,15 @@ impl Table {
         Error::new(Kind::Held, "enter", "a protection domain", cause)
     }
 
-    /// Memory with its keys to be; `None`: there are not enough.
-    fn classes(&mut self, resident: &[Resident]) -> Option<Classes> {
+    /// Memory with its keys to be, as the `telling` domains tell it apart; `None`: there are not enough.
+    fn classes(&mut self, resident: &[Resident], telling: &[usize]) -> Option<Classes> {
         let mut classes = Classes::new();
         for (at, record) in self.memory.iter().enumerate() {
-            let rights: Vec<Rights> =
-                resident.iter().map(|one| self.domains[one.at].rights_on(record.id).keyed()).collect();
-            let no_key = rights.iter().all(|rights| rights.contains(record.most.keyed())).then_some(Key::NONE);
-            let name = rights.iter().map(|rights| rights.prot() as u8).chain([no_key.is_some().into()]).collect();
+            let of = |at: usize| self.domains[at].rights_on(record.id).keyed();
+            let told: Vec<Rights> = telling.iter().map(|at| of(*at)).collect();
+            let no_key = told.iter().all(|rights| rights.contains(record.most.keyed())).then_some(Key::NONE);
+            let name = told.iter().map(|rights| rights.prot() as u8).chain([no_key.is_some().into()]).collect();
+            let rights = resident.iter().map(|one| of(one.at)).collect();
             classes.entry(name).or_insert(Class { rights, members: Vec::new(), key: no_key }).members.push(at);
         }
         let mut taken = vec![Key::NONE];

@@ -71,9 +71,10 @@ pub fn mechanism() -> Mechanism {
     if register().is_some() { Mechanism::Keys } else { Mechanism::PageTables }
 }
 
+static REGISTER: OnceLock<Option<Register>> = OnceLock::new();
+
 /// The register of keys, if rights are enforced by it.
 fn register() -> Option<Register> {
-    static REGISTER: OnceLock<Option<Register>> = OnceLock::new();
     *REGISTER.get_or_init(|| {
         let register = Register::of_this_machine()?;
         Key::allocate().ok()?.release();
@@ -88,7 +89,8 @@ fn register() -> Option<Register> {
 /// # Context
 /// Any.
 pub fn refresh() {
-    if let Some(register) = register() {
+    // Where nobody has asked for it yet, nothing has a key.
+    if let Some(register) = REGISTER.get().copied().flatten() {
         keys::load(register, denied(thread::with(thread::Here::current)));
     }
 }

@@ -83,6 +83,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         // SAFETY: signal-handler: installed before the first signal could come.
         return unsafe { chain(signal, info, context) };
     }
+    // The kernel begins a handler with no right to any memory with a key.
+    crate::protection::refresh();
     // SAFETY: signal-handler: the kernel passes the interrupted context; bit 1 of the error code is set for a write.
     let write = unsafe { write_access(context) };
     let fault = Fault { addr: VirtAddr(addr), access: if write { Access::Write } else { Access::Read } };
