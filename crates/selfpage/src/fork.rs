@@ -50,12 +50,17 @@ struct PausedDomain {
     inner: Arc<Inner>,
 }
 
-/// Has forks take care of the domain.
-pub(crate) fn enlist(inner: &Arc<Inner>) {
+/// Has forks come here. Handlers that are installed later come first before a fork, and last after it.
+pub(crate) fn install() {
     // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as domains can exist.
     INSTALL.call_once(|| unsafe {
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
     });
+}
+
+/// Has forks take care of the domain.
+pub(crate) fn enlist(inner: &Arc<Inner>) {
+    install();
     let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| domain.strong_count() > 0);

@@ -29,8 +29,11 @@ mod error;
 mod evictor;
 mod fork;
 mod mapping;
+mod maps;
 pub mod pager;
+mod placement;
 mod pool;
+pub mod protection;
 mod region;
 mod residence;
 mod stats;
@@ -67,6 +70,8 @@ mod guides {
     struct Stores;
     #[doc = include_str!("../../../docs/monitoring.md")]
     struct Monitoring;
+    #[doc = include_str!("../../../docs/protection.md")]
+    struct Protection;
 }
 
 /// The end, where tables no longer make sense.

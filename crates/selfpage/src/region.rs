@@ -7,14 +7,14 @@
 use std::fmt;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::fault::range;
 use selfpage_core::fault::{Failure, Outcome, evict};
-use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::memory::{self, Access, Advice};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Modes;
 use selfpage_core::mmu::Trap;
@@ -28,7 +28,9 @@ use crate::config::DescriptorTable;
 use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result, pages};
 use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
+use crate::placement::{self, Placement};
 use crate::pool::FramePool;
+use crate::protection;
 use crate::store::BackingStore;
 use crate::trap::upcall;
 
@@ -43,12 +45,13 @@ pub struct Builder<'a> {
     trap: Trap,
     priority: u8,
     reserved: Access,
+    pub(crate) placement: Placement,
 }
 
 impl<'a> Builder<'a> {
     pub(crate) fn new(life: &'a Arc<Life>, len_bytes: usize) -> Builder<'a> {
-        let name = String::new();
-        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved: Access::ReadWrite }
+        let (name, placement) = (String::new(), Placement::Anywhere);
+        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved: Access::ReadWrite, placement }
     }
 
     /// A name for messages.
@@ -201,8 +204,10 @@ pub(crate) struct Bound {
     _tables: Arena,
     descriptors: Vec<RawFd>,
     store: Option<Arc<dyn BackingStore>>,
-    name: String,
+    pub(crate) name: String,
     len_bytes: usize,
+    /// Whether writes to pages that are protected for a moment are told.
+    pub(crate) tells_protected_writes: AtomicBool,
 }
 
 impl Bound {
@@ -233,10 +238,7 @@ impl Bound {
         let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))
             .map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
-        // Access comes below: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
-        // SAFETY: owned-range: a fresh mapping.
-        let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::None) }
-            .map_err(|errno| Error::system("reserve", object(), errno))?;
+        let start = placement::reserve(builder.placement, len_bytes, &object())?;
         let first = VirtAddr(start).page();
         let range = PageRange { first, count: len as u64 };
         // SAFETY: table-memory: the tables are dropped after the region.
@@ -255,6 +257,7 @@ impl Bound {
             store,
             name,
             len_bytes,
+            tells_protected_writes: AtomicBool::new(false),
         };
         // SAFETY: pager-outlives: as above.
         let new = unsafe { bound.region.bind(&raw const bound._reference.0) };
@@ -322,8 +325,8 @@ impl Bound {
         };
         // A write to a page that may only be read is told too.
         let modes = match self.region.rights {
-            Rights::Read => Modes::MISSING.and(Modes::WP),
-            Rights::ReadWrite => Modes::MISSING,
+            Rights::ReadWrite if !self.tells_protected_writes.load(Ordering::Relaxed) => Modes::MISSING,
+            _ => Modes::MISSING.and(Modes::WP),
         };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
         unsafe { uffd.register(start, len_bytes, modes) }
@@ -397,7 +400,7 @@ impl Drop for Bound {
 /// Memory that its domain pages. Dropping it drops its contents. The domain goes on as long as it has regions, handle or no
 /// handle.
 pub struct Region {
-    bound: Arc<Bound>,
+    pub(crate) bound: Arc<Bound>,
     life: Arc<Life>,
 }
 
@@ -560,6 +563,7 @@ impl Region {
     }
 
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
+        protection::may_change(self.bound.start(), operation, &self.bound.name)?;
         let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes());
         let Some(end) = end else {
             let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes());

@@ -13,6 +13,8 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/selfpage/src/arena", "the mappings that core's tables are carved from"),
     ("crates/selfpage/src/pool", "the mapping of a domain's frames"),
     ("crates/selfpage/src/region", "the mappings of regions, and typed views of them"),
+    ("crates/selfpage/src/placement", "addresses that a region is given"),
+    ("crates/selfpage/src/protection", "protections and keys of mappings, the register of keys, a handler of signals"),
     ("crates/selfpage/src/mapping", "changes of a region's mapping"),
     ("crates/selfpage/src/domain", "core's state, put together from tables, pool and machine"),
     ("crates/selfpage/src/fork", "what runs between fork and the child's first line"),

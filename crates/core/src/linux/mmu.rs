@@ -240,12 +240,30 @@ impl LinuxMmu {
         }
         // Nobody can write to a page that traps, and this thread must not.
         let fixed = self.categories(page).is_some_and(traps_writes);
+        let held = !fixed && self.set_writing(page, Writing::Protected);
         // SAFETY: region-owned: a populated page keeps its contents.
-        if !fixed && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
-            // The program may write it, and something else keeps it from moving (execute rights, a protection key, locking):
-            // a write between the copy and the drop would be lost.
+        if !fixed && !held && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
+            // The program may write it, and something else keeps it from moving (execute rights, locking): a write between
+            // the copy and the drop would be lost.
             return Err(Refusal::Pinned);
         }
+        let copied = self.copy_and_drop_fixed(page, slot);
+        if held && copied.is_err() {
+            self.set_writing(page, Writing::Allowed);
+        }
+        copied
+    }
+
+    /// Has writes to a page wait for its userfaultfd, or no longer. `false`: it is registered for absent pages only.
+    fn set_writing(&self, page: usize, writing: Writing) -> bool {
+        [Trap::Worker, Trap::Upcall].into_iter().any(|trap| {
+            // SAFETY: region-owned: the caller has claimed the page.
+            unsafe { self.region_uffd(trap).set_writing(page, PAGE_BYTES, writing) }.is_ok()
+        })
+    }
+
+    /// Copies a page that nobody can write, and drops it.
+    fn copy_and_drop_fixed(&self, page: usize, slot: usize) -> Result<(), Refusal> {
         // SAFETY: pool-owned: the caller holds the frame.
         unsafe { memory::advise(slot, PAGE_BYTES, Advice::PopulateWrite) }.map_err(|_| Refusal::NoMemory)?;
         // SAFETY: pool-owned: as above, and no reference to the slot lives while it is filled.

@@ -83,6 +83,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         // SAFETY: signal-handler: installed before the first signal could come.
         return unsafe { chain(signal, info, context) };
     }
+    // The kernel begins a handler with no right to any memory with a key.
+    crate::protection::refresh();
     // SAFETY: signal-handler: the kernel passes the interrupted context; bit 1 of the error code is set for a write.
     let write = unsafe { write_access(context) };
     let access = if write { Access::Write } else { Access::Read };
@@ -170,7 +172,12 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
 
 /// # Safety
 /// *signal-handler*: `action` was installed for `signal`; the rest as the kernel passed it.
-unsafe fn call(signal: libc::c_int, action: &libc::sigaction, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+pub(crate) unsafe fn call(
+    signal: libc::c_int,
+    action: &libc::sigaction,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     // SAFETY: signal-handler: the program's handler has the type that its flags say.
     unsafe {
         if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
