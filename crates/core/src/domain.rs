@@ -8,7 +8,7 @@ use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
 use crate::mmu::{Mmu, Partial, Trap};
 use crate::page::{State, Word};
-use crate::region::{Region, RegionMap, Rights};
+use crate::region::{Region, RegionMap};
 use crate::ring::Ring;
 use crate::stack::{self, FrameStack};
 use crate::stream::Limits;
@@ -91,10 +91,16 @@ impl DomainState {
             return;
         }
         let Some(word) = region.word(page) else { return };
-        let seen = word.load();
-        if seen.state() == State::Standby && seen.frame() == frame && word.claim(seen) {
+        if word.claim_standby(frame) {
             self.stack.leaves_standby();
             self.settle_absent(region, page, frame);
+        }
+    }
+
+    /// A page that was found aside is something else now.
+    pub(crate) fn leaves_aside(&self, found: Word) {
+        if !found.wishes().unmapped() {
+            self.stack.leaves_sampled();
         }
     }
 
@@ -112,12 +118,23 @@ impl DomainState {
         }
     }
 
-    /// Maps frames at neighbouring pages of `region`, with its rights.
+    /// Maps frames at neighbouring claimed pages of `region`, each protected as somebody wants it.
     pub(crate) fn map(&self, region: &Region, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
-        match region.rights {
-            Rights::ReadWrite => self.mmu.map(region.trap, page, frame, count),
-            Rights::Read => self.mmu.map_to_read(region.trap, page, frame, count),
+        let mut done = 0;
+        while done < count {
+            let first = page.plus(done.into());
+            let protected = region.write_protected(first);
+            let alike = |at: &u32| region.write_protected(page.plus((*at).into())) == protected;
+            let run = 1 + (done + 1..count).take_while(alike).count() as u32;
+            let mapped = if protected {
+                self.mmu.map_to_read(region.trap, first, frame.plus(done), run)
+            } else {
+                self.mmu.map(region.trap, first, frame.plus(done), run)
+            };
+            mapped.map_err(|partial| Partial { done: done + partial.done, ..partial })?;
+            done += run;
         }
+        Ok(())
     }
 
     /// Notes what happened to a page just now, where somebody traces.

@@ -156,7 +156,9 @@ impl<'m, H: Handler> Station<'m, H> {
         match self.handler.fault(Fault { addr: at, access, thread: 0 }) {
             Outcome::Resolved | Outcome::Retry => Ok(()),
             Outcome::Failed(failure) => Err(Stopped::Failed(failure)),
-            Outcome::NotOurs | Outcome::Violation => Err(Stopped::Unregistered { at, access, by }),
+            Outcome::NotOurs | Outcome::Violation | Outcome::Protected | Outcome::Missing => {
+                Err(Stopped::Unregistered { at, access, by })
+            }
         }
     }
 }

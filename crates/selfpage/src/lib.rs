@@ -28,6 +28,7 @@ mod domain;
 mod error;
 mod evictor;
 mod fork;
+mod handler;
 mod mapping;
 mod maps;
 pub mod pager;
@@ -45,14 +46,15 @@ mod usage;
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;
 pub use error::{Error, Kind, Result};
+pub use handler::{Answer, FaultHandler, FaultKind, MemoryFault, Protection};
 pub use pool::FramePool;
 pub use region::{Builder as RegionBuilder, Region};
 pub use residence::Residence;
-pub use selfpage_core::addr::{Frame, PageNo};
+pub use selfpage_core::addr::{Frame, PageBytes, PageNo};
 pub use selfpage_core::fault::Failure;
 pub use selfpage_core::mmu::Trap;
 pub use selfpage_core::policy::{NAMES as POLICIES, Policy};
-pub use selfpage_core::region::Rights;
+pub use selfpage_core::region::{Access, Rights};
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;
 pub use usage::{Estimate, Sample, Sampling, Usage};
@@ -72,6 +74,8 @@ mod guides {
     struct Monitoring;
     #[doc = include_str!("../../../docs/protection.md")]
     struct Protection;
+    #[doc = include_str!("../../../docs/handlers.md")]
+    struct Handlers;
 }
 
 /// The end, where tables no longer make sense.

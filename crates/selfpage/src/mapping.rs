@@ -60,12 +60,6 @@ impl Region {
         }))
     }
 
-    /// Has writes to protected pages be told: pages that cannot move are protected while they are copied.
-    pub(crate) fn tell_protected_writes(&self) -> Result<()> {
-        self.bound.tells_protected_writes.store(true, Ordering::Relaxed);
-        self.register_part(self.as_ptr() as usize, self.len_bytes())
-    }
-
     /// Nothing from `len_bytes` on is fetched before it is asked for: the program has no access there.
     pub fn set_reach(&self, len_bytes: usize) {
         let pages = len_bytes.div_ceil(selfpage_core::addr::PAGE_BYTES) as u64;

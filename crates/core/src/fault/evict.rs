@@ -111,13 +111,13 @@ fn evict_some(
                     len += 1;
                 }
                 match from {
-                    From::Mapped => {
+                    From::Page => {
                         if let Some(entry) = victims.get_mut(mapped) {
                             *entry = (page, frame);
                             mapped += 1;
                         }
                     }
-                    From::Unmapped => {
+                    From::Aside => {
                         if let Some(region) = domain.regions.find(page) {
                             decide(domain, region, page, frame, Room::IfAny, evicted);
                         }
@@ -153,12 +153,12 @@ pub(super) fn list_standby(domain: &DomainState, pages: &[(PageNo, Frame)]) {
     }
 }
 
-/// Where a victim was when it was claimed.
+/// Where the contents of a victim were when it was claimed.
 enum From {
     /// At its page.
-    Mapped,
-    /// In its frame's slot, unmapped to see whether it is used.
-    Unmapped,
+    Page,
+    /// In its frame's slot already.
+    Aside,
 }
 
 enum Suggestion {
@@ -178,18 +178,18 @@ fn check(domain: &DomainState, frame: Frame) -> Suggestion {
         return Suggestion::Wrong;
     };
     let seen = word.load();
-    if !matches!(seen.state(), State::Resident | State::Busy | State::Sampled) || seen.frame() != frame {
+    if !matches!(seen.state(), State::Resident | State::Busy | State::Aside) || seen.frame() != frame {
         return Suggestion::Wrong;
     }
     // Whoever works on a page may leave it resident, and would not admit it again.
     if seen.state() == State::Busy || seen.pins() > 0 || seen.in_save() || !word.claim(seen) {
         return Suggestion::Held;
     }
-    if seen.state() == State::Sampled {
-        domain.stack.leaves_sampled();
-        return Suggestion::Claimed(page, From::Unmapped);
+    if seen.state() == State::Aside {
+        domain.leaves_aside(seen);
+        return Suggestion::Claimed(page, From::Aside);
     }
-    Suggestion::Claimed(page, From::Mapped)
+    Suggestion::Claimed(page, From::Page)
 }
 
 /// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and decides on each. The caller lists those
@@ -283,6 +283,12 @@ fn put_back(
     frame: Frame,
     evicted: &mut Evicted,
 ) {
+    if region.word(page).is_some_and(|word| word.load().wishes().unmapped()) {
+        domain.settle(region, page, Word::new(State::Aside, frame));
+        domain.admit(region, frame, Use::First);
+        evicted.kept += 1;
+        return;
+    }
     match domain.map(region, page, frame, 1) {
         Ok(()) => keep(domain, region, page, frame, evicted),
         Err(partial) if partial.why == Refusal::Hole => {

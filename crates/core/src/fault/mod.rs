@@ -10,6 +10,7 @@
 pub mod evict;
 mod fill;
 pub mod handover;
+pub mod protect;
 pub mod range;
 pub mod sample;
 pub mod save;
@@ -26,6 +27,7 @@ use crate::region::{Access, Region};
 use crate::shortage::{FrameWait, Shortage};
 use crate::stack;
 use crate::stream::Chunk;
+use crate::sync::Ordering;
 use crate::trace::Counters;
 use crate::tracer::{Event, Kind};
 
@@ -55,6 +57,10 @@ pub enum Outcome {
     NotOurs,
     /// The region does not allow it: the program's own fault.
     Violation,
+    /// The program itself has protected the page: its handler is to be asked.
+    Protected,
+    /// The page is absent, and the program's handler wants to be asked first.
+    Missing,
     /// The contents cannot be had. The program must be told; it must not see anything else in their place.
     Failed(Failure),
 }
@@ -93,6 +99,27 @@ enum Step {
 /// # Context
 /// Any; outside the gate. In a trap it may sleep on the page, on frames, and in a read from a store.
 pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
+    resolve_with(domain, context, fault, Absent::Fill)
+}
+
+/// As [`resolve`], for an access of the program's: where a region asks first, an absent page is [`Outcome::Missing`].
+///
+/// # Context
+/// As for [`resolve`].
+pub fn resolve_asking(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
+    resolve_with(domain, context, fault, Absent::Ask)
+}
+
+/// What a fault on an absent page comes to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    /// The pager fills it.
+    Fill,
+    /// The program's handler is asked first, where the region has one that wants to be.
+    Ask,
+}
+
+fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Absent) -> Outcome {
     let began_ns = domain.mmu.now_ns();
     Counters::add(&domain.counters.faults_total, 1);
     let page = fault.addr.page();
@@ -105,7 +132,10 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
         if !region.allows(fault.access) {
             break Outcome::Violation;
         }
-        let step = look(domain, context, region, page);
+        let step = match asked(region, page, fault.access, absent) {
+            Some(outcome) => Step::Done(outcome),
+            None => look(domain, context, region, page),
+        };
         let sleeps_on = region.word(page);
         // Whoever waits for another thread waits outside.
         drop(inside);
@@ -145,12 +175,38 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
     outcome
 }
 
-/// Looks at the page's word and does what it calls for.
+/// What the program's handler is to be asked of an access now, if anything: [`Outcome::Protected`] or [`Outcome::Missing`].
+///
+/// # Context
+/// Any, outside the gate.
+pub fn still_asked(domain: &DomainState, fault: Fault) -> Option<Outcome> {
+    let _inside = domain.gate.enter(domain.mmu);
+    let page = fault.addr.page();
+    asked(domain.regions.find(page)?, page, fault.access, Absent::Ask)
+}
+
+/// What the program's handler is to be asked, if anything. Nobody is asked of a page that somebody is at: it is waited for.
+fn asked(region: &Region, page: PageNo, access: Access, absent: Absent) -> Option<Outcome> {
+    let seen = region.word(page)?.load();
+    match seen.state() {
+        State::Busy => None,
+        _ if seen.wishes().forbid(access) => Some(Outcome::Protected),
+        State::Absent if absent == Absent::Ask && region.asks_first.load(Ordering::Relaxed) != 0 => {
+            Some(Outcome::Missing)
+        }
+        _ => None,
+    }
+}
+
+/// Looks at the page's word and does what it calls for. A page whose every access traps is not mapped here.
 fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -> Step {
     let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
         return Step::Done(Outcome::Violation);
     };
     let seen = word.load();
+    if seen.wishes().unmapped() && seen.state() != State::Busy {
+        return Step::Done(Outcome::Protected);
+    }
     match seen.state() {
         State::Absent => bring_in(domain, context, region, pager, page, seen),
         State::Standby => soft_fault(domain, region, pager, page, seen),
@@ -158,7 +214,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
-        State::Sampled => sample::referenced(domain, region, page, seen),
+        State::Aside => take_back(domain, region, page, seen),
     }
 }
 
@@ -301,6 +357,26 @@ fn refused_whole(domain: &DomainState, region: &Region, page: PageNo, why: Refus
             Step::Done(Outcome::Retry)
         }
     }
+}
+
+/// The frame has the contents, and nothing keeps the page from being mapped: it was unmapped to see whether it is used, or for the
+/// program's sake, whose wish is gone.
+fn take_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+    let frame = seen.frame();
+    if !region.word(page).is_some_and(|word| word.claim(seen)) {
+        return Step::Again;
+    }
+    domain.frames.note_use(frame);
+    region.set_resident(page, 1);
+    if let Err(partial) = domain.map(region, page, frame, 1) {
+        domain.settle(region, page, seen);
+        return refused_whole(domain, region, page, partial.why);
+    }
+    domain.leaves_aside(seen);
+    domain.settle(region, page, Word::new(State::Resident, frame));
+    domain.admit(region, frame, Use::Again);
+    Counters::add(&domain.counters.referenced_total, 1);
+    Step::Brought(Kind::Referenced)
 }
 
 /// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the program dropped the page

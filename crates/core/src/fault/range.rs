@@ -7,10 +7,10 @@ use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::fill::Tripwire;
-use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, sample, save};
-use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
+use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save, take_back};
+use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
-use crate::frame::Zeroed;
+use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
 use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
@@ -109,6 +109,45 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
     }
 }
 
+/// Gives an absent page its contents, in its pager's place, and maps it. [`Outcome::Violation`]: it is not absent, or nobody may
+/// access it.
+///
+/// # Context
+/// Normal.
+pub fn supply(domain: &DomainState, page: PageNo, contents: &PageBytes) -> Outcome {
+    settle_step(domain, page, |region| {
+        let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
+        let seen = word.load();
+        match seen.state() {
+            State::Busy => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+            State::Absent if !seen.wishes().unmapped() => {}
+            _ => return Step::Done(Outcome::Violation),
+        }
+        let frames_seen = domain.stack.demand.available.count();
+        let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
+            return Step::AwaitFrame(frames_seen);
+        };
+        let frame = run.first;
+        if !word.claim(seen) {
+            domain.stack.give(domain.mmu, frame, 1);
+            return Step::Again;
+        }
+        domain.frames.set_zeroed(frame, Zeroed::Unknown);
+        domain.frames.set_owner(frame, Some(page));
+        *domain.lease(frame).get_mut() = *contents;
+        region.set_resident(page, 1);
+        match domain.map(region, page, frame, 1) {
+            Ok(()) => {
+                domain.settle(region, page, Word::new(State::Resident, frame));
+                domain.admit(region, frame, Use::First);
+                Counters::add(&domain.counters.fills_total, 1);
+                Step::Done(Outcome::Resolved)
+            }
+            Err(partial) => super::refused(domain, region, page, frame, partial.why),
+        }
+    })
+}
+
 /// Drops the contents of `range`, which must lie in one region: they are garbage and are never saved. Pins on it go too.
 ///
 /// # Context
@@ -171,8 +210,8 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
                 pager.forget(region.index(next), 1);
                 domain.settle_absent(region, next, seen.frame());
             }
-            State::Sampled => {
-                domain.stack.leaves_sampled();
+            State::Aside => {
+                domain.leaves_aside(seen);
                 pager.forget(region.index(next), 1);
                 domain.settle_absent(region, next, seen.frame());
             }
@@ -250,8 +289,8 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
         });
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
-        let (start, mut len, mut unmapped) = (at, 0, 0);
-        while len + unmapped < room && at < range.end() {
+        let (start, queued, mut len) = (at, evicted.queued, 0);
+        while len + ((evicted.queued - queued) as usize) < room && at < range.end() {
             let busy = |word: &PageWord| word.load().state() == State::Busy;
             if at > start && domain.regions.find(at).and_then(|region| region.word(at)).is_some_and(busy) {
                 break;
@@ -261,10 +300,6 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             {
                 *entry = (at, frame);
                 len += 1;
-            }
-            if let Some(frame) = claim_sampled(domain, at, &mut evicted) {
-                list_standby(domain, &[(at, frame)]);
-                unmapped += 1;
             }
             at = at.plus(1);
         }
@@ -290,22 +325,14 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
             Counters::add(&domain.counters.evictions_total, 1);
             evicted.ready += 1;
         }
+        State::Aside if word.claim(seen) => {
+            domain.leaves_aside(seen);
+            decide(domain, region, page, seen.frame(), Room::Promised, evicted);
+            list_standby(domain, &[(page, seen.frame())]);
+        }
         _ => {}
     }
     None
-}
-
-/// Evicts a page that is unmapped already, to see whether it is used. Gives its frame.
-fn claim_sampled(domain: &DomainState, page: PageNo, evicted: &mut Evicted) -> Option<Frame> {
-    let region = domain.regions.find(page)?;
-    let word = region.word(page)?;
-    let seen = word.load();
-    if seen.state() != State::Sampled || !word.claim(seen) {
-        return None;
-    }
-    domain.stack.leaves_sampled();
-    decide(domain, region, page, seen.frame(), Room::Promised, evicted);
-    Some(seen.frame())
 }
 
 /// Has `range`, within one region, brought in by pager threads: as much of it as the frames can hold beside the reserve.
@@ -344,8 +371,9 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         for page in (PageRange { first: at, count: piece }).pages() {
             // Whoever needs a page that cannot be mapped meets that again.
             let _ = match region.word(page).map(|word| word.load()) {
+                Some(seen) if seen.wishes().unmapped() => continue,
                 Some(seen) if seen.state() == State::Standby => super::soft_fault(domain, region, pager, page, seen),
-                Some(seen) if seen.state() == State::Sampled => sample::referenced(domain, region, page, seen),
+                Some(seen) if seen.state() == State::Aside => take_back(domain, region, page, seen),
                 _ => continue,
             };
         }
@@ -387,7 +415,13 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
         State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-        State::Sampled => return flush_sampled(domain, region, pager, page, seen),
+        // Nobody can change an unmapped page while it is claimed: it is saved from where it is.
+        State::Aside if word.claim(seen) => {
+            let outcome = save_copy(domain, region, pager, page, seen.frame());
+            domain.settle(region, page, seen);
+            return Step::Done(outcome.map_or_else(|why| Outcome::Failed(Failure::Pager(why)), |()| Outcome::Resolved));
+        }
+        State::Aside => return Step::Again,
         State::Resident => {}
     }
     let frames_seen = domain.stack.demand.available.count();
@@ -413,25 +447,6 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     };
     domain.settle(region, page, seen);
     give(Step::Done(outcome.map_or_else(Outcome::Failed, |()| Outcome::Resolved)))
-}
-
-/// Nobody can change an unmapped page while it is claimed: it is saved from where it is.
-fn flush_sampled(
-    domain: &DomainState,
-    region: &Region,
-    pager: &dyn crate::pager::Pager,
-    page: PageNo,
-    seen: Word,
-) -> Step {
-    if !region.word(page).is_some_and(|word| word.claim(seen)) {
-        return Step::Again;
-    }
-    let outcome = save_copy(domain, region, pager, page, seen.frame());
-    domain.settle(region, page, seen);
-    match outcome {
-        Ok(()) => Step::Done(Outcome::Resolved),
-        Err(error) => Step::Done(Outcome::Failed(Failure::Pager(error))),
-    }
 }
 
 fn save_copy(

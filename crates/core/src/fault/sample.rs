@@ -9,10 +9,9 @@ use core::ops::Range;
 
 use super::fill::neighbours;
 use super::range::settle_step;
-use super::{Outcome, Step, lost, refused_whole};
+use super::{Outcome, Step, lost};
 use crate::addr::{Frame, PageNo, PageRange};
 use crate::domain::DomainState;
-use crate::frame::Use;
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
 use crate::region::Region;
@@ -65,7 +64,9 @@ pub fn in_core(domain: &DomainState, frames: Range<u32>, range: PageRange) -> St
             && let Some(word) = domain.regions.find(page).and_then(|region| region.word(page))
             && let seen = word.load()
             && match seen.state() {
-                State::Resident | State::Sampled => seen.frame() == frame && seen.pins() == 0,
+                State::Resident | State::Aside => {
+                    seen.frame() == frame && seen.pins() == 0 && !seen.wishes().unmapped()
+                }
                 // Somebody ends the very fault that brought it in.
                 state => state == State::Busy,
             }
@@ -96,7 +97,7 @@ pub fn begin(domain: &DomainState, pages: &[(PageNo, Frame)]) -> Stretch {
     let (mut sample, mut claimed) = (Stretch::of(&[]), Stretch::of(&[]));
     for &(page, frame) in pages.iter().take(STRETCH) {
         match set_out(domain, page, frame) {
-            Some(State::Sampled) => sample.push(page, frame),
+            Some(State::Aside) => sample.push(page, frame),
             Some(_) => claimed.push(page, frame),
             None => {}
         }
@@ -111,7 +112,7 @@ fn set_out(domain: &DomainState, page: PageNo, frame: Frame) -> Option<State> {
     let word = domain.regions.find(page)?.word(page)?;
     loop {
         let seen = word.load();
-        if seen.frame() != frame || seen.pins() > 0 || seen.in_save() {
+        if seen.frame() != frame || seen.pins() > 0 || seen.in_save() || seen.wishes().unmapped() {
             return None;
         }
         match seen.state() {
@@ -120,11 +121,11 @@ fn set_out(domain: &DomainState, page: PageNo, frame: Frame) -> Option<State> {
                 return Some(State::Resident);
             }
             State::Resident => {}
-            State::Sampled => {
+            State::Aside => {
                 domain.frames.forget_use(frame);
                 // Whoever used it meanwhile may have noted that before it was forgotten: then it is mapped by now.
                 if word.load() == seen {
-                    return Some(State::Sampled);
+                    return Some(State::Aside);
                 }
             }
             _ => return None,
@@ -146,7 +147,7 @@ fn unmap(domain: &DomainState, pages: &[(PageNo, Frame)], sample: &mut Stretch) 
         for &(page, frame) in rest.get(..done).unwrap_or(rest) {
             if let Some(region) = domain.regions.find(page) {
                 domain.stack.joins_sampled();
-                domain.settle(region, page, Word::new(State::Sampled, frame));
+                domain.settle(region, page, Word::new(State::Aside, frame));
                 sample.push(page, frame);
                 domain.trace(page, Kind::Sample);
             }
@@ -167,28 +168,6 @@ fn unmap(domain: &DomainState, pages: &[(PageNo, Frame)], sample: &mut Stretch) 
     }
 }
 
-/// A page that was unmapped to see whether it is used is used: it is mapped again.
-///
-/// # Context
-/// Trap, inside the gate.
-pub(super) fn referenced(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
-    let frame = seen.frame();
-    if !region.word(page).is_some_and(|word| word.claim(seen)) {
-        return Step::Again;
-    }
-    domain.frames.note_use(frame);
-    region.set_resident(page, 1);
-    if let Err(partial) = domain.map(region, page, frame, 1) {
-        domain.settle(region, page, seen);
-        return refused_whole(domain, region, page, partial.why);
-    }
-    domain.stack.leaves_sampled();
-    domain.settle(region, page, Word::new(State::Resident, frame));
-    domain.admit(region, frame, Use::Again);
-    Counters::add(&domain.counters.referenced_total, 1);
-    Step::Brought(Kind::Referenced)
-}
-
 /// How many of `pages` are still unmapped since they were sampled.
 ///
 /// # Context
@@ -197,7 +176,7 @@ pub fn unused(domain: &DomainState, pages: &[(PageNo, Frame)]) -> usize {
     let _inside = domain.gate.enter(domain.mmu);
     let waits = |&&(page, frame): &&(PageNo, Frame)| {
         let word = domain.regions.find(page).and_then(|region| region.word(page));
-        word.map(|word| word.load()).is_some_and(|seen| seen.state() == State::Sampled && seen.frame() == frame)
+        word.map(|word| word.load()).is_some_and(|seen| seen.state() == State::Aside && seen.frame() == frame)
     };
     pages.iter().filter(waits).count()
 }
@@ -225,18 +204,18 @@ pub fn end_all(domain: &DomainState) {
 fn map_unused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame) {
     let (Some(word), Some(pager)) = (region.word(page), region.pager()) else { return };
     let seen = word.load();
-    if seen.state() != State::Sampled || seen.frame() != frame || !word.claim(seen) {
+    if seen.state() != State::Aside || seen.wishes().unmapped() || seen.frame() != frame || !word.claim(seen) {
         return;
     }
     match domain.map(region, page, frame, 1).map_err(|partial| partial.why) {
         Ok(()) => {
-            domain.stack.leaves_sampled();
+            domain.leaves_aside(seen);
             domain.settle(region, page, Word::new(State::Resident, frame));
         }
         // The program has mapped something of its own there: what was there is lost.
         Err(Refusal::Occupied | Refusal::Foreign) => {
             Counters::add(&domain.counters.lost_total, 1);
-            domain.stack.leaves_sampled();
+            domain.leaves_aside(seen);
             pager.forget(region.index(page), 1);
             domain.settle_absent(region, page, frame);
         }

@@ -117,11 +117,14 @@ fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, er
     let Some(word) = region.word(page) else { return };
     let seen = word.load();
     if seen.state() == State::Saving && word.claim(seen) {
-        match domain.map(region, page, frame, 1) {
+        // A page whose every access traps stays unmapped.
+        let unmapped = seen.wishes().unmapped();
+        match if unmapped { Ok(()) } else { domain.map(region, page, frame, 1) } {
             Ok(()) => {
                 // The save has ended here, and the claim is ours.
                 let _ = word.end_save(Word::ABSENT);
-                domain.settle(region, page, Word::new(State::Resident, frame));
+                let state = if unmapped { State::Aside } else { State::Resident };
+                domain.settle(region, page, Word::new(state, frame));
                 domain.admit(region, frame, Use::First);
             }
             Err(partial) if partial.why == Refusal::Hole => lose_claimed(domain, region, page, frame),

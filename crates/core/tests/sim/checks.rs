@@ -21,9 +21,9 @@ pub fn at_rest(world: &World) {
         let (mut on_standby, mut sampled) = (0, 0);
         for part in &world.parts {
             for page in part.region.range.pages() {
-                let state = look_at(world, part, page, &queue, &mut places);
-                on_standby += u32::from(state == State::Standby);
-                sampled += u32::from(state == State::Sampled);
+                let word = look_at(world, part, page, &queue, &mut places);
+                on_standby += u32::from(word.state() == State::Standby);
+                sampled += u32::from(word.state() == State::Aside && !word.wishes().unmapped());
             }
         }
         assert_eq!(sampled, world.domain.stack.sampled(), "sampled pages");
@@ -73,7 +73,7 @@ fn place_free(world: &World, places: &mut Places) {
 }
 
 /// Checks one page: its word, and what a child that was forked now would read in it.
-fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], places: &mut Places) -> State {
+fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], places: &mut Places) -> Word {
     let (domain, at, index) = (&world.domain, world.at(page), part.region.index(page));
     let word = part.region.word(page).expect("a page of the region").load();
     let (state, frame) = (word.state(), word.frame());
@@ -86,7 +86,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
             assert_eq!(part.pager.kept(index), world.mmu.in_slot(frame), "{page:?}: standby, and the pager differs");
             world.mmu.in_slot(frame)
         }
-        State::Saving | State::Sampled => world.mmu.in_slot(frame),
+        State::Saving | State::Aside => world.mmu.in_slot(frame),
     };
     let right = contents.is_some_and(|contents| world.shadow.may_be(at, contents));
     assert!(right, "{page:?} is {word:?} with {contents:?}, not {:?}", world.shadow.now(at));
@@ -95,7 +95,15 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
     let resident = part.region.residency().get(index as usize).expect("as many as words").load(Ordering::Relaxed);
     assert_eq!(resident != 0, state == State::Resident, "{page:?}: residency");
     assert!(world.shadow.may_have_pins(at, word.pins()), "{page:?} is {word:?} with {} pins", world.shadow.pins(at));
-    if matches!(state, State::Resident | State::Standby | State::Saving | State::Sampled) {
+    let wanted = state == State::Resident && word.wishes().write_protected();
+    assert_eq!(
+        world.mmu.protected(page),
+        wanted && mapped.is_some(),
+        "{page:?} is {word:?}: what the machine protects"
+    );
+    let unmapped = word.wishes().unmapped();
+    assert!(!unmapped || state != State::Resident, "{page:?} is mapped, and nobody may access it");
+    if matches!(state, State::Resident | State::Standby | State::Saving | State::Aside) {
         places.put(frame, "of a page");
         assert_eq!(domain.frames.owner(frame), Some(page));
     }
@@ -108,7 +116,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
             places.put(old, "being saved");
         }
     }
-    state
+    word
 }
 
 /// Nobody runs any more, and nothing goes wrong: every page can be read, and every frame that may go goes.
@@ -116,6 +124,7 @@ pub fn at_the_end(world: &World) {
     world.weather.clear_up();
     while save(&world.domain) > 0 {}
     at_rest(world);
+    world.parts.iter().flat_map(|part| part.region.range.pages()).for_each(|page| world.unprotect(page));
     for part in &world.parts {
         for page in part.region.range.pages() {
             read(world, page);

@@ -9,7 +9,7 @@ use selfpage_core::linux::key::Key;
 
 use super::rights::Rights;
 use super::table::{self, Record};
-use super::{Mechanism, mechanism, thread};
+use super::thread;
 use crate::error::{Error, Kind, Result};
 use crate::maps;
 use crate::region::Region;
@@ -35,9 +35,6 @@ impl Memory {
     /// # Errors
     /// It has been given to rights before (clone that `Memory`), or threads in domains leave no key for it.
     pub fn of(region: &Arc<Region>) -> Result<Memory> {
-        if mechanism() == Mechanism::Keys {
-            region.tell_protected_writes()?;
-        }
         let start = region.as_ptr() as usize;
         Memory::add(region.bound.name.clone(), start..start + region.len_bytes(), Some(region.clone()))
     }
