@@ -58,7 +58,7 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
     Ok((Descriptors { pool, worker, upcall, memory, pagemap }, reach))
 }
 
-fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
+pub(crate) fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
     let why = SystemError::into_io(errno);
     if matches!(why.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
         return Error::system("open", "userfaultfd", errno);
@@ -83,12 +83,15 @@ pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
 
 /// Closes them, where the program has them and has not closed them itself.
 pub(crate) fn close_ours(descriptors: &Descriptors) {
-    for number in numbers(descriptors) {
-        // The program may have closed ours, and opened its own at the number.
-        let names = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
-        if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
-            let _ = Descriptor::from_raw(number).close();
-        }
-        release_number(number);
+    numbers(descriptors).into_iter().for_each(close_number);
+}
+
+/// Closes one.
+pub(crate) fn close_number(number: RawFd) {
+    // The program may have closed ours, and opened its own at the number.
+    let names = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+    if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
+        let _ = Descriptor::from_raw(number).close();
     }
+    release_number(number);
 }

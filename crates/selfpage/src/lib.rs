@@ -23,6 +23,7 @@
 mod arena;
 mod config;
 mod descriptors;
+pub mod dirty;
 pub mod doctor;
 mod domain;
 mod error;

@@ -14,7 +14,7 @@ pub(crate) const ALLOW: &str = "sysctl -w vm.unprivileged_userfaultfd=1";
 pub(crate) const UNFILTER: &str =
     "allow userfaultfd in the container's seccomp profile (docker run --security-opt seccomp=unconfined)";
 pub(crate) const NEWER_6_8: &str = "boot Linux 6.8 or newer";
-const NEWER_6_7: &str = "boot Linux 6.7 or newer";
+pub(crate) const NEWER_6_7: &str = "boot Linux 6.7 or newer";
 pub(crate) const BUILD: &str = "boot a kernel built with CONFIG_USERFAULTFD=y";
 
 /// A line for each feature.
