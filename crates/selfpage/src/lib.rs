@@ -63,6 +63,8 @@ mod guides {
     struct Pagers;
     #[doc = include_str!("../../../docs/stores.md")]
     struct Stores;
+    #[doc = include_str!("../../../docs/dirty.md")]
+    struct DirtyPages;
 }
 
 /// The end, where tables no longer make sense.

@@ -209,9 +209,9 @@ const OPEN: u32 = 2;
 /// A word that is [`CLOSED`] at first, and again in each forked child, however it was forked.
 struct State(NonNull<AtomicU32>);
 
-// SAFETY: table-memory: the word is an atomic in a mapping of its own, which lives until this is dropped.
+// SAFETY: tracker-memory: the word is an atomic in a mapping of its own, which lives until this is dropped.
 unsafe impl Send for State {}
-// SAFETY: table-memory: as above.
+// SAFETY: tracker-memory: as above.
 unsafe impl Sync for State {}
 
 impl State {
@@ -226,7 +226,7 @@ impl State {
     }
 
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: table-memory, zeroed-valid: mapped, aligned, and zero is a value of an atomic.
+        // SAFETY: tracker-memory: mapped, aligned, and zero is a value of an atomic.
         unsafe { self.0.as_ref() }
     }
 }

@@ -32,7 +32,7 @@ static INSTALL: Once = Once::new();
 static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
 
 fn watches() -> impl Iterator<Item = &'static Watch> {
-    // SAFETY: table-memory: a watch is leaked before it is listed.
+    // SAFETY: tracker-memory: a watch is leaked before it is listed.
     WATCHES.iter().map_while(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
 }
 

@@ -41,8 +41,8 @@ pub(super) fn examine() -> Vec<Finding> {
         probed(
             "UFFD_FEATURE_WP_ASYNC",
             probe::notes_writes(),
-            "the kernel notes which pages are written",
-            "written pages are found by comparing hashes only",
+            "the kernel notes which pages are written: DirtyTracker, tracked regions",
+            "DirtyTracker works by mprotect traps, and system calls that write fail",
             NEWER_6_7,
         ),
         keeps_protection(),
