@@ -25,7 +25,7 @@ fn is_empty(directory: &Path) -> bool {
 #[test]
 fn bad_names_are_one_line_and_exit_2() {
     let bad: [(&[&str], &str); 7] = [
-        (&["pagin"], "paging, faults, tables"),
+        (&["pagin"], "paging, faults, tables, dirty"),
         (&["paging", "--case", "rnd-read-3t"], "rnd-read-2t"),
         (&["paging", "--system", "mmap"], "mmap-ra128k"),
         (&["paging", "--system", "raw-2m", "--case", "rnd-read-1t"], "takes part"),
@@ -64,6 +64,19 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
     let faults = lines.split(r#""kernel_faults":"#).nth(1).unwrap();
     let faults: f64 = faults.split([',', '}']).next().unwrap().parse().unwrap();
     assert!((16_384.0..17_000.0).contains(&faults), "{lines}");
+}
+
+#[test]
+fn dirty_gives_figures_of_each_way() {
+    let output =
+        bench(&["dirty", "--quick", "--json", "--reps", "1", "--case", "scan-and-rearm", "--case", "first-write"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines = text(&output.stdout);
+    for part in
+        [r#""case":"scan-and-rearm","system":"selfpage""#, r#""system":"mprotect""#, r#""system":"fork""#, "round_8"]
+    {
+        assert!(lines.contains(part), "{part} is missing in {lines}");
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@
 mod arena;
 mod config;
 mod descriptors;
+pub mod dirty;
 pub mod doctor;
 mod domain;
 mod error;
@@ -76,6 +77,8 @@ mod guides {
     struct Protection;
     #[doc = include_str!("../../../docs/handlers.md")]
     struct Handlers;
+    #[doc = include_str!("../../../docs/dirty.md")]
+    struct DirtyPages;
 }
 
 /// The end, where tables no longer make sense.

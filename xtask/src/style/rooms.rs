@@ -11,6 +11,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/core/src/region", "regions and pagers that the library keeps alive: the map holds their addresses"),
     ("crates/core/src/tables", "page tables in memory that the program supplies"),
     ("crates/selfpage/src/arena", "the mappings that core's tables are carved from"),
+    ("crates/selfpage/src/dirty", "watching the program's memory"),
     ("crates/selfpage/src/pool", "the mapping of a domain's frames"),
     ("crates/selfpage/src/region", "the mappings of regions, and typed views of them"),
     ("crates/selfpage/src/placement", "addresses that a region is given"),

@@ -11,6 +11,7 @@ mod cgroup;
 mod content;
 mod data;
 mod device;
+mod dirty;
 mod error;
 mod faults;
 mod histogram;
@@ -41,13 +42,14 @@ use stage::Stage;
 use system::{Condition, Entry};
 
 /// All benches.
-static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults, &tables::Tables];
+static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults, &tables::Tables, &dirty::Tracking];
 
 const EXAMPLES: &str = "\
 Examples:
   selfpage bench list                                     what there is
   selfpage bench faults --quick                           a first look, in a second
   selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
+  selfpage bench dirty                                    finding written pages: ours, mprotect, fork; needs 1 GiB
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::case::Case;
+use super::dirty::Way;
 use super::error::Error;
 use super::raw::Memory;
 use super::sizes::Sizes;
@@ -94,6 +95,8 @@ pub enum Drive {
     Requests { len_bytes: usize },
     /// By calls that change mappings.
     Calls(fn(Work, Sizes) -> Result<Took, Error>),
+    /// By writes to memory of the bench's own, and questions which pages they were.
+    Tracking(Way),
 }
 
 /// One system of a bench.

@@ -73,8 +73,8 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
             Touch::Write { .. } => Access::Write,
         };
         let failure = match world.part(page).region.trap {
-            Trap::Worker if world.mmu.poisoned(page) => return Err(()),
-            Trap::Worker => {
+            Trap::Worker | Trap::TrackedWorker if world.mmu.poisoned(page) => return Err(()),
+            Trap::Worker | Trap::TrackedWorker => {
                 let signal_after = dice::once_in(32).then(|| dice::below(200));
                 world.mmu.fault(page, access, signal_after);
                 if signal_after.is_some() {
@@ -82,7 +82,7 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
                 }
                 None
             }
-            Trap::Upcall => {
+            Trap::Upcall | Trap::TrackedUpcall => {
                 let fault = Fault { addr: page.addr(), access, thread: 0 };
                 match scheduler::in_role(Role::Trap, || fault::resolve(&world.domain, Context::Trap, fault)) {
                     Outcome::Resolved | Outcome::Retry => None,
