@@ -114,14 +114,13 @@ static void *change(void *argument) {
 
 int main(int count, char **arguments) {
     steps = count > 1 ? atol(arguments[1]) : 100000;
-    /* Milliseconds after which a collection lets threads run, and goes on beside them; 0 for none. */
-    unsigned long limit = count > 2 ? strtoul(arguments[2], 0, 10) : 0;
     alarm(300);
     if (selfpage_collector_prepare() != 0) return 3;
     GC_init();
     GC_enable_incremental();
     if (!GC_is_incremental_mode()) return 4;
-    if (limit) GC_set_time_limit(limit);
+    /* Milliseconds after which a collection lets threads run, and goes on beside them; without it they wait for its end. */
+    if (count > 2) GC_set_time_limit(strtoul(arguments[2], 0, 10));
     pthread_t threads[THREADS];
     for (long i = 0; i < THREADS; i++) GC_pthread_create(&threads[i], 0, change, (void *)(i + 1));
     change(0);
