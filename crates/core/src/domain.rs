@@ -6,7 +6,7 @@ use crate::addr::{Frame, PageNo};
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
-use crate::mmu::{Mmu, Partial, Trap};
+use crate::mmu::{Mmu, Partial};
 use crate::page::{State, Word};
 use crate::region::{Region, RegionMap, Rights};
 use crate::ring::Ring;
@@ -66,7 +66,7 @@ impl DomainState {
         if let Some(word) = region.word(page) {
             self.mmu.rouse(word.low_half(), u32::MAX >> 1);
         }
-        if region.trap == Trap::Worker && !self.mmu.wake_faulters(region.trap, page, 1) {
+        if region.trap.is_read() && !self.mmu.wake_faulters(region.trap, page, 1) {
             let mut seen = self.requested.count();
             while !fault::request(self, Request::Wake(page)) {
                 self.requested.wait(self.mmu, seen, 1000);

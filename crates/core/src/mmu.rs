@@ -16,6 +16,32 @@ pub enum Trap {
     Worker,
     /// `SIGBUS` on the faulting thread. Faster; a system call on an absent page fails with `EFAULT`.
     Upcall,
+    /// As [`Trap::Worker`], and the machine notes which pages are written.
+    TrackedWorker,
+    /// As [`Trap::Upcall`], and the machine notes which pages are written.
+    TrackedUpcall,
+}
+
+impl Trap {
+    /// The same, and the machine notes which pages are written.
+    pub const fn tracked(self) -> Trap {
+        match self {
+            Trap::Worker | Trap::TrackedWorker => Trap::TrackedWorker,
+            Trap::Upcall | Trap::TrackedUpcall => Trap::TrackedUpcall,
+        }
+    }
+    /// Whether the machine notes which pages are written.
+    pub const fn is_tracked(self) -> bool {
+        matches!(self, Trap::TrackedWorker | Trap::TrackedUpcall)
+    }
+    /// Whether a pager thread reads the fault.
+    pub const fn is_read(self) -> bool {
+        matches!(self, Trap::Worker | Trap::TrackedWorker)
+    }
+    /// Whether it is `SIGBUS` on the faulting thread.
+    pub const fn is_signal(self) -> bool {
+        !self.is_read()
+    }
 }
 
 /// Why the machine could not do all that was asked.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -293,6 +293,14 @@ impl Inner {
         Regions { held: self.regions.lock().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
     }
 
+    /// The tracked region that a range has a page in.
+    pub(crate) fn find_tracked(&self, range: &Range<usize>) -> Option<Arc<Bound>> {
+        let regions = self.regions();
+        let mut before = regions.range(..range.end.div_ceil(PAGE_BYTES) as u64).map(|(_, bound)| bound);
+        let last = before.rfind(|bound| bound.core().trap.is_tracked())?;
+        (last.core().range.end().addr().0 > range.start).then(|| last.clone())
+    }
+
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -320,6 +328,7 @@ impl Inner {
         for bound in regions.values() {
             bound.lock_as(&self.pool)?;
             bound.register(descriptors)?;
+            bound.core().range.pages().for_each(|page| bound.core().disarm(page));
             bound.core().pager().into_iter().for_each(Pager::forked);
         }
         while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
@@ -486,7 +495,7 @@ impl Inner {
         let first = thread::start("selfpage-pager", move || {
             let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
-                start_others(&own, descriptors.worker)
+                start_others(&own, [descriptors.worker, descriptors.tracked_worker])
             });
             let _ = send.send(started);
             drop(send);
@@ -542,11 +551,11 @@ impl Inner {
     }
 }
 
-fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
+fn start_others(inner: &Arc<Inner>, uffds: [Uffd; 2]) -> std::io::Result<()> {
     for _ in 1..inner.config.pagers {
         start(inner, "selfpage-pager", pager)?;
     }
-    let queue = Arc::new(worker::Queue::over(uffd)?);
+    let queue = Arc::new(worker::Queue::over(uffds)?);
     for _ in 0..inner.config.workers {
         let queue = queue.clone();
         start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?;

@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
@@ -20,6 +21,7 @@ use selfpage_core::policy::Policy;
 
 use crate::domain::{Inner, Regions};
 use crate::error::Result;
+use crate::region::Bound;
 use crate::store::BackingStore;
 use crate::trap::{thread, upcall};
 
@@ -67,6 +69,13 @@ pub(crate) fn delist(inner: &Arc<Inner>) {
     let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| !std::ptr::eq(domain.as_ptr(), Arc::as_ptr(inner)));
+}
+
+/// The tracked region that a range has a page in.
+pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
+    let _quiet = signal::Quiet::begin();
+    let domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
 }
 
 extern "C" fn prepare() {

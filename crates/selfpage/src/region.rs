@@ -25,6 +25,7 @@ use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
+use crate::dirty;
 use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result, pages};
 use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
@@ -40,7 +41,7 @@ pub struct Builder<'a> {
     life: &'a Arc<Life>,
     len_bytes: usize,
     name: String,
-    trap: Trap,
+    pub(crate) trap: Trap,
     priority: u8,
     reserved: Access,
 }
@@ -59,7 +60,7 @@ impl<'a> Builder<'a> {
 
     /// How faults arrive: [`Trap::Worker`] unless stated otherwise.
     pub fn trap(mut self, trap: Trap) -> Self {
-        self.trap = trap;
+        self.trap = if self.trap.is_tracked() { trap.tracked() } else { trap };
         self
     }
 
@@ -219,19 +220,22 @@ impl Bound {
         if builder.len_bytes == 0 || builder.len_bytes > isize::MAX as usize / 2 {
             return Err(Error::new(Kind::Invalid, "make", object(), "a region needs bytes, and fewer than 2^62"));
         }
-        if trap == Trap::Upcall && table == DescriptorTable::Private {
+        dirty::check_tracked(trap, rights).map_err(|why| why.for_a(object()))?;
+        if trap.is_signal() && table == DescriptorTable::Private {
             let cause =
                 "upcall regions need a domain whose descriptors the program's threads have (DescriptorTable::Shared)";
             return Err(Error::new(Kind::Invalid, "make", object(), cause));
         }
-        if trap == Trap::Upcall && !upcall::enlist(&raw const **inner) {
+        if trap.is_signal() && !upcall::enlist(&raw const **inner) {
             let cause = "there are too many domains with upcall regions in this process";
             return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
         }
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
         let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
-        let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))
-            .map_err(|why| why.for_a(object()))?;
+        let armed = if trap.is_tracked() { len } else { 0 };
+        let bytes =
+            Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len) + Arena::bytes_for::<AtomicU8>(armed);
+        let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         // Access comes below: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
         // SAFETY: owned-range: a fresh mapping.
@@ -241,6 +245,8 @@ impl Bound {
         let range = PageRange { first, count: len as u64 };
         // SAFETY: table-memory: the tables are dropped after the region.
         let region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
+        // SAFETY: table-memory: as above.
+        let region = region.track(unsafe { tables.table(armed) });
         region.priority.store(builder.priority, Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
         let reference = Box::new(PagerAt(unsafe { std::mem::transmute::<&dyn Pager, &'static dyn Pager>(&*pager) }));
@@ -319,10 +325,13 @@ impl Bound {
         let uffd = match self.region.trap {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
+            Trap::TrackedWorker => descriptors.tracked_worker,
+            Trap::TrackedUpcall => descriptors.tracked_upcall,
         };
         // A write to a page that may only be read is told too.
         let modes = match self.region.rights {
             Rights::Read => Modes::MISSING.and(Modes::WP),
+            Rights::ReadWrite if self.region.trap.is_tracked() => Modes::MISSING.and(Modes::WP),
             Rights::ReadWrite => Modes::MISSING,
         };
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.

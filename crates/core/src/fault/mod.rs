@@ -455,7 +455,9 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             outcome
         }
         Request::Wake(page) => {
-            domain.mmu.wake_faulters(Trap::Worker, page, 1);
+            for trap in [Trap::Worker, Trap::TrackedWorker] {
+                domain.mmu.wake_faulters(trap, page, 1);
+            }
             Outcome::Resolved
         }
         Request::Ahead(page, chunk) => {

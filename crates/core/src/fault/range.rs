@@ -160,6 +160,7 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
         if !word.claim(seen) {
             continue;
         }
+        region.disarm(next);
         match seen.state() {
             State::Resident => {
                 *entry = (next, seen.frame());

@@ -68,8 +68,8 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
             return Ok(());
         }
         let failure = match world.part(page).region.trap {
-            Trap::Worker if world.mmu.poisoned(page) => return Err(()),
-            Trap::Worker => {
+            Trap::Worker | Trap::TrackedWorker if world.mmu.poisoned(page) => return Err(()),
+            Trap::Worker | Trap::TrackedWorker => {
                 let signal_after = dice::once_in(32).then(|| dice::below(200));
                 world.mmu.fault(page, signal_after);
                 if signal_after.is_some() {
@@ -77,7 +77,7 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
                 }
                 None
             }
-            Trap::Upcall => {
+            Trap::Upcall | Trap::TrackedUpcall => {
                 let access = match touch {
                     Touch::Read => Access::Read,
                     Touch::Write { .. } => Access::Write,

@@ -76,6 +76,31 @@ impl Dirty {
         }
     }
 
+    /// Adds a page within the range scanned, in any order; to be followed by [`Dirty::end`].
+    pub(super) fn mark(&mut self, found: Range<usize>) {
+        self.each_word(&found, |word, bits| *word |= bits);
+    }
+
+    /// Makes ranges of what was marked in a scan of `range`.
+    pub(super) fn end(&mut self, range: &Range<usize>) {
+        let page_at = |page: usize| range.start + page * PAGE_BYTES;
+        let size_pages = range.len() / PAGE_BYTES;
+        let mut page = 0;
+        while page < size_pages {
+            let Some(word) = self.bits.get(page / 64) else { return };
+            let rest = word >> (page % 64);
+            if rest == 0 {
+                page = (page / 64 + 1) * 64;
+                continue;
+            }
+            let first = page + rest.trailing_zeros() as usize;
+            // Up to the end of the word; `add` joins what goes on in the next one.
+            let count = (rest >> rest.trailing_zeros()).trailing_ones() as usize;
+            page = first + count;
+            self.add(page_at(first)..page_at(page));
+        }
+    }
+
     /// Calls `each` with the words that have the range's bits, and which bits those are.
     fn each_word(&mut self, range: &Range<usize>, mut each: impl FnMut(&mut u64, u64)) {
         let (mut page, end) = ((range.start - self.start) / PAGE_BYTES, (range.end - self.start) / PAGE_BYTES);

@@ -7,15 +7,18 @@
 
 mod found;
 mod protection;
+mod tracked;
 
 use std::ops::Range;
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory;
+use selfpage_core::linux::pagemap::Afterwards;
 
 use crate::error::{Error, Kind, Result};
 pub use found::Dirty;
 use protection::WriteProtection;
+pub(crate) use tracked::check_tracked;
 
 /// How writes are noticed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,7 +102,10 @@ impl DirtyTracker {
     /// owned-range: the memory is the caller's: neither the library's own nor another component's that protects it.
     pub unsafe fn arm(&self, range: Range<usize>) -> Result<()> {
         check("arm", &range)?;
-        self.protection.arm(range)
+        match tracked::region("arm", &range)? {
+            Some(region) => self.protection.scan_region(&region, range, Afterwards::Protect, &mut Dirty::new()),
+            None => self.protection.arm(range),
+        }
     }
 
     /// Finds the pages of `range` that were written since they were armed. A part that was never armed counts as written.
@@ -108,7 +114,10 @@ impl DirtyTracker {
     /// `Invalid`: as for [`DirtyTracker::arm`].
     pub fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan", &range)?;
-        self.protection.scan(range, found)
+        match tracked::region("scan", &range)? {
+            Some(region) => self.protection.scan_region(&region, range, Afterwards::Leave, found),
+            None => self.protection.scan(range, found),
+        }
     }
 
     /// As [`DirtyTracker::scan`], and what was found is clean again. Each write is found by this call or by a later one.
@@ -117,7 +126,10 @@ impl DirtyTracker {
     /// As for [`DirtyTracker::arm`].
     pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan and re-arm", &range)?;
-        self.protection.scan_and_rearm(range, found)
+        match tracked::region("scan and re-arm", &range)? {
+            Some(region) => self.protection.scan_region(&region, range, Afterwards::Protect, found),
+            None => self.protection.scan_and_rearm(range, found),
+        }
     }
 
     /// Ends what [`DirtyTracker::arm`] began; the range counts as written afterwards.
@@ -126,7 +138,11 @@ impl DirtyTracker {
     /// As for [`DirtyTracker::arm`].
     pub fn disarm(&self, range: Range<usize>) -> Result<()> {
         check("disarm", &range)?;
-        self.protection.disarm(range)
+        match tracked::region("disarm", &range)? {
+            Some(region) => tracked::disarm(&region, &range),
+            None => self.protection.disarm(range)?,
+        }
+        Ok(())
     }
 }
 

@@ -12,14 +12,15 @@ use selfpage_core::linux::pagemap::{Afterwards, Pagemap, Stretch};
 use selfpage_core::linux::uffd::{Features, Modes, Reach, Reading, Uffd, Writing};
 use selfpage_core::linux::{Errno, thread};
 
-use super::{Dirty, object};
+use super::{Dirty, object, tracked};
 use crate::descriptors;
 use crate::doctor::userfaultfd as remedy;
 use crate::error::{Error, Kind, Result, SystemError};
+use crate::region::Bound;
 use crate::store::raised;
 
 /// What the kernel tells in one call. It looks at 512 pages before it hands over anyway.
-const STRETCHES: usize = 512;
+pub(super) const STRETCHES: usize = 512;
 
 /// A userfaultfd and the pagemap, of whichever process uses it: a forked child opens its own.
 pub(super) struct WriteProtection {
@@ -83,6 +84,19 @@ impl WriteProtection {
             unsafe { uffd.set_writing(hole.start, hole.len(), Writing::Protected) }
         });
         rearmed.map_err(|errno| forget(uffd, "scan and re-arm", &range, errno))
+    }
+
+    /// As the others, of a region that its domain pages.
+    pub(super) fn scan_region(
+        &self,
+        region: &Bound,
+        range: Range<usize>,
+        afterwards: Afterwards,
+        found: &mut Dirty,
+    ) -> Result<()> {
+        let (_, pagemap) = self.descriptors()?;
+        tracked::scan(pagemap, region, &range, afterwards, found)
+            .map_err(|errno| Error::system("scan", object(&tracked::addresses(region)), errno))
     }
 
     /// This process's descriptors.

@@ -1,6 +1,10 @@
 //! The tracker of written pages, over each kind of memory that the kernel has.
 
+mod bad;
+mod kinds;
 mod memory;
+mod regions;
+mod shadow;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 
