@@ -123,7 +123,8 @@ fn rearm(tracker: &DirtyTracker, range: &Range<usize>, found: &mut Dirty) -> boo
     is_mapped(range) && tracker.scan_and_rearm(range.clone(), found).is_ok()
 }
 
-/// The private anonymous mappings that may be written, as far as they lie within `bounds`. Those of the heap are among them.
+/// The private anonymous mappings, as far as they lie within `bounds`. Those of the heap are among them. Rights do not matter: some
+/// releases take them from free parts, and give them back when a part is used again.
 fn mappings(bounds: &Range<usize>) -> Vec<Range<usize>> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let parsed = maps.lines().filter_map(anonymous);
@@ -151,8 +152,8 @@ fn anonymous(line: &str) -> Option<Range<usize>> {
     let (start, end) = words.next()?.split_once('-')?;
     let rights = words.next()?;
     let inode = words.nth(2)?;
-    let is_stack = words.next().is_some_and(|name| name.starts_with("[stack"));
-    if !rights.starts_with("rw") || !rights.ends_with('p') || inode != "0" || is_stack {
+    let is_other = words.next().is_some_and(|name| name.starts_with("[stack") || name.starts_with("[v"));
+    if !rights.ends_with('p') || inode != "0" || is_other {
         return None;
     }
     Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
@@ -170,16 +171,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_heap_is_memory_without_a_file_that_may_be_written() {
+    fn a_heap_is_private_memory_without_a_file() {
         let found = anonymous("7f1200000000-7f1200040000 rw-p 00000000 00:00 0 ");
         assert_eq!(found, Some(0x7f12_0000_0000..0x7f12_0004_0000));
         assert!(anonymous("7f1200000000-7f1200040000 rwxp 00000000 00:00 0 [anon:heap]").is_some());
+        assert!(anonymous("7f1200000000-7f1200040000 ---p 00000000 00:00 0 ").is_some());
         assert!(anonymous("55e0c0000000-55e0c0021000 rw-p 00000000 00:00 0          [heap]").is_some());
         for other in [
-            "7f1200000000-7f1200040000 r--p 00000000 00:00 0 ",
             "7f1200000000-7f1200040000 rw-s 00000000 00:01 7 /dev/zero (deleted)",
             "7f1200000000-7f1200040000 rw-p 00021000 fe:00 1234 /usr/lib/libc.so.6",
             "7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]",
+            "7ffc000f7000-7ffc000f9000 r-xp 00000000 00:00 0 [vdso]",
             "",
         ] {
             assert_eq!(anonymous(other), None, "{other}");
