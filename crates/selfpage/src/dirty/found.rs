@@ -81,6 +81,13 @@ impl Dirty {
         self.each_word(&found, |word, bits| *word |= bits);
     }
 
+    /// Adds 64 pages, a bit each, to be followed by [`Dirty::end`].
+    pub(super) fn mark_word(&mut self, index: usize, found: u64) {
+        if let Some(word) = self.bits.get_mut(index) {
+            *word = found;
+        }
+    }
+
     /// Makes ranges of what was marked in a scan of `range`.
     pub(super) fn end(&mut self, range: &Range<usize>) {
         let page_at = |page: usize| range.start + page * PAGE_BYTES;

@@ -8,6 +8,7 @@
 mod found;
 mod protection;
 mod tracked;
+mod traps;
 
 use std::ops::Range;
 
@@ -27,9 +28,10 @@ pub enum Mechanism {
     /// Pages are write-protected by a userfaultfd; at the first write the kernel takes the protection off, and nobody waits.
     /// Linux 6.7.
     WriteProtection,
-    /// The kernel's soft-dirty bit, where it is built in.
+    /// The kernel's soft-dirty bit. Refused so far: it cannot be cleared for a range.
     SoftDirty,
-    /// `mprotect` and a handler for `SIGSEGV`. System calls that write to a clean page fail with `EFAULT`.
+    /// `mprotect` and a handler for `SIGSEGV`. System calls that write to a clean page fail with `EFAULT`, discarding is not
+    /// noticed, a range is scanned as it was armed, and nobody writes to it while it is disarmed.
     Traps,
 }
 
@@ -62,7 +64,8 @@ pub enum Mechanism {
 /// ```
 #[derive(Debug)]
 pub struct DirtyTracker {
-    protection: WriteProtection,
+    /// None: by traps.
+    protection: Option<WriteProtection>,
 }
 
 impl DirtyTracker {
@@ -71,7 +74,11 @@ impl DirtyTracker {
     /// # Errors
     /// `Unsupported`: it has none. `OutOfSpace`: no descriptors, no memory.
     pub fn new() -> Result<DirtyTracker> {
-        Self::with(Mechanism::WriteProtection)
+        let best = Self::with(Mechanism::WriteProtection);
+        if best.as_ref().is_err_and(|why| why.kind() == Kind::Unsupported) {
+            return Self::with(Mechanism::Traps);
+        }
+        best
     }
 
     /// A tracker that works by `mechanism`.
@@ -80,14 +87,19 @@ impl DirtyTracker {
     /// `Unsupported`: this machine does not have it. `OutOfSpace`: no descriptors, no memory.
     pub fn with(mechanism: Mechanism) -> Result<DirtyTracker> {
         match mechanism {
-            Mechanism::WriteProtection => Ok(DirtyTracker { protection: WriteProtection::new()? }),
-            _ => Err(Error::new(Kind::Unsupported, "use", format!("{mechanism:?}"), "not built; use WriteProtection")),
+            Mechanism::WriteProtection => Ok(DirtyTracker { protection: Some(WriteProtection::new()?) }),
+            Mechanism::Traps => Ok(DirtyTracker { protection: None }),
+            Mechanism::SoftDirty => {
+                let cause = "its bits are cleared for all of the process at once, so that it cannot arm a range; use \
+                             WriteProtection or Traps";
+                Err(Error::new(Kind::Unsupported, "use", "soft-dirty", cause))
+            }
         }
     }
 
     /// How it notices writes.
     pub fn mechanism(&self) -> Mechanism {
-        Mechanism::WriteProtection
+        if self.protection.is_some() { Mechanism::WriteProtection } else { Mechanism::Traps }
     }
 
     /// Notes every write to `range` from now on. What was noted of it before is forgotten.
@@ -102,9 +114,10 @@ impl DirtyTracker {
     /// owned-range: the memory is the caller's: neither the library's own nor another component's that protects it.
     pub unsafe fn arm(&self, range: Range<usize>) -> Result<()> {
         check("arm", &range)?;
+        let Some(protection) = &self.protection else { return traps::arm(range) };
         match tracked::region("arm", &range)? {
-            Some(region) => self.protection.scan_region(&region, range, Afterwards::Protect, &mut Dirty::new()),
-            None => self.protection.arm(range),
+            Some(region) => protection.scan_region(&region, range, Afterwards::Protect, &mut Dirty::new()),
+            None => protection.arm(range),
         }
     }
 
@@ -114,9 +127,10 @@ impl DirtyTracker {
     /// `Invalid`: as for [`DirtyTracker::arm`].
     pub fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan", &range)?;
+        let Some(protection) = &self.protection else { return traps::scan(range, found) };
         match tracked::region("scan", &range)? {
-            Some(region) => self.protection.scan_region(&region, range, Afterwards::Leave, found),
-            None => self.protection.scan(range, found),
+            Some(region) => protection.scan_region(&region, range, Afterwards::Leave, found),
+            None => protection.scan(range, found),
         }
     }
 
@@ -126,9 +140,10 @@ impl DirtyTracker {
     /// As for [`DirtyTracker::arm`].
     pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan and re-arm", &range)?;
+        let Some(protection) = &self.protection else { return traps::scan_and_rearm(range, found) };
         match tracked::region("scan and re-arm", &range)? {
-            Some(region) => self.protection.scan_region(&region, range, Afterwards::Protect, found),
-            None => self.protection.scan_and_rearm(range, found),
+            Some(region) => protection.scan_region(&region, range, Afterwards::Protect, found),
+            None => protection.scan_and_rearm(range, found),
         }
     }
 
@@ -138,9 +153,10 @@ impl DirtyTracker {
     /// As for [`DirtyTracker::arm`].
     pub fn disarm(&self, range: Range<usize>) -> Result<()> {
         check("disarm", &range)?;
+        let Some(protection) = &self.protection else { return traps::disarm(range) };
         match tracked::region("disarm", &range)? {
             Some(region) => tracked::disarm(&region, &range),
-            None => self.protection.disarm(range)?,
+            None => protection.disarm(range)?,
         }
         Ok(())
     }

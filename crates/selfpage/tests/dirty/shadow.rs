@@ -97,6 +97,15 @@ pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Be
 }
 
 #[test]
+fn every_write_is_found_by_traps_too() {
+    let tracker = DirtyTracker::with(selfpage::dirty::Mechanism::Traps).unwrap();
+    for memory in [Memory::anonymous(2000), Memory::shared(500)] {
+        compare(&tracker, &memory, 1, Beyond::Nothing);
+        tracker.disarm(memory.range()).unwrap();
+    }
+}
+
+#[test]
 fn every_write_is_found_and_nothing_else() {
     let Some(tracker) = tracker() else { return };
     for memory in [Memory::anonymous(2000), Memory::shared(2000), Memory::file(1000)] {
