@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use selfpage::dirty::DirtyTracker;
+use selfpage::dirty::{DirtyTracker, Mechanism};
 
 use crate::heap::Heap;
 use crate::library::{Library, OnEvent};
@@ -66,7 +66,11 @@ pub fn prepare(library: &Library, writes: Writes) -> Result<(), Error> {
     // SAFETY: collector-call: both read a word.
     let (next, incremental) = unsafe { ((library.on_event)(), (library.is_incremental)()) };
     let heap = match writes {
-        Writes::Tracked => Some(Heap::new(*library, DirtyTracker::new().map_err(Error::Tracker)?)),
+        // Other mechanisms refuse system calls on what is armed, which is not the collector's alone.
+        Writes::Tracked => {
+            let tracker = DirtyTracker::with(Mechanism::WriteProtection).map_err(Error::Tracker)?;
+            Some(Heap::new(*library, tracker))
+        }
         Writes::Unknown | Writes::Own => None,
     };
     {

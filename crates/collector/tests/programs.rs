@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use selfpage::dirty::{DirtyTracker, Mechanism};
+
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
@@ -32,7 +34,7 @@ fn possible() -> bool {
         skip("libgc", &error.to_string());
         return false;
     }
-    if let Err(error) = selfpage::dirty::DirtyTracker::new() {
+    if let Err(error) = DirtyTracker::with(Mechanism::WriteProtection) {
         skip("uffd", &error.to_string());
         return false;
     }
