@@ -24,6 +24,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/selfpage/src/store/linux", "store memory, descriptors by number, requests that the kernel works on"),
     ("crates/cli/src/bench/raw", "memory that the kernel changes under a bench, and calls that std lacks"),
     ("crates/preload", "the C library's own functions"),
+    ("crates/collector", "the Boehm collector's own functions, its heap and its objects"),
     ("crates/capi", "C"),
     ("crates/python", "Python"),
     ("crates/guest", "page tables of another machine"),

@@ -14,6 +14,7 @@ mod device;
 mod dirty;
 mod error;
 mod faults;
+mod gcbench;
 mod histogram;
 mod job;
 mod paging;
@@ -42,7 +43,8 @@ use stage::Stage;
 use system::{Condition, Entry};
 
 /// All benches.
-static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults, &tables::Tables, &dirty::Tracking];
+static BENCHES: &[&dyn Bench] =
+    &[&paging::Paging, &faults::Faults, &tables::Tables, &dirty::Tracking, &gcbench::Gcbench];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -50,6 +52,7 @@ Examples:
   selfpage bench faults --quick                           a first look, in a second
   selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
   selfpage bench dirty                                    finding written pages: ours, mprotect, fork; needs 1 GiB
+  selfpage bench gcbench --quick                          the Boehm collector on our dirty bits, if it is installed
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk

@@ -4,19 +4,41 @@ use super::result::{Better, Confinement, Record};
 use super::system::{Entry, Group};
 
 /// The peers that get a column, where the run has any of them.
-const PEERS: [(Group, &str); 4] =
-    [(Group::Mmap, "/best mmap"), (Group::Swap, "/swap"), (Group::Raw, "/raw"), (Group::Kernel, "/kernel")];
+const PEERS: [(Group, &str); 5] = [
+    (Group::Mmap, "/best mmap"),
+    (Group::Swap, "/swap"),
+    (Group::Raw, "/raw"),
+    (Group::Mprotect, "/mprotect"),
+    (Group::Kernel, "/kernel"),
+];
+
+/// The figures that get a column, where any record has them; and by what they are divided there.
+const FIGURES: [(&str, &str, f64); 12] = [
+    ("p50_us", "p50 us", 1.0),
+    ("p99_us", "p99 us", 1.0),
+    ("p99_9_us", "p99.9 us", 1.0),
+    ("max_us", "max us", 1.0),
+    ("cpu_s_per_million_faults", "CPU s/M", 1.0),
+    ("device_bytes_read", "read MiB", MIB),
+    ("device_bytes_written", "written MiB", MIB),
+    ("collections", "collections", 1.0),
+    ("pause_max_ms", "max pause ms", 1.0),
+    ("pause_total_ms", "pauses ms", 1.0),
+    ("heap_bytes", "heap MiB", MIB),
+    ("live_objects", "live objects", 1.0),
+];
+
+const MIB: f64 = 1024.0 * 1024.0;
 
 /// All records, a case after the other.
 pub fn render(records: &[Record], systems: &[Entry]) -> String {
     let group = |record: &Record| systems.iter().find(|system| system.name == record.system).map(|system| system.group);
     let peers: Vec<_> =
         PEERS.into_iter().filter(|peer| records.iter().any(|record| group(record) == Some(peer.0))).collect();
-    let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max", "p50 us", "p99 us", "p99.9 us"]
-        .into_iter()
-        .chain(["max us", "CPU s/M", "read MiB", "written MiB"])
-        .map(String::from)
-        .collect();
+    let has = |name: &str| records.iter().any(|record| record.figure(name).is_some());
+    let figures: Vec<_> = FIGURES.into_iter().filter(|figure| has(figure.0)).collect();
+    let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max"].map(String::from).to_vec();
+    header.extend(figures.iter().map(|figure| figure.1.to_string()));
     header.extend(peers.iter().map(|peer| peer.1.to_string()));
     header.push("notes".into());
     let mut rows = vec![header];
@@ -25,12 +47,11 @@ pub fn render(records: &[Record], systems: &[Entry]) -> String {
     sorted.sort_by_key(order);
     for record in sorted {
         let (min, max) = record.range();
-        let figure = |name: &str| record.figure(name).map_or("-".into(), short);
-        let mib = |name: &str| record.figure(name).map_or("-".into(), |bytes| short(bytes / f64::from(1 << 20)));
         let mut row = vec![record.case.clone(), record.system.into(), short(record.value()), record.unit.name.into()];
         row.extend([short(min), short(max)]);
-        row.extend(["p50_us", "p99_us", "p99_9_us", "max_us", "cpu_s_per_million_faults"].map(figure));
-        row.extend(["device_bytes_read", "device_bytes_written"].map(mib));
+        row.extend(
+            figures.iter().map(|(name, _, unit)| record.figure(name).map_or("-".into(), |value| short(value / unit))),
+        );
         row.extend(peers.iter().map(|(peer, _)| {
             let theirs = records.iter().filter(|other| other.case == record.case && group(other) == Some(*peer));
             ratio(record, theirs).map_or("-".into(), |ratio| format!("{ratio:.2}"))

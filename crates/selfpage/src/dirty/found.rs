@@ -24,6 +24,13 @@ impl Dirty {
         Dirty::default()
     }
 
+    /// Nothing found yet, and room for all that a scan of `len_bytes` can find: such a scan allocates nothing.
+    pub fn with_room(len_bytes: usize) -> Dirty {
+        let pages = len_bytes.div_ceil(PAGE_BYTES);
+        let ranges = Vec::with_capacity(pages.div_ceil(2));
+        Dirty { ranges, bits: vec![0; pages.div_ceil(64)], ..Dirty::default() }
+    }
+
     /// The ranges of pages that were found, in order; no two touch.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         self.ranges.iter().cloned()
