@@ -6,14 +6,15 @@ use crate::addr::{Frame, PageNo};
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
-use crate::mmu::{Mmu, Partial, Trap};
+use crate::mmu::{Mmu, Partial};
 use crate::page::{State, Word};
-use crate::region::{Region, RegionMap, Rights};
+use crate::region::{Region, RegionMap};
 use crate::ring::Ring;
 use crate::stack::{self, FrameStack};
 use crate::stream::Limits;
 use crate::sync::{AtomicU32, Event, Gate, Ordering};
 use crate::trace::Counters;
+use crate::tracer::{Event as Traced, Kind, Tracer};
 
 /// Who owns frames and regions. The library's `Domain` gives it memory and threads.
 ///
@@ -44,6 +45,8 @@ pub struct DomainState {
     pub save_trouble: AtomicU32,
     /// Counts.
     pub counters: Counters,
+    /// Where events go.
+    pub tracer: Tracer,
 }
 
 impl DomainState {
@@ -66,7 +69,7 @@ impl DomainState {
         if let Some(word) = region.word(page) {
             self.mmu.rouse(word.low_half(), u32::MAX >> 1);
         }
-        if region.trap == Trap::Worker && !self.mmu.wake_faulters(region.trap, page, 1) {
+        if region.trap.is_read() && !self.mmu.wake_faulters(region.trap, page, 1) {
             let mut seen = self.requested.count();
             while !fault::request(self, Request::Wake(page)) {
                 self.requested.wait(self.mmu, seen, 1000);
@@ -88,10 +91,16 @@ impl DomainState {
             return;
         }
         let Some(word) = region.word(page) else { return };
-        let seen = word.load();
-        if seen.state() == State::Standby && seen.frame() == frame && word.claim(seen) {
+        if word.claim_standby(frame) {
             self.stack.leaves_standby();
             self.settle_absent(region, page, frame);
+        }
+    }
+
+    /// A page that was found aside is something else now.
+    pub(crate) fn leaves_aside(&self, found: Word) {
+        if !found.wishes().unmapped() {
+            self.stack.leaves_sampled();
         }
     }
 
@@ -109,11 +118,29 @@ impl DomainState {
         }
     }
 
-    /// Maps frames at neighbouring pages of `region`, with its rights.
+    /// Maps frames at neighbouring claimed pages of `region`, each protected as somebody wants it.
     pub(crate) fn map(&self, region: &Region, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
-        match region.rights {
-            Rights::ReadWrite => self.mmu.map(region.trap, page, frame, count),
-            Rights::Read => self.mmu.map_to_read(region.trap, page, frame, count),
+        let mut done = 0;
+        while done < count {
+            let first = page.plus(done.into());
+            let protected = region.write_protected(first);
+            let alike = |at: &u32| region.write_protected(page.plus((*at).into())) == protected;
+            let run = 1 + (done + 1..count).take_while(alike).count() as u32;
+            let mapped = if protected {
+                self.mmu.map_to_read(region.trap, first, frame.plus(done), run)
+            } else {
+                self.mmu.map(region.trap, first, frame.plus(done), run)
+            };
+            mapped.map_err(|partial| Partial { done: done + partial.done, ..partial })?;
+            done += run;
+        }
+        Ok(())
+    }
+
+    /// Notes what happened to a page just now, where somebody traces.
+    pub(crate) fn trace(&self, page: PageNo, kind: Kind) {
+        if self.tracer.is_on() {
+            self.tracer.note(Traced { time_ns: self.mmu.now_ns(), page, kind, access: None, thread: 0 });
         }
     }
 

@@ -16,6 +16,41 @@ pub enum Trap {
     Worker,
     /// `SIGBUS` on the faulting thread. Faster; a system call on an absent page fails with `EFAULT`.
     Upcall,
+    /// As [`Trap::Worker`], and the machine notes which pages are written.
+    TrackedWorker,
+    /// As [`Trap::Upcall`], and the machine notes which pages are written.
+    TrackedUpcall,
+}
+
+impl Trap {
+    /// The same, and the machine notes which pages are written.
+    pub const fn tracked(self) -> Trap {
+        match self {
+            Trap::Worker | Trap::TrackedWorker => Trap::TrackedWorker,
+            Trap::Upcall | Trap::TrackedUpcall => Trap::TrackedUpcall,
+        }
+    }
+    /// Whether the machine notes which pages are written.
+    pub const fn is_tracked(self) -> bool {
+        matches!(self, Trap::TrackedWorker | Trap::TrackedUpcall)
+    }
+    /// Whether a pager thread reads the fault.
+    pub const fn is_read(self) -> bool {
+        matches!(self, Trap::Worker | Trap::TrackedWorker)
+    }
+    /// Whether it is `SIGBUS` on the faulting thread.
+    pub const fn is_signal(self) -> bool {
+        !self.is_read()
+    }
+}
+
+/// What becomes of writes to mapped pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writing {
+    /// They go on, as the mapping lets them.
+    Allowed,
+    /// They are faults.
+    Protected,
 }
 
 /// Why the machine could not do all that was asked.
@@ -76,12 +111,20 @@ pub trait Mmu: Sync {
     /// [`Partial`]: the first `done` pages are mapped, the rest are as before.
     fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial>;
 
-    /// As [`Mmu::map`], and a write to one of the pages is a fault: nobody is woken before that holds.
+    /// As [`Mmu::map`], and a write to one of the pages is a fault, from the first moment on.
     ///
     /// # Errors
     /// As for [`Mmu::map`].
     fn map_to_read(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
         self.map(trap, page, frame, count)
+    }
+
+    /// Makes writes to the mapped pages of `[page, page+count)` faults, or lets them go on and wakes whoever waits to write.
+    ///
+    /// # Errors
+    /// [`Refusal::NoDescriptor`], [`Refusal::Foreign`]: the pages are as before. [`Refusal::Denied`]: this machine cannot.
+    fn set_writing(&self, _trap: Trap, _page: PageNo, _count: u32, _writing: Writing) -> Result<(), Refusal> {
+        Err(Refusal::Denied)
     }
 
     /// Unmaps the pages `[page, page+count)` into the slots of `[frame, frame+count)`: no later write can reach them.
@@ -119,7 +162,13 @@ pub trait Mmu: Sync {
     /// Returns the physical memory of `[frame, frame+count)` to the system; their slots must be populated or empty.
     fn release(&self, frame: Frame, count: u32);
 
-    /// The contents of an unmapped frame, in its slot.
+    /// Whether what was put into an unmapped frame is still there. A machine that others take frames from says no, for good, once a
+    /// frame has been taken: so whoever asks after reading knows what was read.
+    fn holds(&self, _frame: Frame) -> bool {
+        true
+    }
+
+    /// The contents of an unmapped frame, in its slot; anything, if the machine no longer [`holds`](Mmu::holds) them.
     fn bytes(&self, frame: Frame) -> *mut PageBytes;
 
     /// Sleeps while `*word == expected`, for at most `timeout_us` microseconds (0: without limit). May return early.

@@ -47,8 +47,14 @@ pub struct Region {
     pub priority: AtomicU8,
     /// Pages from this number on are not fetched before they are asked for: nobody may use them yet.
     pub reach: AtomicU64,
+    /// 1: the program's own handler is asked before an absent page is brought in.
+    pub asks_first: AtomicU8,
+    /// What the library keeps with the region; core never looks at it.
+    pub keeper: AtomicPtr<()>,
     words: Table<PageWord>,
     residency: Table<AtomicU8>,
+    /// Of a tracked region: 1 where a page was armed and has neither left its frame nor been discarded since.
+    armed: Table<AtomicU8>,
     /// `&&dyn Pager`, so that it fits one pointer; null while unbound.
     pager: AtomicPtr<&'static dyn Pager>,
 }
@@ -69,10 +75,18 @@ impl Region {
             streams: Streams::new(),
             priority: AtomicU8::new(0),
             reach: AtomicU64::new(u64::MAX),
+            asks_first: AtomicU8::new(0),
+            keeper: AtomicPtr::new(ptr::null_mut()),
             words,
             residency,
+            armed: Table::empty(),
             pager: AtomicPtr::new(ptr::null_mut()),
         }
+    }
+
+    /// The region with a zeroed table of one entry a page, to know which pages were written although they moved.
+    pub fn track(self, armed: Table<AtomicU8>) -> Region {
+        Region { armed, ..self }
     }
 
     /// Binds the region to its pager. `false`: it is bound already.
@@ -123,7 +137,43 @@ impl Region {
     /// Says whether `page` is in core.
     pub(crate) fn set_resident(&self, page: PageNo, resident: u8) {
         if let Some(byte) = self.residency.get(self.index(page) as usize) {
+            if resident == 0 && byte.load(Ordering::Relaxed) != 0 {
+                // What the machine had noted of the page went with its translation.
+                self.disarm(page);
+            }
             byte.store(resident, Ordering::Release);
+        }
+    }
+
+    /// Whether the machine must protect `page` against writes where it maps it.
+    pub fn write_protected(&self, page: PageNo) -> bool {
+        self.rights == Rights::Read || self.word(page).is_some_and(|word| word.load().wishes().write_protected())
+    }
+
+    /// Begins to note whether `page` leaves its frame. Whether that was noted up to now, and it did not.
+    pub fn arm(&self, page: PageNo) -> bool {
+        let Some(byte) = self.armed.get(self.index(page) as usize) else { return false };
+        // Where it leaves its frame just now, that is found: it counts as written this time.
+        let was = byte.load(Ordering::Acquire) != 0;
+        if !was {
+            byte.store(1, Ordering::Release);
+        }
+        was
+    }
+
+    /// Whether `page` is as it was when it was armed, but for writes that the machine has noted.
+    pub fn is_armed(&self, page: PageNo) -> bool {
+        // Whoever moves it has claimed it, and says so here before the claim ends.
+        let (Some(word), Some(byte)) = (self.word(page), self.armed.get(self.index(page) as usize)) else {
+            return false;
+        };
+        word.load().state() != State::Busy && byte.load(Ordering::Acquire) != 0
+    }
+
+    /// Counts `page` as written.
+    pub fn disarm(&self, page: PageNo) {
+        if let Some(byte) = self.armed.get(self.index(page) as usize) {
+            byte.store(0, Ordering::Release);
         }
     }
 

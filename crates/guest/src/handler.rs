@@ -153,10 +153,12 @@ impl<'m, H: Handler> Station<'m, H> {
         if code & CODE_EXECUTE != 0 {
             return Err(Stopped::Unregistered { at, access, by });
         }
-        match self.handler.fault(Fault { addr: at, access }) {
+        match self.handler.fault(Fault { addr: at, access, thread: 0 }) {
             Outcome::Resolved | Outcome::Retry => Ok(()),
             Outcome::Failed(failure) => Err(Stopped::Failed(failure)),
-            Outcome::NotOurs | Outcome::Violation => Err(Stopped::Unregistered { at, access, by }),
+            Outcome::NotOurs | Outcome::Violation | Outcome::Protected | Outcome::Missing => {
+                Err(Stopped::Unregistered { at, access, by })
+            }
         }
     }
 }

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo};
+use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
 use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure};
+use selfpage_core::fault::{self, Failure, protect, sample};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
@@ -30,6 +30,7 @@ use selfpage_core::ring::{Ring, Slot};
 use selfpage_core::stack::{self, FrameStack};
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
@@ -38,16 +39,19 @@ use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
-use crate::trap::{errand, thread, upcall, worker};
-use crate::{descriptors, evictor};
+use crate::trap::handlers::{Handlers, start_one};
+use crate::trap::{errand, pager, thread, upcall, worker};
+use crate::{descriptors, evictor, trace};
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
 const ERRANDS: usize = 64;
+const CALLS: usize = 256;
 /// What the domain's threads and handles share.
 pub(crate) struct Inner {
     state: DomainState,
-    errands: Ring,
+    pub(crate) errands: Ring,
+    pub(crate) writing: trace::Writing,
     pub(crate) config: Settings,
     pub(crate) pool: FramePool,
     mmu: &'static LinuxMmu,
@@ -61,10 +65,13 @@ pub(crate) struct Inner {
     pub(crate) stop: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) bell: worker::Bell,
+    pub(crate) handlers: Handlers,
     pub(crate) hash: Arc<PageHash>,
     /// Used by the evictor alone; fork holds it while it copies the process.
     pub(crate) policy: Mutex<Box<dyn Policy>>,
     standby_share: u8,
+    /// The number of the last sample of pages; a fork takes one too.
+    pub(crate) samples: AtomicU64,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
     /// The tables of `state`; dropped last.
@@ -164,6 +171,17 @@ impl Domain {
         }
     }
 
+    /// Waits until the trace, if there is one, has all that has happened so far.
+    pub fn flush_trace(&self) {
+        if self.life.inner.config.trace.is_some() {
+            self.life.inner.writing.flush(&self.life.inner);
+        }
+    }
+
+    pub(crate) fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
     /// What the domain has counted so far.
     pub fn stats(&self) -> Stats {
         Stats::read(&self.life.inner)
@@ -229,15 +247,20 @@ impl Inner {
         let words = frames.div_ceil(64);
         let standby = (frames / 4).next_power_of_two().max(64);
         let saves = (frames / 4).next_power_of_two().clamp(1024, 8192);
+        let traced = config.trace.as_ref().map_or(0, |_| trace::PLACES);
         let bytes = Arena::bytes_for::<selfpage_core::frame::FrameRecord>(frames)
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, REQUESTS, saves, ERRANDS].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
+            + [standby, REQUESTS, saves, ERRANDS, CALLS, traced].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
             + Arena::bytes_for::<selfpage_core::policy::Link>(frames);
         let mut arena = Arena::new(bytes)?;
         // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
-        let (state, errands, links) = unsafe {
+        let (state, errands, calls, links) = unsafe {
+            let tracer = match traced {
+                0 => Tracer::off(),
+                places => Tracer::over(Ring::new(arena.table(places)), monotonic_ns()),
+            };
             let mut frame_set = || FrameSet::new(arena.table(words), arena.table(words.div_ceil(64)));
             let (free, unpopulated) = (frame_set(), Unpopulated::new(frame_set(), most));
             let state = DomainState {
@@ -253,9 +276,10 @@ impl Inner {
                 to_save: Event::default(),
                 save_trouble: AtomicU32::new(0),
                 counters: Counters::default(),
+                tracer,
             };
             let links: Table<_> = arena.table(frames);
-            (state, Ring::new(arena.table(ERRANDS)), links)
+            (state, Ring::new(arena.table(ERRANDS)), Ring::new(arena.table(CALLS)), links)
         };
         let policy = Config::policy_over(policy, links)?;
         let standby_share = policy.standby_share();
@@ -263,6 +287,7 @@ impl Inner {
         let inner = Inner {
             state,
             errands,
+            writing: trace::Writing::default(),
             pool,
             mmu,
             descriptors: Mutex::new(descriptors),
@@ -272,9 +297,11 @@ impl Inner {
             stop: AtomicBool::new(false),
             threads: Mutex::default(),
             bell,
+            handlers: Handlers::new(calls),
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
             standby_share,
+            samples: AtomicU64::new(0),
             saver_turns: AtomicU64::new(0),
             config,
             _arena: arena,
@@ -293,6 +320,14 @@ impl Inner {
         Regions { held: self.regions.lock().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
     }
 
+    /// The tracked region that a range has a page in.
+    pub(crate) fn find_tracked(&self, range: &Range<usize>) -> Option<Arc<Bound>> {
+        let regions = self.regions();
+        let mut before = regions.range(..range.end.div_ceil(PAGE_BYTES) as u64).map(|(_, bound)| bound);
+        let last = before.rfind(|bound| bound.core().trap.is_tracked())?;
+        (last.core().range.end().addr().0 > range.start).then(|| last.clone())
+    }
+
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -305,8 +340,13 @@ impl Inner {
 
     /// In a forked child: the domain with everything that a fork does not copy made anew. The caller has the gate closed,
     /// and holds the regions and the policy.
-    pub(crate) fn rebuild_in_child(self: &Arc<Self>, regions: &BTreeMap<u64, Arc<Bound>>) -> Result<()> {
+    pub(crate) fn rebuild_in_child(
+        self: &Arc<Self>,
+        regions: &BTreeMap<u64, Arc<Bound>>,
+        aside: &[(Frame, PageBytes)],
+    ) -> Result<()> {
         let state = &self.state;
+        let refused = |why| Error::failure("make", "the pages of a forked child", Failure::Machine(why));
         // They are the parent's: a call on them would work on its pages.
         self.close_descriptors();
         let (descriptors, _) = descriptors::open(&self.config)?;
@@ -320,14 +360,24 @@ impl Inner {
         for bound in regions.values() {
             bound.lock_as(&self.pool)?;
             bound.register(descriptors)?;
+            bound.core().range.pages().for_each(|page| bound.core().disarm(page));
             bound.core().pager().into_iter().for_each(Pager::forked);
+            protect::protect_again(state, bound.core()).map_err(refused)?;
         }
+        for (frame, contents) in aside {
+            protect::put_aside(state, *frame, contents).map_err(refused)?;
+        }
+        self.handlers.forget_all();
         while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
         state.handovers.forget_all();
         state.counters.reset();
+        state.tracer.restart(monotonic_ns());
+        self.writing.restart();
         // The handles are of threads that are not here.
         std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
-        self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())
+        self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())?;
+        let asks = |bound: &&Arc<Bound>| bound.handler().is_some() && bound.core().trap == Trap::Worker;
+        regions.values().find(asks).map_or(Ok(()), |_| start_one(self))
     }
 
     /// How many frames to keep ready: enough for the longest fetches to go on while pages are saved, never a large part.
@@ -356,14 +406,19 @@ impl Inner {
         }
     }
 
-    /// Closes the gate at a moment when nothing is on its way to a store.
+    /// Closes the gate at a moment when nothing is on its way to a store, and no page is unmapped to see whether it is used: a
+    /// fork copies neither.
     pub(crate) fn close_gate_drained(&self) {
         loop {
             self.close_gate();
-            if self.state.saves_drained() {
+            if self.state.saves_drained() && self.state.stack.sampled() == 0 {
                 return;
             }
             self.state.gate.open(self.state.mmu);
+            if self.state.stack.sampled() > 0 {
+                self.samples.fetch_add(1, Ordering::SeqCst);
+                self.on_pager_thread(|| sample::end_all(&self.state));
+            }
             self.state.to_save.signal(self.state.mmu);
             std::thread::sleep(std::time::Duration::from_micros(200));
         }
@@ -486,11 +541,11 @@ impl Inner {
         let first = thread::start("selfpage-pager", move || {
             let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
-                start_others(&own, descriptors.worker)
+                start_others(&own, [descriptors.worker, descriptors.tracked_worker])
             });
             let _ = send.send(started);
             drop(send);
-            pager(&own);
+            pager::serve(&own);
         });
         let started = first.and_then(|first| {
             self.threads().push(first);
@@ -515,6 +570,7 @@ impl Inner {
     fn end(&self) {
         self.stop.store(true, Ordering::SeqCst);
         upcall::delist(&raw const *self);
+        self.handlers.end(self);
         let state = &self.state;
         for event in [&state.requested, &state.to_save, &state.stack.demand.wanted, &state.stack.demand.available] {
             event.signal(state.mmu);
@@ -542,15 +598,19 @@ impl Inner {
     }
 }
 
-fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
+fn start_others(inner: &Arc<Inner>, uffds: [Uffd; 2]) -> std::io::Result<()> {
     for _ in 1..inner.config.pagers {
-        start(inner, "selfpage-pager", pager)?;
+        start(inner, "selfpage-pager", pager::serve)?;
     }
-    let queue = Arc::new(worker::Queue::over(uffd)?);
+    let queue = Arc::new(worker::Queue::over(uffds)?);
     for _ in 0..inner.config.workers {
         let queue = queue.clone();
         start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?;
         inner.bell.add_worker();
+    }
+    if let Some(to) = &inner.config.trace {
+        let writer = trace::Writer::begin(to)?;
+        start(inner, "selfpage-trace", move |inner| writer.run(inner))?;
     }
     start(inner, "selfpage-evict", |inner| evictor::run(inner))?;
     start(inner, "selfpage-save", |inner| evictor::save(inner))
@@ -561,20 +621,4 @@ fn start(inner: &Arc<Inner>, name: &str, work: impl FnOnce(&Arc<Inner>) + Send +
     let thread = thread::start(name, move || work(&own))?;
     inner.threads().push(thread);
     Ok(())
-}
-
-/// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.
-fn pager(inner: &Arc<Inner>) {
-    let state = &inner.state;
-    while let Some(seen) = state.requested.count_unless(|| inner.stopping()) {
-        if errand::serve(state, &inner.errands) {
-            continue;
-        }
-        match fault::next_request(state) {
-            Some(request) => {
-                fault::serve(state, request);
-            }
-            None => state.requested.wait(state.mmu, seen, 0),
-        }
-    }
 }

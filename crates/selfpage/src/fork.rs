@@ -11,15 +11,19 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
+use selfpage_core::addr::{Frame, PageBytes};
+use selfpage_core::fault::protect;
 use selfpage_core::linux::memory::Advice;
 use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::policy::Policy;
 
 use crate::domain::{Inner, Regions};
 use crate::error::Result;
+use crate::region::Bound;
 use crate::store::BackingStore;
 use crate::trap::{thread, upcall};
 
@@ -45,17 +49,24 @@ struct PausedDomain {
     policy: MutexGuard<'static, Box<dyn Policy>>,
     regions: Regions<'static>,
     stores: Vec<Arc<dyn BackingStore>>,
+    /// What is in frames alone, which the child does not get: pages that nobody may access.
+    aside: Vec<(Frame, PageBytes)>,
     /// Whether the child can have it, else why not.
     shared: Result<()>,
     inner: Arc<Inner>,
 }
 
-/// Has forks take care of the domain.
-pub(crate) fn enlist(inner: &Arc<Inner>) {
+/// Has forks come here. Handlers that are installed later come first before a fork, and last after it.
+pub(crate) fn install() {
     // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as domains can exist.
     INSTALL.call_once(|| unsafe {
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
     });
+}
+
+/// Has forks take care of the domain.
+pub(crate) fn enlist(inner: &Arc<Inner>) {
+    install();
     let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| domain.strong_count() > 0);
@@ -67,6 +78,13 @@ pub(crate) fn delist(inner: &Arc<Inner>) {
     let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| !std::ptr::eq(domain.as_ptr(), Arc::as_ptr(inner)));
+}
+
+/// The tracked region that a range has a page in.
+pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
+    let _quiet = signal::Quiet::begin();
+    let domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
 }
 
 extern "C" fn prepare() {
@@ -126,7 +144,11 @@ impl PausedDomain {
         if shared.is_ok() {
             shared = regions.values().try_for_each(|bound| bound.give_to_child(Advice::ForChild));
         }
-        PausedDomain { policy, regions, stores, shared, inner }
+        let mut aside = Vec::new();
+        for bound in regions.values() {
+            protect::each_aside(still.state(), bound.core(), |frame, contents| aside.push((frame, *contents)));
+        }
+        PausedDomain { policy, regions, stores, aside, shared, inner }
     }
 
     fn resume_in_parent(self) {
@@ -156,7 +178,7 @@ impl PausedDomain {
         for store in &self.stores {
             store.after_fork_in_child();
         }
-        if let Err(why) = self.inner.rebuild_in_child(&self.regions) {
+        if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.aside) {
             crate::die(&format!("a forked child cannot go on: {why}"));
         }
         drop(self.policy);

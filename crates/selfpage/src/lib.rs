@@ -23,33 +23,42 @@
 mod arena;
 mod config;
 mod descriptors;
+pub mod dirty;
 pub mod doctor;
 mod domain;
 mod error;
 mod evictor;
 mod fork;
+mod handler;
 mod mapping;
+mod maps;
 pub mod pager;
+mod placement;
 mod pool;
+pub mod protection;
 mod region;
 mod residence;
 mod stats;
 pub mod store;
+pub mod trace;
 pub mod trap;
+mod usage;
 
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;
 pub use error::{Error, Kind, Result};
+pub use handler::{Answer, FaultHandler, FaultKind, MemoryFault, Protection};
 pub use pool::FramePool;
 pub use region::{Builder as RegionBuilder, Region};
 pub use residence::Residence;
-pub use selfpage_core::addr::{Frame, PageNo};
+pub use selfpage_core::addr::{Frame, PageBytes, PageNo};
 pub use selfpage_core::fault::Failure;
 pub use selfpage_core::mmu::Trap;
 pub use selfpage_core::policy::{NAMES as POLICIES, Policy};
-pub use selfpage_core::region::Rights;
+pub use selfpage_core::region::{Access, Rights};
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;
+pub use usage::{Estimate, Sample, Sampling, Usage};
 
 /// The Rust in the guides compiles.
 #[cfg(doctest)]
@@ -62,6 +71,14 @@ mod guides {
     struct Pagers;
     #[doc = include_str!("../../../docs/stores.md")]
     struct Stores;
+    #[doc = include_str!("../../../docs/monitoring.md")]
+    struct Monitoring;
+    #[doc = include_str!("../../../docs/protection.md")]
+    struct Protection;
+    #[doc = include_str!("../../../docs/handlers.md")]
+    struct Handlers;
+    #[doc = include_str!("../../../docs/dirty.md")]
+    struct DirtyPages;
 }
 
 /// The end, where tables no longer make sense.

@@ -10,7 +10,6 @@ use super::raw;
 use super::result::{Sample, Unit};
 use super::sizes::Sizes;
 use super::system::Entry;
-use super::table::{Column, LATENCIES};
 
 /// Where a bench works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +37,6 @@ pub trait Bench: Sync {
     fn takes_part(&self, system: &Entry, case: &str) -> bool;
     /// Of the values of `case`.
     fn unit(&self, case: &str) -> Unit;
-    /// The figures that its table shows.
-    fn columns(&self) -> &'static [Column] {
-        LATENCIES
-    }
     /// Measures once. Called in a fresh process, already in its cgroup.
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error>;
 }

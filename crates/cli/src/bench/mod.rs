@@ -11,8 +11,10 @@ mod cgroup;
 mod content;
 mod data;
 mod device;
+mod dirty;
 mod error;
 mod faults;
+mod gcbench;
 #[cfg(feature = "guest")]
 mod guest;
 mod histogram;
@@ -48,6 +50,8 @@ static BENCHES: &[&dyn Bench] = &[
     &paging::Paging,
     &faults::Faults,
     &tables::Tables,
+    &dirty::Tracking,
+    &gcbench::Gcbench,
     #[cfg(feature = "guest")]
     &guest::Guest,
 ];
@@ -57,6 +61,8 @@ Examples:
   selfpage bench list                                     what there is
   selfpage bench faults --quick                           a first look, in a second
   selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
+  selfpage bench dirty                                    finding written pages: ours, mprotect, fork; needs 1 GiB
+  selfpage bench gcbench --quick                          the Boehm collector on our dirty bits, if it is installed
   selfpage bench guest --quick                            a closure on page tables of its own; needs /dev/kvm
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
@@ -118,7 +124,7 @@ pub fn run(args: Args) -> i32 {
     let result = Archive::open_if(args.save.as_deref()).map_err(|error| (2, error));
     let result = result.and_then(|archive| chosen.perform(&args, archive, &mut outcome).map_err(|error| (1, error)));
     if !args.json && !outcome.records.is_empty() {
-        print!("{}", table::render(&outcome.records, chosen.bench.systems(), chosen.bench.columns()));
+        print!("{}", table::render(&outcome.records, chosen.bench.systems()));
     }
     match result {
         Ok(()) if outcome.failures == 0 => 0,

@@ -4,52 +4,53 @@ use super::result::{Better, Confinement, Record, Timing};
 use super::system::{Entry, Group};
 
 /// The peers that get a column, where the run has any of them.
-const PEERS: [(Group, &str); 4] =
-    [(Group::Mmap, "/best mmap"), (Group::Swap, "/swap"), (Group::Raw, "/raw"), (Group::Kernel, "/kernel")];
-
-/// A figure that gets a column.
-pub struct Column {
-    header: &'static str,
-    figure: &'static str,
-    divisor: f64,
-}
-
-impl Column {
-    /// The figure as it is.
-    pub const fn of(header: &'static str, figure: &'static str) -> Column {
-        Column { header, figure, divisor: 1.0 }
-    }
-
-    const fn mib(header: &'static str, figure: &'static str) -> Column {
-        Column { header, figure, divisor: (1 << 20) as f64 }
-    }
-}
-
-/// What benches of waiting for a disk or the kernel show.
-pub const LATENCIES: &[Column] = &[
-    Column::of("p50 us", "p50_us"),
-    Column::of("p99 us", "p99_us"),
-    Column::of("p99.9 us", "p99_9_us"),
-    Column::of("max us", "max_us"),
-    Column::of("CPU s/M", "cpu_s_per_million_faults"),
-    Column::mib("read MiB", "device_bytes_read"),
-    Column::mib("written MiB", "device_bytes_written"),
+const PEERS: [(Group, &str); 5] = [
+    (Group::Mmap, "/best mmap"),
+    (Group::Swap, "/swap"),
+    (Group::Raw, "/raw"),
+    (Group::Mprotect, "/mprotect"),
+    (Group::Kernel, "/kernel"),
 ];
 
+/// The figures that get a column, where any record has them; and by what they are divided there.
+const FIGURES: [(&str, &str, f64); 20] = [
+    ("p50_us", "p50 us", 1.0),
+    ("p99_us", "p99 us", 1.0),
+    ("p99_9_us", "p99.9 us", 1.0),
+    ("max_us", "max us", 1.0),
+    ("cpu_s_per_million_faults", "CPU s/M", 1.0),
+    ("device_bytes_read", "read MiB", MIB),
+    ("device_bytes_written", "written MiB", MIB),
+    ("collections", "collections", 1.0),
+    ("pause_max_ms", "max pause ms", 1.0),
+    ("pause_total_ms", "pauses ms", 1.0),
+    ("heap_bytes", "heap MiB", MIB),
+    ("live_objects", "live objects", 1.0),
+    ("operations", "ops", 1.0),
+    ("exits", "exits", 1.0),
+    ("faults", "faults", 1.0),
+    ("calls", "calls", 1.0),
+    ("entries_written", "entries", 1.0),
+    ("kvm_exits", "KVM's exits", 1.0),
+    ("kvm_emulated_instructions", "emulated", 1.0),
+    ("pages_found", "found", 1.0),
+];
+
+const MIB: f64 = 1024.0 * 1024.0;
+
 /// All records, a case after the other; then why there are no times, where that is so.
-pub fn render(records: &[Record], systems: &[Entry], columns: &[Column]) -> String {
+pub fn render(records: &[Record], systems: &[Entry]) -> String {
     let group = |record: &Record| systems.iter().find(|system| system.name == record.system).map(|system| system.group);
     let peers: Vec<_> = PEERS
         .into_iter()
         .filter(|peer| records.iter().any(|record| group(record) == Some(peer.0) && record.value().is_finite()))
         .collect();
+    let has = |name: &str| records.iter().any(|record| record.figure(name).is_some());
+    let figures: Vec<_> = FIGURES.into_iter().filter(|figure| has(figure.0)).collect();
     let is_timed = records.iter().any(|record| matches!(record.timing(), Some(Timing::Ns(_))));
-    let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max"]
-        .into_iter()
-        .chain(columns.iter().map(|column| column.header))
-        .chain(is_timed.then_some("ns/op"))
-        .map(String::from)
-        .collect();
+    let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max"].map(String::from).to_vec();
+    header.extend(figures.iter().map(|figure| figure.1.to_string()));
+    header.extend(is_timed.then(|| "ns/op".to_string()));
     header.extend(peers.iter().map(|peer| peer.1.to_string()));
     header.push("notes".into());
     let mut rows = vec![header];
@@ -58,10 +59,11 @@ pub fn render(records: &[Record], systems: &[Entry], columns: &[Column]) -> Stri
     sorted.sort_by_key(order);
     for record in sorted {
         let (min, max) = record.range();
-        let figure = |column: &Column| record.figure(column.figure).map_or("-".into(), |it| short(it / column.divisor));
         let mut row = vec![record.case.clone(), record.system.into(), short(record.value()), record.unit.name.into()];
         row.extend([short(min), short(max)]);
-        row.extend(columns.iter().map(figure));
+        row.extend(
+            figures.iter().map(|(name, _, unit)| record.figure(name).map_or("-".into(), |value| short(value / unit))),
+        );
         if is_timed {
             row.push(match record.timing() {
                 Some(Timing::Ns(ns)) => short(ns),
@@ -174,11 +176,11 @@ mod tests {
                 record
             })
         };
-        let table = render(&records(Timing::Ns(250.0)), &systems, &[Column::of("faults", "miss_rate")]);
+        let table = render(&records(Timing::Ns(250.0)), &systems);
         let lines: Vec<&str> = table.lines().collect();
-        assert!(lines[0].ends_with("faults  ns/op  notes") && !table.contains("No times"), "{table}");
+        assert!(lines[0].ends_with("ns/op  notes") && !table.contains("No times"), "{table}");
         assert!(lines[1].contains("0.0042") && lines[1].contains("  250"), "{table}");
-        let table = render(&records(Timing::Refused("ring 0 is emulated".into())), &systems, LATENCIES);
+        let table = render(&records(Timing::Refused("ring 0 is emulated".into())), &systems);
         assert!(!table.contains("ns/op") && !table.contains("NaN"), "{table}");
         assert_eq!(table.lines().last(), Some("No times: ring 0 is emulated."));
     }
@@ -199,7 +201,7 @@ mod tests {
             record("raw-4k", 30.0, 1.0),
             record("swap", 72.0, 0.75),
         ];
-        let table = render(&records, &systems, LATENCIES);
+        let table = render(&records, &systems);
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[0].contains("/best mmap  /swap  /raw  notes"), "{table}");
         assert!(lines[1].contains("0.90   0.50  0.90"), "{table}");

@@ -11,12 +11,13 @@ use crate::domain::DomainState;
 use crate::frame::Use;
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
-use crate::pager::Verdict;
+use crate::pager::{Pager, Verdict};
 use crate::policy::Policy;
 use crate::region::Region;
 use crate::stack;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages evicted at once, at most.
 pub const BATCH: usize = 256;
@@ -95,7 +96,8 @@ fn evict_some(
     evicted: &mut Evicted,
 ) -> bool {
     let mut victims = [(PageNo(0), Frame(0)); BATCH];
-    let mut len = 0;
+    let mut by_age = victims;
+    let (mut mapped, mut len) = (0, 0);
     while len < want.min(search.tries) as usize
         && len < BATCH
         && search.looks > 0
@@ -103,10 +105,23 @@ fn evict_some(
     {
         search.looks -= 1;
         match check(domain, frame) {
-            Suggestion::Claimed(page) => {
-                if let Some(entry) = victims.get_mut(len) {
+            Suggestion::Claimed(page, from) => {
+                if let Some(entry) = by_age.get_mut(len) {
                     *entry = (page, frame);
                     len += 1;
+                }
+                match from {
+                    From::Page => {
+                        if let Some(entry) = victims.get_mut(mapped) {
+                            *entry = (page, frame);
+                            mapped += 1;
+                        }
+                    }
+                    From::Aside => {
+                        if let Some(region) = domain.regions.find(page) {
+                            decide(domain, region, page, frame, Room::IfAny, evicted);
+                        }
+                    }
                 }
             }
             Suggestion::Held => {
@@ -117,8 +132,7 @@ fn evict_some(
         }
     }
     search.tries = search.tries.saturating_sub(len as u32);
-    let by_age = victims;
-    let victims = victims.get_mut(..len).unwrap_or(&mut []);
+    let victims = victims.get_mut(..mapped).unwrap_or(&mut []);
     victims.sort_unstable_by_key(|entry| entry.0);
     move_out(domain, victims, Room::IfAny, evicted);
     list_standby(domain, by_age.get(..len).unwrap_or(&[]));
@@ -139,8 +153,16 @@ pub(super) fn list_standby(domain: &DomainState, pages: &[(PageNo, Frame)]) {
     }
 }
 
+/// Where the contents of a victim were when it was claimed.
+enum From {
+    /// At its page.
+    Page,
+    /// In its frame's slot already.
+    Aside,
+}
+
 enum Suggestion {
-    Claimed(PageNo),
+    Claimed(PageNo, From),
     /// Resident, but it cannot go now.
     Held,
     /// Not a resident frame.
@@ -156,14 +178,18 @@ fn check(domain: &DomainState, frame: Frame) -> Suggestion {
         return Suggestion::Wrong;
     };
     let seen = word.load();
-    if !matches!(seen.state(), State::Resident | State::Busy) || seen.frame() != frame {
+    if !matches!(seen.state(), State::Resident | State::Busy | State::Aside) || seen.frame() != frame {
         return Suggestion::Wrong;
     }
     // Whoever works on a page may leave it resident, and would not admit it again.
     if seen.state() == State::Busy || seen.pins() > 0 || seen.in_save() || !word.claim(seen) {
         return Suggestion::Held;
     }
-    Suggestion::Claimed(page)
+    if seen.state() == State::Aside {
+        domain.leaves_aside(seen);
+        return Suggestion::Claimed(page, From::Aside);
+    }
+    Suggestion::Claimed(page, From::Page)
 }
 
 /// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and decides on each. The caller lists those
@@ -217,27 +243,58 @@ fn keep(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evict
 }
 
 /// An unmapped page: clean, to be saved, or to be put back.
-fn decide(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, room: Room, evicted: &mut Evicted) {
+pub(super) fn decide(
+    domain: &DomainState,
+    region: &Region,
+    page: PageNo,
+    frame: Frame,
+    room: Room,
+    evicted: &mut Evicted,
+) {
     let Some(pager) = region.pager() else { return };
     match pager.changed(region.index(page), domain.lease(frame).get()) {
+        // Asked only now: the frame may have been taken away while the pager looked.
+        _ if !domain.mmu.holds(frame) => {
+            lost(domain, region, pager, page, frame);
+            evicted.ready += 1;
+        }
         Verdict::Clean => {
             domain.stack.joins_standby();
             let _ = domain.settle(region, page, Word::new(State::Standby, frame));
+            domain.trace(page, Kind::Evict);
             evicted.ready += 1;
         }
         Verdict::Changed if room == Room::Promised || save::room(domain) > 0 => {
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());
             save::enqueue(domain, page, frame);
+            domain.trace(page, Kind::Evict);
             evicted.queued += 1;
         }
-        Verdict::Changed | Verdict::Stays => put_back(domain, region, page, frame, evicted),
+        Verdict::Changed | Verdict::Stays => put_back(domain, region, pager, page, frame, evicted),
     }
 }
 
 /// Maps a page again that cannot go now.
-fn put_back(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
+fn put_back(
+    domain: &DomainState,
+    region: &Region,
+    pager: &dyn Pager,
+    page: PageNo,
+    frame: Frame,
+    evicted: &mut Evicted,
+) {
+    if region.word(page).is_some_and(|word| word.load().wishes().unmapped()) {
+        domain.settle(region, page, Word::new(State::Aside, frame));
+        domain.admit(region, frame, Use::First);
+        evicted.kept += 1;
+        return;
+    }
     match domain.map(region, page, frame, 1) {
         Ok(()) => keep(domain, region, page, frame, evicted),
+        Err(partial) if partial.why == Refusal::Hole => {
+            lost(domain, region, pager, page, frame);
+            evicted.ready += 1;
+        }
         Err(_) => {
             // It cannot be mapped, so nobody can use it; it must be saved, room or not.
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());

@@ -10,7 +10,9 @@
 pub mod evict;
 mod fill;
 pub mod handover;
+pub mod protect;
 pub mod range;
+pub mod sample;
 pub mod save;
 
 use core::num::NonZeroU32;
@@ -25,7 +27,9 @@ use crate::region::{Access, Region};
 use crate::shortage::{FrameWait, Shortage};
 use crate::stack;
 use crate::stream::Chunk;
+use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::{Event, Kind};
 
 pub use fill::MOST_IN_TRAP;
 use fill::Tripwire;
@@ -38,6 +42,8 @@ pub struct Fault {
     pub addr: VirtAddr,
     /// Which kind.
     pub access: Access,
+    /// The kernel's number of the thread; 0 where it is not known, and then the access is not either.
+    pub thread: u32,
 }
 
 /// What became of a fault.
@@ -51,6 +57,10 @@ pub enum Outcome {
     NotOurs,
     /// The region does not allow it: the program's own fault.
     Violation,
+    /// The program itself has protected the page: its handler is to be asked.
+    Protected,
+    /// The page is absent, and the program's handler wants to be asked first.
+    Missing,
     /// The contents cannot be had. The program must be told; it must not see anything else in their place.
     Failed(Failure),
 }
@@ -69,6 +79,8 @@ pub enum Failure {
 /// What one look at a page comes to.
 enum Step {
     Done(Outcome),
+    /// Resolved, in this way.
+    Brought(Kind),
     /// Once more.
     Again,
     /// Sleep until the page's word changes from this.
@@ -87,6 +99,27 @@ enum Step {
 /// # Context
 /// Any; outside the gate. In a trap it may sleep on the page, on frames, and in a read from a store.
 pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
+    resolve_with(domain, context, fault, Absent::Fill)
+}
+
+/// As [`resolve`], for an access of the program's: where a region asks first, an absent page is [`Outcome::Missing`].
+///
+/// # Context
+/// As for [`resolve`].
+pub fn resolve_asking(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
+    resolve_with(domain, context, fault, Absent::Ask)
+}
+
+/// What a fault on an absent page comes to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    /// The pager fills it.
+    Fill,
+    /// The program's handler is asked first, where the region has one that wants to be.
+    Ask,
+}
+
+fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Absent) -> Outcome {
     let began_ns = domain.mmu.now_ns();
     Counters::add(&domain.counters.faults_total, 1);
     let page = fault.addr.page();
@@ -99,12 +132,21 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
         if !region.allows(fault.access) {
             break Outcome::Violation;
         }
-        let step = look(domain, context, region, page);
+        let step = match asked(region, page, fault.access, absent) {
+            Some(outcome) => Step::Done(outcome),
+            None => look(domain, context, region, page),
+        };
         let sleeps_on = region.word(page);
         // Whoever waits for another thread waits outside.
         drop(inside);
         match (step, sleeps_on) {
             (Step::Done(outcome), _) => break outcome,
+            (Step::Brought(kind), _) => {
+                let Fault { access, thread, .. } = fault;
+                let access = (thread != 0).then_some(access);
+                domain.tracer.note(Event { time_ns: began_ns, page, kind, access, thread });
+                break Outcome::Resolved;
+            }
             (Step::AwaitPage(_), _) if context == Context::PagerThread => break Outcome::Retry,
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
@@ -133,12 +175,38 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
     outcome
 }
 
-/// Looks at the page's word and does what it calls for.
+/// What the program's handler is to be asked of an access now, if anything: [`Outcome::Protected`] or [`Outcome::Missing`].
+///
+/// # Context
+/// Any, outside the gate.
+pub fn still_asked(domain: &DomainState, fault: Fault) -> Option<Outcome> {
+    let _inside = domain.gate.enter(domain.mmu);
+    let page = fault.addr.page();
+    asked(domain.regions.find(page)?, page, fault.access, Absent::Ask)
+}
+
+/// What the program's handler is to be asked, if anything. Nobody is asked of a page that somebody is at: it is waited for.
+fn asked(region: &Region, page: PageNo, access: Access, absent: Absent) -> Option<Outcome> {
+    let seen = region.word(page)?.load();
+    match seen.state() {
+        State::Busy => None,
+        _ if seen.wishes().forbid(access) => Some(Outcome::Protected),
+        State::Absent if absent == Absent::Ask && region.asks_first.load(Ordering::Relaxed) != 0 => {
+            Some(Outcome::Missing)
+        }
+        _ => None,
+    }
+}
+
+/// Looks at the page's word and does what it calls for. A page whose every access traps is not mapped here.
 fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -> Step {
     let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
         return Step::Done(Outcome::Violation);
     };
     let seen = word.load();
+    if seen.wishes().unmapped() && seen.state() != State::Busy {
+        return Step::Done(Outcome::Protected);
+    }
     match seen.state() {
         State::Absent => bring_in(domain, context, region, pager, page, seen),
         State::Standby => soft_fault(domain, region, pager, page, seen),
@@ -146,6 +214,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
+        State::Aside => take_back(domain, region, page, seen),
     }
 }
 
@@ -181,7 +250,8 @@ fn bring_in(
         ask_ahead(domain, region, chunk);
     }
     match result {
-        Ok(()) => Step::Done(Outcome::Resolved),
+        Ok(0) => Step::Brought(Kind::First),
+        Ok(_) => Step::Brought(Kind::Fill),
         Err(fill::Stop::NoFrame) => Step::AwaitFrame(frames_seen),
         Err(fill::Stop::HandOver) => Step::HandOver,
         Err(fill::Stop::Again) => Step::Again,
@@ -203,6 +273,9 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     region.set_resident(page, 1);
     match domain.map(region, page, frame, 1) {
         Ok(()) => {
+            if !seen.trip() {
+                domain.frames.note_use(frame);
+            }
             domain.settle(region, page, Word::new(State::Resident, frame));
             domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
             Counters::add(&domain.counters.soft_faults_total, 1);
@@ -217,7 +290,7 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
             ask_ahead(domain, region, chunk);
         }
     }
-    Step::Done(Outcome::Resolved)
+    Step::Brought(Kind::Soft)
 }
 
 /// Hands the reading ahead of a stream to the pager threads, chunk by chunk. What they have no room for is not read ahead.
@@ -249,22 +322,20 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     }
     domain.frames.set_zeroed(new, Zeroed::Unknown);
     *domain.lease(new).get_mut() = *domain.lease(old).get();
-    if let Err(partial) = domain.map(region, page, new, 1) {
+    let is_whole = domain.mmu.holds(old);
+    let mapped =
+        if is_whole { domain.map(region, page, new, 1).map_err(|partial| partial.why) } else { Err(Refusal::Hole) };
+    if let Err(why) = mapped {
         domain.stack.give(domain.mmu, new, 1);
         if !domain.settle(region, page, seen.with_save()) {
             // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.
             save::enqueue(domain, page, old);
         }
-        return match partial.why {
-            Refusal::Pinned | Refusal::Hole => Step::Again,
-            Refusal::NoDescriptor => Step::HandOver,
-            Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
-            Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
-                domain.mmu.wake_faulters(region.trap, page, 1);
-                Step::Done(Outcome::Retry)
-            }
-        };
+        // Taken from the domain: the saver finds that out too, and tells the pager that the contents are lost.
+        let is_lost = Step::Done(Outcome::Failed(Failure::Machine(why)));
+        return if is_whole { refused_whole(domain, region, page, why) } else { is_lost };
     }
+    domain.frames.note_use(old);
     domain.frames.set_owner(new, Some(page));
     if !domain.settle(region, page, Word::new(State::Resident, new)) {
         domain.frames.set_owner(old, None);
@@ -272,7 +343,40 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     }
     domain.admit(region, new, Use::Again);
     Counters::add(&domain.counters.copied_back_total, 1);
-    Step::Done(Outcome::Resolved)
+    Step::Brought(Kind::CopyBack)
+}
+
+/// The machine would not map a frame whose contents nobody else may have: the page is unmapped as before.
+fn refused_whole(domain: &DomainState, region: &Region, page: PageNo, why: Refusal) -> Step {
+    match why {
+        Refusal::Pinned | Refusal::Hole => Step::Again,
+        Refusal::NoDescriptor => Step::HandOver,
+        Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(why))),
+        Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
+            domain.mmu.wake_faulters(region.trap, page, 1);
+            Step::Done(Outcome::Retry)
+        }
+    }
+}
+
+/// The frame has the contents, and nothing keeps the page from being mapped: it was unmapped to see whether it is used, or for the
+/// program's sake, whose wish is gone.
+fn take_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+    let frame = seen.frame();
+    if !region.word(page).is_some_and(|word| word.claim(seen)) {
+        return Step::Again;
+    }
+    domain.frames.note_use(frame);
+    region.set_resident(page, 1);
+    if let Err(partial) = domain.map(region, page, frame, 1) {
+        domain.settle(region, page, seen);
+        return refused_whole(domain, region, page, partial.why);
+    }
+    domain.leaves_aside(seen);
+    domain.settle(region, page, Word::new(State::Resident, frame));
+    domain.admit(region, frame, Use::Again);
+    Counters::add(&domain.counters.referenced_total, 1);
+    Step::Brought(Kind::Referenced)
 }
 
 /// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the program dropped the page
@@ -449,13 +553,15 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
 pub fn serve(domain: &DomainState, request: Request) -> Outcome {
     match request {
         Request::Fault(page, place) => {
-            let fault = Fault { addr: page.addr(), access: Access::Read };
+            let fault = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
             let outcome = resolve(domain, Context::PagerThread, fault);
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome
         }
         Request::Wake(page) => {
-            domain.mmu.wake_faulters(Trap::Worker, page, 1);
+            for trap in [Trap::Worker, Trap::TrackedWorker] {
+                domain.mmu.wake_faulters(trap, page, 1);
+            }
             Outcome::Resolved
         }
         Request::Ahead(page, chunk) => {

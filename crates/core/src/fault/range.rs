@@ -5,12 +5,12 @@
 
 use core::num::NonZeroU32;
 
-use super::evict::{Evicted, Room, list_standby, move_out};
+use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::fill::Tripwire;
-use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
-use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
+use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save, take_back};
+use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
-use crate::frame::Zeroed;
+use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
 use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
@@ -20,12 +20,13 @@ use crate::stack;
 use crate::stream::Chunk;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages worked on between two visits of the gate.
 const STRETCH: usize = 256;
 
 /// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
-fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
+pub(super) fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
     let mut frame_wait = FrameWait::default();
     loop {
         let inside = domain.gate.enter(domain.mmu);
@@ -72,7 +73,7 @@ pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
             return outcome;
         }
         // As in a trap: the program may have closed the descriptors that this thread had, and opened others at their numbers.
-        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read }) {
+        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read, thread: 0 }) {
             Outcome::Resolved => {}
             // What is there is not the region's, and tells nobody when that changes.
             Outcome::Retry if tries == MOST_TRIES => return Outcome::Failed(Failure::Machine(Refusal::Foreign)),
@@ -106,6 +107,45 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
             return true;
         }
     }
+}
+
+/// Gives an absent page its contents, in its pager's place, and maps it. [`Outcome::Violation`]: it is not absent, or nobody may
+/// access it.
+///
+/// # Context
+/// Normal.
+pub fn supply(domain: &DomainState, page: PageNo, contents: &PageBytes) -> Outcome {
+    settle_step(domain, page, |region| {
+        let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
+        let seen = word.load();
+        match seen.state() {
+            State::Busy => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+            State::Absent if !seen.wishes().unmapped() => {}
+            _ => return Step::Done(Outcome::Violation),
+        }
+        let frames_seen = domain.stack.demand.available.count();
+        let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
+            return Step::AwaitFrame(frames_seen);
+        };
+        let frame = run.first;
+        if !word.claim(seen) {
+            domain.stack.give(domain.mmu, frame, 1);
+            return Step::Again;
+        }
+        domain.frames.set_zeroed(frame, Zeroed::Unknown);
+        domain.frames.set_owner(frame, Some(page));
+        *domain.lease(frame).get_mut() = *contents;
+        region.set_resident(page, 1);
+        match domain.map(region, page, frame, 1) {
+            Ok(()) => {
+                domain.settle(region, page, Word::new(State::Resident, frame));
+                domain.admit(region, frame, Use::First);
+                Counters::add(&domain.counters.fills_total, 1);
+                Step::Done(Outcome::Resolved)
+            }
+            Err(partial) => super::refused(domain, region, page, frame, partial.why),
+        }
+    })
 }
 
 /// Drops the contents of `range`, which must lie in one region: they are garbage and are never saved. Pins on it go too.
@@ -160,6 +200,7 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
         if !word.claim(seen) {
             continue;
         }
+        region.disarm(next);
         match seen.state() {
             State::Resident => {
                 *entry = (next, seen.frame());
@@ -167,6 +208,11 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
             }
             State::Standby => {
                 domain.stack.leaves_standby();
+                pager.forget(region.index(next), 1);
+                domain.settle_absent(region, next, seen.frame());
+            }
+            State::Aside => {
+                domain.leaves_aside(seen);
                 pager.forget(region.index(next), 1);
                 domain.settle_absent(region, next, seen.frame());
             }
@@ -202,6 +248,7 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         for &(page, frame) in rest.get(..done).unwrap_or(&[]) {
             domain.frames.set_owner(frame, None);
             let _ = domain.settle(region, page, Word::ABSENT);
+            domain.trace(page, Kind::Discard);
         }
         if done > 0 {
             domain.stack.give(domain.mmu, frame, done as u32);
@@ -243,8 +290,8 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
         });
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
-        let (start, mut len) = (at, 0);
-        while len < room && at < range.end() {
+        let (start, queued, mut len) = (at, evicted.queued, 0);
+        while len + ((evicted.queued - queued) as usize) < room && at < range.end() {
             let busy = |word: &PageWord| word.load().state() == State::Busy;
             if at > start && domain.regions.find(at).and_then(|region| region.word(at)).is_some_and(busy) {
                 break;
@@ -278,6 +325,11 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
             domain.settle_absent(region, page, seen.frame());
             Counters::add(&domain.counters.evictions_total, 1);
             evicted.ready += 1;
+        }
+        State::Aside if word.claim(seen) => {
+            domain.leaves_aside(seen);
+            decide(domain, region, page, seen.frame(), Room::Promised, evicted);
+            list_standby(domain, &[(page, seen.frame())]);
         }
         _ => {}
     }
@@ -318,11 +370,13 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         // No more than is likely to be ready at a time.
         let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
         for page in (PageRange { first: at, count: piece }).pages() {
-            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby)
-            {
-                // Whoever needs a page that cannot be mapped meets that again.
-                let _ = super::soft_fault(domain, region, pager, page, seen);
-            }
+            // Whoever needs a page that cannot be mapped meets that again.
+            let _ = match region.word(page).map(|word| word.load()) {
+                Some(seen) if seen.wishes().unmapped() => continue,
+                Some(seen) if seen.state() == State::Standby => super::soft_fault(domain, region, pager, page, seen),
+                Some(seen) if seen.state() == State::Aside => take_back(domain, region, page, seen),
+                _ => continue,
+            };
         }
         let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
         let short = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
@@ -362,6 +416,13 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
         State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        // Nobody can change an unmapped page while it is claimed: it is saved from where it is.
+        State::Aside if word.claim(seen) => {
+            let outcome = save_copy(domain, region, pager, page, seen.frame());
+            domain.settle(region, page, seen);
+            return Step::Done(outcome.map_or_else(|why| Outcome::Failed(Failure::Pager(why)), |()| Outcome::Resolved));
+        }
+        State::Aside => return Step::Again,
         State::Resident => {}
     }
     let frames_seen = domain.stack.demand.available.count();
@@ -379,13 +440,14 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     domain.frames.set_zeroed(copy, Zeroed::Unknown);
     let outcome = match domain.mmu.copy_out(page, copy) {
         Err(_) => Ok(()),
-        Ok(()) => save_copy(domain, region, pager, page, copy),
+        Ok(()) => match save_copy(domain, region, pager, page, copy) {
+            // Taken away while the pager was at it: who knows what it saved. The page is gone as well.
+            Ok(()) if !domain.mmu.holds(copy) => Err(Failure::Machine(Refusal::Hole)),
+            saved => saved.map_err(Failure::Pager),
+        },
     };
     domain.settle(region, page, seen);
-    give(match outcome {
-        Ok(()) => Step::Done(Outcome::Resolved),
-        Err(error) => Step::Done(Outcome::Failed(Failure::Pager(error))),
-    })
+    give(Step::Done(outcome.map_or_else(Outcome::Failed, |()| Outcome::Resolved)))
 }
 
 fn save_copy(

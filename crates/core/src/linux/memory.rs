@@ -66,6 +66,8 @@ pub enum Advice {
     NoHugePages = raw::MADV_NOHUGEPAGE,
     /// Use huge pages where they fit.
     HugePages = raw::MADV_HUGEPAGE,
+    /// A forked child gets the range empty.
+    WipeForChild = raw::MADV_WIPEONFORK,
     /// A forked child does not get the range.
     NotForChild = raw::MADV_DONTFORK,
     /// A forked child gets the range.
@@ -186,6 +188,17 @@ pub unsafe fn protect(addr: usize, len_bytes: usize, access: Access) -> Result<(
     unsafe { call(raw::__NR_mprotect, [addr, len_bytes, access.bits(), 0, 0, 0]) }.map(drop)
 }
 
+/// Gives the populated page at `addr` memory of its own if it is shared with a forked child, without writing to it: whoever is to
+/// be told of writes is told of none. The kernel does so for those who pin a page to read it.
+pub fn own_to_read(addr: usize) {
+    let mut byte = 0u8;
+    let to = raw::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let from = raw::iovec { iov_base: addr as *mut _, iov_len: 1 };
+    let (to, from) = (&raw const to as usize, &raw const from as usize);
+    // SAFETY: syscall-contract: one byte is written, to our own variable; what cannot be read at `addr` is an error.
+    let _ = unsafe { call(raw::__NR_process_vm_readv, [super::thread::process() as usize, to, 1, from, 1, 0]) };
+}
+
 /// Gives the kernel `advice` on a range.
 ///
 /// # Errors
@@ -223,6 +236,13 @@ pub fn lock_on_fault(addr: usize, len_bytes: usize) -> Result<(), Errno> {
 pub fn unlock(addr: usize, len_bytes: usize) -> Result<(), Errno> {
     // SAFETY: syscall-contract: unlocking changes no contents.
     unsafe { call(raw::__NR_munlock, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Whether every page of a range is mapped.
+pub fn mapped(addr: usize, len_bytes: usize) -> bool {
+    // An msync(2) that waits for nothing does nothing either, but looks at each mapping.
+    // SAFETY: syscall-contract: the call changes no contents, and is refused where nothing is mapped.
+    unsafe { call(raw::__NR_msync, [addr, len_bytes, raw::MS_ASYNC as usize, 0, 0, 0]) }.is_ok()
 }
 
 /// Sets bit 0 of `resident[i]` where page `i` from `addr` on is in memory.

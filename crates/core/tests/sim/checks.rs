@@ -18,12 +18,15 @@ pub fn at_rest(world: &World) {
     scheduler::at_once(|| {
         let mut places = Places(vec![None; world.domain.frames.capacity() as usize]);
         let queue = queued(world);
-        let mut on_standby = 0;
+        let (mut on_standby, mut sampled) = (0, 0);
         for part in &world.parts {
             for page in part.region.range.pages() {
-                on_standby += u32::from(look_at(world, part, page, &queue, &mut places) == State::Standby);
+                let word = look_at(world, part, page, &queue, &mut places);
+                on_standby += u32::from(word.state() == State::Standby);
+                sampled += u32::from(word.state() == State::Aside && !word.wishes().unmapped());
             }
         }
+        assert_eq!(sampled, world.domain.stack.sampled(), "sampled pages");
         assert_eq!(on_standby, world.domain.stack.on_standby(), "frames on standby");
         place_free(world, &mut places);
         let lost: Vec<usize> = (0..places.0.len()).filter(|at| places.0[*at].is_none()).collect();
@@ -70,7 +73,7 @@ fn place_free(world: &World, places: &mut Places) {
 }
 
 /// Checks one page: its word, and what a child that was forked now would read in it.
-fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], places: &mut Places) -> State {
+fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], places: &mut Places) -> Word {
     let (domain, at, index) = (&world.domain, world.at(page), part.region.index(page));
     let word = part.region.word(page).expect("a page of the region").load();
     let (state, frame) = (word.state(), word.frame());
@@ -83,7 +86,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
             assert_eq!(part.pager.kept(index), world.mmu.in_slot(frame), "{page:?}: standby, and the pager differs");
             world.mmu.in_slot(frame)
         }
-        State::Saving => world.mmu.in_slot(frame),
+        State::Saving | State::Aside => world.mmu.in_slot(frame),
     };
     let right = contents.is_some_and(|contents| world.shadow.may_be(at, contents));
     assert!(right, "{page:?} is {word:?} with {contents:?}, not {:?}", world.shadow.now(at));
@@ -92,7 +95,15 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
     let resident = part.region.residency().get(index as usize).expect("as many as words").load(Ordering::Relaxed);
     assert_eq!(resident != 0, state == State::Resident, "{page:?}: residency");
     assert!(world.shadow.may_have_pins(at, word.pins()), "{page:?} is {word:?} with {} pins", world.shadow.pins(at));
-    if matches!(state, State::Resident | State::Standby | State::Saving) {
+    let wanted = state == State::Resident && word.wishes().write_protected();
+    assert_eq!(
+        world.mmu.protected(page),
+        wanted && mapped.is_some(),
+        "{page:?} is {word:?}: what the machine protects"
+    );
+    let unmapped = word.wishes().unmapped();
+    assert!(!unmapped || state != State::Resident, "{page:?} is mapped, and nobody may access it");
+    if matches!(state, State::Resident | State::Standby | State::Saving | State::Aside) {
         places.put(frame, "of a page");
         assert_eq!(domain.frames.owner(frame), Some(page));
     }
@@ -105,7 +116,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
             places.put(old, "being saved");
         }
     }
-    state
+    word
 }
 
 /// Nobody runs any more, and nothing goes wrong: every page can be read, and every frame that may go goes.
@@ -113,6 +124,7 @@ pub fn at_the_end(world: &World) {
     world.weather.clear_up();
     while save(&world.domain) > 0 {}
     at_rest(world);
+    world.parts.iter().flat_map(|part| part.region.range.pages()).for_each(|page| world.unprotect(page));
     for part in &world.parts {
         for page in part.region.range.pages() {
             read(world, page);
@@ -149,7 +161,11 @@ fn read(world: &World, page: PageNo) {
             while save(&world.domain) > 0 {}
             continue;
         }
-        match fault::resolve(&world.domain, Context::PagerThread, Fault { addr: page.addr(), access: Access::Read }) {
+        match fault::resolve(
+            &world.domain,
+            Context::PagerThread,
+            Fault { addr: page.addr(), access: Access::Read, thread: 0 },
+        ) {
             Outcome::Resolved | Outcome::Retry => {}
             other => panic!("{page:?} is {other:?} in the end"),
         }

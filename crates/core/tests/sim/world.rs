@@ -8,6 +8,7 @@ use selfpage_core::addr::{PageNo, PageRange};
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::handover::Handovers;
+use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::{Context, Pager};
@@ -16,6 +17,7 @@ use selfpage_core::ring::Ring;
 use selfpage_core::stack::FrameStack;
 use selfpage_core::sync::{AtomicU32, Event, Gate, Ordering};
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 
 use crate::dice;
 use crate::machine::SimMmu;
@@ -154,6 +156,7 @@ impl World {
             to_save: Event::default(),
             save_trouble: AtomicU32::new(0),
             counters: Counters::default(),
+            tracer: Tracer::off(),
         };
         life.keep(World {
             domain,
@@ -179,6 +182,11 @@ impl World {
 
     pub fn part(&self, page: PageNo) -> &Part {
         self.parts.iter().find(|part| part.region.range.contains(page)).expect("a page of a region")
+    }
+
+    /// What every handler here does: the page is the program's again.
+    pub fn unprotect(&self, page: PageNo) {
+        let _ = protect::protect(&self.domain, PageRange { first: page, count: 1 }, Protection::ReadWrite);
     }
 
     /// A page, more often one of a few.

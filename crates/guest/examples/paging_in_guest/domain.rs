@@ -22,6 +22,7 @@ use selfpage_core::stack::FrameStack;
 use selfpage_core::sync::{AtomicU32, Event, Gate};
 use selfpage_core::tables::TableMmu;
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 use selfpage_guest::{Error, Parts, Private};
 
 /// A domain. All of it lies where the handler can use it.
@@ -120,6 +121,7 @@ impl Domain {
             to_save: Event::default(),
             save_trouble: AtomicU32::new(0),
             counters: Counters::default(),
+            tracer: Tracer::off(),
         };
         let policy = policy::by_name("lru", private.table(count)?).expect("a name of core's");
         let policy = Alone::new(policy);

@@ -21,7 +21,6 @@ use super::error::Error;
 use super::job::{Bench, Job, Place};
 use super::result::{Better, Sample, Timing, Unit};
 use super::system::{Condition, Drive, Entry, Group};
-use super::table::Column;
 use appel::Operation;
 use evidence::Evidence;
 use inside::{Kvm, Ran};
@@ -68,17 +67,6 @@ const SYSTEMS: &[Entry] = &[
     Entry { name: "host", group: Group::Kernel, condition: Condition::Plain, drive: Drive::Closure },
 ];
 
-const COLUMNS: &[Column] = &[
-    Column::of("ops", "operations"),
-    Column::of("exits", "exits"),
-    Column::of("faults", "faults"),
-    Column::of("calls", "calls"),
-    Column::of("entries", "entries_written"),
-    Column::of("KVM's exits", "kvm_exits"),
-    Column::of("emulated", "kvm_emulated_instructions"),
-    Column::of("found", "pages_found"),
-];
-
 fn work(case: &str) -> Option<Work> {
     CASES.iter().find(|(name, _)| *name == case).map(|(_, work)| *work)
 }
@@ -110,10 +98,6 @@ impl Bench for Guest {
 
     fn unit(&self, _: &str) -> Unit {
         Unit { name: "ring-0 instructions/op", better: Better::Lower }
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        COLUMNS
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
