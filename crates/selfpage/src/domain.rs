@@ -4,6 +4,8 @@
 //! Nemesis §4 and §5: "require every application to deal with all its own memory faults using its own concrete resources".
 #![allow(unsafe_code)]
 
+mod threads;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::ops::{Deref, DerefMut, Range};
@@ -21,7 +23,7 @@ use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
-use selfpage_core::linux::uffd::{Reach, Uffd};
+use selfpage_core::linux::uffd::Reach;
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
 use selfpage_core::policy::Policy;
@@ -34,14 +36,14 @@ use selfpage_core::tracer::Tracer;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Cause, Error, Kind, Result, SystemError};
+use crate::error::{Cause, Error, Kind, Result};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
 use crate::trap::handlers::{Handlers, start_one};
-use crate::trap::{errand, pager, thread, upcall, worker};
-use crate::{descriptors, evictor, trace};
+use crate::trap::{errand, worker};
+use crate::{descriptors, trace};
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
@@ -526,99 +528,4 @@ impl Inner {
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-impl Inner {
-    /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
-    /// descriptors in it, and starts the others, who share it.
-    fn start_threads_keeping(self: &Arc<Self>, mut keep: Vec<RawFd>) -> Result<()> {
-        let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        keep.extend(descriptors::numbers(&descriptors));
-        let ours = keep.clone();
-        let (send, receive) = std::sync::mpsc::sync_channel(1);
-        let own = self.clone();
-        let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
-        let first = thread::start("selfpage-pager", move || {
-            let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
-                own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
-                start_others(&own, [descriptors.worker, descriptors.tracked_worker])
-            });
-            let _ = send.send(started);
-            drop(send);
-            pager::serve(&own);
-        });
-        let started = first.and_then(|first| {
-            self.threads().push(first);
-            receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the first of them died")))
-        });
-        if let Err(cause) = started {
-            self.end();
-            return Err(failed(cause));
-        }
-        self.hide_descriptors(&ours);
-        Ok(())
-    }
-
-    /// In a forked child that does not get the domain: its threads are not here.
-    pub(crate) fn abandon(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.bell.forget_workers();
-        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
-    }
-
-    /// Ends the domain's threads, as many as there are, and gives its descriptors back.
-    fn end(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        upcall::delist(&raw const *self);
-        self.handlers.end(self);
-        let state = &self.state;
-        for event in [&state.requested, &state.to_save, &state.stack.demand.wanted, &state.stack.demand.available] {
-            event.signal(state.mmu);
-        }
-        self.bell.ring();
-        let threads = std::mem::take(&mut *self.threads());
-        for thread in threads {
-            let _ = thread.join();
-        }
-        self.close_descriptors();
-    }
-
-    /// Closes the domain's descriptors, where the program has them and has not closed them itself.
-    fn close_descriptors(&self) {
-        descriptors::close_ours(&self.descriptors.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// Where the program is not to see the domain's descriptors, closes its copies of these.
-    pub(crate) fn hide_descriptors(&self, numbers: &[RawFd]) {
-        if self.config.descriptor_table == DescriptorTable::Private {
-            for number in numbers {
-                let _ = Descriptor::from_raw(*number).close();
-            }
-        }
-    }
-}
-
-fn start_others(inner: &Arc<Inner>, uffds: [Uffd; 2]) -> std::io::Result<()> {
-    for _ in 1..inner.config.pagers {
-        start(inner, "selfpage-pager", pager::serve)?;
-    }
-    let queue = Arc::new(worker::Queue::over(uffds)?);
-    for _ in 0..inner.config.workers {
-        let queue = queue.clone();
-        start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?;
-        inner.bell.add_worker();
-    }
-    if let Some(to) = &inner.config.trace {
-        let writer = trace::Writer::begin(to)?;
-        start(inner, "selfpage-trace", move |inner| writer.run(inner))?;
-    }
-    start(inner, "selfpage-evict", |inner| evictor::run(inner))?;
-    start(inner, "selfpage-save", |inner| evictor::save(inner))
-}
-
-fn start(inner: &Arc<Inner>, name: &str, work: impl FnOnce(&Arc<Inner>) + Send + 'static) -> std::io::Result<()> {
-    let own = inner.clone();
-    let thread = thread::start(name, move || work(&own))?;
-    inner.threads().push(thread);
-    Ok(())
 }

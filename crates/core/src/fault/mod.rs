@@ -214,7 +214,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
-        State::Aside => take_back(domain, region, page, seen),
+        State::Aside => take_back(domain, context, region, pager, page, seen),
     }
 }
 
@@ -361,9 +361,26 @@ fn refused_whole(domain: &DomainState, region: &Region, page: PageNo, why: Refus
 
 /// The frame has the contents, and nothing keeps the page from being mapped: it was unmapped to see whether it is used, or for the
 /// program's sake, whose wish is gone.
-fn take_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+fn take_back(
+    domain: &DomainState,
+    context: Context,
+    region: &Region,
+    pager: &dyn Pager,
+    page: PageNo,
+    seen: Word,
+) -> Step {
     let frame = seen.frame();
+    let is_whole = domain.mmu.holds(frame);
+    if !is_whole && context == Context::Trap {
+        // The pager must be told, which may be the program's own code.
+        return Step::HandOver;
+    }
     if !region.word(page).is_some_and(|word| word.claim(seen)) {
+        return Step::Again;
+    }
+    if !is_whole {
+        domain.leaves_aside(seen);
+        lost(domain, region, pager, page, frame);
         return Step::Again;
     }
     domain.frames.note_use(frame);

@@ -374,7 +374,9 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
             let _ = match region.word(page).map(|word| word.load()) {
                 Some(seen) if seen.wishes().unmapped() => continue,
                 Some(seen) if seen.state() == State::Standby => super::soft_fault(domain, region, pager, page, seen),
-                Some(seen) if seen.state() == State::Aside => take_back(domain, region, page, seen),
+                Some(seen) if seen.state() == State::Aside => {
+                    take_back(domain, Context::PagerThread, region, pager, page, seen)
+                }
                 _ => continue,
             };
         }
@@ -419,6 +421,12 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
         // Nobody can change an unmapped page while it is claimed: it is saved from where it is.
         State::Aside if word.claim(seen) => {
             let outcome = save_copy(domain, region, pager, page, seen.frame());
+            // Taken away, perhaps while the pager was at it: who knows what it saved.
+            if !domain.mmu.holds(seen.frame()) {
+                domain.leaves_aside(seen);
+                super::lost(domain, region, pager, page, seen.frame());
+                return Step::Done(Outcome::Failed(Failure::Machine(Refusal::Hole)));
+            }
             domain.settle(region, page, seen);
             return Step::Done(outcome.map_or_else(|why| Outcome::Failed(Failure::Pager(why)), |()| Outcome::Resolved));
         }

@@ -207,10 +207,19 @@ fn map_unused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame)
     if seen.state() != State::Aside || seen.wishes().unmapped() || seen.frame() != frame || !word.claim(seen) {
         return;
     }
-    match domain.map(region, page, frame, 1).map_err(|partial| partial.why) {
+    let mapped = if domain.mmu.holds(frame) {
+        domain.map(region, page, frame, 1).map_err(|partial| partial.why)
+    } else {
+        Err(Refusal::Hole)
+    };
+    match mapped {
         Ok(()) => {
             domain.leaves_aside(seen);
             domain.settle(region, page, Word::new(State::Resident, frame));
+        }
+        Err(Refusal::Hole) => {
+            domain.leaves_aside(seen);
+            lost(domain, region, pager, page, frame);
         }
         // The program has mapped something of its own there: what was there is lost.
         Err(Refusal::Occupied | Refusal::Foreign) => {

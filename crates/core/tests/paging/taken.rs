@@ -1,6 +1,7 @@
 //! Frames that are taken away at the wrong moment: their pages' contents are lost, and nobody ever sees others in their place.
 
-use selfpage_core::fault::Failure;
+use selfpage_core::fault::protect::Protection;
+use selfpage_core::fault::{Failure, sample};
 use selfpage_core::mmu::Refusal;
 use selfpage_core::page::State;
 
@@ -112,6 +113,33 @@ fn while_they_are_flushed() {
     assert_eq!(world.flush(page), Ok(()));
     assert_eq!(world.store.word(page), 9);
     goes_on(&mut program);
+}
+
+/// Pages that were sampled, or that nobody might access, are in their frames only.
+#[test]
+fn while_their_pages_are_aside() {
+    for forbidden in [false, true] {
+        let (mut program, _) = with_pages_on_their_way();
+        let world = program.world;
+        world.save_all();
+        let aside: Vec<u64> = (0..).filter(|page| world.is_mapped(*page)).take(3).collect();
+        for page in &aside {
+            world.write(page * 512, 7).unwrap();
+            program.shadow[*page as usize * 512] = 7;
+            if forbidden { world.protect(*page, Protection::None) } else { world.sample(*page) }
+        }
+        assert_eq!(world.pages(State::Aside), aside);
+        program.forget_what_is_lost();
+        exchange_frames(world);
+        let flushed = world.flush(aside[0]);
+        assert_eq!(flushed, Err(Failure::Machine(Refusal::Hole)));
+        aside.iter().for_each(|page| world.protect(*page, Protection::ReadWrite));
+        assert_eq!(world.read(aside[1] * 512).ok(), Some(world.store.word(aside[1])));
+        sample::end_all(&world.domain);
+        assert_eq!(world.domain.stack.sampled(), 0);
+        assert!(aside.iter().all(|page| world.store.lost_so_far().contains(page)));
+        goes_on(&mut program);
+    }
 }
 
 /// Another Frame lies where the domain's was, and nobody has said that it is the domain's.

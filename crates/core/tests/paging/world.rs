@@ -8,9 +8,10 @@ use selfpage_core::capability::{Handle, Kernel, Object, Progress, Space, Type};
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::evict::{evict, trim_standby};
 use selfpage_core::fault::handover::Handovers;
+use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::range;
 use selfpage_core::fault::save::save;
-use selfpage_core::fault::{self, Failure, Fault, Outcome};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, sample};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::mmu::Trap;
 use selfpage_core::page::State;
@@ -233,8 +234,21 @@ impl World {
     }
 
     pub fn flush(&self, index: u64) -> Result<(), Failure> {
-        let page = PageRange { first: self.range.first.plus(index), count: 1 };
-        range::flush(&self.domain, page).map_err(|(_, failure)| failure)
+        range::flush(&self.domain, self.one(index)).map_err(|(_, failure)| failure)
+    }
+
+    pub fn protect(&self, index: u64, protection: Protection) {
+        protect::protect(&self.domain, self.one(index), protection).unwrap();
+    }
+
+    /// Unmaps a page to see whether it is used.
+    pub fn sample(&self, index: u64) {
+        let found = sample::in_core(&self.domain, 0..FRAME_COUNT as u32, self.one(index));
+        assert_eq!(sample::begin(&self.domain, found.pages()).pages(), found.pages());
+    }
+
+    fn one(&self, index: u64) -> PageRange {
+        PageRange { first: self.range.first.plus(index), count: 1 }
     }
 
     pub fn is_mapped(&self, index: u64) -> bool {

@@ -2,7 +2,7 @@
 
 use selfpage_core::addr::{Frame, FrameRun, PageNo};
 use selfpage_core::fault::{self, Fault, Outcome, save::save};
-use selfpage_core::page::State;
+use selfpage_core::page::{State, Word};
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 use selfpage_core::sync::Ordering;
