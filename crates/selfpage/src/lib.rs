@@ -33,6 +33,7 @@ pub mod pager;
 mod pool;
 mod region;
 mod residence;
+pub mod snapshot;
 mod stats;
 pub mod store;
 pub mod trap;

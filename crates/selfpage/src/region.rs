@@ -32,6 +32,8 @@ use crate::pool::FramePool;
 use crate::store::BackingStore;
 use crate::trap::upcall;
 
+mod restored;
+
 /// What the names of regions without a name begin with.
 const ADDRESS: &str = "at ";
 
@@ -367,7 +369,8 @@ impl Bound {
 
     /// The descriptors that its pager uses now.
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        self.store().map_or_else(|| self.descriptors.clone(), |store| store.descriptors())
+        let stores = self.store().map_or_else(Vec::new, |store| store.descriptors());
+        self.descriptors.iter().copied().chain(stores).collect()
     }
 
     /// Whether a forked child gets the region.

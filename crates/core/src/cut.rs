@@ -1,0 +1,95 @@
+//! The cut: the instant that a snapshot is of.
+//!
+//! Before it every page is *armed*: protected, so that its first write is told. While the cut is made nobody who is told goes
+//! on; the pages that were written to since they were armed are armed anew; then all pages are protected at one instant, and
+//! memory as it is then is the image. After it a page that the image still needs is copied before its first write.
+//!
+//! # Source
+//! AVM §2.1 (copy-on-write by the application, on its own faults). The papers have no snapshots; fork(2) is what this stands
+//! beside.
+
+use crate::addr::{Frame, PageNo};
+use crate::mmu::Mmu;
+use crate::pageset::PageSet;
+use crate::ring::Ring;
+use crate::sync::{Event, Gate, Inside};
+
+/// What a region's pages are to snapshots. Empty sets: the region takes no part.
+pub struct PageSets {
+    /// Not armed: writes go through without being told.
+    pub unarmed: PageSet,
+    /// Written to, or dropped, since the last cut.
+    pub changed: PageSet,
+    /// What the image of the last cut still needs: nobody has copied the page yet.
+    pub pending: PageSet,
+}
+
+impl PageSets {
+    /// A region that takes no part.
+    pub const NONE: PageSets =
+        PageSets { unarmed: PageSet::none(), changed: PageSet::none(), pending: PageSet::none() };
+}
+
+/// A domain's part in snapshots.
+pub struct Cut {
+    /// Whoever takes a page's protection off, or drops its contents, is inside. Closed while a cut is made.
+    writes: Gate,
+    /// Pages that were copied before their first write, each with the frame of the copy.
+    images: Ring,
+    /// The cut was made, or images were taken out, or the snapshot was given up.
+    pub moved: Event,
+}
+
+impl Cut {
+    /// No snapshot is taken.
+    pub fn new(images: Ring) -> Cut {
+        Cut { writes: Gate::default(), images, moved: Event::default() }
+    }
+
+    /// Lets a thread write to a page that is armed. `None`: a cut is being made.
+    ///
+    /// # Context
+    /// Trap, as the owner of no page: whoever is inside is waited for.
+    pub fn begin_write<'a>(&'a self, mmu: &'a dyn Mmu) -> Option<Inside<'a>> {
+        self.writes.try_enter(mmu)
+    }
+
+    /// Keeps writers to armed pages waiting from now on, and waits for those who are at it.
+    ///
+    /// # Context
+    /// Normal or PagerThread, outside the gate; one thread at a time.
+    pub fn close(&self, mmu: &dyn Mmu) {
+        while !self.writes.close(mmu, 20_000) {}
+    }
+
+    /// Lets them go on.
+    ///
+    /// # Context
+    /// As for [`Cut::close`].
+    pub fn open(&self, mmu: &dyn Mmu) {
+        self.writes.open(mmu);
+        self.moved.signal(mmu);
+    }
+
+    /// Keeps the copy of a page for the image. `false`: there are as many copies as there may be.
+    ///
+    /// # Context
+    /// Trap.
+    #[must_use]
+    pub fn keep(&self, page: PageNo, copy: Frame) -> bool {
+        self.images.push(page.0, u64::from(copy.0))
+    }
+
+    /// Takes a copy out; the frame is the caller's.
+    pub fn take(&self) -> Option<(PageNo, Frame)> {
+        self.images.pop().map(|(page, frame)| (PageNo(page), Frame(frame as u32)))
+    }
+
+    /// In a forked child: no snapshot is taken here, and nobody is at a write.
+    ///
+    /// # Context
+    /// Normal, with the domain's gate closed.
+    pub fn forget(&self) {
+        self.writes.forget();
+    }
+}
