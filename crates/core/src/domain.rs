@@ -8,7 +8,7 @@ use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
 use crate::mmu::{Mmu, Partial, Trap};
 use crate::page::{State, Word};
-use crate::region::{Region, RegionMap, Rights};
+use crate::region::{Region, RegionMap};
 use crate::ring::Ring;
 use crate::stack::{self, FrameStack};
 use crate::stream::Limits;
@@ -109,12 +109,23 @@ impl DomainState {
         }
     }
 
-    /// Maps frames at neighbouring pages of `region`, with its rights.
+    /// Maps frames at neighbouring claimed pages of `region`, each protected as somebody wants it.
     pub(crate) fn map(&self, region: &Region, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
-        match region.rights {
-            Rights::ReadWrite => self.mmu.map(region.trap, page, frame, count),
-            Rights::Read => self.mmu.map_to_read(region.trap, page, frame, count),
+        let mut done = 0;
+        while done < count {
+            let first = page.plus(done.into());
+            let protected = region.write_protected(first);
+            let alike = |at: &u32| region.write_protected(page.plus((*at).into())) == protected;
+            let run = 1 + (done + 1..count).take_while(alike).count() as u32;
+            let mapped = if protected {
+                self.mmu.map_to_read(region.trap, first, frame.plus(done), run)
+            } else {
+                self.mmu.map(region.trap, first, frame.plus(done), run)
+            };
+            mapped.map_err(|partial| Partial { done: done + partial.done, ..partial })?;
+            done += run;
         }
+        Ok(())
     }
 
     /// The contents of `frame`, in its slot.

@@ -18,6 +18,15 @@ pub enum Trap {
     Upcall,
 }
 
+/// What becomes of writes to mapped pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writing {
+    /// They go on, as the mapping lets them.
+    Allowed,
+    /// They are faults.
+    Protected,
+}
+
 /// Why the machine could not do all that was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
@@ -76,12 +85,20 @@ pub trait Mmu: Sync {
     /// [`Partial`]: the first `done` pages are mapped, the rest are as before.
     fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial>;
 
-    /// As [`Mmu::map`], and a write to one of the pages is a fault: nobody is woken before that holds.
+    /// As [`Mmu::map`], and a write to one of the pages is a fault, from the first moment on.
     ///
     /// # Errors
     /// As for [`Mmu::map`].
     fn map_to_read(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
         self.map(trap, page, frame, count)
+    }
+
+    /// Makes writes to the mapped pages of `[page, page+count)` faults, or lets them go on and wakes whoever waits to write.
+    ///
+    /// # Errors
+    /// [`Refusal::NoDescriptor`], [`Refusal::Foreign`]: the pages are as before. [`Refusal::Denied`]: this machine cannot.
+    fn set_writing(&self, _trap: Trap, _page: PageNo, _count: u32, _writing: Writing) -> Result<(), Refusal> {
+        Err(Refusal::Denied)
     }
 
     /// Unmaps the pages `[page, page+count)` into the slots of `[frame, frame+count)`: no later write can reach them.

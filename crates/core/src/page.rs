@@ -1,8 +1,8 @@
 //! The page word: what is known of one page of a region, in 64 bits, and the only lock a page has.
 //!
 //! ```text
-//! 63            32 31        20 19       8 7      4 3     0
-//! |     frame     |   unused   |   pins   | flags  | state |
+//! 63            32 31    23 22    20 19       8 7      4 3     0
+//! |     frame     | unused | wishes |   pins   | flags  | state |
 //! ```
 //! Whoever moves a word to [`State::Busy`] owns the page until it settles the word again. Sleepers wait on the low half.
 //!
@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 use crate::addr::Frame;
+use crate::region::Access;
 use crate::sync::{AtomicU64, Ordering, race};
 
 /// What a page is. `Absent` is zero, so that fresh zeroed memory is a valid table.
@@ -29,6 +30,8 @@ pub enum State {
     Saving = 4,
     /// No frame holds it, and every access fails: its contents could not be had.
     Poisoned = 5,
+    /// Unmapped because the program wants every access to trap; the frame holds the only copy of the contents.
+    Aside = 6,
 }
 
 const STATE: u64 = 0xf;
@@ -37,7 +40,47 @@ const IN_SAVE: u64 = 1 << 5;
 const TRIP: u64 = 1 << 6;
 const PIN_SHIFT: u32 = 8;
 const PIN_MASK: u64 = 0xfff;
+const WISH_SHIFT: u32 = 20;
+const WISH_MASK: u64 = 0x7;
+const WISHES: u64 = WISH_MASK << WISH_SHIFT;
 const FRAME_SHIFT: u32 = 32;
+
+/// Who wants accesses to a page to trap. They belong to the page and not to its contents: they stay when it is evicted, and when
+/// it is discarded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Wishes(u8);
+
+impl Wishes {
+    /// Nobody wants any.
+    pub const NONE: Wishes = Wishes(0);
+    /// The program wants to know of writes.
+    pub const PROGRAM_WRITES: Wishes = Wishes(1);
+    /// The program wants to know of every access: while it does, the page is not mapped.
+    pub const PROGRAM_ACCESSES: Wishes = Wishes(2);
+    /// A snapshot wants a copy before the first write.
+    pub const COPY_FIRST: Wishes = Wishes(4);
+
+    /// These and those.
+    pub const fn and(self, other: Wishes) -> Wishes {
+        Wishes(self.0 | other.0)
+    }
+    /// These, with the program's own replaced by `program`.
+    pub const fn with_program(self, program: Wishes) -> Wishes {
+        Wishes(self.0 & !(Wishes::PROGRAM_WRITES.0 | Wishes::PROGRAM_ACCESSES.0) | program.0)
+    }
+    /// The rule: the machine protects a page that it maps against writes if, and only if, somebody wants that.
+    pub const fn write_protected(self) -> bool {
+        self.0 != 0
+    }
+    /// Whether the page may not be mapped at all.
+    pub const fn unmapped(self) -> bool {
+        self.0 & Wishes::PROGRAM_ACCESSES.0 != 0
+    }
+    /// Whether the program wants to be asked before this access.
+    pub fn forbid(self, access: Access) -> bool {
+        self.unmapped() || (access == Access::Write && self.0 & Wishes::PROGRAM_WRITES.0 != 0)
+    }
+}
 
 /// One reading of a page word.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,6 +94,7 @@ impl core::fmt::Debug for Word {
             .field("pins", &self.pins())
             .field("in_save", &self.in_save())
             .field("waiters", &(self.0 & WAITERS != 0))
+            .field("wishes", &self.wishes())
             .finish()
     }
 }
@@ -83,7 +127,8 @@ impl Word {
             2 => State::Resident,
             3 => State::Standby,
             4 => State::Saving,
-            _ => State::Poisoned,
+            5 => State::Poisoned,
+            _ => State::Aside,
         }
     }
     /// The frame, in the states that have one.
@@ -101,6 +146,10 @@ impl Word {
     /// Whether it is a tripwire.
     pub const fn trip(self) -> bool {
         self.0 & TRIP != 0
+    }
+    /// Who wants accesses to trap.
+    pub const fn wishes(self) -> Wishes {
+        Wishes((self.0 >> WISH_SHIFT & WISH_MASK) as u8)
     }
     /// The half that sleepers wait on.
     pub const fn low(self) -> u32 {
@@ -163,8 +212,8 @@ impl PageWord {
         self.0.compare_exchange(seen.0, busy, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Ends a claim: the page is `next` from now on. Keeps the mark of a save in flight, and the pins of a page that stays
-    /// resident: they may have been taken back meanwhile.
+    /// Ends a claim: the page is `next` from now on. Keeps the wishes, the mark of a save in flight, and the pins of a page that
+    /// stays resident: they may have been taken back meanwhile.
     #[must_use]
     pub fn settle(&self, next: Word) -> Settled {
         race();
@@ -172,7 +221,7 @@ impl PageWord {
         let mut seen = self.0.load(Ordering::Relaxed);
         loop {
             debug_assert!(Word(seen).state() == State::Busy);
-            let new = next.0 & !kept | seen & (IN_SAVE | kept);
+            let new = next.0 & !(kept | WISHES) | seen & (IN_SAVE | WISHES | kept);
             match self.0.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => {
                     return Settled { awaited: seen & WAITERS != 0, in_save: seen & IN_SAVE != 0 };
@@ -204,6 +253,14 @@ impl PageWord {
         seen.pins() > 0 && self.exchange(seen, Word(seen.0 - (1 << PIN_SHIFT)))
     }
 
+    /// Replaces the wishes. While a page is mapped only whoever has claimed it may: what the machine does must follow. `false`: the
+    /// word changed.
+    #[must_use]
+    pub fn wish(&self, seen: Word, wishes: Wishes) -> bool {
+        debug_assert!(seen.state() != State::Resident);
+        self.exchange(seen, Word(seen.0 & !WISHES | u64::from(wishes.0) << WISH_SHIFT))
+    }
+
     /// A save that was in flight has ended. If nobody touched the page meanwhile it becomes `settled`, else only the mark
     /// goes.
     #[must_use]
@@ -212,7 +269,7 @@ impl PageWord {
         loop {
             debug_assert!(Word(seen).in_save());
             let (new, found) = match Word(seen).state() {
-                State::Saving => (settled.0, Found::Untouched),
+                State::Saving => (settled.0 & !WISHES | seen & WISHES, Found::Untouched),
                 // A Busy page keeps its sleepers: its owner wakes them.
                 State::Busy => (seen & !IN_SAVE, Found::BeingCopied),
                 _ => (seen & !IN_SAVE & !WAITERS, Found::Copied),
@@ -274,6 +331,27 @@ mod tests {
         assert!(page.unpin(page.load()));
         let _ = page.settle(seen);
         assert_eq!(page.load(), Word::new(State::Resident, Frame(3)));
+    }
+
+    #[test]
+    fn wishes_outlive_whatever_becomes_of_the_page() {
+        let page = PageWord::new();
+        let wishes = Wishes::PROGRAM_WRITES.and(Wishes::COPY_FIRST);
+        assert!(page.wish(page.load(), wishes));
+        for next in [
+            Word::new(State::Resident, Frame(3)).with_pins(2),
+            Word::ABSENT,
+            Word::new(State::Saving, Frame(3)).with_save(),
+        ] {
+            assert!(page.claim(page.load()));
+            let _ = page.settle(next);
+            assert_eq!((page.load().wishes(), page.load().state()), (wishes, next.state()));
+        }
+        let _ = page.end_save(Word::new(State::Standby, Frame(3)));
+        assert_eq!(page.load().wishes(), wishes);
+        assert!(page.wish(page.load(), wishes.with_program(Wishes::NONE)));
+        assert_eq!(page.load().wishes(), Wishes::COPY_FIRST);
+        assert_eq!((page.load().state(), page.load().frame()), (State::Standby, Frame(3)));
     }
 
     #[test]

@@ -47,6 +47,10 @@ pub struct Region {
     pub priority: AtomicU8,
     /// Pages from this number on are not fetched before they are asked for: nobody may use them yet.
     pub reach: AtomicU64,
+    /// 1: the program's own handler is asked before an absent page is brought in.
+    pub asks_first: AtomicU8,
+    /// What the library keeps with the region; core never looks at it.
+    pub keeper: AtomicPtr<()>,
     words: Table<PageWord>,
     residency: Table<AtomicU8>,
     /// `&&dyn Pager`, so that it fits one pointer; null while unbound.
@@ -69,6 +73,8 @@ impl Region {
             streams: Streams::new(),
             priority: AtomicU8::new(0),
             reach: AtomicU64::new(u64::MAX),
+            asks_first: AtomicU8::new(0),
+            keeper: AtomicPtr::new(ptr::null_mut()),
             words,
             residency,
             pager: AtomicPtr::new(ptr::null_mut()),
@@ -125,6 +131,11 @@ impl Region {
         if let Some(byte) = self.residency.get(self.index(page) as usize) {
             byte.store(resident, Ordering::Release);
         }
+    }
+
+    /// Whether the machine must protect `page` against writes where it maps it.
+    pub fn write_protected(&self, page: PageNo) -> bool {
+        self.rights == Rights::Read || self.word(page).is_some_and(|word| word.load().wishes().write_protected())
     }
 
     /// Whether the program may make this access.

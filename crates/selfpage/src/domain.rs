@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo};
+use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
 use selfpage_core::contract::Contract;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure};
+use selfpage_core::fault::{self, Failure, protect};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
@@ -38,12 +38,14 @@ use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
+use crate::trap::handlers::{Handlers, start_one};
 use crate::trap::{errand, thread, upcall, worker};
 use crate::{descriptors, evictor};
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
 const ERRANDS: usize = 64;
+const CALLS: usize = 256;
 /// What the domain's threads and handles share.
 pub(crate) struct Inner {
     state: DomainState,
@@ -61,6 +63,7 @@ pub(crate) struct Inner {
     pub(crate) stop: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) bell: worker::Bell,
+    pub(crate) handlers: Handlers,
     pub(crate) hash: Arc<PageHash>,
     /// Used by the evictor alone; fork holds it while it copies the process.
     pub(crate) policy: Mutex<Box<dyn Policy>>,
@@ -233,11 +236,11 @@ impl Inner {
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, REQUESTS, saves, ERRANDS].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
+            + [standby, REQUESTS, saves, ERRANDS, CALLS].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
             + Arena::bytes_for::<selfpage_core::policy::Link>(frames);
         let mut arena = Arena::new(bytes)?;
         // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
-        let (state, errands, links) = unsafe {
+        let (state, errands, calls, links) = unsafe {
             let mut frame_set = || FrameSet::new(arena.table(words), arena.table(words.div_ceil(64)));
             let (free, unpopulated) = (frame_set(), Unpopulated::new(frame_set(), most));
             let state = DomainState {
@@ -255,7 +258,7 @@ impl Inner {
                 counters: Counters::default(),
             };
             let links: Table<_> = arena.table(frames);
-            (state, Ring::new(arena.table(ERRANDS)), links)
+            (state, Ring::new(arena.table(ERRANDS)), Ring::new(arena.table(CALLS)), links)
         };
         let policy = Config::policy_over(policy, links)?;
         let standby_share = policy.standby_share();
@@ -272,6 +275,7 @@ impl Inner {
             stop: AtomicBool::new(false),
             threads: Mutex::default(),
             bell,
+            handlers: Handlers::new(calls),
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
             standby_share,
@@ -305,8 +309,13 @@ impl Inner {
 
     /// In a forked child: the domain with everything that a fork does not copy made anew. The caller has the gate closed,
     /// and holds the regions and the policy.
-    pub(crate) fn rebuild_in_child(self: &Arc<Self>, regions: &BTreeMap<u64, Arc<Bound>>) -> Result<()> {
+    pub(crate) fn rebuild_in_child(
+        self: &Arc<Self>,
+        regions: &BTreeMap<u64, Arc<Bound>>,
+        aside: &[(Frame, PageBytes)],
+    ) -> Result<()> {
         let state = &self.state;
+        let refused = |why| Error::failure("make", "the pages of a forked child", Failure::Machine(why));
         // They are the parent's: a call on them would work on its pages.
         self.close_descriptors();
         let (descriptors, _) = descriptors::open(&self.config)?;
@@ -321,13 +330,20 @@ impl Inner {
             bound.lock_as(&self.pool)?;
             bound.register(descriptors)?;
             bound.core().pager().into_iter().for_each(Pager::forked);
+            protect::protect_again(state, bound.core()).map_err(refused)?;
         }
+        for (frame, contents) in aside {
+            protect::put_aside(state, *frame, contents).map_err(refused)?;
+        }
+        self.handlers.forget_all();
         while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
         state.handovers.forget_all();
         state.counters.reset();
         // The handles are of threads that are not here.
         std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
-        self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())
+        self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())?;
+        let asks = |bound: &&Arc<Bound>| bound.handler().is_some() && bound.core().trap == Trap::Worker;
+        regions.values().find(asks).map_or(Ok(()), |_| start_one(self))
     }
 
     /// How many frames to keep ready: enough for the longest fetches to go on while pages are saved, never a large part.
@@ -515,6 +531,7 @@ impl Inner {
     fn end(&self) {
         self.stop.store(true, Ordering::SeqCst);
         upcall::delist(&raw const *self);
+        self.handlers.end(self);
         let state = &self.state;
         for event in [&state.requested, &state.to_save, &state.stack.demand.wanted, &state.stack.demand.available] {
             event.signal(state.mmu);

@@ -14,6 +14,8 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
+use selfpage_core::addr::{Frame, PageBytes};
+use selfpage_core::fault::protect;
 use selfpage_core::linux::memory::Advice;
 use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::policy::Policy;
@@ -45,6 +47,8 @@ struct PausedDomain {
     policy: MutexGuard<'static, Box<dyn Policy>>,
     regions: Regions<'static>,
     stores: Vec<Arc<dyn BackingStore>>,
+    /// What is in frames alone, which the child does not get: pages that nobody may access.
+    aside: Vec<(Frame, PageBytes)>,
     /// Whether the child can have it, else why not.
     shared: Result<()>,
     inner: Arc<Inner>,
@@ -126,7 +130,11 @@ impl PausedDomain {
         if shared.is_ok() {
             shared = regions.values().try_for_each(|bound| bound.give_to_child(Advice::ForChild));
         }
-        PausedDomain { policy, regions, stores, shared, inner }
+        let mut aside = Vec::new();
+        for bound in regions.values() {
+            protect::each_aside(still.state(), bound.core(), |frame, contents| aside.push((frame, *contents)));
+        }
+        PausedDomain { policy, regions, stores, aside, shared, inner }
     }
 
     fn resume_in_parent(self) {
@@ -156,7 +164,7 @@ impl PausedDomain {
         for store in &self.stores {
             store.after_fork_in_child();
         }
-        if let Err(why) = self.inner.rebuild_in_child(&self.regions) {
+        if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.aside) {
             crate::die(&format!("a forked child cannot go on: {why}"));
         }
         drop(self.policy);

@@ -28,6 +28,7 @@ mod domain;
 mod error;
 mod evictor;
 mod fork;
+mod handler;
 mod mapping;
 pub mod pager;
 mod pool;
@@ -41,14 +42,15 @@ pub mod trap;
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;
 pub use error::{Error, Kind, Result};
+pub use handler::{Answer, FaultHandler, FaultKind, MemoryFault, Protection};
 pub use pool::FramePool;
 pub use region::{Builder as RegionBuilder, Region};
 pub use residence::Residence;
-pub use selfpage_core::addr::{Frame, PageNo};
+pub use selfpage_core::addr::{Frame, PageBytes, PageNo};
 pub use selfpage_core::fault::Failure;
 pub use selfpage_core::mmu::Trap;
 pub use selfpage_core::policy::{NAMES as POLICIES, Policy};
-pub use selfpage_core::region::Rights;
+pub use selfpage_core::region::{Access, Rights};
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;
 
@@ -63,6 +65,8 @@ mod guides {
     struct Pagers;
     #[doc = include_str!("../../../docs/stores.md")]
     struct Stores;
+    #[doc = include_str!("../../../docs/handlers.md")]
+    struct Handlers;
 }
 
 /// The end, where tables no longer make sense.

@@ -4,6 +4,8 @@
 //! Nemesis §6.1 (stretches); a region is bound to its pager when it is made, at run time.
 #![allow(unsafe_code)]
 
+mod part;
+
 use std::fmt;
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -11,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
-use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
+use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
 use selfpage_core::fault::range;
 use selfpage_core::fault::{Failure, Outcome, evict};
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
@@ -26,7 +28,8 @@ use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::domain::{Inner, Life};
-use crate::error::{Error, Kind, Result, pages};
+use crate::error::{Error, Kind, Result};
+use crate::handler::{Asking, FaultHandler};
 use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
 use crate::pool::FramePool;
 use crate::store::BackingStore;
@@ -35,7 +38,7 @@ use crate::trap::upcall;
 mod restored;
 
 /// What the names of regions without a name begin with.
-const ADDRESS: &str = "at ";
+pub(crate) const ADDRESS: &str = "at ";
 
 /// A region to be.
 pub struct Builder<'a> {
@@ -45,12 +48,14 @@ pub struct Builder<'a> {
     trap: Trap,
     priority: u8,
     reserved: Access,
+    handler: Option<Box<dyn FaultHandler>>,
 }
 
 impl<'a> Builder<'a> {
     pub(crate) fn new(life: &'a Arc<Life>, len_bytes: usize) -> Builder<'a> {
         let name = String::new();
-        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved: Access::ReadWrite }
+        let reserved = Access::ReadWrite;
+        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved, handler: None }
     }
 
     /// A name for messages.
@@ -68,6 +73,12 @@ impl<'a> Builder<'a> {
     /// The region's standing with the `priority` policy: pages of a lower one go first.
     pub fn priority(mut self, priority: u8) -> Self {
         self.priority = priority;
+        self
+    }
+
+    /// The program's own handler of faults on pages that it protects.
+    pub fn handler(mut self, handler: impl FaultHandler + 'static) -> Self {
+        self.handler = Some(Box::new(handler));
         self
     }
 
@@ -177,13 +188,15 @@ impl<'a> Builder<'a> {
     }
 
     fn bind_with(
-        self,
+        mut self,
         rights: Rights,
         descriptors: Vec<RawFd>,
         store: Option<Arc<dyn BackingStore>>,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Region> {
-        let bound = Bound::new(&self, rights, descriptors, store, make)?;
+        let asking = Asking::of(self.handler.take(), self.reserved);
+        asking.make_ready(self.trap, &self.life.inner)?;
+        let bound = Bound::new(&self, rights, descriptors, store, asking, make)?;
         bound.join(&self.life.inner)?;
         Ok(Region { life: self.life.clone(), bound })
     }
@@ -205,6 +218,7 @@ pub(crate) struct Bound {
     store: Option<Arc<dyn BackingStore>>,
     name: String,
     len_bytes: usize,
+    pub(crate) asking: Asking,
 }
 
 impl Bound {
@@ -213,6 +227,7 @@ impl Bound {
         rights: Rights,
         descriptors: Vec<RawFd>,
         store: Option<Arc<dyn BackingStore>>,
+        asking: Asking,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Arc<Bound>> {
         let inner = &builder.life.inner;
@@ -244,6 +259,7 @@ impl Bound {
         // SAFETY: table-memory: the tables are dropped after the region.
         let region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
         region.priority.store(builder.priority, Ordering::Relaxed);
+        region.asks_first.store(asking.first.into(), Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
         let reference = Box::new(PagerAt(unsafe { std::mem::transmute::<&dyn Pager, &'static dyn Pager>(&*pager) }));
         let name = if builder.name.is_empty() { format!("{ADDRESS}{start:#x}") } else { builder.name.clone() };
@@ -257,6 +273,7 @@ impl Bound {
             store,
             name,
             len_bytes,
+            asking,
         };
         // SAFETY: pager-outlives: as above.
         let new = unsafe { bound.region.bind(&raw const bound._reference.0) };
@@ -270,7 +287,9 @@ impl Bound {
         // SAFETY: owned-range: just mapped.
         unsafe { memory::protect(start, len_bytes, builder.reserved) }
             .map_err(|errno| Error::system("reserve", object(), errno))?;
-        Ok(Arc::new(bound))
+        let bound = Arc::new(bound);
+        bound.region.keeper.store(Arc::as_ptr(&bound).cast_mut().cast(), Ordering::Release);
+        Ok(bound)
     }
 
     /// Locks the region if the pool is: its pages as they come.
@@ -322,11 +341,8 @@ impl Bound {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
         };
-        // A write to a page that may only be read is told too.
-        let modes = match self.region.rights {
-            Rights::Read => Modes::MISSING.and(Modes::WP),
-            Rights::ReadWrite => Modes::MISSING,
-        };
+        // A write to a page that is protected is told too.
+        let modes = Modes::MISSING.and(Modes::WP);
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
         unsafe { uffd.register(start, len_bytes, modes) }
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
@@ -360,11 +376,6 @@ impl Bound {
 
     pub(crate) fn start(&self) -> usize {
         self.region.range.first.addr().0
-    }
-
-    /// The name that the program gave it, if it did.
-    pub(crate) fn given_name(&self) -> &str {
-        if self.name.starts_with(ADDRESS) { "" } else { &self.name }
     }
 
     /// The descriptors that its pager uses now.
@@ -455,8 +466,8 @@ impl Region {
             for page in range.pages() {
                 let why = match range::pin(state, page) {
                     Outcome::Resolved => continue,
-                    Outcome::Failed(failure) => Error::failure("pin", self.page_name(page), failure),
-                    other => Error::new(Kind::Held, "pin", self.page_name(page), format!("{other:?}")),
+                    Outcome::Failed(failure) => Error::failure("pin", self.bound.page_name(page), failure),
+                    other => Error::new(Kind::Held, "pin", self.bound.page_name(page), format!("{other:?}")),
                 };
                 for pinned in range.pages().take_while(|pinned| *pinned < page) {
                     range::unpin(state, pinned);
@@ -477,7 +488,7 @@ impl Region {
         let unpinned = || range.pages().find(|page| !range::unpin(state, *page));
         match self.life.inner.undisturbed(unpinned) {
             None => Ok(()),
-            Some(page) => Err(Error::new(Kind::Invalid, "unpin", self.page_name(page), "it is not pinned")),
+            Some(page) => Err(Error::new(Kind::Invalid, "unpin", self.bound.page_name(page), "it is not pinned")),
         }
     }
 
@@ -515,7 +526,7 @@ impl Region {
         let evict::Evicted { ready, queued, kept } = self.life.inner.on_pager_thread(|| range::evict(state, range));
         if ready + queued == 0 && kept > 0 {
             let failure = Failure::Shortage(selfpage_core::shortage::Shortage::AllHeld);
-            return Err(Error::failure("evict", self.range_name(range), failure));
+            return Err(Error::failure("evict", self.bound.range_name(range), failure));
         }
         Ok(ready + queued)
     }
@@ -530,11 +541,11 @@ impl Region {
         let state = self.life.inner.state();
         self.life.inner.on_pager_thread(|| {
             range::flush(state, range)
-                .map_err(|(page, failure)| Error::failure("flush", self.page_name(page), failure))?;
+                .map_err(|(page, failure)| Error::failure("flush", self.bound.page_name(page), failure))?;
             let pager = self.bound.pager.as_deref();
             pager
                 .map_or(Ok(()), |pager| pager.sync())
-                .map_err(|error| Error::failure("flush", self.range_name(range), Failure::Pager(error)))
+                .map_err(|error| Error::failure("flush", self.bound.range_name(range), Failure::Pager(error)))
         })
     }
 
@@ -551,31 +562,15 @@ impl Region {
         &self.life.inner
     }
 
+    pub(crate) fn bound(&self) -> &Bound {
+        &self.bound
+    }
+
     /// Has faults of a part of the region go to its userfaultfd again.
     pub(crate) fn register_part(&self, start: usize, len_bytes: usize) -> Result<()> {
         let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         let bound = &*self.bound;
         self.life.inner.on_table(move || bound.register_range(descriptors, start, len_bytes))
-    }
-
-    pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
-        let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes());
-        let Some(end) = end else {
-            let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes());
-            return Err(Error::new(Kind::Invalid, operation, format!("region {}", self.bound.name), cause));
-        };
-        let first = (offset_bytes / PAGE_BYTES) as u64;
-        let count = (end.div_ceil(PAGE_BYTES) as u64).saturating_sub(first);
-        let count = if len_bytes == 0 { 0 } else { count };
-        Ok(PageRange { first: self.bound.region.range.first.plus(first), count })
-    }
-
-    fn page_name(&self, page: PageNo) -> String {
-        pages(&self.bound.name, self.bound.region.index(page), 1)
-    }
-
-    fn range_name(&self, range: PageRange) -> String {
-        pages(&self.bound.name, self.bound.region.index(range.first), range.count)
     }
 }
 

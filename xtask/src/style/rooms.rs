@@ -13,6 +13,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/selfpage/src/arena", "the mappings that core's tables are carved from"),
     ("crates/selfpage/src/pool", "the mapping of a domain's frames"),
     ("crates/selfpage/src/region", "the mappings of regions, and typed views of them"),
+    ("crates/selfpage/src/handler", "protections of a region's mapping, and contents that the program drops"),
     ("crates/selfpage/src/mapping", "changes of a region's mapping"),
     ("crates/selfpage/src/domain", "core's state, put together from tables, pool and machine"),
     ("crates/selfpage/src/fork", "what runs between fork and the child's first line"),

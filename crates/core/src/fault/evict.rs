@@ -5,7 +5,7 @@
 //! Nemesis §6.2 (intrusive revocation: the application cleans and unmaps); AVM §3.
 
 use super::fill::neighbours;
-use super::{lost, save};
+use super::{lost, protect, save};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Use;
@@ -109,6 +109,10 @@ fn evict_some(
                     len += 1;
                 }
             }
+            Suggestion::Aside(region, page) => {
+                protect::give_frame(domain, region, page, frame, Room::IfAny, evicted);
+                search.tries = search.tries.saturating_sub(1);
+            }
             Suggestion::Held => {
                 evicted.kept += 1;
                 domain.frames.admit(frame, Use::First);
@@ -139,8 +143,10 @@ pub(super) fn list_standby(domain: &DomainState, pages: &[(PageNo, Frame)]) {
     }
 }
 
-enum Suggestion {
+enum Suggestion<'a> {
     Claimed(PageNo),
+    /// Claimed, and unmapped already.
+    Aside(&'a Region, PageNo),
     /// Resident, but it cannot go now.
     Held,
     /// Not a resident frame.
@@ -148,22 +154,22 @@ enum Suggestion {
 }
 
 /// Checks a victim, and claims its page.
-fn check(domain: &DomainState, frame: Frame) -> Suggestion {
+fn check(domain: &DomainState, frame: Frame) -> Suggestion<'_> {
     let Some(page) = domain.frames.owner(frame) else {
         return Suggestion::Wrong;
     };
-    let Some(word) = domain.regions.find(page).and_then(|region| region.word(page)) else {
+    let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?))) else {
         return Suggestion::Wrong;
     };
     let seen = word.load();
-    if !matches!(seen.state(), State::Resident | State::Busy) || seen.frame() != frame {
+    if !matches!(seen.state(), State::Resident | State::Busy | State::Aside) || seen.frame() != frame {
         return Suggestion::Wrong;
     }
     // Whoever works on a page may leave it resident, and would not admit it again.
     if seen.state() == State::Busy || seen.pins() > 0 || seen.in_save() || !word.claim(seen) {
         return Suggestion::Held;
     }
-    Suggestion::Claimed(page)
+    if seen.state() == State::Aside { Suggestion::Aside(region, page) } else { Suggestion::Claimed(page) }
 }
 
 /// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and decides on each. The caller lists those
@@ -217,7 +223,14 @@ fn keep(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evict
 }
 
 /// An unmapped page: clean, to be saved, or to be put back.
-fn decide(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, room: Room, evicted: &mut Evicted) {
+pub(super) fn decide(
+    domain: &DomainState,
+    region: &Region,
+    page: PageNo,
+    frame: Frame,
+    room: Room,
+    evicted: &mut Evicted,
+) {
     let Some(pager) = region.pager() else { return };
     match pager.changed(region.index(page), domain.lease(frame).get()) {
         Verdict::Clean => {
@@ -236,6 +249,12 @@ fn decide(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, roo
 
 /// Maps a page again that cannot go now.
 fn put_back(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
+    if region.word(page).is_some_and(|word| word.load().wishes().unmapped()) {
+        domain.settle(region, page, Word::new(State::Aside, frame));
+        domain.admit(region, frame, Use::First);
+        evicted.kept += 1;
+        return;
+    }
     match domain.map(region, page, frame, 1) {
         Ok(()) => keep(domain, region, page, frame, evicted),
         Err(_) => {

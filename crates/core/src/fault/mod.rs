@@ -10,6 +10,7 @@
 pub mod evict;
 mod fill;
 pub mod handover;
+pub mod protect;
 pub mod range;
 pub mod save;
 
@@ -25,6 +26,7 @@ use crate::region::{Access, Region};
 use crate::shortage::{FrameWait, Shortage};
 use crate::stack;
 use crate::stream::Chunk;
+use crate::sync::Ordering;
 use crate::trace::Counters;
 
 pub use fill::MOST_IN_TRAP;
@@ -51,6 +53,10 @@ pub enum Outcome {
     NotOurs,
     /// The region does not allow it: the program's own fault.
     Violation,
+    /// The program itself has protected the page: its handler is to be asked.
+    Protected,
+    /// The page is absent, and the program's handler wants to be asked first.
+    Missing,
     /// The contents cannot be had. The program must be told; it must not see anything else in their place.
     Failed(Failure),
 }
@@ -87,6 +93,27 @@ enum Step {
 /// # Context
 /// Any; outside the gate. In a trap it may sleep on the page, on frames, and in a read from a store.
 pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
+    resolve_with(domain, context, fault, Absent::Fill)
+}
+
+/// As [`resolve`], for an access of the program's: where a region asks first, an absent page is [`Outcome::Missing`].
+///
+/// # Context
+/// As for [`resolve`].
+pub fn resolve_asking(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
+    resolve_with(domain, context, fault, Absent::Ask)
+}
+
+/// What a fault on an absent page comes to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    /// The pager fills it.
+    Fill,
+    /// The program's handler is asked first, where the region has one that wants to be.
+    Ask,
+}
+
+fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Absent) -> Outcome {
     let began_ns = domain.mmu.now_ns();
     Counters::add(&domain.counters.faults_total, 1);
     let page = fault.addr.page();
@@ -99,7 +126,10 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
         if !region.allows(fault.access) {
             break Outcome::Violation;
         }
-        let step = look(domain, context, region, page);
+        let step = match asked(region, page, fault.access, absent) {
+            Some(outcome) => Step::Done(outcome),
+            None => look(domain, context, region, page),
+        };
         let sleeps_on = region.word(page);
         // Whoever waits for another thread waits outside.
         drop(inside);
@@ -133,12 +163,38 @@ pub fn resolve(domain: &DomainState, context: Context, fault: Fault) -> Outcome 
     outcome
 }
 
-/// Looks at the page's word and does what it calls for.
+/// What the program's handler is to be asked of an access now, if anything: [`Outcome::Protected`] or [`Outcome::Missing`].
+///
+/// # Context
+/// Any, outside the gate.
+pub fn still_asked(domain: &DomainState, fault: Fault) -> Option<Outcome> {
+    let _inside = domain.gate.enter(domain.mmu);
+    let page = fault.addr.page();
+    asked(domain.regions.find(page)?, page, fault.access, Absent::Ask)
+}
+
+/// What the program's handler is to be asked, if anything. Nobody is asked of a page that somebody is at: it is waited for.
+fn asked(region: &Region, page: PageNo, access: Access, absent: Absent) -> Option<Outcome> {
+    let seen = region.word(page)?.load();
+    match seen.state() {
+        State::Busy => None,
+        _ if seen.wishes().forbid(access) => Some(Outcome::Protected),
+        State::Absent if absent == Absent::Ask && region.asks_first.load(Ordering::Relaxed) != 0 => {
+            Some(Outcome::Missing)
+        }
+        _ => None,
+    }
+}
+
+/// Looks at the page's word and does what it calls for. A page whose every access traps is not mapped here.
 fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -> Step {
     let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
         return Step::Done(Outcome::Violation);
     };
     let seen = word.load();
+    if seen.wishes().unmapped() && seen.state() != State::Busy {
+        return Step::Done(Outcome::Protected);
+    }
     match seen.state() {
         State::Absent => bring_in(domain, context, region, pager, page, seen),
         State::Standby => soft_fault(domain, region, pager, page, seen),
@@ -146,6 +202,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
+        State::Aside => protect::take_back(domain, region, page, seen),
     }
 }
 
@@ -255,15 +312,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
             // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.
             save::enqueue(domain, page, old);
         }
-        return match partial.why {
-            Refusal::Pinned | Refusal::Hole => Step::Again,
-            Refusal::NoDescriptor => Step::HandOver,
-            Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(partial.why))),
-            Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
-                domain.mmu.wake_faulters(region.trap, page, 1);
-                Step::Done(Outcome::Retry)
-            }
-        };
+        return unmappable(domain, region, page, partial.why);
     }
     domain.frames.set_owner(new, Some(page));
     if !domain.settle(region, page, Word::new(State::Resident, new)) {
@@ -273,6 +322,19 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     domain.admit(region, new, Use::Again);
     Counters::add(&domain.counters.copied_back_total, 1);
     Step::Done(Outcome::Resolved)
+}
+
+/// The machine would not map the only copy of a page, which is as it was.
+fn unmappable(domain: &DomainState, region: &Region, page: PageNo, why: Refusal) -> Step {
+    match why {
+        Refusal::Pinned | Refusal::Hole => Step::Again,
+        Refusal::NoDescriptor => Step::HandOver,
+        Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(why))),
+        Refusal::Occupied | Refusal::Foreign | Refusal::Ending => {
+            domain.mmu.wake_faulters(region.trap, page, 1);
+            Step::Done(Outcome::Retry)
+        }
+    }
 }
 
 /// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the program dropped the page

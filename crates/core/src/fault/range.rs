@@ -7,10 +7,10 @@ use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, list_standby, move_out};
 use super::fill::Tripwire;
-use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save};
-use crate::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
+use super::{Failure, Fault, Outcome, Request, Step, fill, protect, request, resolve, save};
+use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
-use crate::frame::Zeroed;
+use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
 use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
@@ -25,7 +25,7 @@ use crate::trace::Counters;
 const STRETCH: usize = 256;
 
 /// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
-fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
+pub(super) fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
     let mut frame_wait = FrameWait::default();
     loop {
         let inside = domain.gate.enter(domain.mmu);
@@ -108,6 +108,45 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
     }
 }
 
+/// Gives an absent page its contents, in its pager's place, and maps it. [`Outcome::Violation`]: it is not absent, or nobody may
+/// access it.
+///
+/// # Context
+/// Normal.
+pub fn supply(domain: &DomainState, page: PageNo, contents: &PageBytes) -> Outcome {
+    settle_step(domain, page, |region| {
+        let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
+        let seen = word.load();
+        match seen.state() {
+            State::Busy => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+            State::Absent if !seen.wishes().unmapped() => {}
+            _ => return Step::Done(Outcome::Violation),
+        }
+        let frames_seen = domain.stack.demand.available.count();
+        let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
+            return Step::AwaitFrame(frames_seen);
+        };
+        let frame = run.first;
+        if !word.claim(seen) {
+            domain.stack.give(domain.mmu, frame, 1);
+            return Step::Again;
+        }
+        domain.frames.set_zeroed(frame, Zeroed::Unknown);
+        domain.frames.set_owner(frame, Some(page));
+        *domain.lease(frame).get_mut() = *contents;
+        region.set_resident(page, 1);
+        match domain.map(region, page, frame, 1) {
+            Ok(()) => {
+                domain.settle(region, page, Word::new(State::Resident, frame));
+                domain.admit(region, frame, Use::First);
+                Counters::add(&domain.counters.fills_total, 1);
+                Step::Done(Outcome::Resolved)
+            }
+            Err(partial) => super::refused(domain, region, page, frame, partial.why),
+        }
+    })
+}
+
 /// Drops the contents of `range`, which must lie in one region: they are garbage and are never saved. Pins on it go too.
 ///
 /// # Context
@@ -167,6 +206,10 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
             }
             State::Standby => {
                 domain.stack.leaves_standby();
+                pager.forget(region.index(next), 1);
+                domain.settle_absent(region, next, seen.frame());
+            }
+            State::Aside => {
                 pager.forget(region.index(next), 1);
                 domain.settle_absent(region, next, seen.frame());
             }
@@ -279,6 +322,9 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
             Counters::add(&domain.counters.evictions_total, 1);
             evicted.ready += 1;
         }
+        State::Aside if word.claim(seen) => {
+            protect::give_frame(domain, region, page, seen.frame(), Room::Promised, evicted);
+        }
         _ => {}
     }
     None
@@ -318,8 +364,8 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         // No more than is likely to be ready at a time.
         let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
         for page in (PageRange { first: at, count: piece }).pages() {
-            if let Some(seen) = region.word(page).map(|word| word.load()).filter(|seen| seen.state() == State::Standby)
-            {
+            let standby = |seen: &Word| seen.state() == State::Standby && !seen.wishes().unmapped();
+            if let Some(seen) = region.word(page).map(|word| word.load()).filter(standby) {
                 // Whoever needs a page that cannot be mapped meets that again.
                 let _ = super::soft_fault(domain, region, pager, page, seen);
             }
@@ -362,6 +408,12 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
         State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        State::Aside if word.claim(seen) => {
+            let outcome = save_copy(domain, region, pager, page, seen.frame());
+            domain.settle(region, page, seen);
+            return Step::Done(outcome.map_or_else(|why| Outcome::Failed(Failure::Pager(why)), |()| Outcome::Resolved));
+        }
+        State::Aside => return Step::Again,
         State::Resident => {}
     }
     let frames_seen = domain.stack.demand.available.count();

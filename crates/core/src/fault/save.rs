@@ -103,10 +103,13 @@ fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, er
     let Some(word) = region.word(page) else { return };
     let seen = word.load();
     if seen.state() == State::Saving && word.claim(seen) {
-        if domain.map(region, page, frame, 1).is_ok() {
+        // A page whose every access traps stays unmapped.
+        let unmapped = seen.wishes().unmapped();
+        if unmapped || domain.map(region, page, frame, 1).is_ok() {
             // The save has ended here, and the claim is ours.
             let _ = word.end_save(Word::ABSENT);
-            domain.settle(region, page, Word::new(State::Resident, frame));
+            let state = if unmapped { State::Aside } else { State::Resident };
+            domain.settle(region, page, Word::new(state, frame));
             domain.admit(region, frame, Use::First);
         } else {
             domain.settle(region, page, seen);

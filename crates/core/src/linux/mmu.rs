@@ -190,9 +190,13 @@ impl LinuxMmu {
     /// Gives the page at `addr` memory of its own if it is shared with a forked child, as a write would.
     fn break_sharing(&self, addr: usize) {
         // Populating an absent page, or writing to one that traps, would make this thread wait for itself.
-        if self.categories(addr).is_some_and(|known| known.contains(Categories::PRESENT) && !traps_writes(known)) {
-            // SAFETY: pool-owned, region-owned: a populated page keeps its contents.
-            let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::PopulateWrite) };
+        match self.categories(addr) {
+            Some(known) if known.contains(Categories::PRESENT) && traps_writes(known) => memory::own_to_read(addr),
+            Some(known) if known.contains(Categories::PRESENT) => {
+                // SAFETY: pool-owned, region-owned: a populated page keeps its contents.
+                let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::PopulateWrite) };
+            }
+            _ => {}
         }
     }
 
@@ -201,25 +205,59 @@ impl LinuxMmu {
         match self.coax(uffd, page, slot, waiters, why) {
             Ok(()) => Ok(()),
             // The program may not write the page, so nothing can move there; copies are let in.
-            Err(Errno::INVAL) => self.copy_in(uffd, page, slot, waiters),
+            Err(Errno::INVAL) if self.absent(slot) => Err(Refusal::Hole), // The kernel would copy zeros.
+            Err(Errno::INVAL) => {
+                self.copy_in(uffd, page, slot, 1, waiters, Writing::Allowed).map_err(|partial| partial.why)
+            }
             Err(why) => Err(refusal(why, page, slot)),
         }
     }
 
-    fn copy_in(&self, uffd: Uffd, page: usize, slot: usize, waiters: Waiters) -> Result<(), Refusal> {
-        if self.absent(slot) {
-            return Err(Refusal::Hole); // The kernel would copy zeros.
+    /// Copies `count` populated slots in, and empties them.
+    fn copy_in(
+        &self,
+        uffd: Uffd,
+        page: usize,
+        slot: usize,
+        count: u32,
+        waiters: Waiters,
+        writing: Writing,
+    ) -> Result<(), Partial> {
+        if count == 0 {
+            return Ok(());
         }
-        // SAFETY: pool-owned, region-owned: the caller holds the frame, and the page is absent or the kernel refuses.
-        unsafe { uffd.copy(page, slot, PAGE_BYTES, waiters, Writing::Allowed) }.map_err(|stopped| {
-            match stopped.why {
-                // The slot was just seen: what is missing is the region.
+        // SAFETY: pool-owned, region-owned: the caller holds the frames, and the pages are absent or the kernel refuses.
+        let copied = unsafe { uffd.copy(page, slot, count as usize * PAGE_BYTES, waiters, writing) };
+        let done_bytes = copied.map_or_else(|stopped| stopped.done_bytes, |()| count as usize * PAGE_BYTES);
+        if done_bytes > 0 {
+            drop_contents(slot, done_bytes);
+        }
+        copied.map_err(|stopped| {
+            let why = match stopped.why {
+                // The slots were just seen: what is missing is the region.
                 Errno::NOENT | Errno::INVAL => Refusal::Foreign,
-                why => refusal(why, page, slot),
+                why => refusal(why, page.wrapping_add(done_bytes), slot.wrapping_add(done_bytes)),
+            };
+            Partial { done: (done_bytes / PAGE_BYTES) as u32, why }
+        })
+    }
+
+    /// How many of the `count` slots from `slot` on have contents, at the front: the kernel would copy zeros for the others. Where
+    /// nothing tells, all of them.
+    fn populated_in_front(&self, slot: usize, count: u32) -> u32 {
+        let mut front = [Stretch::default()];
+        let end = slot.wrapping_add(count as usize * PAGE_BYTES);
+        match (Pagemap(load(&self.pagemap)).populated(slot, end, &mut front), front) {
+            (Ok(found), [front]) if found.stretches == 1 && front.start() == slot => {
+                ((front.end() - slot) / PAGE_BYTES) as u32
             }
-        })?;
-        drop_contents(slot, PAGE_BYTES);
-        Ok(())
+            (Ok(_), _) => 0,
+            (Err(_), _) if self.absent(slot) => 0,
+            // One by one, where the descriptor is gone.
+            (Err(_), _) => {
+                (1..count).find(|at| self.absent(slot.wrapping_add(*at as usize * PAGE_BYTES))).unwrap_or(count)
+            }
+        }
     }
 
     /// Unmaps one page that a batch stopped at.
@@ -286,31 +324,30 @@ impl LinuxMmu {
     }
 }
 
-impl LinuxMmu {
-    fn map_and(&self, waiters: Waiters, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
-        let uffd = self.region_uffd(trap);
-        let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
-        let one = |page, slot, why| self.map_one(uffd, page, slot, waiters, why);
-        self.batch(uffd, page.addr().0, slot, count, waiters, one)
-    }
-}
-
 impl Mmu for LinuxMmu {
     fn map(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
-        self.map_and(Waiters::Wake, trap, page, frame, count)
+        let uffd = self.region_uffd(trap);
+        let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
+        let one = |page, slot, why| self.map_one(uffd, page, slot, Waiters::Wake, why);
+        self.batch(uffd, page.addr().0, slot, count, Waiters::Wake, one)
     }
 
+    /// Copies, since a page that moves in can be written to before it is protected.
     fn map_to_read(&self, trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
-        let mapped = self.map_and(Waiters::Leave, trap, page, frame, count);
-        let done = mapped.map_or_else(|partial| partial.done, |()| count);
-        let (uffd, addr, len_bytes) = (self.region_uffd(trap), page.addr().0, done as usize * PAGE_BYTES);
-        if done > 0 {
-            // Moving drops the bit that says so. A page that is gone by now needs none.
-            // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
-            let _ = unsafe { uffd.set_writing(addr, len_bytes, Writing::Protected) };
-            let _ = uffd.wake(addr, len_bytes);
-        }
-        mapped
+        let uffd = self.region_uffd(trap);
+        let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
+        let held = self.populated_in_front(slot, count);
+        self.copy_in(uffd, page.addr().0, slot, held, Waiters::Wake, Writing::Protected)?;
+        if held < count { Err(Partial { done: held, why: Refusal::Hole }) } else { Ok(()) }
+    }
+
+    fn set_writing(&self, trap: Trap, page: PageNo, count: u32, writing: Writing) -> Result<(), Refusal> {
+        let (addr, len_bytes) = (page.addr().0, count as usize * PAGE_BYTES);
+        // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
+        unsafe { self.region_uffd(trap).set_writing(addr, len_bytes, writing) }.map_err(|why| match why {
+            Errno::NOENT | Errno::INVAL => Refusal::Foreign,
+            why => refusal(why, addr, addr),
+        })
     }
 
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
@@ -378,17 +415,8 @@ impl Mmu for LinuxMmu {
         let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
         let len_bytes = count as usize * PAGE_BYTES;
         // SAFETY: pool-owned: populated slots keep their contents.
-        unsafe { memory::advise(slot, len_bytes, Advice::PopulateWrite) }.map_err(|_| {
-            let mut front = [Stretch::default()];
-            let found = Pagemap(load(&self.pagemap)).populated(slot, slot.wrapping_add(len_bytes), &mut front);
-            let done = match (found, front) {
-                (Ok(found), [front]) if found.stretches == 1 && front.start() == slot => {
-                    (front.end() - slot) / PAGE_BYTES
-                }
-                _ => 0,
-            };
-            Partial { done: done as u32, why: Refusal::NoMemory }
-        })
+        unsafe { memory::advise(slot, len_bytes, Advice::PopulateWrite) }
+            .map_err(|_| Partial { done: self.populated_in_front(slot, count), why: Refusal::NoMemory })
     }
 
     fn release(&self, frame: Frame, count: u32) {

@@ -27,8 +27,14 @@ pub fn block_all() -> SignalSet {
 /// Blocks every signal but the C library's own two, for a thread that keeps it so: with one of them setuid(3) and its like
 /// have every thread follow, and wait until each has.
 pub fn block_for_good() {
-    const OF_THE_C_LIBRARY: u64 = 1 << (32 - 1) | 1 << (33 - 1);
     set_mask(raw::SIG_SETMASK, SignalSet(!OF_THE_C_LIBRARY));
+}
+
+const OF_THE_C_LIBRARY: u64 = 1 << (32 - 1) | 1 << (33 - 1);
+
+/// The same, with the signals for faults of its own let in too.
+pub fn block_others_for_good() {
+    set_mask(raw::SIG_SETMASK, SignalSet(ALL_BUT_FAULTS.0 & !OF_THE_C_LIBRARY));
 }
 
 /// While it lives, no handler runs on the thread that made it but one for a fault of its own: those signals stay open, since the
@@ -38,10 +44,24 @@ pub struct Quiet(SignalSet);
 impl Quiet {
     /// From now on.
     pub fn begin() -> Quiet {
-        let own_faults = [raw::SIGILL, raw::SIGTRAP, raw::SIGBUS, raw::SIGFPE, raw::SIGSEGV, raw::SIGSYS];
-        let others = own_faults.iter().fold(u64::MAX, |set, signal| set & !(1 << (signal - 1)));
-        Quiet(set_mask(raw::SIG_BLOCK, SignalSet(others)))
+        Quiet(set_mask(raw::SIG_BLOCK, ALL_BUT_FAULTS))
     }
+}
+
+/// Every signal but those that an instruction of the thread's own can cause.
+const ALL_BUT_FAULTS: SignalSet = {
+    let faults = 1 << (raw::SIGILL - 1)
+        | 1 << (raw::SIGTRAP - 1)
+        | 1 << (raw::SIGBUS - 1)
+        | 1 << (raw::SIGFPE - 1)
+        | 1 << (raw::SIGSEGV - 1)
+        | 1 << (raw::SIGSYS - 1);
+    SignalSet(!faults)
+};
+
+/// Lets in the signals for faults of the calling thread, and blocks all others.
+pub fn let_faults_in() {
+    set_mask(raw::SIG_SETMASK, ALL_BUT_FAULTS);
 }
 
 impl Drop for Quiet {

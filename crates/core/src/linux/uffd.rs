@@ -106,14 +106,7 @@ pub enum Waiters {
     Leave,
 }
 
-/// How pages are mapped by [`Uffd::copy`] and [`Uffd::map_existing`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Writing {
-    /// Writable as the mapping is.
-    Allowed,
-    /// Write-protected from the first moment.
-    Protected,
-}
+pub use crate::mmu::Writing;
 
 const fn mode(waiters: Waiters, writing: Writing) -> u64 {
     (match waiters {

@@ -32,12 +32,18 @@ pub(super) fn lay_out() {
 pub(super) fn run<F: FnOnce() -> T, T>(work: F) -> T {
     lay_out();
     let number = take();
-    let mut call = Call { work: Some(work), result: None };
     let top = FIRST.get().map_or(0, |first| first + (number + 1) * STACK_BYTES);
+    let result = run_at(top, work);
+    TAKEN.fetch_and(!(1 << number), Ordering::Release);
+    result
+}
+
+/// Runs `work` on the stack that ends at `top`, which is the caller's until this returns.
+pub(super) fn run_at<F: FnOnce() -> T, T>(top: usize, work: F) -> T {
+    let mut call = Call { work: Some(work), result: None };
     // SAFETY: trap-stack: `top` is the end of a stack that is ours until it is given back; `call` outlives the call, and
     // `enter::<F, T>` is the function for its type.
     unsafe { switch(top, enter::<F, T> as *const () as usize, (&raw mut call).cast()) };
-    TAKEN.fetch_and(!(1 << number), Ordering::Release);
     call.result.unwrap_or_else(|| crate::die("a trap came back without an outcome"))
 }
 
@@ -76,7 +82,11 @@ unsafe fn switch(top: usize, function: usize, argument: *mut ()) {
         std::arch::asm!(
             "mov r12, rsp",
             "mov rsp, {top}",
+            // A backtrace that a panic prints ends here: below is another stack.
+            ".cfi_remember_state",
+            ".cfi_undefined rip",
             "call {function}",
+            ".cfi_restore_state",
             "mov rsp, r12",
             top = in(reg) top,
             function = in(reg) function,
@@ -96,7 +106,10 @@ unsafe fn switch(top: usize, function: usize, argument: *mut ()) {
         std::arch::asm!(
             "mov x20, sp",
             "mov sp, {top}",
+            ".cfi_remember_state",
+            ".cfi_undefined x30",
             "blr {function}",
+            ".cfi_restore_state",
             "mov sp, x20",
             top = in(reg) top,
             function = in(reg) function,

@@ -1,19 +1,21 @@
 //! The upcall trap: `SIGBUS` on the faulting thread, which resolves its own fault. Nemesis's notification handler.
 
 use std::mem::MaybeUninit;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, VirtAddr};
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Fault, Outcome};
-use selfpage_core::linux::memory;
+use selfpage_core::linux::{memory, thread};
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
-use super::stack;
+use super::ask::{self, Asked};
+use super::{handler_stack, stack};
 use crate::domain::Inner;
+use crate::handler::{Answer, FaultKind, Trouble};
 
 const MOST_DOMAINS: usize = 64;
 /// The code of a `SIGSEGV` for an access that the mapping does not allow.
@@ -59,6 +61,7 @@ pub(crate) fn forget_users() {
         entry.users.store(0, Ordering::Relaxed);
     }
     stack::forget_all();
+    handler_stack::forget_all();
 }
 
 fn install() {
@@ -89,12 +92,27 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     for entry in &DOMAINS {
         entry.users.fetch_add(1, Ordering::SeqCst);
         // SAFETY: domain-listed: a domain that is listed is alive, and `delist` waits for its users.
-        let outcome = match unsafe { entry.inner.load(Ordering::SeqCst).as_ref() } {
+        let (outcome, asked) = match unsafe { entry.inner.load(Ordering::SeqCst).as_ref() } {
             Some(inner) => stack::run(|| resolve(inner, fault)),
-            None => Outcome::NotOurs,
+            None => (Outcome::NotOurs, None),
         };
         entry.users.fetch_sub(1, Ordering::SeqCst);
         match outcome {
+            // Its region went meanwhile, or is asked: the handler may jump out, so nothing is held but a count.
+            Outcome::Protected | Outcome::Missing => match asked {
+                Some((asked, kind)) => {
+                    let outcome = ask(&asked, kind, fault, context);
+                    asked.let_go();
+                    match outcome {
+                        Outcome::Protected => return raise_segv(info, context),
+                        Outcome::Violation => return violation(fault.addr.page(), info, context),
+                        Outcome::Failed(_) => break,
+                        // Whatever else it is, the access is tried again and meets it.
+                        _ => return,
+                    }
+                }
+                None => return,
+            },
             Outcome::NotOurs => {}
             Outcome::Resolved | Outcome::Retry => return,
             Outcome::Violation => return violation(fault.addr.page(), info, context),
@@ -105,13 +123,73 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     unsafe { chain(signal, info, context) }
 }
 
-fn resolve(inner: &Inner, fault: Fault) -> Outcome {
+fn resolve(inner: &Inner, fault: Fault) -> (Outcome, Option<(Asked, FaultKind)>) {
     let state: &DomainState = inner.state();
-    let outcome = fault::resolve(state, Context::Trap, fault);
+    let page = fault.addr.page();
+    let outcome = fault::resolve_asking(state, Context::Trap, fault);
+    if let Outcome::Failed(failure) = outcome {
+        inner.report(page, failure);
+    }
+    let asked = ask::kind(outcome).and_then(|kind| Some((Asked::about(inner, page)?, kind)));
+    (outcome, asked)
+}
+
+/// Asks the program's handler. [`Outcome::Protected`]: the access is refused.
+fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void) -> Outcome {
+    let bound = &asked.bound;
+    let answer = match bound.handler() {
+        None => ask::without_handler(kind),
+        Some(_) => {
+            let thread = thread::id();
+            // SAFETY: signal-handler: the kernel passes the interrupted context.
+            let before = unsafe { instruction(context) };
+            let run = || asked.answer(fault, kind, thread, NonNull::new(context));
+            match handler_stack::run(thread, run) {
+                // SAFETY: signal-handler: as above.
+                Ok(Answer::Handled) if unsafe { instruction(context) } != before => Answer::Handled,
+                Ok(Answer::Handled) if !ask::goes_on(bound, thread, fault.addr.page()) => {
+                    bound.complain(fault.addr.0, Trouble::Repeated);
+                    Answer::Refuse
+                }
+                Ok(answer) => answer,
+                Err(handler_stack::TooDeep) => {
+                    bound.complain(fault.addr.0, Trouble::Nested);
+                    Answer::Refuse
+                }
+            }
+        }
+    };
+    match answer {
+        Answer::Handled => Outcome::Resolved,
+        Answer::Refuse => Outcome::Protected,
+        Answer::Pass => match stack::run(|| fetch(&asked.inner, fault)) {
+            // It has been protected since: the access is tried again and meets that.
+            Outcome::Protected => Outcome::Retry,
+            outcome => outcome,
+        },
+    }
+}
+
+/// Fetches a page whose handler has nothing to say.
+fn fetch(inner: &Inner, fault: Fault) -> Outcome {
+    let outcome = fault::resolve(inner.state(), Context::Trap, fault);
     if let Outcome::Failed(failure) = outcome {
         inner.report(fault.addr.page(), failure);
     }
     outcome
+}
+
+/// Where the interrupted thread stands.
+///
+/// # Safety
+/// *signal-handler*: `context` is what the kernel passed to the handler.
+unsafe fn instruction(context: *mut libc::c_void) -> u64 {
+    // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    #[cfg(target_arch = "x86_64")]
+    return context.uc_mcontext.gregs[libc::REG_RIP as usize] as u64;
+    #[cfg(target_arch = "aarch64")]
+    return context.uc_mcontext.pc;
 }
 
 /// # Safety

@@ -18,7 +18,7 @@ use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access as AccessKind;
 
-use super::thread;
+use super::{ask, handlers, thread};
 use crate::domain::Inner;
 use crate::error::{Error, Result, SystemError};
 use crate::store::borrow_number;
@@ -84,16 +84,31 @@ pub(crate) fn serve(inner: &Arc<Inner>, queue: &Queue) {
         }
         follow.thread(fault.thread);
         let access = if fault.write { AccessKind::Write } else { AccessKind::Read };
-        answer(inner, Fault { addr: VirtAddr(fault.addr), access });
+        let own = Fault { addr: VirtAddr(fault.addr), access };
+        let outcome = fault::resolve_asking(inner.state(), Context::PagerThread, own);
+        match ask::kind(outcome) {
+            Some(kind) => handlers::call(inner, own, kind, fault.thread),
+            None => answer(inner, own, outcome),
+        }
     }
 }
 
+/// Fetches a page whose handler has nothing to say.
+///
+/// # Context
+/// PagerThread.
+pub(super) fn fetch(inner: &Inner, fault: Fault) {
+    answer(inner, fault, fault::resolve(inner.state(), Context::PagerThread, fault));
+}
+
 /// Every fault ends in a map, a wake, or a wake by whoever is at the page.
-fn answer(inner: &Arc<Inner>, fault: Fault) {
+fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
     let state = inner.state();
     let page = fault.addr.page();
-    match fault::resolve(state, Context::PagerThread, fault) {
+    match outcome {
         Outcome::Resolved | Outcome::Retry => {}
+        // It has been protected since: its access meets that.
+        Outcome::Protected | Outcome::Missing => drop(state.mmu.wake_faulters(Trap::Worker, page, 1)),
         // The region went while the thread waited: its access meets whatever is there now.
         Outcome::NotOurs => drop(state.mmu.wake_faulters(Trap::Worker, page, 1)),
         Outcome::Violation => inner.guard(page),

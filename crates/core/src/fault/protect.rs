@@ -1,0 +1,299 @@
+//! Pages that the program protects: what it wants of each stands in the page's word, and the machine follows.
+//!
+//! # Source
+//! AVM §2.1 and Appel & Li: a program changes the protection of its own pages, and answers the faults. Nemesis §6.1 protects whole
+//! stretches; ours are pages.
+
+use super::evict::{Evicted, list_standby};
+use super::{Outcome, Step};
+use super::{evict, range};
+use crate::addr::{Frame, PageBytes, PageNo, PageRange};
+use crate::domain::DomainState;
+use crate::frame::Use;
+use crate::mmu::{Refusal, Writing};
+use crate::page::{State, Wishes, Word};
+use crate::region::{Access, Region};
+use crate::trace::Counters;
+
+/// Pages worked on between two visits of the gate.
+const STRETCH: usize = 256;
+
+/// What the program may do with a page before its handler is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protection {
+    /// Nothing: every access is a fault.
+    None,
+    /// Read.
+    Read,
+    /// Read and write.
+    ReadWrite,
+}
+
+impl Protection {
+    const fn wishes(self) -> Wishes {
+        match self {
+            Protection::None => Wishes::PROGRAM_ACCESSES,
+            Protection::Read => Wishes::PROGRAM_WRITES,
+            Protection::ReadWrite => Wishes::NONE,
+        }
+    }
+
+    fn of(wishes: Wishes) -> Protection {
+        if wishes.unmapped() {
+            Protection::None
+        } else if wishes.forbid(Access::Write) {
+            Protection::Read
+        } else {
+            Protection::ReadWrite
+        }
+    }
+}
+
+/// Why a page could not be protected as the program wanted; it is as it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unprotected {
+    /// It is pinned, and so must stay mapped.
+    Pinned,
+    /// The machine would not do it.
+    Machine(Refusal),
+}
+
+/// A resident page that is claimed, and what was wanted of it before.
+type Claimed = (PageNo, Frame, Wishes);
+
+/// Protects `range`, which must lie in one region: from its return on no access that the protection does not allow goes through.
+/// Pages that are not in core are protected too, when they come. A page that nobody may access keeps its frame, unmapped, until
+/// somebody wants it.
+///
+/// # Context
+/// Normal, outside the gate; also in a handler of the program's, which runs outside of everything.
+///
+/// # Errors
+/// The first page that could not be, and why: pages before it are protected, and it and those after it are as they were.
+pub fn protect(domain: &DomainState, range: PageRange, protection: Protection) -> Result<(), (PageNo, Unprotected)> {
+    let mut at = range.first;
+    while at < range.end() {
+        let mut next = at;
+        let mut failed = None;
+        range::settle_step(domain, at, |region| {
+            let mut stretch =
+                Stretch { domain, region, claimed: [(PageNo(0), Frame(0), Wishes::NONE); STRETCH], len: 0 };
+            let step;
+            (next, step) = stretch.claim(PageRange { first: at, count: range.end().0 - at.0 }, protection);
+            failed = match (stretch.apply(protection), &step) {
+                (Err(failed), _) => Some(failed),
+                (Ok(()), Step::Done(Outcome::Violation)) => Some((next, Unprotected::Pinned)),
+                (Ok(()), _) => None,
+            };
+            step
+        });
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        // Outside of any region nothing is done, and there is nothing to wait for.
+        at = if next == at { at.plus(1) } else { next };
+    }
+    Ok(())
+}
+
+/// How `page` is protected now. `None`: it is in no region.
+///
+/// # Context
+/// Any, outside the gate.
+pub fn protection(domain: &DomainState, page: PageNo) -> Option<Protection> {
+    let _inside = domain.gate.enter(domain.mmu);
+    let word = domain.regions.find(page)?.word(page)?;
+    Some(Protection::of(word.load().wishes()))
+}
+
+/// In a forked child: the kernel forgets what it protected for us, so the machine is told anew.
+///
+/// # Context
+/// Normal, with the gate closed.
+///
+/// # Errors
+/// The machine would not do it.
+pub fn protect_again(domain: &DomainState, region: &Region) -> Result<(), Refusal> {
+    let protected = |page: PageNo| {
+        region.word(page).is_some_and(|word| word.load().state() == State::Resident) && region.write_protected(page)
+    };
+    let mut at = region.range.first;
+    while at < region.range.end() {
+        let rest = PageRange { first: at, count: region.range.end().0 - at.0 };
+        let run = rest.pages().take_while(|page| protected(*page)).count();
+        if run > 0 {
+            domain.mmu.set_writing(region.trap, at, run as u32, Writing::Protected)?;
+        }
+        at = at.plus(run.max(1) as u64);
+    }
+    Ok(())
+}
+
+/// Shows what is in the frames of pages that nobody may access: nobody else has it.
+///
+/// # Context
+/// Normal, with the gate closed.
+pub fn each_aside(domain: &DomainState, region: &Region, mut visit: impl FnMut(Frame, &PageBytes)) {
+    for seen in region.range.pages().filter_map(|page| region.word(page)).map(|word| word.load()) {
+        if seen.state() == State::Aside {
+            visit(seen.frame(), domain.lease(seen.frame()).get());
+        }
+    }
+}
+
+/// In a forked child, whose frames are others: puts into one what [`each_aside`] has shown.
+///
+/// # Context
+/// As for [`each_aside`].
+///
+/// # Errors
+/// The system has no memory for the frame.
+pub fn put_aside(domain: &DomainState, frame: Frame, contents: &PageBytes) -> Result<(), Refusal> {
+    domain.mmu.populate(frame, 1).map_err(|partial| partial.why)?;
+    *domain.lease(frame).get_mut() = *contents;
+    Ok(())
+}
+
+struct Stretch<'a> {
+    domain: &'a DomainState,
+    region: &'a Region,
+    claimed: [Claimed; STRETCH],
+    len: usize,
+}
+
+impl Stretch<'_> {
+    /// Says in the word of each page from the front of `range` on what is wanted of it, and claims those that are mapped, until
+    /// there are many of them or one must be waited for. How far it came.
+    fn claim(&mut self, range: PageRange, protection: Protection) -> (PageNo, Step) {
+        let mut next = range.first;
+        while next < range.end() && self.len < STRETCH {
+            let Some(word) = self.region.word(next) else { break };
+            let seen = word.load();
+            let wishes = seen.wishes().with_program(protection.wishes());
+            let resident = seen.state() == State::Resident;
+            if seen.state() == State::Busy || (resident && seen.in_save()) {
+                if next > range.first {
+                    break;
+                }
+                return (next, word.await_change(seen).map_or(Step::Again, Step::AwaitPage));
+            }
+            if wishes == seen.wishes() {
+                next = next.plus(1);
+            } else if resident && wishes.unmapped() && seen.pins() > 0 {
+                return (next, Step::Done(Outcome::Violation));
+            } else if !resident {
+                next = next.plus(u64::from(word.wish(seen, wishes)));
+            } else if word.claim(seen) {
+                self.push((next, seen.frame(), seen.wishes()), wishes);
+                next = next.plus(1);
+            }
+        }
+        (next, Step::Done(Outcome::Resolved))
+    }
+
+    fn push(&mut self, page: Claimed, wishes: Wishes) {
+        if let Some(entry) = self.claimed.get_mut(self.len) {
+            *entry = page;
+            self.len += 1;
+            self.wish(page.0, wishes);
+        }
+    }
+
+    /// Changes what is wanted of a page that is claimed.
+    fn wish(&self, page: PageNo, wishes: Wishes) {
+        let Some(word) = self.region.word(page) else { return };
+        // Pins are taken back, and saves end, at any time.
+        while !word.wish(word.load(), wishes) {}
+    }
+
+    fn claimed(&self) -> &[Claimed] {
+        self.claimed.get(..self.len).unwrap_or(&[])
+    }
+
+    /// Has the machine follow for the claimed pages, in as few calls as their neighbourhood allows, and settles them.
+    fn apply(&self, protection: Protection) -> Result<(), (PageNo, Unprotected)> {
+        let mut at = 0;
+        while let Some(rest) = self.claimed().get(at..)
+            && !rest.is_empty()
+        {
+            let (done, result) = if protection == Protection::None { self.unmap(rest) } else { self.set_writing(rest) };
+            if let Err(why) = result {
+                let left = rest.get(done..).unwrap_or(&[]);
+                for &(page, frame, before) in left {
+                    self.wish(page, before);
+                    self.domain.settle(self.region, page, Word::new(State::Resident, frame));
+                }
+                return Err((left.first().map_or(PageNo(0), |entry| entry.0), why));
+            }
+            at += done;
+        }
+        Ok(())
+    }
+
+    /// How many pages at the front are neighbours and alike.
+    fn run(&self, pages: &[Claimed], alike: impl Fn(&Claimed, &Claimed) -> bool) -> usize {
+        let next = |pair: &(&Claimed, &Claimed)| pair.1.0.0 == pair.0.0.0 + 1 && alike(pair.0, pair.1);
+        1 + pages.iter().zip(pages.iter().skip(1)).take_while(next).count()
+    }
+
+    /// Allows or forbids writing to the first run of the pages.
+    fn set_writing(&self, pages: &[Claimed]) -> (usize, Result<(), Unprotected>) {
+        let Some(&(first, ..)) = pages.first() else { return (0, Ok(())) };
+        let protected = |page: PageNo| self.region.write_protected(page);
+        let run = self.run(pages, |one, other| protected(one.0) == protected(other.0));
+        let writing = if protected(first) { Writing::Protected } else { Writing::Allowed };
+        if let Err(why) = self.domain.mmu.set_writing(self.region.trap, first, run as u32, writing) {
+            return (0, Err(Unprotected::Machine(why)));
+        }
+        for &(page, frame, _) in pages.get(..run).unwrap_or(pages) {
+            self.domain.settle(self.region, page, Word::new(State::Resident, frame));
+        }
+        (run, Ok(()))
+    }
+
+    /// Unmaps the first run of the pages, whose frames keep their contents.
+    fn unmap(&self, pages: &[Claimed]) -> (usize, Result<(), Unprotected>) {
+        let Some(&(first, frame, _)) = pages.first() else { return (0, Ok(())) };
+        let run = self.run(pages, |one, other| other.1.0 == one.1.0 + 1);
+        let (done, result) = match self.domain.mmu.unmap(first, frame, run as u32) {
+            Ok(()) => (run, Ok(())),
+            Err(partial) => (partial.done as usize, Err(Unprotected::Machine(partial.why))),
+        };
+        for &(page, frame, _) in pages.get(..done).unwrap_or(pages) {
+            self.domain.settle(self.region, page, Word::new(State::Aside, frame));
+        }
+        (done, result)
+    }
+}
+
+/// The frame has the contents, and nothing kept the page from being mapped but the program's wish, which is gone: map it again.
+pub(super) fn take_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+    let Some(word) = region.word(page) else {
+        return Step::Again;
+    };
+    if !word.claim(seen) {
+        return Step::Again;
+    }
+    region.set_resident(page, 1);
+    if let Err(partial) = domain.map(region, page, seen.frame(), 1) {
+        domain.settle(region, page, seen);
+        return super::unmappable(domain, region, page, partial.why);
+    }
+    domain.settle(region, page, Word::new(State::Resident, seen.frame()));
+    domain.admit(region, seen.frame(), Use::Again);
+    Counters::add(&domain.counters.soft_faults_total, 1);
+    Step::Done(Outcome::Resolved)
+}
+
+/// Takes the frame of a claimed page that is unmapped for the program's sake: its contents go where an evicted page's go.
+pub(super) fn give_frame(
+    domain: &DomainState,
+    region: &Region,
+    page: PageNo,
+    frame: Frame,
+    room: evict::Room,
+    evicted: &mut Evicted,
+) {
+    evict::decide(domain, region, page, frame, room, evicted);
+    list_standby(domain, &[(page, frame)]);
+}

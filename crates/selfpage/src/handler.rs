@@ -1,0 +1,366 @@
+//! Handlers of the program's own: what it does when somebody touches a page that it has protected, or one that is absent.
+//!
+//! # Source
+//! AVM §2.1 (a fault is an upcall to the application), Appel & Li (TRAP, PROT1, PROTN, UNPROT), Nemesis §6.5 (a custom fault
+//! handler in the place of a stretch driver's). libsigsegv offers the upcall; ours may also give contents, and may run on a thread of
+//! its own.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::fmt::Write as _;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
+pub use selfpage_core::fault::protect::Protection;
+use selfpage_core::fault::{Outcome, protect, range};
+use selfpage_core::linux::memory;
+use selfpage_core::mmu::Trap;
+use selfpage_core::region::{Access, Rights};
+
+use crate::domain::Inner;
+use crate::error::{Error, Kind, Result};
+use crate::region::{Bound, Region};
+use crate::trap::{handler_stack, handlers};
+
+/// Why the handler is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaultKind {
+    /// The program has protected the page against this access. Another thread may have unprotected it meanwhile.
+    Protection,
+    /// The page is not in core, and the pager has not been asked yet: only for handlers that want that
+    /// ([`FaultHandler::asks_first`]).
+    Missing,
+}
+
+/// What is to become of the access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// It is tried again. If nothing has changed the handler is asked again, a bounded number of times.
+    Handled,
+    /// The handler has nothing to say: a missing page is fetched from its pager; a protected one is refused.
+    Pass,
+    /// It is the program's own fault: `SIGSEGV`, for the handler that the program has for that, if it has one. A system call
+    /// on the page fails with `EFAULT`.
+    Refuse,
+}
+
+/// Answers the faults of one region.
+///
+/// In upcall regions ([`crate::Trap::Upcall`]) it runs on the faulting thread, as a signal handler of the program's own
+/// would, on a stack of 256 KiB of ours, with signals blocked but those for faults: what the interrupted code holds (a lock, the
+/// allocator's) it must not wait for. In worker regions it runs on a thread of its own, while the faulting one is stopped.
+///
+/// While it runs no lock of the domain is held, and nobody is inside its gate: it may touch any page, fault, and ask
+/// anything of any region. What it may not do is drop its own region.
+///
+/// # Examples
+/// ```no_run
+/// # fn main() -> selfpage::Result<()> {
+/// use selfpage::{Answer, Domain, MemoryFault, Protection, store::MemoryStore};
+/// let domain = Domain::with_frames(1 << 20).build()?;
+/// let unprotect = |fault: &MemoryFault<'_>| match fault.protect_page(Protection::ReadWrite) {
+///     Ok(()) => Answer::Handled,
+///     Err(_) => Answer::Refuse,
+/// };
+/// let mut region = domain.region(1 << 22).handler(unprotect).stored(MemoryStore::new(1 << 23)?)?;
+/// region.protect(0, 4096, Protection::Read)?;
+/// region.as_mut_slice::<u8>()[7] = 1; // the handler runs
+/// # Ok(()) }
+/// ```
+pub trait FaultHandler: Send + Sync {
+    /// Answers one fault.
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer;
+
+    /// Whether it is asked before an absent page is brought in, too: then each such fault costs as much as a trap. Asked
+    /// once, when the region is made.
+    fn asks_first(&self) -> bool {
+        false
+    }
+}
+
+impl<F: Fn(&MemoryFault<'_>) -> Answer + Send + Sync> FaultHandler for F {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        self(fault)
+    }
+}
+
+/// A fault, and what can be done about it.
+pub struct MemoryFault<'a> {
+    pub(crate) addr: usize,
+    pub(crate) access: Access,
+    pub(crate) kind: FaultKind,
+    pub(crate) thread: u32,
+    pub(crate) context: Option<NonNull<c_void>>,
+    pub(crate) bound: &'a Bound,
+    pub(crate) inner: &'a Inner,
+}
+
+impl MemoryFault<'_> {
+    /// The address, to the byte.
+    pub fn address(&self) -> usize {
+        self.addr
+    }
+
+    /// Where in the region that is.
+    pub fn offset_bytes(&self) -> usize {
+        self.addr.wrapping_sub(self.bound.start())
+    }
+
+    /// What was to be done there.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Why the handler is asked.
+    pub fn kind(&self) -> FaultKind {
+        self.kind
+    }
+
+    /// The kernel's number of the thread that stands there.
+    pub fn thread(&self) -> u32 {
+        self.thread
+    }
+
+    /// In upcall regions, the interrupted thread's registers: a `ucontext_t`. A handler that changes them, and says
+    /// [`Answer::Handled`], has the thread go on elsewhere or with other values. It lives until the handler returns.
+    pub fn context(&self) -> Option<NonNull<c_void>> {
+        self.context
+    }
+
+    /// As [`crate::Region::protect`], in the fault's region.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
+        self.bound.protect(self.inner, offset_bytes, len_bytes, protection)
+    }
+
+    /// The same for the page of the fault.
+    ///
+    /// # Errors
+    /// As for [`crate::Region::protect`].
+    pub fn protect_page(&self, protection: Protection) -> Result<()> {
+        self.bound.protect(self.inner, self.offset_bytes(), 1, protection)
+    }
+
+    /// Gives the absent page of the fault its contents, in its pager's place, and maps it: what it reads as from now on. They
+    /// are saved when the page is evicted, where the region has somewhere to save them.
+    ///
+    /// # Errors
+    /// The page is not absent any more, or no access to it is allowed; or there is no frame.
+    pub fn map(&self, contents: &PageBytes) -> Result<()> {
+        let (state, page) = (self.inner.state(), self.page());
+        self.bound.changed();
+        match self.inner.on_table(|| range::supply(state, page, contents)) {
+            Outcome::Resolved => Ok(()),
+            Outcome::Failed(failure) => Err(Error::failure("map", self.bound.page_name(page), failure)),
+            _ => {
+                let cause = "it is in core already, or nobody may access it: contents are given to absent pages";
+                Err(Error::new(Kind::Invalid, "map", self.bound.page_name(page), cause))
+            }
+        }
+    }
+
+    /// As [`crate::Region::discard`], in the fault's region.
+    ///
+    /// # Errors
+    /// The range is not in the region.
+    ///
+    /// # Safety
+    /// *region-contents*: nobody holds a reference into the range whose contents must stay.
+    pub unsafe fn discard(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
+        let range = self.bound.range("discard", offset_bytes, len_bytes)?;
+        let state = self.inner.state();
+        self.bound.changed();
+        self.inner.on_table(|| range::discard(state, range));
+        Ok(())
+    }
+
+    fn page(&self) -> PageNo {
+        selfpage_core::addr::VirtAddr(self.addr).page()
+    }
+}
+
+/// What a region has to do with handlers.
+pub(crate) struct Asking {
+    handler: Option<Box<dyn FaultHandler>>,
+    /// Whether the handler is asked of missing pages too.
+    pub(crate) first: bool,
+    /// How often protections have changed, or pages were given contents.
+    changes: AtomicU64,
+    /// How often the mapping itself was made to refuse an access.
+    refusals: AtomicU64,
+    /// What the program may do where nothing is protected.
+    access: memory::Access,
+}
+
+impl Asking {
+    pub(crate) fn of(handler: Option<Box<dyn FaultHandler>>, access: memory::Access) -> Asking {
+        let first = handler.as_ref().is_some_and(|handler| handler.asks_first());
+        Asking { handler, first, changes: AtomicU64::new(0), refusals: AtomicU64::new(0), access }
+    }
+
+    /// Provides what the handler runs on.
+    pub(crate) fn make_ready(&self, trap: Trap, inner: &Arc<Inner>) -> Result<()> {
+        match (trap, &self.handler) {
+            (Trap::Upcall, Some(_)) => handler_stack::lay_out(),
+            (Trap::Worker, Some(_)) => handlers::start_one(inner)?,
+            (_, None) => {}
+        }
+        Ok(())
+    }
+}
+
+impl Region {
+    /// From its return on, accesses to `[offset, offset+len)` that `protection` does not allow are faults: the region's handler
+    /// is asked ([`crate::RegionBuilder::handler`]), and where there is none it is the program's own `SIGSEGV`. Whole pages, of which
+    /// each keeps its protection wherever it goes. Costs one call of the kernel for each run of neighbours in core.
+    ///
+    /// # Errors
+    /// The range is not in the region, the region may only be read, or a page cannot be unmapped for [`Protection::None`]: the
+    /// pages before it are protected then.
+    ///
+    /// # Source
+    /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
+    pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
+        self.bound().protect(self.inner(), offset_bytes, len_bytes, protection)
+    }
+
+    /// How the page at `offset_bytes` is protected.
+    ///
+    /// # Errors
+    /// It is not in the region.
+    pub fn protection(&self, offset_bytes: usize) -> Result<Protection> {
+        self.bound().protection(self.inner(), offset_bytes)
+    }
+}
+
+/// Why an access is refused that no handler has refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Trouble {
+    Panicked,
+    Nested,
+    Repeated,
+}
+
+impl Bound {
+    /// The program's own handler of its faults.
+    pub(crate) fn handler(&self) -> Option<&dyn FaultHandler> {
+        self.asking.handler.as_deref()
+    }
+
+    /// A protection has changed, or a page was given contents.
+    pub(crate) fn changed(&self) {
+        self.asking.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn changes(&self) -> u64 {
+        self.asking.changes.load(Ordering::Relaxed)
+    }
+
+    /// The mapping itself is about to refuse an access.
+    pub(crate) fn note_refusal(&self) {
+        self.asking.refusals.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Has the mapping refuse nothing in a range any more, after what is wanted of its pages has changed.
+    pub(crate) fn take_refusals_back(&self, range: PageRange) {
+        if self.asking.refusals.load(Ordering::SeqCst) > 0
+            && self.asking.access == memory::Access::ReadWrite
+            && range.count > 0
+        {
+            // SAFETY: region-owned: as the region was made; what somebody wants of its pages stands in their words.
+            let _ = unsafe {
+                memory::protect(range.first.addr().0, range.count as usize * PAGE_BYTES, memory::Access::ReadWrite)
+            };
+        }
+    }
+
+    /// Whether pages of the region may be protected so.
+    pub(crate) fn may_protect(&self, protection: Protection) -> Result<()> {
+        if protection == Protection::ReadWrite && self.core().rights == Rights::Read {
+            let cause = "the region may only be read: make it with Rights::ReadWrite";
+            return Err(Error::new(Kind::Invalid, "protect", format!("region {}", self.name()), cause));
+        }
+        Ok(())
+    }
+
+    /// Says in one line on standard error why an access is refused.
+    ///
+    /// # Context
+    /// Trap.
+    pub(crate) fn complain(&self, addr: usize, trouble: Trouble) {
+        let name = self.given_name();
+        let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
+        let mut line = arrayvec::ArrayString::<512>::new();
+        let _ = writeln!(
+            line,
+            "selfpage: SIGSEGV: region {name}{}at {:#x}, offset {}: {}",
+            if name.is_empty() { "" } else { " " },
+            self.start(),
+            addr.wrapping_sub(self.start()),
+            match trouble {
+                Trouble::Panicked => "its handler panicked",
+                Trouble::Nested => "its handler faults within itself, again and again",
+                Trouble::Repeated => "its handler says that it has handled the fault, and nothing changes",
+            }
+        );
+        // This neither allocates nor locks.
+        let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+    }
+
+    /// Protects a part of the region.
+    pub(crate) fn protect(
+        &self,
+        inner: &Inner,
+        offset_bytes: usize,
+        len_bytes: usize,
+        protection: Protection,
+    ) -> Result<()> {
+        let range = self.range("protect", offset_bytes, len_bytes)?;
+        self.may_protect(protection)?;
+        let state = inner.state();
+        let mut done = inner.on_table(|| protect::protect(state, range, protection));
+        if matches!(done, Err((_, protect::Unprotected::Machine(selfpage_core::mmu::Refusal::NoDescriptor)))) {
+            done = inner.on_pager_thread(|| protect::protect(state, range, protection));
+        }
+        self.changed();
+        self.take_refusals_back(range);
+        done.map_err(|(page, why)| unprotected(self.page_name(page), why))
+    }
+
+    /// How the page at an offset is protected.
+    pub(crate) fn protection(&self, inner: &Inner, offset_bytes: usize) -> Result<Protection> {
+        let PageRange { first, .. } = self.range("look at", offset_bytes, 1)?;
+        Ok(self.protection_of(inner, first))
+    }
+
+    /// How a page is protected.
+    pub(crate) fn protection_of(&self, inner: &Inner, page: PageNo) -> Protection {
+        inner.undisturbed(|| protect::protection(inner.state(), page)).unwrap_or(Protection::ReadWrite)
+    }
+}
+
+fn unprotected(page: String, why: protect::Unprotected) -> Error {
+    use selfpage_core::mmu::Refusal;
+    match why {
+        protect::Unprotected::Pinned => {
+            let cause = "it is pinned, and a page that nobody may access is not mapped: unpin it, or protect it against \
+                         writes only";
+            Error::new(Kind::Held, "protect", page, cause)
+        }
+        protect::Unprotected::Machine(Refusal::Pinned) => {
+            let cause =
+                "the kernel or a device works on it (a transfer in flight, a registered buffer): try again later";
+            Error::new(Kind::Held, "protect", page, cause)
+        }
+        protect::Unprotected::Machine(why) => {
+            Error::failure("protect", page, selfpage_core::fault::Failure::Machine(why))
+        }
+    }
+}
+
+/// How many bytes [`MemoryFault::map`] takes.
+const _: () = assert!(size_of::<PageBytes>() == PAGE_BYTES);

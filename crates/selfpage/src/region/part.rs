@@ -1,0 +1,43 @@
+//! Parts of a region: which pages a range of bytes is, and what messages call them.
+
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+
+use super::{ADDRESS, Bound, Region};
+use crate::error::{Error, Kind, Result, pages};
+
+impl Region {
+    pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
+        self.bound.range(operation, offset_bytes, len_bytes)
+    }
+}
+
+impl Bound {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
+        let end = offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.len_bytes);
+        let Some(end) = end else {
+            let cause = format!("it has {} bytes; asked for {len_bytes} from {offset_bytes} on", self.len_bytes);
+            return Err(Error::new(Kind::Invalid, operation, format!("region {}", self.name), cause));
+        };
+        let first = (offset_bytes / PAGE_BYTES) as u64;
+        let count = (end.div_ceil(PAGE_BYTES) as u64).saturating_sub(first);
+        let count = if len_bytes == 0 { 0 } else { count };
+        Ok(PageRange { first: self.region.range.first.plus(first), count })
+    }
+
+    pub(crate) fn page_name(&self, page: PageNo) -> String {
+        pages(&self.name, self.region.index(page), 1)
+    }
+
+    pub(super) fn range_name(&self, range: PageRange) -> String {
+        pages(&self.name, self.region.index(range.first), range.count)
+    }
+
+    /// The name that the program gave it, if it did.
+    pub(crate) fn given_name(&self) -> &str {
+        if self.name.starts_with(ADDRESS) { "" } else { &self.name }
+    }
+}

@@ -1,0 +1,116 @@
+//! Asking the program's own handler of a region: what both ways of taking a fault have in common.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use selfpage_core::addr::PageNo;
+use selfpage_core::fault::{Fault, Outcome};
+
+use crate::domain::Inner;
+use crate::handler::{Answer, FaultKind, MemoryFault, Trouble};
+use crate::region::Bound;
+
+/// After so many faults of a thread on one page in a row that its handler says it has handled, with nothing changed in
+/// between, the next is refused: the program would go on like that for ever.
+const MOST_REPEATS: u32 = 10_000;
+
+/// What a handler is to be asked, if the outcome says so.
+pub(super) fn kind(outcome: Outcome) -> Option<FaultKind> {
+    match outcome {
+        Outcome::Protected => Some(FaultKind::Protection),
+        Outcome::Missing => Some(FaultKind::Missing),
+        _ => None,
+    }
+}
+
+/// A region whose handler is asked, and its domain, kept while it is: nothing else is held then.
+pub(super) struct Asked {
+    pub(super) inner: Arc<Inner>,
+    pub(super) bound: Arc<Bound>,
+}
+
+impl Asked {
+    /// The region that `page` is in. `None`: none any more.
+    ///
+    /// # Context
+    /// Trap.
+    pub(super) fn about(inner: &Inner, page: PageNo) -> Option<Asked> {
+        let state = inner.state();
+        let _inside = state.gate.enter(state.mmu);
+        let keeper = state.regions.find(page)?.keeper.load(Ordering::Acquire).cast_const().cast::<Bound>();
+        if keeper.is_null() {
+            return None;
+        }
+        // SAFETY: handler-kept: a region in the map is in its domain's list, which holds a count of it; and whoever
+        // calls us with a domain holds a count of that.
+        unsafe {
+            Arc::increment_strong_count(keeper);
+            Arc::increment_strong_count(&raw const *inner);
+            Some(Asked { inner: Arc::from_raw(&raw const *inner), bound: Arc::from_raw(keeper) })
+        }
+    }
+
+    /// Runs the handler. No handler refuses what is protected, and passes what is missing.
+    pub(super) fn answer(
+        &self,
+        fault: Fault,
+        kind: FaultKind,
+        thread: u32,
+        context: Option<NonNull<libc::c_void>>,
+    ) -> Answer {
+        let bound = &*self.bound;
+        let Some(handler) = bound.handler() else { return without_handler(kind) };
+        let (addr, access) = (fault.addr.0, fault.access);
+        let fault = MemoryFault { addr, access, kind, thread, context, bound, inner: &self.inner };
+        match catch_unwind(AssertUnwindSafe(|| handler.handle(&fault))) {
+            Ok(Answer::Pass) => without_handler(kind),
+            Ok(answer) => answer,
+            // What the handler was to do is half done: the access must not go on. Other threads may.
+            Err(_) => {
+                bound.complain(addr, Trouble::Panicked);
+                Answer::Refuse
+            }
+        }
+    }
+}
+
+/// What becomes of a fault that no handler has anything to say to.
+pub(super) fn without_handler(kind: FaultKind) -> Answer {
+    match kind {
+        FaultKind::Protection => Answer::Refuse,
+        FaultKind::Missing => Answer::Pass,
+    }
+}
+
+impl Asked {
+    /// Lets go in a trap, where nothing may be freed: a region that went while its handler ran leaves its memory behind.
+    pub(super) fn let_go(self) {
+        std::mem::forget((Arc::into_inner(self.bound), Arc::into_inner(self.inner)));
+    }
+}
+
+/// The last fault that a thread's handler has handled: how often in a row.
+struct Repeat {
+    page: AtomicU64,
+    changes: AtomicU64,
+    count: AtomicU32,
+}
+
+const REPEATS: usize = 64;
+static LAST: [Repeat; REPEATS] =
+    [const { Repeat { page: AtomicU64::new(0), changes: AtomicU64::new(0), count: AtomicU32::new(0) } }; REPEATS];
+
+/// Notes a fault that was handled. `false`: it has been so too often without a change. Threads that share a place only make each
+/// other start anew.
+pub(super) fn goes_on(bound: &Bound, thread: u32, page: PageNo) -> bool {
+    let Some(last) = LAST.get(thread as usize % REPEATS) else { return true };
+    let changes = bound.changes();
+    let same =
+        last.page.swap(page.0, Ordering::Relaxed) == page.0 && last.changes.swap(changes, Ordering::Relaxed) == changes;
+    if !same {
+        last.count.store(0, Ordering::Relaxed);
+    }
+    last.count.fetch_add(1, Ordering::Relaxed) < MOST_REPEATS
+}

@@ -1,0 +1,359 @@
+//! What a handler is asked, what it may do, and what becomes of its answer.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use selfpage::store::MemoryStore;
+use selfpage::{Access, Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Trap};
+
+use crate::scenario::{here, in_child};
+use crate::{PAGE, TRAPS, handled, read, tried, word, write};
+
+fn unprotect(fault: &MemoryFault<'_>) -> Answer {
+    fault.protect_page(Protection::ReadWrite).unwrap();
+    Answer::Handled
+}
+
+fn thread_id() -> u32 {
+    // SAFETY: test: takes nothing.
+    unsafe { libc::gettid() as u32 }
+}
+
+#[test]
+fn a_write_to_a_protected_page_asks_the_handler_once() {
+    for (trap, name) in TRAPS {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let noted = seen.clone();
+        let (_domain, region) = handled(trap, move |fault: &MemoryFault<'_>| {
+            let what = (fault.offset_bytes(), fault.access(), fault.kind(), fault.thread(), fault.context().is_some());
+            noted.lock().unwrap().push(what);
+            unprotect(fault)
+        });
+        region.protect(5 * PAGE, 2 * PAGE, Protection::Read).unwrap();
+        assert_eq!((read(&region, 5), read(&region, 6)), (6, 7), "{name}");
+        // SAFETY: test: a byte of the region.
+        unsafe { region.as_ptr().add(5 * PAGE + 123).write_volatile(1) };
+        write(&region, 5, 50);
+        write(&region, 4, 40);
+        let upcall = trap == Trap::Upcall;
+        let expected = vec![(5 * PAGE + 123, Access::Write, FaultKind::Protection, thread_id(), upcall)];
+        assert_eq!(*seen.lock().unwrap(), expected, "{name}");
+        assert_eq!((read(&region, 5), read(&region, 6)), (50, 7), "{name}");
+        assert_eq!(region.protection(5 * PAGE).unwrap(), Protection::ReadWrite, "{name}");
+        assert_eq!(region.protection(6 * PAGE).unwrap(), Protection::Read, "{name}");
+    }
+}
+
+#[test]
+fn every_access_to_a_page_without_any_asks_the_handler() {
+    for (trap, name) in TRAPS {
+        let asked = Arc::new(AtomicU32::new(0));
+        let noted = asked.clone();
+        let (_domain, region) = handled(trap, move |fault: &MemoryFault<'_>| {
+            noted.fetch_add(1, SeqCst);
+            unprotect(fault)
+        });
+        for state in ["in core", "evicted"] {
+            for page in [3, 4] {
+                write(&region, page, 77);
+                if state == "evicted" {
+                    let _ = region.evict(page * PAGE, PAGE);
+                }
+                region.protect(page * PAGE, PAGE, Protection::None).unwrap();
+                assert_eq!(region.residency()[page].load(SeqCst), 0, "{name}, {state}");
+            }
+            asked.store(0, SeqCst);
+            assert_eq!(read(&region, 3), 77, "{name}, {state}");
+            write(&region, 4, 78);
+            assert_eq!(read(&region, 4), 78, "{name}, {state}");
+            assert_eq!(asked.load(SeqCst), 2, "{name}, {state}");
+        }
+    }
+}
+
+#[test]
+fn regions_without_a_store_can_be_protected_too() {
+    for (trap, name) in TRAPS {
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let region = domain.region(8 * PAGE).trap(trap).handler(unprotect).zero().unwrap();
+        write(&region, 1, 11);
+        for protection in [Protection::None, Protection::Read] {
+            region.protect(0, 8 * PAGE, protection).unwrap();
+            write(&region, 1, read(&region, 1) + 1);
+            assert_eq!(region.protection(PAGE).unwrap(), Protection::ReadWrite, "{name}");
+            assert_eq!(region.protection(2 * PAGE).unwrap(), protection, "{name}");
+        }
+        assert_eq!((read(&region, 1), read(&region, 2)), (13, 0), "{name}");
+
+        let pinned = domain.region(4 * PAGE).trap(trap).handler(unprotect).pinned().unwrap();
+        pinned.protect(0, PAGE, Protection::Read).unwrap();
+        write(&pinned, 0, 5);
+        let why = pinned.protect(0, PAGE, Protection::None).unwrap_err();
+        assert_eq!(why.kind(), selfpage::Kind::Held, "{why}");
+        assert_eq!(read(&pinned, 0), 5, "{name}");
+    }
+}
+
+struct Gives {
+    asked: AtomicU32,
+}
+
+impl FaultHandler for Gives {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        assert_eq!(fault.kind(), FaultKind::Missing);
+        self.asked.fetch_add(1, SeqCst);
+        match fault.offset_bytes() / PAGE {
+            0 => {
+                let mut contents = [0; PAGE];
+                contents[..8].copy_from_slice(&4711u64.to_ne_bytes());
+                fault.map(&contents).unwrap();
+                Answer::Handled
+            }
+            1 => Answer::Pass,
+            _ => Answer::Refuse,
+        }
+    }
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_handler_gives_a_missing_page_its_contents() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+            let gives = Gives { asked: AtomicU32::new(0) };
+            let builder = domain.region(256 * PAGE).trap(trap).handler(gives);
+            let region = builder.stored(MemoryStore::new(1 << 24).unwrap()).unwrap();
+            assert_eq!((read(&region, 0), read(&region, 1)), (4711, 0), "given, and as the pager has it");
+            assert_eq!(tried::read(word(&region, 2)), Err(libc::SIGSEGV));
+            // What was given is saved as anything else.
+            region.evict(0, PAGE).unwrap();
+            region.pin(0, PAGE).unwrap();
+            assert_eq!(read(&region, 0), 4711);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn handlers_fault_within_handlers() {
+    for (trap, name) in TRAPS {
+        let deepest = Arc::new(AtomicUsize::new(0));
+        let base = Arc::new(AtomicUsize::new(0));
+        let (from, depth) = (base.clone(), deepest.clone());
+        let (_domain, region) = handled(trap, move |fault: &MemoryFault<'_>| {
+            let page = fault.offset_bytes() / PAGE;
+            depth.fetch_max(page, SeqCst);
+            // A protected page, while there is one more, and an absent one.
+            for other in [page + 1, page + 100].into_iter().filter(|other| page < 5 || *other > 6) {
+                // SAFETY: test: a page of the region.
+                unsafe { ((from.load(SeqCst) + other * PAGE) as *mut u64).write_volatile(other as u64 + 1) };
+            }
+            unprotect(fault)
+        });
+        base.store(region.as_ptr() as usize, SeqCst);
+        region.protect(0, 6 * PAGE, Protection::Read).unwrap();
+        let _ = region.evict(100 * PAGE, 20 * PAGE);
+        write(&region, 0, 1);
+        assert_eq!(deepest.load(SeqCst), 5, "{name}");
+        assert!((0..256).all(|page| read(&region, page) == page as u64 + 1), "{name}");
+    }
+}
+
+#[test]
+fn four_threads_share_protected_pages() {
+    for (trap, name) in TRAPS {
+        let asked = Arc::new(AtomicU64::new(0));
+        let noted = asked.clone();
+        let (domain, region) = handled(trap, move |fault: &MemoryFault<'_>| {
+            noted.fetch_add(1, SeqCst);
+            unprotect(fault)
+        });
+        for round in 0..20u64 {
+            region.protect(0, 256 * PAGE, Protection::Read).unwrap();
+            let before = asked.load(SeqCst);
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let region = &region;
+                    scope.spawn(move || {
+                        for at in 0..256 {
+                            let at = if thread % 2 == 0 { at } else { 255 - at };
+                            // SAFETY: test: a word of each thread's own.
+                            unsafe { word(region, at).add(1 + thread).write_volatile(round + 1) };
+                        }
+                    });
+                }
+            });
+            let all = asked.load(SeqCst) - before;
+            assert!((256..=1024).contains(&all), "{name}: {all}");
+        }
+        let words = region.as_slice::<u64>();
+        assert!(
+            words.chunks(512).enumerate().all(|(at, words)| words[..5] == [at as u64 + 1, 20, 20, 20, 20]),
+            "{name}"
+        );
+        drop(domain);
+    }
+}
+
+/// A pipe with a page of sevens in it.
+fn sevens() -> (OwnedFd, OwnedFd) {
+    let mut ends = [0; 2];
+    // SAFETY: test: two descriptors come out, and the bytes are ours.
+    unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        assert_eq!(libc::write(ends[1], [7u8; PAGE].as_ptr().cast(), PAGE), PAGE as isize);
+        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+    }
+}
+
+#[test]
+fn system_calls_on_protected_pages() {
+    for (trap, name) in TRAPS {
+        for protection in [Protection::Read, Protection::None] {
+            let (domain, region) = handled(trap, unprotect);
+            let (pipe, _write) = sevens();
+            region.protect(9 * PAGE, PAGE, protection).unwrap();
+            // SAFETY: test: the kernel writes into the region.
+            let count = unsafe { libc::read(pipe.as_raw_fd(), word(&region, 9).cast(), PAGE) };
+            if domain.serves_system_calls() && trap == Trap::Worker {
+                assert_eq!((count, read(&region, 9)), (PAGE as isize, 0x0707_0707_0707_0707), "{name}");
+            } else {
+                assert_eq!(count, -1, "{name}");
+                assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_goes_to_the_handler_that_was_there_before() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let strict = Arc::new(AtomicBool::new(true));
+            let asks = strict.clone();
+            let (_domain, region) = handled(trap, move |fault: &MemoryFault<'_>| match asks.load(SeqCst) {
+                true => Answer::Refuse,
+                false => unprotect(fault),
+            });
+            region.protect(3 * PAGE, PAGE, Protection::Read).unwrap();
+            region.protect(4 * PAGE, PAGE, Protection::None).unwrap();
+            for _ in 0..2 {
+                assert_eq!(tried::write(word(&region, 3), 1), Err(libc::SIGSEGV));
+                assert_eq!(tried::read(word(&region, 3)), Ok(4));
+                assert_eq!(tried::read(word(&region, 4)), Err(libc::SIGSEGV));
+            }
+            // Whoever protects it otherwise takes the refusal back.
+            region.protect(3 * PAGE, 2 * PAGE, Protection::ReadWrite).unwrap();
+            assert_eq!((tried::write(word(&region, 3), 9), tried::read(word(&region, 4))), (Ok(()), Ok(5)));
+            strict.store(false, SeqCst);
+            region.protect(3 * PAGE, PAGE, Protection::Read).unwrap();
+            assert_eq!(tried::write(word(&region, 3), 10), Ok(()));
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_protected_page_without_a_handler_is_the_programs_own_fault() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+            let region = domain.region(8 * PAGE).trap(trap).zero().unwrap();
+            write(&region, 1, 3);
+            region.protect(0, 8 * PAGE, Protection::Read).unwrap();
+            assert_eq!(tried::write(word(&region, 1), 4), Err(libc::SIGSEGV));
+            assert_eq!(tried::write(word(&region, 2), 4), Err(libc::SIGSEGV), "absent");
+            region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
+            assert_eq!((tried::read(word(&region, 1)), tried::write(word(&region, 1), 5)), (Ok(3), Ok(())));
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_handler_that_panics_refuses() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, region) = handled(trap, |_: &MemoryFault<'_>| -> Answer { panic!("no idea") });
+            region.protect(3 * PAGE, PAGE, Protection::Read).unwrap();
+            write(&region, 3, 1);
+        })
+        .by(libc::SIGSEGV, &["no idea", "SIGSEGV: region handled at 0x", "offset 12288: its handler panicked"]);
+    }
+}
+
+#[test]
+fn a_handler_that_faults_on_its_own_page_is_named() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, region) = handled(trap, |fault: &MemoryFault<'_>| {
+                // SAFETY: test: the page at hand.
+                unsafe { (fault.address() as *mut u8).write_volatile(1) };
+                Answer::Handled
+            });
+            region.protect(3 * PAGE, PAGE, Protection::Read).unwrap();
+            write(&region, 3, 1);
+        })
+        .by(libc::SIGSEGV, &["region handled", "offset 12288: its handler faults within itself"]);
+    }
+}
+
+#[test]
+fn a_handler_that_changes_nothing_is_named() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, region) = handled(trap, |_: &MemoryFault<'_>| Answer::Handled);
+            region.protect(3 * PAGE, PAGE, Protection::Read).unwrap();
+            write(&region, 3, 1);
+        })
+        .by(libc::SIGSEGV, &["region handled", "offset 12288: its handler says that it has handled the fault"]);
+    }
+}
+
+#[test]
+fn a_handler_may_jump_out() {
+    in_child(here!(), "upcall", || {
+        let (domain, region) = handled(Trap::Upcall, |_: &MemoryFault<'_>| -> Answer { tried::out(libc::SIGUSR1) });
+        region.protect(3 * PAGE, PAGE, Protection::Read).unwrap();
+        for _ in 0..200 {
+            assert_eq!(tried::write(word(&region, 3), 1), Err(libc::SIGUSR1));
+        }
+        region.protect(3 * PAGE, PAGE, Protection::ReadWrite).unwrap();
+        // Nothing is held: all goes on, and comes to its end.
+        write(&region, 3, 4);
+        assert!((0..256).all(|page| read(&region, page) == page as u64 + 1));
+        drop(region);
+        drop(domain);
+    })
+    .well();
+}
+
+#[test]
+fn a_handler_sends_the_thread_elsewhere() {
+    extern "C" fn landing() -> ! {
+        std::process::exit(0)
+    }
+    in_child(here!(), "upcall", || {
+        let (_domain, region) = handled(Trap::Upcall, |fault: &MemoryFault<'_>| {
+            let context = fault.context().expect("an upcall").cast::<libc::ucontext_t>();
+            // SAFETY: test: the thread goes on in a function that never returns, on a stack aligned as at its beginning.
+            unsafe {
+                let registers = &mut (*context.as_ptr()).uc_mcontext.gregs;
+                registers[libc::REG_RIP as usize] = landing as *const () as i64;
+                registers[libc::REG_RSP as usize] = (registers[libc::REG_RSP as usize] & !15) - 1032;
+            }
+            Answer::Handled
+        });
+        region.protect(0, PAGE, Protection::Read).unwrap();
+        write(&region, 0, 1);
+        panic!("the write went through");
+    })
+    .well();
+}
