@@ -12,7 +12,7 @@ use crate::addr::{Frame, PageNo};
 use crate::mmu::Mmu;
 use crate::pageset::PageSet;
 use crate::ring::Ring;
-use crate::sync::{Event, Gate, Inside};
+use crate::sync::{AtomicU32, AtomicU64, Event, Gate, Inside, Ordering};
 
 /// What a region's pages are to snapshots. Empty sets: the region takes no part.
 pub struct PageSets {
@@ -36,14 +36,24 @@ pub struct Cut {
     writes: Gate,
     /// Pages that were copied before their first write, each with the frame of the copy.
     images: Ring,
-    /// The cut was made, or images were taken out, or the snapshot was given up.
+    /// The most copies that there were at a time.
+    most: AtomicU32,
+    /// A page, by its number in the process, that somebody waits for the image to have.
+    hurry: AtomicU64,
+    /// The cut was made, or copies were taken out, or pages were read, or the snapshot was given up.
     pub moved: Event,
 }
 
 impl Cut {
     /// No snapshot is taken.
     pub fn new(images: Ring) -> Cut {
-        Cut { writes: Gate::default(), images, moved: Event::default() }
+        Cut {
+            writes: Gate::default(),
+            images,
+            most: AtomicU32::new(0),
+            hurry: AtomicU64::new(0),
+            moved: Event::default(),
+        }
     }
 
     /// Lets a thread write to a page that is armed. `None`: a cut is being made.
@@ -77,7 +87,26 @@ impl Cut {
     /// Trap.
     #[must_use]
     pub fn keep(&self, page: PageNo, copy: Frame) -> bool {
-        self.images.push(page.0, u64::from(copy.0))
+        let kept = self.images.push(page.0, u64::from(copy.0));
+        if kept {
+            self.most.fetch_max(self.images.len() as u32, Ordering::Relaxed);
+        }
+        kept
+    }
+
+    /// The most copies that there were at a time since this was last asked.
+    pub fn most_copies(&self) -> u32 {
+        self.most.swap(0, Ordering::Relaxed)
+    }
+
+    /// Has whoever reads the image read this page next.
+    pub fn hurry(&self, page: PageNo) {
+        self.hurry.store(page.0, Ordering::Relaxed);
+    }
+
+    /// The page that somebody waits for most.
+    pub fn hurried(&self) -> Option<PageNo> {
+        Some(PageNo(self.hurry.swap(0, Ordering::Relaxed))).filter(|page| page.0 != 0)
     }
 
     /// Takes a copy out; the frame is the caller's.

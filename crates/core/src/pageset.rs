@@ -90,10 +90,7 @@ mod tests {
     use std::prelude::v1::*;
 
     fn set(pages: usize) -> PageSet {
-        let words: &'static mut [AtomicU64] = Vec::from_iter((0..PageSet::words(pages)).map(|_| AtomicU64::new(0))).leak();
-        let first = core::ptr::NonNull::new(words.as_mut_ptr()).unwrap();
-        // SAFETY: table-memory: leaked, and used through the table alone.
-        PageSet::new(unsafe { Table::new(first, words.len()) })
+        PageSet::new(crate::frame::table(PageSet::words(pages)))
     }
 
     fn all(set: &PageSet) -> Vec<u64> {

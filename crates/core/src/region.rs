@@ -8,6 +8,7 @@ use core::marker::PhantomData;
 use core::ptr;
 
 use crate::addr::{PageNo, PageRange};
+use crate::cut::PageSets;
 use crate::frame::Table;
 use crate::mmu::Trap;
 use crate::page::{PageWord, State, Word};
@@ -51,6 +52,8 @@ pub struct Region {
     pub asks_first: AtomicU8,
     /// What the library keeps with the region; core never looks at it.
     pub keeper: AtomicPtr<()>,
+    /// What its pages are to snapshots.
+    pub sets: PageSets,
     words: Table<PageWord>,
     residency: Table<AtomicU8>,
     /// `&&dyn Pager`, so that it fits one pointer; null while unbound.
@@ -75,6 +78,7 @@ impl Region {
             reach: AtomicU64::new(u64::MAX),
             asks_first: AtomicU8::new(0),
             keeper: AtomicPtr::new(ptr::null_mut()),
+            sets: PageSets::NONE,
             words,
             residency,
             pager: AtomicPtr::new(ptr::null_mut()),

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,8 +13,9 @@ use std::thread::JoinHandle;
 
 use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
 use selfpage_core::contract::Contract;
+use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure, protect};
+use selfpage_core::fault::{self, Failure, copy_first, protect};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
@@ -41,6 +41,10 @@ use crate::stats::Stats;
 use crate::trap::handlers::{Handlers, start_one};
 use crate::trap::{errand, thread, upcall, worker};
 use crate::{descriptors, evictor};
+
+mod regions;
+
+pub(crate) use regions::Regions;
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
@@ -70,6 +74,8 @@ pub(crate) struct Inner {
     standby_share: u8,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
+    /// Whether there is a [`crate::snapshot::Snapshots`] of its regions.
+    pub(crate) snapshots: AtomicBool,
     /// The tables of `state`; dropped last.
     _arena: Arena,
 }
@@ -185,26 +191,6 @@ impl Drop for Life {
     }
 }
 
-/// A domain's regions, held. Meanwhile the gate may be closed, and no handler of a signal is let in: one that met the gate, or
-/// forked, would wait for its own thread.
-pub(crate) struct Regions<'a> {
-    held: MutexGuard<'a, BTreeMap<u64, Arc<Bound>>>,
-    _quiet: signal::Quiet,
-}
-
-impl Deref for Regions<'_> {
-    type Target = BTreeMap<u64, Arc<Bound>>;
-    fn deref(&self) -> &Self::Target {
-        &self.held
-    }
-}
-
-impl DerefMut for Regions<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.held
-    }
-}
-
 impl Inner {
     fn new(config: Settings, policy: Choice) -> Result<Inner> {
         // The first call finds the vDSO, which a trap could not.
@@ -236,7 +222,7 @@ impl Inner {
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, REQUESTS, saves, ERRANDS, CALLS].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
+            + [standby, standby, REQUESTS, saves, ERRANDS, CALLS].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
             + Arena::bytes_for::<selfpage_core::policy::Link>(frames);
         let mut arena = Arena::new(bytes)?;
         // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
@@ -255,6 +241,8 @@ impl Inner {
                 saves: Ring::new(arena.table(saves)),
                 to_save: Event::default(),
                 save_trouble: AtomicU32::new(0),
+                // As many copies as pages may be on standby.
+                cut: Cut::new(Ring::new(arena.table(standby))),
                 counters: Counters::default(),
             };
             let links: Table<_> = arena.table(frames);
@@ -280,6 +268,7 @@ impl Inner {
             policy: Mutex::new(policy),
             standby_share,
             saver_turns: AtomicU64::new(0),
+            snapshots: AtomicBool::new(false),
             config,
             _arena: arena,
         };
@@ -290,11 +279,6 @@ impl Inner {
     /// Core's part of the domain.
     pub(crate) fn state(&self) -> &DomainState {
         &self.state
-    }
-
-    pub(crate) fn regions(&self) -> Regions<'_> {
-        let quiet = signal::Quiet::begin();
-        Regions { held: self.regions.lock().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
@@ -326,6 +310,8 @@ impl Inner {
         self.pool.register(descriptors.pool)?;
         self.bell.register(descriptors.worker)?;
         stack::forget_unmapped(state);
+        copy_first::forget(state);
+        self.snapshots.store(false, Ordering::Release);
         for bound in regions.values() {
             bound.lock_as(&self.pool)?;
             bound.register(descriptors)?;

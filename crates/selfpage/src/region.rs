@@ -14,6 +14,7 @@ use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
 use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
+use selfpage_core::cut::PageSets;
 use selfpage_core::fault::range;
 use selfpage_core::fault::{Failure, Outcome, evict};
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
@@ -22,6 +23,7 @@ use selfpage_core::linux::uffd::Modes;
 use selfpage_core::mmu::Trap;
 use selfpage_core::page::PageWord;
 use selfpage_core::pager::Pager;
+use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{self, Rights};
 use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 
@@ -247,8 +249,9 @@ impl Bound {
         }
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
         let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
-        let mut tables = Arena::new(Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len))
-            .map_err(|why| why.for_a(object()))?;
+        let (words, set) = (Arena::bytes_for::<PageWord>(len), Arena::bytes_for::<AtomicU64>(PageSet::words(len)));
+        let mut tables =
+            Arena::new(words + Arena::bytes_for::<AtomicU8>(len) + 3 * set).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         // Access comes below: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
         // SAFETY: owned-range: a fresh mapping.
@@ -257,7 +260,10 @@ impl Bound {
         let first = VirtAddr(start).page();
         let range = PageRange { first, count: len as u64 };
         // SAFETY: table-memory: the tables are dropped after the region.
-        let region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
+        let mut region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
+        // SAFETY: table-memory: as above.
+        let mut set = || PageSet::new(unsafe { tables.table(PageSet::words(len)) });
+        region.sets = PageSets { unarmed: set(), changed: set(), pending: set() };
         region.priority.store(builder.priority, Ordering::Relaxed);
         region.asks_first.store(asking.first.into(), Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
@@ -560,10 +566,6 @@ impl Region {
 
     pub(crate) fn inner(&self) -> &Inner {
         &self.life.inner
-    }
-
-    pub(crate) fn bound(&self) -> &Bound {
-        &self.bound
     }
 
     /// Has faults of a part of the region go to its userfaultfd again.

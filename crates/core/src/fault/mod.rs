@@ -7,6 +7,7 @@
 //! Nemesis §6.4 and §6.5: a notification handler that does what it can at once, a worker thread for the rest, one
 //! code path for both.
 
+pub mod copy_first;
 pub mod evict;
 mod fill;
 pub mod handover;
@@ -81,6 +82,8 @@ enum Step {
     AwaitPage(Word),
     /// Sleep until frames are available; the count of the event, read before the look.
     AwaitFrame(u32),
+    /// Sleep until a cut has been made or copies were taken out; the count of [`crate::cut::Cut::moved`], read before the look.
+    AwaitCut(u32),
     /// Hand the fault to a pager thread.
     HandOver,
 }
@@ -128,7 +131,7 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
         }
         let step = match asked(region, page, fault.access, absent) {
             Some(outcome) => Step::Done(outcome),
-            None => look(domain, context, region, page),
+            None => look(domain, context, region, page, fault.access),
         };
         let sleeps_on = region.word(page);
         // Whoever waits for another thread waits outside.
@@ -143,11 +146,14 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
+            // Whoever moves on wakes those that are stopped.
+            (Step::AwaitCut(_), _) if context == Context::PagerThread => break Outcome::Retry,
+            (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
             // There is nobody else who could.
             (Step::HandOver, _) if context == Context::PagerThread => {
                 break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
             }
-            (Step::HandOver, _) => match handover::hand_over(domain, page) {
+            (Step::HandOver, _) => match handover::hand_over(domain, page, fault.access) {
                 Some(Outcome::Failed(failure)) => break Outcome::Failed(failure),
                 Some(_) => {}
                 None => {
@@ -187,7 +193,7 @@ fn asked(region: &Region, page: PageNo, access: Access, absent: Absent) -> Optio
 }
 
 /// Looks at the page's word and does what it calls for. A page whose every access traps is not mapped here.
-fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -> Step {
+fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, access: Access) -> Step {
     let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
         return Step::Done(Outcome::Violation);
     };
@@ -199,6 +205,9 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         State::Absent => bring_in(domain, context, region, pager, page, seen),
         State::Standby => soft_fault(domain, region, pager, page, seen),
         State::Saving => copy_back(domain, region, page, seen),
+        State::Resident if access == Access::Write && seen.wishes().copied_first() => {
+            copy_first::first_write(domain, region, page, seen)
+        }
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
@@ -459,7 +468,7 @@ pub fn poison(domain: &DomainState, page: PageNo) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
     /// Resolve a fault on this page, and answer the thread that waits there.
-    Fault(PageNo, Place),
+    Fault(PageNo, Access, Place),
     /// Wake the threads that are stopped on this page of a worker region.
     Wake(PageNo),
     /// Read ahead, from this page on.
@@ -477,7 +486,10 @@ const WAKE: u32 = u32::MAX;
 /// Trap.
 pub fn request(domain: &DomainState, request: Request) -> bool {
     let pushed = match request {
-        Request::Fault(page, place) => domain.requests.push(page.0, u64::from(place.0) << 32),
+        Request::Fault(page, access, place) => {
+            let write = u64::from(access == Access::Write) << 63;
+            domain.requests.push(page.0, u64::from(place.0) << 32 | write)
+        }
         Request::Wake(page) => domain.requests.push(page.0, WAKE.into()),
         Request::Ahead(page, chunk) => {
             domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
@@ -497,7 +509,10 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
     let (page, what) = domain.requests.pop()?;
     let page = PageNo(page);
     Some(match what as u32 {
-        0 => Request::Fault(page, Place((what >> 32) as u32)),
+        0 => {
+            let access = if what >> 63 == 1 { Access::Write } else { Access::Read };
+            Request::Fault(page, access, Place((what << 1 >> 33) as u32))
+        }
         WAKE => Request::Wake(page),
         count if what >> 32 == 0 => Request::Prefetch(page, count),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
@@ -510,8 +525,8 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
 /// PagerThread, outside the gate.
 pub fn serve(domain: &DomainState, request: Request) -> Outcome {
     match request {
-        Request::Fault(page, place) => {
-            let fault = Fault { addr: page.addr(), access: Access::Read };
+        Request::Fault(page, access, place) => {
+            let fault = Fault { addr: page.addr(), access };
             let outcome = resolve(domain, Context::PagerThread, fault);
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome

@@ -7,7 +7,7 @@ use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, list_standby, move_out};
 use super::fill::Tripwire;
-use super::{Failure, Fault, Outcome, Request, Step, fill, protect, request, resolve, save};
+use super::{Failure, Fault, Outcome, Request, Step, copy_first, fill, protect, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
@@ -43,6 +43,7 @@ pub(super) fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnM
                     return Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
+            (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
             _ => {}
         }
     }
@@ -196,6 +197,15 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
             }
             break;
         }
+        let _dropping = match copy_first::begin_drop(domain, region, next) {
+            Ok(dropping) => dropping,
+            Err(wait) => {
+                if next == range.first {
+                    step = wait;
+                }
+                break;
+            }
+        };
         if !word.claim(seen) {
             continue;
         }

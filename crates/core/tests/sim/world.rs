@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Mutex;
 
 use selfpage_core::addr::{PageNo, PageRange};
+use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::handover::Handovers;
@@ -153,6 +154,7 @@ impl World {
             saves: Ring::new(life.table(SAVES)),
             to_save: Event::default(),
             save_trouble: AtomicU32::new(0),
+            cut: Cut::new(Ring::none()),
             counters: Counters::default(),
         };
         life.keep(World {

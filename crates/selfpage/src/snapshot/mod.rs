@@ -6,11 +6,11 @@
 mod file;
 #[cfg(test)]
 mod file_tests;
-#[cfg_attr(not(test), allow(dead_code))]
 mod format;
-#[cfg_attr(not(test), allow(dead_code))]
+mod take;
 mod writing;
 
 pub use file::Snapshot;
 pub(crate) use file::{Index, Placed};
 pub use format::SavedRegion;
+pub use take::{Snapshots, Taken};

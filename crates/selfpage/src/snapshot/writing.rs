@@ -51,6 +51,16 @@ impl Target {
         Ok(Target { path: path.into(), unnamed: Some(unnamed), file, header, current, end })
     }
 
+    /// How long the file is.
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.end
+    }
+
+    /// How many snapshots it has.
+    pub(super) fn sequence(&self) -> u64 {
+        self.current.sequence
+    }
+
     /// Begins another snapshot, which builds on the newest, if there is one.
     pub(super) fn begin(&mut self) -> Writing<'_> {
         let request = Vec::with_capacity(REQUEST_BYTES);
