@@ -91,8 +91,7 @@ impl DomainState {
             return;
         }
         let Some(word) = region.word(page) else { return };
-        let seen = word.load();
-        if seen.state() == State::Standby && seen.frame() == frame && word.claim(seen) {
+        if word.claim_standby(frame) {
             self.stack.leaves_standby();
             self.settle_absent(region, page, frame);
         }

@@ -220,6 +220,20 @@ impl PageWord {
         self.0.compare_exchange(seen.0, busy, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
+    /// Takes the page if it is on standby in `frame`, whatever else becomes of its word meanwhile: nobody else may find that frame.
+    #[must_use]
+    pub fn claim_standby(&self, frame: Frame) -> bool {
+        loop {
+            let seen = self.load();
+            if seen.state() != State::Standby || seen.frame() != frame {
+                return false;
+            }
+            if self.claim(seen) {
+                return true;
+            }
+        }
+    }
+
     /// Ends a claim: the page is `next` from now on. Keeps the wishes, the mark of a save in flight, and the pins of a page that
     /// stays resident: they may have been taken back meanwhile.
     #[must_use]

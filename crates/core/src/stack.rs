@@ -11,7 +11,7 @@ use crate::addr::{Frame, FrameRun, PageNo};
 use crate::contract::{Claim, Held, Holding};
 use crate::domain::DomainState;
 use crate::frame::{FrameSet, Unpopulated, Zeroed};
-use crate::page::{State, Word};
+use crate::page::Word;
 use crate::ring::Ring;
 use crate::shortage::Demand;
 use crate::sync::{AtomicU32, Ordering};
@@ -243,8 +243,7 @@ fn pop_standby(domain: &DomainState) -> Option<Result<Frame, Stale>> {
     let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?))) else {
         return Some(Err(Stale));
     };
-    let seen = word.load();
-    if seen.state() != State::Standby || seen.frame() != frame || !word.claim(seen) {
+    if !word.claim_standby(frame) {
         return Some(Err(Stale));
     }
     domain.stack.leaves_standby();

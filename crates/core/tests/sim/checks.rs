@@ -83,7 +83,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
             assert_eq!(part.pager.kept(index), world.mmu.in_slot(frame), "{page:?}: standby, and the pager differs");
             world.mmu.in_slot(frame)
         }
-        State::Saving => world.mmu.in_slot(frame),
+        State::Saving | State::Aside => world.mmu.in_slot(frame),
     };
     let right = contents.is_some_and(|contents| world.shadow.may_be(at, contents));
     assert!(right, "{page:?} is {word:?} with {contents:?}, not {:?}", world.shadow.now(at));
@@ -92,7 +92,15 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
     let resident = part.region.residency().get(index as usize).expect("as many as words").load(Ordering::Relaxed);
     assert_eq!(resident != 0, state == State::Resident, "{page:?}: residency");
     assert!(world.shadow.may_have_pins(at, word.pins()), "{page:?} is {word:?} with {} pins", world.shadow.pins(at));
-    if matches!(state, State::Resident | State::Standby | State::Saving) {
+    let wanted = state == State::Resident && word.wishes().write_protected();
+    assert_eq!(
+        world.mmu.protected(page),
+        wanted && mapped.is_some(),
+        "{page:?} is {word:?}: what the machine protects"
+    );
+    let unmapped = word.wishes().unmapped();
+    assert!(!unmapped || state != State::Resident, "{page:?} is mapped, and nobody may access it");
+    if matches!(state, State::Resident | State::Standby | State::Saving | State::Aside) {
         places.put(frame, "of a page");
         assert_eq!(domain.frames.owner(frame), Some(page));
     }
@@ -113,6 +121,7 @@ pub fn at_the_end(world: &World) {
     world.weather.clear_up();
     while save(&world.domain) > 0 {}
     at_rest(world);
+    world.parts.iter().flat_map(|part| part.region.range.pages()).for_each(|page| world.unprotect(page));
     for part in &world.parts {
         for page in part.region.range.pages() {
             read(world, page);

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
-use selfpage_core::mmu::{Mmu, Partial, Refusal, Trap};
+use selfpage_core::mmu::{Mmu, Partial, Refusal, Trap, Writing};
+use selfpage_core::region::Access;
 
 use crate::dice;
 use crate::scheduler::{self, Role, State};
@@ -39,6 +40,7 @@ pub fn set_half(bytes: &mut PageBytes, half: usize, value: u64) {
 struct Faulter {
     thread: usize,
     page: PageNo,
+    access: Access,
     reported: bool,
 }
 
@@ -50,6 +52,8 @@ struct Physical {
     /// Which physical page is mapped at each page of the world.
     table: Box<[Option<u32>]>,
     poisoned: Box<[bool]>,
+    /// Which mapped pages may only be read.
+    protected: Box<[bool]>,
     faulters: Vec<Faulter>,
     void: Box<PageBytes>,
 }
@@ -78,6 +82,7 @@ impl SimMmu {
                 slots: vec![None; frames].into(),
                 table: vec![None; pages].into(),
                 poisoned: vec![false; pages].into(),
+                protected: vec![false; pages].into(),
                 faulters: Vec::new(),
                 void,
             }),
@@ -99,16 +104,22 @@ impl SimMmu {
         self.with(|p| p.table[index].map(|at| halves(&p.memory[at as usize])))
     }
 
-    /// The program writes half a page. `false`: it is not mapped.
+    /// The program writes half a page. `false`: it is not mapped, or protected.
     pub fn write(&self, page: PageNo, half: usize, value: u64) -> bool {
         let index = self.index(page);
         self.with(|p| match p.table[index] {
-            Some(at) => {
+            Some(at) if !p.protected[index] => {
                 set_half(&mut p.memory[at as usize], half, value);
                 true
             }
-            None => false,
+            _ => false,
         })
+    }
+
+    /// Whether the page is mapped and may only be read.
+    pub fn protected(&self, page: PageNo) -> bool {
+        let index = self.index(page);
+        self.with(|p| p.table[index].is_some() && p.protected[index])
     }
 
     /// The program drops a page behind core's back. Whether it was mapped.
@@ -137,9 +148,9 @@ impl SimMmu {
     }
 
     /// A thread stops on a fault at an absent page of a worker region, until it is woken. A signal may call it away early.
-    pub fn fault(&self, page: PageNo, signal_after: Option<u64>) {
+    pub fn fault(&self, page: PageNo, access: Access, signal_after: Option<u64>) {
         let thread = scheduler::current().expect("a simulated thread");
-        self.with(|p| p.faulters.push(Faulter { thread, page, reported: false }));
+        self.with(|p| p.faulters.push(Faulter { thread, page, access, reported: false }));
         scheduler::wake(u32::MAX, |_, state| state == State::Reading);
         match signal_after {
             None => scheduler::block(State::Faulting { page: page.0 }),
@@ -149,11 +160,11 @@ impl SimMmu {
     }
 
     /// The next fault that has not been reported yet.
-    pub fn next_fault(&self) -> Option<PageNo> {
+    pub fn next_fault(&self) -> Option<(PageNo, Access)> {
         self.with(|p| {
             let faulter = p.faulters.iter_mut().find(|faulter| !faulter.reported)?;
             faulter.reported = true;
-            Some(faulter.page)
+            Some((faulter.page, faulter.access))
         })
     }
 
@@ -204,8 +215,8 @@ impl Physical {
     }
 }
 
-impl Mmu for SimMmu {
-    fn map(&self, _trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+impl SimMmu {
+    fn map_and(&self, page: PageNo, frame: Frame, count: u32, writing: Writing) -> Result<(), Partial> {
         scheduler::step_aside("map");
         let mut result = Ok(());
         for at in 0..count {
@@ -218,6 +229,7 @@ impl Mmu for SimMmu {
                 assert!(p.table[index].is_none() && !p.poisoned[index], "{page:?} + {at} is mapped twice");
                 p.table[index] = p.slots[slot].take();
                 assert!(p.table[index].is_some(), "{frame:?} + {at} is mapped without memory");
+                p.protected[index] = writing == Writing::Protected;
             });
             scheduler::step_aside("map");
         }
@@ -225,6 +237,32 @@ impl Mmu for SimMmu {
         self.wake(page, result.map_or_else(|partial: Partial| partial.done, |()| count));
         scheduler::step_aside("map");
         result
+    }
+}
+
+impl Mmu for SimMmu {
+    fn map(&self, _trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        self.map_and(page, frame, count, Writing::Allowed)
+    }
+
+    fn map_to_read(&self, _trap: Trap, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
+        self.map_and(page, frame, count, Writing::Protected)
+    }
+
+    fn set_writing(&self, _trap: Trap, page: PageNo, count: u32, writing: Writing) -> Result<(), Refusal> {
+        scheduler::step_aside("set_writing");
+        if self.descriptors_gone() {
+            return Err(Refusal::NoDescriptor);
+        }
+        for at in 0..u64::from(count) {
+            let index = self.index(page.plus(at));
+            self.with(|p| p.protected[index] = writing == Writing::Protected);
+        }
+        if writing == Writing::Allowed {
+            self.wake(page, count);
+        }
+        scheduler::step_aside("set_writing");
+        Ok(())
     }
 
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {

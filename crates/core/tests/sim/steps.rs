@@ -1,6 +1,7 @@
 //! What the program does, step by step.
 
 use selfpage_core::addr::{PageNo, PageRange};
+use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::{self, Failure, Fault, Outcome, range};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Context;
@@ -67,25 +68,29 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
         if touch_mapped(world, page, touch) {
             return Ok(());
         }
+        let access = match touch {
+            Touch::Read => Access::Read,
+            Touch::Write { .. } => Access::Write,
+        };
         let failure = match world.part(page).region.trap {
             Trap::Worker if world.mmu.poisoned(page) => return Err(()),
             Trap::Worker => {
                 let signal_after = dice::once_in(32).then(|| dice::below(200));
-                world.mmu.fault(page, signal_after);
+                world.mmu.fault(page, access, signal_after);
                 if signal_after.is_some() {
                     handle_signal(world);
                 }
                 None
             }
             Trap::Upcall => {
-                let access = match touch {
-                    Touch::Read => Access::Read,
-                    Touch::Write { .. } => Access::Write,
-                };
                 let fault = Fault { addr: page.addr(), access };
                 match scheduler::in_role(Role::Trap, || fault::resolve(&world.domain, Context::Trap, fault)) {
                     Outcome::Resolved | Outcome::Retry => None,
                     Outcome::Failed(failure) => Some(failure),
+                    Outcome::Protected => {
+                        world.unprotect(page);
+                        None
+                    }
                     other => panic!("{page:?} is {other:?}"),
                 }
             }
@@ -140,7 +145,8 @@ impl Program {
         let world = self.world;
         match dice::below(1000) {
             0..350 => drop(access(world, world.any_page(), Touch::Read)),
-            350..620 => drop(access(world, self.own_page(), Touch::Write { half: dice::below(2) as usize })),
+            350..580 => drop(access(world, self.own_page(), Touch::Write { half: dice::below(2) as usize })),
+            580..620 => self.protect(),
             620..680 => {
                 for page in self.any_range(12).pages() {
                     let _ = access(world, page, Touch::Read);
@@ -200,6 +206,7 @@ impl Program {
                 world.shadow.set_pins(at, world.shadow.pins(at) + 1);
             }
             Outcome::Failed(failure) => world.judge(page, failure),
+            Outcome::Protected => {}
             other => panic!("{page:?} is {other:?}"),
         });
         world.shadow.set_pinning(at, false);
@@ -241,6 +248,14 @@ impl Program {
             world.shadow.set_pins(world.at(page), 0);
             world.shadow.clear(world.at(page));
         }
+    }
+
+    /// Protects a few pages, whoever uses them.
+    fn protect(&self) {
+        let (world, range) = (self.world, self.any_range(12));
+        let protection = [Protection::None, Protection::Read, Protection::ReadWrite][dice::below(3) as usize];
+        // What cannot be protected is as it was.
+        let _ = world.waiting_for(range, || with_signals(|| protect::protect(&world.domain, range, protection)));
     }
 
     fn flush(&mut self) {

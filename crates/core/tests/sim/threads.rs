@@ -4,9 +4,9 @@ use selfpage_core::addr::PageRange;
 use selfpage_core::fault::evict::{Evicted, evict, trim_standby};
 use selfpage_core::fault::save::save;
 use selfpage_core::fault::{self, Fault, Outcome};
+use selfpage_core::mmu::{Mmu, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
-use selfpage_core::region::Access;
 use selfpage_core::shortage::Shortage;
 use selfpage_core::sync::Ordering;
 
@@ -37,12 +37,12 @@ pub const PAGER_THREADS: usize = READERS + SERVERS;
 /// Resolves the faults of worker regions.
 fn reader(world: &'static World) {
     while world.stage.get() == Stage::Programs {
-        let Some(page) = world.mmu.next_fault() else {
+        let Some((page, access)) = world.mmu.next_fault() else {
             scheduler::block(State::Reading);
             continue;
         };
         scheduler::step_aside("read");
-        let fault = Fault { addr: page.addr(), access: Access::Read };
+        let fault = Fault { addr: page.addr(), access };
         let outcome = world.waiting_for(PageRange { first: page, count: 1 }, || {
             let outcome = fault::resolve(&world.domain, Context::PagerThread, fault);
             if let Outcome::Failed(failure) = outcome {
@@ -52,6 +52,10 @@ fn reader(world: &'static World) {
         });
         match outcome {
             Outcome::Resolved | Outcome::Retry => {}
+            Outcome::Protected => {
+                world.unprotect(page);
+                world.mmu.wake_faulters(Trap::Worker, page, 1);
+            }
             Outcome::Failed(_) => {
                 scheduler::step_aside("poison");
                 fault::poison(&world.domain, page);

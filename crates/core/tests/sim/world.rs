@@ -9,6 +9,7 @@ use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::handover::Handovers;
+use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::{Context, Pager};
@@ -181,6 +182,11 @@ impl World {
 
     pub fn part(&self, page: PageNo) -> &Part {
         self.parts.iter().find(|part| part.region.range.contains(page)).expect("a page of a region")
+    }
+
+    /// What every handler here does: the page is the program's again.
+    pub fn unprotect(&self, page: PageNo) {
+        let _ = protect::protect(&self.domain, PageRange { first: page, count: 1 }, Protection::ReadWrite);
     }
 
     /// A page, more often one of a few.
