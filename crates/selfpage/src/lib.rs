@@ -63,6 +63,8 @@ mod guides {
     struct Policies;
     #[doc = include_str!("../../../docs/pagers.md")]
     struct Pagers;
+    #[doc = include_str!("../../../docs/snapshots.md")]
+    struct Snapshots;
     #[doc = include_str!("../../../docs/stores.md")]
     struct Stores;
     #[doc = include_str!("../../../docs/handlers.md")]

@@ -22,6 +22,7 @@ mod result;
 mod save;
 mod scratch;
 mod sizes;
+mod snapshot;
 mod stage;
 mod swapfile;
 mod system;
@@ -41,13 +42,14 @@ use stage::Stage;
 use system::{Condition, Entry};
 
 /// All benches.
-static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults, &tables::Tables];
+static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults, &tables::Tables, &snapshot::Snapshot];
 
 const EXAMPLES: &str = "\
 Examples:
   selfpage bench list                                     what there is
   selfpage bench faults --quick                           a first look, in a second
   selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
+  selfpage bench snapshot                                 one instant of memory into a file, and fork; needs 3 GiB
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk

@@ -6,6 +6,7 @@ use super::case::Case;
 use super::error::Error;
 use super::raw::Memory;
 use super::sizes::Sizes;
+use super::snapshot::Taker;
 use super::tables::{Took, Work};
 
 /// What a system is given to set itself up.
@@ -94,6 +95,8 @@ pub enum Drive {
     Requests { len_bytes: usize },
     /// By calls that change mappings.
     Calls(fn(Work, Sizes) -> Result<Took, Error>),
+    /// By a snapshot of memory that a thread writes to.
+    Snapshot(Taker),
 }
 
 /// One system of a bench.
