@@ -22,12 +22,18 @@ pub struct PageSets {
     pub changed: PageSet,
     /// What the image of the last cut still needs: nobody has copied the page yet.
     pub pending: PageSet,
+    /// In a clone: the source's page of the same number has the contents.
+    pub inherited: PageSet,
 }
 
 impl PageSets {
     /// A region that takes no part.
-    pub const NONE: PageSets =
-        PageSets { unarmed: PageSet::none(), changed: PageSet::none(), pending: PageSet::none() };
+    pub const NONE: PageSets = PageSets {
+        unarmed: PageSet::none(),
+        changed: PageSet::none(),
+        pending: PageSet::none(),
+        inherited: PageSet::none(),
+    };
 }
 
 /// A domain's part in snapshots.

@@ -76,6 +76,8 @@ pub(crate) struct Inner {
     pub(crate) saver_turns: AtomicU64,
     /// Whether there is a [`crate::snapshot::Snapshots`] of its regions.
     pub(crate) snapshots: AtomicBool,
+    /// Whether a thread arms pages or makes a cut.
+    pub(crate) cutting: AtomicBool,
     /// The tables of `state`; dropped last.
     _arena: Arena,
 }
@@ -269,6 +271,7 @@ impl Inner {
             standby_share,
             saver_turns: AtomicU64::new(0),
             snapshots: AtomicBool::new(false),
+            cutting: AtomicBool::new(false),
             config,
             _arena: arena,
         };
@@ -312,6 +315,7 @@ impl Inner {
         stack::forget_unmapped(state);
         copy_first::forget(state);
         self.snapshots.store(false, Ordering::Release);
+        self.cutting.store(false, Ordering::Release);
         for bound in regions.values() {
             bound.lock_as(&self.pool)?;
             bound.register(descriptors)?;

@@ -37,6 +37,7 @@ use crate::pool::FramePool;
 use crate::store::BackingStore;
 use crate::trap::upcall;
 
+mod clone;
 mod restored;
 
 /// What the names of regions without a name begin with.
@@ -251,7 +252,7 @@ impl Bound {
         let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
         let (words, set) = (Arena::bytes_for::<PageWord>(len), Arena::bytes_for::<AtomicU64>(PageSet::words(len)));
         let mut tables =
-            Arena::new(words + Arena::bytes_for::<AtomicU8>(len) + 3 * set).map_err(|why| why.for_a(object()))?;
+            Arena::new(words + Arena::bytes_for::<AtomicU8>(len) + 4 * set).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         // Access comes below: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
         // SAFETY: owned-range: a fresh mapping.
@@ -263,7 +264,7 @@ impl Bound {
         let mut region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
         // SAFETY: table-memory: as above.
         let mut set = || PageSet::new(unsafe { tables.table(PageSet::words(len)) });
-        region.sets = PageSets { unarmed: set(), changed: set(), pending: set() };
+        region.sets = PageSets { unarmed: set(), changed: set(), pending: set(), inherited: set() };
         region.priority.store(builder.priority, Ordering::Relaxed);
         region.asks_first.store(asking.first.into(), Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
@@ -357,6 +358,7 @@ impl Bound {
     /// Takes the region out of its domain: its pages are dropped.
     fn leave(&self, inner: &Inner) {
         let state = inner.state();
+        let mut tried = false;
         loop {
             // What is pinned is dropped all the same: nobody may use the region any more.
             inner.on_table(|| range::discard(state, self.region.range));
@@ -364,6 +366,11 @@ impl Bound {
             inner.close_gate();
             // Nobody is inside: what pager threads have read ahead since then shows now.
             let empty = self.region.is_empty();
+            if empty || tried {
+                // What its clone could not be given by now it does not get.
+                self.region.part();
+            }
+            tried = true;
             if empty {
                 let removed = state.regions.remove(&raw const *self.region);
                 debug_assert!(removed);

@@ -6,7 +6,7 @@
 
 use core::num::NonZeroU32;
 
-use super::{Failure, Step};
+use super::{Failure, Outcome, Step, inherit};
 use crate::addr::{Frame, PageBytes, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Zeroed;
@@ -28,7 +28,7 @@ const MOST_FILLED: usize = 16;
 ///
 /// # Context
 /// Trap or PagerThread, inside the gate.
-pub(super) fn first_write(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+pub(super) fn first_write(domain: &DomainState, context: Context, region: &Region, page: PageNo, seen: Word) -> Step {
     let Some(word) = region.word(page) else { return Step::Again };
     if seen.in_save() {
         // A copy-back leaves the older frame to whoever ends second, and an owner in between would not know it.
@@ -36,6 +36,9 @@ pub(super) fn first_write(domain: &DomainState, region: &Region, page: PageNo, s
     }
     let moved = domain.cut.moved.count();
     let Some(_writing) = domain.cut.begin_write(domain.mmu) else { return Step::AwaitCut(moved) };
+    if let Some(step) = inherit::give(domain, context, region, page) {
+        return step;
+    }
     let index = region.index(page);
     let mut copy = None;
     if region.sets.pending.contains(index) {
@@ -148,6 +151,9 @@ pub(super) fn begin_drop<'a>(
     }
     let moved = domain.cut.moved.count();
     let Some(dropping) = domain.cut.begin_write(domain.mmu) else { return Err(Step::AwaitCut(moved)) };
+    if let Some(step) = inherit::give(domain, Context::PagerThread, region, page) {
+        return Err(step);
+    }
     if region.sets.pending.contains(index) {
         domain.cut.hurry(page);
         return Err(Step::AwaitCut(moved));
@@ -249,15 +255,15 @@ fn protect(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) -> 
     result
 }
 
-/// Makes the cut: memory of `regions` as it is at one instant of this call is the image, and what changed since the last cut is
-/// what it needs. Returns how many pages had to be armed meanwhile.
+/// Makes the cut: at one instant of this call every page of `regions` is armed, and nobody writes before `at_once` has run. Returns
+/// how many pages had to be armed meanwhile.
 ///
 /// # Context
-/// As for [`arm`]; nothing may be pending.
+/// As for [`arm`]; `at_once` neither waits nor works on pages.
 ///
 /// # Errors
 /// The machine would not protect a page: there is no image, and nothing has happened.
-pub fn cut(domain: &DomainState, regions: &[&Region]) -> Result<u64, Refusal> {
+pub fn cut(domain: &DomainState, regions: &[&Region], at_once: impl FnOnce()) -> Result<u64, Refusal> {
     domain.cut.close(domain.mmu);
     let mut armed = 0;
     let mut result = Ok(());
@@ -269,10 +275,18 @@ pub fn cut(domain: &DomainState, regions: &[&Region]) -> Result<u64, Refusal> {
     }
     if result.is_ok() {
         // This is the instant.
-        regions.iter().for_each(|region| region.sets.pending.take_all(&region.sets.changed));
+        at_once();
     }
     go_on(domain, regions);
     result.map(|()| armed)
+}
+
+/// What changed since the last cut is what the image of this one needs.
+///
+/// # Context
+/// In a [`cut`]; nothing may be pending.
+pub fn note_image(regions: &[&Region]) {
+    regions.iter().for_each(|region| region.sets.pending.take_all(&region.sets.changed));
 }
 
 /// Lets everybody go on who waited.
@@ -377,6 +391,13 @@ fn read_at<'a>(domain: &DomainState, region: &'a Region, page: PageNo, into: &mu
         return word.await_change(seen).map_or(Read::Again, |seen| Read::AwaitPage(word, seen));
     }
     let want = if matches!(seen.state(), State::Absent | State::Poisoned) { MOST_FILLED.min(into.len()) } else { 1 };
+    if seen.state() == State::Absent && region.sets.inherited.contains(region.index(page)) {
+        return match inherit::inherit(domain, Context::PagerThread, region, page) {
+            Step::Done(Outcome::Failed(failure)) => Read::Failed(failure),
+            Step::AwaitFrame(_) => Read::AwaitFrame,
+            _ => Read::Again,
+        };
+    }
     let Some(run) = stack::take(domain, domain.affordable(want as u32)) else { return Read::AwaitFrame };
     let (frame, held) = (run.first, run.count.get());
     let read = if word.claim(seen) {
@@ -488,7 +509,7 @@ pub fn end(domain: &DomainState, regions: &[&Region]) {
     go_on(domain, regions);
 }
 
-/// Begins a region's part in snapshots: every page of it changed.
+/// Begins a region's part: what is not armed is in `unarmed` from now on.
 ///
 /// # Context
 /// As for [`arm`].
@@ -499,7 +520,6 @@ pub fn join(domain: &DomainState, region: &Region) {
     for page in region.range.pages().filter(|page| !armed(page)) {
         region.sets.unarmed.insert(region.index(page));
     }
-    region.sets.changed.fill(region.range.count);
 }
 
 /// In a forked child: its pages are right, and no snapshot of them is taken. Copies are the parent's.
@@ -512,6 +532,13 @@ pub fn forget(domain: &DomainState) {
         domain.stack.unclaim(domain.mmu, copy, 1);
     }
     domain.regions.each(|region| {
+        region.sets.changed.clear();
+        region.sets.pending.clear();
+        if region.heir().is_some() {
+            // Its clone is here, too.
+            return;
+        }
+        region.sets.unarmed.clear();
         for page in region.range.pages() {
             let Some(word) = region.word(page) else { return };
             let seen = word.load();
@@ -520,9 +547,6 @@ pub fn forget(domain: &DomainState) {
                 wish(word, seen.wishes().without(Wishes::COPY_FIRST));
                 let _ = word.settle(Word::new(seen.state(), seen.frame()));
             }
-        }
-        for set in [&region.sets.unarmed, &region.sets.changed, &region.sets.pending] {
-            set.clear();
         }
     });
 }

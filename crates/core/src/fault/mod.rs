@@ -11,6 +11,7 @@ pub mod copy_first;
 pub mod evict;
 mod fill;
 pub mod handover;
+mod inherit;
 pub mod protect;
 pub mod range;
 pub mod save;
@@ -73,6 +74,9 @@ pub enum Failure {
     Machine(Refusal),
 }
 
+/// How long whoever waits for a page sleeps that its own word does not tell of.
+const PAUSE_US: u32 = 100;
+
 /// What one look at a page comes to.
 enum Step {
     Done(Outcome),
@@ -84,6 +88,8 @@ enum Step {
     AwaitFrame(u32),
     /// Sleep until a cut has been made or copies were taken out; the count of [`crate::cut::Cut::moved`], read before the look.
     AwaitCut(u32),
+    /// Sleep a moment: another page must be settled first.
+    Pause,
     /// Hand the fault to a pager thread.
     HandOver,
 }
@@ -149,6 +155,7 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             // Whoever moves on wakes those that are stopped.
             (Step::AwaitCut(_), _) if context == Context::PagerThread => break Outcome::Retry,
             (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
+            (Step::Pause, _) => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
             // There is nobody else who could.
             (Step::HandOver, _) if context == Context::PagerThread => {
                 break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
@@ -202,11 +209,14 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
         return Step::Done(Outcome::Protected);
     }
     match seen.state() {
+        State::Absent if region.sets.inherited.contains(region.index(page)) => {
+            inherit::inherit(domain, context, region, page)
+        }
         State::Absent => bring_in(domain, context, region, pager, page, seen),
         State::Standby => soft_fault(domain, region, pager, page, seen),
         State::Saving => copy_back(domain, region, page, seen),
         State::Resident if access == Access::Write && seen.wishes().copied_first() => {
-            copy_first::first_write(domain, region, page, seen)
+            copy_first::first_write(domain, context, region, page, seen)
         }
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),

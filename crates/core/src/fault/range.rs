@@ -7,7 +7,7 @@ use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, list_standby, move_out};
 use super::fill::Tripwire;
-use super::{Failure, Fault, Outcome, Request, Step, copy_first, fill, protect, request, resolve, save};
+use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, protect, request, resolve, save};
 use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
@@ -44,6 +44,7 @@ pub(super) fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnM
                 }
             }
             (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
+            (Step::Pause, _) => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
             _ => {}
         }
     }
@@ -209,6 +210,8 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
         if !word.claim(seen) {
             continue;
         }
+        // What a clone would have had from its source goes too.
+        region.sets.inherited.remove(region.index(next));
         match seen.state() {
             State::Resident => {
                 *entry = (next, seen.frame());

@@ -13,6 +13,7 @@ use selfpage_core::region::{self, Rights};
 use super::file::named;
 use super::format::{Run, SavedRegion};
 use super::writing::{Target, Writing, may_replace};
+use crate::config::DescriptorTable;
 use crate::domain::Life;
 use crate::error::{Error, Kind, Result, pages};
 use crate::region::{Bound, Region};
@@ -90,7 +91,7 @@ impl Snapshots {
     ///
     /// # Errors
     /// No region, or one that has no right to be written, or regions of several domains, or one that is not anonymous memory;
-    /// a region that has snapshots taken of it already; a file that holds something else, or that somebody writes to.
+    /// a domain that has a `Snapshots` already, or private descriptors; a file that holds something else, or that somebody writes to.
     pub fn of(regions: &[&Region], path: impl AsRef<Path>) -> Result<Snapshots> {
         let path = path.as_ref().to_path_buf();
         let invalid = |cause: &str| Error::new(Kind::Invalid, "make", named(&path), cause);
@@ -108,8 +109,13 @@ impl Snapshots {
         if !regions.iter().all(anonymous) {
             return Err(invalid("snapshots are of regions that are stored, restored or zero at first"));
         }
-        let before = may_replace(&path)?;
         let inner = &first.life().inner;
+        if inner.config.descriptor_table == DescriptorTable::Private {
+            return Err(invalid(
+                "they need a domain whose descriptors the program's threads have (DescriptorTable::Shared)",
+            ));
+        }
+        let before = may_replace(&path)?;
         if inner.snapshots.swap(true, Ordering::AcqRel) {
             return Err(Error::new(Kind::Held, "make", named(&path), "a domain has one `Snapshots` at a time"));
         }
@@ -123,6 +129,7 @@ impl Snapshots {
             process: std::process::id(),
         };
         for bound in &snapshots.regions {
+            let _turn = inner.begin_cut();
             inner.undisturbed(|| copy_first::join(inner.state(), bound.core()));
         }
         Ok(snapshots)
@@ -136,6 +143,7 @@ impl Snapshots {
     pub fn arm(&mut self) -> Result<u64> {
         self.alive()?;
         let state = self.life.inner.state();
+        let _turn = self.life.inner.begin_cut();
         let (mut armed, mut left) = (0, u64::MAX);
         for _ in 0..MOST_ROUNDS {
             for region in &self.regions {
@@ -179,9 +187,11 @@ impl Snapshots {
         let cores = self.cores();
         let inner = &self.life.inner;
         inner.state().cut.most_copies();
+        let turn = inner.begin_cut();
         let cut = Instant::now();
-        let armed_in_cut = inner.on_table(|| copy_first::cut(inner.state(), &cores));
+        let armed_in_cut = inner.on_table(|| copy_first::cut(inner.state(), &cores, || copy_first::note_image(&cores)));
         let pause = cut.elapsed();
+        drop(turn);
         let armed_in_cut =
             armed_in_cut.map_err(|why| Error::failure("take", named(&self.path), Failure::Machine(why)))?;
         let image = Reading { snapshots: self, cores };
@@ -333,6 +343,7 @@ impl Reading<'_> {
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
         let inner = &self.snapshots.life.inner;
+        let _turn = inner.begin_cut();
         inner.on_table(|| copy_first::end(inner.state(), &self.cores));
     }
 }

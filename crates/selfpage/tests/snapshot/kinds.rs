@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Kind, Rights, Trap};
+use selfpage::{DescriptorTable, Domain, Kind, Rights, Trap};
 
 use super::{PAGE, Words, saved};
 
@@ -103,6 +103,8 @@ fn what_makes_no_sense_is_refused() {
         kind(Snapshots::of(&[&one], dir.path().join("none/one.snap")).and_then(|mut s| s.take().map(|_| s))),
         Some(Kind::Io)
     );
+    let private = Domain::with_frames(64 * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
+    assert_eq!(kind(Snapshots::of(&[&private.region(PAGE).zero().unwrap()], &path)), Some(Kind::Invalid));
     let mut first = Snapshots::of(&[&one], &path).unwrap();
     assert_eq!(kind(Snapshots::of(&[&other], dir.path().join("two.snap"))), Some(Kind::Held));
     first.take().unwrap();

@@ -1,5 +1,6 @@
 //! Snapshots: what they have, that it is of one instant, and what happens where they cannot be taken.
 
+mod clones;
 mod consistent;
 mod failed;
 mod killed;
