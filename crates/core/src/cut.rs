@@ -44,6 +44,8 @@ pub struct Cut {
     images: Ring,
     /// The most copies that there were at a time.
     most: AtomicU32,
+    /// 1: the image lacks a page, since no frame was to be had for its copy.
+    lacks: AtomicU32,
     /// A page, by its number in the process, that somebody waits for the image to have.
     hurry: AtomicU64,
     /// The cut was made, or copies were taken out, or pages were read, or the snapshot was given up.
@@ -57,6 +59,7 @@ impl Cut {
             writes: Gate::default(),
             images,
             most: AtomicU32::new(0),
+            lacks: AtomicU32::new(0),
             hurry: AtomicU64::new(0),
             moved: Event::default(),
         }
@@ -98,6 +101,21 @@ impl Cut {
             self.most.fetch_max(self.images.len() as u32, Ordering::Relaxed);
         }
         kept
+    }
+
+    /// How many copies there are, about.
+    pub fn copies(&self) -> u32 {
+        self.images.len() as u32
+    }
+
+    /// The image lacks a page.
+    pub(crate) fn lack(&self) {
+        self.lacks.store(1, Ordering::Release);
+    }
+
+    /// Whether the image lacks a page that was to be copied. The next one starts anew.
+    pub fn lacks(&self) -> bool {
+        self.lacks.swap(0, Ordering::AcqRel) != 0
     }
 
     /// The most copies that there were at a time since this was last asked.

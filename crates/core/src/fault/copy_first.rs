@@ -21,6 +21,8 @@ use crate::stack;
 const STRETCH: usize = 256;
 /// Pages looked at between two visits of the gate.
 const MOST_LOOKS: u32 = 4096;
+/// Copies take at most one frame in so many.
+const MOST_SHARE: u32 = 8;
 /// Pages that one request to a pager brings for the image, at most.
 const MOST_FILLED: usize = 16;
 
@@ -42,6 +44,10 @@ pub(super) fn first_write(domain: &DomainState, context: Context, region: &Regio
     let index = region.index(page);
     let mut copy = None;
     if region.sets.pending.contains(index) {
+        // The rest of the frames is for those who need them to go on at all.
+        if domain.cut.copies() >= (domain.stack.budget() / MOST_SHARE).max(1) {
+            return Step::AwaitCut(moved);
+        }
         let available = domain.stack.demand.available.count();
         let Some(run) = stack::take(domain, NonZeroU32::MIN) else { return Step::AwaitFrame(available) };
         copy = Some(run.first);
@@ -72,6 +78,23 @@ pub(super) fn first_write(domain: &DomainState, context: Context, region: &Regio
         // The page is in `pending` still, and a copy that was kept is the image's.
         _ => give(step),
     }
+}
+
+/// A write waited in vain for a frame. Whether it can go on without one: then the image does without the page, and is none.
+pub(super) fn forgo(domain: &DomainState, page: PageNo) -> bool {
+    let _inside = domain.gate.enter(domain.mmu);
+    let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?))) else {
+        return false;
+    };
+    let seen = word.load();
+    let armed = seen.state() == State::Resident && seen.wishes().copied_first();
+    let index = region.index(page);
+    if armed && region.sets.pending.contains(index) {
+        domain.cut.lack();
+        region.sets.pending.remove(index);
+        return true;
+    }
+    false
 }
 
 enum Kept {
@@ -402,7 +425,7 @@ fn read_at<'a>(domain: &DomainState, region: &'a Region, page: PageNo, into: &mu
     let (frame, held) = (run.first, run.count.get());
     let read = if word.claim(seen) {
         match seen.state() {
-            State::Absent => read_absent(domain, region, pager, page, (frame, held), into),
+            State::Absent | State::Poisoned => read_absent(domain, region, pager, (page, seen), (frame, held), into),
             _ => read_claimed(domain, region, page, seen, frame, into),
         }
     } else {
@@ -453,16 +476,22 @@ fn read_claimed<'a>(
     read
 }
 
-/// Reads a claimed absent page, and those behind it that the image needs and its pager brings cheaply. They stay absent.
+/// Reads a claimed page that its pager has, and those behind it that the image needs and the pager brings cheaply. They stay as they
+/// are.
 fn read_absent<'a>(
     domain: &DomainState,
     region: &Region,
     pager: &dyn Pager,
-    first: PageNo,
+    (first, seen): (PageNo, Word),
     (frame, held): (Frame, u32),
     into: &mut [Image],
 ) -> Read<'a> {
     let index = region.index(first);
+    if !region.sets.pending.contains(index) {
+        // It came in, was copied, and went again.
+        domain.settle(region, first, Word::new(seen.state(), Frame(0)));
+        return Read::Again;
+    }
     let most = held.min(pager.extent(index, held)).min(MOST_FILLED as u32).max(1);
     let claimed = 1
         + (1..most)
@@ -475,24 +504,30 @@ fn read_absent<'a>(
                     })
             })
             .count();
-    let needed = region.sets.pending.contains(index);
     let mut fills: [FillPage<'_>; MOST_FILLED] = core::array::from_fn(|step| {
         let frame = if step < claimed { frame.plus(step as u32) } else { frame };
         FillPage { index: index + step as u64, bytes: domain.lease(frame), zeroed: domain.frames.zeroed(frame) }
     });
     (0..claimed).for_each(|step| domain.frames.set_zeroed(frame.plus(step as u32), Zeroed::Unknown));
-    let filled = pager.fill(Context::PagerThread, fills.get_mut(..claimed).unwrap_or(&mut []));
+    let mut done = claimed;
+    let mut filled = pager.fill(Context::PagerThread, fills.get_mut(..done).unwrap_or(&mut []));
+    if filled.is_err() && claimed > 1 {
+        // It may be a neighbour that cannot be had.
+        done = 1;
+        fills.iter_mut().for_each(|fill| fill.zeroed = false);
+        filled = pager.fill(Context::PagerThread, fills.get_mut(..done).unwrap_or(&mut []));
+    }
     for (step, (fill, entry)) in fills.iter().zip(into.iter_mut()).take(claimed).enumerate() {
         let page = first.plus(step as u64);
-        if filled.is_ok() {
+        if filled.is_ok() && step < done {
             *entry = (page, *fill.bytes.get());
             region.sets.pending.remove(index + step as u64);
         }
-        domain.settle(region, page, Word::ABSENT);
+        // A poisoned page could not be had when it was last asked for, which says nothing of now; whoever touches it asks by name.
+        domain.settle(region, page, if step == 0 { Word::new(seen.state(), Frame(0)) } else { Word::ABSENT });
     }
     match filled {
-        Ok(_) if needed => Read::Pages(claimed),
-        Ok(_) => Read::Again,
+        Ok(_) => Read::Pages(done),
         Err(error) => Read::Failed(Failure::Pager(error)),
     }
 }

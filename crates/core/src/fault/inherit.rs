@@ -73,7 +73,7 @@ fn copy(domain: &DomainState, context: Context, source: &Region, page: PageNo, i
     if seen.state() == State::Busy || seen.in_save() {
         return Err(Step::Pause);
     }
-    if seen.state() == State::Absent && context < pager.fills_in() {
+    if matches!(seen.state(), State::Absent | State::Poisoned) && context < pager.fills_in() {
         return Err(Step::HandOver);
     }
     if !word.claim(seen) {
@@ -91,7 +91,7 @@ fn copy(domain: &DomainState, context: Context, source: &Region, page: PageNo, i
                 Ok(())
             }
         },
-        State::Absent => {
+        State::Absent | State::Poisoned => {
             let mut fill = [FillPage { index: source.index(page), bytes: domain.lease(into), zeroed }];
             pager.fill(context, &mut fill).map(drop).map_err(|error| match error {
                 PagerError::WrongContext if context == Context::Trap => Step::HandOver,

@@ -148,7 +148,9 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
-                if let Err(shortage) = frame_wait.sleep(&domain.stack.demand, domain.mmu, seen) {
+                if let Err(shortage) = frame_wait.sleep(&domain.stack.demand, domain.mmu, seen)
+                    && !copy_first::forgo(domain, page)
+                {
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
@@ -399,6 +401,7 @@ fn check_resident(
 fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, frame: Frame) {
     Counters::add(&domain.counters.lost_total, 1);
     pager.forget(region.index(page), 1);
+    region.sets.changed.insert(region.index(page));
     domain.frames.set_owner(frame, None);
     let _ = domain.settle(region, page, Word::ABSENT);
     match domain.mmu.populate(frame, 1) {

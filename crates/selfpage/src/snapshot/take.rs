@@ -187,6 +187,7 @@ impl Snapshots {
         let cores = self.cores();
         let inner = &self.life.inner;
         inner.state().cut.most_copies();
+        inner.state().cut.lacks();
         let turn = inner.begin_cut();
         let cut = Instant::now();
         let armed_in_cut = inner.on_table(|| copy_first::cut(inner.state(), &cores, || copy_first::note_image(&cores)));
@@ -285,6 +286,11 @@ impl Reading<'_> {
             }
         }
         copies += self.write_copies(writing, &mut images)?;
+        if state.cut.lacks() {
+            let cause =
+                "there was no frame for the copy of a page that the program wrote to; give the domain more frames";
+            return Err(Error::new(Kind::OutOfSpace, "take", named(&self.snapshots.path), cause));
+        }
         Ok((pages + copies, copies))
     }
 
