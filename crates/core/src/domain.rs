@@ -3,6 +3,7 @@
 use core::num::NonZeroU32;
 
 use crate::addr::{Frame, PageNo};
+use crate::cut::Cut;
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
@@ -43,6 +44,8 @@ pub struct DomainState {
     pub to_save: Event,
     /// The last save failed with this ([`crate::pager::PagerError`] as a code), 0 if it did not.
     pub save_trouble: AtomicU32,
+    /// Its part in snapshots.
+    pub cut: Cut,
     /// Counts.
     pub counters: Counters,
     /// Where events go.

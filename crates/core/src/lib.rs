@@ -11,6 +11,7 @@ pub mod addr;
 #[cfg(not(loom))]
 pub mod capability;
 pub mod contract;
+pub mod cut;
 #[cfg(not(loom))]
 pub mod domain;
 #[cfg(not(loom))]
@@ -21,6 +22,7 @@ pub mod linux;
 pub mod mmu;
 pub mod page;
 pub mod pager;
+pub mod pageset;
 #[cfg(not(loom))]
 pub mod physical;
 #[cfg(not(loom))]

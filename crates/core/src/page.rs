@@ -65,6 +65,14 @@ impl Wishes {
     pub const fn and(self, other: Wishes) -> Wishes {
         Wishes(self.0 | other.0)
     }
+    /// These, but not those.
+    pub const fn without(self, other: Wishes) -> Wishes {
+        Wishes(self.0 & !other.0)
+    }
+    /// Whether a snapshot wants a copy before the first write.
+    pub const fn copied_first(self) -> bool {
+        self.0 & Wishes::COPY_FIRST.0 != 0
+    }
     /// These, with the program's own replaced by `program`.
     pub const fn with_program(self, program: Wishes) -> Wishes {
         Wishes(self.0 & !(Wishes::PROGRAM_WRITES.0 | Wishes::PROGRAM_ACCESSES.0) | program.0)

@@ -8,6 +8,7 @@ use core::marker::PhantomData;
 use core::ptr;
 
 use crate::addr::{PageNo, PageRange};
+use crate::cut::PageSets;
 use crate::frame::Table;
 use crate::mmu::Trap;
 use crate::page::{PageWord, State, Word};
@@ -51,6 +52,11 @@ pub struct Region {
     pub asks_first: AtomicU8,
     /// What the library keeps with the region; core never looks at it.
     pub keeper: AtomicPtr<()>,
+    /// What its pages are to snapshots.
+    pub sets: PageSets,
+    /// The clone that has its pages' contents from here, and the region that a clone has them from; null: none.
+    heir: AtomicPtr<Region>,
+    source: AtomicPtr<Region>,
     words: Table<PageWord>,
     residency: Table<AtomicU8>,
     /// Of a tracked region: 1 where a page was armed and has neither left its frame nor been discarded since.
@@ -77,6 +83,9 @@ impl Region {
             reach: AtomicU64::new(u64::MAX),
             asks_first: AtomicU8::new(0),
             keeper: AtomicPtr::new(ptr::null_mut()),
+            sets: PageSets::NONE,
+            heir: AtomicPtr::new(ptr::null_mut()),
+            source: AtomicPtr::new(ptr::null_mut()),
             words,
             residency,
             armed: Table::empty(),
@@ -103,6 +112,42 @@ impl Region {
     pub fn pager(&self) -> Option<&dyn Pager> {
         // SAFETY: pager-outlives: `bind`'s caller keeps it for as long as the region can be found.
         unsafe { self.pager.load(Ordering::Acquire).as_ref() }.map(|pager| *pager as &dyn Pager)
+    }
+
+    /// Makes it a clone of `source`, which has none. [`Region::part`] ends that.
+    ///
+    /// # Safety
+    /// *region-in-map*: both are in the map, and part before either leaves it.
+    pub unsafe fn link(&self, source: &Region) {
+        self.source.store(ptr::from_ref(source).cast_mut(), Ordering::Release);
+        source.heir.store(ptr::from_ref(self).cast_mut(), Ordering::Release);
+    }
+
+    /// Ends what it is to a clone, or as one.
+    ///
+    /// # Context
+    /// Normal, with the gate closed.
+    pub fn part(&self) {
+        if let Some(source) = self.source() {
+            source.heir.store(ptr::null_mut(), Ordering::Release);
+        }
+        if let Some(heir) = self.heir() {
+            heir.source.store(ptr::null_mut(), Ordering::Release);
+        }
+        self.source.store(ptr::null_mut(), Ordering::Release);
+        self.heir.store(ptr::null_mut(), Ordering::Release);
+    }
+
+    /// Its clone.
+    pub fn heir(&self) -> Option<&Region> {
+        // SAFETY: region-in-map: linked regions part, with the gate closed, before either leaves the map.
+        unsafe { self.heir.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// What it is a clone of.
+    pub fn source(&self) -> Option<&Region> {
+        // SAFETY: region-in-map: as above.
+        unsafe { self.source.load(Ordering::Acquire).as_ref() }
     }
 
     /// The word of `page`, if it is in the region.

@@ -42,6 +42,11 @@ impl Ring {
         self.tail.store(0, Ordering::Relaxed);
     }
 
+    /// A ring without room.
+    pub fn none() -> Ring {
+        Ring { slots: Table::empty(), head: AtomicU64::new(0), tail: AtomicU64::new(0) }
+    }
+
     fn slot(&self, at: u64) -> Option<&Slot> {
         self.slots.get(at as usize & self.slots.len().wrapping_sub(1))
     }

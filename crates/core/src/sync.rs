@@ -128,6 +128,30 @@ mod waiting {
             }
         }
 
+        /// Goes inside, unless the gate is closed.
+        ///
+        /// # Context
+        /// Trap.
+        pub fn try_enter<'a>(&'a self, mmu: &'a dyn Mmu) -> Option<Inside<'a>> {
+            loop {
+                let now = self.0.load(Ordering::SeqCst);
+                if now & CLOSED != 0 {
+                    return None;
+                }
+                if self.0.compare_exchange_weak(now, now + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                    return Some(Inside { gate: self, mmu });
+                }
+            }
+        }
+
+        /// In a forked child: whoever was inside, or had it closed, is not here.
+        ///
+        /// # Context
+        /// Normal, while no other thread is at it.
+        pub fn forget(&self) {
+            self.0.store(0, Ordering::SeqCst);
+        }
+
         /// Closes the gate and waits until nobody is inside, at most `timeout_us`. `false`: the time ran out or somebody
         /// else has it closed; it is as before and the caller may try again. That matters where one inside waits for a
         /// kernel lock whose holder waits to get in.

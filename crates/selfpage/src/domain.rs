@@ -8,7 +8,6 @@ mod threads;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +15,9 @@ use std::thread::JoinHandle;
 
 use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
 use selfpage_core::contract::Contract;
+use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure, protect, sample};
+use selfpage_core::fault::{self, Failure, copy_first, protect, sample};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
@@ -44,6 +44,10 @@ use crate::stats::Stats;
 use crate::trap::handlers::{Handlers, start_one};
 use crate::trap::{errand, worker};
 use crate::{descriptors, trace};
+
+mod regions;
+
+pub(crate) use regions::Regions;
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
@@ -76,6 +80,10 @@ pub(crate) struct Inner {
     pub(crate) samples: AtomicU64,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
+    /// Whether there is a [`crate::snapshot::Snapshots`] of its regions.
+    pub(crate) snapshots: AtomicBool,
+    /// Whether a thread arms pages or makes a cut.
+    pub(crate) cutting: AtomicBool,
     /// The tables of `state`; dropped last.
     _arena: Arena,
 }
@@ -202,26 +210,6 @@ impl Drop for Life {
     }
 }
 
-/// A domain's regions, held. Meanwhile the gate may be closed, and no handler of a signal is let in: one that met the gate, or
-/// forked, would wait for its own thread.
-pub(crate) struct Regions<'a> {
-    held: MutexGuard<'a, BTreeMap<u64, Arc<Bound>>>,
-    _quiet: signal::Quiet,
-}
-
-impl Deref for Regions<'_> {
-    type Target = BTreeMap<u64, Arc<Bound>>;
-    fn deref(&self) -> &Self::Target {
-        &self.held
-    }
-}
-
-impl DerefMut for Regions<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.held
-    }
-}
-
 impl Inner {
     fn new(config: Settings, policy: Choice) -> Result<Inner> {
         // The first call finds the vDSO, which a trap could not.
@@ -254,7 +242,10 @@ impl Inner {
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, REQUESTS, saves, ERRANDS, CALLS, traced].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
+            + [standby, standby, REQUESTS, saves, ERRANDS, CALLS, traced]
+                .map(Arena::bytes_for::<Slot>)
+                .iter()
+                .sum::<usize>()
             + Arena::bytes_for::<selfpage_core::policy::Link>(frames);
         let mut arena = Arena::new(bytes)?;
         // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
@@ -277,6 +268,8 @@ impl Inner {
                 saves: Ring::new(arena.table(saves)),
                 to_save: Event::default(),
                 save_trouble: AtomicU32::new(0),
+                // As many copies as pages may be on standby.
+                cut: Cut::new(Ring::new(arena.table(standby))),
                 counters: Counters::default(),
                 tracer,
             };
@@ -305,6 +298,8 @@ impl Inner {
             standby_share,
             samples: AtomicU64::new(0),
             saver_turns: AtomicU64::new(0),
+            snapshots: AtomicBool::new(false),
+            cutting: AtomicBool::new(false),
             config,
             _arena: arena,
         };
@@ -315,19 +310,6 @@ impl Inner {
     /// Core's part of the domain.
     pub(crate) fn state(&self) -> &DomainState {
         &self.state
-    }
-
-    pub(crate) fn regions(&self) -> Regions<'_> {
-        let quiet = signal::Quiet::begin();
-        Regions { held: self.regions.lock().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
-    }
-
-    /// The tracked region that a range has a page in.
-    pub(crate) fn find_tracked(&self, range: &Range<usize>) -> Option<Arc<Bound>> {
-        let regions = self.regions();
-        let mut before = regions.range(..range.end.div_ceil(PAGE_BYTES) as u64).map(|(_, bound)| bound);
-        let last = before.rfind(|bound| bound.core().trap.is_tracked())?;
-        (last.core().range.end().addr().0 > range.start).then(|| last.clone())
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
@@ -359,6 +341,9 @@ impl Inner {
         self.pool.register(descriptors.pool)?;
         self.bell.register(descriptors.worker)?;
         stack::forget_unmapped(state);
+        copy_first::forget(state);
+        self.snapshots.store(false, Ordering::Release);
+        self.cutting.store(false, Ordering::Release);
         for bound in regions.values() {
             bound.lock_as(&self.pool)?;
             bound.register(descriptors)?;

@@ -196,8 +196,9 @@ pub(crate) struct Asking {
     access: memory::Access,
 }
 
-const ONE_CLIENT: &str =
-    "a page has one bit that makes writes to it known, and tracking uses it: leave `tracked` out, or protect nothing";
+/// Why a tracked region is refused by whoever needs writes to be faults.
+pub(crate) const ONE_CLIENT: &str =
+    "a page has one bit that makes writes to it known, and tracking uses it: leave `tracked` out";
 
 impl Asking {
     pub(crate) fn of(handler: Option<Box<dyn FaultHandler>>, access: memory::Access) -> Asking {

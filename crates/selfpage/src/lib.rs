@@ -38,6 +38,7 @@ mod pool;
 pub mod protection;
 mod region;
 mod residence;
+pub mod snapshot;
 mod stats;
 pub mod store;
 pub mod trace;
@@ -69,6 +70,8 @@ mod guides {
     struct Policies;
     #[doc = include_str!("../../../docs/pagers.md")]
     struct Pagers;
+    #[doc = include_str!("../../../docs/snapshots.md")]
+    struct Snapshots;
     #[doc = include_str!("../../../docs/stores.md")]
     struct Stores;
     #[doc = include_str!("../../../docs/monitoring.md")]

@@ -14,6 +14,7 @@ use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
 use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
+use selfpage_core::cut::PageSets;
 use selfpage_core::fault::range;
 use selfpage_core::fault::{Failure, Outcome, evict};
 use selfpage_core::linux::memory::{self, Access, Advice};
@@ -22,6 +23,7 @@ use selfpage_core::linux::uffd::Modes;
 use selfpage_core::mmu::Trap;
 use selfpage_core::page::PageWord;
 use selfpage_core::pager::Pager;
+use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{self, Rights};
 use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 
@@ -36,6 +38,9 @@ use crate::placement::{self, Placement};
 use crate::pool::FramePool;
 use crate::store::BackingStore;
 use crate::trap::upcall;
+
+mod clone;
+mod restored;
 
 /// What the names of regions without a name begin with.
 pub(crate) const ADDRESS: &str = "at ";
@@ -250,8 +255,9 @@ impl Bound {
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
         let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
         let armed = if trap.is_tracked() { len } else { 0 };
-        let bytes =
-            Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len) + Arena::bytes_for::<AtomicU8>(armed);
+        let set = Arena::bytes_for::<AtomicU64>(PageSet::words(len));
+        let bytes = Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len);
+        let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 4 * set;
         let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         let start = placement::reserve(builder.placement, len_bytes, &object())?;
@@ -260,7 +266,10 @@ impl Bound {
         // SAFETY: table-memory: the tables are dropped after the region.
         let region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
         // SAFETY: table-memory: as above.
-        let region = region.track(unsafe { tables.table(armed) });
+        let mut region = region.track(unsafe { tables.table(armed) });
+        // SAFETY: table-memory: as above.
+        let mut set = || PageSet::new(unsafe { tables.table(PageSet::words(len)) });
+        region.sets = PageSets { unarmed: set(), changed: set(), pending: set(), inherited: set() };
         region.priority.store(builder.priority, Ordering::Relaxed);
         region.asks_first.store(asking.first.into(), Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
@@ -356,6 +365,7 @@ impl Bound {
     /// Takes the region out of its domain: its pages are dropped.
     fn leave(&self, inner: &Inner) {
         let state = inner.state();
+        let mut tried = false;
         loop {
             // What is pinned is dropped all the same: nobody may use the region any more.
             inner.on_table(|| range::discard(state, self.region.range));
@@ -363,6 +373,11 @@ impl Bound {
             inner.close_gate();
             // Nobody is inside: what pager threads have read ahead since then shows now.
             let empty = self.region.is_empty();
+            if empty || tried {
+                // What its clone could not be given by now it does not get.
+                self.region.part();
+            }
+            tried = true;
             if empty {
                 let removed = state.regions.remove(&raw const *self.region);
                 debug_assert!(removed);
@@ -385,7 +400,8 @@ impl Bound {
 
     /// The descriptors that its pager uses now.
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        self.store().map_or_else(|| self.descriptors.clone(), |store| store.descriptors())
+        let stores = self.store().map_or_else(Vec::new, |store| store.descriptors());
+        self.descriptors.iter().copied().chain(stores).collect()
     }
 
     /// Whether a forked child gets the region.
@@ -562,16 +578,8 @@ impl Region {
         &self.bound.region
     }
 
-    pub(crate) fn life(&self) -> &Arc<Life> {
-        &self.life
-    }
-
     pub(crate) fn inner(&self) -> &Inner {
         &self.life.inner
-    }
-
-    pub(crate) fn bound(&self) -> &Bound {
-        &self.bound
     }
 
     /// Has faults of a part of the region go to its userfaultfd again.

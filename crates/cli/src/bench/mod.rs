@@ -26,6 +26,7 @@ mod result;
 mod save;
 mod scratch;
 mod sizes;
+mod snapshot;
 mod stage;
 mod swapfile;
 mod system;
@@ -51,6 +52,7 @@ static BENCHES: &[&dyn Bench] = &[
     &faults::Faults,
     &tables::Tables,
     &dirty::Tracking,
+    &snapshot::Snapshot,
     &gcbench::Gcbench,
     #[cfg(feature = "guest")]
     &guest::Guest,
@@ -64,6 +66,7 @@ Examples:
   selfpage bench dirty                                    finding written pages: ours, mprotect, fork; needs 1 GiB
   selfpage bench gcbench --quick                          the Boehm collector on our dirty bits, if it is installed
   selfpage bench guest --quick                            a closure on page tables of its own; needs /dev/kvm
+  selfpage bench snapshot                                 one instant of memory into a file, and fork; needs 3 GiB
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk

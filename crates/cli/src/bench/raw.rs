@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -141,6 +142,16 @@ impl Mapping {
         self.advise(libc::MADV_PAGEOUT)
     }
 
+    /// Writes all of it to a file, and waits for the disk. Only in a forked child, whose memory nobody else writes to.
+    pub fn save(&self, file: &File) -> io::Result<()> {
+        // SAFETY: own-mapping: mapped and readable, and in a forked child no other thread is left.
+        let bytes = unsafe { std::slice::from_raw_parts(self.base, self.len_bytes) };
+        for (request, at) in bytes.chunks(1 << 20).zip((0..).step_by(1 << 20)) {
+            file.write_all_at(request, at)?;
+        }
+        file.sync_data()
+    }
+
     /// Leaves reading only.
     pub fn protect(&self) -> io::Result<()> {
         // SAFETY: own-mapping: the whole range is ours, and nobody writes to it any more.
@@ -206,6 +217,32 @@ pub fn physical(first: PhysAddr, len_bytes: usize) -> io::Result<PhysMemory> {
     // SAFETY: table-memory: mapped for good, aligned to a page, of zeros, and from now on used through the table alone.
     let words = unsafe { Table::new(words, len_bytes / 8) };
     Ok(PhysMemory::new(first, words))
+}
+
+/// A forked child that does one thing and ends.
+pub struct Child(libc::pid_t);
+
+impl Child {
+    /// Forks it; returns in the parent alone.
+    pub fn fork(work: impl FnOnce() -> io::Result<()>) -> io::Result<Child> {
+        // SAFETY: no-pointers: the child makes system calls on memory and a file that exist, and ends without returning.
+        match unsafe { libc::fork() } {
+            0 => {
+                let status = i32::from(work().is_err());
+                // SAFETY: no-pointers: as above.
+                unsafe { libc::_exit(status) }
+            }
+            child => check(child.min(0)).map(|()| Child(child)),
+        }
+    }
+
+    /// Waits for its end, which is an error if its work was one.
+    pub fn wait(self) -> io::Result<()> {
+        let mut status = 0;
+        // SAFETY: out-pointer: our own child, and a number that outlives the call.
+        let ended = unsafe { libc::waitpid(self.0, &mut status, 0) };
+        if ended == self.0 && status == 0 { Ok(()) } else { Err(io::Error::other("the forked child failed")) }
+    }
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

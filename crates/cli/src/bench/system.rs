@@ -10,6 +10,7 @@ use super::dirty::Way;
 use super::error::Error;
 use super::raw::Memory;
 use super::sizes::Sizes;
+use super::snapshot::Taker;
 use super::tables::{Took, Work};
 
 /// What a system is given to set itself up.
@@ -107,6 +108,8 @@ pub enum Drive {
     /// By a closure, in a guest or here.
     #[cfg(feature = "guest")]
     Closure,
+    /// By a snapshot of memory that a thread writes to.
+    Snapshot(Taker),
 }
 
 /// One system of a bench.

@@ -66,7 +66,11 @@ impl<const N: usize> Batch<N> {
             let page = PageNo(first.0.wrapping_add((stride as u64).wrapping_mul(step)));
             let claimed = region.word(page).is_some_and(|word| {
                 let seen = word.load();
-                seen.state() == State::Absent && region.reaches(page) && !seen.wishes().unmapped() && word.claim(seen)
+                seen.state() == State::Absent
+                    && region.reaches(page)
+                    && !region.sets.inherited.contains(region.index(page))
+                    && !seen.wishes().unmapped()
+                    && word.claim(seen)
             });
             if (!claimed && at_gap == AtGap::Stop) || (claimed && !self.push(page)) {
                 return;

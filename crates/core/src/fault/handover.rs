@@ -5,6 +5,7 @@ use crate::addr::PageNo;
 use crate::domain::DomainState;
 use crate::mmu::{Mmu, Refusal};
 use crate::pager::PagerError;
+use crate::region::Access;
 use crate::shortage::Shortage;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -72,9 +73,9 @@ impl Handovers {
 }
 
 /// Has a pager thread resolve a fault, and waits until it has. `None`: they have more than enough to do.
-pub(super) fn hand_over(domain: &DomainState, page: PageNo) -> Option<Outcome> {
+pub(super) fn hand_over(domain: &DomainState, page: PageNo, access: Access) -> Option<Outcome> {
     let place = domain.handovers.take()?;
-    if request(domain, Request::Fault(page, place)) {
+    if request(domain, Request::Fault(page, access, place)) {
         return Some(domain.handovers.wait(domain.mmu, place));
     }
     domain.handovers.word(place)?.store(FREE, Ordering::Release);

@@ -7,9 +7,11 @@
 //! Nemesis §6.4 and §6.5: a notification handler that does what it can at once, a worker thread for the rest, one
 //! code path for both.
 
+pub mod copy_first;
 pub mod evict;
 mod fill;
 pub mod handover;
+mod inherit;
 pub mod protect;
 pub mod range;
 pub mod sample;
@@ -76,6 +78,9 @@ pub enum Failure {
     Machine(Refusal),
 }
 
+/// How long whoever waits for a page sleeps that its own word does not tell of.
+const PAUSE_US: u32 = 100;
+
 /// What one look at a page comes to.
 enum Step {
     Done(Outcome),
@@ -87,6 +92,10 @@ enum Step {
     AwaitPage(Word),
     /// Sleep until frames are available; the count of the event, read before the look.
     AwaitFrame(u32),
+    /// Sleep until a cut has been made or copies were taken out; the count of [`crate::cut::Cut::moved`], read before the look.
+    AwaitCut(u32),
+    /// Sleep a moment: another page must be settled first.
+    Pause,
     /// Hand the fault to a pager thread.
     HandOver,
 }
@@ -134,7 +143,7 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
         }
         let step = match asked(region, page, fault.access, absent) {
             Some(outcome) => Step::Done(outcome),
-            None => look(domain, context, region, page),
+            None => look(domain, context, region, page, fault.access),
         };
         let sleeps_on = region.word(page);
         // Whoever waits for another thread waits outside.
@@ -151,15 +160,21 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
-                if let Err(shortage) = frame_wait.sleep(&domain.stack.demand, domain.mmu, seen) {
+                if let Err(shortage) = frame_wait.sleep(&domain.stack.demand, domain.mmu, seen)
+                    && !copy_first::forgo(domain, page)
+                {
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
+            // Whoever moves on wakes those that are stopped.
+            (Step::AwaitCut(_), _) if context == Context::PagerThread => break Outcome::Retry,
+            (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
+            (Step::Pause, _) => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
             // There is nobody else who could.
             (Step::HandOver, _) if context == Context::PagerThread => {
                 break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
             }
-            (Step::HandOver, _) => match handover::hand_over(domain, page) {
+            (Step::HandOver, _) => match handover::hand_over(domain, page, fault.access) {
                 Some(Outcome::Failed(failure)) => break Outcome::Failed(failure),
                 Some(_) => {}
                 None => {
@@ -199,7 +214,7 @@ fn asked(region: &Region, page: PageNo, access: Access, absent: Absent) -> Optio
 }
 
 /// Looks at the page's word and does what it calls for. A page whose every access traps is not mapped here.
-fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -> Step {
+fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, access: Access) -> Step {
     let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
         return Step::Done(Outcome::Violation);
     };
@@ -208,9 +223,15 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo) -
         return Step::Done(Outcome::Protected);
     }
     match seen.state() {
+        State::Absent if region.sets.inherited.contains(region.index(page)) => {
+            inherit::inherit(domain, context, region, page)
+        }
         State::Absent => bring_in(domain, context, region, pager, page, seen),
         State::Standby => soft_fault(domain, region, pager, page, seen),
         State::Saving => copy_back(domain, region, page, seen),
+        State::Resident if access == Access::Write && seen.wishes().copied_first() => {
+            copy_first::first_write(domain, context, region, page, seen)
+        }
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
@@ -439,6 +460,7 @@ fn check_resident(
 fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, frame: Frame) {
     Counters::add(&domain.counters.lost_total, 1);
     pager.forget(region.index(page), 1);
+    region.sets.changed.insert(region.index(page));
     domain.frames.set_owner(frame, None);
     let _ = domain.settle(region, page, Word::ABSENT);
     match domain.mmu.populate(frame, 1) {
@@ -518,7 +540,7 @@ pub fn poison(domain: &DomainState, page: PageNo) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
     /// Resolve a fault on this page, and answer the thread that waits there.
-    Fault(PageNo, Place),
+    Fault(PageNo, Access, Place),
     /// Wake the threads that are stopped on this page of a worker region.
     Wake(PageNo),
     /// Read ahead, from this page on.
@@ -536,7 +558,10 @@ const WAKE: u32 = u32::MAX;
 /// Trap.
 pub fn request(domain: &DomainState, request: Request) -> bool {
     let pushed = match request {
-        Request::Fault(page, place) => domain.requests.push(page.0, u64::from(place.0) << 32),
+        Request::Fault(page, access, place) => {
+            let write = u64::from(access == Access::Write) << 63;
+            domain.requests.push(page.0, u64::from(place.0) << 32 | write)
+        }
         Request::Wake(page) => domain.requests.push(page.0, WAKE.into()),
         Request::Ahead(page, chunk) => {
             domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
@@ -556,7 +581,10 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
     let (page, what) = domain.requests.pop()?;
     let page = PageNo(page);
     Some(match what as u32 {
-        0 => Request::Fault(page, Place((what >> 32) as u32)),
+        0 => {
+            let access = if what >> 63 == 1 { Access::Write } else { Access::Read };
+            Request::Fault(page, access, Place((what << 1 >> 33) as u32))
+        }
         WAKE => Request::Wake(page),
         count if what >> 32 == 0 => Request::Prefetch(page, count),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
@@ -569,8 +597,8 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
 /// PagerThread, outside the gate.
 pub fn serve(domain: &DomainState, request: Request) -> Outcome {
     match request {
-        Request::Fault(page, place) => {
-            let fault = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
+        Request::Fault(page, access, place) => {
+            let fault = Fault { addr: page.addr(), access, thread: 0 };
             let outcome = resolve(domain, Context::PagerThread, fault);
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome

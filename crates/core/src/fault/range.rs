@@ -7,7 +7,7 @@ use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::fill::Tripwire;
-use super::{Failure, Fault, Outcome, Request, Step, fill, request, resolve, save, take_back};
+use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, request, resolve, save, take_back};
 use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
@@ -44,6 +44,8 @@ pub(super) fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnM
                     return Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
+            (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
+            (Step::Pause, _) => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
             _ => {}
         }
     }
@@ -197,10 +199,21 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
             }
             break;
         }
+        let _dropping = match copy_first::begin_drop(domain, region, next) {
+            Ok(dropping) => dropping,
+            Err(wait) => {
+                if next == range.first {
+                    step = wait;
+                }
+                break;
+            }
+        };
         if !word.claim(seen) {
             continue;
         }
         region.disarm(next);
+        // What a clone would have had from its source goes too.
+        region.sets.inherited.remove(region.index(next));
         match seen.state() {
             State::Resident => {
                 *entry = (next, seen.frame());

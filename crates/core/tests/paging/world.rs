@@ -5,6 +5,7 @@ use std::sync::{Mutex, OnceLock};
 
 use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
 use selfpage_core::capability::{Handle, Kernel, Object, Progress, Space, Type};
+use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::evict::{evict, trim_standby};
 use selfpage_core::fault::handover::Handovers;
@@ -164,6 +165,7 @@ impl World {
             saves: Ring::new(table(1024)),
             to_save: Event::default(),
             save_trouble: AtomicU32::new(0),
+            cut: Cut::new(Ring::none()),
             counters: Counters::default(),
             tracer: Tracer::off(),
         };

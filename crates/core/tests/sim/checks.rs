@@ -29,6 +29,7 @@ pub fn at_rest(world: &World) {
         assert_eq!(sampled, world.domain.stack.sampled(), "sampled pages");
         assert_eq!(on_standby, world.domain.stack.on_standby(), "frames on standby");
         place_free(world, &mut places);
+        place_copies(world, &mut places);
         let lost: Vec<usize> = (0..places.0.len()).filter(|at| places.0[*at].is_none()).collect();
         for frame in lost.iter().map(|at| Frame(*at as u32)) {
             assert_eq!(world.mmu.in_slot(frame), None, "{frame:?} is nowhere, and has memory");
@@ -69,6 +70,15 @@ fn place_free(world: &World, places: &mut Places) {
             assert_eq!(world.domain.frames.owner(frame), None, "{frame:?} is free");
         }
         free.give(run.first, run.count.get());
+    }
+}
+
+/// Copies that a snapshot keeps.
+fn place_copies(world: &World, places: &mut Places) {
+    let copies: Vec<(PageNo, Frame)> = std::iter::from_fn(|| world.domain.cut.take()).collect();
+    for (page, frame) in copies {
+        places.put(frame, "a copy");
+        assert!(world.domain.cut.keep(page, frame));
     }
 }
 

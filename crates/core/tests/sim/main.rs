@@ -14,6 +14,7 @@ mod pager;
 mod policy;
 mod scheduler;
 mod shadow;
+mod snapshots;
 mod steps;
 mod threads;
 mod weather;

@@ -11,6 +11,8 @@ struct Page {
     /// It is being discarded: it turns to zero some time, once.
     fading: bool,
     pins: u32,
+    /// How often it was dropped behind core's back.
+    losses: u32,
     /// A pin or unpin of it is on its way.
     pinning: bool,
 }
@@ -50,6 +52,22 @@ impl Shadow {
 
     pub fn write(&self, at: usize, half: usize, value: u64) {
         self.with(at, |page| page.now[half] = value);
+    }
+
+    /// The page was dropped behind core's back.
+    pub fn lose(&self, at: usize) {
+        self.with(at, |page| page.losses += 1);
+    }
+
+    /// Begins an image: what every page holds now, whether it may be zero as well, and how often it was dropped.
+    pub fn image(&self) -> Vec<(Halves, bool, u32)> {
+        let pages = self.0.try_lock().expect("one thread at a time");
+        pages.iter().map(|page| (page.now, page.fading, page.losses)).collect()
+    }
+
+    /// How often the page was dropped behind core's back.
+    pub fn losses(&self, at: usize) -> u32 {
+        self.with(at, |page| page.losses)
     }
 
     /// The page is zero from now on.

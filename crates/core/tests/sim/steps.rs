@@ -10,6 +10,7 @@ use selfpage_core::region::Access;
 use crate::checks;
 use crate::dice;
 use crate::scheduler::{self, Role};
+use crate::snapshots;
 use crate::world::{Stage, World};
 
 /// Threads of the program.
@@ -22,7 +23,8 @@ pub fn spawn(world: &'static World) {
     for (me, name) in ["program 0", "program 1", "program 2"].into_iter().enumerate() {
         scheduler::spawn(name, Role::Program, move || Program { world, me, pinned: Vec::new() }.run());
     }
-    world.left.set(PROGRAMS);
+    scheduler::spawn("snapshots", Role::Domain, move || snapshots::run(world));
+    world.left.set(PROGRAMS + 1);
     let _ = world.mmu.handler.set(Box::new(move || handle_signal(world)));
 }
 
@@ -291,6 +293,7 @@ impl Program {
         let (world, page) = (self.world, self.own_page());
         if !self.pinned.contains(&page) && world.mmu.advise_away(page) {
             world.shadow.clear(world.at(page));
+            world.shadow.lose(world.at(page));
         }
     }
 

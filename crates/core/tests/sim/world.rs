@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Mutex;
 
 use selfpage_core::addr::{PageNo, PageRange};
+use selfpage_core::cut::{Cut, PageSets};
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::handover::Handovers;
@@ -12,6 +13,7 @@ use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::{Context, Pager};
+use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{Region, RegionMap, Rights};
 use selfpage_core::ring::Ring;
 use selfpage_core::stack::FrameStack;
@@ -130,7 +132,10 @@ impl World {
         for (trap, fills_in, backing, count) in kinds {
             let range = PageRange { first, count };
             let (words, residency) = (life.table(count as usize), life.table(count as usize));
-            let region = life.keep(Region::new(range, trap, Rights::ReadWrite, words, residency));
+            let mut region = Region::new(range, trap, Rights::ReadWrite, words, residency);
+            let mut set = || PageSet::new(life.table(PageSet::words(count as usize)));
+            region.sets = PageSets { unarmed: set(), changed: set(), pending: set(), inherited: set() };
+            let region = life.keep(region);
             let pager = life.keep(SimPager::new(backing, fills_in, count, weather));
             let dynamic = life.keep(pager as &'static dyn Pager);
             // SAFETY: pager-outlives, region-in-map: both live as long as the world.
@@ -155,6 +160,7 @@ impl World {
             saves: Ring::new(life.table(SAVES)),
             to_save: Event::default(),
             save_trouble: AtomicU32::new(0),
+            cut: Cut::new(Ring::new(life.table(4))),
             counters: Counters::default(),
             tracer: Tracer::off(),
         };

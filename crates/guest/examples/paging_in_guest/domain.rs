@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 use selfpage_core::capability::{Handle, Object, Progress, Space, Type};
+use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::evict::{evict, trim_standby};
 use selfpage_core::fault::handover::Handovers;
@@ -120,6 +121,7 @@ impl Domain {
             saves: Ring::new(private.table(1024)?),
             to_save: Event::default(),
             save_trouble: AtomicU32::new(0),
+            cut: Cut::new(Ring::none()),
             counters: Counters::default(),
             tracer: Tracer::off(),
         };

@@ -2,11 +2,12 @@
 //!
 //! # Source
 //! Nemesis §6.6: stretch drivers. Ours are [`Zero`] with pinned pages (nailed), [`Physical`], [`Stored`] (paged), and two that
-//! stock Linux suggests: [`Zero`] without pins for anonymous memory, [`File`] for files.
+//! stock Linux suggests: [`Zero`] without pins for anonymous memory, [`File`] for files; and [`Restored`], over a snapshot.
 
 mod custom;
 mod file;
 mod physical;
+mod restored;
 mod stored;
 mod zero;
 
@@ -14,6 +15,7 @@ pub use custom::{Custom, UserPager};
 pub use file::File;
 pub(crate) use file::Opened;
 pub use physical::Physical;
+pub use restored::Restored;
 pub use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
 pub use stored::Stored;
 pub use zero::Zero;

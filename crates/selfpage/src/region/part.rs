@@ -1,12 +1,23 @@
 //! Parts of a region: which pages a range of bytes is, and what messages call them.
 
+use std::sync::Arc;
+
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 
 use super::{ADDRESS, Bound, Region};
+use crate::domain::Life;
 use crate::error::{Error, Kind, Result, pages};
 use crate::protection;
 
 impl Region {
+    pub(crate) fn bound(&self) -> &Arc<Bound> {
+        &self.bound
+    }
+
+    pub(crate) fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
         protection::may_change(self.bound.start(), operation, &self.bound.name)?;
         self.bound.range(operation, offset_bytes, len_bytes)
@@ -14,6 +25,11 @@ impl Region {
 }
 
 impl Bound {
+    /// Whether it is memory without a file behind it, whose contents are what the program wrote and nothing else.
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.store.is_some() || self.pager.as_ref().is_some_and(|pager| !pager.saves())
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

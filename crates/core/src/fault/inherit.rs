@@ -1,0 +1,128 @@
+//! Clones: a page of a clone has the contents of its source's page of the same number until one of the two is written to.
+//!
+//! A page in [`crate::cut::PageSets::inherited`] of a clone is absent there, and armed in the source. Whoever takes it out of the set
+//! owns the clone's page, and has given it a frame with a copy of the contents. No frame is mapped twice: private memory cannot be.
+//!
+//! # Source
+//! AVM §2.1: copy-on-write by the application. There both regions map one frame; here the clone has none before it needs one.
+
+use core::num::NonZeroU32;
+
+use super::{Failure, Outcome, Step};
+use crate::addr::{Frame, PageNo};
+use crate::domain::DomainState;
+use crate::frame::{Use, Zeroed};
+use crate::mmu::Refusal;
+use crate::page::{State, Word};
+use crate::pager::{Context, FillPage, PagerError};
+use crate::region::Region;
+use crate::stack;
+
+/// Gives a page of `clone` that it inherits a frame of its own.
+///
+/// # Context
+/// Trap or PagerThread, inside the gate, as the owner of neither page.
+pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, page: PageNo) -> Step {
+    let Some(word) = clone.word(page) else { return Step::Again };
+    let Some(source) = clone.source() else {
+        // It went with pages that could not be had.
+        return Step::Done(Outcome::Failed(Failure::Pager(PagerError::Corrupt)));
+    };
+    let seen = word.load();
+    match seen.state() {
+        State::Absent => {}
+        State::Poisoned => return super::cure(domain, clone, page, seen),
+        _ => return Step::Pause,
+    }
+    let available = domain.stack.demand.available.count();
+    let Some(run) = stack::take(domain, NonZeroU32::MIN) else { return Step::AwaitFrame(available) };
+    let frame = run.first;
+    if !word.claim(seen) {
+        domain.stack.give(domain.mmu, frame, 1);
+        return Step::Again;
+    }
+    let index = clone.index(page);
+    let copied = match clone.sets.inherited.contains(index) {
+        true => copy(domain, context, source, source.range.first.plus(index), frame),
+        false => Err(Step::Again),
+    };
+    if let Err(step) = copied {
+        domain.settle(clone, page, Word::ABSENT);
+        domain.stack.give(domain.mmu, frame, 1);
+        return step;
+    }
+    domain.frames.set_owner(frame, Some(page));
+    let state = if seen.wishes().unmapped() { State::Aside } else { State::Resident };
+    if state == State::Resident {
+        clone.set_resident(page, 1);
+        if let Err(partial) = domain.map(clone, page, frame, 1) {
+            domain.settle_absent(clone, page, frame);
+            return super::refused_whole(domain, clone, page, partial.why);
+        }
+    }
+    clone.sets.inherited.remove(index);
+    domain.settle(clone, page, Word::new(state, frame));
+    domain.admit(clone, frame, Use::First);
+    Step::Done(Outcome::Resolved)
+}
+
+/// Copies what a page of `source` holds, wherever that is. `Err`: what must be done or waited for first.
+fn copy(domain: &DomainState, context: Context, source: &Region, page: PageNo, into: Frame) -> Result<(), Step> {
+    let (Some(word), Some(pager)) = (source.word(page), source.pager()) else { return Err(Step::Again) };
+    let seen = word.load();
+    if seen.state() == State::Busy || seen.in_save() {
+        return Err(Step::Pause);
+    }
+    if matches!(seen.state(), State::Absent | State::Poisoned) && context < pager.fills_in() {
+        return Err(Step::HandOver);
+    }
+    if !word.claim(seen) {
+        return Err(Step::Again);
+    }
+    let zeroed = domain.frames.zeroed(into);
+    domain.frames.set_zeroed(into, Zeroed::Unknown);
+    let copied = match seen.state() {
+        State::Resident => match domain.mmu.copy_out(page, into) {
+            Ok(()) => Ok(()),
+            Err(Refusal::NoDescriptor) => Err(Step::HandOver),
+            // The program dropped it behind our back: zero.
+            Err(_) => {
+                domain.lease(into).clear();
+                Ok(())
+            }
+        },
+        State::Absent | State::Poisoned => {
+            let mut fill = [FillPage { index: source.index(page), bytes: domain.lease(into), zeroed }];
+            pager.fill(context, &mut fill).map(drop).map_err(|error| match error {
+                PagerError::WrongContext if context == Context::Trap => Step::HandOver,
+                error => Step::Done(Outcome::Failed(Failure::Pager(error))),
+            })
+        }
+        State::Standby | State::Aside => {
+            *domain.lease(into).get_mut() = *domain.lease(seen.frame()).get();
+            Ok(())
+        }
+        _ => Err(Step::Done(Outcome::Failed(Failure::Pager(PagerError::Corrupt)))),
+    };
+    if seen.state() == State::Standby {
+        domain.stack.leaves_standby();
+        domain.settle_standby(source, page, Word::new(State::Standby, seen.frame()));
+    } else {
+        domain.settle(source, page, Word::new(seen.state(), seen.frame()));
+    }
+    copied
+}
+
+/// A page of `source` is about to change: its clone, if it has one, gets the contents first. `Some`: what must be done or waited
+/// for before that, or a new look.
+pub(super) fn give(domain: &DomainState, context: Context, source: &Region, page: PageNo) -> Option<Step> {
+    let heir = source.heir()?;
+    let index = source.index(page);
+    if !heir.sets.inherited.contains(index) {
+        return None;
+    }
+    Some(match inherit(domain, context, heir, heir.range.first.plus(index)) {
+        Step::Done(Outcome::Resolved) => Step::Again,
+        step => step,
+    })
+}

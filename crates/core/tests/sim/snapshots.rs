@@ -1,0 +1,98 @@
+//! A thread that takes snapshots all the time: an image is what every page held at the instant of its cut.
+
+use selfpage_core::addr::{PAGE_BYTES, PageNo};
+use selfpage_core::fault::Failure;
+use selfpage_core::fault::copy_first::{self, AtBusy, Image};
+use selfpage_core::region::Region;
+
+use crate::dice;
+use crate::machine::{Halves, halves};
+use crate::world::{Stage, World};
+
+/// Takes snapshots until the program ends.
+pub fn run(world: &'static World) {
+    let regions: Vec<&Region> = world.parts.iter().map(|part| part.region).collect();
+    regions.iter().for_each(|region| copy_first::join(&world.domain, region));
+    let mut base: Option<Vec<Halves>> = None;
+    // How often each page had been dropped behind core's back when an image last had it right.
+    let mut noticed = vec![0; world.shadow.image().len()];
+    while world.steps_left.get() > 0 {
+        if base.is_none() {
+            regions.iter().for_each(|region| region.sets.changed.fill(region.range.count));
+        }
+        base = take(world, &regions, base, &mut noticed);
+        let moved = world.domain.cut.moved.count();
+        (0..dice::below(20)).for_each(|_| world.domain.cut.moved.wait(world.mmu, moved, 100));
+    }
+    world.ended(Stage::PagerThreads, crate::threads::PAGER_THREADS);
+}
+
+/// One snapshot over the one before. `None`: it failed, and the next one needs every page.
+fn take(world: &World, regions: &[&Region], base: Option<Vec<Halves>>, noticed: &mut [u32]) -> Option<Vec<Halves>> {
+    let domain = &world.domain;
+    for _ in 0..dice::below(3) {
+        for region in regions {
+            copy_first::arm(domain, region, AtBusy::Skip).ok()?;
+        }
+    }
+    domain.cut.lacks();
+    let mut truth = Vec::new();
+    copy_first::cut(domain, regions, || {
+        copy_first::note_image(regions);
+        truth = world.shadow.image();
+    })
+    .ok()?;
+    let mut image = base.unwrap_or_else(|| vec![[0; 2]; truth.len()]);
+    let read = read_all(world, regions, &mut image);
+    copy_first::end(domain, regions);
+    read?;
+    for region in regions {
+        for page in region.range.pages() {
+            let at = world.at(page);
+            let (now, may_be_zero, losses) = truth[at];
+            // A page that is dropped behind core's back is not missed before somebody touches it.
+            let missing = world.shadow.losses(at) != noticed[at];
+            let right = image[at] == now || (may_be_zero && image[at] == [0; 2]) || missing;
+            assert!(right, "{page:?} is {:?} in the image, and was {now:?}", image[at]);
+            if image[at] == now {
+                noticed[at] = losses;
+            } else {
+                // The next image may have another idea of what it was.
+                region.sets.changed.insert(region.index(page));
+            }
+        }
+    }
+    Some(image)
+}
+
+/// Reads what changed. `None`: a page could not be had.
+fn read_all(world: &World, regions: &[&Region], image: &mut [Halves]) -> Option<()> {
+    let mut images: Vec<Image> = vec![(PageNo(0), [0; PAGE_BYTES]); 1 + dice::below(8) as usize];
+    let take_copies = |images: &mut Vec<Image>, image: &mut [Halves]| {
+        loop {
+            let count = copy_first::take_copies(&world.domain, regions, images);
+            images[..count].iter().for_each(|(page, bytes)| image[world.at(*page)] = halves(bytes));
+            if count == 0 {
+                break;
+            }
+        }
+    };
+    for region in regions {
+        let mut from = Some(0);
+        while let Some(at) = from {
+            take_copies(&mut images, image);
+            let read = world.waiting_for(region.range, || {
+                copy_first::read(&world.domain, region, at, &mut images).map_err(|(page, failure)| {
+                    if !matches!(failure, Failure::Machine(_)) {
+                        world.judge(page, failure);
+                    }
+                })
+            });
+            let (count, next) = read.ok()?;
+            images[..count].iter().for_each(|(page, bytes)| image[world.at(*page)] = halves(bytes));
+            from = next;
+        }
+    }
+    take_copies(&mut images, image);
+    (!world.domain.cut.lacks()).then_some(())
+}

@@ -1,0 +1,113 @@
+//! Clones of regions: copy-on-write by the application.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use selfpage_core::fault::Failure;
+use selfpage_core::fault::copy_first::{self, AtBusy};
+use selfpage_core::region::{self, Rights};
+
+use super::{Bound, Builder, Region};
+use crate::config::DescriptorTable;
+use crate::domain::Inner;
+use crate::error::{Error, Kind, Result};
+use crate::handler::ONE_CLIENT;
+use crate::store::BackingStore;
+
+impl Region {
+    /// A region with the contents that this one has at one instant of the call, as fork gives them to a child: a page of either
+    /// may be written to, and the other does not see it. What changes in the clone is paged to `store`.
+    ///
+    /// The clone has no frame at first. A page that is first read or written in the clone, or about to be written to in this
+    /// region, gets one, with a copy; until then this region's is the only one. (One frame under two addresses is not to be had of
+    /// private memory.) This region's pages are armed, as for a snapshot: the first write to each is a fault.
+    ///
+    /// A region has one clone at a time that has not all its pages yet. Dropping this region gives the clone what it lacks;
+    /// dropping the clone costs nothing more.
+    ///
+    /// # Source
+    /// AVM §2.1, where both regions map one frame until one of them is written to.
+    ///
+    /// # Errors
+    /// The region is not anonymous memory, or shares pages with a clone or as one already; no address space, or too many regions.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # fn main() -> selfpage::Result<()> {
+    /// use selfpage::{Domain, store::MemoryStore};
+    /// let domain = Domain::with_frames(64 << 20).build()?;
+    /// let mut table = domain.region(32 << 20).stored(MemoryStore::new(64 << 20)?)?;
+    /// table.as_mut_slice::<u64>()[0] = 1;
+    /// let before = table.cow_clone(MemoryStore::new(64 << 20)?)?;
+    /// table.as_mut_slice::<u64>()[0] = 2;
+    /// assert_eq!(before.as_slice::<u64>()[0], 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn cow_clone(&self, store: impl BackingStore + 'static) -> Result<Region> {
+        let refused =
+            |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
+        if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
+            return refused(Kind::Invalid, "clones are of regions that are stored, restored or zero at first");
+        }
+        if self.core().trap.is_tracked() {
+            return refused(Kind::Invalid, ONE_CLIENT);
+        }
+        let inner = &self.life.inner;
+        if inner.config.descriptor_table == DescriptorTable::Private {
+            let cause = "clones need a domain whose descriptors the program's threads have (DescriptorTable::Shared)";
+            return refused(Kind::Invalid, cause);
+        }
+        let clone = Builder::new(&self.life, self.len_bytes()).trap(self.core().trap).stored(store)?;
+        let turn = inner.begin_cut();
+        if !self.bound.link_to(&clone.bound, inner) {
+            drop(turn);
+            return refused(Kind::Held, "it shares pages with another region still, as a clone or with one");
+        }
+        let state = inner.state();
+        let failed = |why| Error::failure("clone", format!("region {}", self.bound.name()), Failure::Machine(why));
+        inner.undisturbed(|| copy_first::join(state, self.core()));
+        for _ in 0..2 {
+            inner.on_table(|| copy_first::arm(state, self.core(), AtBusy::Skip)).map_err(failed)?;
+        }
+        let all = || clone.core().sets.inherited.fill(self.core().range.count);
+        inner.on_table(|| copy_first::cut(state, &[self.core()], all)).map_err(failed)?;
+        drop(turn);
+        Ok(clone)
+    }
+}
+
+impl Bound {
+    /// Makes `clone` a clone of it. `false`: one of the two is, or has, one already that lacks pages.
+    fn link_to(&self, clone: &Bound, inner: &Inner) -> bool {
+        let _regions = inner.regions();
+        let lacks =
+            |region: Option<&region::Region>| region.is_some_and(|region| region.sets.inherited.next(0).is_some());
+        if lacks(self.region.heir()) || lacks(Some(&self.region)) {
+            return false;
+        }
+        self.region.part();
+        // SAFETY: region-in-map: both are there, and `leave` parts them.
+        unsafe { clone.region.link(&self.region) };
+        true
+    }
+}
+
+/// The turn of whoever arms pages and makes cuts; it ends when this is dropped.
+pub(crate) struct CutTurn<'a>(&'a Inner);
+
+impl Inner {
+    /// Waits for the turn. After a fork nobody in the child has it.
+    pub(crate) fn begin_cut(&self) -> CutTurn<'_> {
+        while self.cutting.swap(true, Ordering::Acquire) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        CutTurn(self)
+    }
+}
+
+impl Drop for CutTurn<'_> {
+    fn drop(&mut self) {
+        self.0.cutting.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,66 @@
+//! Regions whose first contents are a snapshot's.
+
+use std::io;
+use std::sync::Arc;
+
+use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::region::Rights;
+use selfpage_core::sync::{AtomicU32, AtomicU64};
+
+use super::{Builder, Region};
+use crate::arena::Arena;
+use crate::error::{Error, Kind, Result};
+use crate::pager::{Restored, Stored};
+use crate::snapshot::Snapshot;
+use crate::store::{BackingStore, Descriptor};
+
+impl Builder<'_> {
+    /// Region number `which` of a snapshot, as it was then; what changes is paged to `store`, and the snapshot's file is only
+    /// read. A length of 0 stands for the region's own. Pages come in when they are needed, each compared with its hash; those
+    /// that were in core at the time are fetched at once, as many as the frames can hold.
+    ///
+    /// # Errors
+    /// The snapshot has no such region, or a smaller one; no address space, or too many regions.
+    pub fn restored(mut self, snapshot: &Snapshot, which: usize, store: impl BackingStore + 'static) -> Result<Region> {
+        let object = || format!("region {which} of snapshot {}", snapshot.path().display());
+        let saved = snapshot.regions().get(which);
+        let saved =
+            saved.ok_or_else(|| Error::new(Kind::Invalid, "restore", object(), "the snapshot has no such region"))?;
+        let saved_bytes = saved.size_pages as usize * PAGE_BYTES;
+        if self.len_bytes == 0 {
+            self.len_bytes = saved_bytes;
+        }
+        if self.len_bytes > saved_bytes {
+            let cause = format!("{} bytes wanted, the snapshot has {saved_bytes}", self.len_bytes);
+            return Err(Error::new(Kind::Invalid, "restore", object(), cause));
+        }
+        if self.name.is_empty() {
+            self.name = saved.name.clone();
+        }
+        let failed = |cause: io::Error| Error::system("restore", object(), cause);
+        let file = Descriptor::new(snapshot.reopened()?.into()).map_err(failed)?;
+        let (numbers, index, first) = (vec![file.number()], snapshot.index().clone(), snapshot.first_page(which));
+        let store: Arc<dyn BackingStore> = Arc::new(store);
+        let region = self.bind_with(Rights::ReadWrite, numbers, Some(store.clone()), move |len, hash| {
+            let bits = len.div_ceil(64);
+            let mut arena = Arena::new(
+                Arena::bytes_for::<AtomicU32>(len)
+                    + Arena::bytes_for::<AtomicU64>(len)
+                    + Arena::bytes_for::<AtomicU64>(bits),
+            )?;
+            // SAFETY: table-memory: the arena goes with the region, after its pager.
+            let pager = unsafe {
+                let stored = Stored::new(store, hash, arena.table(len), arena.table(len));
+                Restored::new(file, index, first, arena.table(bits), stored)
+            };
+            Ok((Box::new(pager), Some(arena)))
+        })?;
+        for (first, count) in snapshot.in_core(which) {
+            // Within the region, which may be shorter.
+            let end = ((first + count) as usize * PAGE_BYTES).min(region.len_bytes());
+            let start = (first as usize * PAGE_BYTES).min(end);
+            region.prefetch(start, end - start)?;
+        }
+        Ok(region)
+    }
+}

@@ -1,0 +1,282 @@
+//! A snapshot file, opened to be read.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Place;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
+use crate::error::{Error, Kind, Result};
+
+/// Where a page that is not zero stands in a file, and what its bytes must hash to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub(crate) page: u64,
+    pub(crate) place: u64,
+    pub(crate) hash: u128,
+}
+
+/// Where the pages of a snapshot are.
+#[derive(Debug)]
+pub(crate) struct Index(Vec<Placed>);
+
+impl Index {
+    /// Where `page` is. `None`: it is zero.
+    pub(crate) fn find(&self, page: u64) -> Option<Placed> {
+        self.0.binary_search_by_key(&page, |placed| placed.page).ok().and_then(|at| self.0.get(at).copied())
+    }
+}
+
+/// A snapshot in a file: one instant of some regions. Opening it reads its table; pages are read when they are needed.
+///
+/// # Examples
+/// ```no_run
+/// # fn main() -> selfpage::Result<()> {
+/// use selfpage::{Domain, snapshot::Snapshot, store::FileStore};
+/// let snapshot = Snapshot::open("/var/lib/table.snap")?;
+/// let domain = Domain::with_frames(64 << 20).build()?;
+/// let store = FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 30)?;
+/// let region = domain.region(0).restored(&snapshot, 0, store)?;
+/// println!("{:?}", region.as_slice::<u8>().first());
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Snapshot {
+    path: PathBuf,
+    file: File,
+    header: Header,
+    current: Current,
+    index: Arc<Index>,
+    in_core: Vec<Run>,
+}
+
+impl Snapshot {
+    /// Opens the newest whole snapshot of a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no snapshot, or its tables are damaged. That pages are not is found when they are read, or by
+    /// [`Snapshot::verify`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Snapshot> {
+        let path = path.as_ref().to_path_buf();
+        let file = File::open(&path).map_err(|cause| Error::system("open", named(&path), cause))?;
+        let (header, current) = newest(&path, &file)?;
+        let chain = Chain::read(&path, &file, &header, current)?;
+        Ok(Snapshot { path, file, header, current, index: Arc::new(chain.index), in_core: chain.in_core })
+    }
+
+    /// The regions that it is of, in their order.
+    pub fn regions(&self) -> &[SavedRegion] {
+        &self.header.regions
+    }
+
+    /// The how manieth snapshot of its file it is, from 1 on.
+    pub fn sequence(&self) -> u64 {
+        self.current.sequence
+    }
+
+    /// How many of its pages are not zero.
+    pub fn pages(&self) -> u64 {
+        self.index.0.len() as u64
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads every page, and compares it with its hash.
+    ///
+    /// # Errors
+    /// The first page that is damaged, by region and number.
+    pub fn verify(&self) -> Result<()> {
+        let mut bytes = [0; PAGE_BYTES];
+        self.index.0.iter().try_for_each(|placed| self.read(placed, &mut bytes))
+    }
+
+    /// Reads page `index` of region `region`.
+    ///
+    /// # Errors
+    /// There is no such page, or it is damaged.
+    pub fn read_page(&self, region: usize, index: u64, bytes: &mut PageBytes) -> Result<()> {
+        let known = self.header.regions.get(region).filter(|known| index < known.size_pages);
+        if known.is_none() {
+            let cause = format!("it has no page {index} of a region {region}");
+            return Err(Error::new(Kind::Invalid, "read", named(&self.path), cause));
+        }
+        match self.index.find(self.first_page(region) + index) {
+            Some(placed) => self.read(&placed, bytes),
+            None => {
+                bytes.fill(0);
+                Ok(())
+            }
+        }
+    }
+
+    fn read(&self, placed: &Placed, bytes: &mut PageBytes) -> Result<()> {
+        let name = || format!("{}, {}", named(&self.path), page_name(&self.header.regions, placed.page));
+        self.file.read_exact_at(bytes, placed.place).map_err(|cause| Error::system("read", name(), cause))?;
+        if xxh3_128(bytes) == placed.hash {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Lost,
+            "read",
+            name(),
+            "the page is damaged: it does not have the hash that was taken of it",
+        ))
+    }
+
+    /// The number of a region's first page among all.
+    pub(crate) fn first_page(&self, region: usize) -> u64 {
+        self.header.regions.iter().take(region).map(|region| region.size_pages).sum()
+    }
+
+    pub(crate) fn index(&self) -> &Arc<Index> {
+        &self.index
+    }
+
+    /// The file once more, by a descriptor of the caller's.
+    pub(crate) fn reopened(&self) -> Result<File> {
+        self.file.try_clone().map_err(|cause| Error::system("open", named(&self.path), cause))
+    }
+
+    /// Which pages of a region were in core when the snapshot was taken, as runs of its own numbers.
+    pub(crate) fn in_core(&self, region: usize) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let first = self.first_page(region);
+        let end = first + self.header.regions.get(region).map_or(0, |region| region.size_pages);
+        self.in_core.iter().filter_map(move |run| {
+            let (from, to) = (run.first.max(first), run.first.saturating_add(run.count).min(end));
+            (from < to).then(|| (from - first, to - from))
+        })
+    }
+}
+
+pub(super) fn named(path: &Path) -> String {
+    format!("snapshot {}", path.display())
+}
+
+/// A page of all, as its user knows it.
+pub(super) fn page_name(regions: &[SavedRegion], page: u64) -> String {
+    let mut left = page;
+    for (number, region) in regions.iter().enumerate() {
+        if left < region.size_pages {
+            let name = if region.name.is_empty() { format!("number {number}") } else { region.name.clone() };
+            return format!("page {left} of region {name}");
+        }
+        left -= region.size_pages;
+    }
+    format!("page {page}, which no region has")
+}
+
+fn damaged(path: &Path, what: &str) -> Error {
+    Error::new(Kind::Lost, "open", named(path), format!("{what} is damaged; go back to another snapshot"))
+}
+
+/// The header of a file, and which of its snapshots is the newest whole one.
+pub(super) fn newest(path: &Path, file: &File) -> Result<(Header, Current)> {
+    let mut front = [0; PAGE as usize];
+    let known = match file.read_exact_at(&mut front, 0) {
+        Ok(()) => Header::len_bytes(&front),
+        Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => None,
+        Err(cause) => return Err(Error::system("open", named(path), cause)),
+    };
+    let Some(len_bytes) = known else {
+        let cause = "this is no snapshot file, or its first bytes are damaged";
+        return Err(Error::new(Kind::Lost, "open", named(path), cause));
+    };
+    let header = read(file, 0, len_bytes).and_then(|bytes| Header::decode(&bytes));
+    let header = header.ok_or_else(|| damaged(path, "its header"))?;
+    let places = [0, 1].map(|place| slot_at(&header, place));
+    let slots = places.iter().filter_map(|at| Current::decode(&read(file, *at, PAGE)?, &header.identity));
+    match slots.max_by_key(|current| current.sequence) {
+        Some(current) => Ok((header, current)),
+        None => Err(damaged(path, "the place that says which snapshot is the newest")),
+    }
+}
+
+/// Where the place for `sequence` is.
+pub(super) fn slot_at(header: &Header, sequence: u64) -> u64 {
+    header.encode().len() as u64 + sequence % 2 * PAGE
+}
+
+/// Where data begins.
+pub(super) fn data_at(header: &Header) -> u64 {
+    slot_at(header, 0) + 2 * PAGE
+}
+
+/// `None`: the file has not got as much, or cannot be read there.
+fn read(file: &File, at: u64, len_bytes: u64) -> Option<Vec<u8>> {
+    let end = file.metadata().ok()?.len();
+    // Before anything is allocated: lengths in a damaged file are any numbers.
+    if at.checked_add(len_bytes)? > end {
+        return None;
+    }
+    let mut bytes = vec![0; usize::try_from(len_bytes).ok()?];
+    file.read_exact_at(&mut bytes, at).ok()?;
+    Some(bytes)
+}
+
+/// A snapshot and all that it builds on.
+struct Chain {
+    index: Index,
+    in_core: Vec<Run>,
+}
+
+impl Chain {
+    fn read(path: &Path, file: &File, header: &Header, current: Current) -> Result<Chain> {
+        let mut pages: HashMap<u64, Option<Placed>> = HashMap::new();
+        let mut in_core = Vec::new();
+        let (mut sequence, mut trailer_at) = (current.sequence, current.trailer_at);
+        // From the newest back: what is known of a page already is newer.
+        loop {
+            let trailer = read(file, trailer_at, PAGE).and_then(|bytes| Trailer::decode(&bytes, &header.identity));
+            let trailer = trailer.filter(|trailer| trailer.sequence == sequence && trailer.base_at < trailer_at);
+            let trailer = trailer.ok_or_else(|| damaged(path, "a trailer"))?;
+            let table = trailer.table_bytes().and_then(|len_bytes| read(file, trailer.table_at, len_bytes));
+            let table = table.filter(|table| xxh3_128(table) == trailer.table_hash);
+            let table = table.ok_or_else(|| damaged(path, "a table"))?;
+            let (entries, runs) = table.split_at(trailer.entries as usize * ENTRY_BYTES);
+            for entry in entries.chunks_exact(ENTRY_BYTES).filter_map(Entry::decode) {
+                note(&mut pages, header, entry).ok_or_else(|| damaged(path, "a table"))?;
+            }
+            if sequence == current.sequence {
+                in_core = runs.chunks_exact(RUN_BYTES).filter_map(Run::decode).collect();
+            }
+            if trailer.base_at == 0 {
+                break;
+            }
+            (sequence, trailer_at) = (sequence.wrapping_sub(1), trailer.base_at);
+        }
+        let mut placed: Vec<Placed> = pages.into_values().flatten().collect();
+        placed.sort_unstable_by_key(|placed| placed.page);
+        Ok(Chain { index: Index(placed), in_core })
+    }
+}
+
+/// `None`: the entry makes no sense.
+fn note(pages: &mut HashMap<u64, Option<Placed>>, header: &Header, entry: Entry) -> Option<()> {
+    let size_pages = header.size_pages();
+    match entry {
+        Entry::Page { page, place, hash } => {
+            if page >= size_pages || !place.is_multiple_of(PAGE) {
+                return None;
+            }
+            if let Place::Vacant(vacant) = pages.entry(page) {
+                vacant.insert(Some(Placed { page, place, hash }));
+            }
+        }
+        Entry::Zero { page, count } => {
+            let end = page.checked_add(count).filter(|end| *end <= size_pages)?;
+            for page in page..end {
+                pages.entry(page).or_insert(None);
+            }
+        }
+    }
+    Some(())
+}

@@ -1,0 +1,276 @@
+//! Files with snapshots: cut short, damaged, and restored.
+
+use std::path::Path;
+
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+
+use super::file::Snapshot;
+use super::format::{PAGE, Run, SavedRegion};
+use super::writing::{Target, may_replace};
+use crate::store::MemoryStore;
+use crate::{Domain, Error, Kind};
+
+fn regions() -> Vec<SavedRegion> {
+    vec![SavedRegion { name: "left".into(), size_pages: 40 }, SavedRegion { name: "right".into(), size_pages: 1 << 30 }]
+}
+
+fn contents(page: u64, version: u64) -> PageBytes {
+    let mut bytes = [0; PAGE_BYTES];
+    bytes[..8].copy_from_slice(&(page * 1000 + version).to_le_bytes());
+    bytes[4088..].copy_from_slice(&version.to_le_bytes());
+    bytes
+}
+
+/// Writes `pages` with the contents of `version`.
+fn add(target: &mut Target, pages: impl Iterator<Item = u64>, version: u64) {
+    let mut writing = target.begin();
+    pages.for_each(|page| writing.page(page, &contents(page, version)).unwrap());
+    writing.finish(&[Run { first: 30, count: 20 }]).unwrap();
+}
+
+/// What version page `page` has in the snapshot; 0: it is zero.
+fn version(snapshot: &Snapshot, page: u64) -> u64 {
+    let mut bytes = [1; PAGE_BYTES];
+    let (region, index) = if page < 40 { (0, page) } else { (1, page - 40) };
+    snapshot.read_page(region, index, &mut bytes).unwrap();
+    let version = u64::from_le_bytes(bytes[4088..].try_into().unwrap());
+    assert!(bytes == if version == 0 { [0; PAGE_BYTES] } else { contents(page, version) }, "page {page}");
+    version
+}
+
+fn made(dir: &Path) -> std::path::PathBuf {
+    let path = dir.join("one.snap");
+    let mut target = Target::create(&path, regions()).unwrap();
+    assert!(!path.exists(), "it has no snapshot yet");
+    add(&mut target, 0..100, 1);
+    add(&mut target, (0..100).step_by(3), 2);
+    let mut writing = target.begin();
+    writing.page(7, &contents(7, 3)).unwrap();
+    writing.page(8, &[0; PAGE_BYTES]).unwrap();
+    writing.zero(9, 5);
+    writing.finish(&[]).unwrap();
+    path
+}
+
+#[test]
+fn the_newest_of_several_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = Snapshot::open(made(dir.path())).unwrap();
+    assert_eq!((snapshot.sequence(), snapshot.regions().len()), (3, 2));
+    for page in 0..200 {
+        let expected = match page {
+            7 => 3,
+            8..14 => 0,
+            _ if page >= 100 => 0,
+            _ if page % 3 == 0 => 2,
+            _ => 1,
+        };
+        assert_eq!(version(&snapshot, page), expected, "page {page}");
+    }
+    snapshot.verify().unwrap();
+    assert_eq!(snapshot.pages(), 94);
+    assert!(snapshot.read_page(2, 0, &mut [0; PAGE_BYTES]).is_err());
+    assert!(snapshot.read_page(0, 40, &mut [0; PAGE_BYTES]).is_err());
+}
+
+#[test]
+fn zero_pages_cost_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("zero.snap");
+    let mut target = Target::create(&path, regions()).unwrap();
+    let mut writing = target.begin();
+    writing.zero(0, 1 << 30);
+    writing.page(5, &[0; PAGE_BYTES]).unwrap();
+    // A page for the trailer.
+    assert_eq!(writing.finish(&[]).unwrap(), PAGE);
+}
+
+/// What a file is at each moment of the next snapshot: nobody ever reads a mixture.
+#[test]
+fn whenever_it_stops_a_whole_snapshot_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let mut target = Target::create(&path, regions()).unwrap();
+    add(&mut target, 0..20, 1);
+    add(&mut target, 0..20, 2);
+    let before = std::fs::read(&path).unwrap();
+    add(&mut target, 0..20, 3);
+    let after = std::fs::read(&path).unwrap();
+    let slots = before.iter().zip(&after).take_while(|(old, new)| old == new).count() / 4096 * 4096;
+    let torn = dir.path().join("torn.snap");
+    let version_of = |bytes: &[u8]| {
+        std::fs::write(&torn, bytes).unwrap();
+        let snapshot = Snapshot::open(&torn).unwrap();
+        snapshot.verify().unwrap();
+        let found = version(&snapshot, 0);
+        assert!((0..20).all(|page| version(&snapshot, page) == found));
+        found
+    };
+    // New data at any length, and the place for the newest still as it was.
+    for len in (before.len()..=after.len()).step_by(1000) {
+        let mut bytes = after[..len].to_vec();
+        bytes[slots..slots + 4096].copy_from_slice(&before[slots..slots + 4096]);
+        assert_eq!(version_of(&bytes), 2);
+    }
+    // All data, and a part of that place.
+    for done in [0, 8, 32, 40, 4080, 4095, 4096] {
+        let mut bytes = after.clone();
+        bytes[slots + done..slots + 4096].copy_from_slice(&before[slots + done..slots + 4096]);
+        assert_eq!(version_of(&bytes), if done == 4096 { 3 } else { 2 });
+    }
+    // What is given up leaves nothing.
+    drop(target.begin());
+    let mut writing = target.begin();
+    (0..600).for_each(|page| writing.page(page, &contents(page, 4)).unwrap());
+    drop(writing);
+    assert!(std::fs::read(&path).unwrap() == after);
+}
+
+#[test]
+fn a_flipped_bit_is_found_and_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(dir.path());
+    let sum = |snapshot: &Snapshot| (0..200).map(|page| version(snapshot, page)).sum::<u64>();
+    let expected = sum(&Snapshot::open(&path).unwrap());
+    let whole = std::fs::read(path).unwrap();
+    let path = dir.path().join("flipped.snap");
+    let (mut pages, mut tables, mut older) = (0, 0, 0);
+    // Everywhere, and closely in the last table and trailer.
+    for at in (0..whole.len()).step_by(1237).chain((whole.len() - 8192..whole.len()).step_by(7)) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        std::fs::write(&path, bytes).unwrap();
+        match Snapshot::open(&path).and_then(|snapshot| snapshot.verify().map(|()| snapshot)) {
+            Ok(snapshot) if snapshot.sequence() < 3 => older += 1,
+            // A page that a later snapshot has anew, or the gap behind a table.
+            Ok(snapshot) => assert_eq!(sum(&snapshot), expected),
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Lost);
+                let said = error.to_string();
+                if said.contains("page") && said.contains("of region") { pages += 1 } else { tables += 1 }
+            }
+        }
+    }
+    assert!(pages > 50 && tables > 500 && older < 5, "{pages} pages, {tables} tables, {older} older");
+    for len in [0, 1, 4096, 8192, whole.len() / 2, whole.len() - 4096] {
+        std::fs::write(&path, &whole[..len]).unwrap();
+        let opened = Snapshot::open(&path).and_then(|snapshot| snapshot.verify());
+        assert!(opened.is_err(), "cut to {len} bytes");
+    }
+}
+
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let kind = |result: Result<_, Error>| result.map(|_: Option<std::fs::File>| ()).map_err(|error| error.kind());
+    let path = dir.path().join("letter.txt");
+    std::fs::write(&path, "Dear Sir or Madam").unwrap();
+    assert_eq!(kind(may_replace(&path)), Err(Kind::Invalid));
+    assert_eq!(kind(may_replace(dir.path())), Err(Kind::Io));
+    assert_eq!(kind(may_replace(&dir.path().join("none"))), Ok(()));
+    let path = made(dir.path());
+    let held = may_replace(&path).unwrap();
+    assert_eq!(kind(may_replace(&path)), Err(Kind::Held));
+    drop(held);
+    assert_eq!(kind(may_replace(&path)), Ok(()));
+    let first = Target::create(&path, regions()).unwrap();
+    assert_eq!(Target::create(&path, regions()).err().map(|error| error.kind()), Some(Kind::Held));
+    drop(first);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "what was not finished is gone");
+}
+
+#[test]
+fn a_restored_region_has_the_contents_and_goes_its_own_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(dir.path());
+    let snapshot = Snapshot::open(&path).unwrap();
+    let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+    let store = || MemoryStore::new(4 << 20).unwrap();
+    let mut left = domain.region(0).restored(&snapshot, 0, store()).unwrap();
+    let right = domain.region(64 * PAGE_BYTES).restored(&snapshot, 1, store()).unwrap();
+    assert_eq!(left.len_bytes(), 40 * PAGE_BYTES);
+    let whole = |page: u64| {
+        let mut bytes = [0; PAGE_BYTES];
+        let (region, index) = if page < 40 { (0, page) } else { (1, page - 40) };
+        snapshot.read_page(region, index, &mut bytes).unwrap();
+        bytes
+    };
+    for round in 0..3u64 {
+        for page in 0..40usize {
+            let bytes = &mut left.as_mut_slice::<u8>()[page * PAGE_BYTES..][..PAGE_BYTES];
+            let mut expected = whole(page as u64);
+            if round > 0 && page % 5 == 0 {
+                expected[..8].copy_from_slice(&(round - 1).to_le_bytes());
+            }
+            if round > 0 && page % 7 == 6 {
+                expected = [0; PAGE_BYTES];
+            }
+            assert!(*bytes == expected, "page {page} in round {round}");
+            if page % 5 == 0 {
+                bytes[..8].copy_from_slice(&round.to_le_bytes());
+            }
+            if page % 7 == 6 {
+                bytes.fill(0);
+            }
+        }
+        for page in 0..64usize {
+            assert!(right.as_slice::<u8>()[page * PAGE_BYTES..][..PAGE_BYTES] == whole(40 + page as u64));
+        }
+    }
+    left.discard(0, 40 * PAGE_BYTES).unwrap();
+    assert!(left.as_slice::<u64>().iter().all(|word| *word == 0));
+    Snapshot::open(&path).unwrap().verify().unwrap();
+    let refused = domain.region(0).restored(&snapshot, 2, store()).err().map(|error| error.kind());
+    assert_eq!(refused, Some(Kind::Invalid));
+    let refused = domain.region(41 * PAGE_BYTES).restored(&snapshot, 0, store()).err().map(|error| error.kind());
+    assert_eq!(refused, Some(Kind::Invalid));
+}
+
+#[test]
+fn what_was_in_core_comes_in_before_it_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let mut target = Target::create(&path, regions()).unwrap();
+    add(&mut target, 0..100, 1);
+    let snapshot = Snapshot::open(&path).unwrap();
+    assert_eq!(
+        (snapshot.in_core(0).collect::<Vec<_>>(), snapshot.in_core(1).collect::<Vec<_>>()),
+        (vec![(30, 10)], vec![(0, 10)])
+    );
+    let domain = Domain::with_frames(64 * PAGE_BYTES).build().unwrap();
+    let left = domain.region(0).restored(&snapshot, 0, MemoryStore::new(1 << 20).unwrap()).unwrap();
+    let resident =
+        || left.residency().iter().map(|byte| byte.load(std::sync::atomic::Ordering::Relaxed)).collect::<Vec<_>>();
+    let expected: Vec<u8> = (0..40).map(|page| u8::from(page >= 30)).collect();
+    let began = std::time::Instant::now();
+    while resident() != expected {
+        assert!(began.elapsed().as_secs() < 60, "{:?}", resident());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_damaged_page_is_refused_by_its_number_and_the_others_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let mut target = Target::create(&path, regions()).unwrap();
+    add(&mut target, 0..10, 1);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(8).position(|word| word == 3001u64.to_le_bytes()).unwrap();
+    bytes[at + 100] ^= 4;
+    std::fs::write(&path, bytes).unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    let domain = Domain::with_frames(64 * PAGE_BYTES).build().unwrap();
+    let left = domain.region(0).restored(&snapshot, 0, MemoryStore::new(1 << 20).unwrap()).unwrap();
+    for page in 0..10 {
+        let pinned = left.pin(page * PAGE_BYTES, 1);
+        match page {
+            3 => {
+                let error = pinned.unwrap_err();
+                assert_eq!(error.kind(), Kind::Lost);
+                assert!(error.to_string().contains("bytes 12288..16384"), "{error}");
+            }
+            _ => assert!(pinned.is_ok() && left.as_slice::<u64>()[page * 512] == page as u64 * 1000 + 1),
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Taking snapshots while the program goes on.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use selfpage_core::addr::{PAGE_BYTES, PageNo};
+use selfpage_core::fault::Failure;
+use selfpage_core::fault::copy_first::{self, AtBusy, Image};
+use selfpage_core::region::{self, Rights};
+
+use super::file::named;
+use super::format::{Run, SavedRegion};
+use super::writing::{Target, Writing, may_replace};
+use crate::config::DescriptorTable;
+use crate::domain::Life;
+use crate::error::{Error, Kind, Result, pages};
+use crate::handler::ONE_CLIENT;
+use crate::region::{Bound, Region};
+
+/// Pages read for the image at a time.
+const BATCH: usize = 64;
+/// Pages armed before the cut are armed anew, as often, while there are more than so many to be armed in the cut.
+const MOST_ROUNDS: u32 = 8;
+const FEW_PAGES: u64 = 32;
+/// Runs of pages in core that a snapshot notes, at most: where there are more, small gaps are taken along.
+const MOST_RUNS: usize = 4096;
+/// A file that has grown to so many times its first snapshot is made anew.
+const MOST_GROWTH: u64 = 3;
+
+/// Takes snapshots of some regions of one domain into one file, each building on the one before, while the program writes on.
+///
+/// A snapshot is of one instant: all that any thread wrote before it is there, and nothing of what came after. No process is
+/// forked, and no thread is stopped but those that write, during the cut, to a page that they have not written to lately.
+///
+/// # Examples
+/// ```no_run
+/// # fn main() -> selfpage::Result<()> {
+/// use selfpage::{Domain, snapshot::Snapshots, store::FileStore};
+/// let domain = Domain::with_frames(64 << 20).build()?;
+/// let store = FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 30)?;
+/// let mut table = domain.region(256 << 20).name("table").stored(store)?;
+/// let mut snapshots = Snapshots::of(&[&table], "/var/lib/table.snap")?;
+/// table.as_mut_slice::<u64>()[7] = 7;
+/// let first = snapshots.take()?;
+/// table.as_mut_slice::<u64>()[7] = 8;
+/// // One page changed, and one page is written.
+/// let second = snapshots.take()?;
+/// println!("{first:?} {second:?}");
+/// # Ok(()) }
+/// ```
+pub struct Snapshots {
+    life: Arc<Life>,
+    regions: Vec<Arc<Bound>>,
+    path: PathBuf,
+    /// The file that the next snapshot is added to; none where the next one begins a new file.
+    target: Option<Target>,
+    /// What was at the path before, locked.
+    _before: Option<std::fs::File>,
+    /// How long the file was with its first snapshot.
+    first_bytes: u64,
+    /// The process that may take snapshots: a forked child may not.
+    process: u32,
+}
+
+/// What became of one call of [`Snapshots::take`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Taken {
+    /// How long the cut took: who wrote to an armed page meanwhile waited at most so long.
+    pub pause: Duration,
+    /// The whole call, until the snapshot would survive a crash of the machine.
+    pub total: Duration,
+    /// Pages armed before the cut, those armed several times counted as often.
+    pub armed_ahead: u64,
+    /// Pages armed in the cut: written to since they were armed.
+    pub armed_in_cut: u64,
+    /// Pages that the image has of its own.
+    pub pages: u64,
+    /// Those of them that were copied before their first write.
+    pub copies: u64,
+    /// The most such copies at a time, each in a frame of the domain's.
+    pub most_copies: u32,
+    /// What the file grew by.
+    pub bytes: u64,
+}
+
+impl Snapshots {
+    /// Snapshots of `regions`, into the file at `path`. What is there already must be a snapshot file; it is replaced when the
+    /// first snapshot is whole.
+    ///
+    /// # Errors
+    /// No region, or one that has no right to be written, or regions of several domains, or one that is not anonymous memory;
+    /// a domain that has a `Snapshots` already, or private descriptors; a file that holds something else, or that somebody writes to.
+    pub fn of(regions: &[&Region], path: impl AsRef<Path>) -> Result<Snapshots> {
+        let path = path.as_ref().to_path_buf();
+        let invalid = |cause: &str| Error::new(Kind::Invalid, "make", named(&path), cause);
+        let Some(first) = regions.first() else { return Err(invalid("a snapshot needs a region")) };
+        if regions.iter().any(|region| !Arc::ptr_eq(region.life(), first.life())) {
+            return Err(invalid("its regions are of several domains, which stop for nothing together"));
+        }
+        let again = |(at, region): (usize, &&Region)| {
+            regions.iter().take(at).any(|other| Arc::ptr_eq(other.bound(), region.bound()))
+        };
+        if regions.iter().enumerate().any(again) {
+            return Err(invalid("a region is named twice"));
+        }
+        let anonymous = |region: &&Region| region.core().rights == Rights::ReadWrite && region.bound().is_anonymous();
+        if !regions.iter().all(anonymous) {
+            return Err(invalid("snapshots are of regions that are stored, restored or zero at first"));
+        }
+        if regions.iter().any(|region| region.core().trap.is_tracked()) {
+            return Err(invalid(ONE_CLIENT));
+        }
+        let inner = &first.life().inner;
+        if inner.config.descriptor_table == DescriptorTable::Private {
+            return Err(invalid(
+                "they need a domain whose descriptors the program's threads have (DescriptorTable::Shared)",
+            ));
+        }
+        let before = may_replace(&path)?;
+        if inner.snapshots.swap(true, Ordering::AcqRel) {
+            return Err(Error::new(Kind::Held, "make", named(&path), "a domain has one `Snapshots` at a time"));
+        }
+        let snapshots = Snapshots {
+            life: first.life().clone(),
+            regions: regions.iter().map(|region| region.bound().clone()).collect(),
+            path,
+            target: None,
+            _before: before,
+            first_bytes: 0,
+            process: std::process::id(),
+        };
+        for bound in &snapshots.regions {
+            let _turn = inner.begin_cut();
+            inner.undisturbed(|| copy_first::join(inner.state(), bound.core()));
+        }
+        Ok(snapshots)
+    }
+
+    /// Has every page tell of its next write, so that the cut has little left to do. [`Snapshots::take`] does it too; a program
+    /// that does it some time before, on a thread of its own, has the snapshot sooner.
+    ///
+    /// # Errors
+    /// A region is gone, or the kernel would not protect a page.
+    pub fn arm(&mut self) -> Result<u64> {
+        self.alive()?;
+        let state = self.life.inner.state();
+        let _turn = self.life.inner.begin_cut();
+        let (mut armed, mut left) = (0, u64::MAX);
+        for _ in 0..MOST_ROUNDS {
+            for region in &self.regions {
+                let done = self.life.inner.on_table(|| copy_first::arm(state, region.core(), AtBusy::Skip));
+                armed += done.map_err(|why| self.failed(region, None, Failure::Machine(why)))?;
+            }
+            let now: u64 = self.cores().iter().map(|region| region.sets.unarmed.count()).sum();
+            if now <= FEW_PAGES || now >= left {
+                break;
+            }
+            left = now;
+        }
+        Ok(armed)
+    }
+
+    /// Takes a snapshot, and returns when it would survive a crash of the machine.
+    ///
+    /// # Errors
+    /// A region is gone; a page cannot be had; the file cannot be written. Then the newest snapshot of the file is the one
+    /// before, the program has gone on, and the next one is taken anew, with all pages.
+    pub fn take(&mut self) -> Result<Taken> {
+        let began = Instant::now();
+        self.alive()?;
+        let taken = self.take_from(began);
+        if taken.is_err() {
+            self.target = None;
+        }
+        taken
+    }
+
+    fn take_from(&mut self, began: Instant) -> Result<Taken> {
+        let grown = |target: &Target| target.len_bytes() > MOST_GROWTH * self.first_bytes;
+        let mut target = match self.target.take().filter(|target| !grown(target)) {
+            Some(target) => target,
+            None => {
+                self.cores().iter().for_each(|region| region.sets.changed.fill(region.range.count));
+                Target::create(&self.path, self.saved_regions())?
+            }
+        };
+        let armed_ahead = self.arm()?;
+        let cores = self.cores();
+        let inner = &self.life.inner;
+        inner.state().cut.most_copies();
+        inner.state().cut.lacks();
+        let turn = inner.begin_cut();
+        let cut = Instant::now();
+        let armed_in_cut = inner.on_table(|| copy_first::cut(inner.state(), &cores, || copy_first::note_image(&cores)));
+        let pause = cut.elapsed();
+        drop(turn);
+        let armed_in_cut =
+            armed_in_cut.map_err(|why| Error::failure("take", named(&self.path), Failure::Machine(why)))?;
+        let image = Reading { snapshots: self, cores };
+        let mut writing = target.begin();
+        let (pages, copies) = image.write(&mut writing)?;
+        let in_core = image.in_core();
+        drop(image);
+        let bytes = writing.finish(&in_core)?;
+        let most_copies = inner.state().cut.most_copies();
+        if target.sequence() == 1 {
+            self.first_bytes = target.len_bytes();
+        }
+        self.target = Some(target);
+        let total = began.elapsed();
+        Ok(Taken { pause, total, armed_ahead, armed_in_cut, pages, copies, most_copies, bytes })
+    }
+
+    /// Whether the regions are all there, and this is the process that they are of.
+    fn alive(&self) -> Result<()> {
+        let invalid = |cause: String| Err(Error::new(Kind::Invalid, "take", named(&self.path), cause));
+        if self.process != std::process::id() {
+            return invalid("a forked child takes snapshots of its own: make a `Snapshots` anew".into());
+        }
+        let state = self.life.inner.state();
+        let gone = |bound: &&Arc<Bound>| {
+            let first = bound.core().range.first;
+            self.life.inner.undisturbed(|| {
+                let _inside = state.gate.enter(state.mmu);
+                !state.regions.find(first).is_some_and(|found| std::ptr::eq(found, bound.core()))
+            })
+        };
+        match self.regions.iter().find(gone) {
+            Some(bound) => invalid(format!("region {} is gone", bound.name())),
+            None => Ok(()),
+        }
+    }
+
+    fn cores(&self) -> Vec<&region::Region> {
+        self.regions.iter().map(|bound| bound.core()).collect()
+    }
+
+    fn saved_regions(&self) -> Vec<SavedRegion> {
+        let saved =
+            |bound: &Arc<Bound>| SavedRegion { name: bound.given_name().into(), size_pages: bound.core().range.count };
+        self.regions.iter().map(saved).collect()
+    }
+
+    fn failed(&self, bound: &Bound, page: Option<PageNo>, failure: Failure) -> Error {
+        let object = match page {
+            Some(page) => pages(bound.name(), bound.core().index(page), 1),
+            None => format!("region {}", bound.name()),
+        };
+        Error::failure("take a snapshot of", object, failure)
+    }
+}
+
+impl Drop for Snapshots {
+    fn drop(&mut self) {
+        // Pages stay armed: the next write to each takes that off. In a forked child nothing is held.
+        if self.process == std::process::id() {
+            self.life.inner.snapshots.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// An image after its cut. When it is dropped nobody waits any more, whether all of it was read or not.
+struct Reading<'a> {
+    snapshots: &'a Snapshots,
+    cores: Vec<&'a region::Region>,
+}
+
+impl Reading<'_> {
+    /// Writes all pages of the image. How many, and how many of them were copied before a write.
+    fn write(&self, writing: &mut Writing<'_>) -> Result<(u64, u64)> {
+        let mut images: Vec<Image> = vec![(PageNo(0), [0; PAGE_BYTES]); BATCH];
+        let (mut pages, mut copies) = (0, 0);
+        let inner = &self.snapshots.life.inner;
+        let state = inner.state();
+        for (bound, region) in self.snapshots.regions.iter().zip(&self.cores) {
+            let mut from = Some(0);
+            while let Some(at) = from {
+                copies += self.write_copies(writing, &mut images)?;
+                let hurried = state.cut.hurried().filter(|page| region.range.contains(*page));
+                let first = hurried.map_or(at, |page| region.index(page));
+                let read = inner.on_pager_thread(|| copy_first::read(state, region, first, &mut images));
+                let (count, next) = read.map_err(|(page, why)| self.snapshots.failed(bound, Some(page), why))?;
+                self.add(writing, &images[..count])?;
+                pages += count as u64;
+                // What was passed over for somebody in a hurry comes in its turn.
+                from = if hurried.is_some() { Some(at) } else { next };
+            }
+        }
+        copies += self.write_copies(writing, &mut images)?;
+        if state.cut.lacks() {
+            let cause =
+                "there was no frame for the copy of a page that the program wrote to; give the domain more frames";
+            return Err(Error::new(Kind::OutOfSpace, "take", named(&self.snapshots.path), cause));
+        }
+        Ok((pages + copies, copies))
+    }
+
+    fn write_copies(&self, writing: &mut Writing<'_>, images: &mut [Image]) -> Result<u64> {
+        let inner = &self.snapshots.life.inner;
+        let mut copies = 0;
+        loop {
+            let count = inner.on_table(|| copy_first::take_copies(inner.state(), &self.cores, images));
+            if count == 0 {
+                return Ok(copies);
+            }
+            self.add(writing, &images[..count])?;
+            copies += count as u64;
+        }
+    }
+
+    fn add(&self, writing: &mut Writing<'_>, images: &[Image]) -> Result<()> {
+        for (page, bytes) in images {
+            let mut first = 0;
+            for region in &self.cores {
+                if region.range.contains(*page) {
+                    writing.page(first + region.index(*page), bytes)?;
+                }
+                first += region.range.count;
+            }
+        }
+        Ok(())
+    }
+
+    /// Which pages are in core, about.
+    fn in_core(&self) -> Vec<Run> {
+        let mut gap = 0;
+        loop {
+            let runs = self.runs(gap);
+            if runs.len() <= MOST_RUNS {
+                return runs;
+            }
+            gap = 2 * gap + 1;
+        }
+    }
+
+    /// The runs of pages in core that have more than `gap` other pages between them.
+    fn runs(&self, gap: u64) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        let bytes = self.cores.iter().flat_map(|region| region.residency().iter());
+        for (page, _) in (0..).zip(bytes).filter(|(_, byte)| byte.load(Ordering::Relaxed) != 0) {
+            match runs.last_mut() {
+                Some(run) if page - (run.first + run.count) <= gap => run.count = page + 1 - run.first,
+                _ => runs.push(Run { first: page, count: 1 }),
+            }
+        }
+        runs
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let inner = &self.snapshots.life.inner;
+        let _turn = inner.begin_cut();
+        inner.on_table(|| copy_first::end(inner.state(), &self.cores));
+    }
+}

@@ -1,0 +1,154 @@
+//! Clones: two regions that share contents until one of them changes.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Kind, Region, Trap};
+
+use super::{PAGE, Words};
+
+const PAGES: usize = 256;
+/// Pages that are written to in turn.
+const CHAIN: [usize; 8] = [200, 3, 111, 77, 64, 250, 25, 130];
+
+fn store() -> MemoryStore {
+    MemoryStore::new(8 << 20).unwrap()
+}
+
+fn resident(region: &Region) -> usize {
+    region.residency().iter().filter(|byte| byte.load(Ordering::Relaxed) != 0).count()
+}
+
+fn each_goes_its_own_way(trap: Trap, frames: usize) {
+    let domain = Domain::with_frames(frames * PAGE).build().unwrap();
+    let mut source = domain.region(PAGES * PAGE).trap(trap).stored(store()).unwrap();
+    for page in 0..PAGES {
+        source.as_mut_slice::<u64>()[page * 512] = page as u64 + 1;
+    }
+    let mut clone = source.cow_clone(store()).unwrap();
+    assert_eq!((clone.len_bytes(), resident(&clone)), (PAGES * PAGE, 0), "it has no frame before it needs one");
+    // One is written to in the source, one in the clone, one dropped in each, one read.
+    for page in 0..PAGES {
+        match page % 5 {
+            0 => source.as_mut_slice::<u64>()[page * 512] = 1000,
+            1 => clone.as_mut_slice::<u64>()[page * 512] = 2000,
+            2 => source.discard(page * PAGE, PAGE).unwrap(),
+            3 => clone.discard(page * PAGE, PAGE).unwrap(),
+            _ => assert_eq!(clone.as_slice::<u64>()[page * 512], page as u64 + 1),
+        }
+    }
+    for _ in 0..2 {
+        for page in 0..PAGES {
+            let (old, left, right) =
+                (page as u64 + 1, source.as_slice::<u64>()[page * 512], clone.as_slice::<u64>()[page * 512]);
+            let expected = match page % 5 {
+                0 => (1000, old),
+                1 => (old, 2000),
+                2 => (0, old),
+                3 => (old, 0),
+                _ => (old, old),
+            };
+            assert_eq!((left, right), expected, "page {page}");
+        }
+    }
+    drop(source);
+    assert!((0..PAGES).all(|page| page % 5 != 2 || clone.as_slice::<u64>()[page * 512] == page as u64 + 1));
+}
+
+#[test]
+fn neither_sees_what_the_other_writes() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        each_goes_its_own_way(trap, 3 * PAGES);
+        each_goes_its_own_way(trap, PAGES / 4);
+    }
+}
+
+#[test]
+fn a_clone_outlives_its_source_and_the_other_way_round() {
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let make = || {
+        let mut source = domain.region(PAGES * PAGE).stored(store()).unwrap();
+        (0..PAGES).for_each(|page| source.as_mut_slice::<u64>()[page * 512 + 9] = page as u64 + 7);
+        source
+    };
+    let source = make();
+    let clone = source.cow_clone(store()).unwrap();
+    assert_eq!(source.cow_clone(store()).err().map(|error| error.kind()), Some(Kind::Held));
+    assert_eq!(clone.cow_clone(store()).err().map(|error| error.kind()), Some(Kind::Held));
+    drop(source);
+    assert!((0..PAGES).all(|page| clone.as_slice::<u64>()[page * 512 + 9] == page as u64 + 7));
+    // It has all its pages now, and may have a clone of its own.
+    let third = clone.cow_clone(store()).unwrap();
+    drop(third);
+    let mut again = clone.cow_clone(store()).unwrap();
+    again.as_mut_slice::<u64>()[9] = 3;
+    assert_eq!(clone.as_slice::<u64>()[9], 7);
+    drop(again);
+    assert_eq!(clone.as_slice::<u64>()[512 + 9], 8);
+}
+
+#[test]
+fn a_clone_is_of_one_instant() {
+    for (trap, frames) in [(Trap::Worker, 4 * PAGES), (Trap::Upcall, 4 * PAGES), (Trap::Worker, PAGES / 2)] {
+        let domain = Domain::with_frames(frames * PAGE).build().unwrap();
+        let source = domain.region(PAGES * PAGE).trap(trap).stored(store()).unwrap();
+        let words = Words::of(&source);
+        let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Pages far apart, one after the other: a later one never has a higher number.
+                for number in 1u64.. {
+                    for page in CHAIN {
+                        words.at(page, 4).store(number, Ordering::SeqCst);
+                    }
+                    rounds.store(number, Ordering::SeqCst);
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            scope.spawn(|| {
+                // So that the cut has something to arm.
+                let mut number = 1u64;
+                while !stop.load(Ordering::Relaxed) {
+                    number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    words.at((number >> 40) as usize % PAGES, 9).store(number, Ordering::Relaxed);
+                }
+            });
+            for _ in 0..25 {
+                let before = rounds.load(Ordering::SeqCst);
+                let clone = source.cow_clone(store()).unwrap();
+                let copy = Words::of(&clone);
+                let found = CHAIN.map(|page| copy.at(page, 4).load(Ordering::SeqCst));
+                let (first, last) = (found[0], found[CHAIN.len() - 1]);
+                if !(found.is_sorted_by(|one, other| one >= other) && first - last <= 1 && last >= before) {
+                    stop.store(true, Ordering::Relaxed);
+                    panic!("{found:?}, {before} before");
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+#[test]
+fn a_forked_child_has_both() {
+    let domain = Domain::with_frames(PAGES * PAGE).build().unwrap();
+    let mut source = domain.region(PAGES * PAGE).stored(store()).unwrap();
+    (0..PAGES).for_each(|page| source.as_mut_slice::<u64>()[page * 512] = page as u64 + 1);
+    let mut clone = source.cow_clone(store()).unwrap();
+    let mut diverge = |value: u64| {
+        (0..PAGES).for_each(|page| match page % 3 {
+            0 => source.as_mut_slice::<u64>()[page * 512] = value,
+            1 => clone.as_mut_slice::<u64>()[page * 512] = value,
+            _ => {}
+        });
+        (0..PAGES).all(|page| {
+            let old = page as u64 + 1;
+            let expected = [(value, old), (old, value), (old, old)][page % 3];
+            (source.as_slice::<u64>()[page * 512], clone.as_slice::<u64>()[page * 512]) == expected
+        })
+    };
+    assert_eq!(super::in_child(|| diverge(5000)), 0);
+    assert!(diverge(6000));
+}

@@ -1,0 +1,118 @@
+//! What a snapshot has, what the next one costs, and what is refused.
+
+use std::sync::atomic::Ordering;
+
+use selfpage::snapshot::{Snapshot, Snapshots};
+use selfpage::store::MemoryStore;
+use selfpage::{DescriptorTable, Domain, Kind, Rights, Trap};
+
+use super::{PAGE, Words, saved};
+
+#[test]
+fn the_next_snapshot_has_only_what_changed() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("two.snap");
+        let domain = Domain::with_frames(300 * PAGE).build().unwrap();
+        let store = || MemoryStore::new(8 << 20).unwrap();
+        let left = domain.region(500 * PAGE).name("left").trap(trap).stored(store()).unwrap();
+        let right = domain.region(50 * PAGE).zero().unwrap();
+        let (mine, other) = (Words::of(&left), Words::of(&right));
+        for page in 0..400 {
+            mine.at(page, 3).store(page as u64 + 1, Ordering::Relaxed);
+        }
+        other.at(49, 511).store(12, Ordering::Relaxed);
+        let mut snapshots = Snapshots::of(&[&left, &right], &path).unwrap();
+        let whole = snapshots.take().unwrap();
+        assert_eq!(whole.pages, 550);
+        mine.at(17, 3).store(1000, Ordering::Relaxed);
+        mine.at(399, 3).store(0, Ordering::Relaxed);
+        mine.at(450, 0).store(5, Ordering::Relaxed);
+        let some = snapshots.take().unwrap();
+        assert_eq!(some.pages, 3);
+        assert!(some.bytes <= 4 * PAGE as u64, "two pages with something in them, a table, a trailer: {some:?}");
+        let none = snapshots.take().unwrap();
+        assert_eq!(none.pages, 0);
+        let snapshot = Snapshot::open(&path).unwrap();
+        assert_eq!((snapshot.sequence(), snapshot.regions()[0].name.as_str()), (3, "left"));
+        snapshot.verify().unwrap();
+        for page in 0..500 {
+            let expected = match page {
+                17 => 1000,
+                399.. => 0,
+                _ => page as u64 + 1,
+            };
+            assert_eq!(saved(&snapshot, 0, page)[3], expected, "page {page}");
+        }
+        assert_eq!((saved(&snapshot, 0, 450)[0], saved(&snapshot, 1, 49)[511]), (5, 12));
+        // And what is restored may be written to and taken again.
+        drop((snapshots, left, right));
+        let again = domain.region(0).trap(trap).restored(&snapshot, 0, store()).unwrap();
+        let words = Words::of(&again);
+        assert_eq!(words.at(17, 3).load(Ordering::Relaxed), 1000);
+        words.at(18, 3).store(2000, Ordering::Relaxed);
+        let mut snapshots = Snapshots::of(&[&again], &path).unwrap();
+        snapshots.take().unwrap();
+        let newer = Snapshot::open(&path).unwrap();
+        assert_eq!((saved(&newer, 0, 18)[3], saved(&newer, 0, 19)[3]), (2000, 20));
+        // The older file is gone from the directory, and open still.
+        assert_eq!(saved(&snapshot, 0, 18)[3], 19);
+        assert_eq!(words.at(21, 3).load(Ordering::Relaxed), 22);
+    }
+}
+
+#[test]
+fn a_file_that_has_grown_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("grown.snap");
+    let domain = Domain::with_frames(100 * PAGE).build().unwrap();
+    let region = domain.region(64 * PAGE).zero().unwrap();
+    let words = Words::of(&region);
+    let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+    let mut most = 0;
+    for round in 0..20u64 {
+        for page in 0..64 {
+            words.at(page, 0).store(round * 100 + page as u64 + 1, Ordering::Relaxed);
+        }
+        snapshots.take().unwrap();
+        let snapshot = Snapshot::open(&path).unwrap();
+        assert!((0..64).all(|page| saved(&snapshot, 0, page)[0] == round * 100 + page as u64 + 1));
+        most = most.max(std::fs::metadata(&path).unwrap().len());
+    }
+    assert!(most < 5 * 70 * PAGE as u64, "{most} bytes");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let kind = |made: selfpage::Result<Snapshots>| made.err().map(|error| error.kind());
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let (one, other) = (domain.region(PAGE).zero().unwrap(), domain.region(PAGE).zero().unwrap());
+    let elsewhere = Domain::with_frames(64 * PAGE).build().unwrap();
+    let foreign = elsewhere.region(PAGE).zero().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, [7; PAGE]).unwrap();
+    let mapped = domain.region(0).file(&file, 0, Rights::ReadWrite).unwrap();
+    assert_eq!(kind(Snapshots::of(&[], &path)), Some(Kind::Invalid));
+    assert_eq!(kind(Snapshots::of(&[&one, &one], &path)), Some(Kind::Invalid));
+    assert_eq!(kind(Snapshots::of(&[&one, &foreign], &path)), Some(Kind::Invalid));
+    assert_eq!(kind(Snapshots::of(&[&mapped], &path)), Some(Kind::Invalid));
+    assert_eq!(kind(Snapshots::of(&[&one], &file)), Some(Kind::Invalid));
+    assert_eq!(
+        kind(Snapshots::of(&[&one], dir.path().join("none/one.snap")).and_then(|mut s| s.take().map(|_| s))),
+        Some(Kind::Io)
+    );
+    let private = Domain::with_frames(64 * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
+    assert_eq!(kind(Snapshots::of(&[&private.region(PAGE).zero().unwrap()], &path)), Some(Kind::Invalid));
+    let mut first = Snapshots::of(&[&one], &path).unwrap();
+    assert_eq!(kind(Snapshots::of(&[&other], dir.path().join("two.snap"))), Some(Kind::Held));
+    first.take().unwrap();
+    drop(one);
+    assert_eq!(first.take().err().map(|error| error.kind()), Some(Kind::Invalid));
+    assert_eq!(Snapshot::open(&path).unwrap().sequence(), 1);
+    drop(first);
+    Snapshots::of(&[&other], &path).unwrap().take().unwrap();
+    assert_eq!(Snapshot::open(&file).err().map(|error| error.kind()), Some(Kind::Lost));
+    assert_eq!(Snapshot::open(dir.path().join("none")).err().map(|error| error.kind()), Some(Kind::Io));
+}
