@@ -6,6 +6,7 @@
 //! [`Bench`](job::Bench); to add a system, implement [`System`](system::System) and give the bench an entry.
 
 mod access;
+mod appel;
 mod case;
 mod cgroup;
 mod content;
@@ -44,7 +45,7 @@ use system::{Condition, Entry};
 
 /// All benches.
 static BENCHES: &[&dyn Bench] =
-    &[&paging::Paging, &faults::Faults, &tables::Tables, &dirty::Tracking, &gcbench::Gcbench];
+    &[&paging::Paging, &faults::Faults, &tables::Tables, &dirty::Tracking, &appel::AppelLi, &gcbench::Gcbench];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,6 +53,7 @@ Examples:
   selfpage bench faults --quick                           a first look, in a second
   selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
   selfpage bench dirty                                    finding written pages: ours, mprotect, fork; needs 1 GiB
+  selfpage bench appel-li                                 protecting pages and trapping: ours, mprotect, libsigsegv
   selfpage bench gcbench --quick                          the Boehm collector on our dirty bits, if it is installed
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
