@@ -205,7 +205,7 @@ impl<'a> Pages<'a> {
     fn many_pages(&self, case: &str, times: usize) -> Result<f64, Error> {
         let ranges: Vec<Range<usize>> = match case.ends_with("-scattered") {
             true => (0..MANY).map(|index| index * 10..index * 10 + 1).collect(),
-            false => vec![MANY..2 * MANY],
+            false => std::iter::once(MANY..2 * MANY).collect(),
         };
         let change = |protection| -> Result<Duration, Error> {
             let begun = Instant::now();
