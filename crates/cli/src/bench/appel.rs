@@ -186,7 +186,7 @@ impl<'a> Pages<'a> {
             "trap" => self.trap(),
             "appel1" => self.exchange(),
             "appel2" => self.protect_and_visit(),
-            _ => self.many_pages(case, TIMES / 20),
+            _ => self.many_pages(case, 1),
         }
     }
 
