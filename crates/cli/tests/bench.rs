@@ -28,7 +28,7 @@ fn is_empty(directory: &Path) -> bool {
 #[test]
 fn bad_names_are_one_line_and_exit_2() {
     let bad: [(&[&str], &str); 7] = [
-        (&["pagin"], "paging, faults, tables, dirty, gcbench"),
+        (&["pagin"], "paging, faults, tables, dirty, appel-li, gcbench"),
         (&["paging", "--case", "rnd-read-3t"], "rnd-read-2t"),
         (&["paging", "--system", "mmap"], "mmap-ra128k"),
         (&["paging", "--system", "raw-2m", "--case", "rnd-read-1t"], "takes part"),
@@ -79,6 +79,52 @@ fn dirty_gives_figures_of_each_way() {
         [r#""case":"scan-and-rearm","system":"selfpage""#, r#""system":"mprotect""#, r#""system":"fork""#, "round_8"]
     {
         assert!(lines.contains(part), "{part} is missing in {lines}");
+    }
+}
+
+#[test]
+fn appel_li_gives_figures_of_each_operation() {
+    let output = bench(&["appel-li", "--quick", "--json", "--reps", "1"]);
+    let (lines, errors) = (text(&output.stdout), text(&output.stderr));
+    if let Some(why) = errors.lines().find_map(|line| line.split("SKIP(uffd: ").nth(1)) {
+        return skip::skip("uffd", why.trim_end_matches(')'));
+    }
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    let traps = ["trap", "appel1", "appel2"];
+    let protections = ["prot1", "prot100", "unprot100", "prot100-scattered", "unprot100-scattered"];
+    let systems = |case: &str| -> Vec<&str> {
+        let start = format!(r#"{{"bench":"appel-li","case":"{case}","system":""#);
+        lines.lines().filter_map(|line| line.strip_prefix(&start)?.split('"').next()).collect()
+    };
+    for case in traps {
+        let mut expected = vec!["selfpage-upcall", "selfpage-worker", "mprotect"];
+        // It says so where it is not installed.
+        if !errors.contains("SKIP(libsigsegv:") {
+            expected.push("libsigsegv");
+        }
+        assert_eq!(systems(case), expected, "{case}: {errors}");
+    }
+    for case in protections {
+        assert_eq!(systems(case), ["selfpage-upcall", "selfpage-worker", "selfpage-domain", "mprotect"], "{errors}");
+    }
+    // What holds with a wide margin on any machine, busy or not: one call is less than a hundred, and none is less than one.
+    let least = |case: &str, system: &str| -> f64 {
+        let start = format!(r#"{{"bench":"appel-li","case":"{case}","system":"{system}","#);
+        let line =
+            lines.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no {start} in {lines}"));
+        let rest = line.split(r#""round_least":"#).nth(1).unwrap();
+        rest.split([',', '}']).next().unwrap().parse().unwrap()
+    };
+    if systems("dirty").contains(&"selfpage-dirty") {
+        assert!(least("dirty", "selfpage-dirty") < least("dirty", "pagemap"), "{lines}");
+    }
+    for system in ["selfpage-upcall", "mprotect"] {
+        assert!(least("prot100", system) < least("prot100-scattered", system), "{lines}");
+    }
+    for line in lines.lines() {
+        assert!(line.contains(r#""unit":"ns"#) && line.contains(r#""round_least":"#), "{line}");
+        // Whoever reads a figure of a domain can tell how it came about.
+        assert_eq!(line.contains("selfpage-domain"), line.contains(r#""protection_keys":"#), "{line}");
     }
 }
 

@@ -441,6 +441,14 @@ impl Inner {
         }
     }
 
+    /// The same in a handler of the program's own, which no other handler of a signal interrupts as it is.
+    pub(crate) fn in_handler<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match self.config.descriptor_table {
+            DescriptorTable::Shared => work(),
+            DescriptorTable::Private => self.on_pager_thread(work),
+        }
+    }
+
     /// Does `work` on a pager thread; where there are none any more, here.
     pub(crate) fn on_pager_thread<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         if self.stopping() {

@@ -50,7 +50,7 @@ pub enum Answer {
 ///
 /// In upcall regions ([`crate::Trap::Upcall`]) it runs on the faulting thread, as a signal handler of the program's own
 /// would, on a stack of 256 KiB of ours, with signals blocked but those for faults: what the interrupted code holds (a lock, the
-/// allocator's) it must not wait for. In worker regions it runs on a thread of its own, while the faulting one is stopped.
+/// allocator's) it must not wait for, and those signals it must not let in. In worker regions it runs on a thread of its own, while the faulting one is stopped.
 ///
 /// While it runs no lock of the domain is held, and nobody is inside its gate: it may touch any page, fault, and ask
 /// anything of any region. What it may not do is drop its own region.
@@ -134,7 +134,10 @@ impl MemoryFault<'_> {
     /// # Errors
     /// As there.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
-        self.bound.protect(self.inner, offset_bytes, len_bytes, protection)
+        let inner = self.inner;
+        self.bound.protect(inner, offset_bytes, len_bytes, protection, |range| {
+            inner.in_handler(|| protect::protect(inner.state(), range, protection))
+        })
     }
 
     /// The same for the page of the fault.
@@ -142,7 +145,7 @@ impl MemoryFault<'_> {
     /// # Errors
     /// As for [`crate::Region::protect`].
     pub fn protect_page(&self, protection: Protection) -> Result<()> {
-        self.bound.protect(self.inner, self.offset_bytes(), 1, protection)
+        self.protect(self.offset_bytes(), 1, protection)
     }
 
     /// Gives the absent page of the fault its contents, in its pager's place, and maps it: what it reads as from now on. They
@@ -153,7 +156,7 @@ impl MemoryFault<'_> {
     pub fn map(&self, contents: &PageBytes) -> Result<()> {
         let (state, page) = (self.inner.state(), self.page());
         self.bound.changed();
-        match self.inner.on_table(|| range::supply(state, page, contents)) {
+        match self.inner.in_handler(|| range::supply(state, page, contents)) {
             Outcome::Resolved => Ok(()),
             Outcome::Failed(failure) => Err(Error::failure("map", self.bound.page_name(page), failure)),
             _ => {
@@ -174,7 +177,7 @@ impl MemoryFault<'_> {
         let range = self.bound.range("discard", offset_bytes, len_bytes)?;
         let state = self.inner.state();
         self.bound.changed();
-        self.inner.on_table(|| range::discard(state, range));
+        self.inner.in_handler(|| range::discard(state, range));
         Ok(())
     }
 
@@ -232,7 +235,10 @@ impl Region {
     /// # Source
     /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
-        self.bound().protect(self.inner(), offset_bytes, len_bytes, protection)
+        let inner = self.inner();
+        self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
+            inner.on_table(|| protect::protect(inner.state(), range, protection))
+        })
     }
 
     /// How the page at `offset_bytes` is protected.
@@ -321,18 +327,19 @@ impl Bound {
         let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
     }
 
-    /// Protects a part of the region.
+    /// Protects a part of the region by `change`, or on a pager thread if it has no descriptor.
     pub(crate) fn protect(
         &self,
         inner: &Inner,
         offset_bytes: usize,
         len_bytes: usize,
         protection: Protection,
+        change: impl FnOnce(PageRange) -> std::result::Result<(), (PageNo, protect::Unprotected)>,
     ) -> Result<()> {
         let range = self.range("protect", offset_bytes, len_bytes)?;
         self.may_protect(protection)?;
         let state = inner.state();
-        let mut done = inner.on_table(|| protect::protect(state, range, protection));
+        let mut done = change(range);
         if matches!(done, Err((_, protect::Unprotected::Machine(selfpage_core::mmu::Refusal::NoDescriptor)))) {
             done = inner.on_pager_thread(|| protect::protect(state, range, protection));
         }

@@ -6,6 +6,7 @@
 //! [`Bench`](job::Bench); to add a system, implement [`System`](system::System) and give the bench an entry.
 
 mod access;
+mod appel;
 mod case;
 mod cgroup;
 mod content;
@@ -52,6 +53,7 @@ static BENCHES: &[&dyn Bench] = &[
     &faults::Faults,
     &tables::Tables,
     &dirty::Tracking,
+    &appel::AppelLi,
     &snapshot::Snapshot,
     &gcbench::Gcbench,
     #[cfg(feature = "guest")]
@@ -64,6 +66,7 @@ Examples:
   selfpage bench faults --quick                           a first look, in a second
   selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
   selfpage bench dirty                                    finding written pages: ours, mprotect, fork; needs 1 GiB
+  selfpage bench appel-li                                 protecting pages and trapping: ours, mprotect, libsigsegv
   selfpage bench gcbench --quick                          the Boehm collector on our dirty bits, if it is installed
   selfpage bench guest --quick                            a closure on page tables of its own; needs /dev/kvm
   selfpage bench snapshot                                 one instant of memory into a file, and fork; needs 3 GiB

@@ -1,6 +1,8 @@
 //! The one place of the bench with `unsafe`: memory that the kernel changes under us, and the calls that std lacks.
 #![allow(unsafe_code)]
 
+pub mod trap;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;

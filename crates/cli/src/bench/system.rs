@@ -5,6 +5,7 @@ use std::path::Path;
 use selfpage_collector::Writes;
 use selfpage_collector::gcbench::Lists;
 
+use super::appel;
 use super::case::Case;
 use super::dirty::Way;
 use super::error::Error;
@@ -103,6 +104,8 @@ pub enum Drive {
     Collector(Writes, Lists),
     /// By calls that change mappings.
     Calls(fn(Work, Sizes) -> Result<Took, Error>),
+    /// By changes of protections, and writes that they trap.
+    Protecting(appel::Way),
     /// By writes to memory of the bench's own, and questions which pages they were.
     Tracking(Way),
     /// By a closure, in a guest or here.

@@ -109,6 +109,9 @@ fn notes(record: &Record) -> String {
     if !record.counts() {
         notes.push("DOES NOT COUNT: misses did not reach the device");
     }
+    if record.figure("protection_keys") == Some(0.0) {
+        notes.push("by mprotect: there are no protection keys here");
+    }
     if record.confinement == Confinement::Missing {
         notes.push("unconstrained: no cgroup");
     }

@@ -13,6 +13,8 @@ use crate::region::{Access, Region};
 
 /// Pages worked on between two visits of the gate.
 const STRETCH: usize = 256;
+/// The same where there are few: room for many takes longer to lay out than one page takes to protect.
+const FEW: usize = 4;
 
 /// What the program may do with a page before its handler is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,13 +69,24 @@ type Claimed = (PageNo, Frame, Wishes);
 /// # Errors
 /// The first page that could not be, and why: pages before it are protected, and it and those after it are as they were.
 pub fn protect(domain: &DomainState, range: PageRange, protection: Protection) -> Result<(), (PageNo, Unprotected)> {
+    match range.count as usize <= FEW {
+        true => protect_with_room::<FEW>(domain, range, protection),
+        false => protect_with_room::<STRETCH>(domain, range, protection),
+    }
+}
+
+fn protect_with_room<const ROOM: usize>(
+    domain: &DomainState,
+    range: PageRange,
+    protection: Protection,
+) -> Result<(), (PageNo, Unprotected)> {
     let mut at = range.first;
     while at < range.end() {
         let mut next = at;
         let mut failed = None;
         range::settle_step(domain, at, |region| {
-            let mut stretch =
-                Stretch { domain, region, claimed: [(PageNo(0), Frame(0), Wishes::NONE); STRETCH], len: 0 };
+            let claimed = [(PageNo(0), Frame(0), Wishes::NONE); ROOM];
+            let mut stretch = Stretch { domain, region, claimed, len: 0 };
             let step;
             (next, step) = stretch.claim(PageRange { first: at, count: range.end().0 - at.0 }, protection);
             failed = match (stretch.apply(protection), &step) {
@@ -150,19 +163,19 @@ pub fn put_aside(domain: &DomainState, frame: Frame, contents: &PageBytes) -> Re
     Ok(())
 }
 
-struct Stretch<'a> {
+struct Stretch<'a, const ROOM: usize> {
     domain: &'a DomainState,
     region: &'a Region,
-    claimed: [Claimed; STRETCH],
+    claimed: [Claimed; ROOM],
     len: usize,
 }
 
-impl Stretch<'_> {
+impl<const ROOM: usize> Stretch<'_, ROOM> {
     /// Says in the word of each page from the front of `range` on what is wanted of it, and claims those that are mapped, until
     /// there are many of them or one must be waited for. How far it came.
     fn claim(&mut self, range: PageRange, protection: Protection) -> (PageNo, Step) {
         let mut next = range.first;
-        while next < range.end() && self.len < STRETCH {
+        while next < range.end() && self.len < ROOM {
             let Some(word) = self.region.word(next) else { break };
             let seen = word.load();
             let wishes = seen.wishes().with_program(protection.wishes());

@@ -45,7 +45,8 @@ pub(crate) fn lay_out() {
     });
 }
 
-/// Runs `work` on a stack for handlers, with the signals for faults let in and all others blocked.
+/// Runs `work` on a stack for handlers, with the signals for faults let in and all others blocked. So it stays, and so that the
+/// alternate signal stack is out of use, until the kernel returns to what was interrupted and restores both, or [`end`] does.
 ///
 /// # Context
 /// Trap, with signals blocked; on a thread that is on no other stack of ours but perhaps one of these.
@@ -58,18 +59,23 @@ pub(super) fn run<T>(thread: u32, work: impl FnOnce() -> T) -> Result<T, TooDeep
         return nested(owner, work);
     }
     let number = take(thread);
-    let mut result = None;
-    let mut before = None;
-    stack::run_at(first + (number + 1) * STACK_BYTES, || {
-        before = Some(without_alternate_stack());
-        result = Some(nested(&OWNERS[number], work));
+    let result = stack::run_at(first + (number + 1) * STACK_BYTES, || {
+        disable_alternate_stack();
+        nested(&OWNERS[number], work)
     });
-    if let Some(before) = before {
-        // SAFETY: signal-handler: the stack that was in use before, of this thread.
-        unsafe { libc::sigaltstack(&before, ptr::null_mut()) };
-    }
     OWNERS[number].thread.store(0, Ordering::Release);
-    result.unwrap_or(Err(TooDeep))
+    result
+}
+
+/// Blocks all signals, and puts the alternate signal stack of the interrupted code in use again: before a handler that the program
+/// has for a signal is called, or core.
+///
+/// # Safety
+/// *signal-handler*: `context` is what the kernel passed to the handler.
+pub(super) unsafe fn end(context: *mut libc::c_void) {
+    signal::block_all();
+    // SAFETY: signal-handler: the kernel noted in the context which stack this thread had; none of ours is one.
+    unsafe { libc::sigaltstack(&raw const (*context.cast::<libc::ucontext_t>()).uc_stack, ptr::null_mut()) };
 }
 
 fn nested<T>(owner: &Owner, work: impl FnOnce() -> T) -> Result<T, TooDeep> {
@@ -79,19 +85,15 @@ fn nested<T>(owner: &Owner, work: impl FnOnce() -> T) -> Result<T, TooDeep> {
     }
     signal::let_faults_in();
     let result = work();
-    signal::block_all();
     owner.depth.fetch_sub(1, Ordering::Relaxed);
     Ok(result)
 }
 
-/// From now on signals come on the stack that the thread is on. Returns what was set before.
-fn without_alternate_stack() -> libc::stack_t {
+/// From now on signals come on the stack that the thread is on.
+fn disable_alternate_stack() {
     let none = libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
-    let mut before = none;
     // SAFETY: signal-handler: the thread is not on its alternate stack just now, but on one of ours.
-    unsafe { libc::sigaltstack(&none, &mut before) };
-    before.ss_flags &= !libc::SS_ONSTACK;
-    before
+    unsafe { libc::sigaltstack(&none, ptr::null_mut()) };
 }
 
 fn take(thread: u32) -> usize {

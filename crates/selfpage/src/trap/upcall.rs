@@ -165,6 +165,11 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void)
             }
         }
     };
+    // After `Handled` the kernel returns to what was interrupted, and restores its signals and its alternate stack.
+    if answer != Answer::Handled {
+        // SAFETY: signal-handler: the kernel passes the interrupted context.
+        unsafe { handler_stack::end(context) };
+    }
     match answer {
         Answer::Handled => Outcome::Resolved,
         Answer::Refuse => Outcome::Protected,

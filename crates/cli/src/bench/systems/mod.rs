@@ -3,6 +3,7 @@
 pub mod anonymous;
 pub mod mmap;
 pub mod populate;
+pub mod protect;
 pub mod requests;
 pub mod rules;
 pub mod selfpage;
