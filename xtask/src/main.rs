@@ -25,6 +25,8 @@ cargo xtask VERB
   link --break    the same with a deliberate panic in the path: fails, and names the line
   qemu-test --guest
                   the tests of selfpage-guest on a CPU that qemu emulates, under a kernel fetched with apt-get
+  qemu-test --keys
+                  the tests of protection domains, in the same way, on a CPU that has protection keys
 
 Examples:
   cargo xtask test --quick
@@ -45,7 +47,8 @@ fn main() -> ExitCode {
         ["style"] => style::run(&root),
         ["link"] => link::run(&root),
         ["link", "--break"] => link::run_broken(&root),
-        ["qemu-test", "--guest"] => qemu::run_guest(&root),
+        ["qemu-test", "--guest"] => qemu::run(&root, &qemu::GUEST),
+        ["qemu-test", "--keys"] => qemu::run(&root, &qemu::KEYS),
         _ => {
             eprintln!("cargo xtask {}: no such verb or option; `cargo xtask --help` lists them", args.join(" "));
             return ExitCode::from(2);

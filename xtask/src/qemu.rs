@@ -1,5 +1,6 @@
-//! `cargo xtask qemu-test --guest`: the tests of `selfpage-guest` on a second CPU. qemu emulates an AMD processor with SVM and nested
-//! paging, a Debian kernel with KVM runs on it, and the tests run under that kernel. Nothing of this machine's own KVM is used.
+//! `cargo xtask qemu-test`: tests on a second CPU, which qemu emulates, under a Debian kernel. Nothing of this machine's own KVM is
+//! used. `--guest`: the tests of `selfpage-guest`; the CPU is AMD's, with SVM and nested paging. `--keys`: the tests of protection
+//! domains; the CPU has protection keys.
 
 use crate::steps::Step;
 use crate::tally::Skip;
@@ -11,20 +12,57 @@ use std::time::Duration;
 const QEMU: &str = "qemu-system-x86_64";
 /// All that qemu can emulate; with five levels of page tables, nested paging would have five as well.
 const CPU: &str = "max,la57=off";
-/// Depends on the kernel's package of today.
-const KERNEL: &str = "linux-image-cloud-amd64";
 /// For the few things that are done before and after the tests.
 const SHELL: &str = "busybox-static";
-/// What KVM consists of, in the order in which it is loaded.
-const MODULES: [&str; 3] = ["virt/lib/irqbypass.ko", "arch/x86/kvm/kvm.ko", "arch/x86/kvm/kvm-amd.ko"];
-const TARGET: &str = "x86_64-unknown-linux-musl";
-const TESTS: [&str; 3] = ["vm", "closure", "oracle"];
 const LIMIT: Duration = Duration::from_secs(10 * 60);
 
+/// What is tested on the emulated CPU.
+pub struct Trial {
+    package: &'static str,
+    tests: &'static [&'static str],
+    /// For programs that need no library: a C library of that kind, or linked in by `rustflags`.
+    target: &'static str,
+    rustflags: &'static str,
+    /// What tests must not be skipped for, and what /proc/cpuinfo must list for that.
+    required: &'static str,
+    flag: &'static str,
+    /// Depends on the kernel's package of today, under a name of its own.
+    kernel: &'static str,
+    folder: &'static str,
+    /// What the kernel loads, in this order.
+    modules: &'static [&'static str],
+}
+
+/// `selfpage-guest`, for which the kernel has KVM.
+pub const GUEST: Trial = Trial {
+    package: "selfpage-guest",
+    tests: &["vm", "closure", "handler", "oracle"],
+    target: "x86_64-unknown-linux-musl",
+    rustflags: "",
+    required: "kvm",
+    flag: "svm",
+    kernel: "linux-image-cloud-amd64",
+    folder: "qemu",
+    modules: &["virt/lib/irqbypass.ko", "arch/x86/kvm/kvm.ko", "arch/x86/kvm/kvm-amd.ko"],
+};
+
+/// Protection domains. The regions in them need pages that move, which Debian 12's first kernel has not.
+pub const KEYS: Trial = Trial {
+    package: "selfpage",
+    tests: &["protection"],
+    target: "x86_64-unknown-linux-gnu",
+    rustflags: "-C target-feature=+crt-static",
+    required: "pku,uffd",
+    flag: "ospke",
+    kernel: "linux-image-6.12-cloud-amd64",
+    folder: "qemu-keys",
+    modules: &[],
+};
+
 /// Runs the tests, or says why that cannot be done here. False if one failed, or did not end.
-pub fn run_guest(root: &Path) -> bool {
-    let dir = root.join("target/qemu");
-    let system = match System::fetch(&dir) {
+pub fn run(root: &Path, trial: &Trial) -> bool {
+    let dir = root.join("target").join(trial.folder);
+    let system = match System::fetch(&dir, trial) {
         Ok(system) => system,
         Err(reason) => {
             let skip = Skip { name: "qemu".into(), reason: reason.replace('\n', " ") };
@@ -36,15 +74,15 @@ pub fn run_guest(root: &Path) -> bool {
             return !forbidden;
         }
     };
-    let tested = build(root).and_then(|tests| system.start(&dir, &tests));
+    let tested = build(root, trial).and_then(|tests| system.start(&dir, trial, &tests));
     match &tested {
-        Ok(()) => println!("qemu-test: {} ended well on an emulated CPU", TESTS.join(", ")),
+        Ok(()) => println!("qemu-test: {} ended well on an emulated CPU", trial.tests.join(", ")),
         Err(why) => eprintln!("FAILED qemu-test: {why}"),
     }
     tested.is_ok()
 }
 
-/// A kernel, KVM's modules for it, and a shell.
+/// A kernel, modules for it, and a shell.
 struct System {
     kernel: PathBuf,
     modules: Vec<PathBuf>,
@@ -56,26 +94,27 @@ impl System {
     ///
     /// # Errors
     /// What is missing, and the remedy.
-    fn fetch(dir: &Path) -> Result<System, String> {
+    fn fetch(dir: &Path, trial: &Trial) -> Result<System, String> {
         if output(Command::new(QEMU).arg("--version")).is_err() {
             return Err(format!("there is no {QEMU}; apt-get install qemu-system-x86"));
         }
-        let added = output(Command::new("rustup").args(["target", "add", TARGET]));
-        added.map_err(|why| format!("rustup has no target {TARGET}, for programs without libraries: {why}"))?;
+        let target = trial.target;
+        let added = output(Command::new("rustup").args(["target", "add", target]));
+        added.map_err(|why| format!("rustup has no target {target}, for programs without libraries: {why}"))?;
         let unpacked = dir.join("unpacked");
-        System::find(&unpacked).or_else(|_| {
+        System::find(&unpacked, trial).or_else(|_| {
             let remedy = "it needs Debian's apt-get, its lists (apt-get update) and a network";
-            fetch_packages(dir).map_err(|why| format!("no kernel with KVM could be fetched: {why}; {remedy}"))?;
-            System::find(&unpacked)
+            fetch_packages(dir, trial).map_err(|why| format!("no kernel could be fetched: {why}; {remedy}"))?;
+            System::find(&unpacked, trial)
         })
     }
 
-    fn find(unpacked: &Path) -> Result<System, String> {
+    fn find(unpacked: &Path, trial: &Trial) -> Result<System, String> {
         let missing = |path: &Path| format!("the kernel's package has no {}; Debian 12's has", path.display());
         let release = std::fs::read_dir(unpacked.join("lib/modules")).ok().and_then(|mut all| all.next()?.ok());
         let release = release.ok_or_else(|| missing(Path::new("lib/modules")))?;
         let kernel = unpacked.join("boot").join(format!("vmlinuz-{}", release.file_name().display()));
-        let modules = MODULES.map(|module| release.path().join("kernel").join(module)).to_vec();
+        let modules = trial.modules.iter().map(|module| release.path().join("kernel").join(module)).collect();
         let shell = unpacked.join("bin/busybox");
         let system = System { kernel, modules, shell };
         let absent = system.modules.iter().chain([&system.kernel, &system.shell]).find(|path| !path.is_file());
@@ -87,9 +126,9 @@ impl System {
     ///
     /// # Errors
     /// Which test did not end well, or what went wrong before.
-    fn start(&self, dir: &Path, tests: &[PathBuf]) -> Result<(), String> {
+    fn start(&self, dir: &Path, trial: &Trial, tests: &[PathBuf]) -> Result<(), String> {
         let files = dir.join("files.cpio");
-        std::fs::write(&files, self.files(tests)?).map_err(|error| format!("{}: {error}", files.display()))?;
+        std::fs::write(&files, self.files(trial, tests)?).map_err(|error| format!("{}: {error}", files.display()))?;
         let mut qemu = Command::new(QEMU);
         qemu.args(["-accel", "tcg", "-cpu", CPU, "-m", "2G", "-nodefaults", "-no-reboot"]);
         qemu.args(["-display", "none", "-serial", "stdio"]);
@@ -98,21 +137,21 @@ impl System {
         let mut screen = Screen::default();
         let report = Step { name: QEMU.into(), limit: LIMIT, commands: vec![qemu] }.run(&mut screen);
         report.failure.map_or(Ok(()), Err)?;
-        verdict(&String::from_utf8_lossy(&screen.shown))
+        verdict(trial, &String::from_utf8_lossy(&screen.shown))
     }
 
     /// The files that it finds when it starts.
-    fn files(&self, tests: &[PathBuf]) -> Result<Vec<u8>, String> {
+    fn files(&self, trial: &Trial, tests: &[PathBuf]) -> Result<Vec<u8>, String> {
         let mut archive = Archive::default();
         for name in ["bin", "dev", "proc", "sys", "tmp", "modules", "tests"] {
             archive.add(name, Archive::FOLDER, &[]);
         }
-        archive.add("init", Archive::PROGRAM, init().as_bytes());
+        archive.add("init", Archive::PROGRAM, init(trial).as_bytes());
         archive.add("bin/busybox", Archive::PROGRAM, &read(&self.shell)?);
         for module in &self.modules {
             archive.add(&format!("modules/{}", file_name(module)), Archive::PROGRAM, &read(module)?);
         }
-        for (name, test) in TESTS.iter().zip(tests) {
+        for (name, test) in trial.tests.iter().zip(tests) {
             archive.add(&format!("tests/{name}"), Archive::PROGRAM, &read(test)?);
         }
         Ok(archive.finish())
@@ -120,11 +159,11 @@ impl System {
 }
 
 /// Brings the packages, and unpacks them where they are in nobody's way.
-fn fetch_packages(dir: &Path) -> Result<(), String> {
+fn fetch_packages(dir: &Path, trial: &Trial) -> Result<(), String> {
     std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-    let depends = output(Command::new("apt-cache").args(["depends", KERNEL]))?;
+    let depends = output(Command::new("apt-cache").args(["depends", trial.kernel]))?;
     let kernel = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
-    let kernel = kernel.ok_or_else(|| format!("apt-cache knows no {KERNEL}"))?;
+    let kernel = kernel.ok_or_else(|| format!("apt-cache knows no {}", trial.kernel))?;
     for package in [kernel, SHELL] {
         println!("qemu-test: fetching {package}");
         output(Command::new("apt-get").current_dir(dir).args(["-q", "download", package]))?;
@@ -138,15 +177,26 @@ fn fetch_packages(dir: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the tests so that they need nothing but a kernel: where each of [`TESTS`] is.
-fn build(root: &Path) -> Result<Vec<PathBuf>, String> {
+/// Builds the tests so that they need nothing but a kernel: where each of them is.
+fn build(root: &Path, trial: &Trial) -> Result<Vec<PathBuf>, String> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root).args(["test", "--release", "--no-run", "--package", "selfpage-guest", "--target", TARGET]);
-    cargo.args(TESTS.iter().flat_map(|test| ["--test", *test]));
+    cargo.current_dir(root).args([
+        "test",
+        "--release",
+        "--no-run",
+        "--package",
+        trial.package,
+        "--target",
+        trial.target,
+    ]);
+    if !trial.rustflags.is_empty() {
+        cargo.env("RUSTFLAGS", trial.rustflags);
+    }
+    cargo.args(trial.tests.iter().flat_map(|test| ["--test", *test]));
     let messages = output(cargo.args(["--message-format", "json"]))?;
     let programs = programs(&messages);
     let of_test = |test: &&str| programs.iter().find(|path| file_name(path).starts_with(&format!("{test}-"))).cloned();
-    TESTS.iter().map(|test| of_test(test).ok_or_else(|| format!("cargo built no test {test}"))).collect()
+    trial.tests.iter().map(|test| of_test(test).ok_or_else(|| format!("cargo built no test {test}"))).collect()
 }
 
 /// The programs that cargo says it has built, in JSON.
@@ -155,17 +205,20 @@ fn programs(messages: &str) -> Vec<PathBuf> {
     messages.lines().filter_map(program).collect()
 }
 
-/// What the kernel starts: loads KVM, runs the tests, says how each ended, and switches off.
-fn init() -> String {
-    let modules = MODULES.map(|module| format!("busybox insmod /modules/{}\n", file_name(Path::new(module)))).concat();
-    let tests = TESTS.join(" ");
+/// What the kernel starts: loads its modules, runs the tests, says how each ended, and switches off.
+fn init(trial: &Trial) -> String {
+    let insert = |module: &&str| format!("busybox insmod /modules/{}\n", file_name(Path::new(module)));
+    let modules: String = trial.modules.iter().map(insert).collect();
+    let Trial { flag, required, .. } = trial;
+    let tests = trial.tests.join(" ");
     format!(
         "#!/bin/busybox sh
-export PATH=/bin SELFPAGE_REQUIRE=kvm
+export PATH=/bin SELFPAGE_REQUIRE={required}
 busybox mount -t proc proc /proc
 busybox mount -t sysfs sys /sys
 busybox mount -t devtmpfs dev /dev
 {modules}
+busybox grep -q -w {flag} /proc/cpuinfo || echo \"qemu-test: the CPU has no {flag}\"
 for test in {tests}; do
     /tests/$test --show-output
     echo \"qemu-test: $test ended with $?\"
@@ -176,9 +229,12 @@ busybox poweroff -f
 }
 
 /// Whether each test has said that it ended well.
-fn verdict(shown: &str) -> Result<(), String> {
+fn verdict(trial: &Trial, shown: &str) -> Result<(), String> {
+    if let Some(lack) = shown.lines().find(|line| line.starts_with("qemu-test: the CPU has no")) {
+        return Err(lack.into());
+    }
     let is_good = |test: &&str| shown.lines().any(|line| line == format!("qemu-test: {test} ended with 0"));
-    match TESTS.iter().filter(|test| !is_good(test)).copied().collect::<Vec<_>>().join(", ") {
+    match trial.tests.iter().filter(|test| !is_good(test)).copied().collect::<Vec<_>>().join(", ") {
         bad if bad.is_empty() => Ok(()),
         bad => Err(format!("in qemu, not ended well: {bad}")),
     }
@@ -266,11 +322,15 @@ mod tests {
 
     #[test]
     fn every_test_must_say_that_it_ended_well() {
-        let lines = TESTS.map(|test| format!("qemu-test: {test} ended with 0\n"));
-        assert_eq!(verdict(&lines.concat()), Ok(()));
-        assert!(verdict(&lines[1..].concat()).unwrap_err().ends_with(TESTS[0]));
-        assert!(verdict(&lines.concat().replace("oracle ended with 0", "oracle ended with 101")).is_err());
-        assert!(verdict("").is_err());
+        for trial in [GUEST, KEYS] {
+            let lines: Vec<_> = trial.tests.iter().map(|test| format!("qemu-test: {test} ended with 0\n")).collect();
+            assert_eq!(verdict(&trial, &lines.concat()), Ok(()));
+            assert!(verdict(&trial, &lines[1..].concat()).unwrap_err().ends_with(trial.tests[0]));
+            assert!(verdict(&trial, &lines.concat().replace("ended with 0", "ended with 101")).is_err());
+            assert!(verdict(&trial, "").is_err());
+            let lack = "qemu-test: the CPU has no flag\n";
+            assert!(verdict(&trial, &(lack.to_owned() + &lines.concat())).is_err());
+        }
     }
 
     #[test]

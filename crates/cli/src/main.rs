@@ -3,6 +3,7 @@
 
 mod bench;
 mod doctor;
+mod heatmap;
 mod run;
 mod tour;
 
@@ -12,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   selfpage tour                   what this is about, in half a minute
   selfpage run --frames 64M -- python3 script.py
+  selfpage heatmap trace -o trace.svg
   selfpage doctor                 whether this machine can do it, and what to change if not
   selfpage bench paging --quick   how fast it is here
 
@@ -44,6 +46,7 @@ enum Verb {
     },
     Bench(bench::Args),
     Run(run::Args),
+    Heatmap(heatmap::Args),
 }
 
 fn main() {
@@ -52,6 +55,7 @@ fn main() {
         Verb::Doctor { json } => doctor::run(json),
         Verb::Bench(args) => bench::run(args),
         Verb::Run(args) => run::run(args),
+        Verb::Heatmap(args) => heatmap::run(&args),
     };
     std::process::exit(status);
 }

@@ -27,7 +27,15 @@ const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
 ///
 /// Its heap and its anonymous mappings are paged by a domain of its own, to a store on disk. So are those of the programs
 /// that it executes and of the children that it forks, each in as many frames.
+const EXAMPLES: &str = "\
+Examples:
+  selfpage run --frames 64M -- python3 script.py
+  selfpage run --frames 64M --trace t -- sort lines && selfpage heatmap t -o t.svg
+
+Exit status: the program's own, 128 and the signal that ended it, or 2 for bad usage.";
+
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// How much memory it gets: bytes, or a number with K, M or G.
     #[arg(long, value_name = "SIZE")]
@@ -42,6 +50,13 @@ pub struct Args {
     /// Write what the domains counted to this file, as one JSON object, when the program has ended.
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
+    /// Write what happens to each page to this file; `selfpage heatmap` draws it. Other processes that the program starts write
+    /// to FILE.PID.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// With --trace: estimate the working set once in so many milliseconds, by a sample of 256 pages; 0: never.
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    sample_ms: u64,
     /// The program, and what it is told.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -81,11 +96,17 @@ fn begin(args: &Args) -> Result<(Child, SignalsInfo<WithOrigin>, Records), Refus
         // The place is found wanting before the program has run for an hour.
         std::fs::write(stats, "").map_err(|cause| bad(format!("--stats {}: {cause}", stats.display())))?;
     }
+    let trace = args.trace.as_deref().map(fresh).transpose().map_err(bad)?;
     serves_system_calls()?;
     let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
     let user = rustix::process::geteuid().as_raw();
     let (policy, record) = (&args.policy, records.path());
     let mut wishes = OsString::from(format!("frames={frames_bytes};policy={policy};user={user};record={record}"));
+    if let Some(trace) = trace {
+        wishes.push(";trace=");
+        wishes.push(trace);
+        wishes.push(format!(";sample={}", args.sample_ms));
+    }
     if let Some(store) = store {
         wishes.push(";store=");
         wishes.push(store);
@@ -169,6 +190,21 @@ fn place(said: &OsStr) -> Result<OsString, String> {
         true => Ok(path.into_os_string()),
         false => Err(format!("--store {shown}: there is no directory {}", directory.display())),
     }
+}
+
+/// The trace's file as the library is told it, absolute; one that was there goes.
+fn fresh(said: &Path) -> Result<OsString, String> {
+    let wrong = |cause: std::io::Error| format!("--trace {}: {cause}", said.display());
+    if said.as_os_str().as_encoded_bytes().contains(&b';') {
+        return Err(format!("--trace {}: a name without a semicolon, please", said.display()));
+    }
+    let path = std::path::absolute(said).map_err(wrong)?;
+    if path.exists() && !path.is_file() {
+        return Err(format!("--trace {}: it is no file", said.display()));
+    }
+    // The place is found wanting before the program has run for an hour.
+    std::fs::write(&path, "").and_then(|()| std::fs::remove_file(&path)).map_err(wrong)?;
+    Ok(path.into_os_string())
 }
 
 /// The library, beside this program or in the lib directory beside its own.

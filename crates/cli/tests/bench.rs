@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
 fn bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("bench").args(arguments).output().unwrap()
 }
@@ -25,7 +28,7 @@ fn is_empty(directory: &Path) -> bool {
 #[test]
 fn bad_names_are_one_line_and_exit_2() {
     let bad: [(&[&str], &str); 7] = [
-        (&["pagin"], "paging, faults, tables"),
+        (&["pagin"], "paging, faults, tables, dirty, gcbench"),
         (&["paging", "--case", "rnd-read-3t"], "rnd-read-2t"),
         (&["paging", "--system", "mmap"], "mmap-ra128k"),
         (&["paging", "--system", "raw-2m", "--case", "rnd-read-1t"], "takes part"),
@@ -67,6 +70,19 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
 }
 
 #[test]
+fn dirty_gives_figures_of_each_way() {
+    let output =
+        bench(&["dirty", "--quick", "--json", "--reps", "1", "--case", "scan-and-rearm", "--case", "first-write"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines = text(&output.stdout);
+    for part in
+        [r#""case":"scan-and-rearm","system":"selfpage""#, r#""system":"mprotect""#, r#""system":"fork""#, "round_8"]
+    {
+        assert!(lines.contains(part), "{part} is missing in {lines}");
+    }
+}
+
+#[test]
 fn tables_gives_figures_of_ours_and_of_the_kernels_calls() {
     let cases = ["map-4k", "map-4k-each", "map-4k-range", "unmap-2m", "retype-table", "copy", "revoke-100"];
     let mut arguments = vec!["tables", "--quick", "--json", "--reps", "1"];
@@ -93,6 +109,27 @@ fn tables_gives_figures_of_ours_and_of_the_kernels_calls() {
     assert_eq!(calls("map-4k", "selfpage-rules"), 32.0);
     assert_eq!(calls("map-4k-each", "selfpage-rules"), 2048.0);
     assert_eq!(calls("map-4k", "mmap-populate"), 1.0);
+}
+
+#[test]
+fn gcbench_ends_with_the_same_live_objects_under_every_collector() {
+    let output = bench(&["gcbench", "--quick", "--json", "--reps", "1", "--case", "c1", "--case", "c3"]);
+    let (lines, errors) = (text(&output.stdout), text(&output.stderr));
+    if let Some(why) = errors.lines().find_map(|line| line.split("SKIP(libgc: ").nth(1)) {
+        return skip::skip("libgc", why.trim_end_matches(')'));
+    }
+    if let Some(why) = errors.lines().find_map(|line| line.split("SKIP(uffd: ").nth(1)) {
+        return skip::skip("uffd", why.trim_end_matches(')'));
+    }
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    assert_eq!(lines.lines().count(), 12, "{lines}");
+    // The nodes of a tree of depth 10, or 12, and an array.
+    for (case, live) in [("c1", 2048), ("c3", 8192)] {
+        let of_case = || lines.lines().filter(|line| line.contains(&format!(r#""case":"{case}""#)));
+        assert_eq!(of_case().count(), 6, "{lines}");
+        assert!(of_case().all(|line| line.contains(&format!(r#""live_objects":{live},"#))), "{lines}");
+        assert!(of_case().all(|line| !line.contains(r#""collections":0,"#)), "{lines}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::cut::Cut;
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
-use crate::mmu::{Mmu, Partial, Trap};
+use crate::mmu::{Mmu, Partial};
 use crate::page::{State, Word};
 use crate::region::{Region, RegionMap};
 use crate::ring::Ring;
@@ -15,6 +15,7 @@ use crate::stack::{self, FrameStack};
 use crate::stream::Limits;
 use crate::sync::{AtomicU32, Event, Gate, Ordering};
 use crate::trace::Counters;
+use crate::tracer::{Event as Traced, Kind, Tracer};
 
 /// Who owns frames and regions. The library's `Domain` gives it memory and threads.
 ///
@@ -47,6 +48,8 @@ pub struct DomainState {
     pub cut: Cut,
     /// Counts.
     pub counters: Counters,
+    /// Where events go.
+    pub tracer: Tracer,
 }
 
 impl DomainState {
@@ -69,7 +72,7 @@ impl DomainState {
         if let Some(word) = region.word(page) {
             self.mmu.rouse(word.low_half(), u32::MAX >> 1);
         }
-        if region.trap == Trap::Worker && !self.mmu.wake_faulters(region.trap, page, 1) {
+        if region.trap.is_read() && !self.mmu.wake_faulters(region.trap, page, 1) {
             let mut seen = self.requested.count();
             while !fault::request(self, Request::Wake(page)) {
                 self.requested.wait(self.mmu, seen, 1000);
@@ -94,6 +97,13 @@ impl DomainState {
         if word.claim_standby(frame) {
             self.stack.leaves_standby();
             self.settle_absent(region, page, frame);
+        }
+    }
+
+    /// A page that was found aside is something else now.
+    pub(crate) fn leaves_aside(&self, found: Word) {
+        if !found.wishes().unmapped() {
+            self.stack.leaves_sampled();
         }
     }
 
@@ -128,6 +138,13 @@ impl DomainState {
             done += run;
         }
         Ok(())
+    }
+
+    /// Notes what happened to a page just now, where somebody traces.
+    pub(crate) fn trace(&self, page: PageNo, kind: Kind) {
+        if self.tracer.is_on() {
+            self.tracer.note(Traced { time_ns: self.mmu.now_ns(), page, kind, access: None, thread: 0 });
+        }
     }
 
     /// The contents of `frame`, in its slot.

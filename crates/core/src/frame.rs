@@ -302,6 +302,7 @@ pub struct FrameRecord {
 const LISTED: u32 = 1;
 const ZEROED: u32 = 2;
 const AGAIN: u32 = 4;
+const USED: u32 = 8;
 
 /// The frames of a domain, by number.
 pub struct FrameTable {
@@ -346,6 +347,28 @@ impl FrameTable {
     /// Whether `frame` is known to hold only zeros.
     pub fn zeroed(&self, frame: Frame) -> bool {
         self.records.get(frame.0 as usize).is_some_and(|record| record.marks.load(Ordering::Relaxed) & ZEROED != 0)
+    }
+
+    /// The page that was in `frame` is used again.
+    ///
+    /// # Context
+    /// Trap.
+    pub(crate) fn note_use(&self, frame: Frame) {
+        if let Some(record) = self.records.get(frame.0 as usize) {
+            record.marks.fetch_or(USED, Ordering::AcqRel);
+        }
+    }
+
+    /// From now on a use of the page in `frame` is news.
+    pub(crate) fn forget_use(&self, frame: Frame) {
+        if let Some(record) = self.records.get(frame.0 as usize) {
+            record.marks.fetch_and(!USED, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether the page that was in `frame` was used since that was forgotten.
+    pub fn used(&self, frame: Frame) -> bool {
+        self.records.get(frame.0 as usize).is_some_and(|record| record.marks.load(Ordering::Acquire) & USED != 0)
     }
 
     /// Puts `frame` on the list of those that became resident, for the policy to learn of. The list cannot overflow: each

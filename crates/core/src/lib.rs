@@ -37,3 +37,4 @@ pub mod sync;
 #[cfg(not(loom))]
 pub mod tables;
 pub mod trace;
+pub mod tracer;

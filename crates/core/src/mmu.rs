@@ -16,6 +16,32 @@ pub enum Trap {
     Worker,
     /// `SIGBUS` on the faulting thread. Faster; a system call on an absent page fails with `EFAULT`.
     Upcall,
+    /// As [`Trap::Worker`], and the machine notes which pages are written.
+    TrackedWorker,
+    /// As [`Trap::Upcall`], and the machine notes which pages are written.
+    TrackedUpcall,
+}
+
+impl Trap {
+    /// The same, and the machine notes which pages are written.
+    pub const fn tracked(self) -> Trap {
+        match self {
+            Trap::Worker | Trap::TrackedWorker => Trap::TrackedWorker,
+            Trap::Upcall | Trap::TrackedUpcall => Trap::TrackedUpcall,
+        }
+    }
+    /// Whether the machine notes which pages are written.
+    pub const fn is_tracked(self) -> bool {
+        matches!(self, Trap::TrackedWorker | Trap::TrackedUpcall)
+    }
+    /// Whether a pager thread reads the fault.
+    pub const fn is_read(self) -> bool {
+        matches!(self, Trap::Worker | Trap::TrackedWorker)
+    }
+    /// Whether it is `SIGBUS` on the faulting thread.
+    pub const fn is_signal(self) -> bool {
+        !self.is_read()
+    }
 }
 
 /// What becomes of writes to mapped pages.
@@ -136,7 +162,13 @@ pub trait Mmu: Sync {
     /// Returns the physical memory of `[frame, frame+count)` to the system; their slots must be populated or empty.
     fn release(&self, frame: Frame, count: u32);
 
-    /// The contents of an unmapped frame, in its slot.
+    /// Whether what was put into an unmapped frame is still there. A machine that others take frames from says no, for good, once a
+    /// frame has been taken: so whoever asks after reading knows what was read.
+    fn holds(&self, _frame: Frame) -> bool {
+        true
+    }
+
+    /// The contents of an unmapped frame, in its slot; anything, if the machine no longer [`holds`](Mmu::holds) them.
     fn bytes(&self, frame: Frame) -> *mut PageBytes;
 
     /// Sleeps while `*word == expected`, for at most `timeout_us` microseconds (0: without limit). May return early.

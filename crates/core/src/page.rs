@@ -30,7 +30,8 @@ pub enum State {
     Saving = 4,
     /// No frame holds it, and every access fails: its contents could not be had.
     Poisoned = 5,
-    /// Unmapped because the program wants every access to trap; the frame holds the only copy of the contents.
+    /// Unmapped, to see whether it is used or because the program wants every access to trap; the frame holds the contents,
+    /// perhaps the only copy.
     Aside = 6,
 }
 

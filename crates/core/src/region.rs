@@ -59,6 +59,8 @@ pub struct Region {
     source: AtomicPtr<Region>,
     words: Table<PageWord>,
     residency: Table<AtomicU8>,
+    /// Of a tracked region: 1 where a page was armed and has neither left its frame nor been discarded since.
+    armed: Table<AtomicU8>,
     /// `&&dyn Pager`, so that it fits one pointer; null while unbound.
     pager: AtomicPtr<&'static dyn Pager>,
 }
@@ -86,8 +88,14 @@ impl Region {
             source: AtomicPtr::new(ptr::null_mut()),
             words,
             residency,
+            armed: Table::empty(),
             pager: AtomicPtr::new(ptr::null_mut()),
         }
+    }
+
+    /// The region with a zeroed table of one entry a page, to know which pages were written although they moved.
+    pub fn track(self, armed: Table<AtomicU8>) -> Region {
+        Region { armed, ..self }
     }
 
     /// Binds the region to its pager. `false`: it is bound already.
@@ -174,6 +182,10 @@ impl Region {
     /// Says whether `page` is in core.
     pub(crate) fn set_resident(&self, page: PageNo, resident: u8) {
         if let Some(byte) = self.residency.get(self.index(page) as usize) {
+            if resident == 0 && byte.load(Ordering::Relaxed) != 0 {
+                // What the machine had noted of the page went with its translation.
+                self.disarm(page);
+            }
             byte.store(resident, Ordering::Release);
         }
     }
@@ -181,6 +193,33 @@ impl Region {
     /// Whether the machine must protect `page` against writes where it maps it.
     pub fn write_protected(&self, page: PageNo) -> bool {
         self.rights == Rights::Read || self.word(page).is_some_and(|word| word.load().wishes().write_protected())
+    }
+
+    /// Begins to note whether `page` leaves its frame. Whether that was noted up to now, and it did not.
+    pub fn arm(&self, page: PageNo) -> bool {
+        let Some(byte) = self.armed.get(self.index(page) as usize) else { return false };
+        // Where it leaves its frame just now, that is found: it counts as written this time.
+        let was = byte.load(Ordering::Acquire) != 0;
+        if !was {
+            byte.store(1, Ordering::Release);
+        }
+        was
+    }
+
+    /// Whether `page` is as it was when it was armed, but for writes that the machine has noted.
+    pub fn is_armed(&self, page: PageNo) -> bool {
+        // Whoever moves it has claimed it, and says so here before the claim ends.
+        let (Some(word), Some(byte)) = (self.word(page), self.armed.get(self.index(page) as usize)) else {
+            return false;
+        };
+        word.load().state() != State::Busy && byte.load(Ordering::Acquire) != 0
+    }
+
+    /// Counts `page` as written.
+    pub fn disarm(&self, page: PageNo) {
+        if let Some(byte) = self.armed.get(self.index(page) as usize) {
+            byte.store(0, Ordering::Release);
+        }
     }
 
     /// Whether the program may make this access.

@@ -28,10 +28,18 @@ impl Ring {
     /// look the same.
     pub fn new(slots: Table<Slot>) -> Ring {
         debug_assert!(slots.len().is_power_of_two() && slots.len() > 1);
-        for (turn, slot) in slots.iter().enumerate() {
+        let ring = Ring { slots, head: AtomicU64::new(0), tail: AtomicU64::new(0) };
+        ring.reset();
+        ring
+    }
+
+    /// Empties it, whatever was under way: in a forked child, where nobody else uses it.
+    pub fn reset(&self) {
+        for (turn, slot) in self.slots.iter().enumerate() {
             slot.turn.store(turn as u64, Ordering::Relaxed);
         }
-        Ring { slots, head: AtomicU64::new(0), tail: AtomicU64::new(0) }
+        self.head.store(0, Ordering::Relaxed);
+        self.tail.store(0, Ordering::Relaxed);
     }
 
     /// A ring without room.

@@ -28,6 +28,7 @@ pub struct FrameStack {
     standby: Ring,
     on_standby: AtomicU32,
     saving: AtomicU32,
+    sampled: AtomicU32,
     holding: Holding,
     unpopulated: Unpopulated,
     /// The last claim was refused memory: until one is not, what is unclaimed cannot be counted on.
@@ -48,6 +49,7 @@ impl FrameStack {
             standby,
             on_standby: AtomicU32::new(0),
             saving: AtomicU32::new(0),
+            sampled: AtomicU32::new(0),
             holding: Holding::new(budget),
             unpopulated,
             refused: AtomicU32::new(0),
@@ -80,6 +82,21 @@ impl FrameStack {
     /// The contents of a frame are queued to be saved.
     pub(crate) fn joins_saving(&self) {
         self.saving.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Frames of pages that are unmapped to see whether they are used.
+    pub fn sampled(&self) -> u32 {
+        self.sampled.load(Ordering::SeqCst)
+    }
+
+    /// A page is about to be unmapped to see whether it is used: call it before the page's word says so.
+    pub(crate) fn joins_sampled(&self) {
+        self.sampled.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A page that was unmapped to see whether it is used is something else now.
+    pub(crate) fn leaves_sampled(&self) {
+        self.sampled.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// `count` saves have ended, well or not.

@@ -35,6 +35,10 @@ counters! {
     faults_total,
     /// Pages mapped again from the standby list, without a fill.
     soft_faults_total,
+    /// Pages unmapped to see whether they are used.
+    sampled_total,
+    /// Of these, pages that were used, and so mapped again.
+    referenced_total,
     /// Pages brought in by their pager.
     fills_total,
     /// Of these, pages that nobody had asked for yet.

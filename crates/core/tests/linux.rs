@@ -55,8 +55,12 @@ impl Ground {
                 pool: open_uffd(Features::WP)?,
                 worker: open_uffd(Features::THREAD_ID.and(Features::POISON).and(Features::EXACT_ADDRESS))?,
                 upcall: open_uffd(Features::SIGBUS)?,
+                ..Descriptors::ABSENT
+            };
+            let descriptors = Descriptors {
                 memory: Descriptor::open_memory()?,
                 pagemap: Pagemap(Descriptor::open_pagemap()?),
+                ..descriptors
             };
             let (pool, worker, upcall) = (reserve(LEN), reserve(LEN), reserve(LEN));
             unsafe {

@@ -43,6 +43,16 @@ impl Memory {
         &self.physical
     }
 
+    /// The same once more, to be kept where the memory's owner is not.
+    ///
+    /// # Safety
+    /// *guest-memory*: it is not used once this is dropped.
+    pub(crate) unsafe fn view(&self) -> PhysMemory {
+        let len = (self.physical.len_bytes() / 8) as usize;
+        // SAFETY: guest-memory: all its words, and atomics only, as the caller promises.
+        PhysMemory::new(self.physical.first(), unsafe { Table::new(self.host.cast(), len) })
+    }
+
     /// Where the process has it.
     pub const fn host(&self) -> NonNull<u8> {
         self.host

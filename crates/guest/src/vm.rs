@@ -2,6 +2,7 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use kvm_bindings::{
@@ -16,6 +17,7 @@ use selfpage_core::tables::PageSize;
 use crate::descriptors::{Descriptors, RING0_CODE, RING3_CODE, RING3_DATA, TASK};
 use crate::error::{Error, Kind, Result};
 use crate::memory::Memory;
+use crate::statistics::Statistics;
 
 /// Protection, write protection also for ring 0, and paging; the old signal for floating point errors is off.
 const CR0: u64 = 0x8005_0033;
@@ -239,6 +241,11 @@ impl<'m> Vm<'m> {
         })
     }
 
+    /// What KVM itself counts of the CPU; `None`: it does not say.
+    pub fn statistics(&self) -> Option<Statistics> {
+        Statistics::of(&self.cpu)
+    }
+
     /// The registers.
     ///
     /// # Errors
@@ -291,6 +298,30 @@ impl<'m> Vm<'m> {
             Err(errno) if system(errno).kind() == io::ErrorKind::Interrupted => Ok(Exit::Interrupted),
             Err(errno) => Err(refused("run a virtual machine")(errno)),
         }
+    }
+
+    /// Which signals the thread has blocked while the machine runs, in place of those that it has blocked otherwise. One that comes
+    /// ends the run with [`Exit::Interrupted`].
+    ///
+    /// # Errors
+    /// KVM refused.
+    pub fn set_signal_mask(&mut self, mask: &libc::sigset_t) -> Result<()> {
+        /// `_IOW(KVMIO, 0x8b, struct kvm_signal_mask)`.
+        const KVM_SET_SIGNAL_MASK: libc::Ioctl = 0x4004_ae8b;
+        /// As long as the kernel's own set.
+        const LEN: usize = 8;
+        let mut request = [0; 4 + LEN];
+        request[..4].copy_from_slice(&(LEN as u32).to_ne_bytes());
+        for signal in 1..=64u8 {
+            // SAFETY: guest-limit: a set that was filled in.
+            let blocked = unsafe { libc::sigismember(mask, signal.into()) } == 1;
+            request[4 + usize::from(signal - 1) / 8] |= u8::from(blocked) << ((signal - 1) % 8);
+        }
+        // SAFETY: guest-limit: KVM reads as many bytes as the first word says.
+        if unsafe { libc::ioctl(self.cpu.as_raw_fd(), KVM_SET_SIGNAL_MASK, request.as_ptr()) } != 0 {
+            return Err(Error::system("set the signals of a virtual CPU", io::Error::last_os_error()));
+        }
+        Ok(())
     }
 
     /// Where the CPU's page tables lead, by KVM's own walk: it asks for no right, and marks entries as accessed.

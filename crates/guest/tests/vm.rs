@@ -99,3 +99,17 @@ fn an_address_has_one_memory() {
     assert_eq!(vm.add(&overlapping).unwrap_err().kind(), Kind::Invalid);
     vm.add(&next).unwrap();
 }
+
+#[test]
+fn what_kvm_counts_is_read_by_name() {
+    let (memory, descriptors) = prepared();
+    let Some(mut vm) = vm() else { return };
+    vm.add(&memory).unwrap();
+    let Some(statistics) = vm.statistics() else {
+        return skip::skip("kvm-statistics", "this KVM has no KVM_GET_STATS_FD; Linux 5.14 has");
+    };
+    let before = statistics.read("exits").unwrap();
+    assert_eq!(store(&mut vm, &descriptors, DATA), Exit::Port(0x10));
+    assert!(statistics.read("exits").unwrap() > before);
+    assert_eq!(statistics.read("exit"), None);
+}

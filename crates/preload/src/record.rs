@@ -73,6 +73,7 @@ pub extern "C" fn end() {
     }
     let (Some(file), Some(managed)) = (FILE.get(), managed::get()) else { return };
     let _quiet = Quiet::begin();
+    managed.domain.flush_trace();
     let mut line = Line { bytes: [0; 2048], len: 0 };
     if describe(&mut line, writer, managed).is_err() {
         return;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Kind, Locking};
@@ -9,7 +10,7 @@ use selfpage::{DescriptorTable, Domain, Kind, Locking};
 use crate::managed::{self, HEAP_BYTES, MAPS_BYTES, Managed};
 use crate::{malloc, process, record, sys, threads};
 
-/// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=PATH`.
+/// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=PATH;trace=PATH;sample=MS`.
 pub const VARIABLE: &str = "SELFPAGE_RUN";
 
 /// Where `run` told us to keep pages.
@@ -21,11 +22,18 @@ enum Place {
     Named(String),
 }
 
+/// Where a trace goes, and how often the working set is estimated for it.
+struct Trace {
+    path: String,
+    every: Duration,
+}
+
 struct Wishes {
     frames_bytes: usize,
     policy: String,
     place: Place,
     record: Option<String>,
+    trace: Option<Trace>,
     /// Who called `run`.
     user: Option<u32>,
 }
@@ -61,6 +69,10 @@ impl Wishes {
             policy: value("policy").unwrap_or_else(|| "lru".into()),
             place,
             record: value("record"),
+            trace: value("trace").map(|path| Trace {
+                path,
+                every: Duration::from_millis(value("sample").and_then(|ms| ms.parse().ok()).unwrap_or(0)),
+            }),
             user: value("user").and_then(|user| user.parse().ok()),
         })
     }
@@ -69,7 +81,11 @@ impl Wishes {
         process::attend_forks_before_the_domain();
         // Before the domain: its descriptors' numbers are free again in our table, and must not be the store's.
         let store = self.place.store()?;
-        let domain = Domain::with_frames(self.frames_bytes)
+        let mut wanted = Domain::with_frames(self.frames_bytes);
+        if let Some(Trace { path, every }) = &self.trace {
+            wanted = wanted.trace(path, *every);
+        }
+        let domain = wanted
             .policy(&self.policy)
             .descriptor_table(DescriptorTable::Private)
             // The regions' size would use up what the program itself may lock, and locked memory takes no guards.

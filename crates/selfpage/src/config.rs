@@ -1,5 +1,8 @@
 //! What a domain is made of.
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::fault::Failure;
 use selfpage_core::frame::Table;
@@ -7,6 +10,7 @@ use selfpage_core::policy::{self, Link, Policy};
 
 use crate::domain::Domain;
 use crate::error::{Error, Kind, Result};
+use crate::trace::Destination;
 
 /// A domain needs some frames to turn around in.
 pub(crate) const LEAST_FRAMES: u32 = 16;
@@ -52,6 +56,7 @@ pub(crate) struct Settings {
     pub(crate) descriptor_table: DescriptorTable,
     pub(crate) locking: Locking,
     pub(crate) on_failure: Option<fn(usize, Failure)>,
+    pub(crate) trace: Option<Destination>,
 }
 
 /// A domain to be.
@@ -74,6 +79,7 @@ impl Config {
             descriptor_table: DescriptorTable::Shared,
             locking: Locking::WherePermitted,
             on_failure: None,
+            trace: None,
         };
         Config { settings, policy: Choice::Named("lru".into()), frames_bytes }
     }
@@ -127,6 +133,15 @@ impl Config {
     /// The function runs in a trap: it must not allocate, lock, or touch managed memory.
     pub fn on_failure(mut self, callback: fn(usize, Failure)) -> Config {
         self.settings.on_failure = Some(callback);
+        self
+    }
+
+    /// Writes what happens to each page to a file: see [`crate::trace`]. Where the file is there already, it stays, and the trace
+    /// goes to one beside it, with the number of the process at its end; so does that of a forked child.
+    ///
+    /// The working set is estimated once in `working_set_every`, by a sample of 256 pages; zero: not at all.
+    pub fn trace(mut self, path: impl Into<PathBuf>, working_set_every: Duration) -> Config {
+        self.settings.trace = Some(Destination { path: path.into(), working_set_every });
         self
     }
 

@@ -48,6 +48,9 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
         Err(error) if config.needs_system_calls => return Err(error),
         Err(_) => (open(Reach::UserFaults, worker_features)?, Reach::UserFaults),
     };
+    // A kernel with UFFDIO_MOVE has WP_ASYNC too.
+    let tracked_worker = open(reach, worker_features.and(Features::WP_ASYNC))?;
+    let tracked_upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS).and(Features::WP_ASYNC))?;
     let mut high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| -> Result<Descriptor> {
         let descriptor = raised(descriptor.map_err(|errno| Error::system("open", object, errno))?);
         opened.push(descriptor);
@@ -55,10 +58,10 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
     };
     let memory = high(Descriptor::open_memory(), "/proc/self/mem")?;
     let pagemap = Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?);
-    Ok((Descriptors { pool, worker, upcall, memory, pagemap }, reach))
+    Ok((Descriptors { pool, worker, upcall, tracked_worker, tracked_upcall, memory, pagemap }, reach))
 }
 
-fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
+pub(crate) fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
     let why = SystemError::into_io(errno);
     if matches!(why.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
         return Error::system("open", "userfaultfd", errno);
@@ -76,19 +79,22 @@ fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
 }
 
 /// Their numbers.
-pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 5] {
-    [descriptors.pool.0, descriptors.worker.0, descriptors.upcall.0, descriptors.memory, descriptors.pagemap.0]
-        .map(Descriptor::raw)
+pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 7] {
+    let Descriptors { pool, worker, upcall, tracked_worker, tracked_upcall, memory, pagemap } = *descriptors;
+    [pool.0, worker.0, upcall.0, tracked_worker.0, tracked_upcall.0, memory, pagemap.0].map(Descriptor::raw)
 }
 
 /// Closes them, where the program has them and has not closed them itself.
 pub(crate) fn close_ours(descriptors: &Descriptors) {
-    for number in numbers(descriptors) {
-        // The program may have closed ours, and opened its own at the number.
-        let names = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
-        if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
-            let _ = Descriptor::from_raw(number).close();
-        }
-        release_number(number);
+    numbers(descriptors).into_iter().for_each(close_number);
+}
+
+/// Closes one.
+pub(crate) fn close_number(number: RawFd) {
+    // The program may have closed ours, and opened its own at the number.
+    let names = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+    if OURS.iter().any(|end| names.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())) {
+        let _ = Descriptor::from_raw(number).close();
     }
+    release_number(number);
 }

@@ -4,6 +4,8 @@
 //! Nemesis §4 and §5: "require every application to deal with all its own memory faults using its own concrete resources".
 #![allow(unsafe_code)]
 
+mod threads;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::os::fd::RawFd;
@@ -15,13 +17,13 @@ use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
 use selfpage_core::contract::Contract;
 use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure, copy_first, protect};
+use selfpage_core::fault::{self, Failure, copy_first, protect, sample};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
-use selfpage_core::linux::uffd::{Reach, Uffd};
+use selfpage_core::linux::uffd::Reach;
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
 use selfpage_core::policy::Policy;
@@ -30,17 +32,18 @@ use selfpage_core::ring::{Ring, Slot};
 use selfpage_core::stack::{self, FrameStack};
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Cause, Error, Kind, Result, SystemError};
+use crate::error::{Cause, Error, Kind, Result};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
 use crate::trap::handlers::{Handlers, start_one};
-use crate::trap::{errand, thread, upcall, worker};
-use crate::{descriptors, evictor};
+use crate::trap::{errand, worker};
+use crate::{descriptors, trace};
 
 mod regions;
 
@@ -53,7 +56,8 @@ const CALLS: usize = 256;
 /// What the domain's threads and handles share.
 pub(crate) struct Inner {
     state: DomainState,
-    errands: Ring,
+    pub(crate) errands: Ring,
+    pub(crate) writing: trace::Writing,
     pub(crate) config: Settings,
     pub(crate) pool: FramePool,
     mmu: &'static LinuxMmu,
@@ -72,6 +76,8 @@ pub(crate) struct Inner {
     /// Used by the evictor alone; fork holds it while it copies the process.
     pub(crate) policy: Mutex<Box<dyn Policy>>,
     standby_share: u8,
+    /// The number of the last sample of pages; a fork takes one too.
+    pub(crate) samples: AtomicU64,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
     /// Whether there is a [`crate::snapshot::Snapshots`] of its regions.
@@ -175,6 +181,17 @@ impl Domain {
         }
     }
 
+    /// Waits until the trace, if there is one, has all that has happened so far.
+    pub fn flush_trace(&self) {
+        if self.life.inner.config.trace.is_some() {
+            self.life.inner.writing.flush(&self.life.inner);
+        }
+    }
+
+    pub(crate) fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
     /// What the domain has counted so far.
     pub fn stats(&self) -> Stats {
         Stats::read(&self.life.inner)
@@ -220,15 +237,23 @@ impl Inner {
         let words = frames.div_ceil(64);
         let standby = (frames / 4).next_power_of_two().max(64);
         let saves = (frames / 4).next_power_of_two().clamp(1024, 8192);
+        let traced = config.trace.as_ref().map_or(0, |_| trace::PLACES);
         let bytes = Arena::bytes_for::<selfpage_core::frame::FrameRecord>(frames)
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, standby, REQUESTS, saves, ERRANDS, CALLS].map(Arena::bytes_for::<Slot>).iter().sum::<usize>()
+            + [standby, standby, REQUESTS, saves, ERRANDS, CALLS, traced]
+                .map(Arena::bytes_for::<Slot>)
+                .iter()
+                .sum::<usize>()
             + Arena::bytes_for::<selfpage_core::policy::Link>(frames);
         let mut arena = Arena::new(bytes)?;
         // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
         let (state, errands, calls, links) = unsafe {
+            let tracer = match traced {
+                0 => Tracer::off(),
+                places => Tracer::over(Ring::new(arena.table(places)), monotonic_ns()),
+            };
             let mut frame_set = || FrameSet::new(arena.table(words), arena.table(words.div_ceil(64)));
             let (free, unpopulated) = (frame_set(), Unpopulated::new(frame_set(), most));
             let state = DomainState {
@@ -246,6 +271,7 @@ impl Inner {
                 // As many copies as pages may be on standby.
                 cut: Cut::new(Ring::new(arena.table(standby))),
                 counters: Counters::default(),
+                tracer,
             };
             let links: Table<_> = arena.table(frames);
             (state, Ring::new(arena.table(ERRANDS)), Ring::new(arena.table(CALLS)), links)
@@ -256,6 +282,7 @@ impl Inner {
         let inner = Inner {
             state,
             errands,
+            writing: trace::Writing::default(),
             pool,
             mmu,
             descriptors: Mutex::new(descriptors),
@@ -269,6 +296,7 @@ impl Inner {
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
             standby_share,
+            samples: AtomicU64::new(0),
             saver_turns: AtomicU64::new(0),
             snapshots: AtomicBool::new(false),
             cutting: AtomicBool::new(false),
@@ -319,6 +347,7 @@ impl Inner {
         for bound in regions.values() {
             bound.lock_as(&self.pool)?;
             bound.register(descriptors)?;
+            bound.core().range.pages().for_each(|page| bound.core().disarm(page));
             bound.core().pager().into_iter().for_each(Pager::forked);
             protect::protect_again(state, bound.core()).map_err(refused)?;
         }
@@ -329,6 +358,8 @@ impl Inner {
         while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
         state.handovers.forget_all();
         state.counters.reset();
+        state.tracer.restart(monotonic_ns());
+        self.writing.restart();
         // The handles are of threads that are not here.
         std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
         self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())?;
@@ -362,14 +393,19 @@ impl Inner {
         }
     }
 
-    /// Closes the gate at a moment when nothing is on its way to a store.
+    /// Closes the gate at a moment when nothing is on its way to a store, and no page is unmapped to see whether it is used: a
+    /// fork copies neither.
     pub(crate) fn close_gate_drained(&self) {
         loop {
             self.close_gate();
-            if self.state.saves_drained() {
+            if self.state.saves_drained() && self.state.stack.sampled() == 0 {
                 return;
             }
             self.state.gate.open(self.state.mmu);
+            if self.state.stack.sampled() > 0 {
+                self.samples.fetch_add(1, Ordering::SeqCst);
+                self.on_pager_thread(|| sample::end_all(&self.state));
+            }
             self.state.to_save.signal(self.state.mmu);
             std::thread::sleep(std::time::Duration::from_micros(200));
         }
@@ -477,111 +513,4 @@ impl Inner {
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-impl Inner {
-    /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
-    /// descriptors in it, and starts the others, who share it.
-    fn start_threads_keeping(self: &Arc<Self>, mut keep: Vec<RawFd>) -> Result<()> {
-        let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-        keep.extend(descriptors::numbers(&descriptors));
-        let ours = keep.clone();
-        let (send, receive) = std::sync::mpsc::sync_channel(1);
-        let own = self.clone();
-        let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
-        let first = thread::start("selfpage-pager", move || {
-            let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
-                own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
-                start_others(&own, descriptors.worker)
-            });
-            let _ = send.send(started);
-            drop(send);
-            pager(&own);
-        });
-        let started = first.and_then(|first| {
-            self.threads().push(first);
-            receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the first of them died")))
-        });
-        if let Err(cause) = started {
-            self.end();
-            return Err(failed(cause));
-        }
-        self.hide_descriptors(&ours);
-        Ok(())
-    }
-
-    /// In a forked child that does not get the domain: its threads are not here.
-    pub(crate) fn abandon(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.bell.forget_workers();
-        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
-    }
-
-    /// Ends the domain's threads, as many as there are, and gives its descriptors back.
-    fn end(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        upcall::delist(&raw const *self);
-        self.handlers.end(self);
-        let state = &self.state;
-        for event in [&state.requested, &state.to_save, &state.stack.demand.wanted, &state.stack.demand.available] {
-            event.signal(state.mmu);
-        }
-        self.bell.ring();
-        let threads = std::mem::take(&mut *self.threads());
-        for thread in threads {
-            let _ = thread.join();
-        }
-        self.close_descriptors();
-    }
-
-    /// Closes the domain's descriptors, where the program has them and has not closed them itself.
-    fn close_descriptors(&self) {
-        descriptors::close_ours(&self.descriptors.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// Where the program is not to see the domain's descriptors, closes its copies of these.
-    pub(crate) fn hide_descriptors(&self, numbers: &[RawFd]) {
-        if self.config.descriptor_table == DescriptorTable::Private {
-            for number in numbers {
-                let _ = Descriptor::from_raw(*number).close();
-            }
-        }
-    }
-}
-
-fn start_others(inner: &Arc<Inner>, uffd: Uffd) -> std::io::Result<()> {
-    for _ in 1..inner.config.pagers {
-        start(inner, "selfpage-pager", pager)?;
-    }
-    let queue = Arc::new(worker::Queue::over(uffd)?);
-    for _ in 0..inner.config.workers {
-        let queue = queue.clone();
-        start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?;
-        inner.bell.add_worker();
-    }
-    start(inner, "selfpage-evict", |inner| evictor::run(inner))?;
-    start(inner, "selfpage-save", |inner| evictor::save(inner))
-}
-
-fn start(inner: &Arc<Inner>, name: &str, work: impl FnOnce(&Arc<Inner>) + Send + 'static) -> std::io::Result<()> {
-    let own = inner.clone();
-    let thread = thread::start(name, move || work(&own))?;
-    inner.threads().push(thread);
-    Ok(())
-}
-
-/// A pager thread: errands, faults that could not be resolved where they arose, and reading ahead.
-fn pager(inner: &Arc<Inner>) {
-    let state = &inner.state;
-    while let Some(seen) = state.requested.count_unless(|| inner.stopping()) {
-        if errand::serve(state, &inner.errands) {
-            continue;
-        }
-        match fault::next_request(state) {
-            Some(request) => {
-                fault::serve(state, request);
-            }
-            None => state.requested.wait(state.mmu, seen, 0),
-        }
-    }
 }

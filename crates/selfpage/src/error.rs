@@ -26,6 +26,8 @@ pub enum Kind {
     Io,
     /// Contents are damaged or gone.
     Lost,
+    /// The protection domain that the thread is in has no right to that: leave it, or give it the right.
+    Denied,
 }
 
 /// An error of the library.

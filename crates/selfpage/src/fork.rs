@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
@@ -22,6 +23,7 @@ use selfpage_core::policy::Policy;
 
 use crate::domain::{Inner, Regions};
 use crate::error::Result;
+use crate::region::Bound;
 use crate::store::BackingStore;
 use crate::trap::{thread, upcall};
 
@@ -54,12 +56,17 @@ struct PausedDomain {
     inner: Arc<Inner>,
 }
 
-/// Has forks take care of the domain.
-pub(crate) fn enlist(inner: &Arc<Inner>) {
+/// Has forks come here. Handlers that are installed later come first before a fork, and last after it.
+pub(crate) fn install() {
     // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as domains can exist.
     INSTALL.call_once(|| unsafe {
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
     });
+}
+
+/// Has forks take care of the domain.
+pub(crate) fn enlist(inner: &Arc<Inner>) {
+    install();
     let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| domain.strong_count() > 0);
@@ -71,6 +78,13 @@ pub(crate) fn delist(inner: &Arc<Inner>) {
     let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| !std::ptr::eq(domain.as_ptr(), Arc::as_ptr(inner)));
+}
+
+/// The tracked region that a range has a page in.
+pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
+    let _quiet = signal::Quiet::begin();
+    let domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
 }
 
 extern "C" fn prepare() {

@@ -196,6 +196,10 @@ pub(crate) struct Asking {
     access: memory::Access,
 }
 
+/// Why a tracked region is refused by whoever needs writes to be faults.
+pub(crate) const ONE_CLIENT: &str =
+    "a page has one bit that makes writes to it known, and tracking uses it: leave `tracked` out";
+
 impl Asking {
     pub(crate) fn of(handler: Option<Box<dyn FaultHandler>>, access: memory::Access) -> Asking {
         let first = handler.as_ref().is_some_and(|handler| handler.asks_first());
@@ -207,6 +211,9 @@ impl Asking {
         match (trap, &self.handler) {
             (Trap::Upcall, Some(_)) => handler_stack::lay_out(),
             (Trap::Worker, Some(_)) => handlers::start_one(inner)?,
+            (Trap::TrackedWorker | Trap::TrackedUpcall, Some(_)) => {
+                return Err(Error::new(Kind::Invalid, "make", "a tracked region with a handler", ONE_CLIENT));
+            }
             (_, None) => {}
         }
         Ok(())
@@ -283,6 +290,9 @@ impl Bound {
         if protection == Protection::ReadWrite && self.core().rights == Rights::Read {
             let cause = "the region may only be read: make it with Rights::ReadWrite";
             return Err(Error::new(Kind::Invalid, "protect", format!("region {}", self.name()), cause));
+        }
+        if self.core().trap.is_tracked() {
+            return Err(Error::new(Kind::Invalid, "protect", format!("region {}", self.name()), ONE_CLIENT));
         }
         Ok(())
     }

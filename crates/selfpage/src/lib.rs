@@ -23,6 +23,7 @@
 mod arena;
 mod config;
 mod descriptors;
+pub mod dirty;
 pub mod doctor;
 mod domain;
 mod error;
@@ -30,14 +31,19 @@ mod evictor;
 mod fork;
 mod handler;
 mod mapping;
+mod maps;
 pub mod pager;
+mod placement;
 mod pool;
+pub mod protection;
 mod region;
 mod residence;
 pub mod snapshot;
 mod stats;
 pub mod store;
+pub mod trace;
 pub mod trap;
+mod usage;
 
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;
@@ -53,6 +59,7 @@ pub use selfpage_core::policy::{NAMES as POLICIES, Policy};
 pub use selfpage_core::region::{Access, Rights};
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;
+pub use usage::{Estimate, Sample, Sampling, Usage};
 
 /// The Rust in the guides compiles.
 #[cfg(doctest)]
@@ -67,8 +74,14 @@ mod guides {
     struct Snapshots;
     #[doc = include_str!("../../../docs/stores.md")]
     struct Stores;
+    #[doc = include_str!("../../../docs/monitoring.md")]
+    struct Monitoring;
+    #[doc = include_str!("../../../docs/protection.md")]
+    struct Protection;
     #[doc = include_str!("../../../docs/handlers.md")]
     struct Handlers;
+    #[doc = include_str!("../../../docs/dirty.md")]
+    struct DirtyPages;
 }
 
 /// The end, where tables no longer make sense.

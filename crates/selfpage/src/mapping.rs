@@ -2,6 +2,8 @@
 //! mappings under the domain.
 #![allow(unsafe_code)]
 
+use std::sync::atomic::Ordering;
+
 use selfpage_core::addr::PageRange;
 use selfpage_core::fault::range;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
@@ -61,7 +63,7 @@ impl Region {
     /// Nothing from `len_bytes` on is fetched before it is asked for: the program has no access there.
     pub fn set_reach(&self, len_bytes: usize) {
         let pages = len_bytes.div_ceil(selfpage_core::addr::PAGE_BYTES) as u64;
-        self.core().reach.store(pages, std::sync::atomic::Ordering::Relaxed);
+        self.core().reach.store(pages, Ordering::Relaxed);
     }
 
     /// As [`Region::discard`], for callers that share the region.

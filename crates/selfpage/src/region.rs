@@ -17,7 +17,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
 use selfpage_core::cut::PageSets;
 use selfpage_core::fault::range;
 use selfpage_core::fault::{Failure, Outcome, evict};
-use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::memory::{self, Access, Advice};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Modes;
 use selfpage_core::mmu::Trap;
@@ -29,10 +29,12 @@ use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
+use crate::dirty;
 use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result};
 use crate::handler::{Asking, FaultHandler};
 use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
+use crate::placement::{self, Placement};
 use crate::pool::FramePool;
 use crate::store::BackingStore;
 use crate::trap::upcall;
@@ -48,17 +50,18 @@ pub struct Builder<'a> {
     life: &'a Arc<Life>,
     len_bytes: usize,
     name: String,
-    trap: Trap,
+    pub(crate) trap: Trap,
     priority: u8,
     reserved: Access,
+    pub(crate) placement: Placement,
     handler: Option<Box<dyn FaultHandler>>,
 }
 
 impl<'a> Builder<'a> {
     pub(crate) fn new(life: &'a Arc<Life>, len_bytes: usize) -> Builder<'a> {
-        let name = String::new();
+        let (name, placement) = (String::new(), Placement::Anywhere);
         let reserved = Access::ReadWrite;
-        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved, handler: None }
+        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved, placement, handler: None }
     }
 
     /// A name for messages.
@@ -69,7 +72,7 @@ impl<'a> Builder<'a> {
 
     /// How faults arrive: [`Trap::Worker`] unless stated otherwise.
     pub fn trap(mut self, trap: Trap) -> Self {
-        self.trap = trap;
+        self.trap = if self.trap.is_tracked() { trap.tracked() } else { trap };
         self
     }
 
@@ -219,7 +222,7 @@ pub(crate) struct Bound {
     _tables: Arena,
     descriptors: Vec<RawFd>,
     store: Option<Arc<dyn BackingStore>>,
-    name: String,
+    pub(crate) name: String,
     len_bytes: usize,
     pub(crate) asking: Asking,
 }
@@ -239,29 +242,31 @@ impl Bound {
         if builder.len_bytes == 0 || builder.len_bytes > isize::MAX as usize / 2 {
             return Err(Error::new(Kind::Invalid, "make", object(), "a region needs bytes, and fewer than 2^62"));
         }
-        if trap == Trap::Upcall && table == DescriptorTable::Private {
+        dirty::check_tracked(trap, rights).map_err(|why| why.for_a(object()))?;
+        if trap.is_signal() && table == DescriptorTable::Private {
             let cause =
                 "upcall regions need a domain whose descriptors the program's threads have (DescriptorTable::Shared)";
             return Err(Error::new(Kind::Invalid, "make", object(), cause));
         }
-        if trap == Trap::Upcall && !upcall::enlist(&raw const **inner) {
+        if trap.is_signal() && !upcall::enlist(&raw const **inner) {
             let cause = "there are too many domains with upcall regions in this process";
             return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
         }
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
         let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
-        let (words, set) = (Arena::bytes_for::<PageWord>(len), Arena::bytes_for::<AtomicU64>(PageSet::words(len)));
-        let mut tables =
-            Arena::new(words + Arena::bytes_for::<AtomicU8>(len) + 4 * set).map_err(|why| why.for_a(object()))?;
+        let armed = if trap.is_tracked() { len } else { 0 };
+        let set = Arena::bytes_for::<AtomicU64>(PageSet::words(len));
+        let bytes = Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len);
+        let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 4 * set;
+        let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
-        // Access comes below: where the program has all new mappings locked (mlockall(2)), the kernel would fill this one.
-        // SAFETY: owned-range: a fresh mapping.
-        let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::None) }
-            .map_err(|errno| Error::system("reserve", object(), errno))?;
+        let start = placement::reserve(builder.placement, len_bytes, &object())?;
         let first = VirtAddr(start).page();
         let range = PageRange { first, count: len as u64 };
         // SAFETY: table-memory: the tables are dropped after the region.
-        let mut region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
+        let region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
+        // SAFETY: table-memory: as above.
+        let mut region = region.track(unsafe { tables.table(armed) });
         // SAFETY: table-memory: as above.
         let mut set = || PageSet::new(unsafe { tables.table(PageSet::words(len)) });
         region.sets = PageSets { unarmed: set(), changed: set(), pending: set(), inherited: set() };
@@ -347,8 +352,10 @@ impl Bound {
         let uffd = match self.region.trap {
             Trap::Worker => descriptors.worker,
             Trap::Upcall => descriptors.upcall,
+            Trap::TrackedWorker => descriptors.tracked_worker,
+            Trap::TrackedUpcall => descriptors.tracked_upcall,
         };
-        // A write to a page that is protected is told too.
+        // A write to a page that is protected is told too, or noted.
         let modes = Modes::MISSING.and(Modes::WP);
         // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
         unsafe { uffd.register(start, len_bytes, modes) }
@@ -424,7 +431,7 @@ impl Drop for Bound {
 /// Memory that its domain pages. Dropping it drops its contents. The domain goes on as long as it has regions, handle or no
 /// handle.
 pub struct Region {
-    bound: Arc<Bound>,
+    pub(crate) bound: Arc<Bound>,
     life: Arc<Life>,
 }
 

@@ -11,8 +11,12 @@ mod cgroup;
 mod content;
 mod data;
 mod device;
+mod dirty;
 mod error;
 mod faults;
+mod gcbench;
+#[cfg(feature = "guest")]
+mod guest;
 mod histogram;
 mod job;
 mod paging;
@@ -30,6 +34,7 @@ mod systems;
 mod table;
 mod tables;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use error::Error;
@@ -42,13 +47,25 @@ use stage::Stage;
 use system::{Condition, Entry};
 
 /// All benches.
-static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults, &tables::Tables, &snapshot::Snapshot];
+static BENCHES: &[&dyn Bench] = &[
+    &paging::Paging,
+    &faults::Faults,
+    &tables::Tables,
+    &dirty::Tracking,
+    &snapshot::Snapshot,
+    &gcbench::Gcbench,
+    #[cfg(feature = "guest")]
+    &guest::Guest,
+];
 
 const EXAMPLES: &str = "\
 Examples:
   selfpage bench list                                     what there is
   selfpage bench faults --quick                           a first look, in a second
   selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
+  selfpage bench dirty                                    finding written pages: ours, mprotect, fork; needs 1 GiB
+  selfpage bench gcbench --quick                          the Boehm collector on our dirty bits, if it is installed
+  selfpage bench guest --quick                            a closure on page tables of its own; needs /dev/kvm
   selfpage bench snapshot                                 one instant of memory into a file, and fork; needs 3 GiB
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
@@ -106,7 +123,7 @@ pub fn run(args: Args) -> i32 {
     if let Some(directory) = &args.child {
         return chosen.answer(directory, args.cgroup.as_deref());
     }
-    let mut outcome = Outcome { records: Vec::new(), failures: 0 };
+    let mut outcome = Outcome { records: Vec::new(), failures: 0, skips: BTreeSet::new() };
     let result = Archive::open_if(args.save.as_deref()).map_err(|error| (2, error));
     let result = result.and_then(|archive| chosen.perform(&args, archive, &mut outcome).map_err(|error| (1, error)));
     if !args.json && !outcome.records.is_empty() {
@@ -149,6 +166,8 @@ struct Choice {
 struct Outcome {
     records: Vec<Record>,
     failures: u32,
+    /// Those that were told.
+    skips: BTreeSet<String>,
 }
 
 impl Choice {
@@ -248,14 +267,24 @@ impl Choice {
                 progress.begin(job.clone());
                 match stage.play(case, system) {
                     Ok(done) => {
-                        progress.end(&format!("{job}: {:.1} {}", done.0.value, self.bench.unit(case).name));
+                        let value = done.0.value;
+                        let told = if value.is_finite() {
+                            format!("{value:.1} {}", self.bench.unit(case).name)
+                        } else {
+                            "done".into()
+                        };
+                        progress.end(&format!("{job}: {told}"));
                         samples.push(done);
                     }
                     Err(Error::Interrupted) => return Err(Error::Interrupted),
                     Err(error) => {
                         let fatal = !matches!(&error, Error::Skip { name, .. } if !error::required(name));
                         outcome.failures += u32::from(fatal);
-                        progress.say(&format!("{job}: {error}"));
+                        let error = error.to_string();
+                        // What the whole machine lacks is said once.
+                        if !error.starts_with("SKIP(") || outcome.skips.insert(error.clone()) {
+                            progress.say(&format!("{job}: {error}"));
+                        }
                         progress.end(&format!("{job}: no result"));
                     }
                 }

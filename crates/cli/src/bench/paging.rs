@@ -100,7 +100,7 @@ impl Bench for Paging {
             Drive::Memory(_) => true,
             Drive::Requests { len_bytes: PAGE_BYTES } => case.pattern == Pattern::Random,
             Drive::Requests { .. } => case.pattern == Pattern::Sequential,
-            Drive::Calls(_) | Drive::Snapshot(_) => false,
+            _ => false,
         }
     }
 
@@ -118,9 +118,7 @@ impl Bench for Paging {
         match job.system.drive {
             Drive::Memory(make) => trial.mapped(&mut *make()),
             Drive::Requests { len_bytes } => trial.requests(len_bytes),
-            Drive::Calls(_) | Drive::Snapshot(_) => {
-                Err(Error::Failed(format!("{} has no memory to page", job.system.name)))
-            }
+            _ => Err(Error::Failed(format!("{} has no memory to page", job.system.name))),
         }
     }
 }
@@ -256,7 +254,7 @@ impl Trial<'_> {
             figures.push(("pass_s", run.elapsed_s / passes));
         }
         let figures = figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
-        Sample { value, counts: reached(misses, traffic.read_bytes()), figures }
+        Sample { value, counts: reached(misses, traffic.read_bytes()), timing: None, figures }
     }
 }
 

@@ -91,6 +91,24 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Private anonymous memory in huge pages, as far as the kernel gives any.
+    pub fn huge(len_bytes: usize) -> io::Result<Mapping> {
+        let mapping = Mapping::map(len_bytes, Access::Write, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
+        mapping.advise(libc::MADV_HUGEPAGE)?;
+        Ok(mapping)
+    }
+
+    /// Where it lies.
+    pub fn addresses(&self) -> std::ops::Range<usize> {
+        self.base as usize..self.base as usize + self.len_bytes
+    }
+
+    /// Has `tracker` note every write to it.
+    pub fn arm(&self, tracker: &selfpage::dirty::DirtyTracker) -> selfpage::Result<()> {
+        // SAFETY: own-mapping: ours, readable and writable, and no system call writes to it.
+        unsafe { tracker.arm(self.addresses()) }
+    }
+
     /// A shared mapping of the first `len_bytes` of `file`.
     pub fn shared(file: &File, len_bytes: usize) -> io::Result<Mapping> {
         Mapping::map(len_bytes, Access::Write, libc::MAP_SHARED, file.as_raw_fd())
@@ -156,6 +174,33 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: own-mapping: made by `map`, undone once; `finish` of the system is the last use.
         unsafe { libc::munmap(self.base.cast(), self.len_bytes) };
+    }
+}
+
+/// A forked child that does nothing, until this is dropped.
+pub struct Paused(libc::pid_t);
+
+impl Paused {
+    /// Forks it.
+    pub fn fork() -> io::Result<Paused> {
+        // SAFETY: no-pointers: the child makes one call, again and again, and never returns.
+        match unsafe { libc::fork() } {
+            0 => loop {
+                // SAFETY: no-pointers: as above.
+                unsafe { libc::pause() };
+            },
+            child => check(child.min(0)).map(|()| Paused(child)),
+        }
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        // SAFETY: no-pointers: our own child, not waited for before.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, ptr::null_mut(), 0);
+        }
     }
 }
 

@@ -20,6 +20,15 @@ pub enum Better {
     Lower,
 }
 
+/// What the time of an operation is, in benches whose values are no times.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Timing {
+    /// So many nanoseconds.
+    Ns(f64),
+    /// It would say nothing: why.
+    Refused(String),
+}
+
 /// One repetition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
@@ -27,6 +36,8 @@ pub struct Sample {
     pub value: f64,
     /// False if the misses did not reach the device.
     pub counts: bool,
+    /// Of benches whose values are no times.
+    pub timing: Option<Timing>,
     /// More figures, by name.
     pub figures: Vec<(String, f64)>,
 }
@@ -40,6 +51,11 @@ impl Sample {
     /// As the child writes it: a line for each figure.
     pub fn to_lines(&self) -> String {
         let mut lines = format!("counts {}\nvalue {}\n", self.counts, self.value);
+        let _ = match &self.timing {
+            None => writeln!(lines, "untimed"),
+            Some(Timing::Ns(ns)) => writeln!(lines, "ns {ns}"),
+            Some(Timing::Refused(why)) => writeln!(lines, "refused {why}"),
+        };
         for (name, value) in &self.figures {
             let _ = writeln!(lines, "{name} {value}");
         }
@@ -51,11 +67,16 @@ impl Sample {
         let mut lines = lines.lines();
         let counts = lines.next()?.strip_prefix("counts ")?.parse().ok()?;
         let value = lines.next()?.strip_prefix("value ")?.parse().ok()?;
+        let timing = match lines.next()?.split_once(' ') {
+            None => None,
+            Some(("ns", ns)) => Some(Timing::Ns(ns.parse().ok()?)),
+            Some((_, why)) => Some(Timing::Refused(why.to_string())),
+        };
         let figure = |line: &str| {
             let (name, value) = line.split_once(' ')?;
             Some((name.to_string(), value.parse().ok()?))
         };
-        Some(Sample { value, counts, figures: lines.map(figure).collect::<Option<_>>()? })
+        Some(Sample { value, counts, timing, figures: lines.map(figure).collect::<Option<_>>()? })
     }
 }
 
@@ -114,6 +135,18 @@ impl Record {
         }
     }
 
+    /// The median of the times, unless one was refused.
+    pub fn timing(&self) -> Option<Timing> {
+        let mut times = Vec::new();
+        for sample in &self.samples {
+            match sample.timing.as_ref()? {
+                Timing::Ns(ns) => times.push(*ns),
+                refused @ Timing::Refused(_) => return Some(refused.clone()),
+            }
+        }
+        Some(Timing::Ns(median(times)))
+    }
+
     /// One line of JSON.
     pub fn to_json(&self) -> String {
         let (min, max) = self.range();
@@ -132,6 +165,13 @@ impl Record {
         if self.confinement != Confinement::NotNeeded {
             let _ = write!(json, r#","constrained":{}"#, self.confinement == Confinement::Cgroup);
         }
+        let _ = match self.timing() {
+            None => Ok(()),
+            Some(Timing::Ns(ns)) => write!(json, r#","timings":{{"ns_per_operation":{}}}"#, number(ns)),
+            Some(Timing::Refused(why)) => {
+                write!(json, r#","timings":null,"why_no_timings":{}"#, serde_json::Value::from(why))
+            }
+        };
         let names = self.samples.first().map(|sample| &sample.figures).into_iter().flatten().map(|figure| &figure.0);
         for name in names {
             if let Some(value) = self.figure(name) {
@@ -166,13 +206,17 @@ mod tests {
 
     fn sample(value: f64) -> Sample {
         let figures = vec![("misses".to_string(), value * 10.0), ("max_us".to_string(), value * 2.0)];
-        Sample { value, counts: true, figures }
+        Sample { value, counts: true, timing: None, figures }
     }
 
     #[test]
     fn a_sample_survives_the_pipe() {
         let sample = sample(0.1 + 0.2);
         assert_eq!(Sample::from_lines(&sample.to_lines()), Some(sample.clone()));
+        for timing in [Timing::Ns(0.3), Timing::Refused("ring 0 is emulated".into())] {
+            let sample = Sample { timing: Some(timing), ..sample.clone() };
+            assert_eq!(Sample::from_lines(&sample.to_lines()), Some(sample));
+        }
         assert_eq!(Sample::from_lines("counts true\nval"), None);
         assert_eq!(Sample::from_lines(""), None);
     }
@@ -195,6 +239,26 @@ mod tests {
                 r#"{"bench":"paging","case":"seq-read-1t","system":"swap","value":2.5,"unit":"MiB/s","n":3,"min":1,"max":3,"#,
                 r#""counts":true,"constrained":false,"misses":25,"max_us":6,"samples":[3,1,2.5]}"#
             )
+        );
+    }
+
+    #[test]
+    fn a_time_that_says_nothing_is_not_told() {
+        let unit = Unit { name: "faults", better: Better::Lower };
+        let json = |timings: [Option<Timing>; 3]| {
+            let samples =
+                timings.map(|timing| Sample { value: 1.0, counts: true, timing, figures: Vec::new() }).to_vec();
+            let confinement = Confinement::NotNeeded;
+            Record { bench: "guest", case: "trap".into(), system: "guest", unit, confinement, samples }.to_json()
+        };
+        let ns = |ns| Some(Timing::Ns(ns));
+        let refused = || Some(Timing::Refused("\"emulated\"".into()));
+        assert!(!json([None, None, None]).contains("timings"));
+        assert!(json([ns(3.0), ns(1.0), ns(2.0)]).contains(r#","timings":{"ns_per_operation":2},"#));
+        let json = json([ns(3.0), refused(), ns(2.0)]);
+        assert!(
+            json.contains(r#","timings":null,"why_no_timings":"\"emulated\"","#) && !json.contains("ns_"),
+            "{json}"
         );
     }
 

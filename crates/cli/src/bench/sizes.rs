@@ -22,6 +22,8 @@ pub struct Sizes {
     pub limit: Duration,
     /// Passes that are measured, in cyclic cases.
     pub passes: usize,
+    /// The depth of the first tree in the least case of `gcbench`.
+    pub least_tree_depth: u32,
 }
 
 impl Sizes {
@@ -33,6 +35,7 @@ impl Sizes {
         accesses: 200_000,
         limit: Duration::from_secs(20),
         passes: 3,
+        least_tree_depth: 16,
     };
 
     /// Sizes for a look in seconds.
@@ -43,6 +46,7 @@ impl Sizes {
         accesses: 20_000,
         limit: Duration::from_millis(1500),
         passes: 2,
+        least_tree_depth: 12,
     };
 
     /// The same frames, and the data that `pattern` touches. Cyclic: 4/3 of the frames, in whole 2 MiB.

@@ -178,7 +178,7 @@ fn sample(pause: Duration, total: Duration, extra_bytes: f64, written: u64, stal
         ("pages_written", written as f64),
     ];
     let figures = figures.map(|(name, value)| (name.to_string(), value)).to_vec();
-    Sample { value: us, counts: true, figures }
+    Sample { value: us, counts: true, timing: None, figures }
 }
 
 /// Gives every page a number, in its first word.

@@ -2,7 +2,11 @@
 
 use std::path::Path;
 
+use selfpage_collector::Writes;
+use selfpage_collector::gcbench::Lists;
+
 use super::case::Case;
+use super::dirty::Way;
 use super::error::Error;
 use super::raw::Memory;
 use super::sizes::Sizes;
@@ -71,7 +75,9 @@ pub enum Group {
     Swap,
     /// The disk itself.
     Raw,
-    /// The kernel's own way: its first-touch fault, its map of pages that exist.
+    /// Writes noticed by mprotect and signals.
+    Mprotect,
+    /// The kernel's own way: its first-touch fault, its map of pages that exist; a collector that knows of no writes.
     Kernel,
 }
 
@@ -93,8 +99,15 @@ pub enum Drive {
     Memory(fn() -> Box<dyn System>),
     /// By O_DIRECT requests of one size, one at a time on each thread.
     Requests { len_bytes: usize },
+    /// By a program under the Boehm collector.
+    Collector(Writes, Lists),
     /// By calls that change mappings.
     Calls(fn(Work, Sizes) -> Result<Took, Error>),
+    /// By writes to memory of the bench's own, and questions which pages they were.
+    Tracking(Way),
+    /// By a closure, in a guest or here.
+    #[cfg(feature = "guest")]
+    Closure,
     /// By a snapshot of memory that a thread writes to.
     Snapshot(Taker),
 }

@@ -1,22 +1,56 @@
 //! The results for people: an aligned table, with ratios to the named peers.
 
-use super::result::{Better, Confinement, Record};
+use super::result::{Better, Confinement, Record, Timing};
 use super::system::{Entry, Group};
 
 /// The peers that get a column, where the run has any of them.
-const PEERS: [(Group, &str); 4] =
-    [(Group::Mmap, "/best mmap"), (Group::Swap, "/swap"), (Group::Raw, "/raw"), (Group::Kernel, "/kernel")];
+const PEERS: [(Group, &str); 5] = [
+    (Group::Mmap, "/best mmap"),
+    (Group::Swap, "/swap"),
+    (Group::Raw, "/raw"),
+    (Group::Mprotect, "/mprotect"),
+    (Group::Kernel, "/kernel"),
+];
 
-/// All records, a case after the other.
+/// The figures that get a column, where any record has them; and by what they are divided there.
+const FIGURES: [(&str, &str, f64); 20] = [
+    ("p50_us", "p50 us", 1.0),
+    ("p99_us", "p99 us", 1.0),
+    ("p99_9_us", "p99.9 us", 1.0),
+    ("max_us", "max us", 1.0),
+    ("cpu_s_per_million_faults", "CPU s/M", 1.0),
+    ("device_bytes_read", "read MiB", MIB),
+    ("device_bytes_written", "written MiB", MIB),
+    ("collections", "collections", 1.0),
+    ("pause_max_ms", "max pause ms", 1.0),
+    ("pause_total_ms", "pauses ms", 1.0),
+    ("heap_bytes", "heap MiB", MIB),
+    ("live_objects", "live objects", 1.0),
+    ("operations", "ops", 1.0),
+    ("exits", "exits", 1.0),
+    ("faults", "faults", 1.0),
+    ("calls", "calls", 1.0),
+    ("entries_written", "entries", 1.0),
+    ("kvm_exits", "KVM's exits", 1.0),
+    ("kvm_emulated_instructions", "emulated", 1.0),
+    ("pages_found", "found", 1.0),
+];
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// All records, a case after the other; then why there are no times, where that is so.
 pub fn render(records: &[Record], systems: &[Entry]) -> String {
     let group = |record: &Record| systems.iter().find(|system| system.name == record.system).map(|system| system.group);
-    let peers: Vec<_> =
-        PEERS.into_iter().filter(|peer| records.iter().any(|record| group(record) == Some(peer.0))).collect();
-    let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max", "p50 us", "p99 us", "p99.9 us"]
+    let peers: Vec<_> = PEERS
         .into_iter()
-        .chain(["max us", "CPU s/M", "read MiB", "written MiB"])
-        .map(String::from)
+        .filter(|peer| records.iter().any(|record| group(record) == Some(peer.0) && record.value().is_finite()))
         .collect();
+    let has = |name: &str| records.iter().any(|record| record.figure(name).is_some());
+    let figures: Vec<_> = FIGURES.into_iter().filter(|figure| has(figure.0)).collect();
+    let is_timed = records.iter().any(|record| matches!(record.timing(), Some(Timing::Ns(_))));
+    let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max"].map(String::from).to_vec();
+    header.extend(figures.iter().map(|figure| figure.1.to_string()));
+    header.extend(is_timed.then(|| "ns/op".to_string()));
     header.extend(peers.iter().map(|peer| peer.1.to_string()));
     header.push("notes".into());
     let mut rows = vec![header];
@@ -25,12 +59,17 @@ pub fn render(records: &[Record], systems: &[Entry]) -> String {
     sorted.sort_by_key(order);
     for record in sorted {
         let (min, max) = record.range();
-        let figure = |name: &str| record.figure(name).map_or("-".into(), short);
-        let mib = |name: &str| record.figure(name).map_or("-".into(), |bytes| short(bytes / f64::from(1 << 20)));
         let mut row = vec![record.case.clone(), record.system.into(), short(record.value()), record.unit.name.into()];
         row.extend([short(min), short(max)]);
-        row.extend(["p50_us", "p99_us", "p99_9_us", "max_us", "cpu_s_per_million_faults"].map(figure));
-        row.extend(["device_bytes_read", "device_bytes_written"].map(mib));
+        row.extend(
+            figures.iter().map(|(name, _, unit)| record.figure(name).map_or("-".into(), |value| short(value / unit))),
+        );
+        if is_timed {
+            row.push(match record.timing() {
+                Some(Timing::Ns(ns)) => short(ns),
+                _ => "-".into(),
+            });
+        }
         row.extend(peers.iter().map(|(peer, _)| {
             let theirs = records.iter().filter(|other| other.case == record.case && group(other) == Some(*peer));
             ratio(record, theirs).map_or("-".into(), |ratio| format!("{ratio:.2}"))
@@ -38,7 +77,15 @@ pub fn render(records: &[Record], systems: &[Entry]) -> String {
         row.push(notes(record));
         rows.push(row);
     }
-    align(&rows)
+    let mut text = align(&rows);
+    let refused = records.iter().find_map(|record| match record.timing() {
+        Some(Timing::Refused(why)) => Some(why),
+        _ => None,
+    });
+    if let Some(why) = refused {
+        text.push_str(&format!("No times: {why}.\n"));
+    }
+    text
 }
 
 /// The record's value over the best of `peers`. A disk's limit is a limit for misses, so an access that hits counts as the
@@ -74,7 +121,8 @@ fn short(value: f64) -> String {
         size if !size.is_finite() => "-".into(),
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
+        size if size >= 0.1 || size == 0.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
     }
 }
 
@@ -115,8 +163,26 @@ mod tests {
             system,
             unit: Unit { name: "accesses/s", better: Better::Higher },
             confinement: Confinement::Cgroup,
-            samples: vec![Sample { value, counts: system != "swap", figures }],
+            samples: vec![Sample { value, counts: system != "swap", timing: None, figures }],
         }
+    }
+
+    #[test]
+    fn times_have_a_column_or_a_reason() {
+        let systems = [entry("selfpage-guest", Group::Ours), entry("host", Group::Kernel)];
+        let records = |timing: Timing| {
+            [record("selfpage-guest", 0.0042, 0.0), record("host", f64::NAN, 0.0)].map(|mut record| {
+                record.samples[0].timing = Some(timing.clone());
+                record
+            })
+        };
+        let table = render(&records(Timing::Ns(250.0)), &systems);
+        let lines: Vec<&str> = table.lines().collect();
+        assert!(lines[0].ends_with("ns/op  notes") && !table.contains("No times"), "{table}");
+        assert!(lines[1].contains("0.0042") && lines[1].contains("  250"), "{table}");
+        let table = render(&records(Timing::Refused("ring 0 is emulated".into())), &systems);
+        assert!(!table.contains("ns/op") && !table.contains("NaN"), "{table}");
+        assert_eq!(table.lines().last(), Some("No times: ring 0 is emulated."));
     }
 
     #[test]

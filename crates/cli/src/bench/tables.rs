@@ -133,7 +133,7 @@ impl Took {
         let ns = self.passes.get(self.passes.len() / 2).map_or(f64::NAN, |pass| pass.as_nanos() as f64);
         let figures = [("ns_per_call", ns / self.calls as f64), ("calls", self.calls as f64)];
         let figures = figures.map(|(name, value)| (name.to_string(), value)).to_vec();
-        Sample { value: ns / self.things as f64, counts: true, figures }
+        Sample { value: ns / self.things as f64, counts: true, timing: None, figures }
     }
 }
 

@@ -49,8 +49,8 @@ pub(super) struct Descent<'m> {
     of: Slot,
     contents: Contents,
     at: Slot,
-    /// How many of the last steps down to `at` went to a child: so many can be taken back to a parent. Without that a long
-    /// line of copies would be gone down anew for each of them.
+    /// How many of the last steps down to `at` went to a child: so many can be taken back to a parent, and the one before them to
+    /// the CNode that `at` is in, which knows the way on. So a call goes each way down once.
     steps: u64,
 }
 
@@ -68,6 +68,8 @@ impl<'m> Descent<'m> {
                 self.at = child;
                 self.steps += 1;
             } else if let Some(held) = held() {
+                self.slots.set_way_back(held.node(), self.at, self.steps);
+                self.slots.mark_going(held);
                 self.at = held;
                 self.steps = 0;
             } else {
@@ -78,9 +80,10 @@ impl<'m> Descent<'m> {
         if leaf == self.of {
             return None;
         }
-        let parent = self.slots.relation(leaf, Relation::Parent).filter(|_| self.steps > 0);
-        self.at = parent.unwrap_or(self.of);
-        self.steps = self.steps.saturating_sub(1);
+        (self.at, self.steps) = match self.steps.checked_sub(1) {
+            Some(fewer) => (self.slots.relation(leaf, Relation::Parent).unwrap_or(self.of), fewer),
+            None => self.slots.way_back(leaf.node()),
+        };
         Some(leaf)
     }
 }
@@ -132,11 +135,12 @@ impl<'m> Slots<'m> {
         slot
     }
 
-    /// Whether this capability, or one that it came of, is being revoked.
+    /// Whether this capability, or one that it came of, is being revoked or has been come to by a revocation. While nothing is, that
+    /// takes one look, however long the line is that it came of.
     pub(crate) fn is_condemned(self, slot: Slot) -> bool {
-        let mut at = Some(slot);
+        let mut at = Some(slot).filter(|_| self.any_marked());
         while let Some(slot) = at {
-            if self.is_being_revoked(slot) {
+            if self.is_marked(slot) {
                 return true;
             }
             at = self.relation(slot, Relation::Parent);

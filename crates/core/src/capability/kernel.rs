@@ -37,7 +37,7 @@ impl Object {
 pub enum Progress {
     /// Nothing that came of the capability is left.
     Done,
-    /// Call again. Until it is done, nothing can be made of the capability or of what came of it.
+    /// Call again. Until it is done, nothing can be made of the capability or of what came of it, nor put into a CNode among that.
     More,
 }
 
@@ -233,7 +233,8 @@ impl<'m> Kernel<'m> {
     }
 
     /// Deletes what came of a capability, at most `most` capabilities of it in this call: copies, objects made from the memory,
-    /// what CNodes among them hold, and what came of all that; with every mapping. The capability itself stays.
+    /// what CNodes among them hold, and what came of all that; with every mapping. The capability itself stays. A call takes as
+    /// long as what it deletes is much, and the way down to it, which each call goes anew.
     ///
     /// # Errors
     /// [`Error::NoCapability`]; [`Error::NoRight`]: the CNode that it is in may not be written.

@@ -126,7 +126,7 @@ impl Kernel<'_> {
         }
     }
 
-    /// Places `first` to `first + count` of a CNode, which must all be empty.
+    /// Places `first` to `first + count` of a CNode, which must all be empty, and stay when a revocation is done.
     pub(super) fn places(
         &self,
         space: &Space,
@@ -134,7 +134,8 @@ impl Kernel<'_> {
         first: u8,
         count: u8,
     ) -> Result<impl Iterator<Item = Slot> + use<>, Error> {
-        let node = self.held(self.find(space, node)?)?;
+        let slot = self.find(space, node)?;
+        let node = self.held(slot)?;
         if node.kind != Type::CNode {
             return Err(Error::WrongType);
         }
@@ -144,6 +145,7 @@ impl Kernel<'_> {
         }
         let places = move || (first..first + count).filter_map(move |index| Slot::in_node(node.base, u64::from(index)));
         self.demand(Rule::PlaceIsFree, places().all(|place| self.slots().capability(place).is_none()))?;
+        self.demand(Rule::NotCondemned, !self.slots().is_condemned(slot))?;
         Ok(places())
     }
 

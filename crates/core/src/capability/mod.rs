@@ -174,7 +174,7 @@ pub enum Error {
     PartOfMapping,
     /// Something depends on it: copies, objects made from it, capabilities in the CNode, entries of the table.
     InUse,
-    /// What it was derived from is being revoked.
+    /// What it was derived from is being revoked, or the CNode that it would lie in.
     RevokeInProgress,
     /// The rest of the memory to be carved is too small.
     OutOfMemory,

@@ -46,7 +46,7 @@ pub enum Rule {
     EntriesGo,
     /// The entries of a table go with it.
     TableEntriesGo,
-    /// Nothing is derived from what is being revoked.
+    /// Nothing is derived from what is being revoked, nor put into it.
     NotCondemned,
     /// Only who may write a table changes it.
     ChangingTakesWrite,

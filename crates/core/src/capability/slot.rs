@@ -7,7 +7,7 @@ use crate::physical::{PhysAddr, PhysMemory};
 const SLOT_BYTES: u64 = 64;
 /// Bytes of a CNode.
 pub(super) const CNODE_BYTES: u64 = 4096;
-/// log2 of the number of places in a CNode. The first is none: it counts the others that are taken.
+/// log2 of the number of places in a CNode. The first is none: see [`Header`].
 pub(super) const RADIX_BITS: u32 = 6;
 
 /// A place for a capability in a CNode, by its physical address. Only the mechanism makes one.
@@ -46,12 +46,25 @@ enum Word {
     Carved,
 }
 
+/// The words of the first place of a CNode, which is none.
+#[derive(Clone, Copy)]
+enum Header {
+    /// How many of the others are taken.
+    Taken,
+    /// Of a CNode whose contents are being destroyed: the capability by which it was reached, and how many steps down lead there.
+    From,
+    Steps,
+    /// Of the first CNode of all: how many capabilities are marked, wherever they are.
+    Marked,
+}
+
 const RIGHTS_SHIFT: u32 = 4;
 const SIZE_SHIFT: u32 = 8;
 const GUARD_SHIFT: u32 = 16;
 const COPY: u64 = 1 << 24;
 const REVOKING: u64 = 1 << 25;
-const SERIAL_SHIFT: u32 = 26;
+const GOING: u64 = 1 << 26;
+const SERIAL_SHIFT: u32 = 27;
 
 /// What a capability says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,21 +170,43 @@ impl Slots<'_> {
 
     /// Empties a place.
     pub(super) fn empty(self, slot: Slot) {
+        if self.is_marked(slot) {
+            self.mark(slot, 0);
+        }
         self.set(slot, Word::Head, 0);
         self.count(slot.node(), u64::MAX);
     }
 
+    fn header(self, node: PhysAddr, word: Header) -> u64 {
+        self.0.load(node.plus(word as u64 * 8))
+    }
+
+    fn set_header(self, node: PhysAddr, word: Header, value: u64) {
+        self.0.store(node.plus(word as u64 * 8), value);
+    }
+
     fn count(self, node: PhysAddr, more: u64) {
-        self.0.store(node, self.taken(node).wrapping_add(more));
+        self.set_header(node, Header::Taken, self.taken(node).wrapping_add(more));
     }
 
     /// How many places of a CNode are taken.
     pub(super) fn taken(self, node: PhysAddr) -> u64 {
-        self.0.load(node)
+        self.header(node, Header::Taken)
+    }
+
+    /// Notes how a CNode was reached whose contents are being destroyed.
+    pub(super) fn set_way_back(self, node: PhysAddr, from: Slot, steps: u64) {
+        self.set_header(node, Header::From, from.0);
+        self.set_header(node, Header::Steps, steps);
+    }
+
+    /// How it was reached.
+    pub(super) fn way_back(self, node: PhysAddr) -> (Slot, u64) {
+        (Slot(self.header(node, Header::From)), self.header(node, Header::Steps))
     }
 
     /// A number that no other capability has had in this place.
-    pub(super) fn serial(self, slot: Slot) -> u64 {
+    pub(crate) fn serial(self, slot: Slot) -> u64 {
         self.get(slot, Word::Head) >> SERIAL_SHIFT
     }
 
@@ -180,13 +215,35 @@ impl Slots<'_> {
         self.get(slot, Word::Head) & COPY != 0
     }
 
-    pub(super) fn is_being_revoked(self, slot: Slot) -> bool {
-        self.get(slot, Word::Head) & REVOKING != 0
+    /// Whether it is being revoked, or a revocation has come to it.
+    pub(super) fn is_marked(self, slot: Slot) -> bool {
+        self.marks(slot) != 0
     }
 
     pub(super) fn mark_revocation(self, slot: Slot, stage: Stage) {
-        let head = self.get(slot, Word::Head) & !REVOKING;
-        self.set(slot, Word::Head, if stage == Stage::Begun { head | REVOKING } else { head });
+        let marks = self.marks(slot) & !REVOKING;
+        self.mark(slot, if stage == Stage::Begun { marks | REVOKING } else { marks });
+    }
+
+    /// A revocation has come to a capability in a CNode that goes: it goes too, whatever it was derived from.
+    pub(super) fn mark_going(self, slot: Slot) {
+        self.mark(slot, self.marks(slot) | GOING);
+    }
+
+    /// Whether any capability is marked.
+    pub(super) fn any_marked(self) -> bool {
+        self.header(self.0.first(), Header::Marked) != 0
+    }
+
+    fn marks(self, slot: Slot) -> u64 {
+        self.get(slot, Word::Head) & (REVOKING | GOING)
+    }
+
+    fn mark(self, slot: Slot, marks: u64) {
+        let (was, is) = (u64::from(self.is_marked(slot)), u64::from(marks != 0));
+        let marked = self.header(self.0.first(), Header::Marked);
+        self.set_header(self.0.first(), Header::Marked, (marked + is).saturating_sub(was));
+        self.set(slot, Word::Head, self.get(slot, Word::Head) & !(REVOKING | GOING) | marks);
     }
 
     pub(super) fn carved(self, slot: Slot) -> Carved {

@@ -5,18 +5,19 @@
 //! Nemesis §6.2 (intrusive revocation: the application cleans and unmaps); AVM §3.
 
 use super::fill::neighbours;
-use super::{lost, protect, save};
+use super::{lost, save};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Use;
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
-use crate::pager::Verdict;
+use crate::pager::{Pager, Verdict};
 use crate::policy::Policy;
 use crate::region::Region;
 use crate::stack;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages evicted at once, at most.
 pub const BATCH: usize = 256;
@@ -95,7 +96,8 @@ fn evict_some(
     evicted: &mut Evicted,
 ) -> bool {
     let mut victims = [(PageNo(0), Frame(0)); BATCH];
-    let mut len = 0;
+    let mut by_age = victims;
+    let (mut mapped, mut len) = (0, 0);
     while len < want.min(search.tries) as usize
         && len < BATCH
         && search.looks > 0
@@ -103,15 +105,24 @@ fn evict_some(
     {
         search.looks -= 1;
         match check(domain, frame) {
-            Suggestion::Claimed(page) => {
-                if let Some(entry) = victims.get_mut(len) {
+            Suggestion::Claimed(page, from) => {
+                if let Some(entry) = by_age.get_mut(len) {
                     *entry = (page, frame);
                     len += 1;
                 }
-            }
-            Suggestion::Aside(region, page) => {
-                protect::give_frame(domain, region, page, frame, Room::IfAny, evicted);
-                search.tries = search.tries.saturating_sub(1);
+                match from {
+                    From::Page => {
+                        if let Some(entry) = victims.get_mut(mapped) {
+                            *entry = (page, frame);
+                            mapped += 1;
+                        }
+                    }
+                    From::Aside => {
+                        if let Some(region) = domain.regions.find(page) {
+                            decide(domain, region, page, frame, Room::IfAny, evicted);
+                        }
+                    }
+                }
             }
             Suggestion::Held => {
                 evicted.kept += 1;
@@ -121,8 +132,7 @@ fn evict_some(
         }
     }
     search.tries = search.tries.saturating_sub(len as u32);
-    let by_age = victims;
-    let victims = victims.get_mut(..len).unwrap_or(&mut []);
+    let victims = victims.get_mut(..mapped).unwrap_or(&mut []);
     victims.sort_unstable_by_key(|entry| entry.0);
     move_out(domain, victims, Room::IfAny, evicted);
     list_standby(domain, by_age.get(..len).unwrap_or(&[]));
@@ -143,10 +153,16 @@ pub(super) fn list_standby(domain: &DomainState, pages: &[(PageNo, Frame)]) {
     }
 }
 
-enum Suggestion<'a> {
-    Claimed(PageNo),
-    /// Claimed, and unmapped already.
-    Aside(&'a Region, PageNo),
+/// Where the contents of a victim were when it was claimed.
+enum From {
+    /// At its page.
+    Page,
+    /// In its frame's slot already.
+    Aside,
+}
+
+enum Suggestion {
+    Claimed(PageNo, From),
     /// Resident, but it cannot go now.
     Held,
     /// Not a resident frame.
@@ -154,11 +170,11 @@ enum Suggestion<'a> {
 }
 
 /// Checks a victim, and claims its page.
-fn check(domain: &DomainState, frame: Frame) -> Suggestion<'_> {
+fn check(domain: &DomainState, frame: Frame) -> Suggestion {
     let Some(page) = domain.frames.owner(frame) else {
         return Suggestion::Wrong;
     };
-    let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?))) else {
+    let Some(word) = domain.regions.find(page).and_then(|region| region.word(page)) else {
         return Suggestion::Wrong;
     };
     let seen = word.load();
@@ -169,7 +185,11 @@ fn check(domain: &DomainState, frame: Frame) -> Suggestion<'_> {
     if seen.state() == State::Busy || seen.pins() > 0 || seen.in_save() || !word.claim(seen) {
         return Suggestion::Held;
     }
-    if seen.state() == State::Aside { Suggestion::Aside(region, page) } else { Suggestion::Claimed(page) }
+    if seen.state() == State::Aside {
+        domain.leaves_aside(seen);
+        return Suggestion::Claimed(page, From::Aside);
+    }
+    Suggestion::Claimed(page, From::Page)
 }
 
 /// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and decides on each. The caller lists those
@@ -233,22 +253,36 @@ pub(super) fn decide(
 ) {
     let Some(pager) = region.pager() else { return };
     match pager.changed(region.index(page), domain.lease(frame).get()) {
+        // Asked only now: the frame may have been taken away while the pager looked.
+        _ if !domain.mmu.holds(frame) => {
+            lost(domain, region, pager, page, frame);
+            evicted.ready += 1;
+        }
         Verdict::Clean => {
             domain.stack.joins_standby();
             let _ = domain.settle(region, page, Word::new(State::Standby, frame));
+            domain.trace(page, Kind::Evict);
             evicted.ready += 1;
         }
         Verdict::Changed if room == Room::Promised || save::room(domain) > 0 => {
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());
             save::enqueue(domain, page, frame);
+            domain.trace(page, Kind::Evict);
             evicted.queued += 1;
         }
-        Verdict::Changed | Verdict::Stays => put_back(domain, region, page, frame, evicted),
+        Verdict::Changed | Verdict::Stays => put_back(domain, region, pager, page, frame, evicted),
     }
 }
 
 /// Maps a page again that cannot go now.
-fn put_back(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, evicted: &mut Evicted) {
+fn put_back(
+    domain: &DomainState,
+    region: &Region,
+    pager: &dyn Pager,
+    page: PageNo,
+    frame: Frame,
+    evicted: &mut Evicted,
+) {
     if region.word(page).is_some_and(|word| word.load().wishes().unmapped()) {
         domain.settle(region, page, Word::new(State::Aside, frame));
         domain.admit(region, frame, Use::First);
@@ -257,6 +291,10 @@ fn put_back(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, e
     }
     match domain.map(region, page, frame, 1) {
         Ok(()) => keep(domain, region, page, frame, evicted),
+        Err(partial) if partial.why == Refusal::Hole => {
+            lost(domain, region, pager, page, frame);
+            evicted.ready += 1;
+        }
         Err(_) => {
             // It cannot be mapped, so nobody can use it; it must be saved, room or not.
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());

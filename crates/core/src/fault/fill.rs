@@ -13,6 +13,7 @@ use crate::region::Region;
 use crate::stack;
 use crate::stream::{Chunk, Plan};
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages that one trap fetches, at most: its stack may be small.
 pub const MOST_IN_TRAP: u32 = 16;
@@ -196,6 +197,9 @@ impl<const N: usize> Batch<N> {
             for &(page, frame) in rest.get(..done).unwrap_or(rest) {
                 domain.settle(region, page, Word::new(State::Resident, frame));
                 domain.admit(region, frame, Use::First);
+                if waited_for != Some(page) {
+                    domain.trace(page, Kind::Ahead);
+                }
             }
             at += done;
             if let Some(why) = refusal
@@ -239,7 +243,7 @@ enum AtGap {
     Skip,
 }
 
-/// Fetches a claimed page, and with it those of `plan` that are cheap to have.
+/// Fetches a claimed page, and with it those of `plan` that are cheap to have. How many bytes came from elsewhere.
 pub(super) fn fetch<const N: usize>(
     domain: &DomainState,
     context: Context,
@@ -247,7 +251,7 @@ pub(super) fn fetch<const N: usize>(
     pager: &dyn Pager,
     page: PageNo,
     plan: Plan,
-) -> Result<(), Stop> {
+) -> Result<u64, Stop> {
     let mut batch = Batch::<N>::new();
     batch.push(page);
     if plan.count > 1 {
@@ -290,7 +294,7 @@ pub(super) fn fetch<const N: usize>(
     Counters::add(&domain.counters.bytes_filled, bytes);
     Counters::add(&domain.counters.fills_total, batch.len as u64);
     Counters::add(&domain.counters.fills_ahead_total, batch.len as u64 - 1);
-    batch.map(domain, region, Some(page))
+    batch.map(domain, region, Some(page)).map(|()| bytes)
 }
 
 /// Whether somebody wants to know that a chunk was reached.

@@ -57,7 +57,7 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
         clone.set_resident(page, 1);
         if let Err(partial) = domain.map(clone, page, frame, 1) {
             domain.settle_absent(clone, page, frame);
-            return super::unmappable(domain, clone, page, partial.why);
+            return super::refused_whole(domain, clone, page, partial.why);
         }
     }
     clone.sets.inherited.remove(index);

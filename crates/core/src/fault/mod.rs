@@ -14,6 +14,7 @@ pub mod handover;
 mod inherit;
 pub mod protect;
 pub mod range;
+pub mod sample;
 pub mod save;
 
 use core::num::NonZeroU32;
@@ -30,6 +31,7 @@ use crate::stack;
 use crate::stream::Chunk;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::{Event, Kind};
 
 pub use fill::MOST_IN_TRAP;
 use fill::Tripwire;
@@ -42,6 +44,8 @@ pub struct Fault {
     pub addr: VirtAddr,
     /// Which kind.
     pub access: Access,
+    /// The kernel's number of the thread; 0 where it is not known, and then the access is not either.
+    pub thread: u32,
 }
 
 /// What became of a fault.
@@ -80,6 +84,8 @@ const PAUSE_US: u32 = 100;
 /// What one look at a page comes to.
 enum Step {
     Done(Outcome),
+    /// Resolved, in this way.
+    Brought(Kind),
     /// Once more.
     Again,
     /// Sleep until the page's word changes from this.
@@ -144,6 +150,12 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
         drop(inside);
         match (step, sleeps_on) {
             (Step::Done(outcome), _) => break outcome,
+            (Step::Brought(kind), _) => {
+                let Fault { access, thread, .. } = fault;
+                let access = (thread != 0).then_some(access);
+                domain.tracer.note(Event { time_ns: began_ns, page, kind, access, thread });
+                break Outcome::Resolved;
+            }
             (Step::AwaitPage(_), _) if context == Context::PagerThread => break Outcome::Retry,
             (Step::AwaitPage(seen), Some(word)) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             (Step::AwaitFrame(seen), _) => {
@@ -223,7 +235,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
         State::Resident => check_resident(domain, context, region, pager, page, seen),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
-        State::Aside => protect::take_back(domain, region, page, seen),
+        State::Aside => take_back(domain, context, region, pager, page, seen),
     }
 }
 
@@ -259,7 +271,8 @@ fn bring_in(
         ask_ahead(domain, region, chunk);
     }
     match result {
-        Ok(()) => Step::Done(Outcome::Resolved),
+        Ok(0) => Step::Brought(Kind::First),
+        Ok(_) => Step::Brought(Kind::Fill),
         Err(fill::Stop::NoFrame) => Step::AwaitFrame(frames_seen),
         Err(fill::Stop::HandOver) => Step::HandOver,
         Err(fill::Stop::Again) => Step::Again,
@@ -281,6 +294,9 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     region.set_resident(page, 1);
     match domain.map(region, page, frame, 1) {
         Ok(()) => {
+            if !seen.trip() {
+                domain.frames.note_use(frame);
+            }
             domain.settle(region, page, Word::new(State::Resident, frame));
             domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
             Counters::add(&domain.counters.soft_faults_total, 1);
@@ -295,7 +311,7 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
             ask_ahead(domain, region, chunk);
         }
     }
-    Step::Done(Outcome::Resolved)
+    Step::Brought(Kind::Soft)
 }
 
 /// Hands the reading ahead of a stream to the pager threads, chunk by chunk. What they have no room for is not read ahead.
@@ -327,14 +343,20 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     }
     domain.frames.set_zeroed(new, Zeroed::Unknown);
     *domain.lease(new).get_mut() = *domain.lease(old).get();
-    if let Err(partial) = domain.map(region, page, new, 1) {
+    let is_whole = domain.mmu.holds(old);
+    let mapped =
+        if is_whole { domain.map(region, page, new, 1).map_err(|partial| partial.why) } else { Err(Refusal::Hole) };
+    if let Err(why) = mapped {
         domain.stack.give(domain.mmu, new, 1);
         if !domain.settle(region, page, seen.with_save()) {
             // The saver has finished meanwhile and left the old frame to us; whether it is saved we do not know.
             save::enqueue(domain, page, old);
         }
-        return unmappable(domain, region, page, partial.why);
+        // Taken from the domain: the saver finds that out too, and tells the pager that the contents are lost.
+        let is_lost = Step::Done(Outcome::Failed(Failure::Machine(why)));
+        return if is_whole { refused_whole(domain, region, page, why) } else { is_lost };
     }
+    domain.frames.note_use(old);
     domain.frames.set_owner(new, Some(page));
     if !domain.settle(region, page, Word::new(State::Resident, new)) {
         domain.frames.set_owner(old, None);
@@ -342,11 +364,11 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     }
     domain.admit(region, new, Use::Again);
     Counters::add(&domain.counters.copied_back_total, 1);
-    Step::Done(Outcome::Resolved)
+    Step::Brought(Kind::CopyBack)
 }
 
-/// The machine would not map the only copy of a page, which is as it was.
-fn unmappable(domain: &DomainState, region: &Region, page: PageNo, why: Refusal) -> Step {
+/// The machine would not map a frame whose contents nobody else may have: the page is unmapped as before.
+fn refused_whole(domain: &DomainState, region: &Region, page: PageNo, why: Refusal) -> Step {
     match why {
         Refusal::Pinned | Refusal::Hole => Step::Again,
         Refusal::NoDescriptor => Step::HandOver,
@@ -356,6 +378,43 @@ fn unmappable(domain: &DomainState, region: &Region, page: PageNo, why: Refusal)
             Step::Done(Outcome::Retry)
         }
     }
+}
+
+/// The frame has the contents, and nothing keeps the page from being mapped: it was unmapped to see whether it is used, or for the
+/// program's sake, whose wish is gone.
+fn take_back(
+    domain: &DomainState,
+    context: Context,
+    region: &Region,
+    pager: &dyn Pager,
+    page: PageNo,
+    seen: Word,
+) -> Step {
+    let frame = seen.frame();
+    let is_whole = domain.mmu.holds(frame);
+    if !is_whole && context == Context::Trap {
+        // The pager must be told, which may be the program's own code.
+        return Step::HandOver;
+    }
+    if !region.word(page).is_some_and(|word| word.claim(seen)) {
+        return Step::Again;
+    }
+    if !is_whole {
+        domain.leaves_aside(seen);
+        lost(domain, region, pager, page, frame);
+        return Step::Again;
+    }
+    domain.frames.note_use(frame);
+    region.set_resident(page, 1);
+    if let Err(partial) = domain.map(region, page, frame, 1) {
+        domain.settle(region, page, seen);
+        return refused_whole(domain, region, page, partial.why);
+    }
+    domain.leaves_aside(seen);
+    domain.settle(region, page, Word::new(State::Resident, frame));
+    domain.admit(region, frame, Use::Again);
+    Counters::add(&domain.counters.referenced_total, 1);
+    Step::Brought(Kind::Referenced)
 }
 
 /// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the program dropped the page
@@ -539,13 +598,15 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
 pub fn serve(domain: &DomainState, request: Request) -> Outcome {
     match request {
         Request::Fault(page, access, place) => {
-            let fault = Fault { addr: page.addr(), access };
+            let fault = Fault { addr: page.addr(), access, thread: 0 };
             let outcome = resolve(domain, Context::PagerThread, fault);
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome
         }
         Request::Wake(page) => {
-            domain.mmu.wake_faulters(Trap::Worker, page, 1);
+            for trap in [Trap::Worker, Trap::TrackedWorker] {
+                domain.mmu.wake_faulters(trap, page, 1);
+            }
             Outcome::Resolved
         }
         Request::Ahead(page, chunk) => {

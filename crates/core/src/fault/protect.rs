@@ -4,16 +4,12 @@
 //! AVM §2.1 and Appel & Li: a program changes the protection of its own pages, and answers the faults. Nemesis §6.1 protects whole
 //! stretches; ours are pages.
 
-use super::evict::{Evicted, list_standby};
-use super::{Outcome, Step};
-use super::{evict, range};
+use super::{Outcome, Step, range};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::domain::DomainState;
-use crate::frame::Use;
 use crate::mmu::{Refusal, Writing};
-use crate::page::{State, Wishes, Word};
+use crate::page::{PageWord, State, Wishes, Word};
 use crate::region::{Access, Region};
-use crate::trace::Counters;
 
 /// Pages worked on between two visits of the gate.
 const STRETCH: usize = 256;
@@ -135,7 +131,7 @@ pub fn protect_again(domain: &DomainState, region: &Region) -> Result<(), Refusa
 /// Normal, with the gate closed.
 pub fn each_aside(domain: &DomainState, region: &Region, mut visit: impl FnMut(Frame, &PageBytes)) {
     for seen in region.range.pages().filter_map(|page| region.word(page)).map(|word| word.load()) {
-        if seen.state() == State::Aside {
+        if seen.state() == State::Aside && seen.wishes().unmapped() {
             visit(seen.frame(), domain.lease(seen.frame()).get());
         }
     }
@@ -182,13 +178,33 @@ impl Stretch<'_> {
             } else if resident && wishes.unmapped() && seen.pins() > 0 {
                 return (next, Step::Done(Outcome::Violation));
             } else if !resident {
-                next = next.plus(u64::from(word.wish(seen, wishes)));
+                let wished = self.wish_of_unmapped(word, seen, wishes);
+                next = next.plus(u64::from(wished));
             } else if word.claim(seen) {
                 self.push((next, seen.frame(), seen.wishes()), wishes);
                 next = next.plus(1);
             }
         }
         (next, Step::Done(Outcome::Resolved))
+    }
+
+    /// Changes what is wanted of a page that is not mapped. A page aside that the program no longer wants there waits for its next
+    /// use, as one that was sampled.
+    fn wish_of_unmapped(&self, word: &PageWord, seen: Word, wishes: Wishes) -> bool {
+        let aside = seen.state() == State::Aside;
+        if aside && !wishes.unmapped() && seen.wishes().unmapped() {
+            self.domain.stack.joins_sampled();
+            let wished = word.wish(seen, wishes);
+            if !wished {
+                self.domain.stack.leaves_sampled();
+            }
+            return wished;
+        }
+        let wished = word.wish(seen, wishes);
+        if wished && aside && wishes.unmapped() {
+            self.domain.leaves_aside(seen);
+        }
+        wished
     }
 
     fn push(&mut self, page: Claimed, wishes: Wishes) {
@@ -264,36 +280,4 @@ impl Stretch<'_> {
         }
         (done, result)
     }
-}
-
-/// The frame has the contents, and nothing kept the page from being mapped but the program's wish, which is gone: map it again.
-pub(super) fn take_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
-    let Some(word) = region.word(page) else {
-        return Step::Again;
-    };
-    if !word.claim(seen) {
-        return Step::Again;
-    }
-    region.set_resident(page, 1);
-    if let Err(partial) = domain.map(region, page, seen.frame(), 1) {
-        domain.settle(region, page, seen);
-        return super::unmappable(domain, region, page, partial.why);
-    }
-    domain.settle(region, page, Word::new(State::Resident, seen.frame()));
-    domain.admit(region, seen.frame(), Use::Again);
-    Counters::add(&domain.counters.soft_faults_total, 1);
-    Step::Done(Outcome::Resolved)
-}
-
-/// Takes the frame of a claimed page that is unmapped for the program's sake: its contents go where an evicted page's go.
-pub(super) fn give_frame(
-    domain: &DomainState,
-    region: &Region,
-    page: PageNo,
-    frame: Frame,
-    room: evict::Room,
-    evicted: &mut Evicted,
-) {
-    evict::decide(domain, region, page, frame, room, evicted);
-    list_standby(domain, &[(page, frame)]);
 }

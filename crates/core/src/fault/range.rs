@@ -5,9 +5,9 @@
 
 use core::num::NonZeroU32;
 
-use super::evict::{Evicted, Room, list_standby, move_out};
+use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::fill::Tripwire;
-use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, protect, request, resolve, save};
+use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, request, resolve, save, take_back};
 use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
@@ -20,6 +20,7 @@ use crate::stack;
 use crate::stream::Chunk;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages worked on between two visits of the gate.
 const STRETCH: usize = 256;
@@ -74,7 +75,7 @@ pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
             return outcome;
         }
         // As in a trap: the program may have closed the descriptors that this thread had, and opened others at their numbers.
-        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read }) {
+        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read, thread: 0 }) {
             Outcome::Resolved => {}
             // What is there is not the region's, and tells nobody when that changes.
             Outcome::Retry if tries == MOST_TRIES => return Outcome::Failed(Failure::Machine(Refusal::Foreign)),
@@ -210,6 +211,7 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
         if !word.claim(seen) {
             continue;
         }
+        region.disarm(next);
         // What a clone would have had from its source goes too.
         region.sets.inherited.remove(region.index(next));
         match seen.state() {
@@ -223,6 +225,7 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
                 domain.settle_absent(region, next, seen.frame());
             }
             State::Aside => {
+                domain.leaves_aside(seen);
                 pager.forget(region.index(next), 1);
                 domain.settle_absent(region, next, seen.frame());
             }
@@ -258,6 +261,7 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         for &(page, frame) in rest.get(..done).unwrap_or(&[]) {
             domain.frames.set_owner(frame, None);
             let _ = domain.settle(region, page, Word::ABSENT);
+            domain.trace(page, Kind::Discard);
         }
         if done > 0 {
             domain.stack.give(domain.mmu, frame, done as u32);
@@ -299,8 +303,8 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
         });
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
-        let (start, mut len) = (at, 0);
-        while len < room && at < range.end() {
+        let (start, queued, mut len) = (at, evicted.queued, 0);
+        while len + ((evicted.queued - queued) as usize) < room && at < range.end() {
             let busy = |word: &PageWord| word.load().state() == State::Busy;
             if at > start && domain.regions.find(at).and_then(|region| region.word(at)).is_some_and(busy) {
                 break;
@@ -336,7 +340,9 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
             evicted.ready += 1;
         }
         State::Aside if word.claim(seen) => {
-            protect::give_frame(domain, region, page, seen.frame(), Room::Promised, evicted);
+            domain.leaves_aside(seen);
+            decide(domain, region, page, seen.frame(), Room::Promised, evicted);
+            list_standby(domain, &[(page, seen.frame())]);
         }
         _ => {}
     }
@@ -377,11 +383,15 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         // No more than is likely to be ready at a time.
         let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
         for page in (PageRange { first: at, count: piece }).pages() {
-            let standby = |seen: &Word| seen.state() == State::Standby && !seen.wishes().unmapped();
-            if let Some(seen) = region.word(page).map(|word| word.load()).filter(standby) {
-                // Whoever needs a page that cannot be mapped meets that again.
-                let _ = super::soft_fault(domain, region, pager, page, seen);
-            }
+            // Whoever needs a page that cannot be mapped meets that again.
+            let _ = match region.word(page).map(|word| word.load()) {
+                Some(seen) if seen.wishes().unmapped() => continue,
+                Some(seen) if seen.state() == State::Standby => super::soft_fault(domain, region, pager, page, seen),
+                Some(seen) if seen.state() == State::Aside => {
+                    take_back(domain, Context::PagerThread, region, pager, page, seen)
+                }
+                _ => continue,
+            };
         }
         let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
         let short = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
@@ -421,8 +431,15 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
         State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
         State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        // Nobody can change an unmapped page while it is claimed: it is saved from where it is.
         State::Aside if word.claim(seen) => {
             let outcome = save_copy(domain, region, pager, page, seen.frame());
+            // Taken away, perhaps while the pager was at it: who knows what it saved.
+            if !domain.mmu.holds(seen.frame()) {
+                domain.leaves_aside(seen);
+                super::lost(domain, region, pager, page, seen.frame());
+                return Step::Done(Outcome::Failed(Failure::Machine(Refusal::Hole)));
+            }
             domain.settle(region, page, seen);
             return Step::Done(outcome.map_or_else(|why| Outcome::Failed(Failure::Pager(why)), |()| Outcome::Resolved));
         }
@@ -444,13 +461,14 @@ fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
     domain.frames.set_zeroed(copy, Zeroed::Unknown);
     let outcome = match domain.mmu.copy_out(page, copy) {
         Err(_) => Ok(()),
-        Ok(()) => save_copy(domain, region, pager, page, copy),
+        Ok(()) => match save_copy(domain, region, pager, page, copy) {
+            // Taken away while the pager was at it: who knows what it saved. The page is gone as well.
+            Ok(()) if !domain.mmu.holds(copy) => Err(Failure::Machine(Refusal::Hole)),
+            saved => saved.map_err(Failure::Pager),
+        },
     };
     domain.settle(region, page, seen);
-    give(match outcome {
-        Ok(()) => Step::Done(Outcome::Resolved),
-        Err(error) => Step::Done(Outcome::Failed(Failure::Pager(error))),
-    })
+    give(Step::Done(outcome.map_or_else(Outcome::Failed, |()| Outcome::Resolved)))
 }
 
 fn save_copy(

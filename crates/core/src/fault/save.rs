@@ -2,14 +2,17 @@
 
 use core::array;
 
+use super::lost;
 use crate::addr::{Frame, PAGE_BYTES, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Use;
+use crate::mmu::Refusal;
 use crate::page::{Found, State, Word};
 use crate::pager::{PagerError, SavePage};
 use crate::region::Region;
 use crate::sync::Ordering;
 use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Pages saved at once, at most.
 pub const BATCH: usize = 256;
@@ -32,11 +35,19 @@ pub(super) fn enqueue(domain: &DomainState, page: PageNo, frame: Frame) {
 pub fn save(domain: &DomainState) -> usize {
     let _inside = domain.gate.enter(domain.mmu);
     let mut queued = [(PageNo(0), Frame(0)); BATCH];
-    let mut len = 0;
+    let (mut len, mut gone) = (0, 0);
     while let Some(entry) = queued.get_mut(len)
         && let Some((page, frame)) = domain.saves.pop()
     {
-        *entry = (PageNo(page), Frame(frame as u32));
+        let (page, frame) = (PageNo(page), Frame(frame as u32));
+        if !domain.mmu.holds(frame)
+            && let Some(region) = domain.regions.find(page)
+        {
+            lose(domain, region, page, frame);
+            gone += 1;
+            continue;
+        }
+        *entry = (page, frame);
         len += 1;
     }
     let queued = queued.get_mut(..len).unwrap_or(&mut []);
@@ -56,8 +67,8 @@ pub fn save(domain: &DomainState) -> usize {
         }
         rest = later;
     }
-    domain.stack.leaves_saving(len as u32);
-    len
+    domain.stack.leaves_saving((len + gone) as u32);
+    len + gone
 }
 
 fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
@@ -72,8 +83,11 @@ fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
     Counters::add(&domain.counters.saves_total, pages.len() as u64);
     for (&(page, frame), save) in pages.iter().zip(saves.iter()) {
         match save.outcome {
+            // Taken away while the pager was at it: who knows what it saved.
+            Ok(()) if !domain.mmu.holds(frame) => lose(domain, region, page, frame),
             Ok(()) => {
                 Counters::add(&domain.counters.bytes_saved, PAGE_BYTES as u64);
+                domain.trace(page, Kind::Save);
                 saved(domain, region, page, frame);
             }
             Err(error) => unsaved(domain, region, page, frame, error),
@@ -105,18 +119,44 @@ fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, er
     if seen.state() == State::Saving && word.claim(seen) {
         // A page whose every access traps stays unmapped.
         let unmapped = seen.wishes().unmapped();
-        if unmapped || domain.map(region, page, frame, 1).is_ok() {
-            // The save has ended here, and the claim is ours.
-            let _ = word.end_save(Word::ABSENT);
-            let state = if unmapped { State::Aside } else { State::Resident };
-            domain.settle(region, page, Word::new(state, frame));
-            domain.admit(region, frame, Use::First);
-        } else {
-            domain.settle(region, page, seen);
-            requeue(domain, page, frame);
+        match if unmapped { Ok(()) } else { domain.map(region, page, frame, 1) } {
+            Ok(()) => {
+                // The save has ended here, and the claim is ours.
+                let _ = word.end_save(Word::ABSENT);
+                let state = if unmapped { State::Aside } else { State::Resident };
+                domain.settle(region, page, Word::new(state, frame));
+                domain.admit(region, frame, Use::First);
+            }
+            Err(partial) if partial.why == Refusal::Hole => lose_claimed(domain, region, page, frame),
+            Err(_) => {
+                domain.settle(region, page, seen);
+                requeue(domain, page, frame);
+            }
         }
         return;
     }
+    leave(domain, region, page, frame);
+}
+
+/// The frame of a page was taken from the domain before its contents were safe.
+fn lose(domain: &DomainState, region: &Region, page: PageNo, frame: Frame) {
+    let Some(word) = region.word(page) else { return };
+    let seen = word.load();
+    if seen.state() == State::Saving && word.claim(seen) {
+        return lose_claimed(domain, region, page, frame);
+    }
+    leave(domain, region, page, frame);
+}
+
+fn lose_claimed(domain: &DomainState, region: &Region, page: PageNo, frame: Frame) {
+    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else { return };
+    // The save has ended here, and the claim is ours.
+    let _ = word.end_save(Word::ABSENT);
+    lost(domain, region, pager, page, frame);
+}
+
+/// Ends a save in vain of a page that another thread has, or had, claimed.
+fn leave(domain: &DomainState, region: &Region, page: PageNo, frame: Frame) {
     match end(domain, region, page, seen_saving(frame)) {
         // The copy that was made meanwhile is the only one now, and ours is not needed.
         Found::Copied => give_back(domain, page, frame),

@@ -66,6 +66,8 @@ pub enum Advice {
     NoHugePages = raw::MADV_NOHUGEPAGE,
     /// Use huge pages where they fit.
     HugePages = raw::MADV_HUGEPAGE,
+    /// A forked child gets the range empty.
+    WipeForChild = raw::MADV_WIPEONFORK,
     /// A forked child does not get the range.
     NotForChild = raw::MADV_DONTFORK,
     /// A forked child gets the range.
@@ -234,6 +236,13 @@ pub fn lock_on_fault(addr: usize, len_bytes: usize) -> Result<(), Errno> {
 pub fn unlock(addr: usize, len_bytes: usize) -> Result<(), Errno> {
     // SAFETY: syscall-contract: unlocking changes no contents.
     unsafe { call(raw::__NR_munlock, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Whether every page of a range is mapped.
+pub fn mapped(addr: usize, len_bytes: usize) -> bool {
+    // An msync(2) that waits for nothing does nothing either, but looks at each mapping.
+    // SAFETY: syscall-contract: the call changes no contents, and is refused where nothing is mapped.
+    unsafe { call(raw::__NR_msync, [addr, len_bytes, raw::MS_ASYNC as usize, 0, 0, 0]) }.is_ok()
 }
 
 /// Sets bit 0 of `resident[i]` where page `i` from `addr` on is in memory.

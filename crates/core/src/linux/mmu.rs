@@ -25,6 +25,10 @@ pub struct Descriptors {
     pub worker: Uffd,
     /// The userfaultfd of the [`Trap::Upcall`] regions.
     pub upcall: Uffd,
+    /// The userfaultfd of the [`Trap::TrackedWorker`] regions.
+    pub tracked_worker: Uffd,
+    /// The userfaultfd of the [`Trap::TrackedUpcall`] regions.
+    pub tracked_upcall: Uffd,
     /// `/proc/self/mem`, to read pages that the program may not write.
     pub memory: Descriptor,
     /// `/proc/self/pagemap`.
@@ -37,6 +41,8 @@ impl Descriptors {
         pool: Uffd(Descriptor::ABSENT),
         worker: Uffd(Descriptor::ABSENT),
         upcall: Uffd(Descriptor::ABSENT),
+        tracked_worker: Uffd(Descriptor::ABSENT),
+        tracked_upcall: Uffd(Descriptor::ABSENT),
         memory: Descriptor::ABSENT,
         pagemap: Pagemap(Descriptor::ABSENT),
     };
@@ -58,6 +64,8 @@ pub struct LinuxMmu {
     pool_uffd: AtomicI32,
     worker_uffd: AtomicI32,
     upcall_uffd: AtomicI32,
+    tracked_worker_uffd: AtomicI32,
+    tracked_upcall_uffd: AtomicI32,
     memory: AtomicI32,
     pagemap: AtomicI32,
     clock: Clock,
@@ -86,6 +94,8 @@ impl LinuxMmu {
             pool_uffd: AtomicI32::new(-1),
             worker_uffd: AtomicI32::new(-1),
             upcall_uffd: AtomicI32::new(-1),
+            tracked_worker_uffd: AtomicI32::new(-1),
+            tracked_upcall_uffd: AtomicI32::new(-1),
             memory: AtomicI32::new(-1),
             pagemap: AtomicI32::new(-1),
             clock,
@@ -106,6 +116,8 @@ impl LinuxMmu {
             (&self.pool_uffd, descriptors.pool.0),
             (&self.worker_uffd, descriptors.worker.0),
             (&self.upcall_uffd, descriptors.upcall.0),
+            (&self.tracked_worker_uffd, descriptors.tracked_worker.0),
+            (&self.tracked_upcall_uffd, descriptors.tracked_upcall.0),
             (&self.memory, descriptors.memory),
             (&self.pagemap, descriptors.pagemap.0),
         ] {
@@ -122,6 +134,8 @@ impl LinuxMmu {
         Uffd(load(match trap {
             Trap::Worker => &self.worker_uffd,
             Trap::Upcall => &self.upcall_uffd,
+            Trap::TrackedWorker => &self.tracked_worker_uffd,
+            Trap::TrackedUpcall => &self.tracked_upcall_uffd,
         }))
     }
 
@@ -278,12 +292,30 @@ impl LinuxMmu {
         }
         // Nobody can write to a page that traps, and this thread must not.
         let fixed = self.categories(page).is_some_and(traps_writes);
+        let held = !fixed && self.set_writing(page, Writing::Protected);
         // SAFETY: region-owned: a populated page keeps its contents.
-        if !fixed && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
-            // The program may write it, and something else keeps it from moving (execute rights, a protection key, locking):
-            // a write between the copy and the drop would be lost.
+        if !fixed && !held && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
+            // The program may write it, and something else keeps it from moving (execute rights, locking): a write between
+            // the copy and the drop would be lost.
             return Err(Refusal::Pinned);
         }
+        let copied = self.copy_and_drop_fixed(page, slot);
+        if held && copied.is_err() {
+            self.set_writing(page, Writing::Allowed);
+        }
+        copied
+    }
+
+    /// Has writes to a page wait for its userfaultfd, or no longer. `false`: it is registered for absent pages only.
+    fn set_writing(&self, page: usize, writing: Writing) -> bool {
+        [Trap::Worker, Trap::Upcall].into_iter().any(|trap| {
+            // SAFETY: region-owned: the caller has claimed the page.
+            unsafe { self.region_uffd(trap).set_writing(page, PAGE_BYTES, writing) }.is_ok()
+        })
+    }
+
+    /// Copies a page that nobody can write, and drops it.
+    fn copy_and_drop_fixed(&self, page: usize, slot: usize) -> Result<(), Refusal> {
         // SAFETY: pool-owned: the caller holds the frame.
         unsafe { memory::advise(slot, PAGE_BYTES, Advice::PopulateWrite) }.map_err(|_| Refusal::NoMemory)?;
         // SAFETY: pool-owned: as above, and no reference to the slot lives while it is filled.

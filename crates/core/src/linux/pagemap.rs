@@ -34,6 +34,10 @@ impl Categories {
     pub const fn contains(self, other: Categories) -> bool {
         self.0 & other.0 == other.0
     }
+    /// Whether the page, or the hole, is protected and every write to it is noted: it was not written since.
+    pub const fn protected(self) -> bool {
+        self.contains(Categories::NOTED) && self.populated() && !self.contains(Categories::WRITTEN)
+    }
     /// Whether the page has contents somewhere.
     pub const fn populated(self) -> bool {
         self.0 & (Categories::PRESENT.0 | Categories::SWAPPED.0) != 0
@@ -84,6 +88,15 @@ pub enum Afterwards {
     Protect,
 }
 
+impl Afterwards {
+    const fn flags(self) -> u32 {
+        match self {
+            Afterwards::Leave => 0,
+            Afterwards::Protect => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
+        }
+    }
+}
+
 /// `/proc/self/pagemap`, by its descriptor; not owned. It tells of the process that opened it, also in a forked child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pagemap(pub Descriptor);
@@ -95,9 +108,8 @@ impl Pagemap {
     /// `EBADF`, `ENOTTY`: the descriptor is gone, or is something else by now.
     pub fn categories(self, addr: usize) -> Result<Categories, Errno> {
         let mut stretches = [Stretch::default()];
-        let end = addr.wrapping_add(crate::addr::PAGE_BYTES);
-        let found =
-            self.scan(addr, end, Categories::NONE, populated(), reported(), Afterwards::Leave, &mut stretches)?;
+        let wanted = Wanted { any_of: populated(), reported: reported(), ..Wanted::EVERYTHING };
+        let found = self.scan(addr, addr.wrapping_add(crate::addr::PAGE_BYTES), wanted, &mut stretches)?;
         Ok(match (found.stretches, stretches) {
             (1, [stretch]) => stretch.categories(),
             _ => Categories::NONE,
@@ -109,7 +121,8 @@ impl Pagemap {
     /// # Errors
     /// As for [`Pagemap::categories`].
     pub fn populated(self, start: usize, end: usize, stretches: &mut [Stretch]) -> Result<Scanned, Errno> {
-        self.scan(start, end, Categories::NONE, populated(), populated(), Afterwards::Leave, stretches)
+        let wanted = Wanted { any_of: populated(), reported: populated(), ..Wanted::EVERYTHING };
+        self.scan(start, end, wanted, stretches)
     }
 
     /// Finds the pages of a range, registered with `WP_ASYNC`, that were written since they were protected. Swapped pages
@@ -124,46 +137,84 @@ impl Pagemap {
         afterwards: Afterwards,
         stretches: &mut [Stretch],
     ) -> Result<Scanned, Errno> {
-        self.scan(start, end, Categories::WRITTEN, populated(), reported(), afterwards, stretches)
+        // Asking for WRITTEN alone would report holes, and protecting them would arm markers that later moves run into.
+        let wanted = Wanted {
+            all_of: Categories::WRITTEN,
+            any_of: populated(),
+            reported: reported(),
+            flags: raw::PM_SCAN_CHECK_WPASYNC | afterwards.flags(),
+            ..Wanted::EVERYTHING
+        };
+        self.scan(start, end, wanted, stretches)
     }
 
-    // Asking for WRITTEN alone would report holes, and protecting them would arm markers that later moves run into. So every
-    // scan asks for populated pages.
-    #[expect(clippy::too_many_arguments, reason = "the kernel's own structure, private to this file")]
-    fn scan(
+    /// Finds the pages of a range that may have been written since they were protected, holes and mappings that are not
+    /// registered among them. An absent page that is protected (by a marker) is reported as well: it is swapped and not
+    /// written, which [`Categories::protected`] knows. Gaps between mappings are passed over.
+    ///
+    /// With [`Afterwards::Protect`] the written pages are protected in the same step, and some of the holes.
+    ///
+    /// # Errors
+    /// As for [`Pagemap::categories`]. `EPERM`, with [`Afterwards::Protect`]: part of the range is not registered with
+    /// `WP_ASYNC`; what came before it is protected, and not reported.
+    pub fn unprotected(
         self,
         start: usize,
         end: usize,
-        all_of: Categories,
-        any_of: Categories,
-        reported: Categories,
         afterwards: Afterwards,
         stretches: &mut [Stretch],
     ) -> Result<Scanned, Errno> {
-        let flags = match (afterwards, all_of.contains(Categories::WRITTEN)) {
-            (Afterwards::Protect, _) => raw::PM_SCAN_WP_MATCHING | raw::PM_SCAN_CHECK_WPASYNC,
-            (Afterwards::Leave, true) => raw::PM_SCAN_CHECK_WPASYNC,
-            (Afterwards::Leave, false) => 0,
+        let wanted = Wanted {
+            inverted: Categories::PRESENT,
+            any_of: Categories::PRESENT.and(Categories::WRITTEN),
+            reported: reported(),
+            flags: afterwards.flags(),
+            ..Wanted::EVERYTHING
         };
+        self.scan(start, end, wanted, stretches)
+    }
+
+    fn scan(self, start: usize, end: usize, wanted: Wanted, stretches: &mut [Stretch]) -> Result<Scanned, Errno> {
         let mut argument = raw::pm_scan_arg {
             size: size_of::<raw::pm_scan_arg>() as u64,
-            flags: u64::from(flags),
+            flags: u64::from(wanted.flags),
             start: start as u64,
             end: end as u64,
             walk_end: 0,
             vec: stretches.as_mut_ptr() as u64,
             vec_len: stretches.len() as u64,
             max_pages: 0,
-            category_inverted: 0,
-            category_mask: all_of.0,
-            category_anyof_mask: any_of.0,
-            return_mask: reported.0,
+            category_inverted: wanted.inverted.0,
+            category_mask: wanted.all_of.0,
+            category_anyof_mask: wanted.any_of.0,
+            return_mask: wanted.reported.0,
         };
         // SAFETY: syscall-contract: the kernel writes at most `vec_len` stretches, and any bytes make one. Protecting pages of a
         // range registered with WP_ASYNC stops nobody and changes no contents.
         let stretches = unsafe { self.0.control(SCAN, &mut argument) }?;
         Ok(Scanned { stretches, end: argument.walk_end as usize })
     }
+}
+
+/// Which pages a scan looks for, and what it says of them.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// Categories that count where they are absent, in the two that follow.
+    inverted: Categories,
+    all_of: Categories,
+    any_of: Categories,
+    reported: Categories,
+    flags: u32,
+}
+
+impl Wanted {
+    const EVERYTHING: Wanted = Wanted {
+        inverted: Categories::NONE,
+        all_of: Categories::NONE,
+        any_of: Categories::NONE,
+        reported: Categories::NONE,
+        flags: 0,
+    };
 }
 
 const fn populated() -> Categories {

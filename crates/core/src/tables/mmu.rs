@@ -55,6 +55,15 @@ struct Pool {
     frames: Handle,
     /// Which one it is; counted from 1.
     number: u32,
+    /// Of the capability, while it is there: another may come to its place, and its memory was never the domain's.
+    serial: Option<u64>,
+}
+
+impl Pool {
+    fn new(kernel: &Kernel<'_>, space: &Space, frames: Handle, number: u32) -> Pool {
+        let serial = kernel.find(space, frames).ok().map(|slot| kernel.slots().serial(slot));
+        Pool { frames, number, serial }
+    }
 }
 
 // SAFETY: kernel-locked: `held` is reached under the lock alone; all else is shared by its own type.
@@ -68,7 +77,7 @@ impl<'m> TableMmu<'m> {
     ///
     /// # Safety
     /// *kernel-locked*: the CPU that `kernel` tells may be told on any thread that uses the Mmu.
-    pub const unsafe fn new(
+    pub unsafe fn new(
         kernel: Kernel<'m>,
         space: Space,
         tables: AddressSpace,
@@ -78,7 +87,7 @@ impl<'m> TableMmu<'m> {
         idle: &'m (dyn Fn() + Sync),
     ) -> TableMmu<'m> {
         let memory = kernel.memory();
-        let held = UnsafeCell::new(Held { kernel, pool: Pool { frames, number: 1 } });
+        let held = UnsafeCell::new(Held { pool: Pool::new(&kernel, &space, frames, 1), kernel });
         let (lock, looks) = (AtomicU32::new(FREE), AtomicU64::new(0));
         TableMmu { lock, held, memory, space, tables, slots, spare, idle, looks }
     }
@@ -92,12 +101,15 @@ impl<'m> TableMmu<'m> {
     }
 
     /// From now on frames are the pages of `frames`. What the domain had in frames is gone: clean pages come back from their
-    /// pager, the others as it makes them.
+    /// pager, the others as it makes them. So it is with what was on its way to a store.
     ///
     /// # Context
-    /// Normal, while nothing is on its way to a store.
+    /// Normal.
     pub fn replace_frames(&self, frames: Handle) {
-        self.with(|held| held.pool = Pool { frames, number: held.pool.number.wrapping_add(1).max(1) });
+        self.with(|held| {
+            let number = held.pool.number.wrapping_add(1).max(1);
+            held.pool = Pool::new(&held.kernel, &self.space, frames, number);
+        });
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut Held<'m>) -> R) -> R {
@@ -112,7 +124,9 @@ impl<'m> TableMmu<'m> {
 
     /// What is behind the frames, unless it was taken away.
     fn pool(&self, held: &Held<'_>) -> Option<Capability> {
-        held.kernel.identify(&self.space, held.pool.frames).ok().filter(|pool| pool.kind == Type::Frame)
+        let slot = held.kernel.find(&self.space, held.pool.frames).ok()?;
+        let is_it = Some(held.kernel.slots().serial(slot)) == held.pool.serial;
+        held.kernel.held(slot).ok().filter(|pool| is_it && pool.kind == Type::Frame)
     }
 
     /// Where a frame is, if it has memory.
@@ -200,6 +214,8 @@ impl Mmu for TableMmu<'_> {
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
         self.with(|held| {
             let from = self.found(held, page).ok_or(Refusal::Hole)?.at;
+            // Populated, perhaps, with memory of frames that were replaced.
+            self.give_memory(held, frame)?;
             let to = self.in_slot(held, frame).ok_or(Refusal::Denied)?;
             for offset in (0..PAGE_BYTES as u64).step_by(8) {
                 self.memory.store(to.plus(offset), self.memory.load(from.plus(offset)));
@@ -237,6 +253,10 @@ impl Mmu for TableMmu<'_> {
         for at in 0..count {
             self.set_slot(frame.plus(at), EMPTY);
         }
+    }
+
+    fn holds(&self, frame: Frame) -> bool {
+        self.with(|held| self.in_slot(held, frame)).is_some()
     }
 
     fn bytes(&self, frame: Frame) -> *mut PageBytes {

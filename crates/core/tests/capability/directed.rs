@@ -3,38 +3,40 @@
 use selfpage_core::addr::VirtAddr;
 use selfpage_core::capability::{Error, Handle, Kernel, Object, Progress, Rights, Space, Type};
 use selfpage_core::physical::{PhysAddr, PhysMemory};
-use selfpage_core::tables::walk::{Access, WalkFault};
-use selfpage_core::tables::{AddressSpace, Entries, PageSize, Range};
+use selfpage_core::tables::walk::{Access, WalkFault, translate};
+use selfpage_core::tables::{AddressSpace, Entries, PageSize, Range, Unfinished};
 
 use crate::machine::{Cpu, FIRST, memory};
 use crate::world::MEMORY_BYTES;
 
-const ROOT: Handle = Handle::at_root(1);
+pub const ROOT: Handle = Handle::at_root(1);
 /// The block of 1 MiB, of which all is made here.
-const RAM: Handle = Handle::at_root(10);
+pub const RAM: Handle = Handle::at_root(10);
 /// The one of 512 KiB.
-const OTHER_RAM: Handle = Handle::at_root(9);
+pub const OTHER_RAM: Handle = Handle::at_root(9);
 /// The one of 2 MiB.
 const LARGE_RAM: Handle = Handle::at_root(11);
-const NODE: Handle = Handle::at_root(20);
-const PML4: Handle = Handle::at_root(21);
+/// Made from that, where a test does so.
+const LARGE_RAM_FRAME: Handle = Handle::at_root(46);
+pub const NODE: Handle = Handle::at_root(20);
+pub const PML4: Handle = Handle::at_root(21);
 const PDPT: Handle = Handle::at_root(22);
-const PD: Handle = Handle::at_root(23);
-const PT: Handle = Handle::at_root(24);
+pub const PD: Handle = Handle::at_root(23);
+pub const PT: Handle = Handle::at_root(24);
 /// 64 KiB.
-const FRAME: Handle = Handle::at_root(25);
+pub const FRAME: Handle = Handle::at_root(25);
 /// A place that is free.
 const FREE: u8 = 40;
 
 /// A holder with one object of each type.
-struct Bench<'m> {
-    kernel: Kernel<'m>,
-    space: Space,
-    memory: &'m PhysMemory,
-    cpu: &'m Cpu,
+pub struct Bench<'m> {
+    pub kernel: Kernel<'m>,
+    pub space: Space,
+    pub memory: &'m PhysMemory,
+    pub cpu: &'m Cpu,
 }
 
-fn entries(table: Handle, first: u16, count: u16) -> Entries {
+pub fn entries(table: Handle, first: u16, count: u16) -> Entries {
     Entries { table, first, count }
 }
 
@@ -43,7 +45,7 @@ fn object(kind: Type, size_bits: u8) -> Object {
 }
 
 impl<'m> Bench<'m> {
-    fn new(memory: &'m PhysMemory, cpu: &'m Cpu) -> Bench<'m> {
+    pub fn new(memory: &'m PhysMemory, cpu: &'m Cpu) -> Bench<'m> {
         let (mut kernel, space) = Kernel::boot(memory, cpu, &[]).unwrap();
         let kinds = [Type::CNode, Type::Pml4, Type::Pdpt, Type::Pd, Type::Pt];
         for (kind, at) in kinds.into_iter().zip(20..) {
@@ -62,12 +64,13 @@ impl<'m> Bench<'m> {
         let words = |memory: &PhysMemory| -> Vec<u64> {
             (0..memory.len_bytes()).step_by(8).map(|offset| memory.load(FIRST.plus(offset))).collect()
         };
-        let before = words(self.memory);
+        let (before, told) = (words(self.memory), self.cpu.told.borrow().clone());
         assert_eq!(call(&mut self.kernel, &self.space).unwrap_err(), error);
+        assert!(told == *self.cpu.told.borrow(), "the CPU was told of a call that was refused with {error:?}");
         assert!(before == words(self.memory), "a call that was refused with {error:?} changed memory");
     }
 
-    fn copy(&mut self, from: Handle, at: u8, rights: Rights) -> Handle {
+    pub fn copy(&mut self, from: Handle, at: u8, rights: Rights) -> Handle {
         self.kernel.copy(&self.space, from, ROOT, at, rights).unwrap();
         Handle::at_root(at)
     }
@@ -77,7 +80,7 @@ impl<'m> Bench<'m> {
     }
 
     /// PML4, PDPT, PD and PT become one hierarchy, through their first entries.
-    fn connect(&mut self) -> PhysAddr {
+    pub fn connect(&mut self) -> PhysAddr {
         for (above, below) in [(PML4, PDPT), (PDPT, PD), (PD, PT)] {
             self.kernel.map(&self.space, entries(above, 0, 1), below, 0, Rights::ALL).unwrap();
         }
@@ -108,8 +111,8 @@ fn a_root_is_not_forged() {
     bench.refuses(Error::NoCapability, |kernel, _| kernel.identify(&victim, Handle::at_root(5)));
 }
 
-const R: Rights = Rights::READ;
-const RW: Rights = Rights::READ.with(Rights::WRITE);
+pub const R: Rights = Rights::READ;
+pub const RW: Rights = Rights::READ.with(Rights::WRITE);
 
 #[test]
 fn wrong_types() {
@@ -218,6 +221,12 @@ fn wrong_entries() {
     bench.refuses(Error::OutOfRange, |kernel, space| kernel.map(space, entries(PD, 0, 1), PT, 4096, R));
     bench.kernel.map(&bench.space, entries(PT, 4, 4), one, 0, RW).unwrap();
     bench.refuses(Error::AlreadyMapped, |kernel, space| kernel.map(space, entries(PT, 20, 1), one, 0, RW));
+    bench.refuses(Error::AlreadyMapped, |kernel, space| kernel.map(space, entries(PT, 4, 4), one, 0, RW));
+    // Neither the original of a copy that is mapped nor a copy of one that is counts as mapped; a table does, wherever.
+    bench.connect();
+    bench.refuses(Error::AlreadyMapped, |kernel, space| kernel.map(space, entries(PT, 21, 1), PT, 0, R));
+    bench.refuses(Error::AlreadyMapped, |kernel, space| kernel.map(space, entries(PD, 1, 1), PT, 0, R));
+    bench.refuses(Error::EntryTaken, |kernel, space| kernel.map(space, entries(PD, 0, 1), large, 0, R));
     bench.refuses(Error::EntryTaken, |kernel, space| kernel.map(space, entries(PT, 3, 2), two, 0, RW));
     bench.refuses(Error::EntryTaken, |kernel, space| kernel.map(space, entries(PT, 7, 1), two, 0, RW));
     for (first, count) in [(4, 3), (5, 3), (3, 5)] {
@@ -238,6 +247,7 @@ fn what_is_in_use_is_not_deleted_nor_what_is_being_revoked_used() {
     let (memory, cpu) = (memory(MEMORY_BYTES), Cpu::default());
     let mut bench = Bench::new(&memory, &cpu);
     bench.copy(FRAME, 41, R);
+    bench.kernel.retype(&bench.space, LARGE_RAM, object(Type::Frame, 21), 1, ROOT, 46).unwrap();
     bench.kernel.copy(&bench.space, PD, NODE, 1, R).unwrap();
     bench.map(PT, 0, Handle::at_root(41));
     for in_use in [RAM, FRAME, NODE, PT, PD, ROOT] {
@@ -250,6 +260,11 @@ fn what_is_in_use_is_not_deleted_nor_what_is_being_revoked_used() {
     bench.refuses(later, |kernel, space| kernel.copy(space, PT, ROOT, FREE, R));
     bench.refuses(later, |kernel, space| kernel.mint(space, NODE, ROOT, FREE, Handle { bits: 0, len: 1 }));
     bench.refuses(later, |kernel, space| kernel.map(space, entries(PD, 0, 1), PT, 0, R));
+    bench.refuses(later, |kernel, space| kernel.map(space, entries(PT, 1, 1), LARGE_RAM_FRAME, 0, R));
+    // Nor is anything put into a CNode that goes, from wherever.
+    bench.refuses(later, |kernel, space| kernel.copy(space, LARGE_RAM_FRAME, NODE, 2, R));
+    bench.refuses(later, |kernel, space| kernel.mint(space, ROOT, NODE, 2, Handle { bits: 0, len: 1 }));
+    bench.refuses(later, |kernel, space| kernel.retype(space, OTHER_RAM, Object::of(Type::Pt), 1, NODE, 2));
     assert_eq!(bench.kernel.revoke(&bench.space, RAM, u64::MAX), Ok(Progress::Done));
     bench.kernel.retype(&bench.space, RAM, Object::of(Type::Pt), 1, ROOT, FREE).unwrap();
 }
@@ -321,4 +336,88 @@ fn addresses_that_are_not_canonical() {
     }
     let root = bench.connect();
     assert_eq!(cpu.access(&memory, root, VirtAddr(1 << 47), Access::Read), Err(WalkFault::NotCanonical));
+}
+
+/// Every call takes handles, and each handle may be too long, too short, or go on where there is no CNode.
+#[test]
+fn handles_of_the_wrong_length_in_every_call() {
+    let (memory, cpu) = (memory(MEMORY_BYTES), Cpu::default());
+    let mut bench = Bench::new(&memory, &cpu);
+    let wrong = Error::DepthOverflow;
+    for handle in [Handle { bits: 1, len: 5 }, FRAME.then(1), Handle { bits: 1, len: 65 }, Handle { bits: 1, len: 255 }]
+    {
+        let all = entries(handle, 0, 1);
+        bench.refuses(wrong, |kernel, space| kernel.retype(space, handle, Object::of(Type::Pt), 1, ROOT, FREE));
+        bench.refuses(wrong, |kernel, space| kernel.retype(space, RAM, Object::of(Type::Pt), 1, handle, FREE));
+        bench.refuses(wrong, |kernel, space| kernel.copy(space, handle, ROOT, FREE, R));
+        bench.refuses(wrong, |kernel, space| kernel.copy(space, FRAME, handle, FREE, R));
+        bench.refuses(wrong, |kernel, space| kernel.mint(space, handle, ROOT, FREE, Handle { bits: 0, len: 1 }));
+        bench.refuses(wrong, |kernel, space| kernel.mint(space, NODE, handle, FREE, Handle { bits: 0, len: 1 }));
+        bench.refuses(wrong, |kernel, space| kernel.delete(space, handle));
+        bench.refuses(wrong, |kernel, space| kernel.revoke(space, handle, 1));
+        bench.refuses(wrong, |kernel, space| kernel.derived(space, handle));
+        bench.refuses(wrong, |kernel, space| kernel.space(space, handle));
+        bench.refuses(wrong, |kernel, space| kernel.root_table(space, handle));
+        bench.refuses(wrong, |kernel, space| kernel.map(space, all, FRAME, 0, R));
+        bench.refuses(wrong, |kernel, space| kernel.map(space, entries(PT, 0, 1), handle, 0, R));
+        bench.refuses(wrong, |kernel, space| kernel.unmap(space, all));
+        bench.refuses(wrong, |kernel, space| kernel.modify_flags(space, all, R));
+        bench.refuses(wrong, |kernel, space| kernel.clear_dirty_bits(space, all));
+    }
+}
+
+#[test]
+fn devices_that_no_capability_can_be_of() {
+    let (memory, cpu) = (memory(MEMORY_BYTES), Cpu::default());
+    let boot = |devices: &[_]| Kernel::boot(&memory, &cpu, devices).map(drop);
+    let device = PhysAddr(1 << 40);
+    assert_eq!(boot(&[(device, 12), (device, 35)]), Ok(()));
+    for size_bits in [0, 11, 36, 64, 255] {
+        assert_eq!(boot(&[(device, size_bits)]), Err(Error::BadSize));
+    }
+    assert_eq!(boot(&[(PhysAddr((1 << 40) + 4096), 13)]), Err(Error::Misaligned));
+    // Ten blocks of RAM and the root itself have places already.
+    assert_eq!(boot(&[(device, 12); 52]), Ok(()));
+    assert_eq!(boot(&[(device, 12); 53]), Err(Error::OutOfRange));
+}
+
+/// What an address space refuses leaves all addresses, all tables and all capabilities as they were. A place in which a copy lay for
+/// the time of the call may look otherwise.
+#[test]
+fn ranges_that_meet_something_else() {
+    let (memory, cpu) = (memory(MEMORY_BYTES), Cpu::default());
+    let mut bench = Bench::new(&memory, &cpu);
+    let aspace = AddressSpace::new(&mut bench.kernel, bench.space, OTHER_RAM, ROOT, 47).unwrap();
+    let range = |page: usize, pages: u64| Range {
+        at: VirtAddr((1 << 30) + page * 4096),
+        len_bytes: pages * 4096,
+        pages: PageSize::Small4KiB,
+    };
+    aspace.map(&mut bench.kernel, range(4, 4), FRAME, 0, R).unwrap();
+    let read_only = bench.copy(FRAME, 49, R);
+    let root = bench.kernel.root_table(&bench.space, aspace.pml4()).unwrap();
+    let mut refuses = |error, call: &dyn Fn(&mut Kernel<'_>) -> Result<(), Unfinished>| {
+        let space = bench.space;
+        let state = |kernel: &Kernel<'_>| {
+            let pages = (0..32).map(|page| translate(&memory, root, range(page, 1).at)).collect::<Vec<_>>();
+            (pages, [FRAME, read_only, OTHER_RAM].map(|handle| kernel.derived(&space, handle).unwrap()))
+        };
+        let before = state(&bench.kernel);
+        assert_eq!(call(&mut bench.kernel).unwrap_err(), Unfinished { done_bytes: 0, why: error });
+        assert_eq!(state(&bench.kernel), before);
+    };
+    for (page, pages) in [(4, 1), (2, 4), (7, 1)] {
+        let all = range(page, pages);
+        refuses(Error::EntryTaken, &|kernel| aspace.map(kernel, all, FRAME, 0, R));
+    }
+    let beside = range(8, 1);
+    refuses(Error::NoRight, &|kernel| aspace.map(kernel, beside, read_only, 0, RW));
+    refuses(Error::OutOfRange, &|kernel| aspace.map(kernel, range(8, 17), FRAME, 0, R));
+    refuses(Error::Misaligned, &|kernel| aspace.map(kernel, range(8, 1), FRAME, 1, R));
+    for (page, pages, error) in [(3, 5, Error::NotMapped), (16, 1, Error::NotMapped), (4, 3, Error::PartOfMapping)] {
+        refuses(error, &|kernel| aspace.unmap(kernel, range(page, pages)));
+    }
+    refuses(Error::NotMapped, &|kernel| aspace.protect(kernel, range(6, 4), R));
+    refuses(Error::NoSuchEntry, &|kernel| aspace.protect(kernel, range(4, 4), Rights::WRITE));
+    aspace.unmap(&mut bench.kernel, range(4, 4)).unwrap();
 }

@@ -87,7 +87,7 @@ impl Model {
         let to = object.base.wrapping_add(offset_bytes);
         let step_bytes = page_bytes(table_level);
         if level(object.kind).is_none() {
-            if to % step_bytes != 0 {
+            if !to.is_multiple_of(step_bytes) {
                 return Err(Error::Misaligned);
             }
             let end = u128::from(offset_bytes) + u128::from(entries.count) * u128::from(step_bytes);

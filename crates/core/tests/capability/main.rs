@@ -14,7 +14,7 @@
 //! any word of a CNode or a table has changed; the cases in directed.rs look at all memory each time.
 //!
 //! That these tests would notice: broken.rs breaks the machine in each way that a check is for, and mutations.rs takes away each
-//! rule of the mechanism.
+//! rule of the mechanism. harms.rs says of each rule what it is for: the harm that a few calls do without it.
 //!
 //! What they do not show: that the model is right where it agrees with the mechanism by the same mistake; that the walk is the
 //! CPU's (that is for the comparison with a real one); anything about two CPUs at once.
@@ -31,6 +31,7 @@ mod chooser;
 mod dice;
 mod directed;
 mod entries;
+mod harms;
 #[path = "../tables/machine.rs"]
 mod machine;
 mod model;

@@ -31,6 +31,8 @@ pub struct Cap {
     /// Table, first entry, count.
     pub mapped: Option<(ObjectId, u16, u16)>,
     pub being_revoked: bool,
+    /// It lies in a CNode that goes, and a revocation has come to it.
+    pub is_going: bool,
 }
 
 /// An object.
@@ -185,6 +187,7 @@ impl Model {
             place,
             mapped: None,
             being_revoked: false,
+            is_going: false,
         };
         self.caps.insert(id, cap);
         if !is_copy {
@@ -320,12 +323,12 @@ impl Model {
         if places.into_iter().any(|index| self.at((node, index as u8)).is_some()) {
             return Err(Error::SlotTaken);
         }
-        Ok(node)
+        if self.is_condemned(cap) { Err(Error::RevokeInProgress) } else { Ok(node) }
     }
 
     pub fn is_condemned(&self, cap: CapId) -> bool {
         let cap = self.cap(cap);
-        cap.being_revoked || cap.parent.is_some_and(|parent| self.is_condemned(parent))
+        cap.being_revoked || cap.is_going || cap.parent.is_some_and(|parent| self.is_condemned(parent))
     }
 
     /// What a call answers. If it is not refused, what it does is done.
@@ -489,14 +492,19 @@ impl Model {
     }
 
     /// The next that a revocation deletes: the youngest child's youngest child, and what lies in a CNode before the CNode.
-    fn leaf_below(&self, of: CapId) -> Option<CapId> {
+    fn leaf_below(&mut self, of: CapId) -> Option<CapId> {
         let mut at = *self.cap(of).children.last()?;
         loop {
             let cap = self.cap(at);
             let held = if cap.is_copy { None } else { self.object(cap.object).places.values().next() };
-            match cap.children.last().or(held) {
-                Some(below) => at = *below,
-                None => return Some(at),
+            at = match (cap.children.last(), held) {
+                (Some(child), _) => *child,
+                (None, Some(held)) => {
+                    let held = *held;
+                    self.cap_mut(held).is_going = true;
+                    held
+                }
+                (None, None) => return Some(at),
             }
         }
     }

@@ -1,5 +1,5 @@
 //! The rules, each taken away by itself: the same steps as ever must notice. That a call is refused for another reason than the
-//! rule's does not count: something must happen that must not, or stay away that must.
+//! rule's does not count: something must happen that must not, or stay away that must. What harm that does in the end, harms.rs says.
 
 use selfpage_core::capability::Rule;
 

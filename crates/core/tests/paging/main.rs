@@ -5,19 +5,20 @@
 #[path = "../tables/machine.rs"]
 mod machine;
 mod store;
+mod taken;
 mod world;
 
 use std::ops::Range;
 
-use selfpage_core::capability::{Error, Object, Progress, Rule, Type};
+use selfpage_core::capability::{Progress, Rule};
 use selfpage_core::fault::Failure;
 use selfpage_core::mmu::Refusal;
+use selfpage_core::page::State;
 use selfpage_core::shortage::Shortage;
 use selfpage_core::tables::walk::{Access, WalkFault};
-use world::{FRAMES, FRAMES_LOG2_BYTES, PAGES, ROOT, World};
+use world::{FRAMES, PAGES, World};
 
 const WORDS: u64 = PAGES * 512;
-const FRAMES_OBJECT: Object = Object { kind: Type::Frame, size_bits: FRAMES_LOG2_BYTES };
 
 /// A program that knows what it wrote.
 struct Program {
@@ -85,6 +86,13 @@ impl Program {
         Ok(())
     }
 
+    /// An access that must fail.
+    fn fail(&mut self) -> Failure {
+        let word = self.next_word();
+        let told = if self.below(2) == 0 { self.world.write(word, 1) } else { self.world.read(word).map(drop) };
+        told.unwrap_err()
+    }
+
     fn forget_what_is_lost(&mut self) {
         for page in self.world.store.forgotten() {
             self.shadow[page as usize * 512..][..512].fill(0);
@@ -142,47 +150,31 @@ fn frames_that_are_others_now_are_neither_read_nor_written() {
 }
 
 fn lend_to_another(attempts: u32) {
-    const SECRET: u64 = 0x5ec2_e75e_c2e7;
     let world = World::new("lru");
     let mut program = Program::new(world, 0xfeed);
     program.run(50_000).unwrap();
     // Some frames are free, and some on standby.
     world.make_room();
-    let standby = world.on_standby();
+    let standby = world.pages(State::Standby);
     assert!(standby.len() > 1 && world.domain.stack.free.count() > 1);
-    let frames = world.mmu.with_kernel(|kernel| kernel.identify(&world.space, FRAMES)).unwrap();
 
-    // Whoever lent the memory takes it back, and gives it to another.
-    world.mmu.with_kernel(|kernel| {
-        assert_eq!(kernel.revoke(&world.space, world.ram, u64::MAX), Ok(Progress::Done));
-        assert_eq!(kernel.identify(&world.space, FRAMES), Err(Error::NoCapability));
-        kernel.retype(&world.space, world.ram, FRAMES_OBJECT, 1, ROOT, 41).unwrap();
-    });
-    let theirs = || (0..frames.len_bytes()).step_by(8).map(|offset| frames.base.plus(offset));
-    theirs().for_each(|at| world.memory.store(at, SECRET));
+    let theirs = world.lend_to_another();
     assert_eq!(world.mapped(), 0);
     for _ in 0..attempts {
-        let word = program.next_word();
-        let told = if program.below(2) == 0 { world.write(word, 1) } else { world.read(word).map(drop) };
-        let why = told.unwrap_err();
+        let why = program.fail();
         assert!(matches!(why, Failure::Machine(Refusal::Denied) | Failure::Shortage(Shortage::NoMemory)), "{why:?}");
     }
-    assert!(theirs().all(|at| world.memory.load(at) == SECRET));
+    assert!(theirs.is_untouched());
     assert_eq!(world.mapped(), 0);
     program.forget_what_is_lost();
 
-    // The domain gets other memory, with something in it.
-    world.mmu.with_kernel(|kernel| {
-        kernel.retype(&world.space, world.ram, FRAMES_OBJECT, 1, ROOT, 40).unwrap();
-        let other = kernel.identify(&world.space, FRAMES).unwrap();
-        assert_ne!(other.base, frames.base);
-        (0..other.len_bytes()).step_by(8).for_each(|offset| world.memory.store(other.base.plus(offset), SECRET));
-    });
+    // The domain gets other memory.
+    assert_ne!(world.lend_anew().base, theirs.base);
     world.mmu.replace_frames(FRAMES);
     for page in standby {
         program.read(page * 512..(page + 1) * 512).unwrap();
     }
     program.run(50_000).unwrap();
     program.read(0..WORDS).unwrap();
-    assert!(theirs().all(|at| world.memory.load(at) == SECRET));
+    assert!(theirs.is_untouched());
 }

@@ -10,11 +10,38 @@ pub struct Store {
     kept: Mutex<Vec<Option<Box<PageBytes>>>>,
     /// Pages whose contents the domain has lost since somebody last asked.
     forgotten: Mutex<Vec<u64>>,
+    /// What happens in the middle of the next call.
+    before_save: Mutex<Option<Event>>,
+    before_look: Mutex<Option<Event>>,
 }
+
+type Event = Box<dyn FnOnce() + Send>;
 
 impl Store {
     pub fn new(pages: u64) -> Store {
-        Store { kept: Mutex::new(vec![None; pages as usize]), forgotten: Mutex::default() }
+        let kept = Mutex::new(vec![None; pages as usize]);
+        Store { kept, forgotten: Mutex::default(), before_save: Mutex::default(), before_look: Mutex::default() }
+    }
+
+    pub fn before_next_save(&self, event: impl FnOnce() + Send + 'static) {
+        *self.before_save.lock().unwrap() = Some(Box::new(event));
+    }
+
+    pub fn before_next_look(&self, event: impl FnOnce() + Send + 'static) {
+        *self.before_look.lock().unwrap() = Some(Box::new(event));
+    }
+
+    /// The first word of a page, as it was saved.
+    pub fn word(&self, index: u64) -> u64 {
+        let kept = self.kept.lock().unwrap();
+        kept[index as usize].as_ref().map_or(0, |contents| u64::from_le_bytes(contents[..8].try_into().unwrap()))
+    }
+
+    /// The same as `forgotten`, in order, and to be asked for again.
+    pub fn lost_so_far(&self) -> Vec<u64> {
+        let mut lost = self.forgotten.lock().unwrap().clone();
+        lost.sort_unstable();
+        lost
     }
 
     pub fn forgotten(&self) -> Vec<u64> {
@@ -47,6 +74,9 @@ impl Pager for Store {
     }
 
     fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {
+        if let Some(event) = self.before_look.lock().unwrap().take() {
+            event();
+        }
         match &self.kept.lock().unwrap()[index as usize] {
             Some(contents) if **contents == *bytes => Verdict::Clean,
             None if bytes.iter().all(|byte| *byte == 0) => Verdict::Clean,
@@ -55,6 +85,9 @@ impl Pager for Store {
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
+        if let Some(event) = self.before_save.lock().unwrap().take() {
+            event();
+        }
         let mut kept = self.kept.lock().unwrap();
         for page in pages {
             kept[page.index as usize] = Some(Box::new(*page.bytes.get()));

@@ -4,13 +4,15 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock};
 
 use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
-use selfpage_core::capability::{Handle, Kernel, Object, Space, Type};
+use selfpage_core::capability::{Handle, Kernel, Object, Progress, Space, Type};
 use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::evict::{evict, trim_standby};
 use selfpage_core::fault::handover::Handovers;
+use selfpage_core::fault::protect::{self, Protection};
+use selfpage_core::fault::range;
 use selfpage_core::fault::save::save;
-use selfpage_core::fault::{self, Failure, Fault, Outcome};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, sample};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::mmu::Trap;
 use selfpage_core::page::State;
@@ -25,6 +27,7 @@ use selfpage_core::sync::{AtomicU32, Event, Gate, Ordering};
 use selfpage_core::tables::walk::{Access, WalkFault, translate};
 use selfpage_core::tables::{AddressSpace, TableMmu, Tlb};
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 
 use crate::machine::{self, Cpu};
 use crate::store::Store;
@@ -32,7 +35,10 @@ use crate::store::Store;
 pub const ROOT: Handle = Handle::at_root(1);
 /// Where the frames' capability is, and what it was made from.
 pub const FRAMES: Handle = Handle::at_root(40);
-pub const FRAMES_LOG2_BYTES: u8 = 18;
+const FRAMES_LOG2_BYTES: u8 = 18;
+pub const FRAMES_OBJECT: Object = Object { kind: Type::Frame, size_bits: FRAMES_LOG2_BYTES };
+/// What memory holds that is not the domain's, or was not.
+const SECRET: u64 = 0x5ec2_e75e_c2e7;
 /// 64 frames.
 const FRAME_COUNT: usize = (1 << FRAMES_LOG2_BYTES) / 4096;
 pub const PAGES: u64 = 8 * FRAME_COUNT as u64;
@@ -78,6 +84,23 @@ unsafe impl Sync for World {}
 // SAFETY: as above.
 unsafe impl Send for World {}
 
+/// Memory that was lent to another, or is not the domain's yet.
+pub struct Theirs {
+    memory: &'static PhysMemory,
+    pub base: PhysAddr,
+}
+
+impl Theirs {
+    fn words(&self) -> impl Iterator<Item = PhysAddr> + use<> {
+        let base = self.base;
+        (0..1 << FRAMES_LOG2_BYTES).step_by(8).map(move |offset| base.plus(offset))
+    }
+
+    pub fn is_untouched(&self) -> bool {
+        self.words().all(|at| self.memory.load(at) == SECRET)
+    }
+}
+
 fn keep<T: 'static>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
@@ -103,7 +126,7 @@ impl World {
             .collect();
         blocks.sort_by_key(|block| block.0);
         let (tables_ram, ram) = (blocks[blocks.len() - 1].1, blocks[blocks.len() - 2].1);
-        kernel.retype(&space, ram, Object { kind: Type::Frame, size_bits: FRAMES_LOG2_BYTES }, 1, ROOT, 40).unwrap();
+        kernel.retype(&space, ram, FRAMES_OBJECT, 1, ROOT, 40).unwrap();
         let tables = AddressSpace::new(&mut kernel, space, tables_ram, ROOT, 50).unwrap();
         let root = kernel.root_table(&space, tables.pml4()).unwrap();
 
@@ -144,6 +167,7 @@ impl World {
             save_trouble: AtomicU32::new(0),
             cut: Cut::new(Ring::none()),
             counters: Counters::default(),
+            tracer: Tracer::off(),
         };
         let policy = Mutex::new(Box::new(policy::by_name(policy, table(FRAME_COUNT)).unwrap()) as Box<dyn Policy>);
         let world = keep(World { memory, cpu, mmu, space, ram, root, domain, range, store, policy });
@@ -172,7 +196,7 @@ impl World {
                 Err(WalkFault::NotCanonical) => panic!("{at:?} is canonical"),
             };
             let access = if code & 2 == 0 { region::Access::Read } else { region::Access::Write };
-            match fault::resolve(&self.domain, Context::PagerThread, Fault { addr: at, access }) {
+            match fault::resolve(&self.domain, Context::PagerThread, Fault { addr: at, access, thread: 0 }) {
                 Outcome::Resolved | Outcome::Retry => {}
                 Outcome::Failed(failure) => return Err(failure),
                 other => panic!("{at:?} is {other:?}"),
@@ -182,6 +206,11 @@ impl World {
             }
         }
         panic!("{at:?} faults for ever")
+    }
+
+    /// Leaves changed pages on their way to the store.
+    pub fn evict_only(&self, want: u32) {
+        evict(&self.domain, &mut **self.policy.lock().unwrap(), want);
     }
 
     /// What evictor and saver do elsewhere.
@@ -202,19 +231,63 @@ impl World {
     }
 
     /// Leaves nothing on its way to the store.
-    fn save_all(&self) {
+    pub fn save_all(&self) {
         while save(&self.domain) > 0 {}
     }
 
-    pub fn mapped(&self) -> usize {
-        self.range.pages().filter(|page| translate(self.memory, self.root, page.addr()).is_some()).count()
+    pub fn flush(&self, index: u64) -> Result<(), Failure> {
+        range::flush(&self.domain, self.one(index)).map_err(|(_, failure)| failure)
     }
 
-    /// Pages that are mapped nowhere and have a frame still.
-    pub fn on_standby(&self) -> Vec<u64> {
+    pub fn protect(&self, index: u64, protection: Protection) {
+        protect::protect(&self.domain, self.one(index), protection).unwrap();
+    }
+
+    /// Unmaps a page to see whether it is used.
+    pub fn sample(&self, index: u64) {
+        let found = sample::in_core(&self.domain, 0..FRAME_COUNT as u32, self.one(index));
+        assert_eq!(sample::begin(&self.domain, found.pages()).pages(), found.pages());
+    }
+
+    fn one(&self, index: u64) -> PageRange {
+        PageRange { first: self.range.first.plus(index), count: 1 }
+    }
+
+    pub fn is_mapped(&self, index: u64) -> bool {
+        translate(self.memory, self.root, self.range.first.plus(index).addr()).is_some()
+    }
+
+    pub fn mapped(&self) -> usize {
+        (0..PAGES).filter(|index| self.is_mapped(*index)).count()
+    }
+
+    /// Pages in this state.
+    pub fn pages(&self, state: State) -> Vec<u64> {
         let region = self.domain.regions.find(self.range.first).unwrap();
-        let on_standby = |page: &PageNo| region.word(*page).unwrap().load().state() == State::Standby;
-        self.range.pages().filter(on_standby).map(|page| region.index(page)).collect()
+        let is_in_it = |page: &PageNo| region.word(*page).unwrap().load().state() == state;
+        self.range.pages().filter(is_in_it).map(|page| region.index(page)).collect()
+    }
+
+    /// Whoever lent the frames takes them back, and gives them to another, who writes into them.
+    pub fn lend_to_another(&self) -> Theirs {
+        self.mmu.with_kernel(|kernel| {
+            let base = kernel.identify(&self.space, FRAMES).unwrap().base;
+            assert_eq!(kernel.revoke(&self.space, self.ram, u64::MAX), Ok(Progress::Done));
+            kernel.retype(&self.space, self.ram, FRAMES_OBJECT, 1, ROOT, 41).unwrap();
+            let theirs = Theirs { memory: self.memory, base };
+            theirs.words().for_each(|at| self.memory.store(at, SECRET));
+            theirs
+        })
+    }
+
+    /// Other frames, with something in them, come to where the domain's were.
+    pub fn lend_anew(&self) -> Theirs {
+        self.mmu.with_kernel(|kernel| {
+            kernel.retype(&self.space, self.ram, FRAMES_OBJECT, 1, ROOT, 40).unwrap();
+            let frames = Theirs { memory: self.memory, base: kernel.identify(&self.space, FRAMES).unwrap().base };
+            frames.words().for_each(|at| self.memory.store(at, SECRET));
+            frames
+        })
     }
 
     pub fn resident(&self) -> usize {

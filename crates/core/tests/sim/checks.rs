@@ -2,7 +2,7 @@
 
 use selfpage_core::addr::{Frame, FrameRun, PageNo};
 use selfpage_core::fault::{self, Fault, Outcome, save::save};
-use selfpage_core::page::State;
+use selfpage_core::page::{State, Word};
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 use selfpage_core::sync::Ordering;
@@ -18,12 +18,15 @@ pub fn at_rest(world: &World) {
     scheduler::at_once(|| {
         let mut places = Places(vec![None; world.domain.frames.capacity() as usize]);
         let queue = queued(world);
-        let mut on_standby = 0;
+        let (mut on_standby, mut sampled) = (0, 0);
         for part in &world.parts {
             for page in part.region.range.pages() {
-                on_standby += u32::from(look_at(world, part, page, &queue, &mut places) == State::Standby);
+                let word = look_at(world, part, page, &queue, &mut places);
+                on_standby += u32::from(word.state() == State::Standby);
+                sampled += u32::from(word.state() == State::Aside && !word.wishes().unmapped());
             }
         }
+        assert_eq!(sampled, world.domain.stack.sampled(), "sampled pages");
         assert_eq!(on_standby, world.domain.stack.on_standby(), "frames on standby");
         place_free(world, &mut places);
         place_copies(world, &mut places);
@@ -80,7 +83,7 @@ fn place_copies(world: &World, places: &mut Places) {
 }
 
 /// Checks one page: its word, and what a child that was forked now would read in it.
-fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], places: &mut Places) -> State {
+fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], places: &mut Places) -> Word {
     let (domain, at, index) = (&world.domain, world.at(page), part.region.index(page));
     let word = part.region.word(page).expect("a page of the region").load();
     let (state, frame) = (word.state(), word.frame());
@@ -123,7 +126,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
             places.put(old, "being saved");
         }
     }
-    state
+    word
 }
 
 /// Nobody runs any more, and nothing goes wrong: every page can be read, and every frame that may go goes.
@@ -168,7 +171,11 @@ fn read(world: &World, page: PageNo) {
             while save(&world.domain) > 0 {}
             continue;
         }
-        match fault::resolve(&world.domain, Context::PagerThread, Fault { addr: page.addr(), access: Access::Read }) {
+        match fault::resolve(
+            &world.domain,
+            Context::PagerThread,
+            Fault { addr: page.addr(), access: Access::Read, thread: 0 },
+        ) {
             Outcome::Resolved | Outcome::Retry => {}
             other => panic!("{page:?} is {other:?} in the end"),
         }

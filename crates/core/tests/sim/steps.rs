@@ -2,7 +2,7 @@
 
 use selfpage_core::addr::{PageNo, PageRange};
 use selfpage_core::fault::protect::{self, Protection};
-use selfpage_core::fault::{self, Failure, Fault, Outcome, range};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, range, sample};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
@@ -75,8 +75,8 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
             Touch::Write { .. } => Access::Write,
         };
         let failure = match world.part(page).region.trap {
-            Trap::Worker if world.mmu.poisoned(page) => return Err(()),
-            Trap::Worker => {
+            Trap::Worker | Trap::TrackedWorker if world.mmu.poisoned(page) => return Err(()),
+            Trap::Worker | Trap::TrackedWorker => {
                 let signal_after = dice::once_in(32).then(|| dice::below(200));
                 world.mmu.fault(page, access, signal_after);
                 if signal_after.is_some() {
@@ -84,8 +84,8 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
                 }
                 None
             }
-            Trap::Upcall => {
-                let fault = Fault { addr: page.addr(), access };
+            Trap::Upcall | Trap::TrackedUpcall => {
+                let fault = Fault { addr: page.addr(), access, thread: 0 };
                 match scheduler::in_role(Role::Trap, || fault::resolve(&world.domain, Context::Trap, fault)) {
                     Outcome::Resolved | Outcome::Retry => None,
                     Outcome::Failed(failure) => Some(failure),
@@ -157,7 +157,8 @@ impl Program {
             680..740 => self.pin(),
             740..800 => self.unpin(),
             800..850 => self.discard(),
-            850..890 => {
+            850..865 => self.sample(),
+            865..890 => {
                 range::evict(&world.domain, self.any_range(8));
             }
             890..930 => self.flush(),
@@ -273,6 +274,19 @@ impl Program {
                 failure => world.judge(page, failure),
             }
         }
+    }
+
+    /// Unmaps some pages to see whether they are used; or has those mapped again that were not.
+    fn sample(&self) {
+        let domain = &self.world.domain;
+        if dice::once_in(4) {
+            return sample::end_all(domain);
+        }
+        let found = sample::in_core(domain, 0..domain.frames.capacity(), self.any_range(24));
+        let mut pages = found.pages().to_vec();
+        pages.sort_unstable_by_key(|entry| entry.0);
+        let taken = sample::begin(domain, &pages);
+        assert!(sample::unused(domain, taken.pages()) <= taken.pages().len());
     }
 
     fn advise_away(&mut self) {

@@ -42,7 +42,7 @@ fn reader(world: &'static World) {
             continue;
         };
         scheduler::step_aside("read");
-        let fault = Fault { addr: page.addr(), access };
+        let fault = Fault { addr: page.addr(), access, thread: 0 };
         let outcome = world.waiting_for(PageRange { first: page, count: 1 }, || {
             let outcome = fault::resolve(&world.domain, Context::PagerThread, fault);
             if let Outcome::Failed(failure) = outcome {

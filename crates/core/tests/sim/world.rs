@@ -19,6 +19,7 @@ use selfpage_core::ring::Ring;
 use selfpage_core::stack::FrameStack;
 use selfpage_core::sync::{AtomicU32, Event, Gate, Ordering};
 use selfpage_core::trace::Counters;
+use selfpage_core::tracer::Tracer;
 
 use crate::dice;
 use crate::machine::SimMmu;
@@ -161,6 +162,7 @@ impl World {
             save_trouble: AtomicU32::new(0),
             cut: Cut::new(Ring::new(life.table(4))),
             counters: Counters::default(),
+            tracer: Tracer::off(),
         };
         life.keep(World {
             domain,

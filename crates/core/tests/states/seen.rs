@@ -62,7 +62,7 @@ impl Place {
             size_bits: (head >> 8) as u8,
             is_copy: head >> 24 & 1 != 0,
             is_being_revoked: head >> 25 & 1 != 0,
-            serial: head >> 26,
+            serial: head >> 27,
             base: word(1),
             mapping: (extra != 0).then_some(mapping),
             parent: word(3),

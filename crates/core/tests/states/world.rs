@@ -115,7 +115,9 @@ impl World {
         let of_places = places.iter().flat_map(|place| (0..8).map(|word| place.plus(word * 8)));
         let first = || (0..ENTRIES as u64).flat_map(|entry| [entry, 512 + entry]);
         let of_tables = tables.iter().flat_map(|table| first().map(|word| table.plus(word * 8)));
-        let words = of_places.chain(of_tables).chain(nodes).map(|at| memory.word(at).unwrap()).collect();
+        // How many places a CNode has taken, and of the first how many revocations are not done.
+        let of_nodes = nodes.into_iter().chain([nodes[0].plus(24)]);
+        let words = of_places.chain(of_tables).chain(of_nodes).map(|at| memory.word(at).unwrap()).collect();
         if let Some(rule) = waived {
             kernel.waive(rule);
         }

@@ -14,7 +14,7 @@ pub(crate) const ALLOW: &str = "sysctl -w vm.unprivileged_userfaultfd=1";
 pub(crate) const UNFILTER: &str =
     "allow userfaultfd in the container's seccomp profile (docker run --security-opt seccomp=unconfined)";
 pub(crate) const NEWER_6_8: &str = "boot Linux 6.8 or newer";
-const NEWER_6_7: &str = "boot Linux 6.7 or newer";
+pub(crate) const NEWER_6_7: &str = "boot Linux 6.7 or newer";
 pub(crate) const BUILD: &str = "boot a kernel built with CONFIG_USERFAULTFD=y";
 
 /// A line for each feature.
@@ -41,8 +41,8 @@ pub(super) fn examine() -> Vec<Finding> {
         probed(
             "UFFD_FEATURE_WP_ASYNC",
             probe::notes_writes(),
-            "the kernel notes which pages are written",
-            "written pages are found by comparing hashes only",
+            "the kernel notes which pages are written: DirtyTracker, tracked regions",
+            "DirtyTracker works by mprotect traps, and system calls that write fail",
             NEWER_6_7,
         ),
         keeps_protection(),

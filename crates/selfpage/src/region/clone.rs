@@ -12,6 +12,7 @@ use super::{Bound, Builder, Region};
 use crate::config::DescriptorTable;
 use crate::domain::Inner;
 use crate::error::{Error, Kind, Result};
+use crate::handler::ONE_CLIENT;
 use crate::store::BackingStore;
 
 impl Region {
@@ -48,6 +49,9 @@ impl Region {
             |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
         if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
             return refused(Kind::Invalid, "clones are of regions that are stored, restored or zero at first");
+        }
+        if self.core().trap.is_tracked() {
+            return refused(Kind::Invalid, ONE_CLIENT);
         }
         let inner = &self.life.inner;
         if inner.config.descriptor_table == DescriptorTable::Private {

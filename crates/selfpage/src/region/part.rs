@@ -7,6 +7,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use super::{ADDRESS, Bound, Region};
 use crate::domain::Life;
 use crate::error::{Error, Kind, Result, pages};
+use crate::protection;
 
 impl Region {
     pub(crate) fn bound(&self) -> &Arc<Bound> {
@@ -18,6 +19,7 @@ impl Region {
     }
 
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
+        protection::may_change(self.bound.start(), operation, &self.bound.name)?;
         self.bound.range(operation, offset_bytes, len_bytes)
     }
 }

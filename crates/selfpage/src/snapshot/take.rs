@@ -16,6 +16,7 @@ use super::writing::{Target, Writing, may_replace};
 use crate::config::DescriptorTable;
 use crate::domain::Life;
 use crate::error::{Error, Kind, Result, pages};
+use crate::handler::ONE_CLIENT;
 use crate::region::{Bound, Region};
 
 /// Pages read for the image at a time.
@@ -108,6 +109,9 @@ impl Snapshots {
         let anonymous = |region: &&Region| region.core().rights == Rights::ReadWrite && region.bound().is_anonymous();
         if !regions.iter().all(anonymous) {
             return Err(invalid("snapshots are of regions that are stored, restored or zero at first"));
+        }
+        if regions.iter().any(|region| region.core().trap.is_tracked()) {
+            return Err(invalid(ONE_CLIENT));
         }
         let inner = &first.life().inner;
         if inner.config.descriptor_table == DescriptorTable::Private {

@@ -183,7 +183,7 @@ fn serve(inner: &Arc<Inner>) {
 fn answer(inner: &Arc<Inner>, addr: usize, call: &Call) {
     let access = if call.write { Access::Write } else { Access::Read };
     let kind = if call.missing { FaultKind::Missing } else { FaultKind::Protection };
-    let fault = Fault { addr: VirtAddr(addr), access };
+    let fault = Fault { addr: VirtAddr(addr), access, thread: call.thread };
     let page = fault.addr.page();
     let Some(asked) = Asked::about(inner, page) else { return wake(inner, page) };
     // Another thread's fault on the same page may have been answered since.

@@ -8,6 +8,7 @@ mod ask;
 pub(crate) mod errand;
 pub(crate) mod handler_stack;
 pub(crate) mod handlers;
+pub(crate) mod pager;
 pub(crate) mod stack;
 pub(crate) mod thread;
 pub(crate) mod upcall;

@@ -60,6 +60,8 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
     let (up, is_up) = std::sync::mpsc::sync_channel(1);
     let thread = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
         signal::block_for_good();
+        // Whoever starts it may be in a protection domain; a pager of the program's own may touch what that cannot.
+        crate::protection::allow_everything();
         let here = 0u8;
         STACKS[place].store(&raw const here as usize, Ordering::Release);
         TIDS[place].store(this_thread::id(), Ordering::Release);

@@ -86,9 +86,12 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         // SAFETY: signal-handler: installed before the first signal could come.
         return unsafe { chain(signal, info, context) };
     }
+    // The kernel begins a handler with no right to any memory with a key.
+    crate::protection::refresh();
     // SAFETY: signal-handler: the kernel passes the interrupted context; bit 1 of the error code is set for a write.
     let write = unsafe { write_access(context) };
-    let fault = Fault { addr: VirtAddr(addr), access: if write { Access::Write } else { Access::Read } };
+    let access = if write { Access::Write } else { Access::Read };
+    let fault = Fault { addr: VirtAddr(addr), access, thread: 0 };
     for entry in &DOMAINS {
         entry.users.fetch_add(1, Ordering::SeqCst);
         // SAFETY: domain-listed: a domain that is listed is alive, and `delist` waits for its users.
@@ -123,9 +126,12 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     unsafe { chain(signal, info, context) }
 }
 
-fn resolve(inner: &Inner, fault: Fault) -> (Outcome, Option<(Asked, FaultKind)>) {
+fn resolve(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, FaultKind)>) {
     let state: &DomainState = inner.state();
     let page = fault.addr.page();
+    if state.tracer.is_on() {
+        fault.thread = thread::id();
+    }
     let outcome = fault::resolve_asking(state, Context::Trap, fault);
     if let Outcome::Failed(failure) = outcome {
         inner.report(page, failure);
@@ -244,7 +250,12 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
 
 /// # Safety
 /// *signal-handler*: `action` was installed for `signal`; the rest as the kernel passed it.
-unsafe fn call(signal: libc::c_int, action: &libc::sigaction, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+pub(crate) unsafe fn call(
+    signal: libc::c_int,
+    action: &libc::sigaction,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     // SAFETY: signal-handler: the program's handler has the type that its flags say.
     unsafe {
         if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {

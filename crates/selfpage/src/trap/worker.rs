@@ -30,37 +30,44 @@ const FOLLOW_EVERY: u32 = 64;
 /// The faults that wait to be read, one worker woken for each. Readers of a userfaultfd itself all wake at every fault, and a
 /// CPU that wakes in vain costs more than the fault.
 pub(crate) struct Queue {
-    uffd: Uffd,
+    /// Of regions, and of tracked regions.
+    uffds: [Uffd; 2],
     epoll: OwnedFd,
 }
 
 impl Queue {
     /// A queue in the calling thread's descriptor table, for threads that share it.
-    pub(crate) fn over(uffd: Uffd) -> io::Result<Queue> {
+    pub(crate) fn over(uffds: [Uffd; 2]) -> io::Result<Queue> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let queue = Queue { uffd, epoll };
-        epoll::add(&queue.epoll, borrow_number(uffd.0.raw()), Queue::DATA, Queue::EVENTS)?;
+        let queue = Queue { uffds, epoll };
+        for (index, uffd) in uffds.iter().enumerate() {
+            epoll::add(&queue.epoll, borrow_number(uffd.0.raw()), Queue::data(index), Queue::EVENTS)?;
+        }
         Ok(queue)
     }
 
     /// Edge-triggered: a fault wakes the worker that has slept shortest, whose caches and CPU are the likeliest to fit.
     const EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
-    /// There is but one thing to wait for.
-    const DATA: epoll::EventData = epoll::EventData::new_u64(0);
+    /// Which of them an event is of.
+    fn data(index: usize) -> epoll::EventData {
+        epoll::EventData::new_u64(index as u64)
+    }
 
     /// The next fault. Where more wait, the next worker is woken before this returns.
     fn next(&self) -> io::Result<Message> {
         let mut event = [MaybeUninit::uninit(); 1];
         let mut message = Message::EMPTY;
         loop {
-            match epoll::wait(&self.epoll, &mut event, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            let index = match epoll::wait(&self.epoll, &mut event, None) {
+                Ok((events, _)) => events.first().map_or(0, |event| event.data.u64() as usize),
+                Err(rustix::io::Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),
-            }
-            match self.uffd.read(slice::from_mut(&mut message)) {
+            };
+            let uffd = self.uffds[index];
+            match uffd.read(slice::from_mut(&mut message)) {
                 Ok(_) => {
-                    epoll::modify(&self.epoll, borrow_number(self.uffd.0.raw()), Queue::DATA, Queue::EVENTS)?;
+                    epoll::modify(&self.epoll, borrow_number(uffd.0.raw()), Queue::data(index), Queue::EVENTS)?;
                     return Ok(message);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => {}
@@ -76,7 +83,7 @@ pub(crate) fn serve(inner: &Arc<Inner>, queue: &Queue) {
     loop {
         let message = queue.next().unwrap_or_else(|_| crate::die("a worker cannot read its userfaultfd"));
         let Some(fault) = message.fault() else { continue };
-        if inner.bell.answers(queue.uffd, fault.addr) {
+        if inner.bell.answers(queue.uffds[0], fault.addr) {
             return;
         }
         if thread::is_pager_thread(fault.thread) {
@@ -84,7 +91,7 @@ pub(crate) fn serve(inner: &Arc<Inner>, queue: &Queue) {
         }
         follow.thread(fault.thread);
         let access = if fault.write { AccessKind::Write } else { AccessKind::Read };
-        let own = Fault { addr: VirtAddr(fault.addr), access };
+        let own = Fault { addr: VirtAddr(fault.addr), access, thread: fault.thread };
         let outcome = fault::resolve_asking(inner.state(), Context::PagerThread, own);
         match ask::kind(outcome) {
             Some(kind) => handlers::call(inner, own, kind, fault.thread),
@@ -110,7 +117,11 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
         // It has been protected since: its access meets that.
         Outcome::Protected | Outcome::Missing => drop(state.mmu.wake_faulters(Trap::Worker, page, 1)),
         // The region went while the thread waited: its access meets whatever is there now.
-        Outcome::NotOurs => drop(state.mmu.wake_faulters(Trap::Worker, page, 1)),
+        Outcome::NotOurs => {
+            for trap in [Trap::Worker, Trap::TrackedWorker] {
+                state.mmu.wake_faulters(trap, page, 1);
+            }
+        }
         Outcome::Violation => inner.guard(page),
         Outcome::Failed(failure) => {
             inner.report(page, failure);

@@ -16,10 +16,7 @@ const FRAMES: usize = 64;
 const TRAPS: [Trap; 2] = [Trap::Worker, Trap::Upcall];
 
 fn name(trap: Trap) -> &'static str {
-    match trap {
-        Trap::Worker => "worker",
-        Trap::Upcall => "upcall",
-    }
+    if trap.is_read() { "worker" } else { "upcall" }
 }
 
 #[test]

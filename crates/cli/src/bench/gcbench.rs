@@ -1,0 +1,97 @@
+//! `gcbench`: the Boehm collector on our dirty bits, and on its own ways to know what was written.
+
+use selfpage_collector::gcbench::{self, Lists, Outcome, Size};
+use selfpage_collector::{Library, Writes};
+
+use super::error::Error;
+use super::job::{Bench, Job, Place};
+use super::result::{Better, Sample, Unit};
+use super::sizes::Sizes;
+use super::system::{Condition, Drive, Entry, Group};
+
+/// The bench.
+pub struct Gcbench;
+
+/// Five configurations; each allocates twice as much as the one before, and a little more.
+const CASES: [&str; 5] = ["c1", "c2", "c3", "c4", "c5"];
+
+// The collector's manual mode, which ours uses, fills the lists of a thread with one object at a time; so ours takes objects from
+// the shared lists. Each of the collector's own ways runs with both, and the better one is what we are compared with.
+const SYSTEMS: &[Entry] = &[
+    entry("selfpage-dirty", Group::Ours, Writes::Tracked, Lists::Shared),
+    entry("selfpage-dirty-malloc", Group::Ours, Writes::Tracked, Lists::Thread),
+    entry("boehm-mprotect", Group::Mprotect, Writes::Own, Lists::Shared),
+    entry("boehm-mprotect-malloc", Group::Mprotect, Writes::Own, Lists::Thread),
+    entry("boehm-full", Group::Kernel, Writes::Unknown, Lists::Shared),
+    entry("boehm-full-malloc", Group::Kernel, Writes::Unknown, Lists::Thread),
+];
+
+const fn entry(name: &'static str, group: Group, writes: Writes, lists: Lists) -> Entry {
+    Entry { name, group, condition: Condition::Plain, drive: Drive::Collector(writes, lists) }
+}
+
+/// The depth of the tree that stretches the heap, 18 in the original.
+fn size(case: &str, sizes: Sizes) -> Option<Size> {
+    let step = CASES.iter().position(|name| *name == case)? as u32;
+    Some(Size { stretch_depth: sizes.least_tree_depth + step })
+}
+
+impl Bench for Gcbench {
+    fn name(&self) -> &'static str {
+        "gcbench"
+    }
+
+    fn about(&self) -> &'static str {
+        "GCBench in five sizes: the Boehm collector on our dirty bits, on mprotect, and without"
+    }
+
+    fn place(&self) -> Place {
+        Place::Memory
+    }
+
+    fn cases(&self) -> Vec<String> {
+        CASES.map(String::from).to_vec()
+    }
+
+    fn systems(&self) -> &'static [Entry] {
+        SYSTEMS
+    }
+
+    fn takes_part(&self, _: &Entry, _: &str) -> bool {
+        true
+    }
+
+    fn unit(&self, _: &str) -> Unit {
+        Unit { name: "s", better: Better::Lower }
+    }
+
+    fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
+        let Drive::Collector(writes, lists) = job.system.drive else {
+            return Err(Error::Failed(format!("{} is no collector", job.system.name)));
+        };
+        let size = size(job.case, job.sizes).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let library = Library::load().map_err(|error| Error::skip("libgc", error.to_string()))?;
+        let run = || {
+            selfpage_collector::start(&library, writes)?;
+            gcbench::run(&library, size, lists)
+        };
+        run().map(sample).map_err(|error| match error {
+            selfpage_collector::Error::Tracker(error) => Error::skip("uffd", error.to_string()),
+            error => Error::Failed(error.to_string()),
+        })
+    }
+}
+
+fn sample(outcome: Outcome) -> Sample {
+    let figures = [
+        ("collections", outcome.collections as f64),
+        ("pauses", outcome.pauses.count as f64),
+        ("pause_max_ms", outcome.pauses.longest.as_secs_f64() * 1e3),
+        ("pause_total_ms", outcome.pauses.total.as_secs_f64() * 1e3),
+        ("heap_bytes", outcome.heap_bytes as f64),
+        ("live_objects", outcome.live_objects as f64),
+        ("reachable_objects", outcome.reachable_objects as f64),
+    ];
+    let figures = figures.map(|(name, value)| (name.to_string(), value)).to_vec();
+    Sample { value: outcome.elapsed.as_secs_f64(), counts: true, timing: None, figures }
+}

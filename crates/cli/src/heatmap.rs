@@ -1,0 +1,60 @@
+//! `selfpage heatmap`: a trace as a picture, address over time.
+
+mod grid;
+mod svg;
+
+use std::path::{Path, PathBuf};
+
+use selfpage::trace::Trace;
+
+const EXAMPLES: &str = "\
+Examples:
+  selfpage run --frames 64M --trace t -- python3 script.py
+  selfpage heatmap t -o t.svg     faults by address and time, and the working set below
+  selfpage heatmap t > t.svg
+
+Exit status: 0 done, 1 the picture could not be written, 2 the trace cannot be used.";
+
+/// Draw a trace of `selfpage run --trace` as an SVG: faults by address and time.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The trace.
+    #[arg(value_name = "FILE")]
+    trace: PathBuf,
+    /// Where the picture goes; standard output unless stated otherwise.
+    #[arg(short, long, value_name = "SVG")]
+    output: Option<PathBuf>,
+}
+
+/// Draws. The status to end with.
+pub fn run(args: &Args) -> i32 {
+    match draw(&args.trace) {
+        Ok(picture) => write(&picture, args.output.as_deref()),
+        Err(why) => {
+            eprintln!("selfpage heatmap: {}: {why}", args.trace.display());
+            2
+        }
+    }
+}
+
+fn draw(path: &Path) -> Result<String, String> {
+    let trace = Trace::read(path).map_err(|why| why.to_string())?;
+    let grid = grid::Grid::of(&trace).ok_or("it has no faults: there is nothing to draw")?;
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    Ok(svg::draw(&trace, &grid, &name))
+}
+
+fn write(picture: &str, to: Option<&Path>) -> i32 {
+    let Some(path) = to else {
+        print!("{picture}");
+        return 0;
+    };
+    match std::fs::write(path, picture) {
+        Ok(()) => 0,
+        Err(why) => {
+            eprintln!("selfpage heatmap: {}: {why}", path.display());
+            1
+        }
+    }
+}

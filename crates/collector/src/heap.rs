@@ -1,0 +1,209 @@
+//! The collector's heap, watched by a tracker: which pages were written since the last look.
+
+use std::ops::Range;
+
+use selfpage::dirty::{Dirty, DirtyTracker};
+
+use crate::library::Library;
+
+const PAGE_BYTES: usize = 4096;
+
+/// A range of memory that holds part of the heap, or other memory of the program that lies between such parts.
+struct Part {
+    range: Range<usize>,
+    watch: Watch,
+}
+
+/// What is known of the writes to a part.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watch {
+    /// It was armed after the last look: until now all of it counts as written.
+    Begun,
+    /// It was armed at the last look.
+    Armed,
+    /// It cannot be armed, and counts as written at every look.
+    Refused,
+}
+
+/// The heap.
+pub struct Heap {
+    library: Library,
+    tracker: DirtyTracker,
+    parts: Vec<Part>,
+    /// The size of the heap for which `parts` was made. A heap never moves and never shrinks.
+    len_bytes: usize,
+    found: Dirty,
+}
+
+impl Heap {
+    pub fn new(library: Library, tracker: DirtyTracker) -> Heap {
+        Heap { library, tracker, parts: Vec::new(), len_bytes: 0, found: Dirty::new() }
+    }
+
+    /// Arms what the heap has grown by. A mapping that came in place of an armed one is the tracker's to know.
+    ///
+    /// # Context
+    /// The collector's lock is held, so the heap stays as it is, and all threads still run: memory may be allocated.
+    pub fn follow(&mut self) {
+        // SAFETY: collector-call: both only read a word.
+        let len_bytes = unsafe { (self.library.heap_bytes)() + (self.library.unmapped_bytes)() };
+        if len_bytes == self.len_bytes {
+            return;
+        }
+        // SAFETY: collector-library: words of the library's, which change under the collector's lock only.
+        let bounds = unsafe { *self.library.heap_least..*self.library.heap_greatest };
+        let mappings = mappings(&bounds);
+        if mappings.is_empty() {
+            // They could not be read: any page of the heap may be written, until they can.
+            self.parts = vec![Part { range: bounds, watch: Watch::Refused }];
+            return;
+        }
+        self.join();
+        for new in mappings.iter().flat_map(|mapping| without(mapping, &self.parts)).collect::<Vec<_>>() {
+            let part = self.arm(new);
+            self.parts.push(part);
+        }
+        self.parts.sort_by_key(|part| part.range.start);
+        self.len_bytes = len_bytes;
+        let longest = self.parts.iter().map(|part| part.range.len()).max().unwrap_or(0);
+        self.found = Dirty::with_room(longest);
+    }
+
+    /// Armed parts that touch become one. What could not be armed is forgotten, to be tried again.
+    fn join(&mut self) {
+        self.parts.retain(|part| part.watch != Watch::Refused);
+        self.parts.dedup_by(|next, part| {
+            let touch = part.range.end == next.range.start && part.watch == next.watch;
+            if touch {
+                part.range.end = next.range.end;
+            }
+            touch
+        });
+    }
+
+    fn arm(&self, range: Range<usize>) -> Part {
+        // SAFETY: collector-heap: memory of the collector's or of the program's, and none of it is protected by us.
+        let armed = unsafe { self.tracker.arm(range.clone()) };
+        Part { range, watch: if armed.is_ok() { Watch::Begun } else { Watch::Refused } }
+    }
+
+    /// Tells the collector each page that was written since the last call, and begins anew.
+    ///
+    /// # Context
+    /// All threads that know of the heap are stopped, wherever they were: nothing is allocated.
+    pub fn tell(&mut self) {
+        let library = self.library;
+        let tell = |range: Range<usize>| {
+            for page in range.step_by(PAGE_BYTES) {
+                // SAFETY: collector-call: sets a bit in a table of the collector's; the address is only a number.
+                unsafe { (library.mark_dirty)(page as *const _) };
+            }
+        };
+        for part in &mut self.parts {
+            part.watch = match part.watch {
+                Watch::Armed if rearm(&self.tracker, &part.range, &mut self.found) => {
+                    self.found.ranges().for_each(tell);
+                    Watch::Armed
+                }
+                Watch::Begun => {
+                    tell(part.range.clone());
+                    Watch::Armed
+                }
+                Watch::Armed | Watch::Refused => {
+                    tell(part.range.clone());
+                    Watch::Refused
+                }
+            };
+        }
+    }
+}
+
+/// Finds what was written, and makes it clean again. False where that is not to be known.
+fn rearm(tracker: &DirtyTracker, range: &Range<usize>, found: &mut Dirty) -> bool {
+    is_mapped(range) && tracker.scan_and_rearm(range.clone(), found).is_ok()
+}
+
+/// The private anonymous mappings, as far as they lie within `bounds`. Those of the heap are among them. Rights do not matter: some
+/// releases take them from free parts, and give them back when a part is used again.
+fn mappings(bounds: &Range<usize>) -> Vec<Range<usize>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let parsed = maps.lines().filter_map(anonymous);
+    let clipped = parsed.map(|range| range.start.max(bounds.start)..range.end.min(bounds.end));
+    let whole = clipped.map(|range| range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES));
+    whole.filter(|range| !range.is_empty()).collect()
+}
+
+/// What of `mapping` lies in none of `parts`, which are in order.
+fn without(mapping: &Range<usize>, parts: &[Part]) -> Vec<Range<usize>> {
+    let mut left = Vec::new();
+    let mut start = mapping.start;
+    for part in parts.iter().filter(|part| part.range.start < mapping.end && part.range.end > mapping.start) {
+        left.push(start..part.range.start);
+        start = part.range.end;
+    }
+    left.push(start..mapping.end);
+    left.retain(|range| range.start < range.end);
+    left
+}
+
+/// `start-end rw-p offset device inode name`, where there is no file.
+fn anonymous(line: &str) -> Option<Range<usize>> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let rights = words.next()?;
+    let inode = words.nth(2)?;
+    let is_other = words.next().is_some_and(|name| name.starts_with("[stack") || name.starts_with("[v"));
+    if !rights.ends_with('p') || inode != "0" || is_other {
+        return None;
+    }
+    Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+}
+
+/// Whether all of it is still mapped: what is not the collector's may have gone. Asked first, as an error of the tracker's is
+/// put into words, which allocates.
+fn is_mapped(range: &Range<usize>) -> bool {
+    // SAFETY: collector-call: with MS_ASYNC the kernel looks whether there are mappings, and does nothing to them.
+    unsafe { libc::msync(range.start as *mut _, range.len(), libc::MS_ASYNC) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heap_is_private_memory_without_a_file() {
+        let found = anonymous("7f1200000000-7f1200040000 rw-p 00000000 00:00 0 ");
+        assert_eq!(found, Some(0x7f12_0000_0000..0x7f12_0004_0000));
+        assert!(anonymous("7f1200000000-7f1200040000 rwxp 00000000 00:00 0 [anon:heap]").is_some());
+        assert!(anonymous("7f1200000000-7f1200040000 ---p 00000000 00:00 0 ").is_some());
+        assert!(anonymous("55e0c0000000-55e0c0021000 rw-p 00000000 00:00 0          [heap]").is_some());
+        for other in [
+            "7f1200000000-7f1200040000 rw-s 00000000 00:01 7 /dev/zero (deleted)",
+            "7f1200000000-7f1200040000 rw-p 00021000 fe:00 1234 /usr/lib/libc.so.6",
+            "7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]",
+            "7ffc000f7000-7ffc000f9000 r-xp 00000000 00:00 0 [vdso]",
+            "",
+        ] {
+            assert_eq!(anonymous(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_heap_that_grew_is_armed_where_it_is_new() {
+        let part = |range| Part { range, watch: Watch::Armed };
+        let parts = [part(2..4), part(4..5), part(7..9)];
+        assert_eq!(without(&(0..10), &parts), [0..2, 5..7, 9..10]);
+        assert_eq!(without(&(3..8), &parts), vec![5..7]);
+        assert!(without(&(2..5), &parts).is_empty());
+        assert_eq!(without(&(9..13), &parts[..1]), vec![9..13]);
+    }
+
+    #[test]
+    fn mappings_are_clipped_to_the_bounds() {
+        let memory = vec![1u8; 1 << 20];
+        let inside = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES);
+        let bounds = inside..inside + 8 * PAGE_BYTES;
+        assert_eq!(mappings(&bounds), [bounds]);
+        assert!(is_mapped(&(inside..inside + PAGE_BYTES)) && !is_mapped(&(0..PAGE_BYTES)));
+    }
+}

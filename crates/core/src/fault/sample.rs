@@ -1,0 +1,235 @@
+//! Which pages are used: some are unmapped while their contents stay in their frames, and whoever uses one takes a fault
+//! without I/O, which is noted.
+//!
+//! # Source
+//! Denning's working set (CACM 1968), by the statistical sampling of Waldspurger's "Memory Resource Management in VMware ESX
+//! Server" (§5.3): stock Linux shows no accessed bits of a program's own pages.
+
+use core::ops::Range;
+
+use super::fill::neighbours;
+use super::range::settle_step;
+use super::{Outcome, Step, lost};
+use crate::addr::{Frame, PageNo, PageRange};
+use crate::domain::DomainState;
+use crate::mmu::Refusal;
+use crate::page::{State, Word};
+use crate::region::Region;
+use crate::trace::Counters;
+use crate::tracer::Kind;
+
+/// Pages worked on between two visits of the gate.
+pub const STRETCH: usize = 256;
+
+/// Up to [`STRETCH`] pages, each with the frame that it was found in.
+#[derive(Clone, Copy)]
+pub struct Stretch {
+    pages: [(PageNo, Frame); STRETCH],
+    len: usize,
+}
+
+impl Stretch {
+    /// These pages; no more than [`STRETCH`] of them.
+    pub fn of(pages: &[(PageNo, Frame)]) -> Stretch {
+        let mut stretch = Stretch { pages: [(PageNo(0), Frame(0)); STRETCH], len: 0 };
+        for &(page, frame) in pages {
+            stretch.push(page, frame);
+        }
+        stretch
+    }
+
+    fn push(&mut self, page: PageNo, frame: Frame) {
+        if let Some(entry) = self.pages.get_mut(self.len) {
+            *entry = (page, frame);
+            self.len += 1;
+        }
+    }
+
+    /// The pages.
+    pub fn pages(&self) -> &[(PageNo, Frame)] {
+        self.pages.get(..self.len).unwrap_or(&[])
+    }
+}
+
+/// The pages of `range` that have one of `frames` in core and could be sampled. No more than [`STRETCH`] frames are looked at.
+///
+/// # Context
+/// Normal, outside the gate.
+pub fn in_core(domain: &DomainState, frames: Range<u32>, range: PageRange) -> Stretch {
+    let _inside = domain.gate.enter(domain.mmu);
+    let mut found = Stretch::of(&[]);
+    for frame in frames.take(STRETCH).map(Frame) {
+        if let Some(page) = domain.frames.owner(frame)
+            && range.contains(page)
+            && let Some(word) = domain.regions.find(page).and_then(|region| region.word(page))
+            && let seen = word.load()
+            && match seen.state() {
+                State::Resident | State::Aside => {
+                    seen.frame() == frame && seen.pins() == 0 && !seen.wishes().unmapped()
+                }
+                // Somebody ends the very fault that brought it in.
+                state => state == State::Busy,
+            }
+        {
+            found.push(page, frame);
+        }
+    }
+    found
+}
+
+/// Unmaps those of `pages` (ascending) that still are where they were found, for their next use to be seen. A page that has been
+/// unmapped so since an earlier time need not be unmapped again. Which pages those are; a page that is pinned, being saved, or held
+/// by the kernel is not among them.
+///
+/// # Context
+/// PagerThread or Normal, outside the gate.
+pub fn begin(domain: &DomainState, pages: &[(PageNo, Frame)]) -> Stretch {
+    for &(page, _) in pages {
+        // Whoever has used a page runs on before its word says so.
+        settle_step(domain, page, |region| match region.word(page).map(|word| (word, word.load())) {
+            Some((word, seen)) if seen.state() == State::Busy => {
+                word.await_change(seen).map_or(Step::Again, Step::AwaitPage)
+            }
+            _ => Step::Done(Outcome::Resolved),
+        });
+    }
+    let _inside = domain.gate.enter(domain.mmu);
+    let (mut sample, mut claimed) = (Stretch::of(&[]), Stretch::of(&[]));
+    for &(page, frame) in pages.iter().take(STRETCH) {
+        match set_out(domain, page, frame) {
+            Some(State::Aside) => sample.push(page, frame),
+            Some(_) => claimed.push(page, frame),
+            None => {}
+        }
+    }
+    unmap(domain, claimed.pages(), &mut sample);
+    Counters::add(&domain.counters.sampled_total, sample.len as u64);
+    sample
+}
+
+/// Forgets that the page was used. Claims it where it is mapped; the state that it was found in. `None`: not now.
+fn set_out(domain: &DomainState, page: PageNo, frame: Frame) -> Option<State> {
+    let word = domain.regions.find(page)?.word(page)?;
+    loop {
+        let seen = word.load();
+        if seen.frame() != frame || seen.pins() > 0 || seen.in_save() || seen.wishes().unmapped() {
+            return None;
+        }
+        match seen.state() {
+            State::Resident if word.claim(seen) => {
+                domain.frames.forget_use(frame);
+                return Some(State::Resident);
+            }
+            State::Resident => {}
+            State::Aside => {
+                domain.frames.forget_use(frame);
+                // Whoever used it meanwhile may have noted that before it was forgotten: then it is mapped by now.
+                if word.load() == seen {
+                    return Some(State::Aside);
+                }
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// Unmaps claimed pages in as few calls as their neighbourhood allows.
+fn unmap(domain: &DomainState, pages: &[(PageNo, Frame)], sample: &mut Stretch) {
+    let mut at = 0;
+    while let Some(rest) = pages.get(at..)
+        && let Some(&(page, frame)) = rest.first()
+    {
+        let run = neighbours(rest);
+        let (done, refusal) = match domain.mmu.unmap(page, frame, run as u32) {
+            Ok(()) => (run, None),
+            Err(partial) => (partial.done as usize, Some(partial.why)),
+        };
+        for &(page, frame) in rest.get(..done).unwrap_or(rest) {
+            if let Some(region) = domain.regions.find(page) {
+                domain.stack.joins_sampled();
+                domain.settle(region, page, Word::new(State::Aside, frame));
+                sample.push(page, frame);
+                domain.trace(page, Kind::Sample);
+            }
+        }
+        at += done;
+        if let Some(why) = refusal
+            && let Some(&(page, frame)) = pages.get(at)
+            && let Some(region) = domain.regions.find(page)
+        {
+            match (why, region.pager()) {
+                (Refusal::Hole | Refusal::Foreign, Some(pager)) => lost(domain, region, pager, page, frame),
+                _ => {
+                    domain.settle(region, page, Word::new(State::Resident, frame));
+                }
+            }
+            at += 1;
+        }
+    }
+}
+
+/// How many of `pages` are still unmapped since they were sampled.
+///
+/// # Context
+/// Normal, outside the gate.
+pub fn unused(domain: &DomainState, pages: &[(PageNo, Frame)]) -> usize {
+    let _inside = domain.gate.enter(domain.mmu);
+    let waits = |&&(page, frame): &&(PageNo, Frame)| {
+        let word = domain.regions.find(page).and_then(|region| region.word(page));
+        word.map(|word| word.load()).is_some_and(|seen| seen.state() == State::Aside && seen.frame() == frame)
+    };
+    pages.iter().filter(waits).count()
+}
+
+/// Maps all pages again that are unmapped to see whether they are used, and notes no use: before a fork, which does not copy
+/// what is in frames only.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub fn end_all(domain: &DomainState) {
+    let mut first = 0;
+    while domain.stack.sampled() > 0 && first < domain.frames.capacity() {
+        let _inside = domain.gate.enter(domain.mmu);
+        for frame in (first..domain.frames.capacity()).take(STRETCH).map(Frame) {
+            if let Some(page) = domain.frames.owner(frame)
+                && let Some(region) = domain.regions.find(page)
+            {
+                map_unused(domain, region, page, frame);
+            }
+        }
+        first += STRETCH as u32;
+    }
+}
+
+fn map_unused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame) {
+    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else { return };
+    let seen = word.load();
+    if seen.state() != State::Aside || seen.wishes().unmapped() || seen.frame() != frame || !word.claim(seen) {
+        return;
+    }
+    let mapped = if domain.mmu.holds(frame) {
+        domain.map(region, page, frame, 1).map_err(|partial| partial.why)
+    } else {
+        Err(Refusal::Hole)
+    };
+    match mapped {
+        Ok(()) => {
+            domain.leaves_aside(seen);
+            domain.settle(region, page, Word::new(State::Resident, frame));
+        }
+        Err(Refusal::Hole) => {
+            domain.leaves_aside(seen);
+            lost(domain, region, pager, page, frame);
+        }
+        // The program has mapped something of its own there: what was there is lost.
+        Err(Refusal::Occupied | Refusal::Foreign) => {
+            Counters::add(&domain.counters.lost_total, 1);
+            domain.leaves_aside(seen);
+            pager.forget(region.index(page), 1);
+            domain.settle_absent(region, page, frame);
+        }
+        Err(_) => {
+            domain.settle(region, page, seen);
+        }
+    }
+}

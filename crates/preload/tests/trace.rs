@@ -1,0 +1,130 @@
+//! `selfpage run --trace` and `selfpage heatmap`: what a trace has in it, and what is done with a bad one.
+
+mod run;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use selfpage::trace::{Kind, RECORD_BYTES, Record, Trace};
+
+fn heatmap(trace: &Path, picture: &Path) -> Output {
+    Command::new(run::tool()).arg("heatmap").arg(trace).arg("-o").arg(picture).output().unwrap()
+}
+
+/// A program that writes 4000 pages twice in 8 MiB of frames, traced.
+fn traced(directory: &Path) -> std::path::PathBuf {
+    let script = "
+import time
+pages = [bytearray(4096) for _ in range(4000)]
+for turn in range(2):
+    for page in pages: page[0] = turn
+    time.sleep(0.3)
+";
+    let file = directory.join("trace");
+    // One that is there already goes.
+    std::fs::write(&file, "old").unwrap();
+    let ran = Command::new(run::tool())
+        .args(["run", "--frames", "8M", "--sample-ms", "50", "--trace"])
+        .arg(&file)
+        .args(["--", "/usr/bin/python3", "-S", "-c", script])
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    file
+}
+
+#[test]
+fn a_trace_has_what_happened_and_its_picture_is_always_the_same() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let file = traced(directory.path());
+    let trace = Trace::read(&file).unwrap();
+    assert_eq!(trace.page_bytes, 4096);
+    let count = |kind: Kind| trace.events().filter(|event| event.kind == kind).count() as u64;
+    assert!(trace.dropped() > 0 || count(Kind::First) + count(Kind::Ahead) >= 4000, "{} pages", count(Kind::First));
+    for kind in [Kind::Fill, Kind::Evict, Kind::Save, Kind::Sample] {
+        assert!(count(kind) > 100, "{} of {kind:?}", count(kind));
+    }
+    let faults: Vec<_> = trace.events().filter(|event| event.kind.is_fault()).collect();
+    assert!(faults.iter().filter(|event| event.thread != 0).count() * 2 > faults.len(), "threads are not known");
+    let regions = trace.records.iter().filter_map(|record| match record {
+        Record::Region { first, pages, name } => Some((first.0..first.0 + pages, name.as_str())),
+        _ => None,
+    });
+    let regions: Vec<_> = regions.collect();
+    let mut names: Vec<_> = regions.iter().map(|region| region.1).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["heap", "mappings"]);
+    assert!(faults.iter().all(|event| regions.iter().any(|region| region.0.contains(&event.page.0))));
+    let sets = trace.records.iter().filter_map(|record| match record {
+        Record::WorkingSet { pages, least, most, .. } => Some((*pages, u64::from(*least), u64::from(*most))),
+        _ => None,
+    });
+    let sets: Vec<_> = sets.collect();
+    assert!(!sets.is_empty() && sets.iter().all(|(pages, least, most)| least <= pages && pages <= most), "{sets:?}");
+
+    let (one, other) = (directory.path().join("one.svg"), directory.path().join("other.svg"));
+    for picture in [&one, &other] {
+        let drawn = heatmap(&file, picture);
+        assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    }
+    let picture = std::fs::read_to_string(&one).unwrap();
+    assert!(picture == std::fs::read_to_string(&other).unwrap());
+    assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"));
+    for part in ["time (s)", "address", "heap", "faults in a cell", "class=\"working-set\"", "process"] {
+        assert!(picture.contains(part), "{part} is missing");
+    }
+    assert_eq!(picture.matches("<text").count(), picture.matches("</text>").count());
+}
+
+#[test]
+fn a_bad_trace_is_one_line_and_no_picture() {
+    let directory = run::directory();
+    let picture = directory.path().join("picture.svg");
+    let mut whole = b"SELFPGTR\x01\0\0\0\0\x10\0\0\x20\0\0\0\x01\0\0\0".to_vec();
+    whole.extend_from_slice(&[0; 8]);
+    let head = whole.clone();
+    whole.extend_from_slice(&[1; 8]);
+    whole.extend_from_slice(&[0; 24]);
+    let with = |at: usize, byte: u8| {
+        let mut bytes = whole.clone();
+        bytes[at] = byte;
+        bytes
+    };
+    let bad = [
+        (Vec::new(), "empty"),
+        (b"something else altogether, and longer".to_vec(), "no trace"),
+        (whole[..20].to_vec(), "cut short after 20 bytes, within its header"),
+        (whole[..whole.len() - 1].to_vec(), "cut short after 63 bytes, within a record"),
+        (with(8, 2), "version 2"),
+        (with(16, 16), "header is damaged"),
+        (with(RECORD_BYTES, 200), "no kind 200"),
+        (head, "no faults"),
+    ];
+    for (bytes, says) in bad {
+        let file = directory.path().join("bad");
+        std::fs::write(&file, bytes).unwrap();
+        let drawn = heatmap(&file, &picture);
+        let errors = String::from_utf8(drawn.stderr).unwrap();
+        assert_eq!(drawn.status.code(), Some(2), "{says}: {errors}");
+        assert!(errors.contains(says) && errors.lines().count() == 1, "{says}: {errors}");
+        assert!(!picture.exists(), "{says}: a picture was left");
+    }
+    let missing = heatmap(&directory.path().join("missing"), &picture);
+    assert_eq!(missing.status.code(), Some(2));
+    std::fs::write(directory.path().join("whole"), &whole).unwrap();
+    let nowhere = heatmap(&directory.path().join("whole"), &directory.path().join("none/picture.svg"));
+    assert_eq!(nowhere.status.code(), Some(1), "{}", String::from_utf8_lossy(&nowhere.stderr));
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_refused_before_anything_runs() {
+    let ran = Command::new(run::tool())
+        .args(["run", "--frames", "8M", "--trace", "/nonexistent/trace", "--", "/bin/echo", "ran"])
+        .output()
+        .unwrap();
+    assert_eq!(ran.status.code(), Some(2));
+    assert!(ran.stdout.is_empty() && String::from_utf8_lossy(&ran.stderr).contains("--trace"));
+}

@@ -1,0 +1,181 @@
+//! Which pages were written: over any memory of the process, without a handler and without stopping anybody.
+//!
+//! # Source
+//! Cichlid §3.3 and §4.5: a program reads and clears the dirty bits of its own pages. There they are the CPU's; stock Linux
+//! shows none, so the bit here is the kernel's note that a write-protected page was written (`WP_ASYNC`, Linux 6.7).
+#![allow(unsafe_code)]
+
+mod found;
+mod protection;
+mod tracked;
+mod traps;
+
+use std::ops::Range;
+
+use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::linux::memory;
+use selfpage_core::linux::pagemap::Afterwards;
+
+use crate::error::{Error, Kind, Result};
+pub use found::Dirty;
+use protection::WriteProtection;
+pub(crate) use tracked::check_tracked;
+
+/// How writes are noticed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Mechanism {
+    /// Pages are write-protected by a userfaultfd; at the first write the kernel takes the protection off, and nobody waits.
+    /// Linux 6.7.
+    WriteProtection,
+    /// The kernel's soft-dirty bit. Refused so far: it cannot be cleared for a range.
+    SoftDirty,
+    /// `mprotect` and a handler for `SIGSEGV`. System calls that write to a clean page fail with `EFAULT`, discarding is not
+    /// noticed, a range is scanned as it was armed, and nobody writes to it while it is disarmed.
+    Traps,
+}
+
+/// Tells which pages of a range were written since it was armed.
+///
+/// What counts as written: a page that anybody in this process wrote to, system calls included; a page whose contents were
+/// discarded; a mapping that was put over a part of the range; after a fork, in the child, everything until the child arms it.
+/// What does not: a hole that nobody touched, reading, a page that was swapped out or moved by the kernel.
+///
+/// A huge page is written as a whole where the kernel keeps it whole: always with hugetlb; a transparent one is split by the
+/// first write.
+///
+/// # Examples
+/// ```no_run
+/// # fn main() -> selfpage::Result<()> {
+/// use selfpage::dirty::{Dirty, DirtyTracker};
+/// let tracker = DirtyTracker::new()?;
+/// let mut memory = vec![0u8; 64 * 4096];
+/// let start = memory.as_ptr().addr().next_multiple_of(4096);
+/// let range = start..start + 32 * 4096;
+///
+/// // SAFETY: the memory is ours, and no system call minds that it is watched.
+/// unsafe { tracker.arm(range.clone())? };
+/// let mut found = Dirty::new();
+/// memory[range.start - memory.as_ptr().addr() + 5 * 4096] = 1;
+/// tracker.scan_and_rearm(range.clone(), &mut found)?;
+/// assert_eq!(found.pages(), 1);
+/// assert!(found.contains(range.start + 5 * 4096 + 17));
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct DirtyTracker {
+    /// None: by traps.
+    protection: Option<WriteProtection>,
+}
+
+impl DirtyTracker {
+    /// A tracker that works by the best mechanism that this machine has.
+    ///
+    /// # Errors
+    /// `Unsupported`: it has none. `OutOfSpace`: no descriptors, no memory.
+    pub fn new() -> Result<DirtyTracker> {
+        let best = Self::with(Mechanism::WriteProtection);
+        if best.as_ref().is_err_and(|why| why.kind() == Kind::Unsupported) {
+            return Self::with(Mechanism::Traps);
+        }
+        best
+    }
+
+    /// A tracker that works by `mechanism`.
+    ///
+    /// # Errors
+    /// `Unsupported`: this machine does not have it. `OutOfSpace`: no descriptors, no memory.
+    pub fn with(mechanism: Mechanism) -> Result<DirtyTracker> {
+        match mechanism {
+            Mechanism::WriteProtection => Ok(DirtyTracker { protection: Some(WriteProtection::new()?) }),
+            Mechanism::Traps => Ok(DirtyTracker { protection: None }),
+            Mechanism::SoftDirty => {
+                let cause = "its bits are cleared for all of the process at once, so that it cannot arm a range; use \
+                             WriteProtection or Traps";
+                Err(Error::new(Kind::Unsupported, "use", "soft-dirty", cause))
+            }
+        }
+    }
+
+    /// How it notices writes.
+    pub fn mechanism(&self) -> Mechanism {
+        if self.protection.is_some() { Mechanism::WriteProtection } else { Mechanism::Traps }
+    }
+
+    /// Notes every write to `range` from now on. What was noted of it before is forgotten.
+    ///
+    /// Holes are armed by markers in page tables: 4 KiB for each 2 MiB of them, and no huge page comes there later.
+    ///
+    /// # Errors
+    /// `Invalid`, and nothing was changed: the range is no range of whole pages (of hugetlb pages, where there are some), part
+    /// of it is not mapped, or another userfaultfd watches part of it. Any other: the range counts as written.
+    ///
+    /// # Safety
+    /// owned-range: the memory is the caller's: neither the library's own nor another component's that protects it.
+    pub unsafe fn arm(&self, range: Range<usize>) -> Result<()> {
+        check("arm", &range)?;
+        let Some(protection) = &self.protection else { return traps::arm(range) };
+        match tracked::region("arm", &range)? {
+            Some(region) => protection.scan_region(&region, range, Afterwards::Protect, &mut Dirty::new()),
+            None => protection.arm(range),
+        }
+    }
+
+    /// Finds the pages of `range` that were written since they were armed. A part that was never armed counts as written.
+    ///
+    /// # Errors
+    /// `Invalid`: as for [`DirtyTracker::arm`].
+    pub fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
+        check("scan", &range)?;
+        let Some(protection) = &self.protection else { return traps::scan(range, found) };
+        match tracked::region("scan", &range)? {
+            Some(region) => protection.scan_region(&region, range, Afterwards::Leave, found),
+            None => protection.scan(range, found),
+        }
+    }
+
+    /// As [`DirtyTracker::scan`], and what was found is clean again. Each write is found by this call or by a later one.
+    ///
+    /// # Errors
+    /// As for [`DirtyTracker::arm`].
+    pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
+        check("scan and re-arm", &range)?;
+        let Some(protection) = &self.protection else { return traps::scan_and_rearm(range, found) };
+        match tracked::region("scan and re-arm", &range)? {
+            Some(region) => protection.scan_region(&region, range, Afterwards::Protect, found),
+            None => protection.scan_and_rearm(range, found),
+        }
+    }
+
+    /// Ends what [`DirtyTracker::arm`] began; the range counts as written afterwards.
+    ///
+    /// # Errors
+    /// As for [`DirtyTracker::arm`].
+    pub fn disarm(&self, range: Range<usize>) -> Result<()> {
+        check("disarm", &range)?;
+        let Some(protection) = &self.protection else { return traps::disarm(range) };
+        match tracked::region("disarm", &range)? {
+            Some(region) => tracked::disarm(&region, &range),
+            None => protection.disarm(range)?,
+        }
+        Ok(())
+    }
+}
+
+fn check(operation: &'static str, range: &Range<usize>) -> Result<()> {
+    let why = if range.start > range.end {
+        "it ends before it begins; swap the bounds"
+    } else if !range.start.is_multiple_of(PAGE_BYTES) || !range.end.is_multiple_of(PAGE_BYTES) {
+        "it cuts a page; round both bounds to multiples of 4096"
+    } else if !memory::mapped(range.start, range.len()) {
+        "part of it is not mapped; map it first, or name the parts that are"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(Kind::Invalid, operation, object(range), why))
+}
+
+/// What an error about a range calls it.
+fn object(range: &Range<usize>) -> String {
+    format!("memory {:#x}..{:#x}", range.start, range.end)
+}

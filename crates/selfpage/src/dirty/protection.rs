@@ -1,0 +1,239 @@
+//! Dirty pages by a userfaultfd in `WP_ASYNC`, read by `PAGEMAP_SCAN`.
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::linux::descriptor::Descriptor;
+use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::pagemap::{Afterwards, Pagemap, Stretch};
+use selfpage_core::linux::uffd::{Features, Modes, Reach, Reading, Uffd, Writing};
+use selfpage_core::linux::{Errno, thread};
+
+use super::{Dirty, object, tracked};
+use crate::descriptors;
+use crate::doctor::userfaultfd as remedy;
+use crate::error::{Error, Kind, Result, SystemError};
+use crate::region::Bound;
+use crate::store::raised;
+
+/// What the kernel tells in one call. It looks at 512 pages before it hands over anyway.
+pub(super) const STRETCHES: usize = 512;
+
+/// A userfaultfd and the pagemap, of whichever process uses it: a forked child opens its own.
+pub(super) struct WriteProtection {
+    state: State,
+    uffd: AtomicI32,
+    pagemap: AtomicI32,
+}
+
+impl fmt::Debug for WriteProtection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteProtection").field("uffd", &self.uffd).field("pagemap", &self.pagemap).finish()
+    }
+}
+
+impl WriteProtection {
+    pub(super) fn new() -> Result<WriteProtection> {
+        let made = WriteProtection { state: State::new()?, uffd: AtomicI32::new(-1), pagemap: AtomicI32::new(-1) };
+        made.descriptors()?;
+        Ok(made)
+    }
+
+    pub(super) fn arm(&self, range: Range<usize>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let (uffd, _) = self.descriptors()?;
+        register(uffd, "arm", &range)?;
+        // SAFETY: owned-range: registered with WP_ASYNC just now: a write goes on, and is noted.
+        unsafe { uffd.set_writing(range.start, range.len(), Writing::Protected) }
+            .map_err(|errno| forget(uffd, "arm", &range, errno))
+    }
+
+    pub(super) fn disarm(&self, range: Range<usize>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let (uffd, _) = self.descriptors()?;
+        // So that what another userfaultfd watches is refused, which older kernels do not when it ends.
+        register(uffd, "disarm", &range)?;
+        // SAFETY: owned-range: registered for writes only, so nobody waits there, and absent pages read as they did.
+        unsafe { uffd.unregister(range.start, range.len()) }
+            .map_err(|errno| Error::system("disarm", object(&range), errno))
+    }
+
+    pub(super) fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
+        let (_, pagemap) = self.descriptors()?;
+        collect(pagemap, &range, Afterwards::Leave, found, |_| Ok(()))
+            .map_err(|errno| Error::system("scan", object(&range), errno))
+    }
+
+    pub(super) fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
+        if range.is_empty() {
+            return self.scan(range, found);
+        }
+        let (uffd, pagemap) = self.descriptors()?;
+        // Nothing new, unless something was mapped over a part: that is not protected, so it counts as written.
+        register(uffd, "scan and re-arm", &range)?;
+        let rearmed = collect(pagemap, &range, Afterwards::Protect, found, |hole| {
+            // The scan protects pages, and not every hole. Whoever writes here in between is found already.
+            // SAFETY: owned-range: registered with WP_ASYNC just now.
+            unsafe { uffd.set_writing(hole.start, hole.len(), Writing::Protected) }
+        });
+        rearmed.map_err(|errno| forget(uffd, "scan and re-arm", &range, errno))
+    }
+
+    /// As the others, of a region that its domain pages.
+    pub(super) fn scan_region(
+        &self,
+        region: &Bound,
+        range: Range<usize>,
+        afterwards: Afterwards,
+        found: &mut Dirty,
+    ) -> Result<()> {
+        let (_, pagemap) = self.descriptors()?;
+        tracked::scan(pagemap, region, &range, afterwards, found)
+            .map_err(|errno| Error::system("scan", object(&tracked::addresses(region)), errno))
+    }
+
+    /// This process's descriptors.
+    fn descriptors(&self) -> Result<(Uffd, Pagemap)> {
+        loop {
+            let load = |cell: &AtomicI32| Descriptor::from_raw(cell.load(Ordering::Relaxed));
+            match self.state.word().compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Acquire) {
+                Err(OPEN) => return Ok((Uffd(load(&self.uffd)), Pagemap(load(&self.pagemap)))),
+                Err(_) => thread::give_way(),
+                Ok(_) => {
+                    let opened = self.open();
+                    let state = if opened.is_ok() { OPEN } else { CLOSED };
+                    self.state.word().store(state, Ordering::Release);
+                    opened?;
+                }
+            }
+        }
+    }
+
+    fn open(&self) -> Result<()> {
+        // A forked child has its parent's.
+        self.close();
+        let uffd = Uffd::open(Reach::UserFaults, Reading::Polls);
+        let uffd = Uffd(raised(uffd.map_err(|errno| descriptors::no_userfaultfd(Reach::UserFaults, errno))?.0));
+        self.uffd.store(uffd.0.raw(), Ordering::Relaxed);
+        let wanted = Features::WP.and(Features::WP_ASYNC).and(Features::WP_UNPOPULATED).and(Features::WP_SHMEM);
+        uffd.agree(wanted).map_err(|errno| {
+            let cause = format!("this kernel has no WP_ASYNC ({errno:?}); {}", remedy::NEWER_6_7);
+            Error::new(Kind::Unsupported, "use", "userfaultfd", cause)
+        })?;
+        let pagemap = Descriptor::open_pagemap().map_err(|errno| Error::system("open", "/proc/self/pagemap", errno))?;
+        self.pagemap.store(raised(pagemap).raw(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn close(&self) {
+        for cell in [&self.uffd, &self.pagemap] {
+            descriptors::close_number(cell.swap(-1, Ordering::Relaxed));
+        }
+    }
+}
+
+impl Drop for WriteProtection {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn register(uffd: Uffd, operation: &'static str, range: &Range<usize>) -> Result<()> {
+    // SAFETY: owned-range: for writes only, and with WP_ASYNC: no access waits.
+    unsafe { uffd.register(range.start, range.len(), Modes::WP) }.map_err(|errno| {
+        let why = SystemError::into_io(errno);
+        let cause = match errno {
+            Errno::BUSY => format!(
+                "another userfaultfd watches part of it ({why}): a region of a domain, or another tracker; disarm it there, or \
+                 leave that part out"
+            ),
+            Errno::INVAL => format!("it cuts a huge page of hugetlb ({why}); round both bounds to its size"),
+            Errno::PERM => format!(
+                "part of it is a shared mapping of a file that was opened for reading only ({why}); leave that part out"
+            ),
+            Errno::BADF | Errno::NOTTY => format!("the program closed the tracker's descriptor ({why}); make a new tracker"),
+            _ => return Error::system(operation, object(range), errno),
+        };
+        Error::new(Kind::Invalid, operation, object(range), cause)
+    })
+}
+
+/// Has the whole range count as written, after a call that was done in part.
+fn forget(uffd: Uffd, operation: &'static str, range: &Range<usize>, errno: Errno) -> Error {
+    // SAFETY: owned-range: registered for writes only, so nobody waits there.
+    let _ = unsafe { uffd.unregister(range.start, range.len()) };
+    Error::system(operation, object(range), errno)
+}
+
+fn collect(
+    pagemap: Pagemap,
+    range: &Range<usize>,
+    afterwards: Afterwards,
+    found: &mut Dirty,
+    mut hole: impl FnMut(Range<usize>) -> std::result::Result<(), Errno>,
+) -> std::result::Result<(), Errno> {
+    found.begin(range);
+    let mut stretches = [Stretch::default(); STRETCHES];
+    let mut at = range.start;
+    while at < range.end {
+        let scanned = pagemap.unprotected(at, range.end, afterwards, &mut stretches)?;
+        for stretch in &stretches[..scanned.stretches] {
+            let (pages, known) = (stretch.start()..stretch.end(), stretch.categories());
+            if known.protected() {
+                continue;
+            }
+            if afterwards == Afterwards::Protect && !known.populated() {
+                hole(pages.clone())?;
+            }
+            found.add(pages);
+        }
+        if scanned.end <= at {
+            return Err(Errno::AGAIN); // A huge page was mapped over an end of the range meanwhile.
+        }
+        at = scanned.end;
+    }
+    Ok(())
+}
+
+const CLOSED: u32 = 0;
+const OPENING: u32 = 1;
+const OPEN: u32 = 2;
+
+/// A word that is [`CLOSED`] at first, and again in each forked child, however it was forked.
+struct State(NonNull<AtomicU32>);
+
+// SAFETY: tracker-memory: the word is an atomic in a mapping of its own, which lives until this is dropped.
+unsafe impl Send for State {}
+// SAFETY: tracker-memory: as above.
+unsafe impl Sync for State {}
+
+impl State {
+    fn new() -> Result<State> {
+        let failed = |errno| Error::system("map", "the tracker's page", errno);
+        // SAFETY: owned-range: the kernel chooses an address that is free.
+        let addr = unsafe { memory::map_anonymous(Place::Anywhere, PAGE_BYTES, Access::ReadWrite) }.map_err(failed)?;
+        let state = State(NonNull::new(addr as *mut AtomicU32).unwrap_or(NonNull::dangling()));
+        // SAFETY: owned-range: just mapped, and not written yet.
+        unsafe { memory::advise(addr, PAGE_BYTES, Advice::WipeForChild) }.map_err(failed)?;
+        Ok(state)
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: tracker-memory: mapped, aligned, and zero is a value of an atomic.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // SAFETY: owned-range: mapped by `new`, and the word is borrowed from `self` only.
+        let _ = unsafe { memory::unmap(self.0.as_ptr() as usize, PAGE_BYTES) };
+    }
+}

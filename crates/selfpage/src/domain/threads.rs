@@ -1,0 +1,109 @@
+//! The threads of a domain: how they start, and how they end.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use selfpage_core::linux::descriptor::Descriptor;
+use selfpage_core::linux::uffd::Uffd;
+
+use super::Inner;
+use crate::config::DescriptorTable;
+use crate::error::{Error, Result, SystemError};
+use crate::trap::{pager, thread, upcall, worker};
+use crate::{descriptors, evictor, trace};
+
+impl Inner {
+    /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
+    /// descriptors in it, and starts the others, who share it.
+    pub(super) fn start_threads_keeping(self: &Arc<Self>, mut keep: Vec<RawFd>) -> Result<()> {
+        let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        keep.extend(descriptors::numbers(&descriptors));
+        let ours = keep.clone();
+        let (send, receive) = std::sync::mpsc::sync_channel(1);
+        let own = self.clone();
+        let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
+        let first = thread::start("selfpage-pager", move || {
+            let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
+                own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
+                start_others(&own, [descriptors.worker, descriptors.tracked_worker])
+            });
+            let _ = send.send(started);
+            drop(send);
+            pager::serve(&own);
+        });
+        let started = first.and_then(|first| {
+            self.threads().push(first);
+            receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the first of them died")))
+        });
+        if let Err(cause) = started {
+            self.end();
+            return Err(failed(cause));
+        }
+        self.hide_descriptors(&ours);
+        Ok(())
+    }
+
+    /// In a forked child that does not get the domain: its threads are not here.
+    pub(crate) fn abandon(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.bell.forget_workers();
+        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
+    }
+
+    /// Ends the domain's threads, as many as there are, and gives its descriptors back.
+    pub(super) fn end(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        upcall::delist(&raw const *self);
+        self.handlers.end(self);
+        let state = &self.state;
+        for event in [&state.requested, &state.to_save, &state.stack.demand.wanted, &state.stack.demand.available] {
+            event.signal(state.mmu);
+        }
+        self.bell.ring();
+        let threads = std::mem::take(&mut *self.threads());
+        for thread in threads {
+            let _ = thread.join();
+        }
+        self.close_descriptors();
+    }
+
+    /// Closes the domain's descriptors, where the program has them and has not closed them itself.
+    pub(super) fn close_descriptors(&self) {
+        descriptors::close_ours(&self.descriptors.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Where the program is not to see the domain's descriptors, closes its copies of these.
+    pub(crate) fn hide_descriptors(&self, numbers: &[RawFd]) {
+        if self.config.descriptor_table == DescriptorTable::Private {
+            for number in numbers {
+                let _ = Descriptor::from_raw(*number).close();
+            }
+        }
+    }
+}
+
+fn start_others(inner: &Arc<Inner>, uffds: [Uffd; 2]) -> std::io::Result<()> {
+    for _ in 1..inner.config.pagers {
+        start(inner, "selfpage-pager", pager::serve)?;
+    }
+    let queue = Arc::new(worker::Queue::over(uffds)?);
+    for _ in 0..inner.config.workers {
+        let queue = queue.clone();
+        start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?;
+        inner.bell.add_worker();
+    }
+    if let Some(to) = &inner.config.trace {
+        let writer = trace::Writer::begin(to)?;
+        start(inner, "selfpage-trace", move |inner| writer.run(inner))?;
+    }
+    start(inner, "selfpage-evict", |inner| evictor::run(inner))?;
+    start(inner, "selfpage-save", |inner| evictor::save(inner))
+}
+
+fn start(inner: &Arc<Inner>, name: &str, work: impl FnOnce(&Arc<Inner>) + Send + 'static) -> std::io::Result<()> {
+    let own = inner.clone();
+    let thread = thread::start(name, move || work(&own))?;
+    inner.threads().push(thread);
+    Ok(())
+}

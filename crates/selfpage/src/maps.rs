@@ -1,0 +1,57 @@
+//! The mappings of this process, as the kernel lists them.
+
+use std::ops::Range;
+
+/// One mapping.
+pub(crate) struct Mapping {
+    pub(crate) range: Range<usize>,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    pub(crate) executable: bool,
+    /// The file, or what the kernel calls it; empty for anonymous memory.
+    pub(crate) name: String,
+}
+
+/// All, by address. Empty where there is no /proc.
+pub(crate) fn of_this_process() -> Vec<Mapping> {
+    let text = std::fs::read("/proc/self/maps").unwrap_or_default();
+    String::from_utf8_lossy(&text).lines().filter_map(parse).collect()
+}
+
+fn parse(line: &str) -> Option<Mapping> {
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let range = usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
+    let allowed = rest.as_bytes().get(..3)?;
+    // Protection, offset, device, inode, and then the name, which may have spaces.
+    let name = rest.splitn(5, ' ').nth(4).unwrap_or_default().trim();
+    Some(Mapping {
+        range,
+        readable: allowed[0] == b'r',
+        writable: allowed[1] == b'w',
+        executable: allowed[2] == b'x',
+        name: name.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_a_range_rights_and_a_name() {
+        let mapping = parse("7f00-7fff r-xp 00001000 fe:01 1234          /a path/lib.so").unwrap();
+        assert_eq!((mapping.range, mapping.name.as_str()), (0x7f00..0x7fff, "/a path/lib.so"));
+        assert!(mapping.readable && !mapping.writable && mapping.executable);
+        let anonymous = parse("1000-2000 rw-p 00000000 00:00 0 ").unwrap();
+        assert_eq!((anonymous.name.as_str(), anonymous.writable), ("", true));
+        assert!(parse("").is_none());
+    }
+
+    #[test]
+    fn the_kernel_lists_this_very_test() {
+        let here = parse as *const () as usize;
+        let mapping = of_this_process().into_iter().find(|mapping| mapping.range.contains(&here)).unwrap();
+        assert!(mapping.executable && mapping.name.starts_with('/'));
+    }
+}

@@ -1,0 +1,161 @@
+//! The handler of `SIGSEGV`: what only looks like a violation is put right and tried again, code on trial is stopped, and
+//! everything else goes to the handler that was there before.
+//!
+//! A refused access looks like a violation where the thread's register denies more than its domain: a new thread and a handler of
+//! a signal begin with a register that denies all keys but 0, and keys may have changed since the register was loaded. The
+//! handler writes what the domain has into the register that is saved for the return.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use selfpage_core::linux::{futex, key};
+
+use super::table::Core;
+use super::{keys, thread};
+use crate::trap::upcall;
+
+/// The codes of a `SIGSEGV` for an access that the mapping, or the key's register, does not allow.
+const SEGV_ACCERR: libc::c_int = 2;
+const SEGV_PKUERR: libc::c_int = 4;
+
+/// Odd while protections change; another number after each change. Sleepers wait for one.
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+/// The domain whose rights the whole process has.
+static WIDE: AtomicPtr<Core> = AtomicPtr::new(ptr::null_mut());
+static INSTALL: Once = Once::new();
+static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
+
+/// A time in which protections change. Whoever meets them tries again afterwards.
+pub(super) struct Change(());
+
+impl Change {
+    pub(super) fn begin() -> Change {
+        EPOCH.fetch_add(1, Ordering::AcqRel);
+        Change(())
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        EPOCH.fetch_add(1, Ordering::AcqRel);
+        futex::wake(&EPOCH, u32::MAX);
+    }
+}
+
+/// Threads outside of the domain wait from now on; null: no longer.
+pub(super) fn set_wide(core: *const Core) {
+    let _change = Change::begin();
+    WIDE.store(core.cast_mut(), Ordering::Release);
+}
+
+pub(super) fn install() {
+    INSTALL.call_once(|| {
+        // SAFETY: signal-handler: `on_sigsegv` reads atomics and its thread's own cells, changes the interrupted context, waits on
+        // a futex, and calls the handler that was there before. SA_ONSTACK: the stack itself may have overflowed.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_sigsegv as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+            libc::sigemptyset(&mut action.sa_mask);
+            libc::sigaction(libc::SIGSEGV, &action, (&raw mut BEFORE).cast());
+        }
+    });
+}
+
+/// How the refused access came about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// A read.
+    Read,
+    /// A write.
+    Write,
+    /// The fetch of an instruction.
+    Execute,
+}
+
+extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
+    let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    let again = thread::with(|here| match code {
+        // SAFETY: signal-handler: the kernel passed the context.
+        SEGV_PKUERR => (unsafe { load_register(here, context) }) || is_worth_a_try(here, addr),
+        SEGV_ACCERR => is_worth_a_try(here, addr),
+        _ => false,
+    });
+    if again {
+        return;
+    }
+    // Sent by another process, it is no access of the code on trial.
+    if code > 0 {
+        // SAFETY: signal-handler: as above.
+        thread::with(|here| unsafe { super::sandbox::stop(here, addr, access(context)) });
+    }
+    // SAFETY: signal-handler: `install` filled it in; the arguments are the kernel's.
+    unsafe { upcall::call(signal, &*(&raw const BEFORE).cast::<libc::sigaction>(), info, context) };
+}
+
+/// Whether the access may be allowed by now. Waits for as long as protections change, or another domain's are in force.
+fn is_worth_a_try(here: &thread::Here, addr: usize) -> bool {
+    loop {
+        let epoch = EPOCH.load(Ordering::Acquire);
+        let wide = WIDE.load(Ordering::Acquire);
+        let foreign = !wide.is_null() && !here.entered().any(|core| ptr::eq(core, wide));
+        if epoch & 1 == 1 || foreign {
+            let _ = futex::wait(&EPOCH, epoch, 0);
+            continue;
+        }
+        // Refused twice with nothing changed in between, it is refused.
+        return epoch != 0 && here.tried.replace((addr, epoch)) != (addr, epoch);
+    }
+}
+
+/// The bytes of registers before the pointer to what XSAVE wrote, in the kernel's `struct sigcontext`.
+const BEFORE_XSAVE: usize = 23 * 8;
+/// Where the kernel says that XSAVE was used, and with which number.
+const MAGIC: (usize, u32) = (464, 0x4650_5853);
+/// Where XSAVE says which parts are there.
+const HEADER: usize = 512;
+const PKRU: u32 = 9;
+
+/// Puts the register right that is loaded on return. `false`: it is.
+///
+/// # Safety
+/// *signal-handler*: `context` is what the kernel passed to the handler.
+unsafe fn load_register(here: &thread::Here, context: *mut libc::c_void) -> bool {
+    // SAFETY: signal-handler: the kernel keeps the context, and what its pointer names, in place until the handler returns; the
+    // magic number says that PKRU is where the CPU says.
+    unsafe {
+        let registers = (&raw const (*context.cast::<libc::ucontext_t>()).uc_mcontext).cast::<u8>();
+        let saved = registers.add(BEFORE_XSAVE).cast::<*mut u8>().read_unaligned();
+        if saved.is_null() || saved.add(MAGIC.0).cast::<u32>().read_unaligned() != MAGIC.1 {
+            return false;
+        }
+        let (parts, register) = (saved.add(HEADER).cast::<u64>(), saved.add(key::offset_in_xsave()).cast::<u32>());
+        let is_there = parts.read_unaligned() >> PKRU & 1 == 1;
+        let before = if is_there { register.read_unaligned() } else { key::EVERYTHING };
+        let after = keys::with_ours(before, here.current().as_ref().map_or(0, |core| core.word().denied()));
+        parts.write_unaligned(parts.read_unaligned() | 1 << PKRU);
+        register.write_unaligned(after);
+        before != after
+    }
+}
+
+/// # Safety
+/// *signal-handler*: `context` is what the kernel passed to the handler.
+unsafe fn access(context: *mut libc::c_void) -> Access {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns.
+        let error = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
+        if error & 16 != 0 {
+            return Access::Execute;
+        }
+        if error & 2 != 0 {
+            return Access::Write;
+        }
+    }
+    let _ = context;
+    Access::Read
+}

@@ -1,0 +1,395 @@
+//! Protection domains: who may do what with which memory, switched by each thread for itself.
+//!
+//! A [`ProtectionDomain`] has a name and, for [`Memory`], [`Rights`] to read, write and execute it, and to change rights and
+//! mappings (`meta`). A thread outside of all domains may do what the mappings allow. A thread that
+//! [enters](ProtectionDomain::enter) a domain may do with all such memory what the domain may, which is nothing where it was given
+//! no right; other memory of the process it uses as before.
+//!
+//! [`mechanism`] says how it is done here. By protection keys, a switch is a write to a register of the thread's. Without them
+//! a switch is a call of mprotect(2) for each mapping that changes, for the whole process: **one domain at a time** can be entered
+//! then, another is refused, and threads outside wait when they touch what the domain that is entered may not.
+//!
+//! # Source
+//! Nemesis §6.1. There a switch is one of tables that the kernel consults; here the CPU's own register, or the page tables.
+//! Nemesis gives each thread a domain; here a thread begins outside of all, which is the domain with every right.
+//!
+//! # Examples
+//! ```no_run
+//! # fn main() -> selfpage::Result<()> {
+//! use selfpage::protection::{Memory, ProtectionDomain, Rights};
+//! use std::sync::Arc;
+//! let domain = selfpage::Domain::with_frames(16 << 20).build()?;
+//! let ledger = Memory::of(&Arc::new(domain.region(1 << 20).name("ledger").zero()?))?;
+//! let readers = ProtectionDomain::new("readers");
+//! readers.set(&ledger, Rights::READ)?;
+//! {
+//!     let _entered = readers.enter()?;
+//!     // Here this thread can read the ledger, and not write it.
+//! }
+//! # Ok(()) }
+//! ```
+#![allow(unsafe_code)]
+
+mod fault;
+mod fork;
+mod keys;
+mod memory;
+mod rights;
+mod sandbox;
+mod table;
+mod thread;
+mod wide;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, OnceLock};
+
+use selfpage_core::linux::key::{Key, Register};
+
+use crate::error::{Error, Kind, Result};
+pub use fault::Access;
+pub(crate) use keys::allow_everything;
+pub use memory::Memory;
+pub use rights::Rights;
+pub use sandbox::{Ended, Violation};
+use table::{Core, Entry, Table};
+use wide::{Stay, Switch};
+
+/// How rights are enforced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mechanism {
+    /// By protection keys: for each thread by itself, and as fast as a register is written.
+    Keys,
+    /// By the page tables, with mprotect(2): for the whole process, so one domain at a time.
+    PageTables,
+}
+
+/// How rights are enforced on this machine: by keys where the CPU and the kernel have them and one could be had, when this was
+/// first asked.
+pub fn mechanism() -> Mechanism {
+    if register().is_some() { Mechanism::Keys } else { Mechanism::PageTables }
+}
+
+static REGISTER: OnceLock<Option<Register>> = OnceLock::new();
+
+/// The register of keys, if rights are enforced by it.
+fn register() -> Option<Register> {
+    *REGISTER.get_or_init(|| {
+        let register = Register::of_this_machine()?;
+        Key::allocate().ok()?.release();
+        Some(register)
+    })
+}
+
+/// Has the calling thread's rights be those of the domain that it is in, or of none, at once. An access of the program's does that by
+/// itself; a system call on memory with a key fails with `EFAULT` instead, on a thread that is older than the key and in a handler
+/// of a signal. Such a thread calls this first.
+///
+/// # Context
+/// Any.
+pub fn refresh() {
+    // Where nobody has asked for it yet, nothing has a key.
+    if let Some(register) = REGISTER.get().copied().flatten() {
+        keys::load(register, denied(thread::with(thread::Here::current)));
+    }
+}
+
+/// What must stand before there are rights.
+fn set_up() {
+    fork::install();
+    fault::install();
+}
+
+/// A named set of memory with rights, which threads enter and leave.
+pub struct ProtectionDomain {
+    door: Door,
+}
+
+/// What a thread needs to enter a domain.
+#[derive(Clone)]
+struct Door {
+    core: Arc<Core>,
+    register: Option<Register>,
+}
+
+impl ProtectionDomain {
+    /// A domain without any right.
+    pub fn new(name: &str) -> ProtectionDomain {
+        set_up();
+        let core = Arc::new(Core::new(name));
+        let mut table = table::hold();
+        table.domains.push(Entry { core: core.clone(), rights: HashMap::new(), issued: u32::MAX, resident: None });
+        let wide = table.is_wide(Arc::as_ptr(&core));
+        core.set_wide(wide);
+        ProtectionDomain { door: Door { core, register: register() } }
+    }
+
+    /// The name for messages.
+    pub fn name(&self) -> &str {
+        &self.door.core.name
+    }
+
+    /// Makes `rights` what threads in the domain may do with `memory`, those that are in it now included.
+    ///
+    /// # Errors
+    /// [`Kind::Denied`]: the calling thread is in a domain without the right [`Rights::META`] on it. [`Kind::Invalid`]: no
+    /// machine can tell the rights apart (to write and not to read), or the mapping does not allow them to anybody.
+    /// [`Kind::Held`]: the threads in domains leave no key for it.
+    pub fn set(&self, memory: &Memory, rights: Rights) -> Result<()> {
+        let object = || format!("the rights of protection domain {} on memory {}", self.name(), memory.name());
+        let refused = |kind, cause: String| Err(Error::new(kind, "set", object(), cause));
+        if rights.contains(Rights::WRITE) && !rights.contains(Rights::READ) {
+            return refused(Kind::Invalid, "no machine lets memory be written and not read: add Rights::READ".into());
+        }
+        // Dropped when the table is not held any more.
+        let _before;
+        let mut table = table::hold();
+        table.may_change(memory.id(), "set the rights on", memory.name())?;
+        let most =
+            table.memory.iter().find(|record| record.id == memory.id()).map_or(Rights::NONE, |record| record.most);
+        if !(most | Rights::META).contains(rights) {
+            let cause =
+                format!("{rights} was asked for, and its mapping allows {most}; map it with that, or ask for less");
+            return refused(Kind::Invalid, cause);
+        }
+        let core = Arc::as_ptr(&self.door.core);
+        _before = table.entry(core).rights.insert(memory.id(), (memory.clone(), rights));
+        let followed = table.follow();
+        if followed.is_err() {
+            let entry = table.entry(core);
+            match &_before {
+                Some(before) => drop(entry.rights.insert(memory.id(), before.clone())),
+                None => drop(entry.rights.remove(&memory.id())),
+            }
+        }
+        followed
+    }
+
+    /// What threads in the domain may do with `memory`.
+    pub fn rights(&self, memory: &Memory) -> Rights {
+        table::hold().rights(Arc::as_ptr(&self.door.core), memory.id())
+    }
+
+    /// Has the calling thread be in this domain until the guard is dropped. Then it is where it was before: in none, or in
+    /// another domain, whose rights this one's replace meanwhile. Guards are dropped in the reverse order of their making.
+    ///
+    /// # Context
+    /// Normal. Where the domain has been entered before and its keys were not needed elsewhere, by keys: any.
+    ///
+    /// # Errors
+    /// [`Kind::Held`]: by page tables, threads are in another domain; by keys, there are not enough for all domains that
+    /// threads are in. [`Kind::OutOfSpace`]: the thread is in 16 domains already.
+    ///
+    /// # Panics
+    /// The guard does, where it is not the innermost.
+    #[inline]
+    pub fn enter(&self) -> Result<Entered<'_>> {
+        self.door.enter()
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        let core = Arc::as_ptr(&self.door.core);
+        let mut table = table::hold();
+        if self.door.core.word().users() > 0 {
+            // A guard was forgotten: the thread stays in the domain, and the domain with it.
+            std::mem::forget(self.door.core.clone());
+            return;
+        }
+        let at = table.domains.iter().position(|entry| std::ptr::eq(&*entry.core, core));
+        // Its memory may go with it, which needs the table.
+        let entry = at.map(|at| table.domains.swap_remove(at));
+        drop(table);
+        drop(entry);
+    }
+}
+
+impl fmt::Debug for ProtectionDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProtectionDomain({})", self.name())
+    }
+}
+
+/// A thread in a protection domain.
+#[must_use = "the domain is left when this is dropped"]
+pub struct Entered<'a> {
+    door: &'a Door,
+    depth: usize,
+    /// It is this thread that is in the domain.
+    _here: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for Entered<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entered({})", self.door.core.name)
+    }
+}
+
+impl Door {
+    #[inline]
+    fn enter(&self) -> Result<Entered<'_>> {
+        thread::with(|here| {
+            // From here on the domain keeps its keys.
+            let word = self.core.begin_use();
+            match self.register {
+                Some(register) if word.is_quick() && !is_wide(here.current()) && here.push(Arc::as_ptr(&self.core)) => {
+                    keys::load(register, word.denied());
+                }
+                _ => self.enter_slowly(here).inspect_err(|_| self.core.end_use())?,
+            }
+            Ok(Entered { door: self, depth: here.depth(), _here: PhantomData })
+        })
+    }
+
+    #[cold]
+    fn enter_slowly(&self, here: &thread::Here) -> Result<()> {
+        let core = Arc::as_ptr(&self.core);
+        if here.depth() == thread::MOST_NESTED {
+            let cause = format!("this thread is in {} domains, one within the other; leave some", thread::MOST_NESTED);
+            return Err(Error::new(Kind::OutOfSpace, "enter", format!("protection domain {}", self.core.name), cause));
+        }
+        let mut table = table::hold();
+        if self.register.is_some() {
+            table.make_resident(core)?;
+        }
+        let from = stay(here.entered());
+        let times = if from.core == core { from.times + 1 } else { 1 };
+        let to = if self.core.word().is_wide() { Stay { core, times } } else { Stay::OUTSIDE };
+        if let Switch::Busy(other) = table.switch_wide(from, to)? {
+            return Err(wide::busy(&self.core.name, &other));
+        }
+        here.push(core);
+        if let Some(register) = self.register {
+            keys::load(register, self.core.word().denied());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Entered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        thread::with(|here| {
+            assert!(here.depth() == self.depth, "protection domain {} is not the innermost", self.door.core.name);
+            let core = &*self.door.core;
+            if core.word().is_wide() || here.depth() > 1 {
+                leave_slowly(here);
+            } else {
+                here.pop();
+            }
+            if let Some(register) = self.door.register {
+                keys::load(register, denied(here.current()));
+            }
+            core.end_use();
+        });
+    }
+}
+
+/// Leaves the innermost domain of a thread, where one of those that it is in may be wide.
+#[cold]
+fn leave_slowly(here: &thread::Here) {
+    let from = stay(here.entered());
+    here.pop();
+    let to = stay(here.entered());
+    if from.core.is_null() && to.core.is_null() {
+        return;
+    }
+    loop {
+        match table::hold().switch_wide(from, to) {
+            Ok(Switch::Done) => return,
+            // Others are in a domain that this thread would leave for another.
+            Ok(Switch::Busy(_)) => std::thread::sleep(std::time::Duration::from_micros(200)),
+            Err(why) => crate::die(&format!("a protection domain cannot be left: {why}")),
+        }
+    }
+}
+
+/// Takes a thread that is stopped for good out of all that it is in.
+fn leave_all(entered: &[*const Core]) {
+    let mut table = table::hold();
+    if let Err(why) = table.switch_wide(stay(entered.iter().copied()), Stay::OUTSIDE) {
+        crate::die(&format!("a protection domain cannot be left: {why}"));
+    }
+    for core in entered {
+        // SAFETY: protection-domain: a domain that a thread is in stays.
+        unsafe { &**core }.end_use();
+    }
+}
+
+fn is_wide(core: *const Core) -> bool {
+    // SAFETY: protection-domain: a domain that a thread is in stays.
+    unsafe { core.as_ref() }.is_some_and(|core| core.word().is_wide())
+}
+
+fn denied(core: *const Core) -> u32 {
+    // SAFETY: protection-domain: a domain that a thread is in stays.
+    unsafe { core.as_ref() }.map_or(0, |core| core.word().denied())
+}
+
+/// How far a thread that is in these domains, the outermost first, has the whole process's protections changed.
+fn stay(entered: impl Iterator<Item = *const Core>) -> Stay {
+    entered.filter(|core| !core.is_null()).fold(Stay::OUTSIDE, |stay, core| match is_wide(core) {
+        true if stay.core == core => Stay { core, times: stay.times + 1 },
+        true => Stay { core, times: 1 },
+        false => Stay::OUTSIDE,
+    })
+}
+
+/// Whether the calling thread may change rights and mappings of a region that begins at `start`.
+///
+/// # Errors
+/// It is in a protection domain without that right.
+pub(crate) fn may_change(start: usize, operation: &'static str, name: &str) -> Result<()> {
+    if thread::with(|here| here.depth()) == 0 {
+        return Ok(());
+    }
+    let table = table::hold();
+    table.memory_at(start).map_or(Ok(()), |record| table.may_change(record.id, operation, name))
+}
+
+impl Table {
+    fn may_change(&self, memory: u64, operation: &'static str, name: &str) -> Result<()> {
+        let core = thread::with(thread::Here::current);
+        if core.is_null() || self.rights(core, memory).contains(Rights::META) {
+            return Ok(());
+        }
+        // SAFETY: protection-domain: a domain that a thread is in stays.
+        let domain = unsafe { &(*core).name };
+        let cause = format!(
+            "this thread is in protection domain {domain}, which has no right Rights::META on it; give it that right, or \
+             leave the domain first"
+        );
+        Err(Error::new(Kind::Denied, operation, format!("memory {name}"), cause))
+    }
+
+    /// Brings machine and process after rights or memory that have changed.
+    fn follow(&mut self) -> Result<()> {
+        if mechanism() == Mechanism::Keys {
+            self.follow_wide()?;
+            if self.domains.iter().any(|entry| entry.resident.is_some()) {
+                self.assign_keys(std::ptr::null())?;
+            }
+        }
+        self.reapply()
+    }
+
+    /// Says anew which domains are wide.
+    fn follow_wide(&mut self) -> Result<()> {
+        for at in 0..self.domains.len() {
+            let core = self.domains[at].core.clone();
+            let wide = self.is_wide(Arc::as_ptr(&core));
+            if wide == core.word().is_wide() {
+                continue;
+            }
+            if core.hold_back(0) > 0 {
+                let cause = "threads are in it, and its rights to execute are the whole process's: leave it first";
+                let object = format!("memory for protection domain {}", core.name);
+                return Err(Error::new(Kind::Held, "set the rights on", object, cause));
+            }
+            core.set_wide(wide);
+        }
+        Ok(())
+    }
+}

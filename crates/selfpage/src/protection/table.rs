@@ -1,0 +1,210 @@
+//! All memory that rights are about, all protection domains, and who has which key: one table, behind one lock.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use selfpage_core::linux::key::Key;
+use selfpage_core::linux::{Errno, key, signal};
+
+use super::memory::Memory;
+use super::rights::Rights;
+use super::wide::Wide;
+use crate::region::Region;
+
+static TABLE: Mutex<Table> = Mutex::new(Table::new());
+
+/// What a switch reads and writes, in one word: how many times threads are in the domain, what it may do at once, and what its
+/// register of keys denies.
+pub(super) struct Core {
+    pub(super) name: String,
+    word: AtomicU64,
+}
+
+const USERS: u64 = (1 << 24) - 1;
+/// The domain may be entered without the table: its memory has keys.
+const OPEN: u64 = 1 << 24;
+/// Entering and leaving it changes protections of the whole process.
+const WIDE: u64 = 1 << 25;
+
+/// A [`Core`]'s word as it was.
+#[derive(Clone, Copy)]
+pub(super) struct Word(u64);
+
+impl Word {
+    pub(super) fn is_quick(self) -> bool {
+        self.0 & (OPEN | WIDE) == OPEN
+    }
+
+    pub(super) fn is_wide(self) -> bool {
+        self.0 & WIDE != 0
+    }
+
+    pub(super) fn denied(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    pub(super) fn users(self) -> u64 {
+        self.0 & USERS
+    }
+}
+
+impl Core {
+    pub(super) fn new(name: &str) -> Core {
+        Core { name: name.into(), word: AtomicU64::new(0) }
+    }
+
+    /// One more is in the domain.
+    #[inline]
+    pub(super) fn begin_use(&self) -> Word {
+        Word(self.word.fetch_add(1, Ordering::AcqRel))
+    }
+
+    /// One fewer.
+    #[inline]
+    pub(super) fn end_use(&self) {
+        self.word.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    #[inline]
+    pub(super) fn word(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire))
+    }
+
+    fn update(&self, change: impl Fn(u64) -> u64) -> Word {
+        let before = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| Some(change(word)));
+        Word(before.unwrap_or_else(|word| word))
+    }
+
+    /// In a forked child, where one thread is left.
+    pub(super) fn set_users(&self, users: u64) {
+        self.update(|word| word & !USERS | users);
+    }
+
+    pub(super) fn set_wide(&self, wide: bool) {
+        self.update(|word| if wide { word | WIDE } else { word & !WIDE });
+    }
+
+    /// Nobody enters it without the table, if at most the calling thread is in it now, `mine` times. How many times threads are.
+    pub(super) fn hold_back(&self, mine: u64) -> u64 {
+        self.update(|word| if word & USERS <= mine { word & !OPEN } else { word }).users()
+    }
+
+    /// It is entered with this register from now on.
+    pub(super) fn open(&self, denied: u32) -> Word {
+        self.update(|word| word & (USERS | WIDE) | OPEN | u64::from(denied) << 32)
+    }
+}
+
+/// Memory that rights are about.
+pub(super) struct Record {
+    pub(super) id: u64,
+    pub(super) name: String,
+    pub(super) start: usize,
+    pub(super) len_bytes: usize,
+    /// What the mapping allows outside of all domains.
+    pub(super) most: Rights,
+    /// What it allows now.
+    pub(super) now: u32,
+    pub(super) key: Key,
+    pub(super) region: Option<Weak<Region>>,
+}
+
+impl Record {
+    /// Sets protection and key, as they are to be from now on.
+    pub(super) fn protect(&mut self, prot: u32, key: Key) -> Result<(), Errno> {
+        let (start, len_bytes) = (self.start, self.len_bytes);
+        let key_to_set = (key != self.key).then_some(key);
+        let change = move || {
+            // SAFETY: protected-memory: the mapping is there as long as the record; what threads may do there is what their
+            // domains have rights to.
+            unsafe { key::protect(start, len_bytes, prot, key_to_set) }
+        };
+        let same_access = prot == self.now;
+        match self.region.as_ref().and_then(Weak::upgrade) {
+            // A page that moves must find one protection from beginning to end.
+            Some(region) if !same_access => region.while_still(change)?,
+            _ => change()?,
+        }
+        (self.now, self.key) = (prot, key);
+        Ok(())
+    }
+}
+
+/// A protection domain.
+pub(super) struct Entry {
+    pub(super) core: Arc<Core>,
+    pub(super) rights: HashMap<u64, (Memory, Rights)>,
+    /// What no thread in it was ever allowed by its register since the last time that nobody was.
+    pub(super) issued: u32,
+    /// Since when its memory has keys, in order.
+    pub(super) resident: Option<u64>,
+}
+
+impl Entry {
+    pub(super) fn rights_on(&self, memory: u64) -> Rights {
+        self.rights.get(&memory).map_or(Rights::NONE, |(_, rights)| *rights)
+    }
+}
+
+pub(super) struct Table {
+    pub(super) memory: Vec<Record>,
+    pub(super) domains: Vec<Entry>,
+    /// Keys that are ours.
+    pub(super) keys: Vec<Key>,
+    pub(super) wide: Option<Wide>,
+    pub(super) counter: u64,
+}
+
+/// The table, held. Meanwhile no handler of a signal is let in: one that entered a domain would wait for its own thread.
+pub(super) struct Held {
+    table: MutexGuard<'static, Table>,
+    _quiet: signal::Quiet,
+}
+
+pub(super) fn hold() -> Held {
+    let quiet = signal::Quiet::begin();
+    Held { table: TABLE.lock().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
+}
+
+impl std::ops::Deref for Held {
+    type Target = Table;
+    fn deref(&self) -> &Table {
+        &self.table
+    }
+}
+
+impl std::ops::DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut Table {
+        &mut self.table
+    }
+}
+
+impl Table {
+    const fn new() -> Table {
+        Table { memory: Vec::new(), domains: Vec::new(), keys: Vec::new(), wide: None, counter: 0 }
+    }
+
+    /// A number that was never given before.
+    pub(super) fn next(&mut self) -> u64 {
+        self.counter += 1;
+        self.counter
+    }
+
+    /// The domain of `core`, which is in the table as long as it has a handle.
+    pub(super) fn entry(&mut self, core: *const Core) -> &mut Entry {
+        let found = self.domains.iter_mut().find(|entry| std::ptr::eq(&*entry.core, core));
+        found.unwrap_or_else(|| crate::die("a protection domain that is not in the table"))
+    }
+
+    /// What the domain may do with the memory; everything for those outside of all.
+    pub(super) fn rights(&self, core: *const Core, memory: u64) -> Rights {
+        let entry = self.domains.iter().find(|entry| std::ptr::eq(&*entry.core, core));
+        entry.map_or(Rights::META, |entry| entry.rights_on(memory))
+    }
+
+    /// The memory at an address.
+    pub(super) fn memory_at(&self, addr: usize) -> Option<&Record> {
+        self.memory.iter().find(|record| addr.wrapping_sub(record.start) < record.len_bytes)
+    }
+}

@@ -1,0 +1,366 @@
+//! Traces: what happened to which page and when, written to a file by a thread of the domain's own, and read back.
+//!
+//! A trace file is little-endian. It begins with 32 bytes: the magic `SELFPGTR`, the version (u32), bytes of a page (u32), bytes
+//! of a record (u32), the process (u32), and nanoseconds since 1970 when it began (u64). Then come records of 32 bytes: kind (u8),
+//! access (u8: 0 unknown, 1 read, 2 write), two bytes of zero, thread (u32, 0 unknown), nanoseconds since the trace began (u64),
+//! page (u64, an address divided by the bytes of a page), value (u64). `docs/monitoring.md` lists the kinds.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::fault::sample;
+use selfpage_core::region::Access;
+use selfpage_core::sync;
+pub use selfpage_core::tracer::{Event, Kind};
+
+use crate::domain::Inner;
+use crate::usage::{Drawn, Sampling};
+
+/// What a trace file begins with.
+pub const MAGIC: [u8; 8] = *b"SELFPGTR";
+/// The version of the format.
+pub const VERSION: u32 = 1;
+/// Bytes of a record, and of the header.
+pub const RECORD_BYTES: usize = 32;
+/// Events that may wait to be written: a few milliseconds' worth.
+pub(crate) const PLACES: usize = 1 << 16;
+/// Pages that are sampled for each estimate of the working set.
+const SAMPLED: u32 = 256;
+/// How often the queue is emptied.
+const EVERY_US: u32 = 5_000;
+
+const REGION: u8 = 64;
+const NAME: u8 = 65;
+const WORKING_SET: u8 = 66;
+const DROPPED: u8 = 67;
+
+/// Where a domain's trace goes.
+#[derive(Clone, Debug)]
+pub(crate) struct Destination {
+    pub(crate) path: PathBuf,
+    /// How often the working set is estimated; zero: never.
+    pub(crate) working_set_every: Duration,
+}
+
+/// What the writer and those who wait for it share.
+#[derive(Default)]
+pub(crate) struct Writing {
+    wake: sync::Event,
+    asked: AtomicU32,
+    written: AtomicU32,
+    ended: AtomicU64,
+}
+
+/// One record of a trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// Something happened to a page.
+    Event(Event),
+    /// From now on there is a region.
+    Region {
+        /// Its first page.
+        first: PageNo,
+        /// How many pages it has.
+        pages: u64,
+        /// What it is called.
+        name: String,
+    },
+    /// The working set of the time since the last such record, in pages, by a sample.
+    WorkingSet {
+        /// When.
+        time_ns: u64,
+        /// The estimate.
+        pages: u64,
+        /// No fewer, in 95 of 100 cases.
+        least: u32,
+        /// No more, in 95 of 100 cases.
+        most: u32,
+    },
+    /// So many events did not fit the queue since the last such record.
+    Dropped(u64),
+}
+
+/// A trace that was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// The process that was traced.
+    pub pid: u32,
+    /// Bytes of a page.
+    pub page_bytes: u32,
+    /// Nanoseconds since 1970 when it began.
+    pub began_unix_ns: u64,
+    /// The records, about in the order of time.
+    pub records: Vec<Record>,
+}
+
+/// Makes the trace's file: the first free name of PATH, PATH.PID, PATH.PID.2 and so on. The program may have children, and may
+/// become another program.
+fn create(path: &Path) -> io::Result<File> {
+    let with = |end: String| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(end);
+        PathBuf::from(name)
+    };
+    let pid = std::process::id();
+    let names = [path.to_owned(), with(format!(".{pid}"))].into_iter();
+    for name in names.chain((2..1000).map(|number| with(format!(".{pid}.{number}")))) {
+        match File::create_new(&name) {
+            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {}
+            other => {
+                return other.map_err(|why| io::Error::new(why.kind(), format!("trace {}: {why}", name.display())));
+            }
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AlreadyExists))
+}
+
+/// The writer of a trace.
+pub(crate) struct Writer {
+    file: File,
+    bytes: Vec<u8>,
+    /// First page and number of pages of the regions that were told.
+    regions: BTreeMap<u64, u64>,
+    every: Duration,
+    sample: Option<(u64, Drawn)>,
+}
+
+impl Writer {
+    /// Begins the file.
+    pub(crate) fn begin(to: &Destination) -> io::Result<Writer> {
+        let mut file = create(&to.path)?;
+        let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        let mut head = [0; RECORD_BYTES];
+        head[..8].copy_from_slice(&MAGIC);
+        for (at, value) in [(8, VERSION), (12, PAGE_BYTES as u32), (16, RECORD_BYTES as u32), (20, std::process::id())]
+        {
+            head[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        head[24..].copy_from_slice(&began.to_le_bytes());
+        file.write_all(&head)?;
+        Ok(Writer { file, bytes: Vec::new(), regions: BTreeMap::new(), every: to.working_set_every, sample: None })
+    }
+
+    fn put(&mut self, kind: u8, event: [u64; 3], access: u8, thread: u32) {
+        self.bytes.extend_from_slice(&[kind, access, 0, 0]);
+        self.bytes.extend_from_slice(&thread.to_le_bytes());
+        event.iter().for_each(|word| self.bytes.extend_from_slice(&word.to_le_bytes()));
+    }
+
+    fn put_event(&mut self, event: Event) {
+        let access = match event.access {
+            None => 0,
+            Some(Access::Read) => 1,
+            Some(Access::Write) => 2,
+        };
+        self.put(event.kind as u8, [event.time_ns, event.page.0, 0], access, event.thread);
+    }
+
+    /// Tells the regions that are new, if nobody is changing them just now.
+    fn put_regions(&mut self, inner: &Inner, now_ns: u64) {
+        let Ok(regions) = inner.regions.try_lock() else { return };
+        for bound in regions.values() {
+            let range = bound.core().range;
+            if self.regions.insert(range.first.0, range.count) == Some(range.count) {
+                continue;
+            }
+            self.put(REGION, [now_ns, range.first.0, range.count], 0, 0);
+            let mut name = [0; RECORD_BYTES];
+            name[0] = NAME;
+            let given = bound.given_name();
+            let len = (0..=given.len().min(RECORD_BYTES - 1)).rev().find(|at| given.is_char_boundary(*at)).unwrap_or(0);
+            name[1..1 + len].copy_from_slice(&given.as_bytes()[..len]);
+            self.bytes.extend_from_slice(&name);
+        }
+    }
+
+    fn put_working_set(&mut self, inner: &Inner, now_ns: u64) {
+        if self.every.is_zero() {
+            return;
+        }
+        if let Some((began_ns, drawn)) = &self.sample {
+            if now_ns < began_ns + self.every.as_nanos() as u64 {
+                return;
+            }
+            // The program may have begun a sample of its own, or forked: then nothing is known of this time.
+            if drawn.is_going_on(inner) {
+                let usage = drawn.usage(inner, |pages| sample::unused(inner.state(), pages));
+                let set = usage.working_set();
+                let page = PAGE_BYTES as u64;
+                let narrow = |bytes: u64| u64::from(u32::try_from(bytes / page).unwrap_or(u32::MAX));
+                let bounds = narrow(set.least_bytes) | narrow(set.most_bytes) << 32;
+                self.put(WORKING_SET, [now_ns, set.bytes / page, bounds], 0, 0);
+            }
+        }
+        let all = PageRange { first: PageNo(0), count: u64::MAX };
+        let unmap = |stretch: sample::Stretch| sample::begin(inner.state(), stretch.pages());
+        self.sample = Some((now_ns, Drawn::draw(inner, all, Sampling::Pages(SAMPLED), unmap)));
+    }
+
+    /// Writes what happens until the domain ends.
+    ///
+    /// # Context
+    /// PagerThread.
+    pub(crate) fn run(mut self, inner: &Arc<Inner>) {
+        let (state, writing) = (inner.state(), &inner.writing);
+        let began_ns = state.tracer.began_ns();
+        loop {
+            let ending = inner.stopping();
+            let asked = writing.asked.load(Ordering::SeqCst);
+            let seen = writing.wake.count();
+            let now_ns = state.mmu.now_ns().saturating_sub(began_ns);
+            self.put_regions(inner, now_ns);
+            // No more at a time than there can be: the thread has other things to do.
+            for _ in 0..PLACES {
+                match state.tracer.next() {
+                    Some(event) => self.put_event(event),
+                    None => break,
+                }
+            }
+            let dropped = state.tracer.take_dropped();
+            if dropped > 0 {
+                self.put(DROPPED, [now_ns, 0, dropped], 0, 0);
+            }
+            if !ending {
+                self.put_working_set(inner, now_ns);
+            }
+            if let Err(why) = self.file.write_all(&self.bytes) {
+                eprintln!("selfpage: the trace ends here: {why}");
+                writing.ended.store(1, Ordering::SeqCst);
+                return;
+            }
+            self.bytes.clear();
+            writing.written.store(asked, Ordering::SeqCst);
+            if ending {
+                return;
+            }
+            writing.wake.wait(state.mmu, seen, EVERY_US);
+        }
+    }
+}
+
+impl Writing {
+    /// In a forked child: nobody has asked.
+    pub(crate) fn restart(&self) {
+        self.asked.store(0, Ordering::SeqCst);
+        self.written.store(0, Ordering::SeqCst);
+        self.ended.store(0, Ordering::SeqCst);
+    }
+
+    /// Waits until what has happened so far is written.
+    pub(crate) fn flush(&self, inner: &Inner) {
+        let wanted = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        self.wake.signal(inner.state().mmu);
+        while self.written.load(Ordering::SeqCst) < wanted
+            && self.ended.load(Ordering::SeqCst) == 0
+            && !inner.stopping()
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// What is wrong with a trace.
+fn wrong(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+}
+
+fn half(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..at + 4].iter().rev().fold(0, |half, byte| half << 8 | u32::from(*byte))
+}
+
+impl Trace {
+    /// Reads a trace file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no trace, is of another version, or is cut short.
+    pub fn read(path: &Path) -> io::Result<Trace> {
+        Trace::parse(&std::fs::read(path)?)
+    }
+
+    /// Reads a trace from memory.
+    ///
+    /// # Errors
+    /// As for [`Trace::read`].
+    pub fn parse(bytes: &[u8]) -> io::Result<Trace> {
+        if bytes.is_empty() {
+            return Err(wrong("it is empty: nothing was traced"));
+        }
+        if !bytes.starts_with(&MAGIC[..bytes.len().min(8)]) {
+            return Err(wrong("it is no trace of selfpage (a trace begins with SELFPGTR)"));
+        }
+        let cut = |what: &str| wrong(format!("it is cut short after {} bytes, within {what}", bytes.len()));
+        if bytes.len() < RECORD_BYTES {
+            return Err(cut("its header"));
+        }
+        let (head, rest) = bytes.split_at(RECORD_BYTES);
+        if half(head, 8) != VERSION {
+            return Err(wrong(format!(
+                "it has version {} of the format, and this program reads {VERSION}",
+                half(head, 8)
+            )));
+        }
+        if half(head, 12) == 0 || half(head, 16) != RECORD_BYTES as u32 {
+            return Err(wrong("its header is damaged"));
+        }
+        if !rest.len().is_multiple_of(RECORD_BYTES) {
+            return Err(cut("a record"));
+        }
+        let mut records = Vec::with_capacity(rest.len() / RECORD_BYTES);
+        for (at, bytes) in rest.chunks_exact(RECORD_BYTES).enumerate() {
+            match (bytes[0], records.last_mut()) {
+                (NAME, Some(Record::Region { name, .. })) => {
+                    *name = String::from_utf8_lossy(&bytes[1..]).trim_end_matches('\0').to_owned();
+                }
+                _ => records.push(
+                    record(bytes)
+                        .ok_or_else(|| wrong(format!("record {at} is damaged: there is no kind {}", bytes[0])))?,
+                ),
+            }
+        }
+        Ok(Trace { pid: half(head, 20), page_bytes: half(head, 12), began_unix_ns: word(head, 24), records })
+    }
+
+    /// The events, about in the order of time.
+    pub fn events(&self) -> impl Iterator<Item = &Event> {
+        self.records.iter().filter_map(|record| match record {
+            Record::Event(event) => Some(event),
+            _ => None,
+        })
+    }
+
+    /// How many events were dropped because they came faster than they could be written.
+    pub fn dropped(&self) -> u64 {
+        let dropped = |record: &Record| if let Record::Dropped(count) = record { *count } else { 0 };
+        self.records.iter().map(dropped).sum()
+    }
+}
+
+fn record(bytes: &[u8]) -> Option<Record> {
+    let (time_ns, page, value) = (word(bytes, 8), word(bytes, 16), word(bytes, 24));
+    Some(match bytes[0] {
+        REGION => Record::Region { first: PageNo(page), pages: value, name: String::new() },
+        WORKING_SET => Record::WorkingSet { time_ns, pages: page, least: value as u32, most: (value >> 32) as u32 },
+        DROPPED => Record::Dropped(value),
+        code => Record::Event(Event {
+            time_ns,
+            page: PageNo(page),
+            kind: Kind::from_code(code)?,
+            access: match bytes[1] {
+                0 => None,
+                1 => Some(Access::Read),
+                _ => Some(Access::Write),
+            },
+            thread: half(bytes, 4),
+        }),
+    })
+}

@@ -1,0 +1,138 @@
+//! What the kernel does with pages on its own, and what the program does other than writing.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Command;
+
+use selfpage::dirty::Dirty;
+
+use crate::memory::{HUGE, Memory, PAGE};
+use crate::{arm, pages, skip, tracker};
+
+#[test]
+fn discarded_pages_count_as_written_once() {
+    let Some(tracker) = tracker() else { return };
+    let (memory, mut found) = (Memory::anonymous(4 * HUGE / PAGE), Dirty::new());
+    (0..1500).for_each(|page| memory.write(page, 1));
+    arm(&tracker, &memory);
+    memory.advise(3..4, libc::MADV_DONTNEED);
+    memory.advise(1000..1900, libc::MADV_DONTNEED); // Whole tables of pages among them.
+    let discarded: Vec<usize> = (3..4).chain(1000..1900).collect();
+    tracker.scan(memory.range(), &mut found).unwrap();
+    assert_eq!(pages(&memory, &found), discarded);
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert_eq!(pages(&memory, &found), discarded);
+    memory.write(1100, 2);
+    assert_eq!(memory.read(3), 0);
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert_eq!(pages(&memory, &found), [1100]);
+}
+
+#[test]
+fn a_forked_child_has_everything_dirty_until_it_arms() {
+    let Some(tracker) = tracker() else { return };
+    let (memory, mut found) = (Memory::anonymous(32), Dirty::new());
+    (0..16).for_each(|page| memory.write(page, 1));
+    arm(&tracker, &memory);
+    memory.write(3, 2);
+    // SAFETY: the child uses what it has and ends without the harness.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            tracker.scan(memory.range(), &mut found).unwrap();
+            assert_eq!(found.pages(), 32);
+            tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+            assert_eq!(found.pages(), 32);
+            memory.write(5, 2);
+            memory.write(20, 2);
+            tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+            assert_eq!(pages(&memory, &found), [5, 20]);
+            drop(tracker);
+        }));
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(right.is_err())) };
+    }
+    memory.write(7, 2);
+    let mut status = -1;
+    // SAFETY: the child is ours, and the kernel fills in the number.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "what the child found");
+    tracker.scan(memory.range(), &mut found).unwrap();
+    assert_eq!(pages(&memory, &found), [3, 7], "the child's arming and its end are nothing to the parent");
+    memory.write(8, 2);
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert_eq!(pages(&memory, &found), [3, 7, 8]);
+}
+
+#[test]
+fn a_transparent_huge_page_is_split_by_its_first_write() {
+    let (Some(tracker), Some(memory)) = (tracker(), Memory::huge(4 * HUGE / PAGE)) else { return };
+    let mut found = Dirty::new();
+    (0..4).for_each(|huge| memory.write(huge * 512, 1));
+    arm(&tracker, &memory);
+    tracker.scan(memory.range(), &mut found).unwrap();
+    assert_eq!(found.pages(), 0);
+    memory.write(600, 2);
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert_eq!(pages(&memory, &found), [600]);
+    memory.advise(1024..1536, libc::MADV_DONTNEED);
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert_eq!(pages(&memory, &found), (1024..1536).collect::<Vec<_>>());
+    // A part of a huge page, armed by itself.
+    // SAFETY: the memory is the test's.
+    unsafe { tracker.arm(memory.page(1600)..memory.page(1700)).unwrap() };
+    memory.write(1650, 2);
+    tracker.scan(memory.page(1600)..memory.page(1700), &mut found).unwrap();
+    assert_eq!(pages(&memory, &found), [1650]);
+}
+
+#[test]
+fn a_page_of_hugetlb_is_written_as_a_whole() {
+    let (Some(tracker), Some(memory)) = (tracker(), Memory::hugetlb(4 * HUGE / PAGE)) else { return };
+    let mut found = Dirty::new();
+    memory.write(0, 1);
+    memory.write(512, 1);
+    arm(&tracker, &memory);
+    memory.write(600, 2);
+    memory.write(1100, 2);
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert!(found.ranges().eq(std::iter::once(memory.page(512)..memory.page(1536))), "{found:?}");
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert_eq!(found.pages(), 0);
+    // SAFETY: the memory is the test's.
+    let why = unsafe { tracker.arm(memory.page(0)..memory.page(700)) }.unwrap_err();
+    assert!(why.to_string().contains("hugetlb"), "{why}");
+}
+
+#[test]
+fn swapping_is_no_write_and_hides_none() {
+    let Some(tracker) = tracker() else { return };
+    let place = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = place.path().join("swap");
+    std::fs::write(&file, vec![0u8; 16 << 20]).unwrap();
+    let made = Command::new("mkswap").arg(&file).output();
+    let path = CString::new(file.as_os_str().as_bytes()).unwrap();
+    // SAFETY: the path ends with zero.
+    if !made.is_ok_and(|made| made.status.success()) || unsafe { libc::swapon(path.as_ptr(), 0) } != 0 {
+        return skip::skip("swap", "mkswap and swapon(2) want root, and a file system that can hold swap");
+    }
+    let (memory, mut found) = (Memory::anonymous(64), Dirty::new());
+    (0..32).for_each(|page| memory.write(page, 1));
+    arm(&tracker, &memory);
+    memory.write(5, 2);
+    memory.advise(0..64, libc::MADV_PAGEOUT);
+    let swapped = memory.swapped();
+    tracker.scan(memory.range(), &mut found).unwrap();
+    let while_out = pages(&memory, &found);
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert_eq!((memory.read(5), memory.read(6)), (2, 1));
+    memory.write(7, 2);
+    memory.advise(0..64, libc::MADV_PAGEOUT);
+    tracker.scan(memory.range(), &mut found).unwrap();
+    // SAFETY: as above.
+    unsafe { libc::swapoff(path.as_ptr()) };
+    assert!(swapped > 0, "nothing was swapped out");
+    assert_eq!((while_out, pages(&memory, &found)), (vec![5], vec![7]));
+    tracker.scan(memory.range(), &mut found).unwrap();
+    assert_eq!(pages(&memory, &found), [7], "brought back by swapoff");
+}

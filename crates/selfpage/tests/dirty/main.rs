@@ -1,0 +1,60 @@
+//! The tracker of written pages, over each kind of memory that the kernel has.
+
+mod bad;
+mod kinds;
+mod memory;
+mod regions;
+mod shadow;
+#[path = "../../../../tests/skip.rs"]
+mod skip;
+
+use std::ops::Range;
+
+use memory::{Memory, PAGE};
+use selfpage::dirty::{Dirty, DirtyTracker};
+
+/// The tracker, or none where the kernel lacks what it needs.
+pub fn tracker() -> Option<DirtyTracker> {
+    DirtyTracker::new().map_err(|why| skip::skip("dirty", &why.to_string())).ok()
+}
+
+fn pages(memory: &Memory, found: &Dirty) -> Vec<usize> {
+    found.ranges().flat_map(|Range { start, end }| (start..end).step_by(PAGE)).map(|at| memory.index(at)).collect()
+}
+
+fn arm(tracker: &DirtyTracker, memory: &Memory) {
+    // SAFETY: the memory is the test's.
+    unsafe { tracker.arm(memory.range()) }.unwrap();
+}
+
+#[test]
+fn what_was_written_since_is_found_once() {
+    let Some(tracker) = tracker() else { return };
+    for memory in [Memory::anonymous(64), Memory::shared(64), Memory::file(64)] {
+        let mut found = Dirty::new();
+        (0..32).for_each(|page| memory.write(page, 1)); // The rest are holes.
+        arm(&tracker, &memory);
+        tracker.scan(memory.range(), &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [], "nothing was written: {memory:?}");
+        assert_eq!((memory.read(3), memory.read(40)), (1, 0));
+        memory.write(5, 2);
+        memory.write(6, 2);
+        memory.write(50, 2);
+        for _ in 0..2 {
+            tracker.scan(memory.range(), &mut found).unwrap();
+            assert_eq!(pages(&memory, &found), [5, 6, 50], "{memory:?}");
+        }
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [5, 6, 50], "{memory:?}");
+        memory.write_by_kernel(7);
+        memory.write(50, 3);
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [7, 50], "{memory:?}");
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), 0, "{memory:?}");
+        tracker.disarm(memory.range()).unwrap();
+        tracker.scan(memory.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), 64, "what is not armed counts as written: {memory:?}");
+        assert_eq!(found.ranges().collect::<Vec<_>>(), [memory.range()]);
+    }
+}

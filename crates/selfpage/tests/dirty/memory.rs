@@ -1,0 +1,154 @@
+//! Memory of each kind, a page at a time.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::ptr;
+
+pub const PAGE: usize = 4096;
+pub const HUGE: usize = 2 << 20;
+const REGION: &str = "region";
+const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+
+/// A mapping of whole pages.
+pub struct Memory {
+    kind: &'static str,
+    start: usize,
+    len: usize,
+}
+
+impl Memory {
+    pub fn anonymous(pages: usize) -> Memory {
+        Memory::map("anonymous", pages * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None).unwrap()
+    }
+
+    /// Of a memfd.
+    pub fn shared(pages: usize) -> Memory {
+        Memory::map("shared", pages * PAGE, libc::MAP_SHARED | libc::MAP_ANONYMOUS, None).unwrap()
+    }
+
+    /// Of a file on disk.
+    pub fn file(pages: usize) -> Memory {
+        let file = tempfile::tempfile_in(std::env::temp_dir()).unwrap();
+        file.set_len((pages * PAGE) as u64).unwrap();
+        Memory::map("file", pages * PAGE, libc::MAP_SHARED, Some(&file)).unwrap()
+    }
+
+    /// A region, which outlives this.
+    pub fn of(region: &selfpage::Region) -> Memory {
+        Memory { kind: REGION, start: region.as_ptr() as usize, len: region.len_bytes() }
+    }
+
+    /// With huge pages, or none where the kernel gives none.
+    pub fn huge(pages: usize) -> Option<Memory> {
+        let mut memory =
+            Memory::map("huge", pages * PAGE + HUGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None).unwrap();
+        let start = memory.start.next_multiple_of(HUGE);
+        // SAFETY: the test's own mapping; what is outside of the huge pages goes.
+        unsafe {
+            libc::munmap(memory.start as *mut _, start - memory.start);
+            libc::munmap((start + pages * PAGE) as *mut _, memory.start + HUGE - start);
+            (memory.start, memory.len) = (start, pages * PAGE);
+            libc::madvise(start as *mut _, memory.len, libc::MADV_HUGEPAGE);
+        }
+        memory.write(0, 1);
+        let mut resident = [0u8; HUGE / PAGE];
+        // SAFETY: the kernel writes a byte for each page.
+        unsafe { libc::mincore(start as *mut _, HUGE, resident.as_mut_ptr()) };
+        if resident.iter().all(|page| page & 1 == 1) {
+            return Some(memory);
+        }
+        crate::skip::skip(
+            "thp",
+            "no transparent huge pages: write madvise into /sys/kernel/mm/transparent_hugepage/enabled",
+        );
+        None
+    }
+
+    /// Of huge pages that were set aside, or none where root has not.
+    pub fn hugetlb(pages: usize) -> Option<Memory> {
+        let count = (pages * PAGE).div_ceil(HUGE);
+        let before = std::fs::read_to_string(HUGE_PAGES).unwrap_or_default();
+        if before.trim().parse::<usize>().unwrap_or(0) < count {
+            let _ = std::fs::write(HUGE_PAGES, count.to_string());
+        }
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
+        let mapped = Memory::map("hugetlb", count * HUGE, flags, None);
+        // What is mapped stays set aside until it is unmapped.
+        let _ = std::fs::write(HUGE_PAGES, before);
+        mapped.map_err(|why| crate::skip::skip("hugetlb", &format!("{why}: write {count} into {HUGE_PAGES}"))).ok()
+    }
+
+    pub fn map(kind: &'static str, len: usize, flags: i32, file: Option<&File>) -> std::io::Result<Memory> {
+        let (access, file) = (libc::PROT_READ | libc::PROT_WRITE, file.map_or(-1, AsRawFd::as_raw_fd));
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, file, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(Memory { kind, start: at as usize, len })
+    }
+
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+
+    pub fn page(&self, page: usize) -> usize {
+        assert!(page * PAGE < self.len);
+        self.start + page * PAGE
+    }
+
+    pub fn index(&self, addr: usize) -> usize {
+        (addr - self.start) / PAGE
+    }
+
+    pub fn read(&self, page: usize) -> u64 {
+        // SAFETY: mapped, and every byte of it is a number.
+        unsafe { ptr::read_volatile(self.page(page) as *const u64) }
+    }
+
+    pub fn write(&self, page: usize, value: u64) {
+        // SAFETY: mapped, and nobody holds a reference to it.
+        unsafe { ptr::write_volatile(self.page(page) as *mut u64, value) }
+    }
+
+    /// Gives madvise(2) on some pages.
+    pub fn advise(&self, pages: Range<usize>, advice: i32) {
+        // SAFETY: mapped, and nobody holds a reference to it.
+        let given = unsafe { libc::madvise(self.page(pages.start) as *mut _, pages.len() * PAGE, advice) };
+        assert_eq!(given, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// How many pages lie in swap now.
+    pub fn swapped(&self) -> usize {
+        let mut entries = vec![0u8; self.len / PAGE * 8];
+        let offset = (self.start / PAGE * 8) as u64;
+        File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entries, offset).unwrap();
+        entries.chunks(8).filter(|entry| entry[7] & 0x40 != 0).count()
+    }
+
+    /// Writes by a system call.
+    pub fn write_by_kernel(&self, page: usize) {
+        // SAFETY: mapped, and nobody else holds a reference to it.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.page(page) as *mut u8, PAGE) };
+        File::open("/dev/urandom").unwrap().read_exact(bytes).unwrap();
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} memory of {} pages", self.kind, self.len / PAGE)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.kind != REGION {
+            // SAFETY: mapped by `map`.
+            unsafe { libc::munmap(self.start as *mut _, self.len) };
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Regions whose pages come and go while they are watched.
+
+use selfpage::dirty::{Dirty, DirtyTracker};
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Kind, Region, Rights, Trap};
+
+use crate::memory::{Memory, PAGE};
+use crate::shadow::{Beyond, compare};
+use crate::{arm, pages, skip};
+
+const FRAMES: usize = 128;
+const TRAPS: [Trap; 2] = [Trap::Worker, Trap::Upcall];
+
+/// A domain, and a tracked region of so many pages.
+fn region(trap: Trap, size_pages: usize) -> Option<(Domain, Region)> {
+    let domain = match Domain::with_frames(FRAMES * PAGE).build() {
+        Ok(domain) => domain,
+        Err(why) => {
+            skip::skip("uffd", &why.to_string());
+            return None;
+        }
+    };
+    let store = MemoryStore::new(2 * (size_pages * PAGE) as u64).unwrap();
+    let region = domain.region(size_pages * PAGE).trap(trap).tracked().stored(store).unwrap();
+    Some((domain, region))
+}
+
+/// Arms at a moment when the domain brings nothing in and moves nothing out.
+fn arm_at_rest(tracker: &DirtyTracker, memory: &Memory) {
+    let mut found = Dirty::new();
+    for _ in 0..1000 {
+        arm(tracker, memory);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        tracker.scan(memory.range(), &mut found).unwrap();
+        if found.pages() == 0 {
+            return;
+        }
+    }
+    panic!("nothing was written, whether it is in core or not: {found:?}");
+}
+
+#[test]
+fn a_page_is_found_wherever_it_went_since() {
+    for trap in TRAPS {
+        let Some((_domain, region)) = region(trap, 4 * FRAMES) else { return };
+        let (tracker, memory, mut found) = (DirtyTracker::new().unwrap(), Memory::of(&region), Dirty::new());
+        tracker.scan(memory.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), 4 * FRAMES as u64, "never armed");
+        (0..4 * FRAMES).for_each(|page| memory.write(page, page as u64));
+        region.evict(0, region.len_bytes()).unwrap();
+        assert_eq!([1, 200, 90, 400].map(|page| memory.read(page)), [1, 200, 90, 400]);
+        arm_at_rest(&tracker, &memory);
+        memory.write(1, 100);
+        memory.write(200, 200);
+        region.evict(PAGE, PAGE).unwrap();
+        region.evict(200 * PAGE, PAGE).unwrap();
+        memory.write(300, 300); // In core now, and new there.
+        let check = |found: &Dirty| {
+            let pages = pages(&memory, found);
+            assert!([1, 200, 300].iter().all(|page| pages.contains(page)), "{trap:?}: {pages:?}");
+            // The domain may bring in or move out a few others on its own.
+            assert!(pages.len() < 100, "{trap:?}: {pages:?}");
+        };
+        for _ in 0..2 {
+            tracker.scan(memory.range(), &mut found).unwrap();
+            check(&found);
+        }
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        check(&found);
+        // A page that comes or goes during a scan is found by the next one too.
+        let quiet = (0..1000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+            found.pages() == 0
+        });
+        assert!(quiet, "{trap:?}: {found:?}");
+        // Holes were armed too, and pages come to them.
+        assert_eq!((memory.read(1), memory.read(50)), (100, 50));
+        memory.write(90, 5);
+        tracker.scan(memory.page(90)..memory.page(91), &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [90], "{trap:?}");
+        tracker.disarm(memory.range()).unwrap();
+        tracker.scan(memory.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), 4 * FRAMES as u64);
+    }
+}
+
+#[test]
+fn no_write_is_missed_while_pages_come_and_go() {
+    for trap in TRAPS {
+        let Some((_domain, region)) = region(trap, 4 * FRAMES) else { return };
+        compare(&DirtyTracker::new().unwrap(), &Memory::of(&region), 1, Beyond::Moved);
+    }
+}
+
+#[test]
+fn nothing_else_is_found_where_pages_stay() {
+    for trap in TRAPS {
+        let Some((_domain, region)) = region(trap, FRAMES / 2) else { return };
+        let memory = Memory::of(&region);
+        (0..FRAMES / 2).for_each(|page| memory.write(page, 1));
+        let tracker = DirtyTracker::new().unwrap();
+        arm_at_rest(&tracker, &memory); // A page is with its writer a moment before the domain has done with it.
+        compare(&tracker, &memory, 1, Beyond::Nothing);
+    }
+}
+
+#[test]
+fn discarded_pages_of_a_region_count_as_written() {
+    let Some((_domain, mut region)) = region(Trap::Worker, 2 * FRAMES) else { return };
+    let (tracker, memory, mut found) = (DirtyTracker::new().unwrap(), Memory::of(&region), Dirty::new());
+    (0..2 * FRAMES).for_each(|page| memory.write(page, 1));
+    region.evict(0, region.len_bytes()).unwrap();
+    assert_eq!(memory.read(7), 1);
+    arm_at_rest(&tracker, &memory);
+    region.discard(7 * PAGE, PAGE).unwrap();
+    region.discard(9 * PAGE, PAGE).unwrap();
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert!(found.contains(memory.page(7)) && found.contains(memory.page(9)), "{found:?}");
+}
+
+#[test]
+fn a_forked_child_has_the_region_dirty_until_it_arms() {
+    let Some((_domain, region)) = region(Trap::Worker, 2 * FRAMES) else { return };
+    let (tracker, memory, mut found) = (DirtyTracker::new().unwrap(), Memory::of(&region), Dirty::new());
+    (0..2 * FRAMES).for_each(|page| memory.write(page, 1));
+    (0..16).for_each(|page| assert_eq!(memory.read(page), 1));
+    arm(&tracker, &memory);
+    memory.write(3, 2);
+    // SAFETY: the child uses what it has and ends without the harness.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+            assert_eq!(found.pages(), 2 * FRAMES as u64);
+            memory.write(5, 2);
+            tracker.scan(memory.range(), &mut found).unwrap();
+            assert!(found.contains(memory.page(5)));
+        }));
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(right.is_err())) };
+    }
+    memory.write(7, 2);
+    let mut status = -1;
+    // SAFETY: the child is ours, and the kernel fills in the number.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "what the child found");
+    tracker.scan(memory.range(), &mut found).unwrap();
+    assert!(found.contains(memory.page(3)) && found.contains(memory.page(7)));
+}
+
+#[test]
+fn what_cannot_be_tracked_is_refused() {
+    let Some((domain, region)) = region(Trap::Worker, FRAMES) else { return };
+    let refused = domain.region(0).tracked().file("/proc/self/exe", 0, Rights::Read).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("only be read") || refused.kind() == Kind::Invalid, "{refused}");
+    let plain = domain.region(FRAMES * PAGE).zero().unwrap();
+    let tracker = DirtyTracker::new().unwrap();
+    // SAFETY: the memory is the test's.
+    let why = unsafe { tracker.arm(Memory::of(&plain).range()) }.unwrap_err();
+    assert!(why.kind() == Kind::Invalid && why.to_string().contains("region of a domain"), "{why}");
+    let range = Memory::of(&region).range();
+    let beside = Memory::anonymous(4);
+    let (start, end) = (range.start.min(beside.range().start), range.end.max(beside.range().end));
+    // SAFETY: as above.
+    assert_eq!(unsafe { tracker.arm(start..end) }.unwrap_err().kind(), Kind::Invalid);
+}

@@ -1,0 +1,120 @@
+//! Four threads write at random, beside a shadow of every write; each scan is compared with it, both ways.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use selfpage::dirty::{Dirty, DirtyTracker};
+
+use crate::memory::{HUGE, Memory, PAGE};
+use crate::{arm, tracker};
+
+const THREADS: u64 = 4;
+const SCANS: usize = 60;
+
+/// How many writes of a page began, and how many ended.
+#[derive(Default)]
+struct Shadow {
+    began: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// Ends the writers, also where a comparison fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn read(shadow: &[Shadow], of: impl Fn(&Shadow) -> &AtomicU64) -> Vec<u64> {
+    shadow.iter().map(|page| of(page).load(Ordering::SeqCst)).collect()
+}
+
+/// Of numbers that are as good as random.
+pub fn next(seed: &mut u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed
+}
+
+/// What a scan may find that nobody wrote.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Beyond {
+    Nothing,
+    /// Pages that came and went.
+    Moved,
+}
+
+/// Writes and scans, and compares: `grain` pages are written as one.
+pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Beyond) {
+    let size_pages = memory.range().len() / PAGE;
+    let shadow: Vec<Shadow> = (0..size_pages).map(|_| Shadow::default()).collect();
+    let stop = AtomicBool::new(false);
+    let of_grain = |counts: &[u64], page: usize| -> u64 {
+        counts.chunks(grain).nth(page / grain).map_or(0, |chunk| chunk.iter().sum())
+    };
+    arm(tracker, memory);
+    thread::scope(|scope| {
+        for thread in 1..=THREADS {
+            let (shadow, stop) = (&shadow, &stop);
+            scope.spawn(move || {
+                let mut seed = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(thread);
+                while !stop.load(Ordering::Relaxed) {
+                    // Most go to few pages, so that a page is written in many rounds and others in none.
+                    let page = next(&mut seed) as usize % size_pages;
+                    let page = if seed & 0x700 == 0 { page } else { page % 7 * (size_pages / 8) };
+                    shadow[page].began.fetch_add(1, Ordering::SeqCst);
+                    memory.write(page, seed);
+                    shadow[page].ended.fetch_add(1, Ordering::SeqCst);
+                    if seed & 0xf000 == 0 {
+                        thread::yield_now();
+                    }
+                }
+            });
+        }
+        let _stop = Stop(&stop);
+        let mut found = Dirty::new();
+        let (mut began_at_last, mut ended_at_last) = (vec![0; size_pages], vec![0; size_pages]);
+        for scan in 0..SCANS {
+            let ended = read(&shadow, |page| &page.ended);
+            tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+            let began = read(&shadow, |page| &page.began);
+            for page in (0..size_pages).step_by(grain) {
+                let is = found.contains(memory.page(page));
+                let must = of_grain(&ended, page) > of_grain(&began_at_last, page);
+                let may = of_grain(&began, page) > of_grain(&ended_at_last, page);
+                assert!(is || !must, "scan {scan} misses page {page} of {memory:?}");
+                assert!(
+                    !is || may || beyond == Beyond::Moved,
+                    "scan {scan} finds page {page} of {memory:?}, which nobody wrote"
+                );
+            }
+            (began_at_last, ended_at_last) = (began, ended);
+        }
+    });
+}
+
+#[test]
+fn every_write_is_found_by_traps_too() {
+    let tracker = DirtyTracker::with(selfpage::dirty::Mechanism::Traps).unwrap();
+    for memory in [Memory::anonymous(2000), Memory::shared(500)] {
+        compare(&tracker, &memory, 1, Beyond::Nothing);
+        tracker.disarm(memory.range()).unwrap();
+    }
+}
+
+#[test]
+fn every_write_is_found_and_nothing_else() {
+    let Some(tracker) = tracker() else { return };
+    for memory in [Memory::anonymous(2000), Memory::shared(2000), Memory::file(1000)] {
+        compare(&tracker, &memory, 1, Beyond::Nothing);
+    }
+    if let Some(memory) = Memory::huge(8 * HUGE / PAGE) {
+        compare(&tracker, &memory, 1, Beyond::Nothing);
+    }
+    if let Some(memory) = Memory::hugetlb(4 * HUGE / PAGE) {
+        compare(&tracker, &memory, HUGE / PAGE, Beyond::Nothing);
+    }
+}

@@ -1,0 +1,171 @@
+//! Which pages are used, as a sample shows it, on a real kernel.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Region, Sampling, Trap};
+
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+const PAGE: usize = 4096;
+
+fn domain(frames: usize) -> Option<Domain> {
+    match Domain::with_frames(frames * PAGE).build() {
+        Ok(domain) => Some(domain),
+        Err(why) => {
+            skip::skip("uffd", &why.to_string());
+            None
+        }
+    }
+}
+
+/// A region of `pages` pages, each with its own number in every word.
+fn numbered(domain: &Domain, pages: usize, trap: Trap) -> Region {
+    let store = MemoryStore::new((2 * pages * PAGE) as u64).unwrap();
+    let mut region = domain.region(pages * PAGE).trap(trap).stored(store).unwrap();
+    for (at, word) in region.as_mut_slice::<u64>().iter_mut().enumerate() {
+        *word = (at * 8 / PAGE) as u64 + 1;
+    }
+    region
+}
+
+fn word(region: &Region, page: usize) -> u64 {
+    black_box(region.as_slice::<u64>()[page * PAGE / 8])
+}
+
+#[test]
+fn pages_that_are_read_are_found_every_round_and_others_are_not() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let Some(domain) = domain(512) else { return };
+        let region = numbered(&domain, 256, trap);
+        for round in 0..3 {
+            let sample = region.sample(Sampling::Whole).unwrap();
+            let before = sample.usage().unwrap();
+            assert_eq!((before.in_core, before.sampled, before.referenced), (256, 256, 0), "round {round}");
+            for page in (0..256).step_by(2) {
+                assert_eq!(word(&region, page), page as u64 + 1);
+            }
+            for page in 0..256 {
+                assert_eq!(sample.is_referenced(page).unwrap(), Some(page % 2 == 0), "page {page} in round {round}");
+            }
+            let usage = sample.usage().unwrap();
+            assert_eq!((usage.referenced, usage.gone, usage.fetched), (128, 0, 0), "round {round}");
+            assert_eq!(usage.working_set().bytes, 128 * PAGE as u64);
+            assert_eq!(sample.referenced().unwrap().count(), 128);
+        }
+        let counts = domain.stats().counts;
+        assert_eq!(counts.fills_total, 256, "a use of a sampled page is no fill");
+        assert_eq!(counts.saves_total, 0, "a sample saves nothing");
+        assert_eq!(counts.sampled_total, 3 * 256);
+        // Workers, four at most, count when the program runs on already.
+        assert!((3 * 128 - 4..=3 * 128).contains(&counts.referenced_total), "{counts:?}");
+    }
+}
+
+#[test]
+fn writes_are_seen_and_kept() {
+    let Some(domain) = domain(512) else { return };
+    let mut region = numbered(&domain, 64, Trap::Worker);
+    let sample = region.sample(Sampling::Whole).unwrap();
+    region.as_mut_slice::<u64>()[5 * PAGE / 8] = 99;
+    assert_eq!(sample.is_referenced(5).unwrap(), Some(true));
+    assert_eq!(sample.usage().unwrap().referenced, 1);
+    // Sampled pages go to the store and come back like others.
+    drop(sample);
+    region.evict(0, 64 * PAGE).unwrap();
+    assert_eq!(word(&region, 5), 99);
+    for page in (0..64).filter(|page| *page != 5) {
+        assert_eq!(word(&region, page), page as u64 + 1);
+    }
+}
+
+#[test]
+fn a_sample_of_some_pages_brackets_the_truth() {
+    let Some(domain) = domain(2048) else { return };
+    let region = numbered(&domain, 1024, Trap::Upcall);
+    let mut inside = 0;
+    for _ in 0..20 {
+        let sample = domain.sample(Sampling::Pages(128)).unwrap();
+        (0..1024).step_by(4).for_each(|page| assert_eq!(word(&region, page), page as u64 + 1));
+        let usage = sample.usage().unwrap();
+        assert_eq!((usage.in_core, usage.sampled), (1024, 128));
+        let size = usage.working_set();
+        assert!(size.most_bytes < 1024 * PAGE as u64 / 2, "{size:?}");
+        inside += u32::from((size.least_bytes..=size.most_bytes).contains(&(256 * PAGE as u64)));
+    }
+    // 19 are to be expected; 10 or fewer once in ten thousand million times.
+    assert!(inside > 10, "{inside} of 20");
+}
+
+#[test]
+fn pinned_pages_are_no_part_and_a_later_sample_ends_the_one_before() {
+    let Some(domain) = domain(512) else { return };
+    let region = numbered(&domain, 64, Trap::Worker);
+    region.pin(0, 8 * PAGE).unwrap();
+    let first = region.sample(Sampling::Whole).unwrap();
+    assert_eq!(first.usage().unwrap().sampled, 56);
+    assert_eq!(first.is_referenced(3).unwrap(), None);
+    region.unpin(0, 8 * PAGE).unwrap();
+    // Those that nobody has used are unmapped already.
+    let second = region.sample(Sampling::Whole).unwrap();
+    assert_eq!(second.usage().unwrap().sampled, 64);
+    assert!(first.usage().unwrap_err().to_string().contains("another sample"));
+}
+
+#[test]
+fn discarded_pages_are_gone_and_flushed_ones_stay() {
+    let Some(domain) = domain(512) else { return };
+    let mut region = numbered(&domain, 64, Trap::Worker);
+    let sample = region.sample(Sampling::Whole).unwrap();
+    region.flush(0, 64 * PAGE).unwrap();
+    assert_eq!(sample.usage().unwrap().referenced, 0, "a flush is no use");
+    region.discard(0, 16 * PAGE).unwrap();
+    let usage = sample.usage().unwrap();
+    assert_eq!((usage.referenced, usage.gone), (0, 16));
+    for page in 0..64 {
+        assert_eq!(word(&region, page), if page < 16 { 0 } else { page as u64 + 1 });
+    }
+}
+
+/// Four threads count in words of their own, with fewer frames than pages, while samples are taken one after the other.
+#[test]
+fn nothing_is_lost_while_threads_run() {
+    const PAGES: usize = 400;
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let Some(domain) = domain(200) else { return };
+        let store = MemoryStore::new((4 * PAGES * PAGE) as u64).unwrap();
+        let region = domain.region(PAGES * PAGE).trap(trap).stored(store).unwrap();
+        // SAFETY: atomics may be shared, and any bits are one; the region outlives the threads.
+        let words = unsafe {
+            std::slice::from_raw_parts(region.as_ptr().cast::<AtomicU64>(), region.len_bytes() / size_of::<AtomicU64>())
+        };
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let counters: Vec<_> = (0..4)
+                .map(|me| {
+                    scope.spawn(move || {
+                        for round in 0..40u64 {
+                            for page in 0..PAGES {
+                                let before = words[page * PAGE / 8 + me].fetch_add(1, Ordering::Relaxed);
+                                assert_eq!(before, round, "thread {me}, page {page}");
+                            }
+                        }
+                    })
+                })
+                .collect();
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let usage = domain.sample(Sampling::Whole).unwrap().usage().unwrap();
+                    assert!(usage.referenced + usage.gone <= usage.sampled, "{usage:?}");
+                }
+            });
+            let counted: Vec<_> = counters.into_iter().map(|counter| counter.join()).collect();
+            done.store(true, Ordering::Relaxed);
+            counted.into_iter().for_each(|counted| counted.unwrap());
+        });
+        assert!((0..PAGES).all(|page| (0..4).all(|me| words[page * PAGE / 8 + me].load(Ordering::Relaxed) == 40)));
+        assert!(domain.stats().counts.referenced_total > 0);
+    }
+}
