@@ -574,14 +574,6 @@ impl Region {
         self.bound.region.priority.store(priority, Ordering::Relaxed);
     }
 
-    pub(crate) fn core(&self) -> &region::Region {
-        &self.bound.region
-    }
-
-    pub(crate) fn inner(&self) -> &Inner {
-        &self.life.inner
-    }
-
     /// Has faults of a part of the region go to its userfaultfd again.
     pub(crate) fn register_part(&self, start: usize, len_bytes: usize) -> Result<()> {
         let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,6 +4,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p selfpage-core --test loom --release`
 #![cfg(loom)]
 
+mod cut;
 mod holding;
 mod machine;
 mod unpopulated;

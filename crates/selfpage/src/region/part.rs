@@ -3,13 +3,22 @@
 use std::sync::Arc;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::region;
 
 use super::{ADDRESS, Bound, Region};
-use crate::domain::Life;
+use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result, pages};
 use crate::protection;
 
 impl Region {
+    pub(crate) fn core(&self) -> &region::Region {
+        &self.bound.region
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.life.inner
+    }
+
     pub(crate) fn bound(&self) -> &Arc<Bound> {
         &self.bound
     }
