@@ -28,8 +28,6 @@ pub enum Mechanism {
     /// Pages are write-protected by a userfaultfd; at the first write the kernel takes the protection off, and nobody waits.
     /// Linux 6.7.
     WriteProtection,
-    /// The kernel's soft-dirty bit. Refused so far: it cannot be cleared for a range.
-    SoftDirty,
     /// `mprotect` and a handler for `SIGSEGV`. System calls that write to a clean page fail with `EFAULT`, discarding is not
     /// noticed, a range is scanned as it was armed, and nobody writes to it while it is disarmed.
     Traps,
@@ -89,11 +87,6 @@ impl DirtyTracker {
         match mechanism {
             Mechanism::WriteProtection => Ok(DirtyTracker { protection: Some(WriteProtection::new()?) }),
             Mechanism::Traps => Ok(DirtyTracker { protection: None }),
-            Mechanism::SoftDirty => {
-                let cause = "its bits are cleared for all of the process at once, so that it cannot arm a range; use \
-                             WriteProtection or Traps";
-                Err(Error::new(Kind::Unsupported, "use", "soft-dirty", cause))
-            }
         }
     }
 
