@@ -6,6 +6,7 @@ mod doctor;
 mod heatmap;
 mod run;
 mod tour;
+mod trace;
 
 use clap::{Parser, Subcommand};
 
@@ -14,6 +15,7 @@ Examples:
   selfpage tour                   what this is about, in half a minute
   selfpage run --frames 64M -- python3 script.py
   selfpage heatmap trace -o trace.svg
+  selfpage trace trace            what happened to which page, line by line
   selfpage doctor                 whether this machine can do it, and what to change if not
   selfpage bench paging --quick   how fast it is here
 
@@ -46,6 +48,7 @@ enum Verb {
     },
     Bench(bench::Args),
     Run(run::Args),
+    Trace(trace::Args),
     Heatmap(heatmap::Args),
 }
 
@@ -55,6 +58,7 @@ fn main() {
         Verb::Doctor { json } => doctor::run(json),
         Verb::Bench(args) => bench::run(args),
         Verb::Run(args) => run::run(args),
+        Verb::Trace(args) => trace::run(&args),
         Verb::Heatmap(args) => heatmap::run(&args),
     };
     std::process::exit(status);

@@ -1,4 +1,4 @@
-//! `selfpage run --trace` and `selfpage heatmap`: what a trace has in it, and what is done with a bad one.
+//! `selfpage run --trace`, `selfpage trace` and `selfpage heatmap`: what a trace has in it, and what is done with a bad one.
 
 mod run;
 
@@ -9,6 +9,10 @@ use selfpage::trace::{Kind, RECORD_BYTES, Record, Trace};
 
 fn heatmap(trace: &Path, picture: &Path) -> Output {
     Command::new(run::tool()).arg("heatmap").arg(trace).arg("-o").arg(picture).output().unwrap()
+}
+
+fn lines(trace: &Path, form: &[&str]) -> Output {
+    Command::new(run::tool()).arg("trace").arg(trace).args(form).output().unwrap()
 }
 
 /// A program that writes 4000 pages twice in 8 MiB of frames, traced.
@@ -65,6 +69,12 @@ fn a_trace_has_what_happened_and_its_picture_is_always_the_same() {
     let sets: Vec<_> = sets.collect();
     assert!(!sets.is_empty() && sets.iter().all(|(pages, least, most)| least <= pages && pages <= most), "{sets:?}");
 
+    for form in [&[][..], &["--json"]] {
+        let printed = lines(&file, form);
+        assert!(printed.status.success(), "{}", String::from_utf8_lossy(&printed.stderr));
+        assert_eq!(printed.stdout.iter().filter(|byte| **byte == b'\n').count(), trace.records.len());
+    }
+
     let (one, other) = (directory.path().join("one.svg"), directory.path().join("other.svg"));
     for picture in [&one, &other] {
         let drawn = heatmap(&file, picture);
@@ -101,7 +111,6 @@ fn a_bad_trace_is_one_line_and_no_picture() {
         (with(8, 2), "version 2"),
         (with(16, 16), "header is damaged"),
         (with(RECORD_BYTES, 200), "no kind 200"),
-        (head, "no faults"),
     ];
     for (bytes, says) in bad {
         let file = directory.path().join("bad");
@@ -111,7 +120,19 @@ fn a_bad_trace_is_one_line_and_no_picture() {
         assert_eq!(drawn.status.code(), Some(2), "{says}: {errors}");
         assert!(errors.contains(says) && errors.lines().count() == 1, "{says}: {errors}");
         assert!(!picture.exists(), "{says}: a picture was left");
+        let printed = lines(&file, &["--json"]);
+        let errors = String::from_utf8(printed.stderr).unwrap();
+        assert_eq!((printed.status.code(), printed.stdout.len()), (Some(2), 0), "{says}: {errors}");
+        assert!(errors.contains(says) && errors.lines().count() == 1, "{says}: {errors}");
     }
+    // Without a fault there is nothing to draw, and no line to print.
+    let file = directory.path().join("head");
+    std::fs::write(&file, head).unwrap();
+    let drawn = heatmap(&file, &picture);
+    assert_eq!(drawn.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&drawn.stderr).contains("no faults") && !picture.exists());
+    let printed = lines(&file, &[]);
+    assert_eq!((printed.status.code(), printed.stdout.len()), (Some(0), 0));
     let missing = heatmap(&directory.path().join("missing"), &picture);
     assert_eq!(missing.status.code(), Some(2));
     std::fs::write(directory.path().join("whole"), &whole).unwrap();

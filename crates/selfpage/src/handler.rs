@@ -229,8 +229,8 @@ impl Region {
     /// each keeps its protection wherever it goes. Costs one call of the kernel for each run of neighbours in core.
     ///
     /// # Errors
-    /// The range is not in the region, the region may only be read, or a page cannot be unmapped for [`Protection::None`]: the
-    /// pages before it are protected then.
+    /// The range is not in the region, the region may only be read, or a page is pinned and [`Protection::None`] would unmap it:
+    /// nothing was changed. The kernel cannot change a page: the pages before it are protected then.
     ///
     /// # Source
     /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.

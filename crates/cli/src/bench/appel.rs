@@ -138,7 +138,7 @@ impl Bench for AppelLi {
         sorted.sort_by(f64::total_cmp);
         let quantiles = [("round_least", 0), ("round_p25", ROUNDS / 4), ("round_p75", ROUNDS * 3 / 4)];
         figures.extend(quantiles.map(|(name, at)| (name.to_string(), sorted[at])));
-        Ok(Sample { value: sorted[ROUNDS / 2], counts: true, figures })
+        Ok(Sample { value: sorted[ROUNDS / 2], counts: true, timing: None, figures })
     }
 }
 

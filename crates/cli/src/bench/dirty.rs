@@ -25,7 +25,6 @@ const QUESTIONS: usize = 1_000_000;
 const SYSTEMS: &[Entry] = &[
     entry("selfpage", Group::Ours, Way::Notes(Mechanism::WriteProtection)),
     entry("mprotect", Group::Kernel, Way::Notes(Mechanism::Traps)),
-    entry("soft-dirty", Group::Kernel, Way::Notes(Mechanism::SoftDirty)),
     entry("fork", Group::Kernel, Way::Fork),
 ];
 

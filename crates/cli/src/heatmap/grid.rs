@@ -122,4 +122,33 @@ mod tests {
         let many: BTreeSet<u64> = (0..100).map(|at| at * at * 100).collect();
         assert!(stretches(&many).len() <= MOST_STRETCHES);
     }
+
+    #[test]
+    fn faults_are_counted_where_and_when_they_were() {
+        let mut bytes = b"SELFPGTR\x01\0\0\0\0\x10\0\0\x20\0\0\0\x01\0\0\0".to_vec();
+        bytes.extend_from_slice(&[0; 8]);
+        let mut put = |kind: u8, time_ns: u64, page: u64, value: u64| {
+            bytes.extend_from_slice(&[kind, 0, 0, 0, 0, 0, 0, 0]);
+            [time_ns, page, value].iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+        };
+        let end_ns = COLUMNS as u64 * 10 - 1;
+        put(64, 0, 1000, 10);
+        put(64, 0, 9000, 10);
+        put(1, 0, 1000, 0);
+        put(2, 5, 1000, 0);
+        put(3, 10, 1009, 0);
+        put(4, end_ns, 9003, 0);
+        // No faults.
+        put(7, end_ns, 1000, 0);
+        put(6, end_ns, 5000, 0);
+        let grid = Grid::of(&Trace::parse(&bytes).unwrap()).unwrap();
+        let pages: Vec<_> = grid.stretches.iter().map(|stretch| stretch.pages.clone()).collect();
+        assert_eq!(pages, [1000..1010, 9003..9004]);
+        assert_eq!((grid.faults, grid.most, grid.end_ns), (4, 2, end_ns));
+        let lit = grid.cells.iter().enumerate().flat_map(|(row, cells)| {
+            cells.iter().enumerate().filter(|cell| *cell.1 > 0).map(move |(column, count)| (row, column, *count))
+        });
+        let last = grid.stretches[1].rows.start;
+        assert_eq!(lit.collect::<Vec<_>>(), [(0, 0, 2), (9, 1, 1), (last, COLUMNS - 1, 1)]);
+    }
 }

@@ -67,8 +67,14 @@ type Claimed = (PageNo, Frame, Wishes);
 /// Normal, outside the gate; also in a handler of the program's, which runs outside of everything.
 ///
 /// # Errors
-/// The first page that could not be, and why: pages before it are protected, and it and those after it are as they were.
+/// The first page that could not be, and why. A pinned page is found before anything is changed, unless it is pinned meanwhile; else
+/// pages before it are protected, and it and those after it are as they were.
 pub fn protect(domain: &DomainState, range: PageRange, protection: Protection) -> Result<(), (PageNo, Unprotected)> {
+    if protection == Protection::None
+        && let Some(page) = first_pinned(domain, range)
+    {
+        return Err((page, Unprotected::Pinned));
+    }
     match range.count as usize <= FEW {
         true => protect_with_room::<FEW>(domain, range, protection),
         false => protect_with_room::<STRETCH>(domain, range, protection),
@@ -103,6 +109,12 @@ fn protect_with_room<const ROOM: usize>(
         at = if next == at { at.plus(1) } else { next };
     }
     Ok(())
+}
+
+fn first_pinned(domain: &DomainState, range: PageRange) -> Option<PageNo> {
+    let _inside = domain.gate.enter(domain.mmu);
+    let region = domain.regions.find(range.first)?;
+    range.pages().find(|page| region.word(*page).is_some_and(|word| word.load().pins() > 0))
 }
 
 /// How `page` is protected now. `None`: it is in no region.

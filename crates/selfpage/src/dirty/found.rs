@@ -88,6 +88,17 @@ impl Dirty {
         }
     }
 
+    /// Adds pages in any order to what a scan of `range` found.
+    pub(super) fn join(&mut self, more: &[Range<usize>], range: &Range<usize>) {
+        if more.is_empty() {
+            return;
+        }
+        more.iter().for_each(|pages| self.mark(pages.clone()));
+        self.ranges.clear();
+        self.pages = 0;
+        self.end(range);
+    }
+
     /// Makes ranges of what was marked in a scan of `range`.
     pub(super) fn end(&mut self, range: &Range<usize>) {
         let page_at = |page: usize| range.start + page * PAGE_BYTES;

@@ -7,6 +7,7 @@
 
 mod found;
 mod protection;
+mod registered;
 mod tracked;
 mod traps;
 
@@ -28,8 +29,6 @@ pub enum Mechanism {
     /// Pages are write-protected by a userfaultfd; at the first write the kernel takes the protection off, and nobody waits.
     /// Linux 6.7.
     WriteProtection,
-    /// The kernel's soft-dirty bit. Refused so far: it cannot be cleared for a range.
-    SoftDirty,
     /// `mprotect` and a handler for `SIGSEGV`. System calls that write to a clean page fail with `EFAULT`, discarding is not
     /// noticed, a range is scanned as it was armed, and nobody writes to it while it is disarmed.
     Traps,
@@ -38,7 +37,8 @@ pub enum Mechanism {
 /// Tells which pages of a range were written since it was armed.
 ///
 /// What counts as written: a page that anybody in this process wrote to, system calls included; a page whose contents were
-/// discarded; a mapping that was put over a part of the range; after a fork, in the child, everything until the child arms it.
+/// discarded; a mapping that was put over a part of the range; a page in a buffer that is registered with an io_uring of this process,
+/// at every scan; after a fork, in the child, everything until the child arms it.
 /// What does not: a hole that nobody touched, reading, a page that was swapped out or moved by the kernel.
 ///
 /// A huge page is written as a whole where the kernel keeps it whole: always with hugetlb; a transparent one is split by the
@@ -89,11 +89,6 @@ impl DirtyTracker {
         match mechanism {
             Mechanism::WriteProtection => Ok(DirtyTracker { protection: Some(WriteProtection::new()?) }),
             Mechanism::Traps => Ok(DirtyTracker { protection: None }),
-            Mechanism::SoftDirty => {
-                let cause = "its bits are cleared for all of the process at once, so that it cannot arm a range; use \
-                             WriteProtection or Traps";
-                Err(Error::new(Kind::Unsupported, "use", "soft-dirty", cause))
-            }
         }
     }
 
@@ -124,14 +119,19 @@ impl DirtyTracker {
     /// Finds the pages of `range` that were written since they were armed. A part that was never armed counts as written.
     ///
     /// # Errors
-    /// `Invalid`: as for [`DirtyTracker::arm`].
+    /// `Invalid`: as for [`DirtyTracker::arm`]. Any other: nothing is known, and nothing has changed.
     pub fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan", &range)?;
-        let Some(protection) = &self.protection else { return traps::scan(range, found) };
-        match tracked::region("scan", &range)? {
-            Some(region) => protection.scan_region(&region, range, Afterwards::Leave, found),
-            None => protection.scan(range, found),
-        }
+        let registered = registered::within(&range)?;
+        match &self.protection {
+            None => traps::scan(range.clone(), found),
+            Some(protection) => match tracked::region("scan", &range)? {
+                Some(region) => protection.scan_region(&region, range.clone(), Afterwards::Leave, found),
+                None => protection.scan(range.clone(), found),
+            },
+        }?;
+        found.join(&registered, &range);
+        Ok(())
     }
 
     /// As [`DirtyTracker::scan`], and what was found is clean again. Each write is found by this call or by a later one.
@@ -140,11 +140,17 @@ impl DirtyTracker {
     /// As for [`DirtyTracker::arm`].
     pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan and re-arm", &range)?;
-        let Some(protection) = &self.protection else { return traps::scan_and_rearm(range, found) };
-        match tracked::region("scan and re-arm", &range)? {
-            Some(region) => protection.scan_region(&region, range, Afterwards::Protect, found),
-            None => protection.scan_and_rearm(range, found),
-        }
+        // First: after a scan in vain everything would have to count as written.
+        let registered = registered::within(&range)?;
+        match &self.protection {
+            None => traps::scan_and_rearm(range.clone(), found),
+            Some(protection) => match tracked::region("scan and re-arm", &range)? {
+                Some(region) => protection.scan_region(&region, range.clone(), Afterwards::Protect, found),
+                None => protection.scan_and_rearm(range.clone(), found),
+            },
+        }?;
+        found.join(&registered, &range);
+        Ok(())
     }
 
     /// Ends what [`DirtyTracker::arm`] began; the range counts as written afterwards.

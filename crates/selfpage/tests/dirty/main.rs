@@ -4,6 +4,7 @@ mod bad;
 mod kinds;
 mod memory;
 mod regions;
+mod registered;
 mod shadow;
 #[path = "../../../../tests/skip.rs"]
 mod skip;

@@ -86,6 +86,13 @@ fn regions_without_a_store_can_be_protected_too() {
         }
         assert_eq!((read(&region, 1), read(&region, 2)), (13, 0), "{name}");
 
+        // One page that must stay mapped, and nothing is changed.
+        region.protect(0, 8 * PAGE, Protection::ReadWrite).unwrap();
+        region.pin(5 * PAGE, PAGE).unwrap();
+        assert_eq!(region.protect(0, 8 * PAGE, Protection::None).unwrap_err().kind(), selfpage::Kind::Held, "{name}");
+        assert_eq!(region.protection(0).unwrap(), Protection::ReadWrite, "{name}");
+        region.unpin(5 * PAGE, PAGE).unwrap();
+
         let pinned = domain.region(4 * PAGE).trap(trap).handler(unprotect).pinned().unwrap();
         pinned.protect(0, PAGE, Protection::Read).unwrap();
         write(&pinned, 0, 5);
@@ -174,8 +181,9 @@ fn four_threads_share_protected_pages() {
             unprotect(fault)
         });
         for round in 0..20u64 {
-            region.protect(0, 256 * PAGE, Protection::Read).unwrap();
+            // Before: a thread that was let go by another's answer has its own fault told late, perhaps of this round's page.
             let before = asked.load(SeqCst);
+            region.protect(0, 256 * PAGE, Protection::Read).unwrap();
             std::thread::scope(|scope| {
                 for thread in 0..4 {
                     let region = &region;
@@ -189,7 +197,7 @@ fn four_threads_share_protected_pages() {
                 }
             });
             let all = asked.load(SeqCst) - before;
-            assert!((256..=1024).contains(&all), "{name}: {all}");
+            assert!((256..=1024 + 4).contains(&all), "{name}: {all}");
         }
         let words = region.as_slice::<u64>();
         assert!(
