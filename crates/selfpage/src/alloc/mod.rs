@@ -23,20 +23,24 @@
 //! ```
 #![allow(unsafe_code)]
 
+pub mod batch;
 mod block;
 mod cache;
 mod culprit;
 pub mod fork;
 mod frames;
+mod grow_vec;
 mod lock;
 mod pages;
 mod reservation;
 mod retention;
+mod run;
 mod slot;
 mod stats;
 
 pub use block::{
-    allocate, allocate_zeroed, block_around, decay, free, resize, resize_in_place, set_retention, stats, trim,
-    usable_bytes,
+    allocate, allocate_zeroed, block_around, decay, exchange, free, owns, resize, resize_in_place, set_retention,
+    stats, trim, usable_bytes,
 };
+pub use grow_vec::{GrowVec, IntoIter, OutOfMemory};
 pub use stats::{Counts, Stats};
