@@ -13,7 +13,7 @@
 //! let mut items = vec![None; 100_000];
 //! assert_eq!(batch::allocate(&Blocks, 48, 16, &mut items), 100_000);
 //! // SAFETY: the items are ours, and nobody uses them any more.
-//! unsafe { batch::free(&Blocks, &mut items) };
+//! unsafe { batch::free(&Blocks, &items) };
 //! ```
 
 use std::ptr::NonNull;
@@ -138,17 +138,11 @@ pub unsafe fn resize(heap: &impl Heap, items: &mut [Item], len_bytes: usize) -> 
     items.len()
 }
 
-/// Frees all items, in any order, and leaves `None` in their places. A pointer that is no item ends the process.
+/// Frees all items, in any order. Places that are `None` are passed over. A pointer that is no item ends the process.
 ///
 /// # Safety
 /// *slot-held*: the items are the caller's, came from a batch of this `heap` or from it, and nobody uses them any more.
-pub unsafe fn free(heap: &impl Heap, items: &mut [Item]) {
-    // SAFETY: slot-held: passed on from our caller.
-    unsafe { free_all(heap, items) };
-    items.fill(None);
-}
-
-unsafe fn free_all(heap: &impl Heap, mut items: &[Item]) {
+pub unsafe fn free(heap: &impl Heap, mut items: &[Item]) {
     while let [first, rest @ ..] = items {
         let Some(item) = *first else {
             items = rest;

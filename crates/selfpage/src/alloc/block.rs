@@ -233,6 +233,11 @@ pub fn set_retention(bytes: Option<usize>) {
 
 /// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks. Returns how many bytes went.
 pub fn trim(keep_bytes: usize) -> usize {
+    give_back(keep_bytes, frames::drop_frames)
+}
+
+/// By `give`, which says whether the range reads as zeros afterwards.
+fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool) -> usize {
     let mut went = 0;
     loop {
         let mut pages = PAGES.take();
@@ -240,9 +245,29 @@ pub fn trim(keep_bytes: usize) -> usize {
         let Some(surplus) = pages.surplus(kept.saturating_sub(keep_bytes)) else { return went };
         drop(pages);
         // SAFETY: slot-held: the end of a free slot, which is ours until `dropped`.
-        let gone = unsafe { frames::drop_frames(surplus.addr, surplus.len_bytes) };
+        let gone = unsafe { give(surplus.addr, surplus.len_bytes) };
         PAGES.take().dropped(surplus, gone);
         went += surplus.len_bytes;
+    }
+}
+
+/// How short memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Severity {
+    /// Some wait for it.
+    Some,
+    /// It has been short for a while.
+    Full,
+}
+
+/// Gives back frames because memory is short: half of those kept, which the kernel takes when it likes; or all of them, now. Returns
+/// how many bytes.
+pub fn relieve(severity: Severity) -> usize {
+    let kept = stats();
+    let kept = kept.retained_bytes - kept.live_bytes;
+    match severity {
+        Severity::Some => give_back(kept / 2, frames::free_frames),
+        Severity::Full => give_back(0, frames::drop_frames),
     }
 }
 

@@ -30,8 +30,10 @@ mod culprit;
 pub mod fork;
 mod frames;
 mod grow_vec;
+pub mod keeper;
 mod lock;
 mod pages;
+mod pressure;
 mod reservation;
 mod retention;
 mod run;
@@ -39,8 +41,8 @@ mod slot;
 mod stats;
 
 pub use block::{
-    allocate, allocate_zeroed, block_around, decay, exchange, free, owns, resize, resize_in_place, set_retention,
-    stats, trim, usable_bytes,
+    Severity, allocate, allocate_zeroed, block_around, decay, exchange, free, owns, relieve, resize, resize_in_place,
+    set_retention, stats, trim, usable_bytes,
 };
 pub use grow_vec::{GrowVec, IntoIter, OutOfMemory};
 pub use stats::{Counts, Stats};

@@ -189,6 +189,7 @@ impl Pages {
         let Some(reservation) = &mut self.reservation else { crate::die("a slot without a reservation") };
         let addr = reservation.addr(id);
         let slot = reservation.slot_mut(id);
+        self.counts.cold_bytes += len_bytes.saturating_sub(slot.framed_bytes) as u64;
         let given = Given { addr, dirty_bytes: slot.dirty_bytes, framed_bytes: slot.framed_bytes };
         slot.len_bytes = len_bytes;
         slot.holder = Holder::Block;
@@ -423,6 +424,39 @@ impl Pages {
         self.counts.moved += 1;
         self.free(id);
         Some(given.addr)
+    }
+
+    /// A free slot to fill with frames, at most `bytes` of them and no more than the bound leaves. [`Pages::end_reserve`] must follow.
+    pub(super) fn begin_reserve(&mut self, bytes: usize) -> Option<Surplus> {
+        let bound = self.retention.bound_bytes().saturating_sub(self.retention.framed_bytes);
+        let len_bytes = bytes.min(bound) / TABLE_BYTES * TABLE_BYTES;
+        let (reservation, cache) = self.ready()?;
+        let rank = reservation.rank_for(len_bytes)?.max(FIRST_LARGE);
+        let id = match cache.bare(rank) {
+            Some(id) => {
+                cache.remove(reservation, id);
+                id
+            }
+            None => reservation.fresh(rank)?,
+        };
+        if len_bytes == 0 || !reservation.open(id, len_bytes) {
+            cache.put(reservation, id);
+            return None;
+        }
+        reservation.slot_mut(id).holder = Holder::Worker;
+        let addr = reservation.addr(id);
+        self.workers += 1;
+        self.retention.framed_bytes += len_bytes;
+        Some(Surplus { id, addr, len_bytes })
+    }
+
+    /// Puts the slot into the cache that was filled with frames.
+    pub(super) fn end_reserve(&mut self, reserve: Surplus) {
+        let Some(reservation) = &mut self.reservation else { return };
+        self.workers -= 1;
+        let slot = reservation.slot_mut(reserve.id);
+        (slot.holder, slot.framed_bytes, slot.freed_at) = (Holder::Nobody, reserve.len_bytes, self.frees);
+        self.cache.put(reservation, reserve.id);
     }
 
     /// The next frames that are to be dropped, if `bytes` of them are too many. [`Pages::dropped`] must follow.
