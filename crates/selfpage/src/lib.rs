@@ -68,6 +68,8 @@ mod guides {
     struct Stores;
     #[doc = include_str!("../../../docs/monitoring.md")]
     struct Monitoring;
+    #[doc = include_str!("../../../docs/allocator.md")]
+    struct Allocator;
 }
 
 /// The end, where tables no longer make sense.
