@@ -33,6 +33,15 @@ fn a_quarter_more_than_was_live_is_kept_at_most() {
             let resident = resident_bytes() - before;
             assert!(resident <= (64 << 20) / 4 * 5 + (4 << 20), "{} MiB after {len_mib}", resident >> 20);
         }
+        // Small blocks can take over nothing of what is kept for large ones, which has to go.
+        let len_bytes = (1 << 20) - 4096;
+        let small: Vec<_> = (0..64).map(|_| alloc::allocate(len_bytes, 1).unwrap()).collect();
+        // SAFETY: ours, and this long.
+        small.iter().for_each(|block| unsafe { block.write_bytes(1, len_bytes) });
+        let resident = resident_bytes() - before;
+        assert!(resident <= (64 << 20) / 4 * 5 + (4 << 20), "{} MiB with small blocks", resident >> 20);
+        // SAFETY: ours, and gone afterwards.
+        small.into_iter().for_each(|block| unsafe { alloc::free(block) });
         assert!(resident_bytes() - before >= 60 << 20, "nothing is kept");
         alloc::trim(0);
         assert!(resident_bytes() - before < 8 << 20, "trim left {}", resident_bytes() - before);

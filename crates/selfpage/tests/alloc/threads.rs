@@ -98,6 +98,9 @@ fn forks_in_a_storm_leave_both_sides_right() {
                 // SAFETY: the child calls nothing but the allocator and `_exit`.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
+                    // A lock that nobody gives back would hold it for ever.
+                    // SAFETY: a call without pointers.
+                    unsafe { libc::alarm(120) };
                     mine.iter().for_each(Marked::check);
                     let mut grown = Marked::new(100_000, 9);
                     grown.resize(30 << 20);
