@@ -9,9 +9,6 @@ use super::culprit::Culprit;
 /// What items are aligned to at least.
 const GRANULE_BYTES: usize = 16;
 const BITS: usize = 64;
-/// So many addresses do not stay in the caches anyway: they are written to memory without reading it first.
-#[cfg(target_arch = "x86_64")]
-const PAST_CACHES: usize = 1 << 18;
 
 /// The header, at the beginning of the block; a bit for each item that was freed follows, then the items.
 #[repr(C)]
@@ -162,17 +159,6 @@ impl Run {
 /// Notes the addresses of items that follow each other.
 fn note(items: &mut [Option<NonNull<u8>>], first: usize, item_bytes: usize) {
     let mut addr = first;
-    #[cfg(target_arch = "x86_64")]
-    if items.len() >= PAST_CACHES {
-        use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
-        for item in items {
-            // SAFETY: run-alive: an item of the run just carved, and a place of the caller's that is as long as a word.
-            unsafe { _mm_stream_si64((&raw mut *item).cast(), addr as i64) };
-            addr += item_bytes;
-        }
-        // SAFETY: run-alive: orders the writes above before all that follows.
-        return unsafe { _mm_sfence() };
-    }
     for item in items {
         *item = NonNull::new(addr as *mut u8);
         addr += item_bytes;
