@@ -20,6 +20,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod alloc;
 mod arena;
 mod config;
 mod descriptors;
@@ -82,6 +83,8 @@ mod guides {
     struct Handlers;
     #[doc = include_str!("../../../docs/dirty.md")]
     struct DirtyPages;
+    #[doc = include_str!("../../../docs/allocator.md")]
+    struct Allocator;
 }
 
 /// The end, where tables no longer make sense.

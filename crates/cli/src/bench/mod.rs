@@ -6,6 +6,7 @@
 //! [`Bench`](job::Bench); to add a system, implement [`System`](system::System) and give the bench an entry.
 
 mod access;
+mod allocation;
 mod appel;
 mod case;
 mod cgroup;
@@ -58,6 +59,10 @@ static BENCHES: &[&dyn Bench] = &[
     &gcbench::Gcbench,
     #[cfg(feature = "guest")]
     &guest::Guest,
+    &allocation::page_alloc::PageAlloc,
+    &allocation::resize::Resize,
+    &allocation::exchange::Exchange,
+    &allocation::batch::Batch,
 ];
 
 const EXAMPLES: &str = "\
@@ -70,6 +75,7 @@ Examples:
   selfpage bench gcbench --quick                          the Boehm collector on our dirty bits, if it is installed
   selfpage bench guest --quick                            a closure on page tables of its own; needs /dev/kvm
   selfpage bench snapshot                                 one instant of memory into a file, and fork; needs 3 GiB
+  selfpage bench page-alloc                               what blocks of memory cost; also realloc, exchange, batch
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk

@@ -5,11 +5,13 @@ use std::path::Path;
 use selfpage_collector::Writes;
 use selfpage_collector::gcbench::Lists;
 
+use super::allocation::Preload;
 use super::appel;
 use super::case::Case;
 use super::dirty::Way;
 use super::error::Error;
 use super::raw::Memory;
+use super::raw::blocks::Source;
 use super::sizes::Sizes;
 use super::snapshot::Taker;
 use super::tables::{Took, Work};
@@ -78,6 +80,10 @@ pub enum Group {
     Raw,
     /// Writes noticed by mprotect and signals.
     Mprotect,
+    /// The C library's `malloc`.
+    Glibc,
+    /// Another `malloc`.
+    Malloc,
     /// The kernel's own way: its first-touch fault, its map of pages that exist; a collector that knows of no writes.
     Kernel,
 }
@@ -113,6 +119,13 @@ pub enum Drive {
     Closure,
     /// By a snapshot of memory that a thread writes to.
     Snapshot(Taker),
+    /// By allocating.
+    Allocator {
+        /// Where blocks come from.
+        source: Source,
+        /// What is preloaded for that.
+        preload: Option<Preload>,
+    },
 }
 
 /// One system of a bench.
