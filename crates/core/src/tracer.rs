@@ -92,12 +92,12 @@ const fn low(value: u64, bits: u32) -> u64 {
 
 impl Tracer {
     /// Nobody traces.
-    pub const fn off() -> Tracer {
+    pub fn off() -> Tracer {
         Tracer { ring: None, began_ns: AtomicU64::new(0), dropped: AtomicU64::new(0) }
     }
 
     /// A trace that begins at `began_ns` and may be as far behind as `ring` has places.
-    pub const fn over(ring: Ring, began_ns: u64) -> Tracer {
+    pub fn over(ring: Ring, began_ns: u64) -> Tracer {
         Tracer { ring: Some(ring), began_ns: AtomicU64::new(began_ns), dropped: AtomicU64::new(0) }
     }
 
