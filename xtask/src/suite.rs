@@ -102,7 +102,19 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
 
     let mut plans = vec![
         take("format", 2, [cargo(root, "fmt --all -- --check"), rustfmt]),
-        take("clippy", 15, [cargo(root, "clippy --workspace --all-targets -- -D warnings")]),
+        // `--all-targets` leaves out the tests that run in release alone.
+        take(
+            "clippy",
+            15,
+            [
+                cargo(root, "clippy --workspace --all-targets -- -D warnings"),
+                cargo(
+                    root,
+                    "clippy -p selfpage-core --test sim --test states --test layouts --test capability -- -D warnings",
+                ),
+                cargo(root, "clippy -p selfpage --test storm -- -D warnings"),
+            ],
+        ),
         take("style", 2, [check("style")]),
         take("link", 10, [check("link")]),
         // What tests of whole programs start, in the profile that they start it in.

@@ -11,8 +11,9 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 use crate::dice;
 
 const STACK_BYTES: usize = 512 << 10;
-/// More yields than any run needs: whoever gets here turns in circles.
-const MOST_YIELDS: u64 = 4_000_000;
+/// More yields than any run needs: whoever gets here turns in circles. Most take some thousands; a few, in which most saves fail while
+/// snapshots want frames, five million.
+const MOST_YIELDS: u64 = 40_000_000;
 /// What a yield costs in simulated time.
 const YIELD_NS: u64 = 50;
 
