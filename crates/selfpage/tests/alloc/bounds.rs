@@ -1,5 +1,8 @@
 //! How much is kept, and that it is given back.
 
+use std::io::Write;
+use std::time::{Duration, Instant};
+
 use selfpage::alloc::{self, Severity};
 
 use crate::own_process;
@@ -78,5 +81,31 @@ fn the_peak_is_forgotten_when_it_is_long_ago() {
         use_up(64 << 20);
         (0..200).for_each(|_| alloc::decay());
         assert_eq!(kept(), 0);
+    });
+}
+
+#[test]
+fn the_keeper_gives_back_when_told_that_memory_is_short() {
+    own_process::run("bounds::the_keeper_gives_back_when_told_that_memory_is_short", || {
+        let path = std::env::temp_dir().join(format!("selfpage-keeper-{}", std::process::id()));
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a string that ends in zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        // SAFETY: the process has no other thread that looks at its environment.
+        unsafe { std::env::set_var("MEMORY_PRESSURE_WATCH", &path) };
+        let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        pipe.write_all(b"x").unwrap();
+        use_up(512 << 20);
+        assert!(alloc::keeper::pays());
+        alloc::keeper::start().unwrap();
+        assert!(!alloc::keeper::pays());
+        let begin = Instant::now();
+        while kept() == 512 << 20 {
+            assert!(begin.elapsed() < Duration::from_secs(120), "nothing was given back");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // Half, at once: what is forgotten each second is less.
+        assert!(kept() <= 256 << 20, "{} MiB are kept", kept() >> 20);
+        std::fs::remove_file(path).unwrap();
     });
 }
