@@ -7,7 +7,7 @@ pub struct Stats {
     pub live_bytes: usize,
     /// Bytes that may have frames: those of blocks, as if all had been touched, and those that are kept for later.
     pub retained_bytes: usize,
-    /// The most that was live lately; [`Stats::retained_bytes`] stays within 1.25 times that.
+    /// The most that was live lately. The cache is given back until [`Stats::retained_bytes`] is within 1.25 times that.
     pub peak_bytes: usize,
     /// And since when: counts.
     pub counts: Counts,
