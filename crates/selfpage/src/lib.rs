@@ -20,6 +20,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod alloc;
 mod arena;
 mod config;
 mod descriptors;

@@ -10,6 +10,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/core/src/page", "the page word's lower half"),
     ("crates/core/src/region", "regions and pagers that the library keeps alive: the map holds their addresses"),
     ("crates/core/src/tables", "page tables in memory that the program supplies"),
+    ("crates/selfpage/src/alloc", "blocks of memory: what is under an allocator has only addresses"),
     ("crates/selfpage/src/arena", "the mappings that core's tables are carved from"),
     ("crates/selfpage/src/pool", "the mapping of a domain's frames"),
     ("crates/selfpage/src/region", "the mappings of regions, and typed views of them"),

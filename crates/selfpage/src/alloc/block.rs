@@ -1,0 +1,213 @@
+//! Blocks: allocated, freed, resized, asked about.
+
+use std::ptr::NonNull;
+
+use selfpage_core::addr::PAGE_BYTES;
+
+use super::culprit::Culprit;
+use super::frames;
+use super::lock::{Held, Lock};
+use super::pages::{Given, Pages};
+use super::reservation::LEAST_ROOM;
+use super::stats::Stats;
+
+/// All of the allocator.
+pub(super) static PAGES: Lock<Pages> = Lock::new(Pages::new());
+
+/// Blocks shorter than this get their frames in one go when there are none for them, instead of a fault for each page.
+const POPULATED_BYTES: usize = 4 * LEAST_ROOM;
+
+/// The longest block.
+const MOST_BYTES: usize = isize::MAX as usize - PAGE_BYTES;
+
+/// Whole pages for `len_bytes`, at least one.
+fn whole_pages(len_bytes: usize) -> Option<usize> {
+    (len_bytes <= MOST_BYTES).then(|| len_bytes.max(1).next_multiple_of(PAGE_BYTES))
+}
+
+/// Allocates at least `len_bytes`, rounded up to whole pages, at a multiple of `align_bytes` (a power of two, at most 1 GiB) and
+/// of the page size. The contents are anything: what an earlier block held, or zeros.
+///
+/// `None`: no memory, or a length or an alignment that cannot be.
+///
+/// # Context
+/// Any but a trap's. Allocates nothing elsewhere, so an allocator may stand on it; may be called before main and after exit.
+#[inline]
+pub fn allocate(len_bytes: usize, align_bytes: usize) -> Option<NonNull<u8>> {
+    let given = allocate_given(len_bytes, align_bytes)?;
+    NonNull::new(given.addr as *mut u8)
+}
+
+/// As [`allocate`], and all of it holds zeros: cleared, where it is not known to.
+///
+/// # Context
+/// As for [`allocate`].
+pub fn allocate_zeroed(len_bytes: usize, align_bytes: usize) -> Option<NonNull<u8>> {
+    let given = allocate_given(len_bytes, align_bytes)?;
+    let block = NonNull::new(given.addr as *mut u8)?;
+    let dirty_bytes = given.dirty_bytes.min(whole_pages(len_bytes)?);
+    // SAFETY: slot-held: a new block, longer than this, which nobody else knows of.
+    unsafe { block.write_bytes(0, dirty_bytes) };
+    Some(block)
+}
+
+#[inline]
+fn allocate_given(len_bytes: usize, align_bytes: usize) -> Option<Given> {
+    let len_bytes = whole_pages(len_bytes)?;
+    if !align_bytes.is_power_of_two() {
+        return None;
+    }
+    let mut pages = PAGES.take();
+    let given = pages.allocate(len_bytes, align_bytes)?;
+    settle(pages);
+    if given.framed_bytes < len_bytes && len_bytes <= POPULATED_BYTES {
+        frames::populate(given.addr + given.framed_bytes, len_bytes - given.framed_bytes);
+    }
+    Some(given)
+}
+
+/// Drops what is too many, without the lock, and gives the lock back.
+#[inline]
+fn settle(pages: Held<'static, Pages>) {
+    let excess = pages.retention.excess_bytes();
+    if excess != 0 {
+        drop_excess(pages);
+    }
+}
+
+#[cold]
+fn drop_excess(mut pages: Held<'static, Pages>) {
+    loop {
+        let excess = pages.retention.excess_bytes();
+        let Some(surplus) = pages.surplus(excess) else { return };
+        drop(pages);
+        // SAFETY: slot-held: the end of a free slot, which is ours until `dropped`.
+        let gone = unsafe { frames::drop_frames(surplus.addr, surplus.len_bytes) };
+        pages = PAGES.take();
+        pages.dropped(surplus, gone);
+    }
+}
+
+/// Frees a block. Its frames are kept for the next, within the bound.
+///
+/// A pointer that is no block ends the process, with a line that says what it is.
+///
+/// # Context
+/// As for [`allocate`].
+///
+/// # Safety
+/// *slot-held*: `block` came from this allocator and nobody uses it any more.
+#[inline]
+pub unsafe fn free(block: NonNull<u8>) {
+    let addr = block.as_ptr() as usize;
+    let mut pages = PAGES.take();
+    match pages.block(addr) {
+        Ok(id) => pages.free(id),
+        Err(culprit) => blame(pages, culprit, "free", addr),
+    }
+    settle(pages);
+}
+
+#[cold]
+fn blame(pages: Held<'static, Pages>, culprit: Culprit, call: &str, addr: usize) -> ! {
+    drop(pages);
+    culprit.die(call, addr)
+}
+
+/// Makes a block `len_bytes` long, where it is or elsewhere, and returns where it is now. Its contents stay as far as the
+/// shorter of the two lengths; what is new holds anything. Frames move, not bytes.
+///
+/// `None`: no memory, and the block is as it was.
+///
+/// # Context
+/// As for [`allocate`].
+///
+/// # Safety
+/// *slot-held*: as for [`free`], where the block moves.
+pub unsafe fn resize(block: NonNull<u8>, len_bytes: usize) -> Option<NonNull<u8>> {
+    let len_bytes = whole_pages(len_bytes)?;
+    let addr = block.as_ptr() as usize;
+    let mut pages = PAGES.take();
+    let id = match pages.block(addr) {
+        Ok(id) => id,
+        Err(culprit) => blame(pages, culprit, "realloc", addr),
+    };
+    let now = if pages.resize_in_place(id, len_bytes) { addr } else { pages.relocate(id, len_bytes)? };
+    settle(pages);
+    NonNull::new(now as *mut u8)
+}
+
+/// As [`resize`], but only where the block is. False: it is as it was.
+///
+/// # Context
+/// As for [`allocate`].
+///
+/// # Safety
+/// *slot-held*: the block is the caller's, and nobody uses what is cut off.
+pub unsafe fn resize_in_place(block: NonNull<u8>, len_bytes: usize) -> bool {
+    let Some(len_bytes) = whole_pages(len_bytes) else { return false };
+    let addr = block.as_ptr() as usize;
+    let mut pages = PAGES.take();
+    let id = match pages.block(addr) {
+        Ok(id) => id,
+        Err(culprit) => blame(pages, culprit, "realloc", addr),
+    };
+    let done = pages.resize_in_place(id, len_bytes);
+    settle(pages);
+    done
+}
+
+/// How long a block is, in whole pages. `None`: `block` is none.
+pub fn usable_bytes(block: NonNull<u8>) -> Option<usize> {
+    let pages = PAGES.take();
+    pages.block(block.as_ptr() as usize).ok().map(|id| pages.len_bytes(id))
+}
+
+/// Where the block begins that `addr` is in, and how long it is. `None`: it is in no block.
+pub fn block_around(addr: usize) -> Option<(NonNull<u8>, usize)> {
+    let (start, len_bytes) = PAGES.take().around(addr)?;
+    Some((NonNull::new(start as *mut u8)?, len_bytes))
+}
+
+/// What the allocator has, and what it has done.
+pub fn stats() -> Stats {
+    let pages = PAGES.take();
+    let retention = &pages.retention;
+    Stats {
+        live_bytes: retention.live_bytes,
+        retained_bytes: retention.framed_bytes,
+        peak_bytes: retention.peak_bytes,
+        counts: pages.counts,
+    }
+}
+
+/// Keeps at most `bytes` of frames beside those of blocks, from now on; `None`: as many as a quarter of the most that was live
+/// lately beyond that. Gives back what is too many.
+pub fn set_retention(bytes: Option<usize>) {
+    let mut pages = PAGES.take();
+    pages.retention.keep_bytes = bytes;
+    settle(pages);
+}
+
+/// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks. Returns how many bytes went.
+pub fn trim(keep_bytes: usize) -> usize {
+    let mut went = 0;
+    loop {
+        let mut pages = PAGES.take();
+        let kept = pages.retention.framed_bytes - pages.retention.live_bytes;
+        let Some(surplus) = pages.surplus(kept.saturating_sub(keep_bytes)) else { return went };
+        drop(pages);
+        // SAFETY: slot-held: the end of a free slot, which is ours until `dropped`.
+        let gone = unsafe { frames::drop_frames(surplus.addr, surplus.len_bytes) };
+        PAGES.take().dropped(surplus, gone);
+        went += surplus.len_bytes;
+    }
+}
+
+/// Forgets an eighth of how far the most that was live lies above what is, and gives back what is too many then. For whoever comes
+/// by once a second.
+pub fn decay() {
+    let mut pages = PAGES.take();
+    pages.retention.decay();
+    settle(pages);
+}

@@ -1,0 +1,50 @@
+//! What is said before the end, when the program gives a pointer that is no block.
+
+use std::fmt::Write;
+
+/// A line of text in place: there is no allocator to take memory from.
+struct Line {
+    bytes: [u8; 160],
+    len: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let room = self.bytes.get_mut(self.len..self.len + text.len()).ok_or(std::fmt::Error)?;
+        room.copy_from_slice(text.as_bytes());
+        self.len += text.len();
+        Ok(())
+    }
+}
+
+/// What a pointer is that is no block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Culprit {
+    /// Not from this allocator.
+    Foreign,
+    /// A block that was freed.
+    Freed,
+    /// Within a block.
+    Inside {
+        /// Where that begins.
+        block: usize,
+        /// And how long it is.
+        len_bytes: usize,
+    },
+}
+
+impl Culprit {
+    /// Names the pointer, says what it is, and ends the process.
+    #[cold]
+    pub(super) fn die(self, call: &str, addr: usize) -> ! {
+        let mut line = Line { bytes: [0; 160], len: 0 };
+        let _ = match self {
+            Culprit::Foreign => write!(line, "{call}({addr:#x}): no block of this allocator"),
+            Culprit::Freed => write!(line, "{call}({addr:#x}): a block that was freed already"),
+            Culprit::Inside { block, len_bytes } => {
+                write!(line, "{call}({addr:#x}): inside of the block at {block:#x}, which is {len_bytes} bytes long")
+            }
+        };
+        crate::die(std::str::from_utf8(&line.bytes[..line.len]).unwrap_or("a pointer that is no block"))
+    }
+}

@@ -1,0 +1,54 @@
+//! Fork: the child has the blocks and the cache, page by page as either side writes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use selfpage_core::linux::thread;
+
+use super::block::PAGES;
+
+static REGISTERED: AtomicBool = AtomicBool::new(false);
+
+/// Has forks of this process take care of the allocator. Once is enough; who calls [`prepare`], [`parent`] and [`child`] himself
+/// does not need it.
+///
+/// # Context
+/// May allocate.
+pub fn register() {
+    if !REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as the allocator is used.
+        unsafe { libc::pthread_atfork(Some(before), Some(parent_after), Some(child_after)) };
+    }
+}
+
+extern "C" fn before() {
+    prepare();
+}
+extern "C" fn parent_after() {
+    parent();
+}
+extern "C" fn child_after() {
+    child();
+}
+
+/// Before a fork: brings the allocator to rest. This thread may go on to use it.
+pub fn prepare() {
+    loop {
+        PAGES.hold();
+        if PAGES.take().workers == 0 {
+            return;
+        }
+        // Somebody drops frames of a slot: in the child nobody would put it back.
+        PAGES.let_go();
+        thread::give_way();
+    }
+}
+
+/// After a fork, in the parent.
+pub fn parent() {
+    PAGES.let_go();
+}
+
+/// After a fork, in the child.
+pub fn child() {
+    PAGES.let_go();
+}

@@ -1,0 +1,42 @@
+//! The page allocator: blocks of whole pages, from frames that the process keeps.
+//!
+//! Freed frames stay in the process, under the addresses at which they were, so the next block of that size costs no system
+//! call, no fault and no clearing. Blocks grow where they are, since each has room behind it, or by moving frames, never bytes.
+//!
+//! Nothing here uses the program's `malloc`: it may stand underneath it.
+//!
+//! # Source
+//! Douglas, "User Mode Memory Page Allocation" (2011), section 4.2. There, page tables are the process's own through Windows'
+//! AWE; here frames stay mapped where they are, and move by whole page tables (mremap).
+//!
+//! # Examples
+//! ```
+//! use selfpage::alloc;
+//! let block = alloc::allocate(1 << 20, 1).expect("memory");
+//! // SAFETY: the block is ours until it is freed, and as long as was asked for.
+//! unsafe {
+//!     block.write_bytes(7, 1 << 20);
+//!     let block = alloc::resize(block, 64 << 20).expect("memory");
+//!     assert_eq!(block.add(1234).read(), 7);
+//!     alloc::free(block);
+//! }
+//! ```
+#![allow(unsafe_code)]
+
+mod block;
+mod cache;
+mod culprit;
+pub mod fork;
+mod frames;
+mod lock;
+mod pages;
+mod reservation;
+mod retention;
+mod slot;
+mod stats;
+
+pub use block::{
+    allocate, allocate_zeroed, block_around, decay, free, resize, resize_in_place, set_retention, stats, trim,
+    usable_bytes,
+};
+pub use stats::{Counts, Stats};

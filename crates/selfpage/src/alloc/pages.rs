@@ -1,0 +1,384 @@
+//! The page allocator's state: which slot has which block, and what becomes of the frames of those that have none.
+
+use selfpage_core::addr::PAGE_BYTES;
+
+use super::cache::Cache;
+use super::culprit::Culprit;
+use super::frames::{self, TABLE_BYTES};
+use super::reservation::{ALIGNMENT, FIRST_LARGE, RANKS, Reservation};
+use super::retention::Retention;
+use super::slot::{Holder, SlotId};
+use super::stats::Counts;
+
+/// How much more room than it has now a block gets that had to move because it grew.
+const ROOM_TO_GROW: usize = 16;
+/// How much more room than its length a new block gets.
+const ROOM_AT_FIRST: usize = 4;
+/// How much more than twice its length a small block's slot may have of frames.
+const LITTLE: usize = 64 << 10;
+/// Slots that frames are taken from for one block.
+const LENDERS: usize = 8;
+/// Mappings that moved frames may add, of the 65,530 that a process may have.
+const MOST_PIECES: usize = 8 << 10;
+
+/// All that the allocator knows, under its lock.
+#[derive(Debug)]
+pub(super) struct Pages {
+    reservation: Option<Reservation>,
+    cache: Cache,
+    pub(super) retention: Retention,
+    pub(super) counts: Counts,
+    /// Counts frees: the age of what is in the cache.
+    frees: u64,
+    pieces: usize,
+    /// Slots that somebody works on outside of the lock.
+    pub(super) workers: usize,
+}
+
+/// A block, as its owner gets it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given {
+    pub(super) addr: usize,
+    /// What may hold other bytes than zeros, from the beginning.
+    pub(super) dirty_bytes: usize,
+    /// What has frames, perhaps, from the beginning.
+    pub(super) framed_bytes: usize,
+}
+
+/// The end of a free slot, whose frames are to be dropped outside of the lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Surplus {
+    id: SlotId,
+    pub(super) addr: usize,
+    pub(super) len_bytes: usize,
+}
+
+impl Pages {
+    pub(super) const fn new() -> Pages {
+        Pages {
+            reservation: None,
+            cache: Cache::new(),
+            retention: Retention::new(),
+            counts: Counts::NONE,
+            frees: 0,
+            pieces: 0,
+            workers: 0,
+        }
+    }
+
+    fn ready(&mut self) -> Option<(&mut Reservation, &mut Cache)> {
+        if self.reservation.is_none() {
+            self.reservation = Reservation::new();
+        }
+        Some((self.reservation.as_mut()?, &mut self.cache))
+    }
+
+    /// Allocates `len_bytes`, whole pages, at an address that is a multiple of `align_bytes`, a power of two.
+    #[inline]
+    pub(super) fn allocate(&mut self, len_bytes: usize, align_bytes: usize) -> Option<Given> {
+        // Of a large slot the end can be lent to others; of a small one it cannot, and is little.
+        let most = len_bytes + (len_bytes / 4).max(TABLE_BYTES.min(len_bytes + LITTLE));
+        let (reservation, cache) = self.ready()?;
+        if let Some(id) = cache.fitting(reservation, len_bytes, most)
+            && Reservation::room(id.rank()) >= align_bytes.min(ALIGNMENT)
+            && align_bytes <= ALIGNMENT
+        {
+            cache.remove(reservation, id);
+            self.counts.warm += 1;
+            return Some(self.hand_out(id, len_bytes));
+        }
+        self.allocate_cold(len_bytes, align_bytes)
+    }
+
+    #[cold]
+    fn allocate_cold(&mut self, len_bytes: usize, align_bytes: usize) -> Option<Given> {
+        let id = self.free_slot(len_bytes, align_bytes, len_bytes.checked_mul(ROOM_AT_FIRST)?)?;
+        self.counts.cold += 1;
+        self.supply(id, len_bytes)?;
+        Some(self.hand_out(id, len_bytes))
+    }
+
+    /// Takes a free slot out of the cache, or a fresh one: with frames if there is one, else with room for `room_bytes` if
+    /// there is one.
+    fn free_slot(&mut self, len_bytes: usize, align_bytes: usize, room_bytes: usize) -> Option<SlotId> {
+        if align_bytes > ALIGNMENT {
+            return None;
+        }
+        let (reservation, cache) = self.ready()?;
+        let least = reservation.rank_for(len_bytes.max(align_bytes))?;
+        if let Some(id) = cache.largest(reservation, len_bytes, Reservation::room(least)) {
+            cache.remove(reservation, id);
+            return Some(id);
+        }
+        let best = reservation.rank_for(room_bytes.max(align_bytes)).unwrap_or(least).max(least);
+        for rank in (least..=best).rev().chain(best + 1..RANKS) {
+            if let Some(id) = cache.bare(rank) {
+                cache.remove(reservation, id);
+                return Some(id);
+            }
+            if let Some(id) = reservation.fresh(rank) {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Opens a slot that is in no list as far as `len_bytes`, and lends it frames. It goes back into the cache where that fails.
+    fn supply(&mut self, id: SlotId, len_bytes: usize) -> Option<()> {
+        let (reservation, cache) = self.ready()?;
+        if !reservation.open(id, len_bytes) {
+            if reservation.slot(id).len_bytes == 0 {
+                cache.put(reservation, id);
+            }
+            return None;
+        }
+        if id.rank() >= FIRST_LARGE {
+            self.borrow_frames(id, len_bytes);
+        }
+        Some(())
+    }
+
+    /// Moves frames of free slots to the end of those of `id`, whole page tables, as far as `len_bytes` or as there are.
+    fn borrow_frames(&mut self, id: SlotId, len_bytes: usize) {
+        let Some(reservation) = &mut self.reservation else { return };
+        let to = reservation.addr(id);
+        for _ in 0..LENDERS {
+            let have = reservation.slot(id).framed_bytes.next_multiple_of(TABLE_BYTES);
+            let wanted = (len_bytes / TABLE_BYTES * TABLE_BYTES).saturating_sub(have);
+            if wanted == 0 || self.pieces >= MOST_PIECES {
+                return;
+            }
+            let Some(lender) = self.cache.largest(reservation, usize::MAX, Reservation::room(FIRST_LARGE)) else {
+                return;
+            };
+            let slot = reservation.slot(lender);
+            let (framed, end) = (slot.framed_bytes, slot.framed_bytes / TABLE_BYTES * TABLE_BYTES);
+            let len = wanted.min(end);
+            if len == 0 {
+                return;
+            }
+            let from = reservation.addr(lender);
+            // SAFETY: slot-held: a free slot's frames, and addresses of the other that have none.
+            if !unsafe { frames::lend(from + end - len, to + have, len) } {
+                return;
+            }
+            // SAFETY: slot-held: the rest of the free slot, less than a page table.
+            let rest_gone = framed == end || unsafe { frames::drop_frames(from + end, framed - end) };
+            self.cache.remove(reservation, lender);
+            let left = if rest_gone { end - len } else { framed };
+            let slot = reservation.slot_mut(lender);
+            slot.framed_bytes = left;
+            slot.dirty_bytes = slot.dirty_bytes.min(left);
+            self.cache.put(reservation, lender);
+            let slot = reservation.slot_mut(id);
+            self.retention.framed_bytes += have + len;
+            self.retention.framed_bytes -= slot.framed_bytes + framed - left;
+            slot.framed_bytes = have + len;
+            slot.dirty_bytes = have + len;
+            slot.pieces = slot.pieces.saturating_add(1);
+            self.pieces += 1;
+            self.counts.lent_bytes += len as u64;
+        }
+    }
+
+    /// Makes a block of a slot that is in no list.
+    #[inline]
+    fn hand_out(&mut self, id: SlotId, len_bytes: usize) -> Given {
+        let Some(reservation) = &mut self.reservation else { crate::die("a slot without a reservation") };
+        let addr = reservation.addr(id);
+        let slot = reservation.slot_mut(id);
+        let given = Given { addr, dirty_bytes: slot.dirty_bytes, framed_bytes: slot.framed_bytes };
+        slot.len_bytes = len_bytes;
+        slot.holder = Holder::Block;
+        self.retention.framed_bytes += len_bytes.saturating_sub(slot.framed_bytes);
+        slot.framed_bytes = slot.framed_bytes.max(len_bytes);
+        slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
+        self.retention.grow_live(len_bytes);
+        given
+    }
+
+    /// The slot of the block at `addr`.
+    #[inline]
+    pub(super) fn block(&self, addr: usize) -> Result<SlotId, Culprit> {
+        let reservation = self.reservation.as_ref().ok_or(Culprit::Foreign)?;
+        let id = reservation.find(addr);
+        let Some(id) = id else {
+            return Err(if reservation.contains(addr) { Culprit::Freed } else { Culprit::Foreign });
+        };
+        let (slot, start) = (reservation.slot(id), reservation.addr(id));
+        match slot.holder {
+            Holder::Block if addr == start => Ok(id),
+            Holder::Block if addr < start + slot.len_bytes => {
+                Err(Culprit::Inside { block: start, len_bytes: slot.len_bytes })
+            }
+            _ => Err(Culprit::Freed),
+        }
+    }
+
+    /// Where the block lies that `addr` is in, and how long it is.
+    pub(super) fn around(&self, addr: usize) -> Option<(usize, usize)> {
+        match self.block(addr) {
+            Ok(id) => Some((addr, self.len_bytes(id))),
+            Err(Culprit::Inside { block, len_bytes }) => Some((block, len_bytes)),
+            Err(_) => None,
+        }
+    }
+
+    /// How long a block is.
+    pub(super) fn len_bytes(&self, id: SlotId) -> usize {
+        self.reservation.as_ref().map_or(0, |reservation| reservation.slot(id).len_bytes)
+    }
+
+    /// Takes a block back. Its frames stay.
+    #[inline]
+    pub(super) fn free(&mut self, id: SlotId) {
+        let Some(reservation) = &mut self.reservation else { return };
+        self.frees += 1;
+        let slot = reservation.slot_mut(id);
+        self.retention.live_bytes -= slot.len_bytes;
+        slot.len_bytes = 0;
+        slot.holder = Holder::Nobody;
+        slot.freed_at = self.frees;
+        self.cache.put(reservation, id);
+    }
+
+    /// Makes a block longer or shorter where it is. What is new holds anything. False: there is no room.
+    pub(super) fn resize_in_place(&mut self, id: SlotId, len_bytes: usize) -> bool {
+        let before = self.len_bytes(id);
+        if len_bytes > Reservation::room(id.rank()) || (len_bytes > before && self.supply(id, len_bytes).is_none()) {
+            return false;
+        }
+        let Some(reservation) = &mut self.reservation else { return false };
+        let slot = reservation.slot_mut(id);
+        slot.len_bytes = len_bytes;
+        self.retention.framed_bytes += len_bytes.saturating_sub(slot.framed_bytes);
+        slot.framed_bytes = slot.framed_bytes.max(len_bytes);
+        slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
+        self.retention.live_bytes -= before;
+        self.retention.grow_live(len_bytes);
+        self.counts.in_place += 1;
+        if len_bytes < before {
+            self.cut(id);
+        }
+        true
+    }
+
+    /// Gives the frames of a block that became shorter to a free slot, where they are many.
+    fn cut(&mut self, id: SlotId) {
+        let Some(reservation) = &mut self.reservation else { return };
+        let slot = reservation.slot(id);
+        let (from, end) = (slot.len_bytes.next_multiple_of(TABLE_BYTES), slot.framed_bytes);
+        if id.rank() < FIRST_LARGE || end < from + TABLE_BYTES {
+            return;
+        }
+        let (len, addr) = (end - from, reservation.addr(id));
+        let Some(rank) = reservation.rank_for(len).map(|rank| rank.max(FIRST_LARGE)) else { return };
+        let bare = self.cache.bare(rank);
+        let Some(heir) = bare.or_else(|| reservation.fresh(rank)) else { return };
+        if bare.is_some() {
+            self.cache.remove(reservation, heir);
+        }
+        let may = self.pieces < MOST_PIECES && reservation.open(heir, len);
+        // SAFETY: slot-held: the end of a block, which is nobody's any more, and a bare slot.
+        let lent = may && unsafe { frames::lend(addr + from, reservation.addr(heir), len) };
+        // SAFETY: slot-held: as above.
+        if lent || unsafe { frames::drop_frames(addr + from, len) } {
+            let slot = reservation.slot_mut(id);
+            slot.framed_bytes = from;
+            slot.dirty_bytes = slot.dirty_bytes.min(from);
+            self.retention.framed_bytes -= len;
+        }
+        if lent {
+            let slot = reservation.slot_mut(heir);
+            (slot.framed_bytes, slot.dirty_bytes, slot.freed_at) = (len, len, self.frees);
+            slot.pieces = slot.pieces.saturating_add(1);
+            self.pieces += 1;
+            self.retention.framed_bytes += len;
+        }
+        self.cache.put(reservation, heir);
+    }
+
+    /// Moves a block that has become too long for its slot to another. Returns where it is now.
+    pub(super) fn relocate(&mut self, id: SlotId, len_bytes: usize) -> Option<usize> {
+        let before = self.len_bytes(id);
+        let (reservation, cache) = self.ready()?;
+        let most = len_bytes.saturating_mul(4 * ROOM_TO_GROW);
+        let to = match cache.fitting(reservation, len_bytes, most) {
+            Some(to) => {
+                cache.remove(reservation, to);
+                to
+            }
+            None => {
+                let to = self.free_slot(len_bytes, 1, len_bytes.saturating_mul(ROOM_TO_GROW))?;
+                self.supply(to, len_bytes)?;
+                to
+            }
+        };
+        let Some(reservation) = &mut self.reservation else { return None };
+        let (source, target) = (reservation.addr(id), reservation.addr(to));
+        // Between small slots contents are copied: what is moved stays a mapping of its own for ever.
+        let given = if to.rank() < FIRST_LARGE {
+            let given = self.hand_out(to, len_bytes);
+            // SAFETY: slot-held: two blocks of one owner, each as long as this at least.
+            unsafe { std::ptr::copy_nonoverlapping(source as *const u8, target as *mut u8, before) };
+            given
+        } else {
+            // SAFETY: slot-held: as above; nobody needs what is in the new one.
+            unsafe { frames::shift(source, target, before) };
+            self.pieces += 1;
+            let slot = reservation.slot_mut(to);
+            slot.pieces = slot.pieces.saturating_add(1);
+            // The frames went along. Those behind the block did not: then all of the slot counts as before.
+            let slot = reservation.slot_mut(id);
+            if slot.framed_bytes == before {
+                self.retention.framed_bytes -= slot.framed_bytes;
+                slot.framed_bytes = 0;
+            }
+            self.hand_out(to, len_bytes)
+        };
+        self.counts.moved += 1;
+        self.free(id);
+        Some(given.addr)
+    }
+
+    /// The next frames that are to be dropped, if `bytes` of them are too many. [`Pages::dropped`] must follow.
+    pub(super) fn surplus(&mut self, bytes: usize) -> Option<Surplus> {
+        let Some(reservation) = &mut self.reservation else { return None };
+        if bytes == 0 {
+            return None;
+        }
+        let id = self.cache.oldest(reservation)?;
+        self.cache.remove(reservation, id);
+        self.workers += 1;
+        let addr = reservation.addr(id);
+        let slot = reservation.slot_mut(id);
+        slot.holder = Holder::Worker;
+        let len = bytes.next_multiple_of(if id.rank() < FIRST_LARGE { PAGE_BYTES } else { TABLE_BYTES });
+        let len_bytes = len.min(slot.framed_bytes);
+        Some(Surplus { id, addr: addr + slot.framed_bytes - len_bytes, len_bytes })
+    }
+
+    /// Puts the slot back whose frames were dropped.
+    pub(super) fn dropped(&mut self, surplus: Surplus, gone: bool) {
+        let Some(reservation) = &mut self.reservation else { return };
+        self.workers -= 1;
+        let addr = reservation.addr(surplus.id);
+        let slot = reservation.slot_mut(surplus.id);
+        slot.holder = Holder::Nobody;
+        // What the kernel would not drop is forgotten all the same, or it would be asked for ever; it stays dirty.
+        slot.framed_bytes -= surplus.len_bytes;
+        self.retention.framed_bytes -= surplus.len_bytes;
+        self.counts.dropped_bytes += surplus.len_bytes as u64;
+        if gone {
+            slot.dirty_bytes = slot.dirty_bytes.min(slot.framed_bytes);
+        }
+        if slot.framed_bytes == 0 && slot.pieces > 0 && slot.open_bytes > 0 {
+            // SAFETY: slot-held: a free slot without frames.
+            if unsafe { frames::close(addr, slot.open_bytes) } {
+                self.pieces -= slot.pieces as usize;
+                (slot.pieces, slot.open_bytes, slot.dirty_bytes) = (0, 0, 0);
+            }
+        }
+        self.cache.put(reservation, surplus.id);
+    }
+}

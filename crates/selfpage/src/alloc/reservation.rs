@@ -1,0 +1,198 @@
+//! The addresses of all blocks: one reservation, cut into ranks of slots that are alike in size.
+//!
+//! A slot is a range of addresses for one block, with room to grow. Nothing may be touched before it was opened, so what was
+//! only reserved costs nothing, is not counted by a strict overcommit, and is no work for `mlockall`.
+
+use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::linux::memory::{self, Access, Advice, Place};
+
+use super::slot::{Slot, SlotId};
+
+/// What a slot of rank 0 has room for; each rank has twice as much as the one before.
+pub(super) const LEAST_ROOM: usize = 64 << 10;
+/// How many ranks there are: the last is for blocks of 2 TiB.
+pub(super) const RANKS: usize = 26;
+/// Slots of one rank, at most.
+pub(super) const SLOTS_OF_RANK: usize = 1 << SlotId::INDEX_BITS;
+/// From this rank on a slot has memory of its own to open, and huge pages; below, slots are opened many at a time.
+pub(super) const FIRST_LARGE: usize = 7;
+
+const LARGEST_RANK_BYTES: usize = 1 << 41;
+const LEAST_RANK_BYTES: usize = 16 << 20;
+/// Blocks are aligned to their slot's room, up to this.
+pub(super) const ALIGNMENT: usize = 1 << 30;
+/// A page of them.
+const RECORDS_AT_ONCE: usize = PAGE_BYTES / size_of::<Slot>();
+const OPENED_AT_ONCE: usize = 4 << 20;
+
+/// The reservation, and the records of its slots.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    start: usize,
+    rank_shift: u32,
+    records: *mut Slot,
+    /// Records kept for each rank.
+    slots_of_rank: usize,
+    /// Slots of each rank that were ever used.
+    used: [u32; RANKS],
+    /// Records of each rank that may be touched.
+    recorded: [u32; RANKS],
+    /// Bytes from the start of each small rank that may be touched.
+    opened: [usize; RANKS],
+}
+
+// SAFETY: slot-record: the records belong to the reservation, which is reached under the allocator's lock.
+unsafe impl Send for Reservation {}
+
+impl Reservation {
+    /// Reserves as much as the process may have, at best all ranks.
+    pub(super) fn new() -> Option<Reservation> {
+        let mut rank_bytes = LARGEST_RANK_BYTES;
+        loop {
+            if let Some(reservation) = Reservation::of(rank_bytes) {
+                return Some(reservation);
+            }
+            rank_bytes /= 8;
+            if rank_bytes < LEAST_RANK_BYTES {
+                return None;
+            }
+        }
+    }
+
+    fn of(rank_bytes: usize) -> Option<Reservation> {
+        let slack = ALIGNMENT.min(rank_bytes);
+        let slots_of_rank = (rank_bytes / LEAST_ROOM).min(SLOTS_OF_RANK);
+        let (len, records_len) = (rank_bytes * RANKS + slack, RANKS * slots_of_rank * size_of::<Slot>());
+        // SAFETY: owned-range: fresh mappings replace nothing; the first is given back where the second cannot be had.
+        let (reserved, records) = unsafe {
+            let reserved = memory::map_anonymous(Place::Anywhere, len, Access::None).ok()?;
+            let Ok(records) = memory::map_anonymous(Place::Anywhere, records_len, Access::None) else {
+                let _ = memory::unmap(reserved, len);
+                return None;
+            };
+            (reserved, records)
+        };
+        let start = reserved.next_multiple_of(slack);
+        let (small, large) = (FIRST_LARGE * rank_bytes, (RANKS - FIRST_LARGE) * rank_bytes);
+        // SAFETY: owned-range: just reserved. A huge page in a small slot would be memory that its block did not ask for.
+        let _ = unsafe { memory::advise(start, small, Advice::NoHugePages) };
+        // SAFETY: owned-range: just reserved.
+        let _ = unsafe { memory::advise(start + small, large, Advice::HugePages) };
+        Some(Reservation {
+            start,
+            rank_shift: rank_bytes.trailing_zeros(),
+            records: records as *mut Slot,
+            slots_of_rank,
+            used: [0; RANKS],
+            recorded: [0; RANKS],
+            opened: [0; RANKS],
+        })
+    }
+
+    fn rank_bytes(&self) -> usize {
+        1 << self.rank_shift
+    }
+
+    /// What a slot of this rank has room for.
+    pub(super) const fn room(rank: usize) -> usize {
+        LEAST_ROOM << rank
+    }
+
+    /// The lowest rank whose slots have room for `len_bytes`, if there is one.
+    pub(super) fn rank_for(&self, len_bytes: usize) -> Option<usize> {
+        let rooms = len_bytes.div_ceil(LEAST_ROOM).checked_next_power_of_two()?;
+        let rank = rooms.trailing_zeros() as usize;
+        (rank < RANKS && Reservation::room(rank) <= self.rank_bytes()).then_some(rank)
+    }
+
+    /// Where the slot's block lies.
+    pub(super) fn addr(&self, id: SlotId) -> usize {
+        self.start + (id.rank() << self.rank_shift) + id.index() * Reservation::room(id.rank())
+    }
+
+    /// The slot that has this address, if it was ever used.
+    pub(super) fn find(&self, addr: usize) -> Option<SlotId> {
+        let offset = addr.checked_sub(self.start)?;
+        let rank = offset >> self.rank_shift;
+        let index = (offset & (self.rank_bytes() - 1)) / (LEAST_ROOM << rank.min(RANKS));
+        (index < *self.used.get(rank)? as usize).then(|| SlotId::new(rank, index))
+    }
+
+    /// Whether the address is of the reservation.
+    pub(super) fn contains(&self, addr: usize) -> bool {
+        addr.wrapping_sub(self.start) < RANKS << self.rank_shift
+    }
+
+    fn record(&self, rank: usize, index: usize) -> *mut Slot {
+        self.records.wrapping_add(rank * self.slots_of_rank + index)
+    }
+
+    pub(super) fn slot(&self, id: SlotId) -> &Slot {
+        // SAFETY: slot-record: a `SlotId` names a record that was opened, and zero is a value of it.
+        unsafe { &*self.record(id.rank(), id.index()) }
+    }
+
+    pub(super) fn slot_mut(&mut self, id: SlotId) -> &mut Slot {
+        // SAFETY: slot-record: as above, and `self` is borrowed alone.
+        unsafe { &mut *self.record(id.rank(), id.index()) }
+    }
+
+    /// A slot of this rank that was never used.
+    pub(super) fn fresh(&mut self, rank: usize) -> Option<SlotId> {
+        let most = (self.rank_bytes() / Reservation::room(rank)).min(self.slots_of_rank);
+        let used = self.used[rank] as usize;
+        if used == most {
+            return None;
+        }
+        if used == self.recorded[rank] as usize {
+            let first = self.record(rank, used) as usize;
+            let count = RECORDS_AT_ONCE.min(self.slots_of_rank - used);
+            // SAFETY: owned-range: records that nobody has touched yet.
+            unsafe { memory::protect(first, count * size_of::<Slot>(), Access::ReadWrite) }.ok()?;
+            self.recorded[rank] += count as u32;
+        }
+        self.used[rank] += 1;
+        Some(SlotId::new(rank, used))
+    }
+
+    /// Lets the first `len_bytes` of the slot be touched. False: no memory or mappings for it.
+    pub(super) fn open(&mut self, id: SlotId, len_bytes: usize) -> bool {
+        let (addr, rank) = (self.addr(id), id.rank());
+        if rank < FIRST_LARGE {
+            let end = id.index() * Reservation::room(rank) + len_bytes;
+            if end <= self.opened[rank] {
+                return true;
+            }
+            let end = end.next_multiple_of(OPENED_AT_ONCE).min(self.rank_bytes());
+            let first = addr - id.index() * Reservation::room(rank) + self.opened[rank];
+            // SAFETY: owned-range: addresses that no block has had yet.
+            let opened = unsafe { memory::protect(first, end - self.opened[rank], Access::ReadWrite) }.is_ok();
+            if opened {
+                self.opened[rank] = end;
+            }
+            return opened;
+        }
+        let before = self.slot(id).open_bytes;
+        if len_bytes <= before {
+            return true;
+        }
+        let open = Reservation::open_at_once(before, len_bytes).min(Reservation::room(rank));
+        // SAFETY: owned-range: the slot's own addresses.
+        let opened = unsafe { memory::protect(addr + before, open - before, Access::ReadWrite) }.is_ok();
+        if opened {
+            self.slot_mut(id).open_bytes = open;
+        }
+        opened
+    }
+
+    /// How far to open for `len_bytes`: a small block ends soon behind its end, so that no huge page goes beyond it; one that
+    /// grows is opened ahead.
+    fn open_at_once(before: usize, len_bytes: usize) -> usize {
+        const HUGE: usize = 2 << 20;
+        match (before, len_bytes) {
+            (0, ..0x0100_0000) => len_bytes.next_multiple_of(16 * PAGE_BYTES),
+            (0, _) => len_bytes.next_multiple_of(HUGE),
+            _ => (len_bytes + len_bytes / 8).next_multiple_of(HUGE),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What is known of a slot: a range of addresses for one block, and the frames at its beginning.
+
+use super::reservation::SLOTS_OF_RANK;
+
+/// The number of a slot: its rank, and which of the rank it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SlotId(u32);
+
+impl SlotId {
+    pub(super) const INDEX_BITS: u32 = 20;
+    pub(super) const NONE: SlotId = SlotId(u32::MAX);
+
+    pub(super) const fn new(rank: usize, index: usize) -> SlotId {
+        SlotId(((rank << Self::INDEX_BITS) | index) as u32)
+    }
+    pub(super) const fn rank(self) -> usize {
+        (self.0 >> Self::INDEX_BITS) as usize
+    }
+    pub(super) const fn index(self) -> usize {
+        self.0 as usize & (SLOTS_OF_RANK - 1)
+    }
+    pub(super) fn is_some(self) -> bool {
+        self != SlotId::NONE
+    }
+}
+
+/// Who has the slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub(super) enum Holder {
+    /// Nobody: it is in the cache, or was never used.
+    #[default]
+    Nobody = 0,
+    /// The program: a block.
+    Block,
+    /// Whoever works on its frames outside of the lock.
+    Worker,
+}
+
+/// The record of a slot. All lengths are from its beginning, in whole pages; all zeros is a slot that was never used.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(super) struct Slot {
+    /// Of the block; 0 while the slot is free.
+    pub(super) len_bytes: usize,
+    /// What may have frames: nothing beyond has any.
+    pub(super) framed_bytes: usize,
+    /// What may hold other bytes than zeros.
+    pub(super) dirty_bytes: usize,
+    /// What may be touched, in large ranks.
+    pub(super) open_bytes: usize,
+    /// When it was freed, counted in frees.
+    pub(super) freed_at: u64,
+    /// Neighbours in a list of the cache, as numbers.
+    pub(super) next: SlotLink,
+    pub(super) previous: SlotLink,
+    pub(super) holder: Holder,
+    /// Frames were moved into it: it consists of several mappings.
+    pub(super) pieces: u16,
+}
+
+/// A link of a list. Zero, as in a fresh record, is no slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct SlotLink(u32);
+
+impl SlotLink {
+    pub(super) const fn to(id: SlotId) -> SlotLink {
+        SlotLink(id.0.wrapping_add(1))
+    }
+    pub(super) const fn id(self) -> SlotId {
+        SlotId(self.0.wrapping_sub(1))
+    }
+}

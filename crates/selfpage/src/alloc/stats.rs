@@ -1,0 +1,35 @@
+//! What the allocator has, and what it has done.
+
+/// What the page allocator has at this moment, and what it has done since the process began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes of blocks.
+    pub live_bytes: usize,
+    /// Bytes that may have frames: those of blocks, as if all had been touched, and those that are kept for later.
+    pub retained_bytes: usize,
+    /// The most that was live lately; [`Stats::retained_bytes`] stays within 1.25 times that.
+    pub peak_bytes: usize,
+    /// And since when: counts.
+    pub counts: Counts,
+}
+
+/// Counts since the process began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks that got a slot that had all its frames.
+    pub warm: u64,
+    /// Blocks that did not.
+    pub cold: u64,
+    /// Blocks that were resized where they were.
+    pub in_place: u64,
+    /// Blocks that moved because they grew.
+    pub moved: u64,
+    /// Bytes of frames that moved from a free slot to a block.
+    pub lent_bytes: u64,
+    /// Bytes given back to the kernel.
+    pub dropped_bytes: u64,
+}
+
+impl Counts {
+    pub(super) const NONE: Counts = Counts { warm: 0, cold: 0, in_place: 0, moved: 0, lent_bytes: 0, dropped_bytes: 0 };
+}
