@@ -86,10 +86,11 @@ extern void *selfpage_large_allocate(size_t size, size_t align, bool zeroed);
 extern void *selfpage_large_reallocate(void *block, size_t size);
 extern bool selfpage_large_free(void *block);
 extern size_t selfpage_large_usable(const void *block);
-extern _Noreturn void selfpage_foreign(const void *block, bool heap_is_damaged);
+extern _Noreturn void selfpage_foreign(const void *block);
+extern _Noreturn void selfpage_damaged(void);
 
 // Requests from here on get pages of their own.
-#define LARGE_BYTES ((size_t)1 << 40)
+#define LARGE_BYTES ((size_t)1 << 20)
 
 // In our range, and at a multiple of 8, in one comparison: the three low bits become the highest.
 static inline bool is_object(const void *block) {
@@ -99,7 +100,7 @@ static inline bool is_object(const void *block) {
 
 static void on_error(int error, void *unused) {
     (void)unused;
-    if (error == EFAULT) selfpage_foreign(NULL, true);
+    if (error == EFAULT) selfpage_damaged();
     errno = ENOMEM;
 }
 
@@ -129,7 +130,7 @@ void *selfpage_heap_aligned(size_t align, size_t size) {
 
 static __attribute__((noinline)) void free_other(void *block) {
     if (block == NULL || selfpage_large_free(block)) return;
-    if (!objects_elsewhere || ((uintptr_t)block & 7)) selfpage_foreign(block, false);
+    if (!objects_elsewhere || ((uintptr_t)block & 7)) selfpage_foreign(block);
     mi_free(block);
 }
 
@@ -142,7 +143,7 @@ size_t selfpage_heap_usable(const void *block) {
     if (is_object(block)) return mi_usable_size(block);
     size_t large = block == NULL ? 0 : selfpage_large_usable(block);
     if (block == NULL || large != 0) return large;
-    if (!objects_elsewhere) selfpage_foreign(block, false);
+    if (!objects_elsewhere) selfpage_foreign(block);
     return mi_usable_size(block);
 }
 

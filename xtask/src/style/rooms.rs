@@ -20,6 +20,8 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/selfpage/src/trap", "signal handlers, their stacks, and pager threads"),
     ("crates/selfpage/src/store/linux", "store memory, descriptors by number, requests that the kernel works on"),
     ("crates/cli/src/bench/raw", "memory that the kernel changes under a bench, and calls that std lacks"),
+    ("crates/heap", "an allocator: mimalloc in C, and Rust's and C's contracts for blocks"),
+    ("crates/malloc", "the C library's malloc family"),
     ("crates/preload", "the C library's own functions"),
     ("crates/capi", "C"),
     ("crates/python", "Python"),
