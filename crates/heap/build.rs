@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 fn main() {
     println!("cargo:rerun-if-changed=src/heap.c");
-    let include = PathBuf::from(std::env::var_os("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where it is"));
+    let include =
+        PathBuf::from(std::env::var_os("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where it is"));
     let source = include.with_file_name("src");
     cc::Build::new()
         .file("src/heap.c")

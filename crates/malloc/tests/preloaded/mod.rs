@@ -1,5 +1,5 @@
 //! Programs with the library preloaded: builds it and the small programs.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
