@@ -9,7 +9,7 @@ use super::error::Error;
 use super::raw;
 use super::result::{Sample, Unit};
 use super::sizes::Sizes;
-use super::system::Entry;
+use super::system::{Drive, Entry};
 
 /// Where a bench works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +82,9 @@ pub fn ask(bench: &dyn Bench, job: &Job<'_>, size_options: &[&str], cgroup: Opti
     let mut command = Command::new(program);
     command.args(["bench", bench.name(), "--case", job.case, "--system", job.system.name]).args(size_options);
     command.arg("--child").arg(job.directory);
+    if let Drive::Allocator { preload: Some(preload), .. } = job.system.drive {
+        command.env("LD_PRELOAD", preload.path()?);
+    }
     if let Some(cgroup) = cgroup {
         command.arg("--cgroup").arg(cgroup);
     }

@@ -6,6 +6,7 @@
 //! [`Bench`](job::Bench); to add a system, implement [`System`](system::System) and give the bench an entry.
 
 mod access;
+mod allocation;
 mod apps;
 mod case;
 mod cgroup;
@@ -42,13 +43,22 @@ use stage::Stage;
 use system::{Condition, Entry};
 
 /// All benches.
-static BENCHES: &[&dyn Bench] = &[&paging::Paging, &faults::Faults, &tables::Tables];
+static BENCHES: &[&dyn Bench] = &[
+    &paging::Paging,
+    &faults::Faults,
+    &tables::Tables,
+    &allocation::page_alloc::PageAlloc,
+    &allocation::resize::Resize,
+    &allocation::exchange::Exchange,
+    &allocation::batch::Batch,
+];
 
 const EXAMPLES: &str = "\
 Examples:
   selfpage bench list                                     what there is
   selfpage bench faults --quick                           a first look, in a second
   selfpage bench tables                                   page tables of our own and the kernel's; needs no disk
+  selfpage bench page-alloc                               what blocks of memory cost; also realloc, exchange, batch
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk

@@ -100,7 +100,7 @@ impl Bench for Paging {
             Drive::Memory(_) => true,
             Drive::Requests { len_bytes: PAGE_BYTES } => case.pattern == Pattern::Random,
             Drive::Requests { .. } => case.pattern == Pattern::Sequential,
-            Drive::Calls(_) => false,
+            Drive::Calls(_) | Drive::Allocator { .. } => false,
         }
     }
 
@@ -118,7 +118,9 @@ impl Bench for Paging {
         match job.system.drive {
             Drive::Memory(make) => trial.mapped(&mut *make()),
             Drive::Requests { len_bytes } => trial.requests(len_bytes),
-            Drive::Calls(_) => Err(Error::Failed(format!("{} has no memory to page", job.system.name))),
+            Drive::Calls(_) | Drive::Allocator { .. } => {
+                Err(Error::Failed(format!("{} has no memory to page", job.system.name)))
+            }
         }
     }
 }

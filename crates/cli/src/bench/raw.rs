@@ -14,6 +14,8 @@ use selfpage_core::physical::{PhysAddr, PhysMemory};
 
 use super::case::Access;
 
+pub mod blocks;
+
 /// Bytes of a page in every case.
 pub const PAGE_BYTES: usize = 4096;
 /// Words of a page.

@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
+use super::allocation::Preload;
 use super::case::Case;
 use super::error::Error;
 use super::raw::Memory;
+use super::raw::blocks::Source;
 use super::sizes::Sizes;
 use super::tables::{Took, Work};
 
@@ -70,6 +72,10 @@ pub enum Group {
     Swap,
     /// The disk itself.
     Raw,
+    /// The C library's `malloc`.
+    Glibc,
+    /// Another `malloc`.
+    Malloc,
     /// The kernel's own way: its first-touch fault, its map of pages that exist.
     Kernel,
 }
@@ -94,6 +100,13 @@ pub enum Drive {
     Requests { len_bytes: usize },
     /// By calls that change mappings.
     Calls(fn(Work, Sizes) -> Result<Took, Error>),
+    /// By allocating.
+    Allocator {
+        /// Where blocks come from.
+        source: Source,
+        /// What is preloaded for that.
+        preload: Option<Preload>,
+    },
 }
 
 /// One system of a bench.

@@ -4,8 +4,14 @@ use super::result::{Better, Confinement, Record};
 use super::system::{Entry, Group};
 
 /// The peers that get a column, where the run has any of them.
-const PEERS: [(Group, &str); 4] =
-    [(Group::Mmap, "/best mmap"), (Group::Swap, "/swap"), (Group::Raw, "/raw"), (Group::Kernel, "/kernel")];
+const PEERS: [(Group, &str); 6] = [
+    (Group::Mmap, "/best mmap"),
+    (Group::Swap, "/swap"),
+    (Group::Raw, "/raw"),
+    (Group::Glibc, "/glibc"),
+    (Group::Malloc, "/best malloc"),
+    (Group::Kernel, "/kernel"),
+];
 
 /// All records, a case after the other.
 pub fn render(records: &[Record], systems: &[Entry]) -> String {

@@ -9,6 +9,7 @@ use super::frames;
 use super::lock::{Held, Lock};
 use super::pages::{Given, Pages};
 use super::reservation::LEAST_ROOM;
+use super::run;
 use super::stats::Stats;
 
 /// All of the allocator.
@@ -52,7 +53,7 @@ pub fn allocate_zeroed(len_bytes: usize, align_bytes: usize) -> Option<NonNull<u
 }
 
 #[inline]
-fn allocate_given(len_bytes: usize, align_bytes: usize) -> Option<Given> {
+pub(super) fn allocate_given(len_bytes: usize, align_bytes: usize) -> Option<Given> {
     let len_bytes = whole_pages(len_bytes)?;
     if !align_bytes.is_power_of_two() {
         return None;
@@ -68,7 +69,7 @@ fn allocate_given(len_bytes: usize, align_bytes: usize) -> Option<Given> {
 
 /// Drops what is too many, without the lock, and gives the lock back.
 #[inline]
-fn settle(pages: Held<'static, Pages>) {
+pub(super) fn settle(pages: Held<'static, Pages>) {
     let excess = pages.retention.excess_bytes();
     if excess != 0 {
         drop_excess(pages);
@@ -103,13 +104,45 @@ pub unsafe fn free(block: NonNull<u8>) {
     let mut pages = PAGES.take();
     match pages.block(addr) {
         Ok(id) => pages.free(id),
-        Err(culprit) => blame(pages, culprit, "free", addr),
+        Err(culprit) => return free_item(pages, culprit, addr),
     }
     settle(pages);
 }
 
+/// What is no block may be an item of a batch.
 #[cold]
-fn blame(pages: Held<'static, Pages>, culprit: Culprit, call: &str, addr: usize) -> ! {
+fn free_item(pages: Held<'static, Pages>, culprit: Culprit, addr: usize) {
+    match pages.run(addr) {
+        Some(run) => {
+            drop(pages);
+            run::Run::at(run).free(&[NonNull::new(addr as *mut u8)]);
+        }
+        None => blame(pages, culprit, "free", addr),
+    }
+}
+
+/// Swaps what two blocks of one length (in whole pages) hold, by their frames wherever they are large. False: they are not of
+/// one length, or there is no memory; then nothing has changed.
+///
+/// # Context
+/// As for [`allocate`].
+///
+/// # Safety
+/// *slot-held*: both blocks are the caller's, and nobody uses them meanwhile.
+pub unsafe fn exchange(a: NonNull<u8>, b: NonNull<u8>) -> bool {
+    let mut pages = PAGES.take();
+    let mut blocks = [a, b].map(|block| pages.block(block.as_ptr() as usize).map_err(|culprit| (culprit, block)));
+    for block in &mut blocks {
+        if let Err((culprit, block)) = *block {
+            blame(pages, culprit, "exchange", block.as_ptr() as usize);
+        }
+    }
+    let [Ok(a), Ok(b)] = blocks else { return false };
+    a == b || (pages.len_bytes(a) == pages.len_bytes(b) && pages.exchange(a, b))
+}
+
+#[cold]
+pub(super) fn blame(pages: Held<'static, Pages>, culprit: Culprit, call: &str, addr: usize) -> ! {
     drop(pages);
     culprit.die(call, addr)
 }
@@ -157,10 +190,19 @@ pub unsafe fn resize_in_place(block: NonNull<u8>, len_bytes: usize) -> bool {
     done
 }
 
-/// How long a block is, in whole pages. `None`: `block` is none.
+/// How long a block is, in whole pages, or an item of a batch. `None`: `block` is none.
 pub fn usable_bytes(block: NonNull<u8>) -> Option<usize> {
     let pages = PAGES.take();
-    pages.block(block.as_ptr() as usize).ok().map(|id| pages.len_bytes(id))
+    let addr = block.as_ptr() as usize;
+    match pages.block(addr) {
+        Ok(id) => Some(pages.len_bytes(id)),
+        Err(_) => pages.run(addr).map(|run| run::Run::at(run).item_bytes()),
+    }
+}
+
+/// Whether `addr` is of this allocator's addresses, in use or not.
+pub fn owns(addr: usize) -> bool {
+    PAGES.take().owns(addr)
 }
 
 /// Where the block begins that `addr` is in, and how long it is. `None`: it is in no block.
@@ -191,6 +233,11 @@ pub fn set_retention(bytes: Option<usize>) {
 
 /// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks. Returns how many bytes went.
 pub fn trim(keep_bytes: usize) -> usize {
+    give_back(keep_bytes, frames::drop_frames)
+}
+
+/// By `give`, which says whether the range reads as zeros afterwards.
+fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool) -> usize {
     let mut went = 0;
     loop {
         let mut pages = PAGES.take();
@@ -198,9 +245,29 @@ pub fn trim(keep_bytes: usize) -> usize {
         let Some(surplus) = pages.surplus(kept.saturating_sub(keep_bytes)) else { return went };
         drop(pages);
         // SAFETY: slot-held: the end of a free slot, which is ours until `dropped`.
-        let gone = unsafe { frames::drop_frames(surplus.addr, surplus.len_bytes) };
+        let gone = unsafe { give(surplus.addr, surplus.len_bytes) };
         PAGES.take().dropped(surplus, gone);
         went += surplus.len_bytes;
+    }
+}
+
+/// How short memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Severity {
+    /// Some wait for it.
+    Some,
+    /// It has been short for a while.
+    Full,
+}
+
+/// Gives back frames because memory is short: half of those kept, which the kernel takes when it likes; or all of them, now. Returns
+/// how many bytes.
+pub fn relieve(severity: Severity) -> usize {
+    let kept = stats();
+    let kept = kept.retained_bytes - kept.live_bytes;
+    match severity {
+        Severity::Some => give_back(kept / 2, frames::free_frames),
+        Severity::Full => give_back(0, frames::drop_frames),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use selfpage_core::linux::thread;
 
 use super::block::PAGES;
+use super::keeper;
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
@@ -50,5 +51,6 @@ pub fn parent() {
 
 /// After a fork, in the child.
 pub fn child() {
+    keeper::forget();
     PAGES.let_go();
 }

@@ -48,6 +48,20 @@ pub(super) unsafe fn drop_frames(addr: usize, len_bytes: usize) -> bool {
     unsafe { memory::advise(addr, len_bytes, Advice::Drop) }.is_ok()
 }
 
+/// Lets the kernel take frames back when it needs them. Until then the range reads as it did, so this is never true.
+///
+/// # Safety
+/// *slot-held*: as for [`drop_frames`].
+pub(super) unsafe fn free_frames(addr: usize, len_bytes: usize) -> bool {
+    // SAFETY: slot-held: nobody needs what is there.
+    if unsafe { memory::advise(addr, len_bytes, Advice::Free) }.is_err() {
+        // Locked memory, for one, is not taken back like that.
+        // SAFETY: slot-held: as above.
+        return unsafe { drop_frames(addr, len_bytes) };
+    }
+    false
+}
+
 /// Makes one mapping of several again, with nothing in it, closed.
 ///
 /// # Safety

@@ -23,20 +23,26 @@
 //! ```
 #![allow(unsafe_code)]
 
+pub mod batch;
 mod block;
 mod cache;
 mod culprit;
 pub mod fork;
 mod frames;
+mod grow_vec;
+pub mod keeper;
 mod lock;
 mod pages;
+mod pressure;
 mod reservation;
 mod retention;
+mod run;
 mod slot;
 mod stats;
 
 pub use block::{
-    allocate, allocate_zeroed, block_around, decay, free, resize, resize_in_place, set_retention, stats, trim,
-    usable_bytes,
+    Severity, allocate, allocate_zeroed, block_around, decay, exchange, free, owns, relieve, resize, resize_in_place,
+    set_retention, stats, trim, usable_bytes,
 };
+pub use grow_vec::{GrowVec, IntoIter, OutOfMemory};
 pub use stats::{Counts, Stats};

@@ -18,6 +18,8 @@ const ROOM_AT_FIRST: usize = 4;
 const LITTLE: usize = 64 << 10;
 /// Slots that frames are taken from for one block.
 const LENDERS: usize = 8;
+/// And of one slot, until it is free.
+const PIECES_OF_SLOT: u16 = 256;
 /// Mappings that moved frames may add, of the 65,530 that a process may have.
 const MOST_PIECES: usize = 8 << 10;
 
@@ -175,7 +177,7 @@ impl Pages {
             self.retention.framed_bytes -= slot.framed_bytes + framed - left;
             slot.framed_bytes = have + len;
             slot.dirty_bytes = have + len;
-            slot.pieces = slot.pieces.saturating_add(1);
+            slot.pieces += 1;
             self.pieces += 1;
             self.counts.lent_bytes += len as u64;
         }
@@ -187,6 +189,7 @@ impl Pages {
         let Some(reservation) = &mut self.reservation else { crate::die("a slot without a reservation") };
         let addr = reservation.addr(id);
         let slot = reservation.slot_mut(id);
+        self.counts.cold_bytes += len_bytes.saturating_sub(slot.framed_bytes) as u64;
         let given = Given { addr, dirty_bytes: slot.dirty_bytes, framed_bytes: slot.framed_bytes };
         slot.len_bytes = len_bytes;
         slot.holder = Holder::Block;
@@ -215,6 +218,69 @@ impl Pages {
         }
     }
 
+    /// Makes a run of a block: a range that items of a batch are carved from.
+    pub(super) fn make_run(&mut self, addr: usize) {
+        if let (Ok(id), Some(reservation)) = (self.block(addr), &mut self.reservation) {
+            reservation.slot_mut(id).holder = Holder::Run;
+        }
+    }
+
+    /// Where the run begins that `addr` is in.
+    pub(super) fn run(&self, addr: usize) -> Option<usize> {
+        let reservation = self.reservation.as_ref()?;
+        let id = reservation.find(addr)?;
+        let (slot, start) = (reservation.slot(id), reservation.addr(id));
+        (slot.holder == Holder::Run && addr < start + slot.len_bytes).then_some(start)
+    }
+
+    /// Takes a run back.
+    pub(super) fn free_run(&mut self, start: usize) {
+        let id = self.reservation.as_ref().and_then(|reservation| reservation.find(start));
+        if let Some(id) = id {
+            self.free(id);
+        }
+    }
+
+    /// Swaps what two blocks of one length hold. False: there is nothing to swap by.
+    pub(super) fn exchange(&mut self, a: SlotId, b: SlotId) -> bool {
+        let len = self.len_bytes(a);
+        let Some(reservation) = &mut self.reservation else { return false };
+        let (first, second) = (reservation.addr(a), reservation.addr(b));
+        if a.rank().min(b.rank()) < FIRST_LARGE {
+            // SAFETY: slot-held: two blocks of one owner, each this long.
+            unsafe { std::ptr::swap_nonoverlapping(first as *mut u64, second as *mut u64, len / size_of::<u64>()) };
+            return true;
+        }
+        let rank = a.rank().max(b.rank());
+        let Some(between) = self.cache.bare(rank) else {
+            // A slot to put frames down in, opened once and for all.
+            let Some(between) = reservation.fresh(rank) else { return false };
+            self.cache.put(reservation, between);
+            return self.exchange(a, b);
+        };
+        if !reservation.open(between, len) {
+            return false;
+        }
+        let third = reservation.addr(between);
+        // SAFETY: slot-held: two blocks of one owner, each this long, and a free slot, under the lock.
+        unsafe {
+            frames::shift(first, third, len);
+            frames::shift(second, first, len);
+            frames::shift(third, second, len);
+        }
+        for id in [a, b, between] {
+            let slot = reservation.slot_mut(id);
+            if slot.pieces == 0 {
+                (slot.pieces, self.pieces) = (1, self.pieces + 1);
+            }
+        }
+        true
+    }
+
+    pub(super) fn owns(&self, addr: usize) -> bool {
+        self.reservation.as_ref().is_some_and(|reservation| reservation.contains(addr))
+    }
+
     /// Where the block lies that `addr` is in, and how long it is.
     pub(super) fn around(&self, addr: usize) -> Option<(usize, usize)> {
         match self.block(addr) {
@@ -239,7 +305,25 @@ impl Pages {
         slot.len_bytes = 0;
         slot.holder = Holder::Nobody;
         slot.freed_at = self.frees;
+        if slot.pieces > PIECES_OF_SLOT {
+            self.mend(id);
+        }
+        let Some(reservation) = &mut self.reservation else { return };
         self.cache.put(reservation, id);
+    }
+
+    /// Makes one mapping of a free slot that is in no list. Its frames are lost.
+    #[cold]
+    fn mend(&mut self, id: SlotId) {
+        let Some(reservation) = &mut self.reservation else { return };
+        let addr = reservation.addr(id);
+        let slot = reservation.slot_mut(id);
+        // SAFETY: slot-held: a free slot, which nobody needs anything of.
+        if slot.open_bytes > 0 && unsafe { frames::close(addr, slot.open_bytes) } {
+            self.pieces -= slot.pieces as usize;
+            self.retention.framed_bytes -= slot.framed_bytes;
+            (slot.pieces, slot.open_bytes, slot.dirty_bytes, slot.framed_bytes) = (0, 0, 0, 0);
+        }
     }
 
     /// Makes a block longer or shorter where it is. What is new holds anything. False: there is no room.
@@ -291,7 +375,7 @@ impl Pages {
         if lent {
             let slot = reservation.slot_mut(heir);
             (slot.framed_bytes, slot.dirty_bytes, slot.freed_at) = (len, len, self.frees);
-            slot.pieces = slot.pieces.saturating_add(1);
+            slot.pieces += 1;
             self.pieces += 1;
             self.retention.framed_bytes += len;
         }
@@ -325,9 +409,10 @@ impl Pages {
         } else {
             // SAFETY: slot-held: as above; nobody needs what is in the new one.
             unsafe { frames::shift(source, target, before) };
-            self.pieces += 1;
             let slot = reservation.slot_mut(to);
-            slot.pieces = slot.pieces.saturating_add(1);
+            if slot.pieces == 0 {
+                (slot.pieces, self.pieces) = (1, self.pieces + 1);
+            }
             // The frames went along. Those behind the block did not: then all of the slot counts as before.
             let slot = reservation.slot_mut(id);
             if slot.framed_bytes == before {
@@ -339,6 +424,39 @@ impl Pages {
         self.counts.moved += 1;
         self.free(id);
         Some(given.addr)
+    }
+
+    /// A free slot to fill with frames, at most `bytes` of them and no more than the bound leaves. [`Pages::end_reserve`] must follow.
+    pub(super) fn begin_reserve(&mut self, bytes: usize) -> Option<Surplus> {
+        let bound = self.retention.bound_bytes().saturating_sub(self.retention.framed_bytes);
+        let len_bytes = bytes.min(bound) / TABLE_BYTES * TABLE_BYTES;
+        let (reservation, cache) = self.ready()?;
+        let rank = reservation.rank_for(len_bytes)?.max(FIRST_LARGE);
+        let id = match cache.bare(rank) {
+            Some(id) => {
+                cache.remove(reservation, id);
+                id
+            }
+            None => reservation.fresh(rank)?,
+        };
+        if len_bytes == 0 || !reservation.open(id, len_bytes) {
+            cache.put(reservation, id);
+            return None;
+        }
+        reservation.slot_mut(id).holder = Holder::Worker;
+        let addr = reservation.addr(id);
+        self.workers += 1;
+        self.retention.framed_bytes += len_bytes;
+        Some(Surplus { id, addr, len_bytes })
+    }
+
+    /// Puts the slot into the cache that was filled with frames.
+    pub(super) fn end_reserve(&mut self, reserve: Surplus) {
+        let Some(reservation) = &mut self.reservation else { return };
+        self.workers -= 1;
+        let slot = reservation.slot_mut(reserve.id);
+        (slot.holder, slot.framed_bytes, slot.freed_at) = (Holder::Nobody, reserve.len_bytes, self.frees);
+        self.cache.put(reservation, reserve.id);
     }
 
     /// The next frames that are to be dropped, if `bytes` of them are too many. [`Pages::dropped`] must follow.
@@ -362,7 +480,6 @@ impl Pages {
     pub(super) fn dropped(&mut self, surplus: Surplus, gone: bool) {
         let Some(reservation) = &mut self.reservation else { return };
         self.workers -= 1;
-        let addr = reservation.addr(surplus.id);
         let slot = reservation.slot_mut(surplus.id);
         slot.holder = Holder::Nobody;
         // What the kernel would not drop is forgotten all the same, or it would be asked for ever; it stays dirty.
@@ -372,13 +489,10 @@ impl Pages {
         if gone {
             slot.dirty_bytes = slot.dirty_bytes.min(slot.framed_bytes);
         }
-        if slot.framed_bytes == 0 && slot.pieces > 0 && slot.open_bytes > 0 {
-            // SAFETY: slot-held: a free slot without frames.
-            if unsafe { frames::close(addr, slot.open_bytes) } {
-                self.pieces -= slot.pieces as usize;
-                (slot.pieces, slot.open_bytes, slot.dirty_bytes) = (0, 0, 0);
-            }
+        if slot.framed_bytes == 0 && slot.pieces > 0 {
+            self.mend(surplus.id);
         }
+        let Some(reservation) = &mut self.reservation else { return };
         self.cache.put(reservation, surplus.id);
     }
 }

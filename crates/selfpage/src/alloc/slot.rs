@@ -33,6 +33,8 @@ pub(super) enum Holder {
     Nobody = 0,
     /// The program: a block.
     Block,
+    /// The program: items of a batch.
+    Run,
     /// Whoever works on its frames outside of the lock.
     Worker,
 }

@@ -20,6 +20,8 @@ pub struct Counts {
     pub warm: u64,
     /// Blocks that did not.
     pub cold: u64,
+    /// Bytes of those that had no frames.
+    pub cold_bytes: u64,
     /// Blocks that were resized where they were.
     pub in_place: u64,
     /// Blocks that moved because they grew.
@@ -31,5 +33,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    pub(super) const NONE: Counts = Counts { warm: 0, cold: 0, in_place: 0, moved: 0, lent_bytes: 0, dropped_bytes: 0 };
+    pub(super) const NONE: Counts =
+        Counts { warm: 0, cold: 0, cold_bytes: 0, in_place: 0, moved: 0, lent_bytes: 0, dropped_bytes: 0 };
 }

@@ -48,18 +48,32 @@ fn length(random: &mut Random) -> usize {
     8 + random.below(most)
 }
 
+/// Swaps what the last of some blocks and the first of others hold, where they are of one length.
+fn exchange((some, others): (&mut [Block], &mut [Block])) {
+    let (a, b) = (some.last_mut().expect("a block"), &mut others[0]);
+    // SAFETY: both are ours; made as long as the other.
+    let resized = unsafe { alloc::resize(b.start, a.len_bytes) }.expect("memory");
+    (b.start, b.len_bytes) = (resized, a.len_bytes);
+    b.fill();
+    // SAFETY: both are ours.
+    assert!(unsafe { alloc::exchange(a.start, b.start) });
+    std::mem::swap(&mut a.seed, &mut b.seed);
+    a.check(a.len_bytes);
+    b.check(b.len_bytes);
+}
+
 fn calls(seed: u64, count: usize) {
     let mut random = Random(seed);
     let mut blocks: Vec<Block> = Vec::new();
     for call in 0..count {
         let chosen = random.below(blocks.len().max(1));
-        match random.below(9) {
+        match random.below(10) {
             0..=2 if blocks.len() < 24 => {
                 let (len_bytes, align) = (length(&mut random), 1 << random.below(23));
                 let zeroed = random.below(2) == 0;
                 let make = if zeroed { alloc::allocate_zeroed } else { alloc::allocate };
                 let start = make(len_bytes, align).expect("memory");
-                assert_eq!(start.as_ptr() as usize % align, 0);
+                assert!((start.as_ptr() as usize).is_multiple_of(align));
                 assert!(alloc::usable_bytes(start).expect("a block") >= len_bytes);
                 if zeroed {
                     // SAFETY: within the block.
@@ -87,7 +101,8 @@ fn calls(seed: u64, count: usize) {
                 block.fill();
             }
             7 => drop(alloc::trim(random.below(64 << 20))),
-            8 => blocks.iter().for_each(|block| block.check(block.len_bytes)),
+            8 if chosen + 1 < blocks.len() => exchange(blocks.split_at_mut(chosen + 1)),
+            9 => blocks.iter().for_each(|block| block.check(block.len_bytes)),
             _ => {}
         }
         let stats = alloc::stats();
@@ -105,5 +120,5 @@ fn calls(seed: u64, count: usize) {
 fn every_block_keeps_what_was_written_to_it() {
     let seed = crate::random::seed();
     println!("seed {seed}");
-    calls(seed, 1500);
+    crate::own_process::run("model::every_block_keeps_what_was_written_to_it", || calls(seed, 1500));
 }

@@ -1,0 +1,75 @@
+//! `exchange`: two blocks swap what they hold, by frames and by copying.
+
+use super::super::error::Error;
+use super::super::job::{Bench, Job, Place};
+use super::super::raw::blocks::cycles;
+use super::super::result::{Better, Sample, Unit};
+use super::super::system::Entry;
+use super::{GLIBC, OURS};
+
+/// The bench.
+pub struct Exchange;
+
+const SYSTEMS: &[Entry] = &[OURS, GLIBC];
+const LENGTHS: [(&str, usize); 4] = [("2m", 2 << 20), ("16m", 16 << 20), ("64m", 64 << 20), ("256m", 256 << 20)];
+const PASSES: usize = 9;
+
+impl Bench for Exchange {
+    fn name(&self) -> &'static str {
+        "exchange"
+    }
+
+    fn about(&self) -> &'static str {
+        "two blocks swap what they hold: by frames (selfpage), and by copying (glibc)"
+    }
+
+    fn place(&self) -> Place {
+        Place::Memory
+    }
+
+    fn cases(&self) -> Vec<String> {
+        LENGTHS.map(|(name, _)| name.into()).to_vec()
+    }
+
+    fn systems(&self) -> &'static [Entry] {
+        SYSTEMS
+    }
+
+    fn takes_part(&self, _: &Entry, _: &str) -> bool {
+        true
+    }
+
+    fn unit(&self, _: &str) -> Unit {
+        Unit { name: "kcycles", better: Better::Lower }
+    }
+
+    fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
+        let source = super::source(job)?;
+        let length = LENGTHS.iter().find(|(name, _)| *name == job.case);
+        let (_, len_bytes) = *length.ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        super::need(3 * len_bytes)?;
+        let (Some(a), Some(b)) = (source.allocate(len_bytes), source.allocate(len_bytes)) else {
+            return Err(super::no_memory());
+        };
+        a.fill(1);
+        b.fill(2);
+        let mut took = Vec::new();
+        for _ in 0..PASSES {
+            let begin = cycles();
+            if job.system.name == OURS.name {
+                if !a.exchange(&b) {
+                    return Err(super::no_memory());
+                }
+            } else {
+                a.copy_across(&b);
+            }
+            took.push(cycles() - begin);
+        }
+        // An odd number of times: each has what the other had.
+        if [0, len_bytes / 2, len_bytes - 1].iter().any(|at| (a.byte(*at), b.byte(*at)) != (2, 1)) {
+            return Err(Error::Failed("the blocks do not hold what they should".into()));
+        }
+        [a, b].into_iter().for_each(|block| block.free());
+        Ok(super::sample(super::median(took) / 1e3, &[]))
+    }
+}

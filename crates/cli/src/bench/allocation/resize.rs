@@ -1,0 +1,92 @@
+//! `realloc`: what it costs to make a block longer.
+
+use super::super::error::Error;
+use super::super::job::{Bench, Job, Place};
+use super::super::raw::PAGE_BYTES;
+use super::super::raw::blocks::{Block, Source, cycles};
+use super::super::result::{Better, Sample, Unit};
+use super::super::system::Entry;
+use super::{GLIBC, JEMALLOC, MIMALLOC, MMAP, OURS, TCMALLOC};
+
+/// The bench.
+pub struct Resize;
+
+const SYSTEMS: &[Entry] = &[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, MMAP];
+const CASES: [&str; 3] = ["64k-1g-warm", "64k-1g-cold", "128k-256k"];
+const PASSES: usize = 5;
+const STEPS: usize = 64;
+
+impl Bench for Resize {
+    fn name(&self) -> &'static str {
+        "realloc"
+    }
+
+    fn about(&self) -> &'static str {
+        "a block grows: by doubling from 64 KiB to 1 GiB, what is new touched; from 128 to 256 KiB"
+    }
+
+    fn place(&self) -> Place {
+        Place::Memory
+    }
+
+    fn cases(&self) -> Vec<String> {
+        CASES.map(String::from).to_vec()
+    }
+
+    fn systems(&self) -> &'static [Entry] {
+        SYSTEMS
+    }
+
+    fn takes_part(&self, _: &Entry, _: &str) -> bool {
+        true
+    }
+
+    fn unit(&self, case: &str) -> Unit {
+        Unit { name: if case == "128k-256k" { "cycles" } else { "Mcycles" }, better: Better::Lower }
+    }
+
+    fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
+        let source = super::source(job)?;
+        source.allocate(PAGE_BYTES).ok_or_else(super::no_memory)?.free();
+        if job.case == "128k-256k" {
+            return one_step(source);
+        }
+        // While a copy is made there are one and a half.
+        super::need(2 << 30)?;
+        let passes = if job.case == "64k-1g-warm" { PASSES } else { 0 };
+        let first = grow(source)?;
+        let took = (0..passes).map(|_| grow(source)).collect::<Result<Vec<_>, _>>()?;
+        let took = if took.is_empty() { vec![first] } else { took };
+        Ok(super::sample(super::median(took) / 1e6, &[]))
+    }
+}
+
+fn grow(source: Source) -> Result<u64, Error> {
+    let mut len_bytes = 64 << 10;
+    let begin = cycles();
+    let mut block = source.allocate(len_bytes).ok_or_else(super::no_memory)?;
+    block.touch(0);
+    while len_bytes < 1 << 30 {
+        block = block.resize(2 * len_bytes).ok_or_else(super::no_memory)?;
+        block.touch(len_bytes);
+        len_bytes *= 2;
+    }
+    block.free();
+    Ok(cycles() - begin)
+}
+
+/// Many blocks, so that no allocator has room behind all of them by chance.
+fn one_step(source: Source) -> Result<Sample, Error> {
+    let (before, after) = (128 << 10, 256 << 10);
+    let mut took = Vec::new();
+    for _ in 0..PASSES + 1 {
+        let blocks: Option<Vec<Block>> = (0..STEPS).map(|_| source.allocate(before)).collect();
+        let blocks = blocks.ok_or_else(super::no_memory)?;
+        blocks.iter().for_each(|block| block.touch(0));
+        let begin = cycles();
+        let blocks: Option<Vec<Block>> = blocks.into_iter().map(|block| block.resize(after)).collect();
+        took.push((cycles() - begin) / STEPS as u64);
+        blocks.ok_or_else(super::no_memory)?.into_iter().for_each(Block::free);
+    }
+    Ok(super::sample(super::median(took), &[]))
+}

@@ -1,0 +1,79 @@
+//! Batches: items apart from each other, freed in any order, and their memory back at the end.
+
+use std::collections::HashSet;
+
+use selfpage::alloc;
+use selfpage::alloc::batch::{self, Blocks, Item};
+
+use crate::own_process;
+use crate::random::{Random, seed};
+
+fn write_numbers(items: &[Item]) {
+    for (number, item) in items.iter().flatten().enumerate() {
+        // SAFETY: ours, of 8 bytes at least.
+        unsafe { item.cast::<u64>().write(number as u64) };
+    }
+}
+
+fn number(item: Item) -> u64 {
+    // SAFETY: ours, and written before.
+    unsafe { item.unwrap().cast::<u64>().read() }
+}
+
+#[test]
+fn items_are_apart_and_may_be_freed_in_any_order() {
+    own_process::run("batches::items_are_apart_and_may_be_freed_in_any_order", || {
+        let mut random = Random(seed());
+        for (len_bytes, align_bytes, count) in [(48, 16, 40_000), (1, 1, 100_000), (100, 64, 5000), (5000, 8, 100)] {
+            let mut items = vec![None; count];
+            assert_eq!(batch::allocate(&Blocks, len_bytes, align_bytes, &mut items), count);
+            assert!(items.iter().flatten().all(|item| (item.as_ptr() as usize).is_multiple_of(align_bytes.max(16))));
+            let usable = alloc::usable_bytes(items[0].unwrap()).unwrap();
+            assert!(usable >= len_bytes);
+            write_numbers(&items);
+            assert!((0..count).all(|at| number(items[at]) == at as u64));
+            // Shuffled, half by single frees.
+            for at in (1..count).rev() {
+                items.swap(at, random.below(at + 1));
+            }
+            let (one_by_one, rest) = items.split_at(count / 2);
+            for item in one_by_one.iter().flatten() {
+                // SAFETY: ours.
+                unsafe { alloc::free(*item) };
+            }
+            // SAFETY: ours.
+            unsafe { batch::free(&Blocks, rest) };
+            assert_eq!(alloc::stats().live_bytes, 0);
+        }
+    });
+}
+
+#[test]
+fn a_whole_run_is_freed_at_once_and_items_of_many_lengths_too() {
+    own_process::run("batches::a_whole_run_is_freed_at_once_and_items_of_many_lengths_too", || {
+        let lens: Vec<usize> = (0..30_000).map(|at| if at < 20_000 { 32 } else { 1 + at % 3 * 4000 }).collect();
+        let mut items = vec![None; lens.len()];
+        // Single items are blocks of a page and more here.
+        assert_eq!(batch::allocate_each(&Blocks, &lens[..21_000], 8, &mut items), 21_000);
+        write_numbers(&items[..21_000]);
+        // SAFETY: ours.
+        assert_eq!(unsafe { batch::resize(&Blocks, &mut items[19_990..20_010], 9000) }, 20);
+        assert!((0..21_000).all(|at| number(items[at]) == at as u64));
+        let distinct: HashSet<_> = items.iter().flatten().collect();
+        assert_eq!(distinct.len(), 21_000);
+        // SAFETY: ours.
+        unsafe { batch::free(&Blocks, &items) };
+        assert_eq!(alloc::stats().live_bytes, 0);
+    });
+}
+
+#[test]
+fn what_cannot_be_had_is_counted() {
+    let mut items = vec![None; 3];
+    assert_eq!(batch::allocate(&Blocks, usize::MAX, 1, &mut items), 0);
+    assert_eq!(batch::allocate(&Blocks, 8, 3, &mut items), 0);
+    assert_eq!(batch::allocate_each(&Blocks, &[8, usize::MAX, 8], 8, &mut items), 1);
+    assert!(items[0].is_some() && items[1].is_none() && items[2].is_none());
+    // SAFETY: ours.
+    unsafe { batch::free(&Blocks, &items) };
+}

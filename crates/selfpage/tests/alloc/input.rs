@@ -1,0 +1,108 @@
+//! Bad input: no memory where there can be none, and one line before the end where a pointer is none of ours.
+
+use std::ptr::NonNull;
+
+use selfpage::alloc;
+use selfpage::alloc::batch::{self, Blocks};
+
+use crate::own_process;
+
+#[test]
+fn lengths_and_alignments_that_cannot_be_give_none() {
+    for len_bytes in [usize::MAX, usize::MAX - 4095, isize::MAX as usize, 1 << 46] {
+        assert_eq!(alloc::allocate(len_bytes, 1), None, "{len_bytes}");
+        assert_eq!(alloc::allocate_zeroed(len_bytes, 1), None, "{len_bytes}");
+    }
+    for align_bytes in [0, 3, 1 << 31, 1 << 63] {
+        assert_eq!(alloc::allocate(1, align_bytes), None, "{align_bytes}");
+    }
+    let block = alloc::allocate(0, 1).unwrap();
+    // SAFETY: ours, of a page at least.
+    unsafe {
+        block.write(3);
+        assert_eq!(alloc::resize(block, usize::MAX), None);
+        assert!(!alloc::resize_in_place(block, usize::MAX));
+        assert_eq!(block.read(), 3);
+        alloc::free(block);
+    }
+}
+
+#[test]
+fn no_memory_is_none_and_everything_goes_on() {
+    own_process::run("input::no_memory_is_none_and_everything_goes_on", || {
+        let block = alloc::allocate(8 << 20, 1).unwrap();
+        // SAFETY: ours.
+        unsafe { block.write_bytes(5, 8 << 20) };
+        let limit = libc::rlimit { rlim_cur: 1, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit: there can be no new mappings.
+        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
+        assert_eq!(alloc::allocate(512 << 20, 1), None);
+        // SAFETY: ours.
+        assert_eq!(unsafe { alloc::resize(block, 512 << 20) }, None);
+        let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
+        // SAFETY: ours.
+        unsafe {
+            let block = alloc::resize(block, 512 << 20).unwrap();
+            assert_eq!(block.add((8 << 20) - 1).read(), 5);
+            alloc::free(block);
+        }
+    });
+}
+
+/// The line that the process says before it aborts.
+fn epitaph(test: &str, body: impl FnOnce()) -> String {
+    let Some(output) = own_process::output(test, body) else { return String::new() };
+    assert!(!output.status.success());
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    errors.lines().find(|line| line.starts_with("selfpage: ")).map(String::from).unwrap_or(errors)
+}
+
+fn says(test: &str, words: &str, body: impl FnOnce()) {
+    let line = epitaph(test, body);
+    assert!(line.is_empty() || (line.contains("0x") && line.contains(words)), "{line}");
+}
+
+#[test]
+fn freeing_twice_is_named() {
+    says("input::freeing_twice_is_named", "freed already", || {
+        let block = alloc::allocate(1 << 20, 1).unwrap();
+        // SAFETY: the second is the mistake.
+        unsafe {
+            alloc::free(block);
+            alloc::free(block);
+        }
+    });
+}
+
+#[test]
+fn freeing_the_middle_is_named() {
+    says("input::freeing_the_middle_is_named", "inside of the block", || {
+        let block = alloc::allocate(1 << 20, 1).unwrap();
+        // SAFETY: within the block, which is the mistake.
+        unsafe { alloc::free(block.add(4096)) };
+    });
+}
+
+#[test]
+fn freeing_what_is_not_ours_is_named() {
+    says("input::freeing_what_is_not_ours_is_named", "no block of this allocator", || {
+        let mut other = 0u8;
+        // SAFETY: not ours, which is the mistake.
+        unsafe { alloc::free(NonNull::from(&mut other)) };
+    });
+}
+
+#[test]
+fn freeing_an_item_twice_is_named() {
+    says("input::freeing_an_item_twice_is_named", "freed already", || {
+        let mut items = vec![None; 10_000];
+        assert_eq!(batch::allocate(&Blocks, 48, 16, &mut items), 10_000);
+        // SAFETY: the second is the mistake.
+        unsafe {
+            batch::free(&Blocks, &items[7..9]);
+            batch::free(&Blocks, &items[3..12]);
+        }
+    });
+}

@@ -1,0 +1,23 @@
+//! Tests that measure, or end, the process run in one of their own.
+
+use std::process::{Command, Output};
+
+const CHILD: &str = "SELFPAGE_TEST_CHILD";
+
+/// Runs `body` in a child process, which is this test alone, and expects it to end well.
+pub fn run(test: &str, body: impl FnOnce()) {
+    if let Some(output) = output(test, body) {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+    }
+}
+
+/// The same, for whatever the child says. `None` in the child.
+pub fn output(test: &str, body: impl FnOnce()) -> Option<Output> {
+    if std::env::var_os(CHILD).is_some() {
+        body();
+        return None;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    Some(command.args([test, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap())
+}

@@ -1,0 +1,120 @@
+//! Threads at once, and forks among them: what a block holds stays its own.
+
+use std::ptr::NonNull;
+use std::sync::mpsc;
+use std::thread;
+
+use selfpage::alloc;
+
+use crate::own_process;
+use crate::random::{Random, seed};
+
+/// A block that says how long it is and whose, at both ends.
+struct Marked(NonNull<u8>, usize, u64);
+
+// SAFETY: one owner at a time.
+unsafe impl Send for Marked {}
+
+impl Marked {
+    fn new(len_bytes: usize, mark: u64) -> Marked {
+        let block = Marked(alloc::allocate(len_bytes, 1).expect("memory"), len_bytes, mark);
+        block.write();
+        block
+    }
+    fn write(&self) {
+        // SAFETY: within the block.
+        unsafe {
+            self.0.cast::<u64>().write(self.2);
+            self.0.add(self.1 - 8).cast::<u64>().write_unaligned(!self.2);
+        }
+    }
+    fn check(&self) {
+        // SAFETY: within the block.
+        let ends = unsafe { (self.0.cast::<u64>().read(), self.0.add(self.1 - 8).cast::<u64>().read_unaligned()) };
+        assert_eq!(ends, (self.2, !self.2));
+    }
+    fn resize(&mut self, len_bytes: usize) {
+        // SAFETY: ours, and the old address is forgotten.
+        self.0 = unsafe { alloc::resize(self.0, len_bytes) }.expect("memory");
+        // SAFETY: within the block.
+        assert_eq!(unsafe { self.0.cast::<u64>().read() }, self.2);
+        self.1 = len_bytes;
+        self.write();
+    }
+    fn free(self) {
+        self.check();
+        // SAFETY: ours, and gone.
+        unsafe { alloc::free(self.0) };
+    }
+}
+
+fn storm(seed: u64, calls: usize) {
+    println!("seed {seed}");
+    thread::scope(|scope| {
+        let (to_right, from_left) = mpsc::channel::<Marked>();
+        let (to_left, from_right) = mpsc::channel::<Marked>();
+        for (number, send, receive) in [(1, to_right, from_right), (2, to_left, from_left)] {
+            scope.spawn(move || {
+                let mut random = Random(seed.wrapping_mul(number));
+                let mut blocks: Vec<Marked> = Vec::new();
+                for _ in 0..calls {
+                    let most = [100 << 10, 4 << 20, 16 << 20][random.below(3)];
+                    let len_bytes = 16 + random.below(most);
+                    let chosen = random.below(blocks.len().max(1));
+                    match random.below(6) {
+                        0..=1 if blocks.len() < 30 => blocks.push(Marked::new(len_bytes, random.next())),
+                        2 if !blocks.is_empty() => blocks[chosen].resize(len_bytes),
+                        3 if !blocks.is_empty() => drop(send.send(blocks.swap_remove(chosen))),
+                        4 if !blocks.is_empty() => blocks.swap_remove(chosen).free(),
+                        5 => drop(alloc::trim(8 << 20)),
+                        _ => receive.try_iter().for_each(Marked::free),
+                    }
+                }
+                blocks.into_iter().for_each(Marked::free);
+                drop(send);
+                receive.into_iter().for_each(Marked::free);
+            });
+        }
+    });
+}
+
+#[test]
+fn two_threads_allocate_and_free_for_each_other() {
+    own_process::run("threads::two_threads_allocate_and_free_for_each_other", || {
+        storm(seed(), 4000);
+        assert_eq!(alloc::stats().live_bytes, 0);
+    });
+}
+
+#[test]
+fn forks_in_a_storm_leave_both_sides_right() {
+    own_process::run("threads::forks_in_a_storm_leave_both_sides_right", || {
+        alloc::fork::register();
+        let seed = seed();
+        let mine: Vec<Marked> = (0..8).map(|at| Marked::new(200_000 << at, at)).collect();
+        thread::scope(|scope| {
+            let storm = scope.spawn(|| storm(seed, 3000));
+            while !storm.is_finished() {
+                // SAFETY: the child calls nothing but the allocator and `_exit`.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    mine.iter().for_each(Marked::check);
+                    let mut grown = Marked::new(100_000, 9);
+                    grown.resize(30 << 20);
+                    grown.free();
+                    // SAFETY: the child's own copies, not used any more.
+                    mine.iter().for_each(|block| unsafe { alloc::free(block.0) });
+                    alloc::trim(0);
+                    // SAFETY: ends the child at once.
+                    unsafe { libc::_exit(0) };
+                }
+                let mut status = 0;
+                // SAFETY: our child, and a place for its status.
+                unsafe { libc::waitpid(child, &raw mut status, 0) };
+                assert_eq!(status, 0, "the child, seed {seed}");
+                mine.iter().for_each(Marked::check);
+            }
+        });
+        mine.into_iter().for_each(Marked::free);
+    });
+}

@@ -1,0 +1,75 @@
+//! `GrowVec` against `Vec`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use selfpage::alloc::{GrowVec, OutOfMemory};
+
+use crate::random::{Random, seed};
+
+#[test]
+fn it_does_what_vec_does() {
+    let mut random = Random(seed());
+    let (mut ours, mut model) = (GrowVec::new(), Vec::new());
+    for _ in 0..20_000 {
+        let item = Rc::new(random.next());
+        let at = random.below(model.len() + 1);
+        match random.below(8) {
+            0..=3 => (ours.push(item.clone()), model.push(item)).1,
+            4 => (ours.insert(at, item.clone()), model.insert(at, item)).1,
+            5 if at < model.len() => assert_eq!(ours.remove(at), model.remove(at)),
+            6 if at < model.len() => assert_eq!(ours.swap_remove(at), model.swap_remove(at)),
+            7 => assert_eq!(ours.pop(), model.pop()),
+            _ => (ours.shrink_to_fit(), model.shrink_to_fit()).1,
+        }
+        assert_eq!(ours.len(), model.len());
+    }
+    assert_eq!(*ours, *model);
+    assert!((ours.capacity() - ours.len()) * 8 < 4096 + 8 || ours.is_empty());
+    let last = model.last().cloned();
+    assert!(ours.clone() == ours && ours.clone().into_iter().eq(model.clone()));
+    let mut half = ours.into_iter();
+    half.next();
+    drop(half);
+    drop(model);
+    assert!(last.is_none_or(|last| Rc::strong_count(&last) == 1), "an item was leaked");
+}
+
+#[test]
+fn what_panics_is_dropped_once_and_the_rest_too() {
+    struct Bomb(#[expect(dead_code, reason = "counts those that were not dropped")] Rc<()>, bool);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            assert!(!self.1, "a bomb");
+        }
+    }
+    let count = Rc::new(());
+    let make = || (0..10).map(|at| Bomb(count.clone(), at == 4)).collect::<GrowVec<Bomb>>();
+    assert!(catch_unwind(AssertUnwindSafe(|| make().truncate(2))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(make()))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(make().into_iter().nth(1)))).is_err());
+    assert_eq!(Rc::strong_count(&count), 1);
+    let made = catch_unwind(AssertUnwindSafe(|| {
+        (0..10).map(|at| if at == 5 { panic!("an item") } else { count.clone() }).collect::<GrowVec<_>>()
+    }));
+    assert!(made.is_err());
+    assert_eq!(Rc::strong_count(&count), 1);
+}
+
+#[test]
+fn items_without_size_and_with_alignment() {
+    #[repr(align(1048576))]
+    #[derive(Clone, Debug, PartialEq)]
+    struct Wide(u8);
+    let mut none: GrowVec<()> = GrowVec::new();
+    none.resize(1_000_000, ());
+    assert_eq!((none.len(), none.capacity(), none.pop()), (1_000_000, usize::MAX, Some(())));
+    let mut wide = GrowVec::new();
+    (0..20).for_each(|at| wide.push(Wide(at)));
+    assert!(wide.iter().enumerate().all(|(at, item)| item.0 == at as u8 && (item as *const Wide).is_aligned()));
+    let mut words: GrowVec<u64> = GrowVec::with_capacity(10);
+    assert_eq!(words.try_reserve(usize::MAX), Err(OutOfMemory));
+    words.extend_from_slice(&[1, 2, 3]);
+    words[1] = 5;
+    assert_eq!(format!("{words:?}"), "[1, 5, 3]");
+}
