@@ -133,8 +133,8 @@ fn threads(directory: &Path, quick: bool) -> io::Result<()> {
 
 fn templates(directory: &Path, quick: bool) -> io::Result<()> {
     let body = "template <int N> struct F@ { static constexpr long value = F@<N - 1>::value + N % 7; array<tuple<int, F@<N - 1> *>, 2> a; };\n\
-        template <> struct F@<0> { static constexpr long value = 0; }; long g@() { return F@<800>::value; }";
-    numbered(directory, "templates.cc", if quick { 2 } else { 40 }, "#include <array>\n#include <tuple>", body)
+        template <> struct F@<0> { static constexpr long value = 0; }; long g@() { return F@<300>::value; }";
+    numbered(directory, "templates.cc", if quick { 1 } else { 4 }, "#include <array>\n#include <tuple>", body)
 }
 
 fn objects(directory: &Path, quick: bool) -> io::Result<()> {
