@@ -20,39 +20,50 @@ use record::Records;
 const LEAST_BYTES: usize = 1 << 20;
 /// What the preloaded library reads its wishes from.
 const VARIABLE: &str = "SELFPAGE_RUN";
-const LIBRARY: &str = "libselfpage_malloc.so";
+/// With frames: the library that gives a program a domain.
+const FRAMES: Library = Library { file: "libselfpage_frames.so", package: "selfpage-preload" };
+/// Without: the allocator alone.
+const MALLOC: Library = Library { file: "libselfpage_malloc.so", package: "selfpage-malloc" };
 const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH];
 
-/// Run a program in a fixed number of frames.
+/// What is preloaded.
+struct Library {
+    file: &'static str,
+    package: &'static str,
+}
+
+/// Run a program in a fixed number of frames, or with selfpage's allocator alone.
 ///
-/// Its heap and its anonymous mappings are paged by a domain of its own, to a store on disk. So are those of the programs
-/// that it executes and of the children that it forks, each in as many frames.
+/// With --frames its heap and its anonymous mappings are paged by a domain of its own, to a store on disk. So are those of the
+/// programs that it executes and of the children that it forks, each in as many frames. Without, it has selfpage's allocator in place
+/// of the C library's, and is otherwise as it is; SELFPAGE_SHOW_STATS=1 shows what that did.
 const EXAMPLES: &str = "\
 Examples:
   selfpage run --frames 64M -- python3 script.py
   selfpage run --frames 64M --trace t -- sort lines && selfpage heatmap t -o t.svg
+  selfpage run -- g++ -O2 -c large.cc
 
 Exit status: the program's own, 128 and the signal that ended it, or 2 for bad usage.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// How much memory it gets: bytes, or a number with K, M or G.
+    /// How much memory it gets: bytes, or a number with K, M or G. Without: as much as it likes, from selfpage's allocator.
     #[arg(long, value_name = "SIZE")]
-    frames: String,
-    /// Which page makes room for another: fifo, lru, mru, clock, random, priority.
-    #[arg(long, value_name = "NAME", default_value = "lru")]
-    policy: String,
+    frames: Option<String>,
+    /// Which page makes room for another: fifo, lru, mru, clock, random, priority; lru unless stated otherwise.
+    #[arg(long, value_name = "NAME", requires = "frames")]
+    policy: Option<String>,
     /// Where pages go: a file, a block device, a directory (a file without a name there), or `memory`. /var/tmp unless
     /// stated otherwise.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", requires = "frames")]
     store: Option<OsString>,
     /// Write what the domains counted to this file, as one JSON object, when the program has ended.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "frames")]
     stats: Option<PathBuf>,
     /// Write what happens to each page to this file; `selfpage heatmap` draws it. Other processes that the program starts write
     /// to FILE.PID.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "frames")]
     trace: Option<PathBuf>,
     /// With --trace: estimate the working set once in so many milliseconds, by a sample of 256 pages; 0: never.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
@@ -75,7 +86,11 @@ fn bad(why: String) -> Refused {
 
 /// Runs the program. The status to end with: the program's own, or 128 and the signal that ended it.
 pub fn run(args: Args) -> i32 {
-    match begin(&args).and_then(|(child, signals, records)| follow(child, signals, records, &args)) {
+    let begun = match &args.frames {
+        Some(frames) => begin(&args, frames),
+        None => begin_without_frames(&args),
+    };
+    match begun.and_then(|(child, signals, records)| follow(child, signals, records, &args)) {
         Ok(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
         Err(Refused { why, status }) => {
             eprintln!("selfpage run: {why}");
@@ -84,14 +99,27 @@ pub fn run(args: Args) -> i32 {
     }
 }
 
-fn begin(args: &Args) -> Result<(Child, SignalsInfo<WithOrigin>, Records), Refused> {
-    let frames_bytes = frames_bytes(&args.frames).map_err(bad)?;
-    if !POLICIES.contains(&args.policy.as_str()) {
-        return Err(bad(format!("there is no policy {}; there are {}", args.policy, POLICIES.join(", "))));
+type Begun = (Child, SignalsInfo<WithOrigin>, Records);
+
+/// The program with our allocator, and nothing of ours beside it.
+fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
+    let program = program::find(&args.program[0]).map_err(bad)?;
+    let library = MALLOC.find().map_err(bad)?;
+    let mut command = Command::new(program);
+    command.args(&args.program[1..]).env("LD_PRELOAD", preload(&library)).env_remove(VARIABLE);
+    let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
+    start(command, records)
+}
+
+fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
+    let frames_bytes = frames_bytes(frames).map_err(bad)?;
+    let policy = args.policy.as_deref().unwrap_or("lru");
+    if !POLICIES.contains(&policy) {
+        return Err(bad(format!("there is no policy {policy}; there are {}", POLICIES.join(", "))));
     }
     let program = program::find(&args.program[0]).map_err(bad)?;
     let store = args.store.as_deref().map(place).transpose().map_err(bad)?;
-    let library = library().map_err(bad)?;
+    let library = FRAMES.find().map_err(bad)?;
     if let Some(stats) = &args.stats {
         // The place is found wanting before the program has run for an hour.
         std::fs::write(stats, "").map_err(|cause| bad(format!("--stats {}: {cause}", stats.display())))?;
@@ -100,7 +128,7 @@ fn begin(args: &Args) -> Result<(Child, SignalsInfo<WithOrigin>, Records), Refus
     serves_system_calls()?;
     let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
     let user = rustix::process::geteuid().as_raw();
-    let (policy, record) = (&args.policy, records.path());
+    let record = records.path();
     let mut wishes = OsString::from(format!("frames={frames_bytes};policy={policy};user={user};record={record}"));
     if let Some(trace) = trace {
         wishes.push(";trace=");
@@ -111,15 +139,17 @@ fn begin(args: &Args) -> Result<(Child, SignalsInfo<WithOrigin>, Records), Refus
         wishes.push(";store=");
         wishes.push(store);
     }
-    // From here on signals are the program's.
+    let mut command = Command::new(&program);
+    command.args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload(&library));
+    start(command, records)
+}
+
+/// From here on signals are the program's.
+fn start(mut command: Command, records: Records) -> Result<Begun, Refused> {
     let signals = SignalsInfo::<WithOrigin>::new(PASSED_ON.iter().chain(&[SIGCHLD]))
         .map_err(|cause| bad(format!("cannot listen for signals: {cause}")))?;
-    let child = Command::new(&program)
-        .args(&args.program[1..])
-        .env(VARIABLE, wishes)
-        .env("LD_PRELOAD", preload(&library))
-        .spawn()
-        .map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
+    let program = command.get_program().to_owned();
+    let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
     Ok((child, signals, records))
 }
 
@@ -207,14 +237,17 @@ fn fresh(said: &Path) -> Result<OsString, String> {
     Ok(path.into_os_string())
 }
 
-/// The library, beside this program or in the lib directory beside its own.
-fn library() -> Result<PathBuf, String> {
-    let own = std::env::current_exe().map_err(|cause| format!("cannot tell where I am: {cause}"))?;
-    let here = own.parent().unwrap_or(Path::new("/"));
-    let places = [here.join(LIBRARY), here.join("../lib").join(LIBRARY), here.join("../lib/selfpage").join(LIBRARY)];
-    places.iter().find(|path| path.is_file()).map(|path| path.to_owned()).ok_or_else(|| {
-        format!("{LIBRARY} is not in {} nor in ../lib; build it with `cargo build -p selfpage-preload`", here.display())
-    })
+impl Library {
+    /// Its file, beside this program or in the lib directory beside its own.
+    fn find(&self) -> Result<PathBuf, String> {
+        let Library { file, package } = self;
+        let own = std::env::current_exe().map_err(|cause| format!("cannot tell where I am: {cause}"))?;
+        let here = own.parent().unwrap_or(Path::new("/"));
+        let places = [here.join(file), here.join("../lib").join(file), here.join("../lib/selfpage").join(file)];
+        places.iter().find(|path| path.is_file()).map(|path| path.to_owned()).ok_or_else(|| {
+            format!("{file} is not in {} nor in ../lib; build it with `cargo build -p {package}`", here.display())
+        })
+    }
 }
 
 /// Ours first, then what was to be preloaded already.

@@ -1,4 +1,4 @@
-//! The library that `selfpage run` preloads: it gives an unmodified program a domain of its own, and answers the calls with
+//! The library that `selfpage run --frames` preloads: it gives an unmodified program a domain of its own, and answers the calls with
 //! which the program asks for memory from the domain's regions.
 //!
 //! Without `SELFPAGE_RUN` in the environment it hands out memory as any malloc does, and leaves mappings to the kernel.

@@ -8,6 +8,7 @@
 mod access;
 mod allocation;
 mod appel;
+mod apps;
 mod case;
 mod cgroup;
 mod content;
@@ -79,6 +80,7 @@ Examples:
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk
+  selfpage bench apps --reps 5                            real programs with our allocator, against glibc and others
   selfpage bench paging --save papers/osdi99-selfpaging/runs/2025-01-31-box";
 
 /// Measures, against the kernel's own ways and the disk's limit, all in one run.
@@ -122,6 +124,9 @@ pub fn run(args: Args) -> i32 {
         list();
         return 0;
     }
+    if args.name == "apps" {
+        return apps::run(&args);
+    }
     let chosen = match Choice::of(&args) {
         Ok(chosen) => chosen,
         Err(reason) => {
@@ -155,6 +160,9 @@ fn list() {
         println!("  cases:   {}", bench.cases().join(" "));
         println!("  systems: {}", names(bench.systems()).join(" "));
     }
+    println!("apps: real programs with other allocators preloaded, against the C library's");
+    println!("  cases:   {}", apps::cases().join(" "));
+    println!("  systems: {}", apps::systems().join(" "));
 }
 
 fn names(systems: &[Entry]) -> Vec<&'static str> {

@@ -364,3 +364,38 @@ pub fn die_with_parent() -> io::Result<()> {
     // SAFETY: no-pointers: numbers only.
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0) })
 }
+
+/// What a process and those that it waited for took.
+#[derive(Clone, Copy, Debug)]
+pub struct ChildUsage {
+    /// It ended by itself, with status 0.
+    pub well: bool,
+    /// Seconds of CPU.
+    pub cpu_s: f64,
+    /// The most memory that one of them had.
+    pub peak_bytes: u64,
+}
+
+/// Waits for a child.
+pub fn wait_with_usage(pid: u32) -> io::Result<ChildUsage> {
+    // SAFETY: plain-old-data: the structure is numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    let mut status = 0;
+    loop {
+        // SAFETY: out-pointer: both outlive the call.
+        let ended = unsafe { libc::wait4(pid as libc::pid_t, &raw mut status, 0, &raw mut usage) };
+        if ended == pid as libc::pid_t {
+            break;
+        }
+        let cause = io::Error::last_os_error();
+        if cause.kind() != io::ErrorKind::Interrupted {
+            return Err(cause);
+        }
+    }
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    Ok(ChildUsage {
+        well: libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        peak_bytes: usage.ru_maxrss as u64 * 1024,
+    })
+}

@@ -1,0 +1,200 @@
+//! The programs, and what they work on. `$ALLOCATOR` is preloaded for the program alone, not for the shell around it.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+
+/// A program with its work.
+pub struct Program {
+    pub name: &'static str,
+    /// A shell's words.
+    pub script: &'static str,
+    /// What must be there, and the package that has it.
+    needs: &'static [(&'static str, &'static str)],
+    /// Makes its input.
+    pub prepare: fn(&Path, bool) -> io::Result<()>,
+}
+
+impl Program {
+    /// What is not installed.
+    pub fn missing(&self) -> Option<String> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let (program, package) = self
+            .needs
+            .iter()
+            .find(|(program, _)| !std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))?;
+        Some(format!("{program} is not installed: {package} has it"))
+    }
+}
+
+const GCC: &[(&str, &str)] = &[("g++", "g++")];
+const PYTHON: &[(&str, &str)] = &[("python3", "python3")];
+
+/// All of them.
+pub const ALL: &[Program] = &[
+    Program {
+        name: "g++-maps",
+        script: "LD_PRELOAD=$ALLOCATOR exec g++ -O2 -c -o maps.o maps.cc",
+        needs: GCC,
+        prepare: maps,
+    },
+    Program {
+        name: "g++-regex",
+        script: "LD_PRELOAD=$ALLOCATOR exec g++ -O2 -c -o regex.o regex.cc",
+        needs: GCC,
+        prepare: regex,
+    },
+    Program {
+        name: "g++-threads",
+        script: "LD_PRELOAD=$ALLOCATOR exec g++ -O2 -c -o threads.o threads.cc",
+        needs: GCC,
+        prepare: threads,
+    },
+    Program {
+        name: "g++-templates",
+        script: "LD_PRELOAD=$ALLOCATOR exec g++ -O2 -c -o templates.o templates.cc",
+        needs: GCC,
+        prepare: templates,
+    },
+    Program {
+        name: "python-objects",
+        script: "LD_PRELOAD=$ALLOCATOR exec python3 -S objects.py",
+        needs: PYTHON,
+        prepare: objects,
+    },
+    Program {
+        name: "python-loop",
+        script: "LD_PRELOAD=$ALLOCATOR exec python3 -S loop.py",
+        needs: PYTHON,
+        prepare: loops,
+    },
+    Program {
+        name: "sort",
+        script: "LD_PRELOAD=$ALLOCATOR exec sort --parallel=2 -o sorted lines",
+        needs: &[("sort", "coreutils")],
+        prepare: lines,
+    },
+    Program {
+        name: "sqlite3",
+        script: "LD_PRELOAD=$ALLOCATOR exec sqlite3 :memory: < query.sql",
+        needs: &[("sqlite3", "sqlite3")],
+        prepare: query,
+    },
+    Program {
+        name: "redis",
+        script: "LD_PRELOAD=$ALLOCATOR redis-server --port 0 --unixsocket ./socket --save '' --appendonly no & server=$!; \
+                 until redis-cli -s ./socket ping; do sleep 0.05; done; \
+                 redis-benchmark -s ./socket -n $(cat requests) -r 100000 -d 200 -P 16 -t set,get,lpush,hset -q; \
+                 status=$?; redis-cli -s ./socket shutdown nosave; wait $server; exit $status",
+        needs: &[("redis-server", "redis-server"), ("redis-benchmark", "redis-tools")],
+        prepare: requests,
+    },
+    Program {
+        name: "rustc",
+        script: "LD_PRELOAD=$ALLOCATOR exec rustc --edition 2021 --crate-type lib -O -o crate.rlib crate.rs",
+        needs: &[("rustc", "rustup")],
+        prepare: rust,
+    },
+];
+
+fn write(directory: &Path, name: &str, text: &str) -> io::Result<()> {
+    std::fs::write(directory.join(name), text)
+}
+
+/// A C++ file: headers, and `body` once for each number.
+fn numbered(directory: &Path, name: &str, count: usize, headers: &str, body: &str) -> io::Result<()> {
+    let mut text = format!("{headers}\nusing namespace std;\n");
+    for number in 0..count {
+        let _ = writeln!(text, "{}", body.replace('@', &number.to_string()));
+    }
+    write(directory, name, &text)
+}
+
+fn maps(directory: &Path, quick: bool) -> io::Result<()> {
+    let body = "struct K@ { int a; string s; bool operator<(K@ const &o) const { return tie(a, s) < tie(o.a, o.s); } };\n\
+        int f@(int n) { map<K@, vector<string>> m; set<K@> q; unordered_map<string, K@> u;\n\
+        for (int i = 0; i < n; i++) { K@ k{i, to_string(i)}; m[k].push_back(k.s); u[k.s] = k; q.insert(k); }\n\
+        return m.size() + q.size() + u.size(); }";
+    numbered(directory, "maps.cc", if quick { 1 } else { 8 }, "#include <bits/stdc++.h>", body)
+}
+
+fn regex(directory: &Path, quick: bool) -> io::Result<()> {
+    let body = "struct T@ : regex_traits<char> {};\n\
+        bool r@(string const &s) { basic_regex<char, T@> r(\"a+(b|c)*@\"); return regex_match(s, r); }";
+    numbered(directory, "regex.cc", if quick { 1 } else { 4 }, "#include <regex>\n#include <string>", body)
+}
+
+fn threads(directory: &Path, quick: bool) -> io::Result<()> {
+    let body = "struct V@ { int x[@ + 1]; }; int t@() { promise<V@> p; auto f = p.get_future(); deque<function<V@()>> q;\n\
+        q.emplace_back([] { return V@{}; }); thread t([&] { p.set_value(q.front()()); }); t.join();\n\
+        auto a = async([] { return make_shared<V@>(); }); return f.get().x[0] + a.get()->x[@]; }";
+    numbered(directory, "threads.cc", if quick { 1 } else { 25 }, "#include <bits/stdc++.h>", body)
+}
+
+fn templates(directory: &Path, quick: bool) -> io::Result<()> {
+    let body = "template <int N> struct F@ { static constexpr long value = F@<N - 1>::value + N % 7; array<tuple<int, F@<N - 1> *>, 2> a; };\n\
+        template <> struct F@<0> { static constexpr long value = 0; }; long g@() { return F@<300>::value; }";
+    numbered(directory, "templates.cc", if quick { 1 } else { 4 }, "#include <array>\n#include <tuple>", body)
+}
+
+fn objects(directory: &Path, quick: bool) -> io::Result<()> {
+    let count = if quick { 20_000 } else { 600_000 };
+    write(
+        directory,
+        "objects.py",
+        &format!(
+            "words = ['%d' % (i * 7919 % 1000003) for i in range({count})]\n\
+             table = {{w: [w, (w,), {{w: 1}}] for w in words}}\nwords.sort()\n\
+             big = [bytes(i % 5000 + 600) for i in range({count} // 10)]\n\
+             assert len(table) <= len(words) and len(big)\n"
+        ),
+    )
+}
+
+fn loops(directory: &Path, quick: bool) -> io::Result<()> {
+    let count = if quick { 100_000 } else { 10_000_000 };
+    write(directory, "loop.py", &format!("x = 0\nfor i in range({count}):\n    x = (x + i * i) & 65535\nprint(x)\n"))
+}
+
+fn lines(directory: &Path, quick: bool) -> io::Result<()> {
+    let mut text = String::new();
+    for number in 0..if quick { 20_000 } else { 2_000_000u64 } {
+        let _ = writeln!(text, "{:016x} line", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    }
+    write(directory, "lines", &text)
+}
+
+fn query(directory: &Path, quick: bool) -> io::Result<()> {
+    let count = if quick { 10_000 } else { 800_000 };
+    write(
+        directory,
+        "query.sql",
+        &format!(
+            "create table a(x integer primary key, y text);\n\
+             with recursive c(i) as (select 1 union all select i + 1 from c where i < {count})\n\
+             insert into a select i, hex(i * 7919) || 'abcdefghijklmnopqrstuvwxyz' from c;\n\
+             create index b on a(y);\nselect count(*), max(y) from a;\n"
+        ),
+    )
+}
+
+fn requests(directory: &Path, quick: bool) -> io::Result<()> {
+    write(directory, "requests", if quick { "5000" } else { "400000" })
+}
+
+/// Code as people write it, with traits, closures and collections.
+fn rust(directory: &Path, quick: bool) -> io::Result<()> {
+    let mut text = String::from("use std::collections::{BTreeMap, HashMap};\n");
+    for number in 0..if quick { 3 } else { 120 } {
+        let _ = writeln!(
+            text,
+            "#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]\npub struct S{number} {{ pub a: u32, pub b: String }}\n\
+             pub fn f{number}(n: u32) -> usize {{\n\
+             let mut by_name: HashMap<String, Vec<S{number}>> = HashMap::new();\n\
+             for a in 0..n {{ let s = S{number} {{ a, b: format!(\"{{a:x}}\") }}; by_name.entry(s.b.clone()).or_default().push(s); }}\n\
+             let sorted: BTreeMap<_, _> = by_name.iter().map(|(k, v)| (v.len(), k)).collect();\n\
+             sorted.values().filter(|k| k.len() > 1).map(|k| format!(\"{{k:?}}\").len()).sum()\n}}"
+        );
+    }
+    write(directory, "crate.rs", &text)
+}

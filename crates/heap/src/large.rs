@@ -1,0 +1,86 @@
+//! Large blocks, as the C side asks for them: blocks of the page allocator.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use selfpage::alloc;
+
+/// Bytes of blocks now, with what is kept for later, and at most lately.
+pub fn stats() -> (usize, usize, usize) {
+    let stats = alloc::stats();
+    (stats.live_bytes, stats.retained_bytes, stats.peak_bytes)
+}
+
+/// Gives back what is kept. Whether there was something.
+pub fn trim() -> bool {
+    alloc::trim(0) != 0
+}
+
+/// Gets ready for forks, and keeps as much of freed blocks as is said.
+pub fn begin(retain_bytes: Option<usize>) {
+    alloc::fork::register();
+    if retain_bytes.is_some() {
+        alloc::set_retention(retain_bytes);
+    }
+}
+
+fn or_enomem(block: Option<NonNull<u8>>) -> *mut c_void {
+    if let Some(block) = block {
+        return block.as_ptr().cast();
+    }
+    // SAFETY: thread-local-c: the C library's own location.
+    unsafe { *libc::__errno_location() = libc::ENOMEM };
+    std::ptr::null_mut()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
+    if size > isize::MAX as usize {
+        return or_enomem(None);
+    }
+    let size = size.max(1);
+    or_enomem(if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
+    let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
+    // SAFETY: heap-block: the caller found it to be a block of the page allocator.
+    or_enomem(block.and_then(|block| unsafe { alloc::resize(block, size) }))
+}
+
+/// Whether it was one of these blocks.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
+    match NonNull::new(block.cast()) {
+        Some(block) if alloc::usable_bytes(block).is_some() => {
+            // SAFETY: heap-block: passed on from our caller.
+            unsafe { alloc::free(block) };
+            true
+        }
+        _ => false,
+    }
+}
+
+/// How long one of these blocks is; 0: it is none of them.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_large_usable(block: *const c_void) -> usize {
+    NonNull::new(block.cast_mut().cast()).and_then(alloc::usable_bytes).unwrap_or(0)
+}
+
+/// The program freed or resized what is no block: the page allocator knows what it is, says so in one line, and ends the process.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn selfpage_foreign(block: *const c_void) -> ! {
+    // SAFETY: heap-block: it is no block of the page allocator, which is what makes it end.
+    unsafe { alloc::free(NonNull::new(block.cast_mut().cast()).unwrap_or(NonNull::dangling())) };
+    std::process::abort()
+}
+
+/// mimalloc found one of its lists changed by somebody else.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_damaged() -> ! {
+    let line = b"selfpage: free: a block was freed twice, or written to after it was freed\n";
+    // SAFETY: raw-call: the bytes outlive the call.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+    std::process::abort()
+}

@@ -1,0 +1,205 @@
+//! The object heap: `malloc` and its family for whole programs, and Rust's global allocator.
+//!
+//! Objects below 1 MiB come from mimalloc, which is kept as it is; its pages lie in one range of addresses that this crate lays
+//! out. Larger blocks are blocks of the page allocator, `selfpage::alloc`. So what a pointer is can be told from its address.
+//!
+//! # Examples
+//! ```
+//! #[global_allocator]
+//! static HEAP: selfpage_heap::Allocator = selfpage_heap::Allocator;
+//!
+//! fn main() {
+//!     let mut numbers: Vec<u64> = Vec::new();
+//!     numbers.extend(0..1_000_000); // From 1 MiB on it grows by frames that move, and no byte is copied.
+//!     assert_eq!(numbers.iter().sum::<u64>(), 499_999_500_000);
+//! }
+//! ```
+
+mod large;
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::{c_long, c_void};
+use std::sync::Once;
+
+unsafe extern "C" {
+    fn selfpage_heap_begin(purge_delay_ms: c_long);
+    fn selfpage_heap_malloc(size: usize) -> *mut c_void;
+    fn selfpage_heap_calloc(count: usize, size: usize) -> *mut c_void;
+    fn selfpage_heap_aligned(align: usize, size: usize) -> *mut c_void;
+    fn selfpage_heap_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    fn selfpage_heap_free(block: *mut c_void);
+    fn selfpage_heap_usable(block: *const c_void) -> usize;
+    fn selfpage_heap_collect();
+    fn selfpage_heap_stats(now: *mut usize, most: *mut usize);
+    fn selfpage_heap_settle_in_child();
+}
+
+/// How long pages of freed objects stay, in case they are needed again soon.
+const PURGE_DELAY_MS: c_long = 100;
+
+/// A block of `size` bytes. Null, and `errno` set: there is no room.
+#[inline]
+pub fn allocate(size: usize) -> *mut c_void {
+    // SAFETY: heap-block: any size may be asked for.
+    unsafe { selfpage_heap_malloc(size) }
+}
+
+/// A block of `count` times `size` bytes, all zero. Null, and `errno` set: there is no room, or the product is none.
+#[inline]
+pub fn allocate_zeroed(count: usize, size: usize) -> *mut c_void {
+    // SAFETY: heap-block: any size may be asked for.
+    unsafe { selfpage_heap_calloc(count, size) }
+}
+
+/// A block at a multiple of `align`, a power of two. Null, and `errno` set: there is no room.
+#[inline]
+pub fn allocate_aligned(align: usize, size: usize) -> *mut c_void {
+    // SAFETY: heap-block: any size and any power of two may be asked for.
+    unsafe { selfpage_heap_aligned(align, size) }
+}
+
+/// Makes a block larger or smaller; it may move. Null, and `errno` set: there is no room, and the block is as it was.
+///
+/// # Safety
+/// *heap-block*: null, or a live block from here, of which only the result is used afterwards.
+#[inline]
+pub unsafe fn reallocate(block: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: heap-block: passed on from our caller.
+    unsafe { selfpage_heap_realloc(block, size) }
+}
+
+/// Ends the life of a block; of null, nothing.
+///
+/// # Safety
+/// *heap-block*: null, or a live block from here that nobody uses any more.
+#[inline]
+pub unsafe fn free(block: *mut c_void) {
+    // SAFETY: heap-block: passed on from our caller.
+    unsafe { selfpage_heap_free(block) }
+}
+
+/// How many bytes a block has; null has none.
+///
+/// # Safety
+/// *heap-block*: null, or a live block from here.
+#[inline]
+pub unsafe fn usable_bytes(block: *const c_void) -> usize {
+    // SAFETY: heap-block: passed on from our caller.
+    unsafe { selfpage_heap_usable(block) }
+}
+
+/// What the heap holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes of pages for objects below 1 MiB, used or not.
+    pub object_bytes: usize,
+    /// The most of them so far.
+    pub object_bytes_max: usize,
+    /// Bytes of larger blocks.
+    pub large_bytes: usize,
+    /// Bytes of these, and of freed ones whose frames are kept.
+    pub large_retained_bytes: usize,
+    /// The most bytes of larger blocks lately.
+    pub large_bytes_max: usize,
+}
+
+/// What the heap holds at this moment.
+pub fn stats() -> Stats {
+    let (mut object_bytes, mut object_bytes_max) = (0, 0);
+    // SAFETY: out-pointer: two numbers that outlive the call.
+    unsafe { selfpage_heap_stats(&raw mut object_bytes, &raw mut object_bytes_max) };
+    let (large_bytes, large_retained_bytes, large_bytes_max) = large::stats();
+    Stats { object_bytes, object_bytes_max, large_bytes, large_retained_bytes, large_bytes_max }
+}
+
+/// Gives back to the kernel what is free, as far as the calling thread knows of it. Whether there was something.
+pub fn trim() -> bool {
+    // SAFETY: heap-block: frees what nobody has.
+    unsafe { selfpage_heap_collect() };
+    large::trim()
+}
+
+/// Gets ready: at the latest before a second thread and before a fork. Once is enough.
+///
+/// `retain_bytes`: how much freed memory stays in the process, in place of a quarter of what is live; 0: none.
+pub fn begin(retain_bytes: Option<usize>) {
+    static BEGUN: Once = Once::new();
+    BEGUN.call_once(|| {
+        // SAFETY: no-pointers: a number is passed.
+        unsafe { selfpage_heap_begin(if retain_bytes == Some(0) { 0 } else { PURGE_DELAY_MS }) };
+        large::begin(retain_bytes);
+        // SAFETY: c-library: a function that stays loaded.
+        unsafe { libc::pthread_atfork(None, None, Some(settle_in_child)) };
+    });
+}
+
+extern "C" fn settle_in_child() {
+    // SAFETY: heap-block: the child has this thread alone, which is in no call of the heap's.
+    unsafe { selfpage_heap_settle_in_child() };
+}
+
+/// Rust's global allocator.
+///
+/// # Examples
+/// ```
+/// #[global_allocator]
+/// static HEAP: selfpage_heap::Allocator = selfpage_heap::Allocator;
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allocator;
+
+/// What any object of at least as many bytes is aligned to.
+const ALIGN: usize = 16;
+
+impl Allocator {
+    fn is_plain(layout: Layout) -> bool {
+        layout.align() <= ALIGN && layout.align() <= layout.size()
+    }
+}
+
+// SAFETY: heap-block: blocks have the size and alignment asked for, and are freed once.
+unsafe impl GlobalAlloc for Allocator {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if Self::is_plain(layout) {
+            return allocate(layout.size()).cast();
+        }
+        allocate_aligned(layout.align(), layout.size()).cast()
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if Self::is_plain(layout) {
+            return allocate_zeroed(1, layout.size()).cast();
+        }
+        let block = allocate_aligned(layout.align(), layout.size()).cast::<u8>();
+        if !block.is_null() {
+            // SAFETY: heap-block: just allocated, of that size.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, _layout: Layout) {
+        // SAFETY: heap-block: passed on from our caller.
+        unsafe { free(block.cast()) }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if layout.align() <= ALIGN && layout.align() <= size {
+            // SAFETY: heap-block: passed on from our caller.
+            return unsafe { reallocate(block.cast(), size).cast() };
+        }
+        // SAFETY: heap-block: the caller's size fits the layout; the new block has at least as many bytes as are copied.
+        unsafe {
+            let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
+            if !new.is_null() {
+                new.copy_from_nonoverlapping(block, layout.size().min(size));
+                self.dealloc(block, layout);
+            }
+            new
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! `LD_PRELOAD=libselfpage_malloc.so PROGRAM`: the C library's malloc family over selfpage's heap, and huge pages for what a
+//! program maps for itself in pieces.
+//!
+//! `selfpage run -- PROGRAM` without `--frames` preloads it. With `--frames` another library is preloaded in its place, so no call
+//! in here asks which of the two it is.
+
+mod malloc;
+mod maps;
+mod setup;
+mod stats;
+mod sys;
+
+#[global_allocator]
+static HEAP: selfpage_heap::Allocator = selfpage_heap::Allocator;

@@ -1,0 +1,181 @@
+//! The malloc family, as C sees it. C++'s `new` and `delete` of the standard library call it.
+
+use std::ffi::{c_int, c_void};
+
+use crate::sys;
+
+const PAGE: usize = 4096;
+
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc(size: usize) -> *mut c_void {
+    selfpage_heap::allocate(size)
+}
+
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    selfpage_heap::allocate_zeroed(count, size)
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(block: *mut c_void) {
+    // SAFETY: heap-block: C promises what we need.
+    unsafe { selfpage_heap::free(block) }
+}
+
+/// As in C23.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_sized(block: *mut c_void, _size: usize) {
+    // SAFETY: heap-block: C promises what we need.
+    unsafe { selfpage_heap::free(block) }
+}
+
+/// As in C23.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_aligned_sized(block: *mut c_void, _align: usize, _size: usize) {
+    // SAFETY: heap-block: C promises what we need.
+    unsafe { selfpage_heap::free(block) }
+}
+
+/// As in the C library: of size 0 it frees.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: heap-block: C promises what we need.
+    unsafe {
+        if size == 0 && !block.is_null() {
+            selfpage_heap::free(block);
+            return std::ptr::null_mut();
+        }
+        selfpage_heap::reallocate(block, size)
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: usize) -> *mut c_void {
+    match count.checked_mul(size) {
+        // SAFETY: heap-block: C promises what we need.
+        Some(size) => unsafe { realloc(block, size) },
+        None => out_of_memory(),
+    }
+}
+
+fn out_of_memory() -> *mut c_void {
+    sys::set_errno(libc::ENOMEM);
+    std::ptr::null_mut()
+}
+
+/// As in the C library: an alignment that is no power of two is rounded up to one.
+#[unsafe(no_mangle)]
+pub extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+    match align.checked_next_power_of_two() {
+        Some(align) if align <= 1 << 47 => selfpage_heap::allocate_aligned(align, size),
+        _ => {
+            sys::set_errno(libc::EINVAL);
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// As in C17: the size need not be a multiple of the alignment, which is a power of two.
+#[unsafe(no_mangle)]
+pub extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    memalign(align, size)
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
+    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<usize>()) {
+        return libc::EINVAL;
+    }
+    let before = sys::errno();
+    let block = if align <= 1 << 47 { selfpage_heap::allocate_aligned(align, size) } else { std::ptr::null_mut() };
+    if block.is_null() {
+        sys::set_errno(before);
+        return libc::ENOMEM;
+    }
+    // SAFETY: c-library: C promises a place for the result.
+    unsafe { out.write(block) };
+    0
+}
+
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub extern "C" fn valloc(size: usize) -> *mut c_void {
+    selfpage_heap::allocate_aligned(PAGE, size)
+}
+
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    match size.checked_next_multiple_of(PAGE) {
+        Some(size) => selfpage_heap::allocate_aligned(PAGE, size),
+        None => out_of_memory(),
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
+    // SAFETY: heap-block: C promises what we need.
+    unsafe { selfpage_heap::usable_bytes(block) }
+}
+
+/// As in the C library: 1 if memory went back to the kernel.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
+    c_int::from(selfpage_heap::trim())
+}
+
+/// The C library's figures, as far as they mean something here: what is mapped, in large blocks and in all, and what is kept.
+#[repr(C)]
+#[derive(Default)]
+pub struct Mallinfo2 {
+    arena: usize,
+    ordblks: usize,
+    smblks: usize,
+    hblks: usize,
+    hblkhd: usize,
+    usmblks: usize,
+    fsmblks: usize,
+    uordblks: usize,
+    fordblks: usize,
+    keepcost: usize,
+}
+
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub extern "C" fn mallinfo2() -> Mallinfo2 {
+    let stats = selfpage_heap::stats();
+    Mallinfo2 {
+        arena: stats.object_bytes,
+        hblkhd: stats.large_bytes,
+        uordblks: stats.object_bytes + stats.large_bytes,
+        fordblks: stats.large_retained_bytes.saturating_sub(stats.large_bytes),
+        ..Mallinfo2::default()
+    }
+}

@@ -1,0 +1,348 @@
+// Programs that lean on malloc, one for each name: see tests/torture.rs.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHECK(what) ((what) ? (void)0 : (fprintf(stderr, "line %d: %s\n", __LINE__, #what), abort()))
+
+static uint64_t next(uint64_t *state) {
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+struct block {
+    unsigned char *at;
+    size_t size;
+    unsigned char fill;
+};
+enum { BLOCKS = 600 };
+
+static void check(struct block *b) {
+    for (size_t i = 0; i < b->size; i += i < 64 || i + 64 > b->size ? 1 : 61) CHECK(b->at[i] == b->fill);
+}
+
+static size_t any_size(uint64_t *state) {
+    switch (next(state) % 64) {
+    case 0: return next(state) % (8 << 20);
+    case 1 ... 4: return next(state) % 300000;
+    case 5 ... 20: return next(state) % 9000;
+    default: return next(state) % 500;
+    }
+}
+
+static void step(struct block *b, uint64_t *state) {
+    size_t size = any_size(state);
+    if (b->at == NULL) {
+        int way = next(state) % 4;
+        size_t align = (size_t)16 << next(state) % 10;
+        if (way == 0) {
+            b->at = calloc(1, size);
+            for (size_t i = 0; i < size; i++) CHECK(b->at[i] == 0);
+        } else {
+            b->at = way == 1 ? aligned_alloc(align, size) : malloc(size);
+            CHECK(way != 1 || (uintptr_t)b->at % align == 0);
+        }
+    } else {
+        check(b);
+        if (next(state) % 3 != 0) {
+            free(b->at);
+            b->at = NULL;
+            return;
+        }
+        unsigned char *before = b->at;
+        unsigned char fill = b->fill;
+        size_t kept = b->size < size + 1 ? b->size : size + 1;
+        b->at = realloc(before, size + 1);
+        CHECK(b->at != NULL);
+        for (size_t i = 0; i < kept; i++) CHECK(b->at[i] == fill);
+    }
+    CHECK(b->at != NULL && malloc_usable_size(b->at) >= size);
+    b->size = size;
+    b->fill = (unsigned char)next(state);
+    memset(b->at, b->fill, size);
+}
+
+static void finish(pid_t child) {
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    if (status != 0) fprintf(stderr, "a child ended with %#x\n", status);
+    CHECK(status == 0);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static double until;
+static atomic_ulong seed;
+
+static void *storm_thread(void *unused) {
+    (void)unused;
+    uint64_t state = atomic_fetch_add(&seed, 1) * 0x9e3779b97f4a7c15 + 1;
+    struct block *blocks = calloc(BLOCKS, sizeof *blocks);
+    for (unsigned long n = 0; now() < until; n++) {
+        for (int i = 0; i < 200; i++) step(&blocks[next(&state) % BLOCKS], &state);
+        if (n % 40 == 7) {
+            pid_t child = fork();
+            CHECK(child >= 0);
+            if (child == 0) {
+                alarm(120);
+                for (int i = 0; i < BLOCKS; i++) if (blocks[i].at != NULL) check(&blocks[i]);
+                for (int i = 0; i < 500; i++) step(&blocks[next(&state) % BLOCKS], &state);
+                _exit(0);
+            }
+            finish(child);
+        }
+    }
+    for (int i = 0; i < BLOCKS; i++) if (blocks[i].at != NULL) check(&blocks[i]), free(blocks[i].at);
+    free(blocks);
+    return NULL;
+}
+
+static void storm(char **arguments) {
+    until = now() + atof(arguments[0]);
+    seed = strtoul(arguments[1], NULL, 10);
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, storm_thread, NULL) == 0);
+    storm_thread(NULL);
+    pthread_join(other, NULL);
+}
+
+// Blocks that one thread allocates and another frees, while the main thread forks.
+static _Atomic(char *) ring[64];
+static atomic_bool stop;
+
+static void *give(void *unused) {
+    for (uint64_t state = 5; !stop;) {
+        char *block = malloc(next(&state) % 3000 + 1), *none = NULL;
+        block[0] = 1;
+        if (!atomic_compare_exchange_strong(&ring[next(&state) % 64], &none, block)) free(block);
+    }
+    return unused;
+}
+
+static void *take(void *unused) {
+    for (uint64_t state = 9; !stop;) free(atomic_exchange(&ring[next(&state) % 64], NULL));
+    return unused;
+}
+
+static void *in_a_child(void *unused) {
+    for (int i = 0; i < 2000; i++) free(malloc(i * 7));
+    return unused;
+}
+
+static void forks(char **arguments) {
+    pthread_t giver, taker;
+    pthread_create(&giver, NULL, give, NULL);
+    pthread_create(&taker, NULL, take, NULL);
+    for (int n = atoi(arguments[0]); n > 0; n--) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            alarm(120);
+            for (int i = 0; i < 64; i++) free(ring[i]);
+            in_a_child(NULL);
+            pthread_t thread;
+            CHECK(pthread_create(&thread, NULL, in_a_child, NULL) == 0);
+            pthread_join(thread, NULL);
+            void *large = malloc(5 << 20);
+            memset(large, 1, 5 << 20);
+            free(realloc(large, 9 << 20));
+            _exit(0);
+        }
+        finish(child);
+    }
+    stop = true;
+    pthread_join(giver, NULL);
+    pthread_join(taker, NULL);
+}
+
+// Threads that come and go, and whose blocks outlive them.
+static void *leave_a_block(void *size) {
+    char *block = malloc((size_t)size);
+    memset(block, 7, (size_t)size);
+    return block;
+}
+
+static void threads(char **unused) {
+    (void)unused;
+    for (size_t n = 1; n < 300; n++) {
+        pthread_t pair[2];
+        for (int i = 0; i < 2; i++) pthread_create(&pair[i], NULL, leave_a_block, (void *)(n * 37));
+        for (int i = 0; i < 2; i++) {
+            char *block;
+            pthread_join(pair[i], (void **)&block);
+            for (size_t at = 0; at < n * 37; at++) CHECK(block[at] == 7);
+            free(block);
+        }
+    }
+}
+
+// Before main, and after it.
+static char *early;
+__attribute__((constructor)) static void before_main(void) {
+    early = malloc(100);
+    strcpy(early, "early");
+}
+static char *late;
+static void after_main(void) {
+    CHECK(strcmp(early, "early") == 0);
+    free(early);
+    late = realloc(late, 3 << 20);
+    memset(late, 3, 3 << 20);
+    free(malloc(10));
+}
+__attribute__((destructor)) static void at_the_end(void) {
+    if (late != NULL) {
+        free(late);
+        free(malloc(70000));
+        puts("ended");
+    }
+}
+static void ends(char **unused) {
+    (void)unused;
+    late = malloc(50);
+    atexit(after_main);
+}
+
+static void library(char **arguments) {
+    for (int n = 0; n < 50; n++) {
+        void *handle = dlopen(arguments[0], RTLD_NOW);
+        CHECK(handle != NULL);
+        char *(*make)(int) = (char *(*)(int))dlsym(handle, "make");
+        char *block = make(n);
+        dlclose(handle);
+        CHECK(atoi(block) == n);
+        free(block);
+    }
+}
+
+static void limits(char **unused) {
+    (void)unused;
+    volatile size_t huge = SIZE_MAX, half = PTRDIFF_MAX, zero = 0;
+    void *block, *other;
+    CHECK((block = malloc(zero)) != NULL && (other = malloc(zero)) != NULL && block != other);
+    free(block), free(other), free(NULL);
+    for (int i = 0; i < 3; i++) {
+        size_t size = (size_t[]){huge, half, huge - 4095}[i];
+        errno = 0; CHECK(malloc(size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(calloc(1, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(memalign(64, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(aligned_alloc(64, size) == NULL && errno == ENOMEM);
+        block = malloc(10); strcpy(block, "stays");
+        errno = 0; CHECK(realloc(block, size) == NULL && errno == ENOMEM);
+        CHECK(strcmp(block, "stays") == 0);
+        errno = 0; CHECK(reallocarray(block, size, 2) == NULL && errno == ENOMEM);
+        free(block);
+        block = malloc(2 << 20); strcpy(block, "stays");
+        errno = 0; CHECK(realloc(block, size) == NULL && errno == ENOMEM && strcmp(block, "stays") == 0);
+        free(block);
+        errno = 77; CHECK(posix_memalign(&block, 64, size) == ENOMEM && errno == 77);
+    }
+    errno = 0; CHECK(calloc(half, 3) == NULL && errno == ENOMEM);
+    errno = 0; CHECK(pvalloc(huge) == NULL && errno == ENOMEM);
+    CHECK(posix_memalign(&block, 3, 10) == EINVAL && posix_memalign(&block, 4, 10) == EINVAL);
+    CHECK(posix_memalign(&block, 0, 10) == EINVAL);
+    for (size_t align = 8; align <= 64 << 20; align *= 2) {
+        for (int i = 0; i < 4; i++) {
+            size_t size = (size_t[]){1, 100, 70000, 3 << 20}[i];
+            CHECK(posix_memalign(&block, align, size) == 0 && (uintptr_t)block % align == 0);
+            memset(block, 1, size);
+            block = realloc(block, size * 2);
+            CHECK(((char *)block)[size - 1] == 1);
+            free(block);
+        }
+    }
+    CHECK((uintptr_t)(block = valloc(10)) % 4096 == 0);
+    free(block);
+    CHECK((uintptr_t)(block = pvalloc(5000)) % 4096 == 0 && malloc_usable_size(block) >= 8192);
+    free(block);
+    CHECK(realloc(malloc(10), zero) == NULL);
+    CHECK(malloc_usable_size(NULL) == 0);
+    malloc_trim(0);
+    struct mallinfo2 info = mallinfo2();
+    CHECK(info.uordblks > 0);
+}
+
+static void large_freed_twice(char **unused) {
+    (void)unused;
+    char *volatile block = malloc(5 << 20);
+    printf("%p\n", block), fflush(stdout);
+    free(block), free(block);
+}
+static void foreign(char **unused) {
+    (void)unused;
+    static char not_malloced[64];
+    char *volatile block = not_malloced + 16;
+    printf("%p\n", block), fflush(stdout);
+    free(block);
+}
+static void within(char **unused) {
+    (void)unused;
+    char *volatile block = malloc(5 << 20);
+    printf("%p\n", block + 4096), fflush(stdout);
+    free(block + 4096);
+}
+static void askew(char **unused) {
+    (void)unused;
+    char *volatile block = malloc(50);
+    printf("%p\n", block + 1), fflush(stdout);
+    free(block + 1);
+}
+
+// A program that maps for itself, in pieces: what is unmapped, protected or remapped is that piece alone.
+static void maps(char **unused) {
+    (void)unused;
+    enum { PIECES = 100, PIECE = 1 << 20 };
+    static char *piece[PIECES];
+    for (int i = 0; i < PIECES; i++) {
+        piece[i] = mmap(NULL, PIECE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(piece[i] != MAP_FAILED);
+        for (int at = 0; at < PIECE; at += 4096) CHECK(piece[i][at] == 0);
+        memset(piece[i], i, PIECE);
+    }
+    for (int i = 0; i < PIECES; i += 3) CHECK(munmap(piece[i], PIECE) == 0);
+    for (int i = 1; i < PIECES; i += 3) CHECK(mprotect(piece[i] + 4096, 4096, PROT_READ) == 0);
+    for (int i = 2; i < PIECES; i += 3) {
+        piece[i] = mremap(piece[i], PIECE, 2 * PIECE, MREMAP_MAYMOVE);
+        CHECK(piece[i] != MAP_FAILED && piece[i][2 * PIECE - 1] == 0);
+    }
+    for (int i = 0; i < PIECES; i++)
+        if (i % 3 != 0) for (int at = 0; at < PIECE; at += 4096) CHECK(piece[i][at] == (char)i);
+    if (fork() == 0) {
+        CHECK(mmap(NULL, PIECE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED);
+        _exit(piece[1][0] != 1);
+    }
+    int status;
+    CHECK(wait(&status) > 0 && status == 0);
+}
+
+int main(int count, char **arguments) {
+    static const struct { const char *name; void (*run)(char **); } programs[] = {
+        {"storm", storm}, {"forks", forks}, {"threads", threads}, {"ends", ends}, {"library", library},
+        {"limits", limits}, {"large-freed-twice", large_freed_twice}, {"foreign", foreign}, {"within", within},
+        {"askew", askew}, {"maps", maps},
+    };
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
+        if (count > 1 && strcmp(arguments[1], programs[i].name) == 0) {
+            programs[i].run(arguments + 2);
+            puts("done");
+            return 0;
+        }
+    }
+    return 2;
+}

@@ -1,0 +1,78 @@
+//! Programs with the library preloaded: builds it and the small programs.
+#![allow(dead_code, unused_imports)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+#[path = "../../../../tests/skip.rs"]
+mod skip;
+
+pub use skip::skip;
+
+/// The directory of what is built, which this test itself lies in.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let own = std::env::current_exe().unwrap();
+        let profile = own.parent().and_then(Path::parent).unwrap().to_owned();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "selfpage-cli", "-p", "selfpage-malloc", "--target-dir"]);
+        build.arg(profile.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "the tool and the library do not build");
+        profile
+    })
+}
+
+pub fn tool() -> PathBuf {
+    built().join("selfpage")
+}
+
+pub fn library() -> PathBuf {
+    built().join("libselfpage_malloc.so")
+}
+
+pub fn directory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("selfpage-test").tempdir_in("/var/tmp").unwrap()
+}
+
+/// Compiles `tests/c/FILE`; the same flags give the same program.
+pub fn compile(file: &str, flags: &[&str]) -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let made = built().join("selfpage-test-programs");
+    std::fs::create_dir_all(&made).unwrap();
+    let fresh = made.join(format!("{file}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(file);
+    let compiler = if file.ends_with(".cc") { "g++" } else { "gcc" };
+    let compiled = Command::new(compiler)
+        .args(["-O1", "-g", "-Wall", "-Wno-alloc-size-larger-than", "-fno-builtin", "-pthread", "-o"])
+        .args([&fresh, &source])
+        .args(flags)
+        .output()
+        .expect("a C compiler");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let kept = made.join(format!("malloc-{file}{}", flags.concat()));
+    std::fs::rename(fresh, &kept).unwrap();
+    kept
+}
+
+/// The program with the library preloaded.
+pub fn preloaded(program: impl AsRef<Path>) -> Command {
+    let mut command = Command::new(program.as_ref());
+    command.env("LD_PRELOAD", library()).stdin(Stdio::null());
+    command
+}
+
+/// What it wrote to standard error.
+pub fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What it wrote to standard output.
+pub fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

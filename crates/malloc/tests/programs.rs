@@ -1,0 +1,114 @@
+//! Real programs with the library preloaded, and by `selfpage run`: the same output as without.
+
+mod preloaded;
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use preloaded::{directory, errors, preloaded, skip, text, tool};
+
+fn same(directory: &Path, program: &str, arguments: &[&str]) {
+    if !Path::new(program).exists() {
+        return skip(program, "it is not installed");
+    }
+    let plain = Command::new(program).args(arguments).current_dir(directory).output().unwrap();
+    assert!(plain.status.success(), "{program}: {}", errors(&plain));
+    let with = preloaded(program).args(arguments).current_dir(directory).output().unwrap();
+    assert!(with.status.success(), "{program}: {}", errors(&with));
+    assert!(with.stdout == plain.stdout, "{program} says something else");
+    assert_eq!(errors(&with), errors(&plain));
+}
+
+#[test]
+fn python() {
+    let script = "
+numbers = [(i * 7919) % 60013 for i in range(300000)]
+by_number = {n: [n, -n] for n in range(100000)}
+numbers.sort()
+print(len(numbers), numbers[::6000], sum(v[0] - v[1] for v in by_number.values()), len(b'x' * 50000000))";
+    same(Path::new("/"), "/usr/bin/python3", &["-S", "-c", script]);
+}
+
+#[test]
+fn sort() {
+    let directory = directory();
+    let mut lines = String::new();
+    for number in 0..150_000u64 {
+        let _ = writeln!(lines, "{:016x} line", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    }
+    std::fs::write(directory.path().join("lines"), lines).unwrap();
+    same(directory.path(), "/usr/bin/sort", &["--parallel=2", "lines"]);
+}
+
+#[test]
+fn compiler() {
+    let directory = directory();
+    let source = "#include <map>\n#include <string>\n#include <vector>\n\
+                  std::map<std::string, std::vector<int>> f() { return {{\"a\", {1, 2}}}; }\n";
+    std::fs::write(directory.path().join("a.cc"), source).unwrap();
+    same(directory.path(), "/usr/bin/g++", &["-O1", "-S", "-o", "-", "a.cc"]);
+}
+
+#[test]
+fn sqlite() {
+    let query = "create table a(x integer primary key, y text);
+with recursive c(i) as (select 1 union all select i + 1 from c where i < 60000)
+  insert into a select i, hex(i * 7919) from c;
+select count(*), sum(length(y)), max(y) from a;";
+    same(Path::new("/"), "/usr/bin/sqlite3", &[":memory:", query]);
+}
+
+#[test]
+fn run_without_frames() {
+    let run = |arguments: &[&str]| Command::new(tool()).arg("run").args(arguments).output().unwrap();
+    let shown = run(&["--", "sh", "-c", "grep -c libselfpage_malloc /proc/$$/maps; exit 7"]);
+    assert_eq!(shown.status.code(), Some(7), "{}", errors(&shown));
+    assert_ne!(text(&shown).trim(), "0");
+    let refused = run(&["--policy", "lru", "--", "true"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(errors(&refused).contains("--frames"), "{}", errors(&refused));
+}
+
+#[test]
+fn variables() {
+    let ran = |name: &str, value: &str| preloaded("/bin/true").env(name, value).output().unwrap();
+    let shown = errors(&ran("SELFPAGE_SHOW_STATS", "1"));
+    assert!(shown.contains("objects below 1 MiB") && shown.contains("page faults"), "{shown}");
+    assert!(errors(&ran("SELFPAGE_VERBOSE", "1")).contains("retains a quarter"));
+    assert_eq!(errors(&ran("SELFPAGE_RETAIN", "64M")), "");
+    for (name, value) in [("SELFPAGE_RETAIN", "lots"), ("SELFPAGE_RETAIN", "-1"), ("SELFPAGE_SHOW_STATS", "maybe")] {
+        let output = ran(name, value);
+        let said = errors(&output);
+        assert!(output.status.success() && said.lines().count() == 1, "{said}");
+        assert!(said.contains(name) && said.contains(value), "{said}");
+    }
+}
+
+#[test]
+fn cpythons_own_tests() {
+    let have = Command::new("/usr/bin/python3").args(["-c", "import test.test_list"]).output();
+    if !have.is_ok_and(|output| output.status.success()) {
+        return skip("cpython", "Python's own tests are not installed: apt-get install libpython3-testsuite");
+    }
+    let directory = directory();
+    for test in [
+        "test_list",
+        "test_dict",
+        "test_threading",
+        "test_fork1",
+        "test_multiprocessing_fork",
+        "test_mmap",
+        "test_ctypes",
+    ] {
+        let arguments = ["-m", "test", "-q", test];
+        let mut with = preloaded("/usr/bin/python3");
+        let with = with.args(arguments).env("PYTHONMALLOC", "malloc").current_dir(directory.path()).output().unwrap();
+        if !with.status.success() {
+            let mut plain = Command::new("/usr/bin/python3");
+            let plain = plain.args(arguments).current_dir(directory.path()).output().unwrap();
+            assert!(!plain.status.success(), "{test}: {}{}", text(&with), errors(&with));
+            skip(test, "it fails without us as well");
+        }
+    }
+}
