@@ -2,8 +2,9 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use selfpage::alloc;
+use selfpage::alloc::{self, keeper};
 
 /// Bytes of blocks now, with what is kept for later, and at most lately.
 pub fn stats() -> (usize, usize, usize) {
@@ -24,6 +25,14 @@ pub fn begin(retain_bytes: Option<usize>) {
     }
 }
 
+/// Whether the keeper is wanted.
+static KEEPS: AtomicBool = AtomicBool::new(false);
+
+/// From now on the keeper is started when it pays.
+pub fn keep() {
+    KEEPS.store(true, Ordering::Relaxed);
+}
+
 fn or_enomem(block: Option<NonNull<u8>>) -> *mut c_void {
     if let Some(block) = block {
         return block.as_ptr().cast();
@@ -39,7 +48,12 @@ extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: bool) -
         return or_enomem(None);
     }
     let size = size.max(1);
-    or_enomem(if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) })
+    let block = if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) };
+    if KEEPS.load(Ordering::Relaxed) && keeper::pays() {
+        // It allocates in its turn, which `pays` takes for started by then. Without a thread all goes on.
+        let _ = keeper::start();
+    }
+    or_enomem(block)
 }
 
 #[unsafe(no_mangle)]

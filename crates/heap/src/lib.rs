@@ -133,6 +133,12 @@ pub fn begin(retain_bytes: Option<usize>) {
     });
 }
 
+/// From now on a thread of ours forgets old peaks and gives back under memory pressure ([`selfpage::alloc::keeper`]), once the
+/// process has taken so much memory that the thread is worth its cost. Unless this is called there is none.
+pub fn keep() {
+    large::keep();
+}
+
 extern "C" fn settle_in_child() {
     // SAFETY: heap-block: the child has this thread alone, which is in no call of the heap's.
     unsafe { selfpage_heap_settle_in_child() };

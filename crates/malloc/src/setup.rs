@@ -1,4 +1,5 @@
-//! What happens when the library is loaded, before the program's first line: the environment is read, and no thread started.
+//! What happens when the library is loaded, before the program's first line: the environment is read, and no thread started; that comes later, where
+//! it pays.
 
 use std::ffi::CStr;
 
@@ -11,6 +12,9 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     let wishes = Wishes::read();
     selfpage_heap::begin(wishes.retain_bytes);
+    if wishes.keeper {
+        selfpage_heap::keep();
+    }
     if wishes.verbose {
         match wishes.retain_bytes {
             Some(bytes) => sys::say(format_args!("selfpage: retains {bytes} bytes of freed memory\n")),
@@ -25,6 +29,7 @@ extern "C" fn at_load() {
 struct Wishes {
     show_stats: bool,
     verbose: bool,
+    keeper: bool,
     retain_bytes: Option<usize>,
 }
 
@@ -39,8 +44,9 @@ fn value(name: &'static CStr) -> Option<&'static str> {
 impl Wishes {
     fn read() -> Wishes {
         Wishes {
-            show_stats: is_on(c"SELFPAGE_SHOW_STATS"),
-            verbose: is_on(c"SELFPAGE_VERBOSE"),
+            show_stats: is_on(c"SELFPAGE_SHOW_STATS").unwrap_or(false),
+            verbose: is_on(c"SELFPAGE_VERBOSE").unwrap_or(false),
+            keeper: is_on(c"SELFPAGE_KEEPER").unwrap_or(true),
             retain_bytes: value(c"SELFPAGE_RETAIN").and_then(|said| {
                 let bytes = size(said);
                 if bytes.is_none() {
@@ -54,14 +60,16 @@ impl Wishes {
     }
 }
 
-fn is_on(name: &'static CStr) -> bool {
-    match value(name) {
-        None | Some("" | "0" | "no" | "false" | "off") => false,
-        Some("1" | "yes" | "true" | "on") => true,
-        Some(said) => {
+/// `None`: it is not said.
+fn is_on(name: &'static CStr) -> Option<bool> {
+    match value(name)? {
+        "" => None,
+        "0" | "no" | "false" | "off" => Some(false),
+        "1" | "yes" | "true" | "on" => Some(true),
+        said => {
             let name = name.to_str().unwrap_or("?");
             sys::say(format_args!("selfpage: {name}={said}: 1 or 0, please; ignored\n"));
-            false
+            None
         }
     }
 }

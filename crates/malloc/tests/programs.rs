@@ -86,6 +86,31 @@ fn variables() {
 }
 
 #[test]
+fn the_keeper_comes_to_programs_that_take_much_memory() {
+    let script = "
+import os, sys, time
+blocks = [bytes(size) for size in [40 << 20] * int(sys.argv[1])]
+def there():
+    return any('keeper' in open(f'/proc/self/task/{task}/comm').read() for task in os.listdir('/proc/self/task'))
+# A thread takes its name only when it runs.
+for _ in range(int(sys.argv[2])):
+    if not there(): time.sleep(0.02)
+print(there())";
+    let threads = |value: &str, blocks: &str, looks: &str| {
+        let output = preloaded("/usr/bin/python3")
+            .args(["-S", "-c", script, blocks, looks])
+            .env("SELFPAGE_KEEPER", value)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", errors(&output));
+        text(&output)
+    };
+    assert_eq!(threads("", "8", "1000").trim(), "True");
+    assert_eq!(threads("0", "8", "10").trim(), "False");
+    assert_eq!(threads("1", "2", "10").trim(), "False");
+}
+
+#[test]
 fn cpythons_own_tests() {
     let have = Command::new("/usr/bin/python3").args(["-c", "import test.test_list"]).output();
     if !have.is_ok_and(|output| output.status.success()) {
