@@ -28,7 +28,7 @@ fn is_empty(directory: &Path) -> bool {
 #[test]
 fn bad_names_are_one_line_and_exit_2() {
     let bad: [(&[&str], &str); 7] = [
-        (&["pagin"], "paging, faults, tables, dirty, appel-li, gcbench"),
+        (&["pagin"], "paging, faults, tables, dirty, appel-li, snapshot, gcbench"),
         (&["paging", "--case", "rnd-read-3t"], "rnd-read-2t"),
         (&["paging", "--system", "mmap"], "mmap-ra128k"),
         (&["paging", "--system", "raw-2m", "--case", "rnd-read-1t"], "takes part"),

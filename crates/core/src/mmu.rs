@@ -134,6 +134,15 @@ pub trait Mmu: Sync {
     /// domain's, and stays.
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial>;
 
+    /// Unmaps a page that [`Mmu::unmap`] cannot move, because its mapping has a protection key and the frames' has none: it is copied
+    /// while every write to it waits. What a device writes meanwhile is lost.
+    ///
+    /// # Errors
+    /// As for [`Mmu::unmap`]; [`Refusal::Pinned`]: the machine knows of no such pages.
+    fn unmap_by_copy(&self, _trap: Trap, _page: PageNo, _frame: Frame) -> Result<(), Refusal> {
+        Err(Refusal::Pinned)
+    }
+
     /// Copies what is mapped at `page` into the slot of `frame`, which must be populated; the page stays mapped.
     ///
     /// # Errors

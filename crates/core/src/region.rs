@@ -50,6 +50,8 @@ pub struct Region {
     pub reach: AtomicU64,
     /// 1: the program's own handler is asked before an absent page is brought in.
     pub asks_first: AtomicU8,
+    /// 1: its mapping has a protection key, so its pages go by copying.
+    pub keyed: AtomicU8,
     /// What the library keeps with the region; core never looks at it.
     pub keeper: AtomicPtr<()>,
     /// What its pages are to snapshots.
@@ -82,6 +84,7 @@ impl Region {
             priority: AtomicU8::new(0),
             reach: AtomicU64::new(u64::MAX),
             asks_first: AtomicU8::new(0),
+            keyed: AtomicU8::new(0),
             keeper: AtomicPtr::new(ptr::null_mut()),
             sets: PageSets::NONE,
             heir: AtomicPtr::new(ptr::null_mut()),

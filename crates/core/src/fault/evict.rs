@@ -214,14 +214,28 @@ pub(super) fn move_out(domain: &DomainState, pages: &[(PageNo, Frame)], room: Ro
             && let Some(&(page, frame)) = pages.get(at)
             && let Some(region) = domain.regions.find(page)
         {
-            stays(domain, region, page, frame, why, evicted);
+            stays(domain, region, page, frame, room, why, evicted);
             at += 1;
         }
     }
 }
 
-/// The machine would not unmap the page.
-fn stays(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, why: Refusal, evicted: &mut Evicted) {
+/// The machine would not move the page out.
+fn stays(
+    domain: &DomainState,
+    region: &Region,
+    page: PageNo,
+    frame: Frame,
+    room: Room,
+    why: Refusal,
+    evicted: &mut Evicted,
+) {
+    let keyed = why == Refusal::Pinned && region.keyed.load(Ordering::Relaxed) != 0;
+    let why = match keyed.then(|| domain.mmu.unmap_by_copy(region.trap, page, frame)) {
+        Some(Ok(())) => return decide(domain, region, page, frame, room, evicted),
+        Some(Err(why)) => why,
+        None => why,
+    };
     match (why, region.pager()) {
         (Refusal::Hole | Refusal::Foreign, Some(pager)) => {
             lost(domain, region, pager, page, frame);

@@ -292,26 +292,13 @@ impl LinuxMmu {
         }
         // Nobody can write to a page that traps, and this thread must not.
         let fixed = self.categories(page).is_some_and(traps_writes);
-        let held = !fixed && self.set_writing(page, Writing::Protected);
         // SAFETY: region-owned: a populated page keeps its contents.
-        if !fixed && !held && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
-            // The program may write it, and something else keeps it from moving (execute rights, locking): a write between
-            // the copy and the drop would be lost.
+        if !fixed && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
+            // The program may write it, and something else keeps it from moving (execute rights, locking, a key): a write
+            // between the copy and the drop would be lost.
             return Err(Refusal::Pinned);
         }
-        let copied = self.copy_and_drop_fixed(page, slot);
-        if held && copied.is_err() {
-            self.set_writing(page, Writing::Allowed);
-        }
-        copied
-    }
-
-    /// Has writes to a page wait for its userfaultfd, or no longer. `false`: it is registered for absent pages only.
-    fn set_writing(&self, page: usize, writing: Writing) -> bool {
-        [Trap::Worker, Trap::Upcall].into_iter().any(|trap| {
-            // SAFETY: region-owned: the caller has claimed the page.
-            unsafe { self.region_uffd(trap).set_writing(page, PAGE_BYTES, writing) }.is_ok()
-        })
+        self.copy_and_drop_fixed(page, slot)
     }
 
     /// Copies a page that nobody can write, and drops it.
@@ -389,6 +376,31 @@ impl Mmu for LinuxMmu {
         let one = |slot, page, why| self.unmap_one(uffd, page, slot, why);
         self.batch(uffd, slot, page.addr().0, ours, Waiters::Wake, one)?;
         if ours < count { Err(Partial { done: ours, why: Refusal::Foreign }) } else { Ok(()) }
+    }
+
+    fn unmap_by_copy(&self, trap: Trap, page: PageNo, frame: Frame) -> Result<(), Refusal> {
+        let (slot, addr) = (self.slots(frame, 1).ok_or(Refusal::Foreign)?, page.addr().0);
+        if !self.ours(addr, PAGE_BYTES) {
+            return Err(Refusal::Foreign);
+        }
+        match self.coax(Uffd(load(&self.pool_uffd)), slot, addr, Waiters::Wake, Errno::INVAL) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INVAL) => {}
+            Err(why) => return Err(refusal(why, slot, addr)),
+        }
+        if !self.absent(slot) {
+            return Err(Refusal::Occupied);
+        }
+        if trap.is_tracked() {
+            // Writes to a protected page are noted there, and do not wait.
+            return Err(Refusal::Pinned);
+        }
+        self.set_writing(trap, page, 1, Writing::Protected)?;
+        let copied = self.copy_and_drop_fixed(addr, slot);
+        if copied.is_err() {
+            let _ = self.set_writing(trap, page, 1, Writing::Allowed);
+        }
+        copied
     }
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::key::Key;
 
 use super::rights::Rights;
 use super::table::{self, Record};
-use super::thread;
+use super::{Mechanism, mechanism, thread};
 use crate::error::{Error, Kind, Result};
 use crate::maps;
 use crate::region::Region;
@@ -36,6 +37,9 @@ impl Memory {
     /// It has been given to rights before (clone that `Memory`), or threads in domains leave no key for it.
     pub fn of(region: &Arc<Region>) -> Result<Memory> {
         let start = region.as_ptr() as usize;
+        if mechanism() == Mechanism::Keys {
+            region.core().keyed.store(1, Ordering::Relaxed);
+        }
         Memory::add(region.bound.name.clone(), start..start + region.len_bytes(), Some(region.clone()))
     }
 
