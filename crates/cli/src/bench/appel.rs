@@ -13,7 +13,7 @@ use super::error::Error;
 use super::job::{Bench, Job, Place};
 use super::raw::{Mapping, PAGE_BYTES};
 use super::result::{Better, Sample, Unit};
-use super::system::{Condition, Drive, Entry, Group};
+use super::system::{Entry, Group, Systems};
 use super::systems::protect::{self, Domains, Duty, Protect};
 
 /// The bench.
@@ -24,7 +24,7 @@ const CASES: [&str; 9] =
 
 /// How a system does it.
 #[derive(Clone, Copy)]
-pub enum Way {
+enum Way {
     /// Page by page, with a handler.
     Pages(fn(size_pages: usize) -> Result<Box<dyn Protect>, Error>),
     /// By switching from one protection domain to another.
@@ -35,23 +35,19 @@ pub enum Way {
     Pagemap,
 }
 
-const SYSTEMS: &[Entry] = &[
-    entry("selfpage-dirty", Group::Ours, Way::ScanBuffer),
-    entry("pagemap", Group::Kernel, Way::Pagemap),
-    entry("selfpage-upcall", Group::Ours, Way::Pages(protect::by_upcall)),
-    entry("selfpage-worker", Group::Ours, Way::Pages(protect::by_worker)),
-    entry("selfpage-domain", Group::Ours, Way::Domains),
-    entry(MPROTECT, Group::Mprotect, Way::Pages(protect::by_mprotect)),
-    entry(LIBSIGSEGV, Group::Mprotect, Way::Pages(protect::by_libsigsegv)),
-];
+static SYSTEMS: Systems<Way> = Systems(&[
+    (Entry::plain("selfpage-dirty", Group::Ours), Way::ScanBuffer),
+    (Entry::plain("pagemap", Group::Kernel), Way::Pagemap),
+    (Entry::plain("selfpage-upcall", Group::Ours), Way::Pages(protect::by_upcall)),
+    (Entry::plain("selfpage-worker", Group::Ours), Way::Pages(protect::by_worker)),
+    (Entry::plain("selfpage-domain", Group::Ours), Way::Domains),
+    (Entry::plain(MPROTECT, Group::Mprotect), Way::Pages(protect::by_mprotect)),
+    (Entry::plain(LIBSIGSEGV, Group::Mprotect), Way::Pages(protect::by_libsigsegv)),
+]);
 
 const MPROTECT: &str = "mprotect";
 /// Its protections are mprotect's: its traps are what is measured.
 const LIBSIGSEGV: &str = "libsigsegv";
-
-const fn entry(name: &'static str, group: Group, way: Way) -> Entry {
-    Entry { name, group, condition: Condition::Plain, drive: Drive::Protecting(way) }
-}
 
 /// Pages of the memory.
 const SIZE_PAGES: usize = 1000;
@@ -81,17 +77,16 @@ impl Bench for AppelLi {
         CASES.map(String::from).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, system: &Entry, case: &str) -> bool {
         let (protects, traps) = (case.contains("prot"), ["trap", "appel1", "appel2"].contains(&case));
-        match system.drive {
-            Drive::Protecting(Way::ScanBuffer | Way::Pagemap) => case == "dirty",
-            Drive::Protecting(Way::Domains) => protects,
-            Drive::Protecting(Way::Pages(_)) => traps || (protects && system.name != LIBSIGSEGV),
-            _ => false,
+        match SYSTEMS.way(system) {
+            Way::ScanBuffer | Way::Pagemap => case == "dirty",
+            Way::Domains => protects,
+            Way::Pages(_) => traps || (protects && system.name != LIBSIGSEGV),
         }
     }
 
@@ -106,9 +101,7 @@ impl Bench for AppelLi {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let Drive::Protecting(way) = job.system.drive else {
-            return Err(Error::Failed(format!("{} protects nothing", job.system.name)));
-        };
+        let way = SYSTEMS.way(job.system);
         let mut figures = Vec::new();
         let rounds = match way {
             Way::Pages(make) => {

@@ -9,7 +9,7 @@ use super::error::Error;
 use super::job::{Bench, Job, Place};
 use super::raw::{Mapping, PAGE_BYTES, Paused};
 use super::result::{Better, Sample, Unit};
-use super::system::{Condition, Drive, Entry, Group};
+use super::system::{Entry, Group, Systems};
 
 /// The bench.
 pub struct Tracking;
@@ -22,19 +22,15 @@ const ROUNDS: usize = 9;
 /// Questions to the scan buffer in a round.
 const QUESTIONS: usize = 1_000_000;
 
-const SYSTEMS: &[Entry] = &[
-    entry("selfpage", Group::Ours, Way::Notes(Mechanism::WriteProtection)),
-    entry("mprotect", Group::Kernel, Way::Notes(Mechanism::Traps)),
-    entry("fork", Group::Kernel, Way::Fork),
-];
-
-const fn entry(name: &'static str, group: Group, way: Way) -> Entry {
-    Entry { name, group, condition: Condition::Plain, drive: Drive::Tracking(way) }
-}
+static SYSTEMS: Systems<Way> = Systems(&[
+    (Entry::plain("selfpage", Group::Ours), Way::Notes(Mechanism::WriteProtection)),
+    (Entry::plain("mprotect", Group::Kernel), Way::Notes(Mechanism::Traps)),
+    (Entry::plain("fork", Group::Kernel), Way::Fork),
+]);
 
 /// How writes are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+enum Way {
     /// By a tracker.
     Notes(Mechanism),
     /// Not at all: a child holds the memory as it was.
@@ -58,16 +54,15 @@ impl Bench for Tracking {
         CASES.map(String::from).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, system: &Entry, case: &str) -> bool {
-        match system.drive {
-            Drive::Tracking(Way::Notes(_)) => true,
+        match SYSTEMS.way(system) {
+            Way::Notes(_) => true,
             // A child is made and its memory is written against; there is nothing to scan.
-            Drive::Tracking(Way::Fork) => case.starts_with("arm") || case == "first-write",
-            _ => false,
+            Way::Fork => case.starts_with("arm") || case == "first-write",
         }
     }
 
@@ -81,9 +76,7 @@ impl Bench for Tracking {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let Drive::Tracking(way) = job.system.drive else {
-            return Err(Error::Failed(format!("{} tracks nothing", job.system.name)));
-        };
+        let way = SYSTEMS.way(job.system);
         let failed = |error: std::io::Error| Error::Failed(format!("map memory: {error}"));
         let len_bytes = job.sizes.data_bytes as usize / 2;
         let mapping = match job.case {

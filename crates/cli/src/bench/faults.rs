@@ -6,7 +6,7 @@ use super::error::Error;
 use super::job::{Bench, Job, Place};
 use super::raw::{self, PAGE_BYTES};
 use super::result::{Better, Sample, Unit};
-use super::system::{Condition, Drive, Entry, Group, Setup};
+use super::system::{Entry, Group, Setup, System, Systems};
 use super::systems::anonymous::Anonymous;
 use super::systems::selfpage::Selfpage;
 
@@ -17,32 +17,12 @@ pub struct Faults;
 const ORDERS: [(&str, Order); 2] =
     [("first-touch-4k", Order::Ascending), ("first-touch-4k-scattered", Order::Scattered)];
 
-const SYSTEMS: &[Entry] = &[
-    Entry {
-        name: "selfpage-upcall-physical",
-        group: Group::Ours,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Selfpage::upcall_physical),
-    },
-    Entry {
-        name: "selfpage-upcall-zero",
-        group: Group::Ours,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Selfpage::upcall_zero),
-    },
-    Entry {
-        name: "selfpage-worker-zero",
-        group: Group::Ours,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Selfpage::worker_zero),
-    },
-    Entry {
-        name: "kernel",
-        group: Group::Kernel,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Anonymous::unmapped),
-    },
-];
+static SYSTEMS: Systems<fn() -> Box<dyn System>> = Systems(&[
+    (Entry::plain("selfpage-upcall-physical", Group::Ours), Selfpage::upcall_physical),
+    (Entry::plain("selfpage-upcall-zero", Group::Ours), Selfpage::upcall_zero),
+    (Entry::plain("selfpage-worker-zero", Group::Ours), Selfpage::worker_zero),
+    (Entry::plain("kernel", Group::Kernel), Anonymous::unmapped),
+]);
 
 impl Bench for Faults {
     fn name(&self) -> &'static str {
@@ -61,8 +41,8 @@ impl Bench for Faults {
         ORDERS.map(|(name, _)| name.into()).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, _: &Entry, _: &str) -> bool {
@@ -74,9 +54,7 @@ impl Bench for Faults {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let Drive::Memory(make) = job.system.drive else {
-            return Err(Error::Failed(format!("{} has no memory to fault in", job.system.name)));
-        };
+        let make = SYSTEMS.way(job.system);
         let mut system = make();
         // As many frames as pages: nothing is ever evicted.
         let len_bytes = job.sizes.frames_bytes as usize;

@@ -7,7 +7,7 @@ use super::error::Error;
 use super::job::{Bench, Job, Place};
 use super::result::{Better, Sample, Unit};
 use super::sizes::Sizes;
-use super::system::{Condition, Drive, Entry, Group};
+use super::system::{Entry, Group, Systems};
 
 /// The bench.
 pub struct Gcbench;
@@ -17,18 +17,14 @@ const CASES: [&str; 5] = ["c1", "c2", "c3", "c4", "c5"];
 
 // The collector's manual mode, which ours uses, fills the lists of a thread with one object at a time; so ours takes objects from
 // the shared lists. Each of the collector's own ways runs with both, and the better one is what we are compared with.
-const SYSTEMS: &[Entry] = &[
-    entry("selfpage-dirty", Group::Ours, Writes::Tracked, Lists::Shared),
-    entry("selfpage-dirty-malloc", Group::Ours, Writes::Tracked, Lists::Thread),
-    entry("boehm-mprotect", Group::Mprotect, Writes::Own, Lists::Shared),
-    entry("boehm-mprotect-malloc", Group::Mprotect, Writes::Own, Lists::Thread),
-    entry("boehm-full", Group::Kernel, Writes::Unknown, Lists::Shared),
-    entry("boehm-full-malloc", Group::Kernel, Writes::Unknown, Lists::Thread),
-];
-
-const fn entry(name: &'static str, group: Group, writes: Writes, lists: Lists) -> Entry {
-    Entry { name, group, condition: Condition::Plain, drive: Drive::Collector(writes, lists) }
-}
+static SYSTEMS: Systems<(Writes, Lists)> = Systems(&[
+    (Entry::plain("selfpage-dirty", Group::Ours), (Writes::Tracked, Lists::Shared)),
+    (Entry::plain("selfpage-dirty-malloc", Group::Ours), (Writes::Tracked, Lists::Thread)),
+    (Entry::plain("boehm-mprotect", Group::Mprotect), (Writes::Own, Lists::Shared)),
+    (Entry::plain("boehm-mprotect-malloc", Group::Mprotect), (Writes::Own, Lists::Thread)),
+    (Entry::plain("boehm-full", Group::Kernel), (Writes::Unknown, Lists::Shared)),
+    (Entry::plain("boehm-full-malloc", Group::Kernel), (Writes::Unknown, Lists::Thread)),
+]);
 
 /// The depth of the tree that stretches the heap, 18 in the original.
 fn size(case: &str, sizes: Sizes) -> Option<Size> {
@@ -53,8 +49,8 @@ impl Bench for Gcbench {
         CASES.map(String::from).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, _: &Entry, _: &str) -> bool {
@@ -66,9 +62,7 @@ impl Bench for Gcbench {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let Drive::Collector(writes, lists) = job.system.drive else {
-            return Err(Error::Failed(format!("{} is no collector", job.system.name)));
-        };
+        let (writes, lists) = SYSTEMS.way(job.system);
         let size = size(job.case, job.sizes).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
         let library = Library::load().map_err(|error| Error::skip("libgc", error.to_string()))?;
         let run = || {

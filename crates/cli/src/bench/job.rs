@@ -9,7 +9,7 @@ use super::error::Error;
 use super::raw;
 use super::result::{Sample, Unit};
 use super::sizes::Sizes;
-use super::system::{Drive, Entry};
+use super::system::Entry;
 
 /// Where a bench works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub trait Bench: Sync {
     /// In the order in which they run.
     fn cases(&self) -> Vec<String>;
     /// In the order in which they run within a case.
-    fn systems(&self) -> &'static [Entry];
+    fn systems(&self) -> Vec<&'static Entry>;
     /// False where the comparison makes no sense.
     fn takes_part(&self, system: &Entry, case: &str) -> bool;
     /// Of the values of `case`.
@@ -82,7 +82,7 @@ pub fn ask(bench: &dyn Bench, job: &Job<'_>, size_options: &[&str], cgroup: Opti
     let mut command = Command::new(program);
     command.args(["bench", bench.name(), "--case", job.case, "--system", job.system.name]).args(size_options);
     command.arg("--child").arg(job.directory);
-    if let Drive::Allocator { preload: Some(preload), .. } = job.system.drive {
+    if let Some(preload) = job.system.preload {
         command.env("LD_PRELOAD", preload.path()?);
     }
     if let Some(cgroup) = cgroup {

@@ -23,6 +23,7 @@ mod guest;
 mod histogram;
 mod job;
 mod paging;
+mod preload;
 mod progress;
 mod raw;
 mod result;
@@ -141,7 +142,7 @@ pub fn run(args: Args) -> i32 {
     let result = Archive::open_if(args.save.as_deref()).map_err(|error| (2, error));
     let result = result.and_then(|archive| chosen.perform(&args, archive, &mut outcome).map_err(|error| (1, error)));
     if !args.json && !outcome.records.is_empty() {
-        print!("{}", table::render(&outcome.records, chosen.bench.systems()));
+        print!("{}", table::render(&outcome.records, &chosen.bench.systems()));
     }
     match result {
         Ok(()) if outcome.failures == 0 => 0,
@@ -158,14 +159,14 @@ fn list() {
     for bench in BENCHES {
         println!("{}: {}", bench.name(), bench.about());
         println!("  cases:   {}", bench.cases().join(" "));
-        println!("  systems: {}", names(bench.systems()).join(" "));
+        println!("  systems: {}", names(&bench.systems()).join(" "));
     }
     println!("apps: real programs with other allocators preloaded, against the C library's");
     println!("  cases:   {}", apps::cases().join(" "));
     println!("  systems: {}", apps::systems().join(" "));
 }
 
-fn names(systems: &[Entry]) -> Vec<&'static str> {
+fn names(systems: &[&'static Entry]) -> Vec<&'static str> {
     systems.iter().map(|system| system.name).collect()
 }
 
@@ -196,7 +197,7 @@ impl Choice {
         if let Some(bad) = args.cases.iter().find(|case| !cases.contains(case)) {
             return Err(format!("unknown case '{bad}' of {}: there are {}", bench.name(), cases.join(", ")));
         }
-        let all = names(bench.systems());
+        let all = names(&bench.systems());
         if let Some(bad) = args.systems.iter().find(|system| !all.contains(&system.as_str())) {
             return Err(format!("unknown system '{bad}' of {}: there are {}", bench.name(), all.join(", ")));
         }
@@ -212,7 +213,7 @@ impl Choice {
         let choice = Choice {
             bench,
             cases: cases.into_iter().filter(|case| wanted(&args.cases, case)).collect(),
-            systems: bench.systems().iter().filter(|system| wanted(&args.systems, system.name)).collect(),
+            systems: bench.systems().into_iter().filter(|system| wanted(&args.systems, system.name)).collect(),
             sizes,
             size_options,
             reps: args.reps,

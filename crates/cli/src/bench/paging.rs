@@ -9,64 +9,36 @@ use super::error::Error;
 use super::job::{Bench, Job, Place};
 use super::raw::{self, PAGE_BYTES, Usage};
 use super::result::{Better, Sample, Unit};
-use super::system::{Condition, Contents, Drive, Entry, Group, Setup, System};
+use super::system::{Condition, Contents, Entry, Group, Setup, System, Systems};
 use super::systems::{anonymous::Anonymous, mmap::Mmap, requests::Requests, selfpage::Selfpage};
 
 /// The bench.
 pub struct Paging;
 
-const SYSTEMS: &[Entry] = &[
-    Entry {
-        name: "selfpage-upcall",
-        group: Group::Ours,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Selfpage::upcall),
-    },
-    Entry {
-        name: "selfpage-worker",
-        group: Group::Ours,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Selfpage::worker),
-    },
-    Entry {
-        name: "selfpage-file-upcall",
-        group: Group::Ours,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Selfpage::file_upcall),
-    },
-    Entry {
-        name: "selfpage-file-worker",
-        group: Group::Ours,
-        condition: Condition::Plain,
-        drive: Drive::Memory(Selfpage::file_worker),
-    },
-    Entry {
-        name: "mmap-ra128k",
-        group: Group::Mmap,
-        condition: Condition::Readahead { size_kib: 128 },
-        drive: Drive::Memory(Mmap::normal),
-    },
-    Entry { name: "mmap-random", group: Group::Mmap, condition: Condition::Plain, drive: Drive::Memory(Mmap::random) },
-    Entry { name: "mmap-default", group: Group::Mmap, condition: Condition::Plain, drive: Drive::Memory(Mmap::normal) },
-    Entry {
-        name: "raw-4k",
-        group: Group::Raw,
-        condition: Condition::Plain,
-        drive: Drive::Requests { len_bytes: PAGE_BYTES },
-    },
-    Entry {
-        name: "raw-2m",
-        group: Group::Raw,
-        condition: Condition::Plain,
-        drive: Drive::Requests { len_bytes: 2 << 20 },
-    },
-    Entry {
-        name: "swap",
-        group: Group::Swap,
-        condition: Condition::SwapFile,
-        drive: Drive::Memory(Anonymous::unmapped),
-    },
-];
+/// How a system is driven.
+#[derive(Clone, Copy)]
+enum Way {
+    /// By loops over its memory.
+    Memory(fn() -> Box<dyn System>),
+    /// By O_DIRECT requests of one size, one at a time on each thread.
+    Requests { len_bytes: usize },
+}
+
+static SYSTEMS: Systems<Way> = Systems(&[
+    (Entry::plain("selfpage-upcall", Group::Ours), Way::Memory(Selfpage::upcall)),
+    (Entry::plain("selfpage-worker", Group::Ours), Way::Memory(Selfpage::worker)),
+    (Entry::plain("selfpage-file-upcall", Group::Ours), Way::Memory(Selfpage::file_upcall)),
+    (Entry::plain("selfpage-file-worker", Group::Ours), Way::Memory(Selfpage::file_worker)),
+    (
+        Entry { condition: Condition::Readahead { size_kib: 128 }, ..Entry::plain("mmap-ra128k", Group::Mmap) },
+        Way::Memory(Mmap::normal),
+    ),
+    (Entry::plain("mmap-random", Group::Mmap), Way::Memory(Mmap::random)),
+    (Entry::plain("mmap-default", Group::Mmap), Way::Memory(Mmap::normal)),
+    (Entry::plain("raw-4k", Group::Raw), Way::Requests { len_bytes: PAGE_BYTES }),
+    (Entry::plain("raw-2m", Group::Raw), Way::Requests { len_bytes: 2 << 20 }),
+    (Entry { condition: Condition::SwapFile, ..Entry::plain("swap", Group::Swap) }, Way::Memory(Anonymous::unmapped)),
+]);
 
 /// Seeds of the random accesses: the same for all systems.
 const WARM_SEED: u64 = 0x5eed_0001;
@@ -90,17 +62,16 @@ impl Bench for Paging {
         Case::all().iter().map(Case::to_string).collect()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, system: &Entry, case: &str) -> bool {
         let Ok(case) = case.parse::<Case>() else { return false };
-        match system.drive {
-            Drive::Memory(_) => true,
-            Drive::Requests { len_bytes: PAGE_BYTES } => case.pattern == Pattern::Random,
-            Drive::Requests { .. } => case.pattern == Pattern::Sequential,
-            _ => false,
+        match SYSTEMS.way(system) {
+            Way::Memory(_) => true,
+            Way::Requests { len_bytes: PAGE_BYTES } => case.pattern == Pattern::Random,
+            Way::Requests { .. } => case.pattern == Pattern::Sequential,
         }
     }
 
@@ -115,10 +86,9 @@ impl Bench for Paging {
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let case: Case = job.case.parse().map_err(Error::Failed)?;
         let trial = Trial { case, job: Job { sizes: job.sizes.for_pattern(case.pattern), ..*job } };
-        match job.system.drive {
-            Drive::Memory(make) => trial.mapped(&mut *make()),
-            Drive::Requests { len_bytes } => trial.requests(len_bytes),
-            _ => Err(Error::Failed(format!("{} has no memory to page", job.system.name))),
+        match SYSTEMS.way(job.system) {
+            Way::Memory(make) => trial.mapped(&mut *make()),
+            Way::Requests { len_bytes } => trial.requests(len_bytes),
         }
     }
 }
@@ -297,7 +267,7 @@ mod tests {
     #[test]
     fn each_limit_runs_where_it_is_one() {
         let takes = |name: &str, case: &str| {
-            let system = SYSTEMS.iter().find(|system| system.name == name).unwrap();
+            let system = SYSTEMS.entries().into_iter().find(|system| system.name == name).unwrap();
             Paging.takes_part(system, case)
         };
         assert!(takes("raw-4k", "rnd-write-2t") && !takes("raw-4k", "seq-read-1t"));

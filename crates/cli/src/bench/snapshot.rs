@@ -14,14 +14,14 @@ use super::histogram::Histogram;
 use super::job::{Bench, Job, Place};
 use super::raw::{self, Child, Mapping, Memory, PAGE_BYTES, WORDS};
 use super::result::{Better, Sample, Unit};
-use super::system::{Condition, Drive, Entry, Group};
+use super::system::{Entry, Group, Systems};
 
 /// The bench.
 pub struct Snapshot;
 
 /// How a snapshot is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taker {
+enum Taker {
     /// By the library, of a region whose faults arrive like this.
     Selfpage(Trap),
     /// By a child that is forked, writes all, and ends.
@@ -32,15 +32,11 @@ pub enum Taker {
 const CASES: [(&str, Option<u32>); 4] =
     [("write-1k", Some(1_000)), ("write-10k", Some(10_000)), ("write-100k", Some(100_000)), ("write-all", None)];
 
-const fn entry(name: &'static str, group: Group, taker: Taker) -> Entry {
-    Entry { name, group, condition: Condition::Plain, drive: Drive::Snapshot(taker) }
-}
-
-const SYSTEMS: &[Entry] = &[
-    entry("selfpage-worker", Group::Ours, Taker::Selfpage(Trap::Worker)),
-    entry("selfpage-upcall", Group::Ours, Taker::Selfpage(Trap::Upcall)),
-    entry("fork", Group::Kernel, Taker::Fork),
-];
+static SYSTEMS: Systems<Taker> = Systems(&[
+    (Entry::plain("selfpage-worker", Group::Ours), Taker::Selfpage(Trap::Worker)),
+    (Entry::plain("selfpage-upcall", Group::Ours), Taker::Selfpage(Trap::Upcall)),
+    (Entry::plain("fork", Group::Kernel), Taker::Fork),
+]);
 
 impl Bench for Snapshot {
     fn name(&self) -> &'static str {
@@ -59,8 +55,8 @@ impl Bench for Snapshot {
         CASES.map(|(name, _)| name.into()).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, _system: &Entry, _case: &str) -> bool {
@@ -75,10 +71,9 @@ impl Bench for Snapshot {
         let known = CASES.iter().find(|(name, _)| *name == job.case);
         let (_, rate) = known.ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
         let len_bytes = 2 * job.sizes.frames_bytes as usize;
-        match job.system.drive {
-            Drive::Snapshot(Taker::Selfpage(trap)) => ours(trap, len_bytes, *rate, job.directory),
-            Drive::Snapshot(Taker::Fork) => forked(len_bytes, *rate, job.directory),
-            _ => Err(Error::Failed(format!("{} takes no snapshots", job.system.name))),
+        match SYSTEMS.way(job.system) {
+            Taker::Selfpage(trap) => ours(trap, len_bytes, *rate, job.directory),
+            Taker::Fork => forked(len_bytes, *rate, job.directory),
         }
     }
 }

@@ -2,19 +2,10 @@
 
 use std::path::Path;
 
-use selfpage_collector::Writes;
-use selfpage_collector::gcbench::Lists;
-
-use super::allocation::Preload;
-use super::appel;
 use super::case::Case;
-use super::dirty::Way;
 use super::error::Error;
+use super::preload::Preload;
 use super::raw::Memory;
-use super::raw::blocks::Source;
-use super::sizes::Sizes;
-use super::snapshot::Taker;
-use super::tables::{Took, Work};
 
 /// What a system is given to set itself up.
 pub struct Setup<'a> {
@@ -99,36 +90,7 @@ pub enum Condition {
     SwapFile,
 }
 
-/// How a system is driven.
-#[derive(Clone, Copy)]
-pub enum Drive {
-    /// By loops over its memory.
-    Memory(fn() -> Box<dyn System>),
-    /// By O_DIRECT requests of one size, one at a time on each thread.
-    Requests { len_bytes: usize },
-    /// By a program under the Boehm collector.
-    Collector(Writes, Lists),
-    /// By calls that change mappings.
-    Calls(fn(Work, Sizes) -> Result<Took, Error>),
-    /// By changes of protections, and writes that they trap.
-    Protecting(appel::Way),
-    /// By writes to memory of the bench's own, and questions which pages they were.
-    Tracking(Way),
-    /// By a closure, in a guest or here.
-    #[cfg(feature = "guest")]
-    Closure,
-    /// By a snapshot of memory that a thread writes to.
-    Snapshot(Taker),
-    /// By allocating.
-    Allocator {
-        /// Where blocks come from.
-        source: Source,
-        /// What is preloaded for that.
-        preload: Option<Preload>,
-    },
-}
-
-/// One system of a bench.
+/// One system of a bench, as all benches know it. How it is driven only its own bench knows ([`Systems`]).
 pub struct Entry {
     /// As in `system` of the results.
     pub name: &'static str,
@@ -136,6 +98,32 @@ pub struct Entry {
     pub group: Group,
     /// What it needs.
     pub condition: Condition,
-    /// How it is driven.
-    pub drive: Drive,
+    /// What is preloaded into the process that measures it.
+    pub preload: Option<Preload>,
+}
+
+impl Entry {
+    /// A system that needs nothing.
+    pub const fn plain(name: &'static str, group: Group) -> Entry {
+        Entry { name, group, condition: Condition::Plain, preload: None }
+    }
+}
+
+/// The systems of a bench, in the order in which they run, each with the way in which the bench drives it.
+pub struct Systems<W: 'static>(pub &'static [(Entry, W)]);
+
+impl<W: Copy> Systems<W> {
+    /// Without their ways.
+    pub fn entries(&self) -> Vec<&'static Entry> {
+        self.0.iter().map(|(entry, _)| entry).collect()
+    }
+
+    /// How `system` is driven.
+    ///
+    /// # Panics
+    /// If it is another bench's.
+    pub fn way(&self, system: &Entry) -> W {
+        let found = self.0.iter().find(|(entry, _)| entry.name == system.name);
+        found.map(|(_, way)| *way).expect("a bench is asked about its own systems")
+    }
 }

@@ -41,7 +41,7 @@ const FIGURES: [(&str, &str, f64); 20] = [
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// All records, a case after the other; then why there are no times, where that is so.
-pub fn render(records: &[Record], systems: &[Entry]) -> String {
+pub fn render(records: &[Record], systems: &[&Entry]) -> String {
     let group = |record: &Record| systems.iter().find(|system| system.name == record.system).map(|system| system.group);
     let peers: Vec<_> = PEERS
         .into_iter()
@@ -153,12 +153,7 @@ fn align(rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::result::{Sample, Unit};
-    use super::super::system::{Condition, Drive};
     use super::*;
-
-    fn entry(name: &'static str, group: Group) -> Entry {
-        Entry { name, group, condition: Condition::Plain, drive: Drive::Requests { len_bytes: 4096 } }
-    }
 
     fn record(system: &'static str, value: f64, miss_rate: f64) -> Record {
         let figures = vec![("miss_rate".to_string(), miss_rate)];
@@ -174,18 +169,18 @@ mod tests {
 
     #[test]
     fn times_have_a_column_or_a_reason() {
-        let systems = [entry("selfpage-guest", Group::Ours), entry("host", Group::Kernel)];
+        let systems = [Entry::plain("selfpage-guest", Group::Ours), Entry::plain("host", Group::Kernel)];
         let records = |timing: Timing| {
             [record("selfpage-guest", 0.0042, 0.0), record("host", f64::NAN, 0.0)].map(|mut record| {
                 record.samples[0].timing = Some(timing.clone());
                 record
             })
         };
-        let table = render(&records(Timing::Ns(250.0)), &systems);
+        let table = render(&records(Timing::Ns(250.0)), &systems.each_ref());
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[0].ends_with("ns/op  notes") && !table.contains("No times"), "{table}");
         assert!(lines[1].contains("0.0042") && lines[1].contains("  250"), "{table}");
-        let table = render(&records(Timing::Refused("ring 0 is emulated".into())), &systems);
+        let table = render(&records(Timing::Refused("ring 0 is emulated".into())), &systems.each_ref());
         assert!(!table.contains("ns/op") && !table.contains("NaN"), "{table}");
         assert_eq!(table.lines().last(), Some("No times: ring 0 is emulated."));
     }
@@ -193,11 +188,11 @@ mod tests {
     #[test]
     fn ratios_are_to_the_best_of_each_group_and_to_the_limit_by_miss_rate() {
         let systems = [
-            entry("selfpage-upcall", Group::Ours),
-            entry("mmap-random", Group::Mmap),
-            entry("mmap-default", Group::Mmap),
-            entry("raw-4k", Group::Raw),
-            entry("swap", Group::Swap),
+            Entry::plain("selfpage-upcall", Group::Ours),
+            Entry::plain("mmap-random", Group::Mmap),
+            Entry::plain("mmap-default", Group::Mmap),
+            Entry::plain("raw-4k", Group::Raw),
+            Entry::plain("swap", Group::Swap),
         ];
         let records = [
             record("selfpage-upcall", 36.0, 0.75),
@@ -206,7 +201,7 @@ mod tests {
             record("raw-4k", 30.0, 1.0),
             record("swap", 72.0, 0.75),
         ];
-        let table = render(&records, &systems);
+        let table = render(&records, &systems.each_ref());
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[0].contains("/best mmap  /swap  /raw  notes"), "{table}");
         assert!(lines[1].contains("0.90   0.50  0.90"), "{table}");

@@ -9,7 +9,8 @@ use selfpage_core::tables::PageSize;
 use super::error::Error;
 use super::job::{Bench, Job, Place};
 use super::result::{Better, Sample, Unit};
-use super::system::{Condition, Drive, Entry, Group};
+use super::sizes::Sizes;
+use super::system::{Entry, Group, Systems};
 use super::systems::{populate, rules};
 
 /// The bench.
@@ -93,26 +94,14 @@ const CASES: [(&str, Work); 22] = [
     ("revoke-10000-chain", Work::Revoke { descendants: 10_000, shape: Shape::Chain }),
 ];
 
-const SYSTEMS: &[Entry] = &[
-    Entry {
-        name: "selfpage-rules",
-        group: Group::Ours,
-        condition: Condition::Plain,
-        drive: Drive::Calls(rules::measure),
-    },
-    Entry {
-        name: "mmap-populate",
-        group: Group::Kernel,
-        condition: Condition::Plain,
-        drive: Drive::Calls(populate::to_write),
-    },
-    Entry {
-        name: "mmap-populate-read",
-        group: Group::Kernel,
-        condition: Condition::Plain,
-        drive: Drive::Calls(populate::to_read),
-    },
-];
+/// Does the work of a case.
+type Measure = fn(Work, Sizes) -> Result<Took, Error>;
+
+static SYSTEMS: Systems<Measure> = Systems(&[
+    (Entry::plain("selfpage-rules", Group::Ours), rules::measure),
+    (Entry::plain("mmap-populate", Group::Kernel), populate::to_write),
+    (Entry::plain("mmap-populate-read", Group::Kernel), populate::to_read),
+]);
 
 /// Passes of one repetition. The median counts: other programs empty the caches in between.
 pub const PASSES: usize = 9;
@@ -177,8 +166,8 @@ impl Bench for Tables {
         CASES.map(|(name, _)| name.into()).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, system: &Entry, case: &str) -> bool {
@@ -204,9 +193,7 @@ impl Bench for Tables {
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let work = work(job.case).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
-        match job.system.drive {
-            Drive::Calls(measure) => Ok(measure(work, job.sizes)?.sample()),
-            _ => Err(Error::Failed(format!("{} makes no calls", job.system.name))),
-        }
+        let measure = SYSTEMS.way(job.system);
+        Ok(measure(work, job.sizes)?.sample())
     }
 }

@@ -6,13 +6,13 @@ use super::super::error::Error;
 use super::super::job::{Bench, Job, Place};
 use super::super::raw::blocks::{Source, allocate_items, cycles, free_items};
 use super::super::result::{Better, Sample, Unit};
-use super::super::system::Entry;
+use super::super::system::{Entry, Systems};
 use super::{GLIBC, JEMALLOC, MIMALLOC, OURS, TCMALLOC};
 
 /// The bench.
 pub struct Batch;
 
-const SYSTEMS: &[Entry] = &[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC];
+static SYSTEMS: Systems<Source> = Systems(&[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC]);
 const CASES: [&str; 3] = ["allocate-4m-48b", "free-4m-48b", "vector-512m"];
 const ITEMS: usize = 4_000_000;
 const ITEM_BYTES: usize = 48;
@@ -36,8 +36,8 @@ impl Bench for Batch {
         CASES.map(String::from).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, _: &Entry, _: &str) -> bool {
@@ -49,7 +49,7 @@ impl Bench for Batch {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let source = super::source(job)?;
+        let source = SYSTEMS.way(job.system);
         super::need(1 << 30)?;
         if job.case == "vector-512m" {
             return Ok(vector(source));

@@ -2,15 +2,15 @@
 
 use super::super::error::Error;
 use super::super::job::{Bench, Job, Place};
-use super::super::raw::blocks::cycles;
+use super::super::raw::blocks::{Source, cycles};
 use super::super::result::{Better, Sample, Unit};
-use super::super::system::Entry;
+use super::super::system::{Entry, Systems};
 use super::{GLIBC, OURS};
 
 /// The bench.
 pub struct Exchange;
 
-const SYSTEMS: &[Entry] = &[OURS, GLIBC];
+static SYSTEMS: Systems<Source> = Systems(&[OURS, GLIBC]);
 const LENGTHS: [(&str, usize); 4] = [("2m", 2 << 20), ("16m", 16 << 20), ("64m", 64 << 20), ("256m", 256 << 20)];
 const PASSES: usize = 9;
 
@@ -31,8 +31,8 @@ impl Bench for Exchange {
         LENGTHS.map(|(name, _)| name.into()).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, _: &Entry, _: &str) -> bool {
@@ -44,7 +44,7 @@ impl Bench for Exchange {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let source = super::source(job)?;
+        let source = SYSTEMS.way(job.system);
         let length = LENGTHS.iter().find(|(name, _)| *name == job.case);
         let (_, len_bytes) = *length.ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
         super::need(3 * len_bytes)?;
@@ -56,7 +56,7 @@ impl Bench for Exchange {
         let mut took = Vec::new();
         for _ in 0..PASSES {
             let begin = cycles();
-            if job.system.name == OURS.name {
+            if source == Source::Pages {
                 if !a.exchange(&b) {
                     return Err(super::no_memory());
                 }

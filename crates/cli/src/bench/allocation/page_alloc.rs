@@ -5,7 +5,7 @@ use super::super::job::{Bench, Job, Place};
 use super::super::raw::PAGE_BYTES;
 use super::super::raw::blocks::{Block, Source, cycles};
 use super::super::result::{Better, Sample, Unit};
-use super::super::system::Entry;
+use super::super::system::{Entry, Systems};
 use super::{GLIBC, JEMALLOC, MIMALLOC, MMAP, OURS, POPULATE, TCMALLOC, THP};
 
 /// The bench.
@@ -23,7 +23,7 @@ const LENGTHS: [(&str, usize); 9] = [
     ("512m", 512 << 20),
 ];
 
-const SYSTEMS: &[Entry] = &[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, MMAP, POPULATE, THP];
+static SYSTEMS: Systems<Source> = Systems(&[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, MMAP, POPULATE, THP]);
 
 /// Blocks of one pass have this many bytes together, or there is one.
 const PASS_BYTES: usize = 16 << 20;
@@ -66,8 +66,8 @@ impl Bench for PageAlloc {
         all.map(|(way, length)| format!("{}-{}", way.0, length.0)).collect()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, _: &Entry, _: &str) -> bool {
@@ -80,7 +80,7 @@ impl Bench for PageAlloc {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let source = super::source(job)?;
+        let source = SYSTEMS.way(job.system);
         let (way, len_bytes) = case(job.case).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
         super::need(2 * len_bytes.max(PASS_BYTES))?;
         // The allocator sets itself up.

@@ -5,13 +5,13 @@ use super::super::job::{Bench, Job, Place};
 use super::super::raw::PAGE_BYTES;
 use super::super::raw::blocks::{Block, Source, cycles};
 use super::super::result::{Better, Sample, Unit};
-use super::super::system::Entry;
+use super::super::system::{Entry, Systems};
 use super::{GLIBC, JEMALLOC, MIMALLOC, MMAP, OURS, TCMALLOC};
 
 /// The bench.
 pub struct Resize;
 
-const SYSTEMS: &[Entry] = &[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, MMAP];
+static SYSTEMS: Systems<Source> = Systems(&[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, MMAP]);
 const CASES: [&str; 3] = ["64k-1g-warm", "64k-1g-cold", "128k-256k"];
 const PASSES: usize = 5;
 const STEPS: usize = 64;
@@ -33,8 +33,8 @@ impl Bench for Resize {
         CASES.map(String::from).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, _: &Entry, _: &str) -> bool {
@@ -46,7 +46,7 @@ impl Bench for Resize {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let source = super::source(job)?;
+        let source = SYSTEMS.way(job.system);
         source.allocate(PAGE_BYTES).ok_or_else(super::no_memory)?.free();
         if job.case == "128k-256k" {
             return one_step(source);

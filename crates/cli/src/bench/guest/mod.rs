@@ -20,7 +20,7 @@ use selfpage_guest::RING0_INSTRUCTIONS;
 use super::error::Error;
 use super::job::{Bench, Job, Place};
 use super::result::{Better, Sample, Timing, Unit};
-use super::system::{Condition, Drive, Entry, Group};
+use super::system::{Entry, Group, Systems};
 use appel::Operation;
 use evidence::Evidence;
 use inside::{Kvm, Ran};
@@ -62,10 +62,19 @@ const CASES: [(&str, Work); 17] = [
     ("gups-256m-2m", Work::Gups { table_mib: 256, pages: LARGE }),
 ];
 
-const SYSTEMS: &[Entry] = &[
-    Entry { name: "selfpage-guest", group: Group::Ours, condition: Condition::Plain, drive: Drive::Closure },
-    Entry { name: "host", group: Group::Kernel, condition: Condition::Plain, drive: Drive::Closure },
-];
+/// Where a system's closure runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    /// In a virtual machine, on page tables of its own.
+    Guest,
+    /// Here, on the kernel's.
+    Host,
+}
+
+static SYSTEMS: Systems<Side> = Systems(&[
+    (Entry::plain("selfpage-guest", Group::Ours), Side::Guest),
+    (Entry::plain("host", Group::Kernel), Side::Host),
+]);
 
 fn work(case: &str) -> Option<Work> {
     CASES.iter().find(|(name, _)| *name == case).map(|(_, work)| *work)
@@ -88,12 +97,15 @@ impl Bench for Guest {
         CASES.map(|(name, _)| name.into()).to_vec()
     }
 
-    fn systems(&self) -> &'static [Entry] {
-        SYSTEMS
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
     }
 
     fn takes_part(&self, system: &Entry, case: &str) -> bool {
-        system.group == Group::Ours || matches!(work(case), Some(Work::Gups { .. }))
+        match SYSTEMS.way(system) {
+            Side::Guest => true,
+            Side::Host => matches!(work(case), Some(Work::Gups { .. })),
+        }
     }
 
     fn unit(&self, _: &str) -> Unit {
@@ -114,16 +126,18 @@ impl Bench for Guest {
                 let found = [("pages_written", collect::written(percent)), ("pages_found", ran.result.found)];
                 (counted(&ran, ran.result.looked_at, found), ran.took)
             }
-            Work::Gups { table_mib, pages } if job.system.group == Group::Ours => {
-                let ran = gups::in_guest(table_mib << 20, pages, updates)?;
-                (counted(&ran, updates, [("checksum", ran.result)]), ran.took)
-            }
-            Work::Gups { table_mib, pages } => {
-                let (checksum, took) = gups::on_host(table_mib << 20, pages, updates)?;
-                // What the host's kernel does for it nobody counts.
-                let figures = figures([("operations", updates), ("checksum", checksum)]);
-                (Sample { value: f64::NAN, counts: true, timing: None, figures }, took)
-            }
+            Work::Gups { table_mib, pages } => match SYSTEMS.way(job.system) {
+                Side::Guest => {
+                    let ran = gups::in_guest(table_mib << 20, pages, updates)?;
+                    (counted(&ran, updates, [("checksum", ran.result)]), ran.took)
+                }
+                Side::Host => {
+                    let (checksum, took) = gups::on_host(table_mib << 20, pages, updates)?;
+                    // What the host's kernel does for it nobody counts.
+                    let figures = figures([("operations", updates), ("checksum", checksum)]);
+                    (Sample { value: f64::NAN, counts: true, timing: None, figures }, took)
+                }
+            },
         };
         sample.timing = Some(timing(&objections, took, sample.figure("operations").unwrap_or(f64::NAN)));
         Ok(sample)
