@@ -50,13 +50,14 @@ pub enum Mechanism {
 /// use selfpage::dirty::{Dirty, DirtyTracker};
 /// let tracker = DirtyTracker::new()?;
 /// let mut memory = vec![0u8; 64 * 4096];
-/// let start = memory.as_ptr().addr().next_multiple_of(4096);
+/// let begin = memory.as_ptr().addr();
+/// let start = begin.next_multiple_of(4096);
 /// let range = start..start + 32 * 4096;
 ///
 /// // SAFETY: the memory is ours, and no system call minds that it is watched.
 /// unsafe { tracker.arm(range.clone())? };
 /// let mut found = Dirty::new();
-/// memory[range.start - memory.as_ptr().addr() + 5 * 4096] = 1;
+/// memory[start - begin + 5 * 4096] = 1;
 /// tracker.scan_and_rearm(range.clone(), &mut found)?;
 /// assert_eq!(found.pages(), 1);
 /// assert!(found.contains(range.start + 5 * 4096 + 17));
