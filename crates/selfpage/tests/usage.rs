@@ -1,39 +1,13 @@
 //! Which pages are used, as a sample shows it, on a real kernel.
 
-use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Region, Sampling, Trap};
+use selfpage::{Sampling, Trap};
 
-#[path = "../../../tests/skip.rs"]
-mod skip;
+mod sampled;
 
-const PAGE: usize = 4096;
-
-fn domain(frames: usize) -> Option<Domain> {
-    match Domain::with_frames(frames * PAGE).build() {
-        Ok(domain) => Some(domain),
-        Err(why) => {
-            skip::skip("uffd", &why.to_string());
-            None
-        }
-    }
-}
-
-/// A region of `pages` pages, each with its own number in every word.
-fn numbered(domain: &Domain, pages: usize, trap: Trap) -> Region {
-    let store = MemoryStore::new((2 * pages * PAGE) as u64).unwrap();
-    let mut region = domain.region(pages * PAGE).trap(trap).stored(store).unwrap();
-    for (at, word) in region.as_mut_slice::<u64>().iter_mut().enumerate() {
-        *word = (at * 8 / PAGE) as u64 + 1;
-    }
-    region
-}
-
-fn word(region: &Region, page: usize) -> u64 {
-    black_box(region.as_slice::<u64>()[page * PAGE / 8])
-}
+use sampled::{PAGE, domain, numbered, word};
 
 #[test]
 fn pages_that_are_read_are_found_every_round_and_others_are_not() {
