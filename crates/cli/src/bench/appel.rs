@@ -10,7 +10,7 @@ use selfpage::Protection;
 use selfpage::dirty::{Dirty, DirtyTracker};
 
 use super::error::Error;
-use super::job::{Bench, Job, Place};
+use super::job::{Bench, Job};
 use super::raw::{Mapping, PAGE_BYTES};
 use super::result::{Better, Sample, Unit};
 use super::system::{Entry, Group, Systems};
@@ -67,10 +67,6 @@ impl Bench for AppelLi {
 
     fn about(&self) -> &'static str {
         "protecting pages, trapping, and asking for written ones: by write-protection and domains, by mprotect and signals"
-    }
-
-    fn place(&self) -> Place {
-        Place::Memory
     }
 
     fn cases(&self) -> Vec<String> {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use super::error::Error;
-use super::job::{Bench, Job, Place};
+use super::job::{Bench, Job};
 use super::raw::{Mapping, PAGE_BYTES, Paused};
 use super::result::{Better, Sample, Unit};
 use super::system::{Entry, Group, Systems};
@@ -44,10 +44,6 @@ impl Bench for Tracking {
 
     fn about(&self) -> &'static str {
         "which of 1 GiB of pages were written, 1,000 being so: arming, scanning, the first write, and asking"
-    }
-
-    fn place(&self) -> Place {
-        Place::Memory
     }
 
     fn cases(&self) -> Vec<String> {

@@ -3,7 +3,7 @@
 use super::access::{self, Order};
 use super::case::{Access, Case, Pattern};
 use super::error::Error;
-use super::job::{Bench, Job, Place};
+use super::job::{Bench, Job};
 use super::raw::{self, PAGE_BYTES};
 use super::result::{Better, Sample, Unit};
 use super::system::{Entry, Group, Setup, System, Systems};
@@ -33,20 +33,12 @@ impl Bench for Faults {
         "a fault that needs no I/O, frames free: selfpage and the kernel's own first touch of 4 KiB"
     }
 
-    fn place(&self) -> Place {
-        Place::Memory
-    }
-
     fn cases(&self) -> Vec<String> {
         ORDERS.map(|(name, _)| name.into()).to_vec()
     }
 
     fn systems(&self) -> Vec<&'static Entry> {
         SYSTEMS.entries()
-    }
-
-    fn takes_part(&self, _: &Entry, _: &str) -> bool {
-        true
     }
 
     fn unit(&self, _: &str) -> Unit {

@@ -4,7 +4,7 @@ use selfpage_collector::gcbench::{self, Lists, Outcome, Size};
 use selfpage_collector::{Library, Writes};
 
 use super::error::Error;
-use super::job::{Bench, Job, Place};
+use super::job::{Bench, Job};
 use super::result::{Better, Sample, Unit};
 use super::sizes::Sizes;
 use super::system::{Entry, Group, Systems};
@@ -41,20 +41,12 @@ impl Bench for Gcbench {
         "GCBench in five sizes: the Boehm collector on our dirty bits, on mprotect, and without"
     }
 
-    fn place(&self) -> Place {
-        Place::Memory
-    }
-
     fn cases(&self) -> Vec<String> {
         CASES.map(String::from).to_vec()
     }
 
     fn systems(&self) -> Vec<&'static Entry> {
         SYSTEMS.entries()
-    }
-
-    fn takes_part(&self, _: &Entry, _: &str) -> bool {
-        true
     }
 
     fn unit(&self, _: &str) -> Unit {

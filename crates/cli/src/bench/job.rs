@@ -28,13 +28,17 @@ pub trait Bench: Sync {
     /// One line for `bench list`.
     fn about(&self) -> &'static str;
     /// Where it works.
-    fn place(&self) -> Place;
+    fn place(&self) -> Place {
+        Place::Memory
+    }
     /// In the order in which they run.
     fn cases(&self) -> Vec<String>;
     /// In the order in which they run within a case.
     fn systems(&self) -> Vec<&'static Entry>;
     /// False where the comparison makes no sense.
-    fn takes_part(&self, system: &Entry, case: &str) -> bool;
+    fn takes_part(&self, _system: &Entry, _case: &str) -> bool {
+        true
+    }
     /// Of the values of `case`.
     fn unit(&self, case: &str) -> Unit;
     /// Measures once. Called in a fresh process, already in its cgroup.

@@ -11,7 +11,7 @@ use selfpage::{Domain, Region, Trap};
 
 use super::error::Error;
 use super::histogram::Histogram;
-use super::job::{Bench, Job, Place};
+use super::job::{Bench, Job};
 use super::raw::{self, Child, Mapping, Memory, PAGE_BYTES, WORDS};
 use super::result::{Better, Sample, Unit};
 use super::system::{Entry, Group, Systems};
@@ -47,20 +47,12 @@ impl Bench for Snapshot {
         "one instant of memory into a file under random writes: the pause, the worst write, the second one; and fork"
     }
 
-    fn place(&self) -> Place {
-        Place::Memory
-    }
-
     fn cases(&self) -> Vec<String> {
         CASES.map(|(name, _)| name.into()).to_vec()
     }
 
     fn systems(&self) -> Vec<&'static Entry> {
         SYSTEMS.entries()
-    }
-
-    fn takes_part(&self, _system: &Entry, _case: &str) -> bool {
-        true
     }
 
     fn unit(&self, _case: &str) -> Unit {

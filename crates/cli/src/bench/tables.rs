@@ -7,7 +7,7 @@ use selfpage_core::capability::Type;
 use selfpage_core::tables::PageSize;
 
 use super::error::Error;
-use super::job::{Bench, Job, Place};
+use super::job::{Bench, Job};
 use super::result::{Better, Sample, Unit};
 use super::sizes::Sizes;
 use super::system::{Entry, Group, Systems};
@@ -156,10 +156,6 @@ impl Bench for Tables {
 
     fn about(&self) -> &'static str {
         "page tables under capabilities, on a machine in memory, and the kernel's mmap of pages that exist"
-    }
-
-    fn place(&self) -> Place {
-        Place::Memory
     }
 
     fn cases(&self) -> Vec<String> {

@@ -3,7 +3,7 @@
 use selfpage::alloc::GrowVec;
 
 use super::super::error::Error;
-use super::super::job::{Bench, Job, Place};
+use super::super::job::{Bench, Job};
 use super::super::raw::blocks::{Source, allocate_items, cycles, free_items};
 use super::super::result::{Better, Sample, Unit};
 use super::super::system::{Entry, Systems};
@@ -28,20 +28,12 @@ impl Bench for Batch {
         "4 million items of 48 bytes by one call, and by a call for each; GrowVec and Vec, pushed full"
     }
 
-    fn place(&self) -> Place {
-        Place::Memory
-    }
-
     fn cases(&self) -> Vec<String> {
         CASES.map(String::from).to_vec()
     }
 
     fn systems(&self) -> Vec<&'static Entry> {
         SYSTEMS.entries()
-    }
-
-    fn takes_part(&self, _: &Entry, _: &str) -> bool {
-        true
     }
 
     fn unit(&self, _: &str) -> Unit {

@@ -1,7 +1,7 @@
 //! `exchange`: two blocks swap what they hold, by frames and by copying.
 
 use super::super::error::Error;
-use super::super::job::{Bench, Job, Place};
+use super::super::job::{Bench, Job};
 use super::super::raw::blocks::{Source, cycles};
 use super::super::result::{Better, Sample, Unit};
 use super::super::system::{Entry, Systems};
@@ -23,20 +23,12 @@ impl Bench for Exchange {
         "two blocks swap what they hold: by frames (selfpage), and by copying (glibc)"
     }
 
-    fn place(&self) -> Place {
-        Place::Memory
-    }
-
     fn cases(&self) -> Vec<String> {
         LENGTHS.map(|(name, _)| name.into()).to_vec()
     }
 
     fn systems(&self) -> Vec<&'static Entry> {
         SYSTEMS.entries()
-    }
-
-    fn takes_part(&self, _: &Entry, _: &str) -> bool {
-        true
     }
 
     fn unit(&self, _: &str) -> Unit {

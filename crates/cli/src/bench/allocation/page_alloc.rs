@@ -1,7 +1,7 @@
 //! `page-alloc`: what it costs to allocate a block, touch its pages, and free it, by its length.
 
 use super::super::error::Error;
-use super::super::job::{Bench, Job, Place};
+use super::super::job::{Bench, Job};
 use super::super::raw::PAGE_BYTES;
 use super::super::raw::blocks::{Block, Source, cycles};
 use super::super::result::{Better, Sample, Unit};
@@ -57,10 +57,6 @@ impl Bench for PageAlloc {
         "a block allocated, touched and freed, warm and cold, by its length; and one that is not touched"
     }
 
-    fn place(&self) -> Place {
-        Place::Memory
-    }
-
     fn cases(&self) -> Vec<String> {
         let all = WAYS.iter().flat_map(|way| LENGTHS.iter().map(move |length| (way, length)));
         all.map(|(way, length)| format!("{}-{}", way.0, length.0)).collect()
@@ -68,10 +64,6 @@ impl Bench for PageAlloc {
 
     fn systems(&self) -> Vec<&'static Entry> {
         SYSTEMS.entries()
-    }
-
-    fn takes_part(&self, _: &Entry, _: &str) -> bool {
-        true
     }
 
     fn unit(&self, name: &str) -> Unit {

@@ -1,7 +1,7 @@
 //! `realloc`: what it costs to make a block longer.
 
 use super::super::error::Error;
-use super::super::job::{Bench, Job, Place};
+use super::super::job::{Bench, Job};
 use super::super::raw::PAGE_BYTES;
 use super::super::raw::blocks::{Block, Source, cycles};
 use super::super::result::{Better, Sample, Unit};
@@ -25,20 +25,12 @@ impl Bench for Resize {
         "a block grows: by doubling from 64 KiB to 1 GiB, what is new touched; from 128 to 256 KiB"
     }
 
-    fn place(&self) -> Place {
-        Place::Memory
-    }
-
     fn cases(&self) -> Vec<String> {
         CASES.map(String::from).to_vec()
     }
 
     fn systems(&self) -> Vec<&'static Entry> {
         SYSTEMS.entries()
-    }
-
-    fn takes_part(&self, _: &Entry, _: &str) -> bool {
-        true
     }
 
     fn unit(&self, case: &str) -> Unit {

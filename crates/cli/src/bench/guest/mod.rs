@@ -18,7 +18,7 @@ use selfpage_core::tables::PageSize;
 use selfpage_guest::RING0_INSTRUCTIONS;
 
 use super::error::Error;
-use super::job::{Bench, Job, Place};
+use super::job::{Bench, Job};
 use super::result::{Better, Sample, Timing, Unit};
 use super::system::{Entry, Group, Systems};
 use appel::Operation;
@@ -87,10 +87,6 @@ impl Bench for Guest {
 
     fn about(&self) -> &'static str {
         "a closure on page tables of its own in a virtual machine: Appel and Li, dirty bits, GUPS; needs /dev/kvm"
-    }
-
-    fn place(&self) -> Place {
-        Place::Memory
     }
 
     fn cases(&self) -> Vec<String> {
