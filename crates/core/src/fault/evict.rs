@@ -192,9 +192,21 @@ fn check(domain: &DomainState, frame: Frame) -> Suggestion {
     Suggestion::Claimed(page, From::Page)
 }
 
-/// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and decides on each. The caller lists those
-/// that are on standby then.
+/// Unmaps claimed pages (ascending), and decides on each. The caller lists those that are on standby then.
 pub(super) fn move_out(domain: &DomainState, pages: &[(PageNo, Frame)], room: Room, evicted: &mut Evicted) {
+    unmap_each(domain, pages, |region, page, frame, unmapped| match unmapped {
+        Ok(()) => decide(domain, region, page, frame, room, evicted),
+        Err(why) => stays(domain, region, page, frame, room, why, evicted),
+    });
+}
+
+/// Unmaps claimed pages (ascending) in as few calls as their neighbourhood allows, and has `then` settle each: its contents are in
+/// its frame's slot, or the machine would not move it.
+pub(super) fn unmap_each(
+    domain: &DomainState,
+    pages: &[(PageNo, Frame)],
+    mut then: impl FnMut(&Region, PageNo, Frame, Result<(), Refusal>),
+) {
     let mut at = 0;
     while let Some(rest) = pages.get(at..)
         && let Some(&(page, frame)) = rest.first()
@@ -206,7 +218,7 @@ pub(super) fn move_out(domain: &DomainState, pages: &[(PageNo, Frame)], room: Ro
         };
         for &(page, frame) in rest.get(..done).unwrap_or(rest) {
             if let Some(region) = domain.regions.find(page) {
-                decide(domain, region, page, frame, room, evicted);
+                then(region, page, frame, Ok(()));
             }
         }
         at += done;
@@ -214,7 +226,7 @@ pub(super) fn move_out(domain: &DomainState, pages: &[(PageNo, Frame)], room: Ro
             && let Some(&(page, frame)) = pages.get(at)
             && let Some(region) = domain.regions.find(page)
         {
-            stays(domain, region, page, frame, room, why, evicted);
+            then(region, page, frame, Err(why));
             at += 1;
         }
     }

@@ -7,7 +7,7 @@
 
 use core::ops::Range;
 
-use super::fill::neighbours;
+use super::evict::unmap_each;
 use super::range::settle_step;
 use super::{Outcome, Step, lost};
 use crate::addr::{Frame, PageNo, PageRange};
@@ -133,39 +133,20 @@ fn set_out(domain: &DomainState, page: PageNo, frame: Frame) -> Option<State> {
     }
 }
 
-/// Unmaps claimed pages in as few calls as their neighbourhood allows.
+/// Unmaps claimed pages, and adds them to the sample.
 fn unmap(domain: &DomainState, pages: &[(PageNo, Frame)], sample: &mut Stretch) {
-    let mut at = 0;
-    while let Some(rest) = pages.get(at..)
-        && let Some(&(page, frame)) = rest.first()
-    {
-        let run = neighbours(rest);
-        let (done, refusal) = match domain.mmu.unmap(page, frame, run as u32) {
-            Ok(()) => (run, None),
-            Err(partial) => (partial.done as usize, Some(partial.why)),
-        };
-        for &(page, frame) in rest.get(..done).unwrap_or(rest) {
-            if let Some(region) = domain.regions.find(page) {
-                domain.stack.joins_sampled();
-                domain.settle(region, page, Word::new(State::Aside, frame));
-                sample.push(page, frame);
-                domain.trace(page, Kind::Sample);
-            }
+    unmap_each(domain, pages, |region, page, frame, unmapped| match (unmapped, region.pager()) {
+        (Ok(()), _) => {
+            domain.stack.joins_sampled();
+            domain.settle(region, page, Word::new(State::Aside, frame));
+            sample.push(page, frame);
+            domain.trace(page, Kind::Sample);
         }
-        at += done;
-        if let Some(why) = refusal
-            && let Some(&(page, frame)) = pages.get(at)
-            && let Some(region) = domain.regions.find(page)
-        {
-            match (why, region.pager()) {
-                (Refusal::Hole | Refusal::Foreign, Some(pager)) => lost(domain, region, pager, page, frame),
-                _ => {
-                    domain.settle(region, page, Word::new(State::Resident, frame));
-                }
-            }
-            at += 1;
+        (Err(Refusal::Hole | Refusal::Foreign), Some(pager)) => lost(domain, region, pager, page, frame),
+        (Err(_), _) => {
+            domain.settle(region, page, Word::new(State::Resident, frame));
         }
-    }
+    });
 }
 
 /// How many of `pages` are still unmapped since they were sampled.
