@@ -155,6 +155,12 @@ pub trait Mmu: Sync {
     /// Drops what the machine has at `[page, page+count)`, without keeping it; what is not the domain's stays.
     fn drop_pages(&self, page: PageNo, count: u32);
 
+    /// Whether the page is not the domain's any more, and what is there now fails of itself, as a file does that was cut short:
+    /// then the signal for it is the program's own.
+    fn fails_of_itself(&self, _page: PageNo) -> bool {
+        false
+    }
+
     /// Wakes the threads stopped on `[page, page+count)`; they try their access again. `false`: the descriptor of the machine
     /// is gone from this thread's table, and a pager thread must do it.
     fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool;

@@ -432,6 +432,13 @@ impl Mmu for LinuxMmu {
         }
     }
 
+    fn fails_of_itself(&self, page: PageNo) -> bool {
+        let addr = page.addr().0;
+        // SAFETY: region-owned: a populated page keeps its contents.
+        !self.ours(addr, PAGE_BYTES)
+            && unsafe { memory::advise(addr, PAGE_BYTES, Advice::PopulateRead) } == Err(Errno::FAULT)
+    }
+
     fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool {
         let woken = self.region_uffd(trap).wake(page.addr().0, count as usize * PAGE_BYTES);
         !matches!(woken, Err(Errno::BADF | Errno::NOTTY))

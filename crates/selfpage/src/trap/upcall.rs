@@ -136,6 +136,10 @@ fn resolve(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, FaultKin
     if let Outcome::Failed(failure) = outcome {
         inner.report(page, failure);
     }
+    if outcome == Outcome::Retry && state.mmu.fails_of_itself(page) {
+        // Tried again, it would come back for ever.
+        return (Outcome::NotOurs, None);
+    }
     let asked = ask::kind(outcome).and_then(|kind| Some((Asked::about(inner, page)?, kind)));
     (outcome, asked)
 }

@@ -163,6 +163,31 @@ fn mapped_over() {
     }
 }
 
+/// What fails of itself fails as it does without us, and not for ever again.
+#[test]
+fn mapped_over_by_a_file_that_is_cut_short() {
+    for (trap, name) in TRAPS {
+        for kind in ["in-core", "absent"] {
+            in_child(here!(), &format!("{name}-{kind}"), || {
+                tried::catch();
+                let (_domain, region) = numbered(trap);
+                let in_core = tail(&region);
+                let place = if kind == "absent" { region.as_ptr().cast() } else { in_core };
+                let file = tempfile::tempfile().unwrap();
+                file.set_len(PAGE as u64).unwrap();
+                let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+                // SAFETY: test: the program's own memory in place of the region's.
+                assert_eq!(unsafe { libc::mmap(place, PAGE, libc::PROT_READ, flags, file.as_raw_fd(), 0) }, place);
+                assert_eq!(tried::read(place.cast()), Ok(0));
+                file.set_len(0).unwrap();
+                assert_eq!(tried::read(place.cast()), Err(libc::SIGBUS));
+                check_pages(&region, TAIL..ALL - TAIL);
+            })
+            .well();
+        }
+    }
+}
+
 /// Maps memory of the program's own over [`TAIL`] pages of a region, and writes 99 into each of them.
 fn replace(place: *mut libc::c_void, flags: libc::c_int, file: libc::c_int) -> *mut u64 {
     let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_PRIVATE | libc::MAP_FIXED);
