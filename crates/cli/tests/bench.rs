@@ -182,6 +182,42 @@ fn gcbench_ends_with_the_same_live_objects_under_every_collector() {
     }
 }
 
+/// The value of a record, from lines of JSON.
+fn value_of(lines: &str, case: &str, system: &str) -> f64 {
+    let wanted = format!(r#""case":"{case}","system":"{system}","value":"#);
+    let line = lines.lines().find_map(|line| line.split(&wanted).nth(1));
+    let line = line.unwrap_or_else(|| panic!("no {wanted} in {lines}"));
+    line.split(',').next().unwrap().parse().unwrap()
+}
+
+/// What is not installed is skipped, here as in the bench, which fails where it is required.
+fn without_what_is_skipped<'a>(names: &[&'a str], output: &Output) -> Vec<&'a str> {
+    let errors = text(&output.stderr);
+    let is_there = |name: &&&str| {
+        let why = errors.split(&format!("SKIP({name}: ")).nth(1).and_then(|rest| rest.lines().next());
+        why.map(|why| skip::skip(name, why.trim_end_matches(')'))).is_none()
+    };
+    let there = names.iter().filter(is_there).copied().collect();
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    there
+}
+
+#[test]
+fn blocks_that_are_not_touched_cost_something_all_the_same() {
+    let cases = ["untouched-64k", "fresh-64k", "fresh-1m"];
+    let mut arguments = vec!["page-alloc", "--json", "--reps", "1"];
+    arguments.extend(cases.iter().flat_map(|case| ["--case", case]));
+    let output = bench(&arguments);
+    let peers = without_what_is_skipped(&["jemalloc", "mimalloc", "tcmalloc"], &output);
+    let lines = text(&output.stdout);
+    for case in cases {
+        for system in ["selfpage", "glibc", "mmap"].iter().chain(&peers) {
+            // A call and a return: less, and the compiler has left out both `malloc` and `free`.
+            assert!(value_of(&lines, case, system) >= 4.0, "{case} {system}: {lines}");
+        }
+    }
+}
+
 #[test]
 fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
     let scratch = directory("case");

@@ -37,9 +37,12 @@ enum Way {
     Cold,
     /// As warm, and not touched.
     Untouched,
+    /// The first block of the process, not touched: its allocation alone.
+    Fresh,
 }
 
-const WAYS: [(&str, Way); 3] = [("warm", Way::Warm), ("cold", Way::Cold), ("untouched", Way::Untouched)];
+const WAYS: [(&str, Way); 4] =
+    [("warm", Way::Warm), ("cold", Way::Cold), ("untouched", Way::Untouched), ("fresh", Way::Fresh)];
 
 fn case(name: &str) -> Option<(Way, usize)> {
     let (way, length) = name.split_once('-')?;
@@ -54,7 +57,7 @@ impl Bench for PageAlloc {
     }
 
     fn about(&self) -> &'static str {
-        "a block allocated, touched and freed, warm and cold, by its length; and one that is not touched"
+        "a block allocated, touched and freed, warm and cold, by its length; and blocks that are not touched"
     }
 
     fn cases(&self) -> Vec<String> {
@@ -67,7 +70,7 @@ impl Bench for PageAlloc {
     }
 
     fn unit(&self, name: &str) -> Unit {
-        let touched = case(name).is_none_or(|(way, _)| way != Way::Untouched);
+        let touched = case(name).is_none_or(|(way, _)| matches!(way, Way::Warm | Way::Cold));
         Unit { name: if touched { "cycles/page" } else { "cycles/block" }, better: Better::Lower }
     }
 
@@ -85,8 +88,17 @@ impl Bench for PageAlloc {
                 sample.value *= (len_bytes / PAGE_BYTES) as f64;
                 sample
             }),
+            Way::Fresh => fresh(source, len_bytes),
         }
     }
+}
+
+fn fresh(source: Source, len_bytes: usize) -> Result<Sample, Error> {
+    let begin = cycles();
+    let block = source.allocate(len_bytes).ok_or_else(super::no_memory)?;
+    let took = cycles() - begin;
+    block.free();
+    Ok(super::sample(took as f64, &[]))
 }
 
 fn cold(source: Source, len_bytes: usize, blocks: usize) -> Result<Sample, Error> {
