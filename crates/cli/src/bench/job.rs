@@ -41,6 +41,10 @@ pub trait Bench: Sync {
     }
     /// Of the values of `case`.
     fn unit(&self, case: &str) -> Unit;
+    /// Memory that a job of `case` may take: the stage has the host supply it before each job. None: the bench does not measure it.
+    fn memory_bytes(&self, _case: &str) -> usize {
+        0
+    }
     /// Measures once. Called in a fresh process, already in its cgroup.
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error>;
 }

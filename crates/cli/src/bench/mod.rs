@@ -21,6 +21,7 @@ mod gcbench;
 #[cfg(feature = "guest")]
 mod guest;
 mod histogram;
+mod host;
 mod job;
 mod paging;
 mod preload;
@@ -41,8 +42,10 @@ mod tables;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use selfpage::doctor::State;
+
 use error::Error;
-use job::{Bench, Job};
+use job::{Bench, Job, Place};
 use progress::Progress;
 use result::{Confinement, Record, Sample};
 use save::Archive;
@@ -253,6 +256,11 @@ impl Choice {
         let mut stage = Stage::new(self.bench, self.sizes, self.size_options, &args.dir)?;
         if let Some(archive) = &archive {
             archive.describe(&self.described(), &args.dir)?;
+        }
+        if self.bench.place() == Place::Memory
+            && let Some(finding) = host::reporting().filter(|finding| finding.state != State::Present)
+        {
+            progress.say(&format!("NOTE({}: {}; first touches may wait for the host)", finding.feature, finding.why));
         }
         for (case, systems) in pairs {
             for record in self.compare(&mut stage, &mut progress, case, &systems, outcome)? {

@@ -74,10 +74,14 @@ impl Bench for PageAlloc {
         Unit { name: if touched { "cycles/page" } else { "cycles/block" }, better: Better::Lower }
     }
 
+    fn memory_bytes(&self, name: &str) -> usize {
+        case(name).map_or(0, |(_, len_bytes)| 2 * len_bytes.max(PASS_BYTES))
+    }
+
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let source = SYSTEMS.way(job.system);
         let (way, len_bytes) = case(job.case).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
-        super::need(2 * len_bytes.max(PASS_BYTES))?;
+        super::need(self.memory_bytes(job.case))?;
         // The allocator sets itself up.
         source.allocate(PAGE_BYTES).ok_or_else(super::no_memory)?.free();
         let blocks = (PASS_BYTES / len_bytes).max(1);
