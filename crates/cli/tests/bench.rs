@@ -219,6 +219,48 @@ fn blocks_that_are_not_touched_cost_something_all_the_same() {
 }
 
 #[test]
+fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
+    let built = Path::new(env!("CARGO_BIN_EXE_selfpage")).parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build
+        .args(["build", "--quiet", "-p", "selfpage-cli", "-p", "selfpage-malloc", "--target-dir"])
+        .arg(built.parent().unwrap());
+    if built.ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(build.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+    let scratch = directory("apps");
+    let kept = scratch.join("kept");
+    let apps = |options: &[&str]| {
+        let common = ["apps", "--quick", "--json", "--reps", "1", "--dir", scratch.to_str().unwrap()];
+        bench(&[&common, options].concat())
+    };
+    let save = kept.to_str().unwrap();
+    let output =
+        apps(&["--case", "sort", "--case", "sqlite3", "--system", "selfpage", "--system", "mimalloc", "--save", save]);
+    let systems = without_what_is_skipped(&["mimalloc"], &output);
+    let cases = without_what_is_skipped(&["sort", "sqlite3"], &output);
+    let lines = text(&output.stdout);
+    for system in systems.iter().chain(&["selfpage"]) {
+        let values: Vec<f64> = cases.iter().map(|case| value_of(&lines, case, system)).collect();
+        assert!(values.iter().all(|value| *value > 0.0), "{lines}");
+        if let [sort, sqlite3] = values[..] {
+            let mean = value_of(&lines, "geometric-mean", system);
+            assert!((mean - (sort * sqlite3).sqrt()).abs() < 0.001, "{lines}");
+        }
+    }
+    assert!(lines.contains(r#""cpu_of_glibc":"#) && lines.contains(r#""peak_of_glibc":"#), "{lines}");
+    assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap(), lines);
+    let machine = std::fs::read_to_string(kept.join("machine.txt")).unwrap();
+    assert!(machine.contains("free page reporting: o"), "{machine}");
+    let output = apps(&["--case", "redis", "--system", "selfpage"]);
+    if !without_what_is_skipped(&["redis-server", "redis-benchmark"], &output).is_empty() {
+        assert!(value_of(&text(&output.stdout), "redis", "selfpage") > 0.0);
+    }
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
 fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
     let scratch = directory("case");
     let kept = directory("kept");

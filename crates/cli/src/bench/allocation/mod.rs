@@ -46,7 +46,7 @@ fn resident_bytes() -> usize {
     statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * super::raw::PAGE_BYTES
 }
 
-fn sample(value: f64, figures: &[(&str, f64)]) -> Sample {
+pub fn sample(value: f64, figures: &[(&str, f64)]) -> Sample {
     Sample {
         value,
         counts: true,
