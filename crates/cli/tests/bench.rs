@@ -261,6 +261,33 @@ fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
 }
 
 #[test]
+fn a_kept_run_is_drawn() {
+    let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../papers/arxiv11-umpa/runs");
+    let run = runs.join("2026-11-22-vm2-page-alloc");
+    let plot = |arguments: &[&Path]| {
+        Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("plot").args(arguments).output().unwrap()
+    };
+    let drawn = plot(&[&run]);
+    assert_eq!(drawn.status.code(), Some(0), "{}", text(&drawn.stderr));
+    let picture = text(&drawn.stdout);
+    let records = std::fs::read_to_string(run.join("raw.jsonl")).unwrap().lines().count();
+    assert_eq!(picture.matches("class=\"value\"").count(), records);
+    let scratch = directory("plot");
+    for (content, said) in [(None, "raw.jsonl"), (Some("{\n"), "line 1"), (Some(""), "nothing to draw")] {
+        if let Some(content) = content {
+            std::fs::write(scratch.join("raw.jsonl"), content).unwrap();
+        }
+        let refused = plot(&[&scratch]);
+        let errors = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{errors}");
+        assert!(errors.lines().count() == 1 && errors.contains(said), "{errors}");
+    }
+    let nowhere = plot(&[&run, Path::new("-o"), &scratch.join("none/plot.svg")]);
+    assert_eq!(nowhere.status.code(), Some(1), "{}", text(&nowhere.stderr));
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
 fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
     let scratch = directory("case");
     let kept = directory("kept");
