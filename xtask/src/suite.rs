@@ -113,6 +113,7 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
                     "clippy -p selfpage-core --test sim --test states --test layouts --test capability -- -D warnings",
                 ),
                 cargo(root, "clippy -p selfpage --test storm -- -D warnings"),
+                cargo(root, "clippy -p selfpage-malloc --test cpython -- -D warnings"),
             ],
         ),
         take("style", 2, [check("style")]),

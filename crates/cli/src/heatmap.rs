@@ -1,11 +1,13 @@
 //! `selfpage heatmap`: a trace as a picture, address over time.
 
 mod grid;
-mod svg;
+mod picture;
 
 use std::path::{Path, PathBuf};
 
 use selfpage::trace::Trace;
+
+use crate::svg;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,7 +32,7 @@ pub struct Args {
 /// Draws. The status to end with.
 pub fn run(args: &Args) -> i32 {
     match draw(&args.trace) {
-        Ok(picture) => write(&picture, args.output.as_deref()),
+        Ok(picture) => svg::put("heatmap", &picture, args.output.as_deref()),
         Err(why) => {
             eprintln!("selfpage heatmap: {}: {why}", args.trace.display());
             2
@@ -42,19 +44,5 @@ fn draw(path: &Path) -> Result<String, String> {
     let trace = Trace::read(path).map_err(|why| why.to_string())?;
     let grid = grid::Grid::of(&trace).ok_or("it has no faults: there is nothing to draw")?;
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    Ok(svg::draw(&trace, &grid, &name))
-}
-
-fn write(picture: &str, to: Option<&Path>) -> i32 {
-    let Some(path) = to else {
-        print!("{picture}");
-        return 0;
-    };
-    match std::fs::write(path, picture) {
-        Ok(()) => 0,
-        Err(why) => {
-            eprintln!("selfpage heatmap: {}: {why}", path.display());
-            1
-        }
-    }
+    Ok(picture::draw(&trace, &grid, &name))
 }

@@ -4,7 +4,9 @@
 mod bench;
 mod doctor;
 mod heatmap;
+mod plot;
 mod run;
+mod svg;
 mod tour;
 mod trace;
 
@@ -18,6 +20,7 @@ Examples:
   selfpage trace trace            what happened to which page, line by line
   selfpage doctor                 whether this machine can do it, and what to change if not
   selfpage bench paging --quick   how fast it is here
+  selfpage plot run -o run.svg    a run that `bench --save run` kept, as a picture
 
 Exit status: 0 done, 1 failed, 2 bad usage.";
 
@@ -50,6 +53,7 @@ enum Verb {
     Run(run::Args),
     Trace(trace::Args),
     Heatmap(heatmap::Args),
+    Plot(plot::Args),
 }
 
 fn main() {
@@ -60,6 +64,7 @@ fn main() {
         Verb::Run(args) => run::run(args),
         Verb::Trace(args) => trace::run(&args),
         Verb::Heatmap(args) => heatmap::run(&args),
+        Verb::Plot(args) => plot::run(&args),
     };
     std::process::exit(status);
 }

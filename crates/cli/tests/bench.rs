@@ -182,6 +182,111 @@ fn gcbench_ends_with_the_same_live_objects_under_every_collector() {
     }
 }
 
+/// The value of a record, from lines of JSON.
+fn value_of(lines: &str, case: &str, system: &str) -> f64 {
+    let wanted = format!(r#""case":"{case}","system":"{system}","value":"#);
+    let line = lines.lines().find_map(|line| line.split(&wanted).nth(1));
+    let line = line.unwrap_or_else(|| panic!("no {wanted} in {lines}"));
+    line.split(',').next().unwrap().parse().unwrap()
+}
+
+/// What is not installed is skipped, here as in the bench, which fails where it is required.
+fn without_what_is_skipped<'a>(names: &[&'a str], output: &Output) -> Vec<&'a str> {
+    let errors = text(&output.stderr);
+    let is_there = |name: &&&str| {
+        let why = errors.split(&format!("SKIP({name}: ")).nth(1).and_then(|rest| rest.lines().next());
+        why.map(|why| skip::skip(name, why.trim_end_matches(')'))).is_none()
+    };
+    let there = names.iter().filter(is_there).copied().collect();
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    there
+}
+
+#[test]
+fn blocks_that_are_not_touched_cost_something_all_the_same() {
+    let cases = ["untouched-64k", "fresh-64k", "fresh-1m"];
+    let mut arguments = vec!["page-alloc", "--json", "--reps", "1"];
+    arguments.extend(cases.iter().flat_map(|case| ["--case", case]));
+    let output = bench(&arguments);
+    let peers = without_what_is_skipped(&["jemalloc", "mimalloc", "tcmalloc"], &output);
+    let lines = text(&output.stdout);
+    for case in cases {
+        for system in ["selfpage", "glibc", "mmap"].iter().chain(&peers) {
+            // A call and a return: less, and the compiler has left out both `malloc` and `free`.
+            assert!(value_of(&lines, case, system) >= 4.0, "{case} {system}: {lines}");
+        }
+    }
+}
+
+#[test]
+fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
+    let built = Path::new(env!("CARGO_BIN_EXE_selfpage")).parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build
+        .args(["build", "--quiet", "-p", "selfpage-cli", "-p", "selfpage-malloc", "--target-dir"])
+        .arg(built.parent().unwrap());
+    if built.ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(build.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+    let scratch = directory("apps");
+    let kept = scratch.join("kept");
+    let apps = |options: &[&str]| {
+        let common = ["apps", "--quick", "--json", "--reps", "1", "--dir", scratch.to_str().unwrap()];
+        bench(&[&common, options].concat())
+    };
+    let save = kept.to_str().unwrap();
+    let output =
+        apps(&["--case", "sort", "--case", "sqlite3", "--system", "selfpage", "--system", "mimalloc", "--save", save]);
+    let systems = without_what_is_skipped(&["mimalloc"], &output);
+    let cases = without_what_is_skipped(&["sort", "sqlite3"], &output);
+    let lines = text(&output.stdout);
+    for system in systems.iter().chain(&["selfpage"]) {
+        let values: Vec<f64> = cases.iter().map(|case| value_of(&lines, case, system)).collect();
+        assert!(values.iter().all(|value| *value > 0.0), "{lines}");
+        if let [sort, sqlite3] = values[..] {
+            let mean = value_of(&lines, "geometric-mean", system);
+            assert!((mean - (sort * sqlite3).sqrt()).abs() < 0.001, "{lines}");
+        }
+    }
+    assert!(lines.contains(r#""cpu_of_glibc":"#) && lines.contains(r#""peak_of_glibc":"#), "{lines}");
+    assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap(), lines);
+    let machine = std::fs::read_to_string(kept.join("machine.txt")).unwrap();
+    assert!(machine.contains("free page reporting: o"), "{machine}");
+    let output = apps(&["--case", "redis", "--system", "selfpage"]);
+    if !without_what_is_skipped(&["redis-server", "redis-benchmark"], &output).is_empty() {
+        assert!(value_of(&text(&output.stdout), "redis", "selfpage") > 0.0);
+    }
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
+fn a_kept_run_is_drawn() {
+    let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../papers/arxiv11-umpa/runs");
+    let run = runs.join("2026-11-22-vm2-page-alloc");
+    let plot = |arguments: &[&Path]| {
+        Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("plot").args(arguments).output().unwrap()
+    };
+    let drawn = plot(&[&run]);
+    assert_eq!(drawn.status.code(), Some(0), "{}", text(&drawn.stderr));
+    let picture = text(&drawn.stdout);
+    let records = std::fs::read_to_string(run.join("raw.jsonl")).unwrap().lines().count();
+    assert_eq!(picture.matches("class=\"value\"").count(), records);
+    let scratch = directory("plot");
+    for (content, said) in [(None, "raw.jsonl"), (Some("{\n"), "line 1"), (Some(""), "nothing to draw")] {
+        if let Some(content) = content {
+            std::fs::write(scratch.join("raw.jsonl"), content).unwrap();
+        }
+        let refused = plot(&[&scratch]);
+        let errors = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{errors}");
+        assert!(errors.lines().count() == 1 && errors.contains(said), "{errors}");
+    }
+    let nowhere = plot(&[&run, Path::new("-o"), &scratch.join("none/plot.svg")]);
+    assert_eq!(nowhere.status.code(), Some(1), "{}", text(&nowhere.stderr));
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
 #[test]
 fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
     let scratch = directory("case");

@@ -1,5 +1,6 @@
 //! What this machine gives to selfpage, and what to do about the rest.
 
+mod allocator;
 mod keys;
 mod limits;
 mod memory;
@@ -66,6 +67,7 @@ pub fn examine() -> Vec<Finding> {
     let mut findings = vec![limits::kernel(), limits::seccomp()];
     findings.extend(userfaultfd::examine());
     findings.extend(memory::examine());
+    findings.extend(allocator::examine());
     findings.push(keys::examine());
     findings.extend(limits::examine());
     findings.extend(storage::examine());

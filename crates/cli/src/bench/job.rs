@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use super::cgroup;
 use super::error::Error;
 use super::raw;
-use super::result::{Sample, Unit};
+use super::result::{Record, Sample, Unit};
 use super::sizes::Sizes;
 use super::system::Entry;
 
@@ -41,6 +41,14 @@ pub trait Bench: Sync {
     }
     /// Of the values of `case`.
     fn unit(&self, case: &str) -> Unit;
+    /// Memory that a job of `case` may take: the stage has the host supply it before each job. None: the bench does not measure it.
+    fn memory_bytes(&self, _case: &str) -> usize {
+        0
+    }
+    /// What follows from the records of all cases, kept and shown beside them.
+    fn summary(&self, _records: &[Record]) -> Vec<Record> {
+        Vec::new()
+    }
     /// Measures once. Called in a fresh process, already in its cgroup.
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error>;
 }

@@ -21,6 +21,7 @@ mod gcbench;
 #[cfg(feature = "guest")]
 mod guest;
 mod histogram;
+mod host;
 mod job;
 mod paging;
 mod preload;
@@ -41,8 +42,10 @@ mod tables;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use selfpage::doctor::State;
+
 use error::Error;
-use job::{Bench, Job};
+use job::{Bench, Job, Place};
 use progress::Progress;
 use result::{Confinement, Record, Sample};
 use save::Archive;
@@ -65,6 +68,7 @@ static BENCHES: &[&dyn Bench] = &[
     &allocation::resize::Resize,
     &allocation::exchange::Exchange,
     &allocation::batch::Batch,
+    &apps::Apps,
 ];
 
 const EXAMPLES: &str = "\
@@ -81,7 +85,7 @@ Examples:
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk
-  selfpage bench apps --reps 5                            real programs with our allocator, against glibc and others
+  selfpage bench apps --reps 5                            real programs with our allocator, each run paired with glibc's
   selfpage bench paging --save papers/osdi99-selfpaging/runs/2025-01-31-box";
 
 /// Measures, against the kernel's own ways and the disk's limit, all in one run.
@@ -125,9 +129,6 @@ pub fn run(args: Args) -> i32 {
         list();
         return 0;
     }
-    if args.name == "apps" {
-        return apps::run(&args);
-    }
     let chosen = match Choice::of(&args) {
         Ok(chosen) => chosen,
         Err(reason) => {
@@ -161,9 +162,6 @@ fn list() {
         println!("  cases:   {}", bench.cases().join(" "));
         println!("  systems: {}", names(&bench.systems()).join(" "));
     }
-    println!("apps: real programs with other allocators preloaded, against the C library's");
-    println!("  cases:   {}", apps::cases().join(" "));
-    println!("  systems: {}", apps::systems().join(" "));
 }
 
 fn names(systems: &[&'static Entry]) -> Vec<&'static str> {
@@ -186,6 +184,20 @@ struct Outcome {
     failures: u32,
     /// Those that were told.
     skips: BTreeSet<String>,
+}
+
+impl Outcome {
+    /// Writes down a record where the options want it.
+    fn keep(&mut self, record: Record, args: &Args, archive: Option<&Archive>) -> Result<(), Error> {
+        if let Some(archive) = archive {
+            archive.append(&record)?;
+        }
+        if args.json {
+            println!("{}", record.to_json());
+        }
+        self.records.push(record);
+        Ok(())
+    }
 }
 
 impl Choice {
@@ -254,16 +266,18 @@ impl Choice {
         if let Some(archive) = &archive {
             archive.describe(&self.described(), &args.dir)?;
         }
+        if self.bench.place() == Place::Memory
+            && let Some(finding) = host::reporting().filter(|finding| finding.state != State::Present)
+        {
+            progress.say(&format!("NOTE({}: {}; first touches may wait for the host)", finding.feature, finding.why));
+        }
         for (case, systems) in pairs {
             for record in self.compare(&mut stage, &mut progress, case, &systems, outcome)? {
-                if let Some(archive) = &archive {
-                    archive.append(&record)?;
-                }
-                if args.json {
-                    println!("{}", record.to_json());
-                }
-                outcome.records.push(record);
+                outcome.keep(record, args, archive.as_ref())?;
             }
+        }
+        for record in self.bench.summary(&outcome.records) {
+            outcome.keep(record, args, archive.as_ref())?;
         }
         progress.clear();
         Ok(())

@@ -156,6 +156,11 @@ impl Mapping {
         file.sync_data()
     }
 
+    /// Has the kernel give it all its frames.
+    pub fn populate(&self) -> io::Result<()> {
+        self.advise(libc::MADV_POPULATE_WRITE)
+    }
+
     /// Leaves reading only.
     pub fn protect(&self) -> io::Result<()> {
         // SAFETY: own-mapping: the whole range is ours, and nobody writes to it any more.

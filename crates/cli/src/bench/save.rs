@@ -63,6 +63,7 @@ fn machine(options: &str, disk: &Device) -> String {
         ("cpu", format!("{}, {cpus} cores, {hypervisor}", field(&cpu, "model name"))),
         ("memory", field(&read("/proc/meminfo"), "MemTotal")),
         ("transparent huge pages", read("/sys/kernel/mm/transparent_hugepage/enabled").trim().to_string()),
+        ("free page reporting", super::host::reporting().map_or("unknown".into(), |finding| finding.why)),
         ("disk", disk.describe()),
     ]
     .iter()

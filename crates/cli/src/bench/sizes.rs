@@ -8,7 +8,7 @@ use super::raw::PAGE_BYTES;
 const MIB: u64 = 1 << 20;
 
 /// Sizes of a run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// The data file.
     pub file_bytes: u64,

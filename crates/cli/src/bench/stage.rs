@@ -8,6 +8,7 @@ use super::cgroup::{Cgroup, Swapping};
 use super::data;
 use super::device::{self, Device, Readahead};
 use super::error::Error;
+use super::host;
 use super::job::{self, Bench, Job, Place};
 use super::raw;
 use super::result::{Confinement, Sample};
@@ -48,6 +49,7 @@ impl<'a> Stage<'a> {
             return Err(Error::Interrupted);
         }
         if self.bench.place() == Place::Memory {
+            host::supply(self.bench.memory_bytes(case))?;
             return Ok((self.ask(case, system, None)?, Confinement::NotNeeded));
         }
         self.ready_data()?;

@@ -15,7 +15,7 @@ const PEERS: [(Group, &str); 7] = [
 ];
 
 /// The figures that get a column, where any record has them; and by what they are divided there.
-const FIGURES: [(&str, &str, f64); 20] = [
+const FIGURES: [(&str, &str, f64); 24] = [
     ("p50_us", "p50 us", 1.0),
     ("p99_us", "p99 us", 1.0),
     ("p99_9_us", "p99.9 us", 1.0),
@@ -36,6 +36,10 @@ const FIGURES: [(&str, &str, f64); 20] = [
     ("kvm_exits", "KVM's exits", 1.0),
     ("kvm_emulated_instructions", "emulated", 1.0),
     ("pages_found", "found", 1.0),
+    ("cpu_of_glibc", "CPU of glibc's", 1.0),
+    ("peak_of_glibc", "peak of glibc's", 1.0),
+    ("wall_s", "s", 1.0),
+    ("peak_bytes", "peak MiB", MIB),
 ];
 
 const MIB: f64 = 1024.0 * 1024.0;

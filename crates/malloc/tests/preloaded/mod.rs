@@ -67,6 +67,30 @@ pub fn preloaded(program: impl AsRef<Path>) -> Command {
     command
 }
 
+/// Runs CPython's own tests with the library preloaded. False, and said so, where they are not installed.
+pub fn cpython(tests: &[&str]) -> bool {
+    let python = "/usr/bin/python3";
+    let have = Command::new(python).args(["-c", "import test.test_list"]).output();
+    if !have.is_ok_and(|output| output.status.success()) {
+        skip("cpython", "Python's own tests are not installed: apt-get install libpython3-testsuite");
+        return false;
+    }
+    let directory = directory();
+    let ran = |mut command: Command| {
+        command.args(["-m", "test", "-q"]).args(tests).stdin(Stdio::null()).current_dir(directory.path());
+        command.output().unwrap()
+    };
+    // Every object from `malloc`, none from an allocator of Python's own.
+    let mut with = preloaded(python);
+    with.env("PYTHONMALLOC", "malloc");
+    let with = ran(with);
+    if !with.status.success() {
+        assert!(!ran(Command::new(python)).status.success(), "{tests:?}: {}{}", text(&with), errors(&with));
+        skip(tests[0], "it fails without us as well");
+    }
+    true
+}
+
 /// What it wrote to standard error.
 pub fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()

@@ -33,7 +33,7 @@ mod grow_vec;
 pub mod keeper;
 mod lock;
 mod pages;
-mod pressure;
+pub(crate) mod pressure;
 mod reservation;
 mod retention;
 mod run;

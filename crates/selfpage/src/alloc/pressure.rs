@@ -13,11 +13,11 @@ const TRIGGER: &[u8] = b"some 150000 2000000\0";
 
 /// What reports pressure, if anything does.
 #[derive(Debug)]
-pub(super) struct Watch(Option<(OwnedFd, PollFlags)>);
+pub(crate) struct Watch(Option<(OwnedFd, PollFlags)>);
 
 impl Watch {
     /// What `MEMORY_PRESSURE_WATCH` names (systemd's protocol), else the pressure of the process's cgroup, else the machine's.
-    pub(super) fn of_process() -> Watch {
+    pub(crate) fn of_process() -> Watch {
         if let Some(path) = std::env::var_os("MEMORY_PRESSURE_WATCH") {
             let write = std::env::var("MEMORY_PRESSURE_WRITE").ok().and_then(|text| base64(&text));
             return Watch(
@@ -28,6 +28,11 @@ impl Watch {
         let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
         let own = group.and_then(|group| open(&format!("/sys/fs/cgroup{group}/memory.pressure"), Some(TRIGGER)));
         Watch(own.or_else(|| open("/proc/pressure/memory", Some(TRIGGER))))
+    }
+
+    /// Whether anything would report it.
+    pub(crate) fn reports(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Waits for a report, at most `limit`. Whether there was one.

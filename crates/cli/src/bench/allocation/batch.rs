@@ -40,9 +40,13 @@ impl Bench for Batch {
         Unit { name: "cycles/item", better: Better::Lower }
     }
 
+    fn memory_bytes(&self, _: &str) -> usize {
+        1 << 30
+    }
+
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let source = SYSTEMS.way(job.system);
-        super::need(1 << 30)?;
+        super::need(self.memory_bytes(job.case))?;
         if job.case == "vector-512m" {
             return Ok(vector(source));
         }

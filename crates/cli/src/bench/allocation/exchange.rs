@@ -14,6 +14,10 @@ static SYSTEMS: Systems<Source> = Systems(&[OURS, GLIBC]);
 const LENGTHS: [(&str, usize); 4] = [("2m", 2 << 20), ("16m", 16 << 20), ("64m", 64 << 20), ("256m", 256 << 20)];
 const PASSES: usize = 9;
 
+fn len_bytes(case: &str) -> usize {
+    LENGTHS.iter().find(|(name, _)| *name == case).map_or(0, |(_, len_bytes)| *len_bytes)
+}
+
 impl Bench for Exchange {
     fn name(&self) -> &'static str {
         "exchange"
@@ -35,11 +39,14 @@ impl Bench for Exchange {
         Unit { name: "kcycles", better: Better::Lower }
     }
 
+    fn memory_bytes(&self, case: &str) -> usize {
+        3 * len_bytes(case)
+    }
+
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let source = SYSTEMS.way(job.system);
-        let length = LENGTHS.iter().find(|(name, _)| *name == job.case);
-        let (_, len_bytes) = *length.ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
-        super::need(3 * len_bytes)?;
+        let len_bytes = len_bytes(job.case);
+        super::need(self.memory_bytes(job.case))?;
         let (Some(a), Some(b)) = (source.allocate(len_bytes), source.allocate(len_bytes)) else {
             return Err(super::no_memory());
         };

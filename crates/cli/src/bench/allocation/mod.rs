@@ -28,14 +28,10 @@ pub const THP: (Entry, Source) = (Entry::plain("mmap-thp", Group::Kernel), Sourc
 
 /// Refuses lengths that the machine has no memory for.
 fn need(bytes: usize) -> Result<(), Error> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let available = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(usize::MAX >> 10);
-    if available < bytes >> 10 {
-        return Err(Error::skip(
-            "memory",
-            format!("{} MiB are available, {} are needed", available >> 10, bytes >> 20),
-        ));
+    let available = super::host::available_bytes();
+    if available < bytes {
+        let reason = format!("{} MiB are available, {} are needed", available >> 20, bytes >> 20);
+        return Err(Error::skip("memory", reason));
     }
     Ok(())
 }
@@ -50,7 +46,7 @@ fn resident_bytes() -> usize {
     statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * super::raw::PAGE_BYTES
 }
 
-fn sample(value: f64, figures: &[(&str, f64)]) -> Sample {
+pub fn sample(value: f64, figures: &[(&str, f64)]) -> Sample {
     Sample {
         value,
         counts: true,

@@ -37,9 +37,12 @@ enum Way {
     Cold,
     /// As warm, and not touched.
     Untouched,
+    /// The first block of the process, not touched: its allocation alone.
+    Fresh,
 }
 
-const WAYS: [(&str, Way); 3] = [("warm", Way::Warm), ("cold", Way::Cold), ("untouched", Way::Untouched)];
+const WAYS: [(&str, Way); 4] =
+    [("warm", Way::Warm), ("cold", Way::Cold), ("untouched", Way::Untouched), ("fresh", Way::Fresh)];
 
 fn case(name: &str) -> Option<(Way, usize)> {
     let (way, length) = name.split_once('-')?;
@@ -54,7 +57,7 @@ impl Bench for PageAlloc {
     }
 
     fn about(&self) -> &'static str {
-        "a block allocated, touched and freed, warm and cold, by its length; and one that is not touched"
+        "a block allocated, touched and freed, warm and cold, by its length; and blocks that are not touched"
     }
 
     fn cases(&self) -> Vec<String> {
@@ -67,14 +70,18 @@ impl Bench for PageAlloc {
     }
 
     fn unit(&self, name: &str) -> Unit {
-        let touched = case(name).is_none_or(|(way, _)| way != Way::Untouched);
+        let touched = case(name).is_none_or(|(way, _)| matches!(way, Way::Warm | Way::Cold));
         Unit { name: if touched { "cycles/page" } else { "cycles/block" }, better: Better::Lower }
+    }
+
+    fn memory_bytes(&self, name: &str) -> usize {
+        case(name).map_or(0, |(_, len_bytes)| 2 * len_bytes.max(PASS_BYTES))
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let source = SYSTEMS.way(job.system);
         let (way, len_bytes) = case(job.case).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
-        super::need(2 * len_bytes.max(PASS_BYTES))?;
+        super::need(self.memory_bytes(job.case))?;
         // The allocator sets itself up.
         source.allocate(PAGE_BYTES).ok_or_else(super::no_memory)?.free();
         let blocks = (PASS_BYTES / len_bytes).max(1);
@@ -85,8 +92,17 @@ impl Bench for PageAlloc {
                 sample.value *= (len_bytes / PAGE_BYTES) as f64;
                 sample
             }),
+            Way::Fresh => fresh(source, len_bytes),
         }
     }
+}
+
+fn fresh(source: Source, len_bytes: usize) -> Result<Sample, Error> {
+    let begin = cycles();
+    let block = source.allocate(len_bytes).ok_or_else(super::no_memory)?;
+    let took = cycles() - begin;
+    block.free();
+    Ok(super::sample(took as f64, &[]))
 }
 
 fn cold(source: Source, len_bytes: usize, blocks: usize) -> Result<Sample, Error> {

@@ -37,14 +37,18 @@ impl Bench for Resize {
         Unit { name: if case == "128k-256k" { "cycles" } else { "Mcycles" }, better: Better::Lower }
     }
 
+    fn memory_bytes(&self, case: &str) -> usize {
+        // While a copy is made there are one and a half.
+        if case == "128k-256k" { 64 << 20 } else { 2 << 30 }
+    }
+
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let source = SYSTEMS.way(job.system);
         source.allocate(PAGE_BYTES).ok_or_else(super::no_memory)?.free();
         if job.case == "128k-256k" {
             return one_step(source);
         }
-        // While a copy is made there are one and a half.
-        super::need(2 << 30)?;
+        super::need(self.memory_bytes(job.case))?;
         let passes = if job.case == "64k-1g-warm" { PASSES } else { 0 };
         let first = grow(source)?;
         let took = (0..passes).map(|_| grow(source)).collect::<Result<Vec<_>, _>>()?;

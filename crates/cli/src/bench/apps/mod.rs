@@ -1,179 +1,234 @@
-//! `apps`: real programs with selfpage's allocator and with others, against the C library's, in turns.
+//! `apps`: real programs with selfpage's allocator and with others, against the C library's.
 //!
-//! One program does a fixed piece of work; the whole of it is timed, with the processes that it starts. Systems take turns within a
-//! repetition, so that a drift of the machine meets all of them, and ratios are taken within a repetition.
+//! One program does a fixed piece of work; the whole of it is timed, with the processes that it starts. The speed of a shared machine
+//! wanders by a third within minutes, so a repetition is four runs, one right after the other: the C library's, the system's, the
+//! system's, the C library's. Its value is the mean of the two ratios, which a steady drift does not change.
 
 mod programs;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use serde_json::json;
-
-use super::Args;
-use super::raw::{self, ChildUsage};
+use super::allocation;
+use super::error::Error;
+use super::host;
+use super::job::{Bench, Job};
+use super::preload::Preload;
+use super::raw;
+use super::result::{Better, Confinement, Record, Sample, Unit};
+use super::sizes::Sizes;
+use super::system::{Entry, Group, Systems};
 use programs::Program;
 
-/// An allocator: its name, and what is preloaded for it.
-struct System {
-    name: &'static str,
-    library: Option<PathBuf>,
+/// The bench.
+pub struct Apps;
+
+/// What a program gets in place of the C library's `malloc`.
+#[derive(Clone, Copy)]
+enum Malloc {
+    Selfpage,
+    /// The C library's own, with a variable set or without.
+    Glibc(Variable),
+    Other(Preload, Variable),
+}
+type Variable = Option<(&'static str, &'static str)>;
+
+const fn system(name: &'static str, malloc: Malloc) -> (Entry, Malloc) {
+    (Entry::plain(name, if let Malloc::Selfpage = malloc { Group::Ours } else { Group::Malloc }), malloc)
+}
+
+const fn other(system: (Entry, raw::blocks::Source), variable: Variable) -> Malloc {
+    Malloc::Other(system.0.preload.expect("a library of its own"), variable)
+}
+
+/// `glibc` is compared with itself: what comes out is the noise.
+static SYSTEMS: Systems<Malloc> = Systems(&[
+    system("selfpage", Malloc::Selfpage),
+    system("glibc", Malloc::Glibc(None)),
+    system("glibc-thp", Malloc::Glibc(Some(("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")))),
+    system("jemalloc", other(allocation::JEMALLOC, None)),
+    system("mimalloc", other(allocation::MIMALLOC, None)),
+    system("mimalloc-large", other(allocation::MIMALLOC, Some(("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")))),
+    system("tcmalloc", other(allocation::TCMALLOC, None)),
+]);
+
+const UNIT: Unit = Unit { name: "of glibc's time", better: Better::Lower };
+/// The case of the summary.
+const MEAN: &str = "geometric-mean";
+const RATIOS: [&str; 2] = ["cpu_of_glibc", "peak_of_glibc"];
+
+impl Bench for Apps {
+    fn name(&self) -> &'static str {
+        "apps"
+    }
+
+    fn about(&self) -> &'static str {
+        "real programs with an allocator preloaded: time, CPU and memory, as parts of what the C library's takes"
+    }
+
+    fn cases(&self) -> Vec<String> {
+        programs::ALL.iter().map(|program| program.name.to_string()).collect()
+    }
+
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
+    }
+
+    fn unit(&self, _: &str) -> Unit {
+        UNIT
+    }
+
+    fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
+        let program = programs::ALL.iter().find(|program| program.name == job.case);
+        let program = program.ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        program.is_installed()?;
+        let (glibc, malloc) = (Malloc::Glibc(None), SYSTEMS.way(job.system));
+        let workshop = Workshop::ready(program, job)?;
+        let runs = [glibc, malloc, malloc, glibc].map(|malloc| workshop.run(malloc));
+        let [first, second, third, fourth] = runs;
+        let (first, second, third, fourth) = (first?, second?, third?, fourth?);
+        let mean = |of: fn(&Taken) -> f64| (of(&second) + of(&third)) / 2.0;
+        let ratio = |of: fn(&Taken) -> f64| (of(&second) / of(&first) * (of(&third) / of(&fourth))).sqrt();
+        let [cpu, peak] = RATIOS;
+        Ok(allocation::sample(
+            ratio(|taken| taken.wall_s),
+            &[
+                (cpu, ratio(|taken| taken.cpu_s)),
+                (peak, ratio(|taken| taken.peak_bytes)),
+                ("wall_s", mean(|taken| taken.wall_s)),
+                ("cpu_s", mean(|taken| taken.cpu_s)),
+                ("peak_bytes", mean(|taken| taken.peak_bytes)),
+            ],
+        ))
+    }
+
+    /// For each system the geometric mean over the programs, repetition by repetition.
+    fn summary(&self, records: &[Record]) -> Vec<Record> {
+        let of_system = |system: &Entry| -> Option<Record> {
+            let records: Vec<&Record> = records.iter().filter(|record| record.system == system.name).collect();
+            let turns = records.iter().map(|record| record.samples.len()).min().filter(|_| records.len() > 1)?;
+            let mean = |turn: usize, of: &dyn Fn(&Sample) -> f64| {
+                let logs = records.iter().map(|record| of(&record.samples[turn]).ln());
+                (logs.sum::<f64>() / records.len() as f64).exp()
+            };
+            let sample = |turn| {
+                let figure = |name| (name, mean(turn, &|sample| sample.figure(name).unwrap_or(f64::NAN)));
+                allocation::sample(mean(turn, &|sample| sample.value), &RATIOS.map(figure))
+            };
+            let samples = (0..turns).map(sample).collect();
+            let (bench, system, confinement) = (self.name(), system.name, Confinement::NotNeeded);
+            Some(Record { bench, case: MEAN.into(), system, unit: UNIT, confinement, samples })
+        };
+        self.systems().into_iter().filter_map(of_system).collect()
+    }
 }
 
 /// What one run took.
-#[derive(Clone, Copy, Debug)]
 struct Taken {
     wall_s: f64,
-    usage: ChildUsage,
+    cpu_s: f64,
+    peak_bytes: f64,
 }
 
-/// The packages that have the others, as Debian names the files.
-const OTHERS: [(&str, &str, &str); 3] = [
-    ("mimalloc", "libmimalloc.so.2", "libmimalloc2.0"),
-    ("jemalloc", "libjemalloc.so.2", "libjemalloc2"),
-    ("tcmalloc", "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
-];
-
-/// The names of all systems.
-pub fn systems() -> Vec<&'static str> {
-    ["glibc", "selfpage"].into_iter().chain(OTHERS.map(|other| other.0)).collect()
+/// The directory in which a program runs, with its input.
+struct Workshop<'a> {
+    program: &'a Program,
+    directory: PathBuf,
+    memory_bytes: usize,
 }
 
-/// The names of all programs.
-pub fn cases() -> Vec<&'static str> {
-    programs::ALL.iter().map(|program| program.name).collect()
-}
-
-/// Runs the bench; the exit status as for the others.
-pub fn run(args: &Args) -> i32 {
-    for (known, asked) in [(cases(), &args.cases), (systems(), &args.systems)] {
-        if let Some(bad) = asked.iter().find(|name| !known.contains(&name.as_str())) {
-            eprintln!("selfpage bench: unknown '{bad}' of apps: there are {}", known.join(", "));
-            return 2;
-        }
-    }
-    match measure(args) {
-        Ok(()) => 0,
-        Err(why) => {
-            eprintln!("selfpage bench: {why}");
-            1
-        }
-    }
-}
-
-fn measure(args: &Args) -> Result<(), String> {
-    let systems = present(args)?;
-    let scratch = args.dir.join(format!("selfpage-apps-{}", std::process::id()));
-    std::fs::create_dir_all(&scratch).map_err(|cause| format!("{}: {cause}", scratch.display()))?;
-    let result = compare(args, &systems, &scratch);
-    let _ = std::fs::remove_dir_all(&scratch);
-    result
-}
-
-fn compare(args: &Args, systems: &[System], scratch: &std::path::Path) -> Result<(), String> {
-    let mut ratios: Vec<Vec<f64>> = systems.iter().map(|_| Vec::new()).collect();
-    for program in programs::ALL.iter().filter(|program| wanted(&args.cases, program.name)) {
-        if let Some(missing) = program.missing() {
-            println!("SKIP({}: {missing})", program.name);
-            continue;
-        }
-        (program.prepare)(scratch, args.quick).map_err(|cause| format!("{}: {cause}", program.name))?;
-        let mut taken: Vec<Vec<Taken>> = systems.iter().map(|_| Vec::new()).collect();
-        for _ in 0..args.reps {
-            for (system, taken) in systems.iter().zip(&mut taken) {
-                taken.push(once(program, system, scratch)?);
+impl<'a> Workshop<'a> {
+    /// Makes the input where this is the first job of the run, with a run that does not count: it brings the program's files into
+    /// memory, and says how much the program needs.
+    fn ready(program: &'a Program, job: &Job<'_>) -> Result<Workshop<'a>, Error> {
+        let directory = job.directory.join(program.name);
+        let known = directory.join("memory_bytes");
+        let mut workshop = Workshop { program, directory, memory_bytes: 0 };
+        let read = || fs::read_to_string(&known).ok()?.parse().ok();
+        workshop.memory_bytes = match read() {
+            Some(bytes) => bytes,
+            None => {
+                let made = fs::create_dir_all(&workshop.directory)
+                    .and_then(|()| (program.prepare)(&workshop.directory, job.sizes == Sizes::QUICK));
+                made.map_err(|error| Error::io("make the input in", &workshop.directory, error))?;
+                let bytes = 2 * workshop.run(Malloc::Glibc(None))?.peak_bytes as usize;
+                fs::write(&known, bytes.to_string()).map_err(|error| Error::io("write", &known, error))?;
+                bytes
             }
-        }
-        tell(args, program.name, systems, &taken, &mut ratios);
+        };
+        Ok(workshop)
     }
-    for (system, ratios) in systems.iter().zip(&ratios).skip(1).filter(|(_, ratios)| !ratios.is_empty()) {
-        let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
-        if args.json {
-            println!("{}", json!({"bench": "apps", "system": system.name, "wall_geometric_mean_to_glibc": mean}));
-        } else {
-            println!("{:<10} geometric mean of wall time to glibc's: {mean:.3}", system.name);
+
+    fn run(&self, malloc: Malloc) -> Result<Taken, Error> {
+        host::supply(self.memory_bytes)?;
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", self.program.script]).current_dir(&self.directory);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.env_remove("LD_PRELOAD").env("ALLOCATOR", "");
+        let variable = match malloc {
+            Malloc::Selfpage => {
+                command.env("ALLOCATOR", own_library()?);
+                None
+            }
+            Malloc::Glibc(variable) => variable,
+            Malloc::Other(library, variable) => {
+                command.env("ALLOCATOR", library.path()?);
+                variable
+            }
+        };
+        command.envs(variable);
+        let failed = |why: String| Error::Failed(format!("{}: {why}", self.program.name));
+        let began = Instant::now();
+        let child = command.spawn().map_err(|error| failed(error.to_string()))?;
+        let usage = raw::wait_with_usage(child.id()).map_err(|error| failed(error.to_string()))?;
+        if !usage.well {
+            return Err(failed("it failed".into()));
         }
+        let wall_s = began.elapsed().as_secs_f64();
+        Ok(Taken { wall_s, cpu_s: usage.cpu_s, peak_bytes: usage.peak_bytes as f64 })
     }
-    Ok(())
 }
 
-fn wanted(list: &[String], name: &str) -> bool {
-    list.is_empty() || list.iter().any(|item| item == name)
-}
-
-/// The systems that are asked for and are there, glibc first: the others are compared with it.
-fn present(args: &Args) -> Result<Vec<System>, String> {
-    let own = std::env::current_exe().map_err(|cause| format!("cannot tell where I am: {cause}"))?;
+/// What `selfpage run` preloads, which is built beside this program.
+fn own_library() -> Result<PathBuf, Error> {
+    let own = std::env::current_exe().map_err(|error| Error::io("find", Path::new("/proc/self/exe"), error))?;
     let library = own.with_file_name("libselfpage_malloc.so");
-    if !library.is_file() {
-        return Err(format!(
-            "{} is missing; build it with `cargo build --release -p selfpage-malloc`",
-            library.display()
-        ));
+    if library.is_file() {
+        return Ok(library);
     }
-    let mut systems =
-        vec![System { name: "glibc", library: None }, System { name: "selfpage", library: Some(library) }];
-    for (name, file, package) in OTHERS.into_iter().filter(|other| wanted(&args.systems, other.0)) {
-        let places = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"].map(|dir| PathBuf::from(dir).join(file));
-        match places.into_iter().find(|path| path.is_file()) {
-            Some(path) => systems.push(System { name, library: Some(path) }),
-            None => println!("SKIP({name}: {file} is not installed: apt-get install {package})"),
-        }
-    }
-    systems.retain(|system| system.name == "glibc" || wanted(&args.systems, system.name));
-    Ok(systems)
+    let build = "build it with `cargo build --release -p selfpage-malloc`";
+    Err(Error::Failed(format!("{} is missing; {build}", library.display())))
 }
 
-fn once(program: &Program, system: &System, scratch: &std::path::Path) -> Result<Taken, String> {
-    let mut command = Command::new("/bin/sh");
-    command.args(["-c", program.script]).current_dir(scratch).stdin(Stdio::null()).stdout(Stdio::null());
-    command.stderr(Stdio::null()).env_remove("LD_PRELOAD").env("ALLOCATOR", "");
-    if let Some(library) = &system.library {
-        command.env("ALLOCATOR", library);
-    }
-    let began = Instant::now();
-    let child = command.spawn().map_err(|cause| format!("cannot start {}: {cause}", program.name))?;
-    let usage = raw::wait_with_usage(child.id()).map_err(|cause| format!("{}: {cause}", program.name))?;
-    if !usage.well {
-        return Err(format!("{} with {} failed", program.name, system.name));
-    }
-    Ok(Taken { wall_s: began.elapsed().as_secs_f64(), usage })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
-}
-
-/// Prints what a program took with each system; remembers the ratios to the first system's.
-fn tell(args: &Args, program: &str, systems: &[System], taken: &[Vec<Taken>], ratios: &mut [Vec<f64>]) {
-    let base = &taken[0];
-    for ((system, taken), ratios) in systems.iter().zip(taken).zip(ratios) {
-        let paired = |of: fn(&Taken) -> f64| median(taken.iter().zip(base).map(|(own, base)| of(own) / of(base)));
-        let (wall, cpu, peak) =
-            (paired(|one| one.wall_s), paired(|one| one.usage.cpu_s), paired(|one| one.usage.peak_bytes as f64));
-        ratios.push(wall);
-        let absolute = |of: fn(&Taken) -> f64| median(taken.iter().map(of));
-        let (wall_s, cpu_s) = (absolute(|one| one.wall_s), absolute(|one| one.usage.cpu_s));
-        let peak_bytes = absolute(|one| one.usage.peak_bytes as f64);
-        if args.json {
-            let runs: Vec<_> =
-                taken.iter().map(|one| json!([one.wall_s, one.usage.cpu_s, one.usage.peak_bytes])).collect();
-            println!(
-                "{}",
-                json!({"bench": "apps", "case": program, "system": system.name, "wall_s": wall_s, "cpu_s": cpu_s,
-                    "peak_bytes": peak_bytes, "wall_to_glibc": wall, "cpu_to_glibc": cpu, "peak_to_glibc": peak,
-                    "runs_wall_cpu_peak": runs})
-            );
-        } else {
-            println!(
-                "{program:<14} {:<9} wall {wall_s:>7.3} s {wall:>6.3}  cpu {cpu_s:>7.3} s {cpu:>6.3}  peak {:>6.1} MiB {peak:>6.3}",
-                system.name,
-                peak_bytes / 1_048_576.0
-            );
-        }
+    #[test]
+    fn the_mean_over_programs_is_geometric_and_of_each_repetition() {
+        let record = |case: &str, system: &'static str, values: [f64; 2]| {
+            let sample = |value: f64| allocation::sample(value, &[(RATIOS[0], value), (RATIOS[1], 1.0)]);
+            let samples = values.map(sample).to_vec();
+            Record {
+                bench: "apps",
+                case: case.into(),
+                system,
+                unit: UNIT,
+                confinement: Confinement::NotNeeded,
+                samples,
+            }
+        };
+        let records = [
+            record("sort", "selfpage", [0.5, 0.8]),
+            record("sort", "jemalloc", [1.0, 1.0]),
+            record("redis", "selfpage", [2.0, 0.8]),
+        ];
+        let means = Apps.summary(&records);
+        assert_eq!(means.len(), 1, "one program alone has no mean");
+        let values: Vec<f64> = means[0].samples.iter().map(|sample| sample.value).collect();
+        assert!((values[0] - 1.0).abs() < 1e-9 && (values[1] - 0.8).abs() < 1e-9, "{values:?}");
+        assert_eq!((means[0].case.as_str(), means[0].figure(RATIOS[1])), (MEAN, Some(1.0)));
     }
 }

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
+use super::super::error::Error;
+
 /// A program with its work.
 pub struct Program {
     pub name: &'static str,
@@ -16,14 +18,14 @@ pub struct Program {
 }
 
 impl Program {
-    /// What is not installed.
-    pub fn missing(&self) -> Option<String> {
+    /// An error where something that it needs is not installed.
+    pub fn is_installed(&self) -> Result<(), Error> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let (program, package) = self
-            .needs
-            .iter()
-            .find(|(program, _)| !std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))?;
-        Some(format!("{program} is not installed: {package} has it"))
+        let is_here = |program| std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+        self.needs.iter().try_for_each(|(program, package)| match is_here(program) {
+            true => Ok(()),
+            false => Err(Error::skip(program, format!("it is not installed: {package} has it"))),
+        })
     }
 }
 
@@ -82,7 +84,7 @@ pub const ALL: &[Program] = &[
     },
     Program {
         name: "redis",
-        script: "LD_PRELOAD=$ALLOCATOR redis-server --port 0 --unixsocket ./socket --save '' --appendonly no & server=$!; \
+        script: "LD_PRELOAD=$ALLOCATOR timeout 300 redis-server --port 0 --unixsocket ./socket --save '' --appendonly no & server=$!; \
                  until redis-cli -s ./socket ping; do sleep 0.05; done; \
                  redis-benchmark -s ./socket -n $(cat requests) -r 100000 -d 200 -P 16 -t set,get,lpush,hset -q; \
                  status=$?; redis-cli -s ./socket shutdown nosave; wait $server; exit $status",

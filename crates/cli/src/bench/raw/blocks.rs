@@ -1,5 +1,6 @@
 //! Blocks of memory from the allocators that are compared.
 
+use std::hint::black_box;
 use std::ptr::{self, NonNull};
 
 use selfpage::alloc;
@@ -47,7 +48,8 @@ impl Source {
             Source::Malloc => NonNull::new(unsafe { libc::malloc(len_bytes) }.cast()),
             Source::Mmap(filled) => map(len_bytes, filled),
         };
-        Some(Block { start: start?, len_bytes, source: self })
+        // Opaque: the compiler may leave out a `malloc` and a `free` with nothing in between.
+        Some(Block { start: black_box(start)?, len_bytes, source: self })
     }
 }
 
@@ -103,7 +105,7 @@ impl Block {
                 if moved == libc::MAP_FAILED { None } else { NonNull::new(moved.cast()) }
             }
         };
-        Some(Block { start: start?, len_bytes, source: self.source })
+        Some(Block { start: black_box(start)?, len_bytes, source: self.source })
     }
 
     /// Gives it back.
@@ -143,6 +145,7 @@ pub fn allocate_items(source: Source, len_bytes: usize, items: &mut [Item]) -> u
         // SAFETY: bench-block: a call without pointers.
         *item = NonNull::new(unsafe { libc::malloc(len_bytes) }.cast());
     }
+    black_box(&mut *items);
     items.iter().flatten().count()
 }
 

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use selfpage::trace::{Record, Trace};
 
 use super::grid::{COLUMNS, Grid};
+use crate::svg::{self, escaped, text};
 
 const LEFT: f64 = 190.0;
 const TOP: f64 = 50.0;
@@ -21,16 +22,9 @@ const SHADES: [&str; 6] = ["#fee8c8", "#fdbb84", "#fc8d59", "#e34a33", "#b30000"
 pub fn draw(trace: &Trace, grid: &Grid, name: &str) -> String {
     let height = grid.cells.len() as f64 * ROW + (grid.stretches.len() - 1) as f64 * CUT;
     let below = TOP + height + 60.0;
-    let mut svg = String::new();
-    let _ = writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0}\" height=\"{:.0}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>",
-        LEFT + WIDTH + 150.0,
-        below + LINE + 60.0
-    );
+    let mut svg = svg::open(LEFT + WIDTH + 150.0, below + LINE + 60.0);
     let title = format!("Faults by address and time: {name}, process {}, {} faults", trace.pid, grid.faults);
-    text(&mut svg, LEFT, 24.0, "start", &format!("<tspan font-size=\"16\">{}</tspan>", escaped(&title)));
+    svg::headline(&mut svg, LEFT, &title);
     if trace.dropped() > 0 {
         let lost = format!("{} events came faster than they could be written, and are not here", trace.dropped());
         text(&mut svg, LEFT, 42.0, "start", &lost);
@@ -39,17 +33,8 @@ pub fn draw(trace: &Trace, grid: &Grid, name: &str) -> String {
     time_axis(&mut svg, grid, TOP + height);
     legend(&mut svg, grid);
     working_set(&mut svg, trace, grid, below);
-    svg.push_str("</svg>\n");
+    svg::close(&mut svg);
     svg
-}
-
-fn text(svg: &mut String, x: f64, y: f64, anchor: &str, what: &str) {
-    let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{what}</text>");
-}
-
-fn escaped(text: &str) -> String {
-    let plain: String = text.chars().map(|char| if char.is_control() { '?' } else { char }).collect();
-    plain.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// The shade of a count: by its logarithm, as counts of faults span many orders.

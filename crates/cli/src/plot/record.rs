@@ -1,0 +1,80 @@
+//! The lines of a run that a picture needs.
+
+use serde_json::Value;
+
+/// What one system gave in one case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    pub bench: String,
+    pub case: String,
+    pub system: String,
+    pub unit: String,
+    pub value: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Record {
+    /// The lines of raw.jsonl, without those that have no value or none above zero: they have no place on a logarithmic scale.
+    pub fn parse(text: &str) -> Result<Vec<Record>, String> {
+        let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        let parsed =
+            numbered.map(|(at, line)| Record::of(line).map_err(|why| format!("raw.jsonl, line {}: {why}", at + 1)));
+        let records: Vec<Record> = parsed.collect::<Result<_, _>>()?;
+        Ok(records.into_iter().filter(|record| record.value > 0.0).collect())
+    }
+
+    fn of(line: &str) -> Result<Record, String> {
+        let object: Value = serde_json::from_str(line).map_err(|why| why.to_string())?;
+        let word = |key: &str| object[key].as_str().map(str::to_owned).ok_or_else(|| format!("it has no \"{key}\""));
+        let value = object.get("value").ok_or("it has no \"value\"")?.as_f64().unwrap_or(f64::NAN);
+        // What a picture can show of the range.
+        let bound = |key: &str| object[key].as_f64().filter(|bound| *bound > 0.0).unwrap_or(value);
+        Ok(Record {
+            bench: word("bench")?,
+            case: word("case")?,
+            system: word("system")?,
+            unit: word("unit")?,
+            value,
+            min: bound("min"),
+            max: bound("max"),
+        })
+    }
+
+    /// What the case is of, if it is one of several lengths: `warm` of `warm-16k`.
+    pub fn series(&self) -> Option<&str> {
+        let (series, length) = self.case.rsplit_once('-').unwrap_or(("", &self.case));
+        let digits = length.strip_suffix(['k', 'm', 'g'])?;
+        (!digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())).then_some(series)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = r#"{"bench":"b","case":"warm-16k","system":"s","value":2,"unit":"ns","min":0,"max":3}"#;
+
+    #[test]
+    fn lines_are_read_and_what_has_no_place_is_left_out() {
+        let without = LINE.replace("\"value\":2", "\"value\":null");
+        let records = Record::parse(&format!("{LINE}\n\n{without}\n")).unwrap();
+        assert_eq!(records.len(), 1);
+        assert_eq!((records[0].value, records[0].min, records[0].max), (2.0, 2.0, 3.0));
+        for (bad, why) in [("{", "line 2"), (r#"{"value":1}"#, "\"bench\""), ("{}", "\"value\"")] {
+            let said = Record::parse(&format!("{LINE}\n{bad}\n")).unwrap_err();
+            assert!(said.contains(why) && said.contains("line 2"), "{said}");
+        }
+    }
+
+    #[test]
+    fn lengths_make_a_series() {
+        let series = |case: &str| {
+            let line = LINE.replace("warm-16k", case);
+            Record::parse(&line).unwrap()[0].series().map(str::to_owned)
+        };
+        assert_eq!(series("warm-512m").as_deref(), Some("warm"));
+        assert_eq!(series("16m").as_deref(), Some(""));
+        assert_eq!((series("64k-1g-warm"), series("rnd-read-1t"), series("k")), (None, None, None));
+    }
+}

@@ -1,0 +1,143 @@
+//! What the machine gives to the page allocator, and to the `malloc` over it.
+
+use super::{Finding, State, setting};
+use crate::alloc::pressure::Watch;
+use std::fs;
+use std::path::Path;
+
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage";
+const VIRTIO_DEVICES: &str = "/sys/bus/virtio/devices";
+/// The virtio device that is a balloon, and the bit of its features that says that it reports free pages.
+const BALLOON: &str = "0x0005";
+const BALLOON_REPORTING: usize = 5;
+
+/// A line for each feature.
+pub(super) fn examine() -> Vec<Finding> {
+    let chosen = |file: &str| setting(&format!("{HUGE_PAGES}/{file}")).and_then(|line| chosen(&line));
+    // Since Linux 6.8 each size has a setting of its own, which may follow the common one.
+    let own = chosen("hugepages-2048kB/enabled").filter(|word| word != "inherit");
+    vec![
+        huge_pages(own.or_else(|| chosen("enabled")).as_deref(), chosen("defrag").as_deref()),
+        overcommit(setting("/proc/sys/vm/overcommit_memory").as_deref()),
+        pressure(Watch::of_process().reports()),
+        page_reporting(is_reporting(Path::new(VIRTIO_DEVICES))),
+    ]
+}
+
+/// The word in brackets.
+fn chosen(line: &str) -> Option<String> {
+    Some(line.split_once('[')?.1.split_once(']')?.0.to_owned())
+}
+
+fn huge_pages(enabled: Option<&str>, defrag: Option<&str>) -> Finding {
+    const FEATURE: &str = "huge pages for blocks";
+    if !matches!(enabled, Some("always" | "madvise")) {
+        let why = format!(
+            "{}: a cold block costs the kernel's fault for each 4 KiB",
+            enabled.unwrap_or("not in this kernel")
+        );
+        return Finding::new(FEATURE, State::Degraded, why).remedy(format!("echo madvise > {HUGE_PAGES}/enabled"));
+    }
+    let (state, room) = match defrag {
+        Some("never") => (State::Degraded, "none where no 2 MiB are free, and nobody makes room"),
+        Some("defer") => {
+            (State::Present, "none where no 2 MiB are free until the kernel has made room, in the background")
+        }
+        _ => (State::Present, "the kernel makes room for one when it is touched"),
+    };
+    let (enabled, defrag) = (enabled.unwrap_or("?"), defrag.unwrap_or("?"));
+    let why = format!("{enabled}, defrag {defrag}: cold blocks from 2 MiB on get them; {room}");
+    let finding = Finding::new(FEATURE, state, why);
+    if state == State::Present { finding } else { finding.remedy(format!("echo madvise > {HUGE_PAGES}/defrag")) }
+}
+
+fn overcommit(mode: Option<&str>) -> Finding {
+    const FEATURE: &str = "overcommit for blocks";
+    match mode {
+        Some("2") => {
+            let why =
+                "2: addresses in reserve count nothing, but blocks count in full, and what is kept of freed ones too";
+            Finding::new(FEATURE, State::Degraded, why).remedy("SELFPAGE_RETAIN=0, or sysctl -w vm.overcommit_memory=0")
+        }
+        mode => {
+            let why = format!("{}: what a block does not touch costs nothing", mode.unwrap_or("unreadable"));
+            Finding::new(FEATURE, State::Present, why)
+        }
+    }
+}
+
+fn pressure(is_reported: bool) -> Finding {
+    const FEATURE: &str = "memory pressure (PSI)";
+    if is_reported {
+        return Finding::new(FEATURE, State::Present, "what is kept of freed blocks goes back when it is reported");
+    }
+    let why = "nobody reports it to this process: what is kept of freed blocks goes back by time alone";
+    Finding::new(FEATURE, State::Degraded, why).remedy(
+        "boot with psi=1 (CONFIG_PSI); where /proc is read-only, a writable MEMORY_PRESSURE_WATCH, or SELFPAGE_RETAIN",
+    )
+}
+
+fn page_reporting(is_on: bool) -> Finding {
+    const FEATURE: &str = "free page reporting";
+    if !is_on {
+        return Finding::new(FEATURE, State::Present, "off: memory that is free stays this machine's");
+    }
+    let why =
+        "on: the host takes back what has been free for 2 s, and a first touch waits until it has supplied it again";
+    Finding::new(FEATURE, State::Degraded, why)
+        .remedy("on the host: a balloon device without free page reporting (qemu: free-page-reporting=off)")
+}
+
+/// Whether one of the devices is a balloon that agreed with its host on reporting.
+fn is_reporting(devices: &Path) -> bool {
+    let read = |device: &Path, file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
+    fs::read_dir(devices).into_iter().flatten().flatten().any(|device| {
+        let device = device.path();
+        read(&device, "device").trim() == BALLOON
+            && read(&device, "features").as_bytes().get(BALLOON_REPORTING) == Some(&b'1')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_amiss_has_a_remedy_and_says_what_it_costs() {
+        for (finding, state, word) in [
+            (huge_pages(Some("madvise"), Some("madvise")), State::Present, "makes room for one when"),
+            (huge_pages(Some("always"), Some("defer")), State::Present, "in the background"),
+            (huge_pages(Some("madvise"), Some("never")), State::Degraded, "nobody makes room"),
+            (huge_pages(Some("never"), Some("madvise")), State::Degraded, "never: a cold block"),
+            (huge_pages(None, None), State::Degraded, "not in this kernel"),
+            (overcommit(Some("0")), State::Present, "costs nothing"),
+            (overcommit(Some("2")), State::Degraded, "count in full"),
+            (pressure(true), State::Present, "goes back when it is reported"),
+            (pressure(false), State::Degraded, "by time alone"),
+            (page_reporting(false), State::Present, "stays this machine's"),
+            (page_reporting(true), State::Degraded, "the host takes back"),
+        ] {
+            assert_eq!(finding.state, state, "{finding:?}");
+            assert_eq!(finding.remedy.is_some(), state == State::Degraded, "{finding:?}");
+            assert!(finding.why.contains(word), "{word:?} is missing from {finding:?}");
+        }
+        assert_eq!(chosen("always defer [madvise] never").as_deref(), Some("madvise"));
+        assert_eq!(chosen("madvise"), None);
+    }
+
+    #[test]
+    fn a_balloon_that_reports_is_told_from_other_devices() {
+        let devices = tempfile::tempdir().unwrap();
+        assert!(!is_reporting(&devices.path().join("none")));
+        let device = |name: &str, kind: &str, features: &str| {
+            let device = devices.path().join(name);
+            fs::create_dir_all(&device).unwrap();
+            fs::write(device.join("device"), format!("{kind}\n")).unwrap();
+            fs::write(device.join("features"), format!("{features}\n")).unwrap();
+            is_reporting(devices.path())
+        };
+        assert!(!device("virtio0", "0x0001", "11000101"));
+        assert!(!device("virtio1", "0x0005", "01100001"));
+        assert!(device("virtio1", "0x0005", "01100101"));
+    }
+}
