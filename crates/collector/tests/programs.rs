@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 use selfpage::dirty::{DirtyTracker, Mechanism};
 
+#[path = "../../../tests/programs.rs"]
+mod programs;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
@@ -14,18 +16,7 @@ use skip::skip;
 /// The directory of what is built, the shared object among it.
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let own = std::env::current_exe().unwrap();
-        let profile = own.parent().and_then(Path::parent).unwrap().to_owned();
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "selfpage-collector", "--target-dir"]);
-        build.arg(profile.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "the shared object does not build");
-        profile
-    })
+    BUILT.get_or_init(|| programs::build(&["selfpage-collector"]))
 }
 
 /// False, and said so, where the collector, gcc, or a way to note writes is missing.
@@ -46,23 +37,10 @@ fn possible() -> bool {
 }
 
 /// Compiles `source` against the collector and us.
-fn compile(name: &str, source: &Path, flags: &[&str]) -> PathBuf {
-    let made = built().join("selfpage-collector-programs");
-    std::fs::create_dir_all(&made).unwrap();
-    let program = made.join(format!("{name}-{}", std::process::id()));
-    let compiled = Command::new("gcc")
-        .args(["-O1", "-g", "-pthread", "-o"])
-        .arg(&program)
-        .args(flags)
-        .arg(source)
-        .arg("-L")
-        .arg(built())
-        .args(["-lselfpage_collector", "-l:libgc.so.1"])
-        .arg(format!("-Wl,-rpath,{}", built().display()))
-        .output()
-        .unwrap();
-    assert!(compiled.status.success(), "{}", text(&compiled));
-    program
+fn compile(source: &Path, flags: &[&str]) -> PathBuf {
+    let (made, rpath) = (built().join("selfpage-test-programs"), format!("-Wl,-rpath,{}", built().display()));
+    let libraries = ["-L", built().to_str().unwrap(), "-lselfpage_collector", "-l:libgc.so.1", &rpath];
+    programs::compile(&made, source, &[flags, &libraries].concat())
 }
 
 fn own(name: &str) -> PathBuf {
@@ -84,7 +62,7 @@ fn no_object_is_lost_while_threads_change_graphs() {
     if !possible() {
         return;
     }
-    let program = compile("graph", &own("graph.c"), &["-Wall", "-Werror"]);
+    let program = compile(&own("graph.c"), &["-Wall", "-Werror"]);
     // Collections with everybody stopped, and such as go on beside the program.
     for arguments in [&["300000"][..], &["300000", "0"]] {
         let output = Command::new(&program).args(arguments).output().unwrap();
@@ -107,11 +85,8 @@ fn the_collectors_own_test_passes_on_our_bits() {
     let source = PathBuf::from(source);
     let headers = format!("-I{}", source.join("include").display());
     let alone = own("alone.h").display().to_string();
-    let program = compile(
-        "gctest",
-        &source.join("tests/test.c"),
-        &[&headers, "-DGC_THREADS", "-DGC_BUILTIN_ATOMIC", "-include", &alone],
-    );
+    let program =
+        compile(&source.join("tests/test.c"), &[&headers, "-DGC_THREADS", "-DGC_BUILTIN_ATOMIC", "-include", &alone]);
     let output = Command::new("timeout").arg("600").arg(&program).output().unwrap();
     assert!(output.status.success(), "{} {}", output.status, text(&output));
     std::fs::remove_file(program).unwrap();

@@ -4,28 +4,17 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
+#[path = "../../../../tests/programs.rs"]
+mod programs;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 
 pub use skip::skip;
 
-/// The directory of what is built, which this test itself lies in.
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let own = std::env::current_exe().unwrap();
-        let profile = own.parent().and_then(Path::parent).unwrap().to_owned();
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "selfpage-cli", "-p", "selfpage-malloc", "--target-dir"]);
-        build.arg(profile.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "the tool and the library do not build");
-        profile
-    })
+    BUILT.get_or_init(|| programs::build(&["selfpage-cli", "selfpage-malloc"]))
 }
 
 pub fn tool() -> PathBuf {
@@ -42,19 +31,10 @@ pub fn directory() -> tempfile::TempDir {
 
 /// Compiles `tests/c/FILE`; the same flags give the same program.
 pub fn compile(file: &str, flags: &[&str]) -> PathBuf {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
     let made = built().join("selfpage-test-programs");
-    std::fs::create_dir_all(&made).unwrap();
-    let fresh = made.join(format!("{file}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(file);
-    let compiler = if file.ends_with(".cc") { "g++" } else { "gcc" };
-    let compiled = Command::new(compiler)
-        .args(["-O1", "-g", "-Wall", "-Wno-alloc-size-larger-than", "-fno-builtin", "-pthread", "-o"])
-        .args([&fresh, &source])
-        .args(flags)
-        .output()
-        .expect("a C compiler");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let fresh =
+        programs::compile(&made, &source, &[&["-Wall", "-Wno-alloc-size-larger-than", "-fno-builtin"], flags].concat());
     let kept = made.join(format!("malloc-{file}{}", flags.concat()));
     std::fs::rename(fresh, &kept).unwrap();
     kept

@@ -4,30 +4,19 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
 
+#[path = "../../../../tests/programs.rs"]
+mod programs;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 
 pub use skip::skip;
 
-/// The directory of what is built, which this test itself lies in.
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let own = std::env::current_exe().unwrap();
-        let profile = own.parent().and_then(Path::parent).unwrap().to_owned();
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "selfpage-cli", "-p", "selfpage-preload", "--target-dir"]);
-        build.arg(profile.parent().unwrap()).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "the tool and its library do not build");
-        profile
-    })
+    BUILT.get_or_init(|| programs::build(&["selfpage-cli", "selfpage-preload"]))
 }
 
 pub fn tool() -> PathBuf {
@@ -48,22 +37,10 @@ pub fn directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("selfpage-test").tempdir_in("/var/tmp").unwrap()
 }
 
-/// Compiles `tests/c/NAME.c`; the same flags give the same program.
+/// Compiles `tests/c/NAME.c`.
 pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let made = built().join("selfpage-test-programs");
-    std::fs::create_dir_all(&made).unwrap();
-    let fresh = made.join(format!("{name}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(format!("{name}.c"));
-    let compiled = Command::new("gcc")
-        .args(["-O1", "-g", "-Wall", "-Werror", "-pthread", "-o"])
-        .arg(&fresh)
-        .arg(&source)
-        .args(flags)
-        .output()
-        .expect("gcc");
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    fresh
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    programs::compile(&built().join("selfpage-test-programs"), &source, &[&["-Wall", "-Werror"], flags].concat())
 }
 
 /// What became of a run.
