@@ -139,7 +139,7 @@ fn a_cpu_goes_on_with_what_an_entry_said_until_it_is_told() {
     println!("{untold} of {ROUNDS} reads found the frame of before where nobody told the CPU to forget");
     assert_eq!(stale_reads(&raw const stale_forget_page), Some(0), "after INVLPG");
     assert_eq!(stale_reads(&raw const stale_forget_all), Some(0), "after a load of the root");
-    // A CPU may forget by itself, too. One that is known to remember is a KVM without hardware behind it.
+    // A CPU may forget by itself, too, as qemu's does. One that is known to remember is a KVM without hardware behind it.
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     let has_extension = cpuinfo.split_ascii_whitespace().any(|flag| flag == "vmx" || flag == "svm");
     assert!(untold > 0 || has_extension, "an invalidation that is lost would not be found here");
