@@ -36,7 +36,7 @@ pub struct Trial {
 /// `selfpage-guest`, for which the kernel has KVM.
 pub const GUEST: Trial = Trial {
     package: "selfpage-guest",
-    tests: &["vm", "closure", "handler", "oracle"],
+    tests: &["vm", "closure", "handler", "stale", "steps", "oracle"],
     target: "x86_64-unknown-linux-musl",
     rustflags: "",
     required: "kvm",

@@ -77,6 +77,11 @@ fn each_operation_takes_the_faults_calls_and_entries_that_it_must() {
         assert!((value - instructions as f64 / operations as f64).abs() < 0.001, "{record}");
         // None of it leaves the machine. A signal may come.
         assert!(count(record, "exits") <= 3, "{record}");
+        // A look at a page is no more than a few instructions, and no question.
+        let stepped = |key| count(record, key) as f64 / count(record, "stepped_operations") as f64;
+        assert!((1.0..400.0).contains(&stepped("ring3_closure_instructions")) || case == "trap", "{record}");
+        let has_handler = faults + calls > 0;
+        assert_eq!(stepped("ring3_handler_instructions") > 50.0, has_handler, "{record}");
         // Where KVM carries ring 0 out itself it counts the same, and what the marks take, and what it had to do twice: fewer than
         // one more for each fault would be.
         let is_emulated = record["why_no_timings"].as_str().is_some_and(|why| why.contains("so it is emulated"));
@@ -84,6 +89,18 @@ fn each_operation_takes_the_faults_calls_and_entries_that_it_must() {
             let like_ours = instructions..=instructions + instructions / 20 + 64;
             assert!(like_ours.contains(&(emulated as u64)), "{record}");
         }
+    }
+}
+
+#[test]
+fn the_rules_tell_the_cpu_to_forget_as_much_as_they_were_told_to() {
+    // A hundred pages protected in a call, twenty times, and given back one by one.
+    let expected = [("appel2-full", [2020, 0]), ("appel2-selective", [0, 4000]), ("appel2", [20, 2000])];
+    let Some(records) = records(&expected.map(|(case, _)| case)) else { return };
+    assert_eq!(records.len(), expected.len());
+    for (case, expected) in expected {
+        let record = records.iter().find(|record| record["case"] == case).unwrap();
+        assert_eq!(["forgotten_whole", "forgotten_pages"].map(|key| count(record, key)), expected, "{record}");
     }
 }
 

@@ -1,5 +1,5 @@
 //! The few instructions that a closure begins with, and those that take its exceptions: a page fault goes to the handler, each
-//! other one writes to a port, and the process sees to the rest.
+//! other one writes to a port, and the process sees to the rest; a step is counted.
 
 use std::arch::{asm, global_asm};
 
@@ -9,6 +9,8 @@ use selfpage_core::addr::VirtAddr;
 pub const FIRST_PORT: u16 = 0x20;
 /// Exceptions of the architecture.
 pub const VECTORS: usize = 32;
+/// A step.
+const DEBUG: usize = 1;
 /// An invalid instruction.
 pub const UNDEFINED: usize = 6;
 /// No translation, or none for this access.
@@ -24,6 +26,10 @@ pub const HANDLER_FRAME: u64 = 0x808;
 pub const INTERRUPTED: u64 = 64;
 /// What follows the end of the handler's own stack of ring 0: the address of all that, and the closure's root.
 pub const INTERRUPTED_WORDS: u64 = 16;
+/// Where each of the two stacks of ring 0 has a count of steps, in bytes below its end: nothing else comes so deep.
+pub const STEPS: u64 = 1024;
+/// What the CPU pushes for an exception without an error code.
+const PUSHED_BYTES: u64 = 40;
 /// Where the handler's stack ends its page of vector registers begins; at its end are the function to call and its argument.
 pub const VECTORS_BYTES: u64 = 4096;
 
@@ -39,7 +45,7 @@ global_asm!(
     ".globl selfpage_guest_exceptions, selfpage_guest_handler_exceptions, selfpage_guest_system_call",
     ".globl selfpage_guest_host_call, selfpage_guest_return, selfpage_guest_stop",
     ".globl selfpage_guest_handler, selfpage_guest_handled",
-    ".globl selfpage_guest_handler_call, selfpage_guest_handler_called",
+    ".globl selfpage_guest_handler_call, selfpage_guest_handler_called, selfpage_guest_step",
     ".balign 16",
     "selfpage_guest_begin:",
     "call rbx",
@@ -109,8 +115,13 @@ global_asm!(
     // An exception like any other: not every KVM takes this for ring 0 yet, which alone may write to ports.
     "selfpage_guest_system_call:",
     "ud2",
+    ".balign 16",
+    "selfpage_guest_step:",
+    "inc qword ptr [rsp - {to_steps}]",
+    "iretq",
     ".popsection",
     vectors = const VECTORS_BYTES,
+    to_steps = const STEPS - PUSHED_BYTES,
 );
 
 /// Instructions of ring 0 behind a name, and how many they are; what stands after `else` is not among them.
@@ -183,6 +194,7 @@ unsafe extern "C" {
     static selfpage_guest_handler: u8;
     static selfpage_guest_handler_undefined: u8;
     static selfpage_guest_handler_called: u8;
+    static selfpage_guest_step: u8;
     fn selfpage_guest_host_call(number: u64, first: u64, second: u64, third: u64) -> u64;
     fn selfpage_guest_handler_call(number: u64, first: u64, second: u64, third: u64) -> u64;
     fn selfpage_guest_stop() -> !;
@@ -290,6 +302,7 @@ pub fn system_call() -> VirtAddr {
 /// Where each exception of a closure goes.
 pub fn exceptions() -> [VirtAddr; VECTORS] {
     let mut all = from(&raw const selfpage_guest_exceptions);
+    all[DEBUG] = VirtAddr((&raw const selfpage_guest_step).addr());
     all[PAGE_FAULT] = VirtAddr((&raw const selfpage_guest_page_fault).addr());
     all
 }
@@ -297,6 +310,7 @@ pub fn exceptions() -> [VirtAddr; VECTORS] {
 /// Where each exception of a handler goes.
 pub fn handler_exceptions() -> [VirtAddr; VECTORS] {
     let mut all = from(&raw const selfpage_guest_handler_exceptions);
+    all[DEBUG] = VirtAddr((&raw const selfpage_guest_step).addr());
     all[UNDEFINED] = VirtAddr((&raw const selfpage_guest_handler_undefined).addr());
     all
 }

@@ -76,3 +76,24 @@ impl std::error::Error for Error {
         self.source.as_ref().map(|source| source as _)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_kvm_the_remedy_is_named() {
+        for (errno, remedy) in [
+            (libc::ENOENT, "load kvm_intel or kvm_amd"),
+            (libc::EACCES, "add the user to the group kvm"),
+            (libc::EPERM, "let a container have the device"),
+            (libc::EBUSY, "end its machines"),
+            (libc::ENODEV, "the kernel's log"),
+        ] {
+            let error = Error::no_kvm("open /dev/kvm", io::Error::from_raw_os_error(errno));
+            assert_eq!(error.kind(), Kind::Unsupported);
+            let said = error.to_string();
+            assert!(said.starts_with("open /dev/kvm: ") && said.contains(remedy), "{said}");
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! A closure of this process in a virtual machine, on page tables that were built under the rules.
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use selfpage_core::addr::VirtAddr;
@@ -20,6 +20,7 @@ use crate::memory::Memory;
 use crate::private::Private;
 use crate::program;
 use crate::statistics::Statistics;
+use crate::steps::Steps;
 use crate::vm::{Exit, Start, Vm, Writing};
 
 /// Where RAM begins: not at 0, so that a number that is no address shows.
@@ -201,11 +202,15 @@ impl<'m> Guest<'m> {
         private.lend(&mut vm)?;
         // SAFETY: guest-memory: the private memory goes when the RAM goes.
         let physical = unsafe { machine.memory.view() };
-        let shared: &'m Shared =
-            private.keep(Shared { physical, changes: Changes::default(), counts: Counts::default() })?;
+        let shared: &'m Shared = private.keep(Shared {
+            physical,
+            changes: Changes::default(),
+            counts: Counts::default(),
+            stepping: AtomicBool::new(false),
+        })?;
         let physical = &shared.physical;
         let devices = [(PROGRAM, PROGRAM_LOG2_BYTES)];
-        let (mut kernel, space) = Kernel::boot(physical, &shared.changes, &devices).map_err(ruled)?;
+        let (mut kernel, space) = Kernel::boot(physical, shared, &devices).map_err(ruled)?;
         let root = Handle::at_root(1);
         let mut blocks: Vec<_> = (2..64)
             .map(Handle::at_root)
@@ -279,6 +284,12 @@ impl<'m> Guest<'m> {
         &self.shared.counts
     }
 
+    /// Counts instructions of ring 3, of the closure and of its handler.
+    pub const fn steps(&self) -> Steps<'m> {
+        let own = self.own.plus(RING0_STACK_END);
+        Steps { shared: self.shared, closure_stack: own, private: &self.machine.private }
+    }
+
     /// What KVM itself counts of this guest's CPU; `None`: it does not say.
     pub fn statistics(&self) -> Option<Statistics> {
         self.vm.statistics()
@@ -343,6 +354,9 @@ impl<'m> Guest<'m> {
         let call = Call { number: registers.rdi, arguments: [registers.rsi, registers.rdx, registers.rcx] };
         registers.rax = answer(call);
         let behind = entry::host_call().0 + entry::UD2_BYTES;
+        if side == Side::Closure {
+            self.steps().apply();
+        }
         let (memory, end) = self.ring0_stack(side);
         memory.store(PhysAddr(end.0 - INSTRUCTION), behind as u64);
         registers.rip = entry::resume_without_code().0 as u64;

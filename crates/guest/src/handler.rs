@@ -50,6 +50,8 @@ pub struct Counts {
     pub(crate) exits: AtomicU64,
     pub(crate) faults: AtomicU64,
     pub(crate) calls: AtomicU64,
+    pub(crate) forgotten_whole: AtomicU64,
+    pub(crate) forgotten_pages: AtomicU64,
 }
 
 impl Counts {
@@ -67,6 +69,16 @@ impl Counts {
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
+
+    /// How often the rules told the CPU to forget all translations. It does that at each load of a root, whatever it was told.
+    pub fn forgotten_whole(&self) -> u64 {
+        self.forgotten_whole.load(Ordering::Relaxed)
+    }
+
+    /// How many single pages they told it to forget.
+    pub fn forgotten_pages(&self) -> u64 {
+        self.forgotten_pages.load(Ordering::Relaxed)
+    }
 }
 
 /// What changed in the closure's page tables.
@@ -80,27 +92,31 @@ pub struct Changes {
     pub revoked: AtomicBool,
 }
 
-impl Tlb for Changes {
-    fn forget_all(&self) {
-        self.stale.store(true, Ordering::Relaxed);
-    }
-
-    fn forget(&self, _page: VirtAddr) {
-        self.forget_all();
-    }
-
-    fn leave(&self, root: PhysAddr) {
-        if root.0 == self.root.load(Ordering::Relaxed) {
-            self.revoked.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
 /// What handler and process both look at.
 pub struct Shared {
     pub physical: PhysMemory,
     pub changes: Changes,
     pub counts: Counts,
+    /// Whether the closure's instructions are to be counted.
+    pub stepping: AtomicBool,
+}
+
+impl Tlb for Shared {
+    fn forget_all(&self) {
+        self.counts.forgotten_whole.fetch_add(1, Ordering::Relaxed);
+        self.changes.stale.store(true, Ordering::Relaxed);
+    }
+
+    fn forget(&self, _page: VirtAddr) {
+        self.counts.forgotten_pages.fetch_add(1, Ordering::Relaxed);
+        self.changes.stale.store(true, Ordering::Relaxed);
+    }
+
+    fn leave(&self, root: PhysAddr) {
+        if root.0 == self.changes.root.load(Ordering::Relaxed) {
+            self.changes.revoked.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A handler with what it works on.

@@ -6,6 +6,7 @@
 //! - [`Guest`]: runs a closure of this process in such a machine, at ring 3.
 //! - [`Handler`]: answers its page faults, in the same machine, with what [`Private`] keeps.
 //! - [`TableView`], [`protect`], [`clear_dirty_bits`]: how a closure looks at its own page tables, and has them changed.
+//! - [`Steps`]: how many instructions of ring 3 that takes.
 //! - [`Descriptors`]: what an x86-64 CPU needs beside page tables to run at ring 3.
 //!
 //! It needs Linux's KVM, and an x86-64 processor. Nothing of it is stable, and nothing of the library depends on it.
@@ -28,6 +29,7 @@ mod memory;
 mod private;
 mod program;
 mod statistics;
+mod steps;
 mod tables;
 mod vm;
 
@@ -40,5 +42,6 @@ pub use kvm_bindings::{kvm_regs, kvm_sregs};
 pub use memory::Memory;
 pub use private::Private;
 pub use statistics::Statistics;
+pub use steps::{Stepped, Steps};
 pub use tables::{TableView, answer, clear_dirty_bits, protect};
 pub use vm::{Exit, Start, Vm, Writing};

@@ -14,6 +14,7 @@ use crate::descriptors::{Descriptors, RING3_CODE, RING3_DATA};
 use crate::entry::{self, HANDLER_FRAME, INTERRUPTED_WORDS, VECTORS_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::memory::Memory;
+use crate::steps::{FLAGS, Stepping};
 use crate::vm::Vm;
 
 /// Below RAM.
@@ -157,14 +158,8 @@ impl Private {
         let own =
             Descriptors { handlers: entry::handler_exceptions(), stack: self.address(RING0_STACK_END), ..*descriptors };
         own.write(physical, PRIVATE);
-        let frame = [
-            entry::handler().0 as u64,
-            RING3_CODE.into(),
-            // Always set; and interrupts, of which there are none.
-            0x202,
-            self.address(STACK_END).0 as u64,
-            RING3_DATA.into(),
-        ];
+        let frame =
+            [entry::handler().0 as u64, RING3_CODE.into(), FLAGS, self.address(STACK_END).0 as u64, RING3_DATA.into()];
         for (step, word) in frame.into_iter().enumerate() {
             put(HANDLER_FRAME + step as u64 * 8, word);
         }
@@ -177,6 +172,12 @@ impl Private {
         let physical = self.memory.physical();
         physical.store(PRIVATE.plus(FIRST_FREE - 16), function);
         physical.store(PRIVATE.plus(FIRST_FREE - 8), argument);
+    }
+
+    /// Whether the handler steps from now on.
+    pub(crate) fn step(&self, stepping: Stepping) {
+        const FLAGS_IN_FRAME: u64 = 16;
+        self.memory.physical().store(PRIVATE.plus(HANDLER_FRAME + FLAGS_IN_FRAME), stepping.applied_to(FLAGS));
     }
 
     /// What the CPU pushed when the handler met an exception: the word so many bytes below the end of its stack of ring 0.

@@ -70,6 +70,30 @@ fn a_closure_computes_what_it_would_outside() {
     assert_eq!(result.unwrap(), (roots(), 300));
 }
 
+/// memcpy, memmove, memset and memcmp, which the compiler calls for slices, at every way that they have of going about it.
+#[test]
+fn slices_are_copied_moved_filled_and_compared() {
+    const MOST: usize = 64 << 10;
+    let Some((guest, _)) = guest() else { return };
+    let work = || {
+        let lengths = [0, 1, 7, 8, 15, 16, 31, 33, 64, 100, 255, 513, 4095, 4097, 20_000, MOST - 1];
+        let mut sum = 0u64;
+        for len in lengths.map(black_box) {
+            let (mut from, mut to) = (black_box([0u8; MOST]), black_box([0xffu8; MOST]));
+            from[..len].fill(black_box(len as u8 | 1));
+            to[..len].copy_from_slice(&from[..len]);
+            let is_same = black_box(&to[..len]) == black_box(&from[..len]);
+            to.copy_within(..len, 1);
+            let moved = to[1..=len].iter().filter(|byte| **byte == len as u8 | 1).count();
+            let order = black_box(&to[..]).cmp(black_box(&from[..]));
+            let seen = u64::from(is_same) + 2 * moved as u64 + u64::from(order as i8 as u8);
+            sum = sum.rotate_left(5) ^ seen;
+        }
+        sum
+    };
+    assert_eq!(run(guest, no_region, work).unwrap(), work());
+}
+
 #[test]
 fn a_closure_asks_the_process() {
     let Some((guest, _)) = guest() else { return };

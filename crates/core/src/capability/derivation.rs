@@ -149,7 +149,7 @@ impl<'m> Slots<'m> {
     }
 
     /// What came of a capability, each before what came of it in turn.
-    fn descendants(self, of: Slot) -> impl Iterator<Item = Slot> + use<'m> {
+    pub(crate) fn descendants(self, of: Slot) -> impl Iterator<Item = Slot> + use<'m> {
         let mut at = Some(of);
         core::iter::from_fn(move || {
             at = self.after(at?, of);

@@ -5,7 +5,7 @@
 
 use super::entry::span_bits;
 use crate::addr::VirtAddr;
-use crate::capability::{Kernel, Rule, Slot};
+use crate::capability::{Kernel, Mapping, Rule, Slot};
 use crate::physical::PhysAddr;
 
 /// A CPU, and its memory of translations. The mechanism tells it what no longer holds, before a call returns.
@@ -33,6 +33,9 @@ pub enum Invalidation {
 
 /// More pages than this are more expensive to forget one by one than to walk to again: as in Linux.
 const FEW: u32 = 33;
+
+/// So many copies of a table are looked at for whether a CPU walks through them.
+const FEW_COPIES: usize = 8;
 
 /// What a CPU may remember wrongly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,20 +106,31 @@ impl Kernel<'_> {
         let (mut at, mut table, mut level, mut index) = (0, table, level, first);
         loop {
             at |= usize::from(index) << span_bits(level);
-            // Copies may be mapped elsewhere.
-            if slots.has_children(table) {
+            if self.has_walked_copy(table, level) {
                 return Reach::Many;
             }
             if level == 4 {
                 return Reach::At(VirtAddr(((at << 16) as isize >> 16) as usize));
             }
             let Some(mapping) = slots.mapping(table) else { return Reach::Nowhere };
-            match slots.capability(mapping.table).and_then(|above| above.kind.level()) {
-                Some(above) if above == level + 1 => (table, level, index) = (mapping.table, above, mapping.first),
-                // Mapped to be read, not to be walked.
-                _ => return Reach::Nowhere,
+            if !self.is_walked(mapping, level) {
+                return Reach::Nowhere;
             }
+            (table, level, index) = (mapping.table, level + 1, mapping.first);
         }
+    }
+
+    /// Whether a CPU walks through a table of this level where it is mapped: else it is there to be read.
+    fn is_walked(&self, mapping: Mapping, level: u8) -> bool {
+        self.slots().capability(mapping.table).and_then(|above| above.kind.level()) == Some(level + 1)
+    }
+
+    /// Whether it may walk through a copy of a table: of many nobody looks at all.
+    fn has_walked_copy(&self, table: Slot, level: u8) -> bool {
+        let slots = self.slots();
+        let walked = |copy| slots.mapping(copy).is_some_and(|mapping| self.is_walked(mapping, level));
+        let mut copies = slots.descendants(table);
+        copies.by_ref().take(FEW_COPIES).any(walked) || copies.next().is_some()
     }
 }
 

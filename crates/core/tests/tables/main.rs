@@ -1,6 +1,7 @@
 //! Page tables under capabilities, on a machine in memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::indexing_slicing, clippy::panic)]
 
+mod invalidation;
 mod machine;
 mod revocation;
 

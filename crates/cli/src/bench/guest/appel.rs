@@ -1,24 +1,17 @@
 //! The operations of Appel and Li, by a closure on its own page tables.
 
 use selfpage_core::capability::Rights;
-use selfpage_core::tables::PageSize;
+use selfpage_core::tables::{Invalidation, PageSize};
 
 use super::super::error::Error;
+use super::extent::Extent;
 use super::inside::{OnFault, Plan, READ_WRITE, Ran, Scene, run};
 
-/// 16 MiB.
-const PAGES: u64 = 4096;
-/// What is protected together, and how often there is such a range.
+/// What is protected in one call.
 const HUNDRED: u64 = 100;
-const HUNDREDS: u64 = PAGES / HUNDRED;
-/// How often a page is looked at.
-const LOOKS: u64 = 16;
 /// How often the same page traps, fewer than what a guest takes for a closure that does not get on.
 const TRAPS: u64 = 50;
-const TRAPPED_PAGES: u64 = 40;
-/// How often all of a hundred pages are written.
-const ROUNDS: u64 = 20;
-/// Prime to a hundred: all pages are met, and no neighbours one after the other.
+/// Prime to how many pages are met: all are, and no neighbours one after the other.
 const STEP: u64 = 37;
 
 /// What is done again and again.
@@ -37,18 +30,18 @@ pub enum Operation {
     /// A protected page is written; the handler lets it be, and protects another one.
     Appel1,
     /// A hundred pages are protected in one call; each is written, and the handler lets it be. One page is an operation.
-    Appel2,
+    Appel2(Invalidation),
 }
 
 impl Operation {
     /// How often.
-    pub const fn times(self) -> u64 {
+    pub const fn times(self, extent: &Extent) -> u64 {
         match self {
-            Operation::Dirty => LOOKS * PAGES,
-            Operation::Prot1 => PAGES,
-            Operation::Prot100 | Operation::Unprot100 => HUNDREDS,
-            Operation::Trap => TRAPS * TRAPPED_PAGES,
-            Operation::Appel1 | Operation::Appel2 => ROUNDS * HUNDRED,
+            Operation::Dirty => extent.looks * extent.pages,
+            Operation::Prot1 => extent.singles,
+            Operation::Prot100 | Operation::Unprot100 => hundreds(extent),
+            Operation::Trap => TRAPS * extent.trapped_pages,
+            Operation::Appel1 | Operation::Appel2(_) => extent.rounds * extent.in_turn,
         }
     }
 
@@ -56,18 +49,28 @@ impl Operation {
     ///
     /// # Errors
     /// There is no KVM, or the closure did not see what it must.
-    pub fn run(self) -> Result<Ran<bool>, Error> {
-        let (on_fault, work): (_, fn(&Scene) -> bool) = match self {
+    pub fn run(self, extent: &'static Extent) -> Result<Ran<bool>, Error> {
+        let (on_fault, work): (_, fn(&Scene, &Extent) -> bool) = match self {
             Operation::Dirty => (OnFault::Unprotect, dirty),
             Operation::Prot1 => (OnFault::Unprotect, prot1),
             Operation::Prot100 => (OnFault::Unprotect, prot100),
             Operation::Unprot100 => (OnFault::Unprotect, unprot100),
             Operation::Trap => (OnFault::Count(TRAPS), trap),
             Operation::Appel1 => (OnFault::UnprotectAndProtectLast, appel1),
-            Operation::Appel2 => (OnFault::Unprotect, appel2),
+            Operation::Appel2(_) => (OnFault::Unprotect, appel2),
         };
-        let plan = Plan { len_bytes: PAGES << 12, pages: PageSize::Small4KiB, on_fault };
-        let ran = run(plan, work)?;
+        let invalidation = match self {
+            Operation::Appel2(invalidation) => invalidation,
+            _ => Invalidation::Adaptive,
+        };
+        let plan = Plan {
+            len_bytes: extent.pages << 12,
+            pages: PageSize::Small4KiB,
+            on_fault,
+            watch: extent.watch,
+            invalidation,
+        };
+        let ran = run(plan, move |scene| work(scene, extent))?;
         if !ran.result {
             return Err(Error::Failed(format!("{self:?} left page tables that it must not leave")));
         }
@@ -75,76 +78,82 @@ impl Operation {
     }
 }
 
-/// The `number`th of a hundred pages, as they are met.
-const fn met(number: u64) -> u64 {
-    number * STEP % HUNDRED
+/// How often there are a hundred pages that are protected together.
+const fn hundreds(extent: &Extent) -> u64 {
+    extent.pages / HUNDRED
 }
 
-fn writable(scene: &Scene) -> u64 {
-    (0..PAGES).map(|page| u64::from(scene.entry(page).rights().contain(Rights::WRITE))).sum()
+/// The `number`th of the pages of a round, as they are met.
+const fn met(number: u64, extent: &Extent) -> u64 {
+    number * STEP % extent.in_turn
 }
 
-fn dirty(scene: &Scene) -> bool {
-    (0..PAGES).step_by(2).for_each(|page| scene.memory().write(page as usize, 0, 1));
+fn writable(scene: &Scene, extent: &Extent) -> u64 {
+    (0..extent.pages).map(|page| u64::from(scene.entry(page).rights().contain(Rights::WRITE))).sum()
+}
+
+fn dirty(scene: &Scene, extent: &Extent) -> bool {
+    let looks = extent.looks * extent.pages;
+    (0..extent.pages).step_by(2).for_each(|page| scene.memory().write(page as usize, 0, 1));
     scene.begin();
-    let dirty: u64 = (0..LOOKS * PAGES).map(|look| u64::from(scene.entry(look % PAGES).is_dirty())).sum();
+    let dirty: u64 = (0..looks).map(|look| u64::from(scene.entry(look % extent.pages).is_dirty())).sum();
     scene.end();
-    dirty == LOOKS * PAGES / 2
+    dirty == looks / 2
 }
 
-fn prot1(scene: &Scene) -> bool {
+fn prot1(scene: &Scene, extent: &Extent) -> bool {
     scene.begin();
-    let changed: u64 = (0..PAGES).map(|page| scene.protect(page, 1, Rights::READ)).sum();
+    let changed: u64 = (0..extent.singles).map(|page| scene.protect(page, 1, Rights::READ)).sum();
     scene.end();
-    changed == PAGES && writable(scene) == 0
+    changed == extent.singles && writable(scene, extent) == extent.pages - changed
 }
 
-fn prot100(scene: &Scene) -> bool {
+fn prot100(scene: &Scene, extent: &Extent) -> bool {
     scene.begin();
-    let changed: u64 = (0..HUNDREDS).map(|range| scene.protect(range * HUNDRED, HUNDRED, Rights::READ)).sum();
+    let changed: u64 = (0..hundreds(extent)).map(|range| scene.protect(range * HUNDRED, HUNDRED, Rights::READ)).sum();
     scene.end();
-    changed == HUNDREDS * HUNDRED && writable(scene) == PAGES - changed
+    changed == hundreds(extent) * HUNDRED && writable(scene, extent) == extent.pages - changed
 }
 
-fn unprot100(scene: &Scene) -> bool {
-    scene.protect(0, PAGES, Rights::READ);
+fn unprot100(scene: &Scene, extent: &Extent) -> bool {
+    scene.protect(0, extent.pages, Rights::READ);
     scene.begin();
-    let changed: u64 = (0..HUNDREDS).map(|range| scene.protect(range * HUNDRED, HUNDRED, READ_WRITE)).sum();
+    let changed: u64 = (0..hundreds(extent)).map(|range| scene.protect(range * HUNDRED, HUNDRED, READ_WRITE)).sum();
     scene.end();
-    changed == HUNDREDS * HUNDRED && writable(scene) == changed
+    changed == hundreds(extent) * HUNDRED && writable(scene, extent) == changed
 }
 
-fn trap(scene: &Scene) -> bool {
-    scene.protect(0, PAGES, Rights::READ);
+fn trap(scene: &Scene, extent: &Extent) -> bool {
+    scene.protect(0, extent.pages, Rights::READ);
     scene.begin();
-    (0..TRAPPED_PAGES).for_each(|page| scene.memory().write(page as usize, 0, 1));
+    (0..extent.trapped_pages).for_each(|page| scene.memory().write(page as usize, 0, 1));
     scene.end();
-    writable(scene) == TRAPPED_PAGES
+    writable(scene, extent) == extent.trapped_pages
 }
 
-fn appel1(scene: &Scene) -> bool {
-    scene.protect(0, PAGES, Rights::READ);
+fn appel1(scene: &Scene, extent: &Extent) -> bool {
+    scene.protect(0, extent.pages, Rights::READ);
     // From now on one page may be written: the last of a round.
-    scene.memory().write(met(HUNDRED - 1) as usize, 0, 0);
+    scene.memory().write(met(extent.in_turn - 1, extent) as usize, 0, 0);
     scene.begin();
-    for round in 1..=ROUNDS {
-        (0..HUNDRED).for_each(|number| scene.memory().write(met(number) as usize, 0, round));
+    for round in 1..=extent.rounds {
+        (0..extent.in_turn).for_each(|number| scene.memory().write(met(number, extent) as usize, 0, round));
     }
     scene.end();
-    writable(scene) == 1 && written(scene)
+    writable(scene, extent) == 1 && written(scene, extent)
 }
 
-fn appel2(scene: &Scene) -> bool {
-    scene.protect(HUNDRED, PAGES - HUNDRED, Rights::READ);
+fn appel2(scene: &Scene, extent: &Extent) -> bool {
+    scene.protect(extent.in_turn, extent.pages - extent.in_turn, Rights::READ);
     scene.begin();
-    for round in 1..=ROUNDS {
-        scene.protect(0, HUNDRED, Rights::READ);
-        (0..HUNDRED).for_each(|number| scene.memory().write(met(number) as usize, 0, round));
+    for round in 1..=extent.rounds {
+        scene.protect(0, extent.in_turn, Rights::READ);
+        (0..extent.in_turn).for_each(|number| scene.memory().write(met(number, extent) as usize, 0, round));
     }
     scene.end();
-    writable(scene) == HUNDRED && written(scene)
+    writable(scene, extent) == extent.in_turn && written(scene, extent)
 }
 
-fn written(scene: &Scene) -> bool {
-    (0..HUNDRED).all(|page| scene.memory().read(page as usize, 0) == ROUNDS)
+fn written(scene: &Scene, extent: &Extent) -> bool {
+    (0..extent.in_turn).all(|page| scene.memory().read(page as usize, 0) == extent.rounds)
 }

@@ -2,18 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-use selfpage_core::tables::PageSize;
+use selfpage_core::tables::{Invalidation, PageSize};
 
 use super::super::error::Error;
 use super::super::raw::{Mapping, Memory, WORDS};
-use super::inside::{self, OnFault, Plan, Ran};
+use super::extent::Watch;
+use super::inside::{self, OnFault, Plan, Ran, Scene};
+
+/// What is stepped through: of a small table, as no update knows how large it is.
+pub const STEPPED_UPDATES: u64 = 500;
+const STEPPED_BYTES: u64 = 2 << 20;
 
 /// In a guest, whose pages are mapped as they are touched first. The table's checksum.
 ///
 /// # Errors
 /// There is no KVM, or the host's loop leaves another table.
 pub fn in_guest(len_bytes: u64, pages: PageSize, updates: u64) -> Result<Ran<u64>, Error> {
-    let ran = inside::run(Plan { len_bytes, pages, on_fault: OnFault::Map }, move |scene| {
+    let plan = plan(len_bytes, pages, Watch::Unwatched);
+    let ran = inside::run(plan, move |scene| {
         scene.begin();
         fill(scene.memory());
         scene.begin_time();
@@ -29,6 +35,20 @@ pub fn in_guest(len_bytes: u64, pages: PageSize, updates: u64) -> Result<Ran<u64
         )));
     }
     Ok(ran)
+}
+
+/// In a guest, stepped through once all pages are mapped.
+///
+/// # Errors
+/// There is no KVM.
+pub fn stepped(pages: PageSize) -> Result<Ran<()>, Error> {
+    let plan = plan(STEPPED_BYTES, pages, Watch::Stepped);
+    inside::run(plan, move |scene: &Scene| {
+        fill(scene.memory());
+        scene.begin();
+        update(scene.memory(), STEPPED_UPDATES);
+        scene.end();
+    })
 }
 
 /// On the host, in its large pages if the guest's are. The table's checksum, and the time of the updates.
@@ -47,6 +67,10 @@ pub fn on_host(len_bytes: u64, pages: PageSize, updates: u64) -> Result<(u64, Du
     update(memory, updates);
     let took = begun.elapsed();
     Ok((checksum(memory), took))
+}
+
+const fn plan(len_bytes: u64, pages: PageSize, watch: Watch) -> Plan {
+    Plan { len_bytes, pages, on_fault: OnFault::Map, watch, invalidation: Invalidation::Adaptive }
 }
 
 fn fill(table: Memory) {

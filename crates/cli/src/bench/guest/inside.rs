@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
 use selfpage_core::capability::{self, Handle, Object, Rights, Type};
 use selfpage_core::fault::{Fault, Outcome};
-use selfpage_core::tables::{Entry, PageSize, Range, Unfinished};
+use selfpage_core::tables::{Entry, Invalidation, PageSize, Range, Unfinished};
 use selfpage_guest::{
-    Call, Counts, Guest, Handler, Kind, Machine, Parts, Statistics, TableView, answer, clear_dirty_bits, host_call,
-    protect,
+    Call, Counts, Guest, Handler, Kind, Machine, Parts, Statistics, Stepped, TableView, answer, clear_dirty_bits,
+    host_call, protect,
 };
 
 use super::super::error::Error;
 use super::super::raw::{Memory, PAGE_BYTES};
+use super::extent::Watch;
 
 /// Where no process has anything: the pages, and the tables for them.
 const MEMORY: usize = 0x1234_4000_0000;
@@ -40,6 +41,10 @@ pub struct Plan {
     pub pages: PageSize,
     /// What its handler does.
     pub on_fault: OnFault,
+    /// Whether instructions of ring 3 are counted between the marks.
+    pub watch: Watch,
+    /// How much the rules tell the CPU to forget.
+    pub invalidation: Invalidation,
 }
 
 /// What the handler does about a fault.
@@ -70,6 +75,11 @@ pub struct Ran<R> {
     pub calls: u64,
     /// Entries of pages that were written under the rules.
     pub entries: u64,
+    /// How often the rules told the CPU to forget all translations, and how many single pages.
+    pub forgotten_whole: u64,
+    pub forgotten_pages: u64,
+    /// Instructions of ring 3, the marks' own few included; none if nobody watched.
+    pub stepped: Stepped,
     /// What KVM counts itself, the marks' own included: exits from the CPU's guest mode, and instructions that it carried out for it.
     pub kvm: Option<Kvm>,
     pub took: Duration,
@@ -148,18 +158,24 @@ pub fn run<R: 'static>(plan: Plan, work: impl FnOnce(&Scene) -> R + 'static) -> 
     // The process ends with the case: nothing is given back.
     let machine = Box::leak(Box::new(Machine::new(ram_bytes as usize, PRIVATE_BYTES).map_err(error)?));
     let (guest, parts) = Guest::new(machine).map_err(error)?;
-    let (counts, statistics) = (guest.counts(), guest.statistics());
+    let (counts, statistics, steps) = (guest.counts(), guest.statistics(), guest.steps());
     let entries: &'static AtomicU64 = parts.private.keep(AtomicU64::new(0)).map_err(error)?;
     let mut rules = Rules::new(parts, plan, entries)?;
     let view = rules.show()?;
     let now = || Moment::of(counts, entries, statistics.as_ref());
     let (mut begin, mut end) = (now(), None);
     let mut time_marks = 0;
+    let mut stepped = Stepped::default();
     let tell = |call: Call| {
         match call.number {
-            BEGIN => begin = now(),
+            BEGIN => {
+                begin = now();
+                if plan.watch == Watch::Stepped {
+                    steps.begin();
+                }
+            }
             TIME => (begin.at, time_marks) = (Instant::now(), time_marks + 1),
-            _ => end = Some(now()),
+            _ => (end, stepped) = (Some(now()), steps.end()),
         }
         0
     };
@@ -174,6 +190,9 @@ pub fn run<R: 'static>(plan: Plan, work: impl FnOnce(&Scene) -> R + 'static) -> 
         faults: end.faults - begin.faults,
         calls: end.calls - begin.calls,
         entries: end.entries - begin.entries,
+        forgotten_whole: end.forgotten_whole - begin.forgotten_whole,
+        forgotten_pages: end.forgotten_pages - begin.forgotten_pages,
+        stepped,
         kvm: end.kvm.zip(begin.kvm).map(|(end, begin)| end.since(begin)),
         took: end.at - begin.at,
     })
@@ -192,6 +211,8 @@ struct Moment {
     faults: u64,
     calls: u64,
     entries: u64,
+    forgotten_whole: u64,
+    forgotten_pages: u64,
     kvm: Option<Kvm>,
     at: Instant,
 }
@@ -199,8 +220,16 @@ struct Moment {
 impl Moment {
     fn of(counts: &Counts, entries: &AtomicU64, statistics: Option<&Statistics>) -> Moment {
         let kvm = statistics.and_then(Kvm::read);
-        let (exits, faults, calls) = (counts.exits(), counts.faults(), counts.calls());
-        Moment { exits, faults, calls, entries: entries.load(Ordering::Relaxed), kvm, at: Instant::now() }
+        Moment {
+            exits: counts.exits(),
+            faults: counts.faults(),
+            calls: counts.calls(),
+            entries: entries.load(Ordering::Relaxed),
+            forgotten_whole: counts.forgotten_whole(),
+            forgotten_pages: counts.forgotten_pages(),
+            kvm,
+            at: Instant::now(),
+        }
     }
 }
 
@@ -219,6 +248,7 @@ impl Rules {
         let at = parts.first_place;
         let object = Object { kind: Type::Frame, size_bits: plan.len_bytes.ilog2() as u8 };
         parts.kernel.retype(&parts.space, parts.ram, object, 1, parts.root, at).map_err(ruled)?;
+        parts.kernel.set_invalidation(plan.invalidation);
         let mut rules = Rules { parts, plan, frames: Handle::at_root(at), entries, last: None, faults: 0 };
         if plan.on_fault != OnFault::Map {
             let all = Range { at: VirtAddr(MEMORY), len_bytes: plan.len_bytes, pages: plan.pages };

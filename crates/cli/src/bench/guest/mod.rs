@@ -8,14 +8,15 @@
 mod appel;
 mod collect;
 mod evidence;
+mod extent;
 mod gups;
 mod inside;
 mod ring0;
 
 use std::time::Duration;
 
-use selfpage_core::tables::PageSize;
-use selfpage_guest::RING0_INSTRUCTIONS;
+use selfpage_core::tables::{Invalidation, PageSize};
+use selfpage_guest::{RING0_INSTRUCTIONS, Stepped};
 
 use super::error::Error;
 use super::job::{Bench, Job};
@@ -23,6 +24,7 @@ use super::result::{Better, Sample, Timing, Unit};
 use super::system::{Entry, Group, Systems};
 use appel::Operation;
 use evidence::Evidence;
+use extent::Extent;
 use inside::{Kvm, Ran};
 
 /// The bench.
@@ -42,14 +44,16 @@ enum Work {
 const SMALL: PageSize = PageSize::Small4KiB;
 const LARGE: PageSize = PageSize::Large2MiB;
 
-const CASES: [(&str, Work); 17] = [
+const CASES: [(&str, Work); 19] = [
     ("dirty", Work::Operation(Operation::Dirty)),
     ("prot1", Work::Operation(Operation::Prot1)),
     ("prot100", Work::Operation(Operation::Prot100)),
     ("unprot100", Work::Operation(Operation::Unprot100)),
     ("trap", Work::Operation(Operation::Trap)),
     ("appel1", Work::Operation(Operation::Appel1)),
-    ("appel2", Work::Operation(Operation::Appel2)),
+    ("appel2", Work::Operation(Operation::Appel2(Invalidation::Adaptive))),
+    ("appel2-full", Work::Operation(Operation::Appel2(Invalidation::Full))),
+    ("appel2-selective", Work::Operation(Operation::Appel2(Invalidation::Selective))),
     ("collect-1", Work::Collect { percent: 1 }),
     ("collect-10", Work::Collect { percent: 10 }),
     ("collect-50", Work::Collect { percent: 50 }),
@@ -114,12 +118,13 @@ impl Bench for Guest {
         let updates = job.sizes.accesses as u64 * 50;
         let (mut sample, took) = match work {
             Work::Operation(operation) => {
-                let ran = operation.run()?;
-                (counted(&ran, operation.times(), []), ran.took)
+                let ran = operation.run(&Extent::WHOLE)?;
+                (counted(&ran, operation.times(&Extent::WHOLE), []), ran.took)
             }
             Work::Collect { percent } => {
-                let ran = collect::run(percent)?;
-                let found = [("pages_written", collect::written(percent)), ("pages_found", ran.result.found)];
+                let ran = collect::run(percent, &Extent::WHOLE)?;
+                let written = collect::written(percent, &Extent::WHOLE);
+                let found = [("pages_written", written), ("pages_found", ran.result.found)];
                 (counted(&ran, ran.result.looked_at, found), ran.took)
             }
             Work::Gups { table_mib, pages } => match SYSTEMS.way(job.system) {
@@ -135,8 +140,31 @@ impl Bench for Guest {
                 }
             },
         };
+        if SYSTEMS.way(job.system) == Side::Guest {
+            sample.figures.extend(work.ring3_instructions()?);
+        }
         sample.timing = Some(timing(&objections, took, sample.figure("operations").unwrap_or(f64::NAN)));
         Ok(sample)
+    }
+}
+
+impl Work {
+    /// Instructions of ring 3, from a run of its own that does less.
+    fn ring3_instructions(self) -> Result<Vec<(String, f64)>, Error> {
+        let extent = &Extent::STEPPED;
+        let (operations, Stepped { closure, handler }) = match self {
+            Work::Operation(operation) => (operation.times(extent), operation.run(extent)?.stepped),
+            Work::Collect { percent } => {
+                let ran = collect::run(percent, extent)?;
+                (ran.result.looked_at, ran.stepped)
+            }
+            Work::Gups { pages, .. } => (gups::STEPPED_UPDATES, gups::stepped(pages)?.stepped),
+        };
+        Ok(figures([
+            ("stepped_operations", operations),
+            ("ring3_closure_instructions", closure),
+            ("ring3_handler_instructions", handler),
+        ]))
     }
 }
 
@@ -150,6 +178,8 @@ fn counted<R, const N: usize>(ran: &Ran<R>, operations: u64, more: [(&str, u64);
         ("calls", ran.calls),
         ("ring0_instructions", instructions),
         ("entries_written", ran.entries),
+        ("forgotten_whole", ran.forgotten_whole),
+        ("forgotten_pages", ran.forgotten_pages),
     ]);
     if let Some(Kvm { exits, emulated }) = ran.kvm {
         all.extend(figures([("kvm_exits", exits), ("kvm_emulated_instructions", emulated)]));
