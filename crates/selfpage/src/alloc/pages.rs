@@ -10,6 +10,8 @@ use super::retention::Retention;
 use super::slot::{Holder, SlotId};
 use super::stats::Counts;
 
+mod exchange;
+
 /// How much more room than it has now a block gets that had to move because it grew.
 const ROOM_TO_GROW: usize = 16;
 /// How much more room than its length a new block gets.
@@ -35,6 +37,8 @@ pub(super) struct Pages {
     pieces: usize,
     /// Slots that somebody works on outside of the lock.
     pub(super) workers: usize,
+    /// Whether the kernel counts what may be written as if all of it were; `None`: nobody has asked yet.
+    strict_overcommit: Option<bool>,
 }
 
 /// A block, as its owner gets it.
@@ -65,6 +69,7 @@ impl Pages {
             frees: 0,
             pieces: 0,
             workers: 0,
+            strict_overcommit: None,
         }
     }
 
@@ -241,42 +246,6 @@ impl Pages {
         }
     }
 
-    /// Swaps what two blocks of one length hold. False: there is nothing to swap by.
-    pub(super) fn exchange(&mut self, a: SlotId, b: SlotId) -> bool {
-        let len = self.len_bytes(a);
-        let Some(reservation) = &mut self.reservation else { return false };
-        let (first, second) = (reservation.addr(a), reservation.addr(b));
-        if a.rank().min(b.rank()) < FIRST_LARGE {
-            // SAFETY: slot-held: two blocks of one owner, each this long.
-            unsafe { std::ptr::swap_nonoverlapping(first as *mut u64, second as *mut u64, len / size_of::<u64>()) };
-            return true;
-        }
-        let rank = a.rank().max(b.rank());
-        let Some(between) = self.cache.bare(rank) else {
-            // A slot to put frames down in, opened once and for all.
-            let Some(between) = reservation.fresh(rank) else { return false };
-            self.cache.put(reservation, between);
-            return self.exchange(a, b);
-        };
-        if !reservation.open(between, len) {
-            return false;
-        }
-        let third = reservation.addr(between);
-        // SAFETY: slot-held: two blocks of one owner, each this long, and a free slot, under the lock.
-        unsafe {
-            frames::shift(first, third, len);
-            frames::shift(second, first, len);
-            frames::shift(third, second, len);
-        }
-        for id in [a, b, between] {
-            let slot = reservation.slot_mut(id);
-            if slot.pieces == 0 {
-                (slot.pieces, self.pieces) = (1, self.pieces + 1);
-            }
-        }
-        true
-    }
-
     pub(super) fn owns(&self, addr: usize) -> bool {
         self.reservation.as_ref().is_some_and(|reservation| reservation.contains(addr))
     }
@@ -318,8 +287,10 @@ impl Pages {
         let Some(reservation) = &mut self.reservation else { return };
         let addr = reservation.addr(id);
         let slot = reservation.slot_mut(id);
+        // An exchange of whole entries makes a piece of its own of what was never opened, too.
+        let len = slot.open_bytes.next_multiple_of(ALIGNMENT).min(Reservation::room(id.rank()));
         // SAFETY: slot-held: a free slot, which nobody needs anything of.
-        if slot.open_bytes > 0 && unsafe { frames::close(addr, slot.open_bytes) } {
+        if len > 0 && unsafe { frames::close(addr, len) } {
             self.pieces -= slot.pieces as usize;
             self.retention.framed_bytes -= slot.framed_bytes;
             (slot.pieces, slot.open_bytes, slot.dirty_bytes, slot.framed_bytes) = (0, 0, 0, 0);

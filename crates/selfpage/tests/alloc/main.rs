@@ -2,9 +2,13 @@
 
 mod batches;
 mod bounds;
+mod exchanges;
 mod input;
 mod model;
 mod own_process;
 mod random;
 mod threads;
 mod vector;
+
+#[path = "../../../../tests/skip.rs"]
+mod skip;
