@@ -80,6 +80,11 @@ pub(super) fn settle(pages: Held<'static, Pages>) {
 fn drop_excess(mut pages: Held<'static, Pages>) {
     loop {
         let excess = pages.retention.excess_bytes();
+        if pages.give_tail(excess, frames::drop_frames).is_some() {
+            drop(pages);
+            pages = PAGES.take();
+            continue;
+        }
         let Some(surplus) = pages.surplus(excess) else { return };
         drop(pages);
         // SAFETY: slot-held: the end of a free slot, which is ours until `dropped`.
@@ -242,7 +247,12 @@ fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool) -> usize 
     loop {
         let mut pages = PAGES.take();
         let kept = pages.retention.framed_bytes - pages.retention.live_bytes;
-        let Some(surplus) = pages.surplus(kept.saturating_sub(keep_bytes)) else { return went };
+        let excess = kept.saturating_sub(keep_bytes);
+        if let Some(bytes) = pages.give_tail(excess, give) {
+            went += bytes;
+            continue;
+        }
+        let Some(surplus) = pages.surplus(excess) else { return went };
         drop(pages);
         // SAFETY: slot-held: the end of a free slot, which is ours until `dropped`.
         let gone = unsafe { give(surplus.addr, surplus.len_bytes) };

@@ -39,6 +39,7 @@ mod retention;
 mod run;
 mod slot;
 mod stats;
+mod tails;
 
 pub use block::{
     Severity, allocate, allocate_zeroed, block_around, decay, exchange, free, owns, relieve, resize, resize_in_place,

@@ -9,6 +9,7 @@ use super::reservation::{ALIGNMENT, FIRST_LARGE, RANKS, Reservation};
 use super::retention::Retention;
 use super::slot::{Holder, SlotId};
 use super::stats::Counts;
+use super::tails::Tails;
 
 mod exchange;
 
@@ -24,12 +25,15 @@ const LENDERS: usize = 8;
 const PIECES_OF_SLOT: u16 = 256;
 /// Mappings that moved frames may add, of the 65,530 that a process may have.
 const MOST_PIECES: usize = 8 << 10;
+/// What is dropped of a tail at once: nobody can allocate meanwhile.
+const MOST_OF_TAIL: usize = 8 << 20;
 
 /// All that the allocator knows, under its lock.
 #[derive(Debug)]
 pub(super) struct Pages {
     reservation: Option<Reservation>,
     cache: Cache,
+    tails: Tails,
     pub(super) retention: Retention,
     pub(super) counts: Counts,
     /// Counts frees: the age of what is in the cache.
@@ -64,6 +68,7 @@ impl Pages {
         Pages {
             reservation: None,
             cache: Cache::new(),
+            tails: Tails::new(),
             retention: Retention::new(),
             counts: Counts::NONE,
             frees: 0,
@@ -202,6 +207,7 @@ impl Pages {
         slot.framed_bytes = slot.framed_bytes.max(len_bytes);
         slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
         self.retention.grow_live(len_bytes);
+        self.tails.put(reservation, id);
         given
     }
 
@@ -269,6 +275,7 @@ impl Pages {
     pub(super) fn free(&mut self, id: SlotId) {
         let Some(reservation) = &mut self.reservation else { return };
         self.frees += 1;
+        self.tails.remove(reservation, id);
         let slot = reservation.slot_mut(id);
         self.retention.live_bytes -= slot.len_bytes;
         slot.len_bytes = 0;
@@ -300,10 +307,15 @@ impl Pages {
     /// Makes a block longer or shorter where it is. What is new holds anything. False: there is no room.
     pub(super) fn resize_in_place(&mut self, id: SlotId, len_bytes: usize) -> bool {
         let before = self.len_bytes(id);
-        if len_bytes > Reservation::room(id.rank()) || (len_bytes > before && self.supply(id, len_bytes).is_none()) {
+        let Some(reservation) = &mut self.reservation else { return false };
+        self.tails.remove(reservation, id);
+        let fits =
+            len_bytes <= Reservation::room(id.rank()) && (len_bytes <= before || self.supply(id, len_bytes).is_some());
+        let Some(reservation) = &mut self.reservation else { return false };
+        if !fits {
+            self.tails.put(reservation, id);
             return false;
         }
-        let Some(reservation) = &mut self.reservation else { return false };
         let slot = reservation.slot_mut(id);
         slot.len_bytes = len_bytes;
         self.retention.framed_bytes += len_bytes.saturating_sub(slot.framed_bytes);
@@ -314,6 +326,9 @@ impl Pages {
         self.counts.in_place += 1;
         if len_bytes < before {
             self.cut(id);
+        }
+        if let Some(reservation) = &mut self.reservation {
+            self.tails.put(reservation, id);
         }
         true
     }
@@ -428,6 +443,28 @@ impl Pages {
         let slot = reservation.slot_mut(reserve.id);
         (slot.holder, slot.framed_bytes, slot.freed_at) = (Holder::Nobody, reserve.len_bytes, self.frees);
         self.cache.put(reservation, reserve.id);
+    }
+
+    /// Gives at most `bytes` of a tail back, by `give`, which says whether they read as zeros afterwards, if tails have more than the
+    /// cache does. Returns how many bytes. It is done under the lock: the block may grow into its tail at any other time.
+    #[cold]
+    pub(super) fn give_tail(&mut self, bytes: usize, give: unsafe fn(usize, usize) -> bool) -> Option<usize> {
+        let reservation = self.reservation.as_mut()?;
+        let cached = self.retention.framed_bytes - self.retention.live_bytes - self.tails.bytes;
+        let id = self.tails.first().filter(|_| bytes > 0 && self.tails.bytes > cached)?;
+        self.tails.remove(reservation, id);
+        let addr = reservation.addr(id);
+        let slot = reservation.slot_mut(id);
+        let len = bytes.next_multiple_of(PAGE_BYTES).min(slot.framed_bytes - slot.len_bytes).min(MOST_OF_TAIL);
+        slot.framed_bytes -= len;
+        // SAFETY: slot-held: behind a block, in its slot.
+        if unsafe { give(addr + slot.framed_bytes, len) } {
+            slot.dirty_bytes = slot.dirty_bytes.min(slot.framed_bytes);
+        }
+        self.retention.framed_bytes -= len;
+        self.counts.dropped_bytes += len as u64;
+        self.tails.put(reservation, id);
+        Some(len)
     }
 
     /// The next frames that are to be dropped, if `bytes` of them are too many. [`Pages::dropped`] must follow.

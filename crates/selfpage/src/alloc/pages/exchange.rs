@@ -103,11 +103,13 @@ impl Pages {
             (slot.framed_bytes, slot.dirty_bytes, slot.open_bytes, slot.pieces)
         });
         for (id, was) in [(a, was_b), (b, was_a)] {
+            self.tails.remove(reservation, id);
             let slot = reservation.slot_mut(id);
             (slot.framed_bytes, slot.dirty_bytes, slot.open_bytes, slot.pieces) = was;
             if slot.pieces == 0 {
                 (slot.pieces, self.pieces) = (1, self.pieces + 1);
             }
+            self.tails.put(reservation, id);
         }
     }
 
