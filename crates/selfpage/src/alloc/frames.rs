@@ -76,6 +76,24 @@ pub(super) unsafe fn close(addr: usize, len_bytes: usize) -> bool {
     closed && unsafe { memory::advise(addr, len_bytes, Advice::HugePages) }.is_ok()
 }
 
+/// Takes away the right to touch a range. False: there are no mappings left for it.
+///
+/// # Safety
+/// *slot-held*: as for [`drop_frames`].
+pub(super) unsafe fn shut(addr: usize, len_bytes: usize) -> bool {
+    // SAFETY: slot-held: passed on from our caller.
+    unsafe { memory::protect(addr, len_bytes, Access::None) }.is_ok()
+}
+
+/// Ends [`shut`]. False: it stays.
+///
+/// # Safety
+/// *slot-held*: as for [`shut`].
+pub(super) unsafe fn reopen(addr: usize, len_bytes: usize) -> bool {
+    // SAFETY: slot-held: passed on from our caller.
+    unsafe { memory::protect(addr, len_bytes, Access::ReadWrite) }.is_ok()
+}
+
 /// Opens for a moment what has no frames, to be moved along with what comes before it. False: it may not be opened, or would
 /// get frames at once.
 ///
@@ -89,16 +107,7 @@ pub(super) unsafe fn open_empty(addr: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: there are no frames.
     let unlocked = unsafe { memory::advise(addr, PAGE_BYTES, Advice::Free) }.is_ok();
     // SAFETY: slot-held: passed on from our caller.
-    unlocked && unsafe { memory::protect(addr, len_bytes, Access::ReadWrite) }.is_ok()
-}
-
-/// Ends [`open_empty`]. Only a hint: nobody relies on it that what is closed cannot be touched.
-///
-/// # Safety
-/// *slot-held*: as for [`open_empty`].
-pub(super) unsafe fn close_empty(addr: usize, len_bytes: usize) {
-    // SAFETY: slot-held: passed on from our caller.
-    let _ = unsafe { memory::protect(addr, len_bytes, Access::None) };
+    unlocked && unsafe { reopen(addr, len_bytes) }
 }
 
 /// Has the kernel give frames in one go, which takes a fraction of as many faults. Only a hint.

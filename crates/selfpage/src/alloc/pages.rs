@@ -12,6 +12,9 @@ use super::stats::Counts;
 use super::tails::Tails;
 
 mod exchange;
+mod quarantine;
+
+use quarantine::Quarantine;
 
 /// How much more room than it has now a block gets that had to move because it grew.
 const ROOM_TO_GROW: usize = 16;
@@ -34,6 +37,7 @@ pub(super) struct Pages {
     reservation: Option<Reservation>,
     cache: Cache,
     tails: Tails,
+    quarantine: Quarantine,
     pub(super) retention: Retention,
     pub(super) counts: Counts,
     /// Counts frees: the age of what is in the cache.
@@ -69,6 +73,7 @@ impl Pages {
             reservation: None,
             cache: Cache::new(),
             tails: Tails::new(),
+            quarantine: Quarantine::new(),
             retention: Retention::new(),
             counts: Counts::NONE,
             frees: 0,
@@ -132,7 +137,8 @@ impl Pages {
                 return Some(id);
             }
         }
-        None
+        // Addresses are used up: those that are kept closed have to do.
+        if self.release() { self.free_slot(len_bytes, align_bytes, room_bytes) } else { None }
     }
 
     /// Opens a slot that is in no list as far as `len_bytes`, and lends it frames. It goes back into the cache where that fails.
@@ -281,7 +287,11 @@ impl Pages {
         slot.len_bytes = 0;
         slot.holder = Holder::Nobody;
         slot.freed_at = self.frees;
-        if slot.pieces > PIECES_OF_SLOT {
+        if self.quarantine.is_on() && self.quarantine(id) {
+            return;
+        }
+        let Some(reservation) = &mut self.reservation else { return };
+        if reservation.slot(id).pieces > PIECES_OF_SLOT {
             self.mend(id);
         }
         let Some(reservation) = &mut self.reservation else { return };

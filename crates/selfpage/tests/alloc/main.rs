@@ -2,6 +2,7 @@
 
 mod batches;
 mod bounds;
+mod checked;
 mod exchanges;
 mod input;
 mod model;

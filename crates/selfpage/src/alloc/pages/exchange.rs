@@ -83,8 +83,8 @@ impl Pages {
         let Some(reservation) = &mut self.reservation else { return false };
         for id in [a, b] {
             let open = reservation.slot(id).open_bytes;
-            // SAFETY: slot-held: as above; blocks end before what was never opened.
-            unsafe { frames::close_empty(reservation.addr(id) + open, span - open) };
+            // SAFETY: slot-held: as above; blocks end before what was never opened. Nobody relies on it that this is closed.
+            let _ = unsafe { frames::shut(reservation.addr(id) + open, span - open) };
         }
         let slot = reservation.slot_mut(between);
         // SAFETY: slot-held: a free slot, which has nothing; not even addresses, where the kernel gave up half way.
