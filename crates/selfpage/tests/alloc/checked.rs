@@ -89,29 +89,27 @@ fn freeing_twice_is_named_as_ever() {
 fn addresses_come_back_late_and_neither_they_nor_mappings_run_out() {
     own_process::run("checked::addresses_come_back_late_and_neither_they_nor_mappings_run_out", || {
         alloc::trap_on_use_after_free();
-        // Of the last length a rank has 512 slots, and there are some thousand in all.
-        for (len_bytes, count) in [(64 << 10, 10_000), (2 << 20, 10_000), (1 << 30, 3000)] {
-            let mut last = HashSet::new();
-            // Every second block stays: what is closed lies scattered.
-            let mut stay = Vec::new();
+        // Of the last length there are about a thousand slots in all.
+        for (len_bytes, count, stays) in [(4 << 10, 10_000, 6000), (2 << 20, 10_000, 0), (4 << 30, 1500, 0)] {
+            let (mut seen, mut staying) = (HashSet::new(), Vec::new());
             for at in 0..count {
                 let block = alloc::allocate(len_bytes, 1).unwrap();
+                // Blocks between them stay: what is closed lies scattered.
+                staying.extend((at < stays).then(|| alloc::allocate(len_bytes, 1).unwrap()));
                 // SAFETY: ours.
                 unsafe {
                     block.write(1);
-                    if at < 800 && len_bytes < 1 << 30 {
-                        stay.push(alloc::allocate(len_bytes, 1).unwrap());
-                    }
                     alloc::free(block);
                 }
-                assert!(at >= 900 || last.insert(block), "used again after {at}");
+                assert!(seen.insert(block) || at >= 900, "used again after {at}");
             }
+            assert!(seen.len() < 6000, "{} addresses of {len_bytes} bytes", seen.len());
+            let mappings = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+            assert!(mappings < 10_000, "{mappings} mappings");
             // SAFETY: ours.
-            stay.into_iter().for_each(|block| unsafe { alloc::free(block) });
+            staying.into_iter().for_each(|block| unsafe { alloc::free(block) });
             assert_eq!((alloc::stats().live_bytes, alloc::stats().retained_bytes), (0, 0));
         }
-        let mappings = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
-        assert!(mappings < 20_000, "{mappings} mappings");
         let zeroed = alloc::allocate_zeroed(64 << 10, 1).unwrap();
         // SAFETY: ours.
         assert_eq!(unsafe { zeroed.read() }, 0);
