@@ -133,6 +133,9 @@ pub fn begin(retain_bytes: Option<usize>) {
     });
 }
 
+/// From now on a touch of a larger block that was freed is a `SIGSEGV`, at once. Objects below 1 MiB are as before.
+pub use selfpage::alloc::trap_on_use_after_free;
+
 /// From now on a thread of ours forgets old peaks and gives back under memory pressure ([`selfpage::alloc::keeper`]), once the
 /// process has taken so much memory that the thread is worth its cost. Unless this is called there is none.
 pub fn keep() {

@@ -12,6 +12,9 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     let wishes = Wishes::read();
     selfpage_heap::begin(wishes.retain_bytes);
+    if wishes.checked {
+        selfpage_heap::trap_on_use_after_free();
+    }
     if wishes.keeper {
         selfpage_heap::keep();
     }
@@ -19,6 +22,9 @@ extern "C" fn at_load() {
         match wishes.retain_bytes {
             Some(bytes) => sys::say(format_args!("selfpage: retains {bytes} bytes of freed memory\n")),
             None => sys::say(format_args!("selfpage: retains a quarter of what is live, of freed memory\n")),
+        }
+        if wishes.checked {
+            sys::say(format_args!("selfpage: stops the use of larger blocks that were freed\n"));
         }
     }
     if wishes.show_stats || wishes.verbose {
@@ -30,6 +36,7 @@ struct Wishes {
     show_stats: bool,
     verbose: bool,
     keeper: bool,
+    checked: bool,
     retain_bytes: Option<usize>,
 }
 
@@ -47,6 +54,7 @@ impl Wishes {
             show_stats: is_on(c"SELFPAGE_SHOW_STATS").unwrap_or(false),
             verbose: is_on(c"SELFPAGE_VERBOSE").unwrap_or(false),
             keeper: is_on(c"SELFPAGE_KEEPER").unwrap_or(true),
+            checked: is_on(c"SELFPAGE_CHECKED").unwrap_or(false),
             retain_bytes: value(c"SELFPAGE_RETAIN").and_then(|said| {
                 let bytes = size(said);
                 if bytes.is_none() {

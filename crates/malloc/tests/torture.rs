@@ -81,3 +81,32 @@ fn a_pointer_that_is_no_block_is_named() {
         assert_eq!(said.lines().count(), 1, "{program}: {said}");
     }
 }
+
+#[test]
+fn a_larger_block_that_is_used_after_it_was_freed_ends_the_checked_program() {
+    let program = compile("torture.c", &["-ldl"]);
+    for size in ["1048576", "2097152", "50000000"] {
+        let used = |checked: &str| {
+            let mut command = preloaded(&program);
+            command.args(["used-after-free", size]).env("SELFPAGE_CHECKED", checked).output().unwrap()
+        };
+        let stopped = used("1");
+        assert_eq!(stopped.status.signal(), Some(libc::SIGSEGV), "{size}: {}", errors(&stopped));
+        let unnoticed = used("0");
+        assert!(unnoticed.status.success(), "{size}: {:?} {}", unnoticed.status, errors(&unnoticed));
+    }
+}
+
+#[test]
+fn all_goes_on_in_a_checked_program() {
+    let program = compile("torture.c", &["-ldl"]);
+    let seed = std::process::id().to_string();
+    println!("seed {seed}");
+    for arguments in [&["storm", "2", &seed][..], &["forks", "20"], &["limits"]] {
+        let output = preloaded(&program).args(arguments).env("SELFPAGE_CHECKED", "1").output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {:?} {}", output.status, errors(&output));
+        assert!(text(&output).contains("done"), "{arguments:?}: {}", text(&output));
+    }
+    let twice = preloaded(&program).arg("large-freed-twice").env("SELFPAGE_CHECKED", "1").output().unwrap();
+    assert!(errors(&twice).contains("freed already"), "{}", errors(&twice));
+}

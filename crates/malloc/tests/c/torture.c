@@ -331,11 +331,20 @@ static void maps(char **unused) {
     CHECK(wait(&status) > 0 && status == 0);
 }
 
+// The use of a block that was freed. Without the checked mode nobody is hurt: what is freed stays where it is.
+static void used_after_free(char **arguments) {
+    size_t size = strtoul(arguments[0], NULL, 0);
+    volatile char *block = malloc(size);
+    block[size / 2] = 1;
+    free((void *)block);
+    block[size / 2] = 2;
+}
+
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(char **); } programs[] = {
         {"storm", storm}, {"forks", forks}, {"threads", threads}, {"ends", ends}, {"library", library},
         {"limits", limits}, {"large-freed-twice", large_freed_twice}, {"foreign", foreign}, {"within", within},
-        {"askew", askew}, {"maps", maps},
+        {"askew", askew}, {"maps", maps}, {"used-after-free", used_after_free},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
         if (count > 1 && strcmp(arguments[1], programs[i].name) == 0) {

@@ -5,6 +5,9 @@ use selfpage_core::linux::memory::{self, Access, Advice, Place};
 
 /// What one page table maps. Ranges aligned alike to this move at the cost of a step each.
 pub(super) const TABLE_BYTES: usize = 2 << 20;
+/// What one entry two levels above maps: all of it moves in one step where source and target are multiples of it, and the source
+/// is one mapping.
+pub(super) const ENTRY_BYTES: usize = 1 << 30;
 
 /// Moves contents, by frames wherever the kernel lets us; what was at `to` is gone, and `from` is left absent, or holds what
 /// it held.
@@ -71,6 +74,40 @@ pub(super) unsafe fn close(addr: usize, len_bytes: usize) -> bool {
     let closed = unsafe { memory::map_anonymous(Place::Over(addr), len_bytes, Access::None) }.is_ok();
     // SAFETY: slot-held: as above.
     closed && unsafe { memory::advise(addr, len_bytes, Advice::HugePages) }.is_ok()
+}
+
+/// Takes away the right to touch a range. False: there are no mappings left for it.
+///
+/// # Safety
+/// *slot-held*: as for [`drop_frames`].
+pub(super) unsafe fn shut(addr: usize, len_bytes: usize) -> bool {
+    // SAFETY: slot-held: passed on from our caller.
+    unsafe { memory::protect(addr, len_bytes, Access::None) }.is_ok()
+}
+
+/// Ends [`shut`]. False: it stays.
+///
+/// # Safety
+/// *slot-held*: as for [`shut`].
+pub(super) unsafe fn reopen(addr: usize, len_bytes: usize) -> bool {
+    // SAFETY: slot-held: passed on from our caller.
+    unsafe { memory::protect(addr, len_bytes, Access::ReadWrite) }.is_ok()
+}
+
+/// Opens for a moment what has no frames, to be moved along with what comes before it. False: it may not be opened, or would
+/// get frames at once.
+///
+/// # Safety
+/// *slot-held*: as for [`drop_frames`], but closed.
+pub(super) unsafe fn open_empty(addr: usize, len_bytes: usize) -> bool {
+    if len_bytes == 0 {
+        return true;
+    }
+    // Locked memory is filled when it is opened. The kernel refuses to take frames of it back lazily, which is how it is known.
+    // SAFETY: slot-held: there are no frames.
+    let unlocked = unsafe { memory::advise(addr, PAGE_BYTES, Advice::Free) }.is_ok();
+    // SAFETY: slot-held: passed on from our caller.
+    unlocked && unsafe { reopen(addr, len_bytes) }
 }
 
 /// Has the kernel give frames in one go, which takes a fraction of as many faults. Only a hint.

@@ -39,10 +39,11 @@ mod retention;
 mod run;
 mod slot;
 mod stats;
+mod tails;
 
 pub use block::{
     Severity, allocate, allocate_zeroed, block_around, decay, exchange, free, owns, relieve, resize, resize_in_place,
-    set_retention, stats, trim, usable_bytes,
+    set_retention, stats, trap_on_use_after_free, trim, usable_bytes,
 };
 pub use grow_vec::{GrowVec, IntoIter, OutOfMemory};
 pub use stats::{Counts, Stats};

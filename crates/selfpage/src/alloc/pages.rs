@@ -9,6 +9,12 @@ use super::reservation::{ALIGNMENT, FIRST_LARGE, RANKS, Reservation};
 use super::retention::Retention;
 use super::slot::{Holder, SlotId};
 use super::stats::Counts;
+use super::tails::Tails;
+
+mod exchange;
+mod quarantine;
+
+use quarantine::Quarantine;
 
 /// How much more room than it has now a block gets that had to move because it grew.
 const ROOM_TO_GROW: usize = 16;
@@ -22,12 +28,16 @@ const LENDERS: usize = 8;
 const PIECES_OF_SLOT: u16 = 256;
 /// Mappings that moved frames may add, of the 65,530 that a process may have.
 const MOST_PIECES: usize = 8 << 10;
+/// What is dropped of a tail at once: nobody can allocate meanwhile.
+const MOST_OF_TAIL: usize = 8 << 20;
 
 /// All that the allocator knows, under its lock.
 #[derive(Debug)]
 pub(super) struct Pages {
     reservation: Option<Reservation>,
     cache: Cache,
+    tails: Tails,
+    quarantine: Quarantine,
     pub(super) retention: Retention,
     pub(super) counts: Counts,
     /// Counts frees: the age of what is in the cache.
@@ -35,6 +45,8 @@ pub(super) struct Pages {
     pieces: usize,
     /// Slots that somebody works on outside of the lock.
     pub(super) workers: usize,
+    /// Whether the kernel counts what may be written as if all of it were; `None`: nobody has asked yet.
+    strict_overcommit: Option<bool>,
 }
 
 /// A block, as its owner gets it.
@@ -60,11 +72,14 @@ impl Pages {
         Pages {
             reservation: None,
             cache: Cache::new(),
+            tails: Tails::new(),
+            quarantine: Quarantine::new(),
             retention: Retention::new(),
             counts: Counts::NONE,
             frees: 0,
             pieces: 0,
             workers: 0,
+            strict_overcommit: None,
         }
     }
 
@@ -122,7 +137,8 @@ impl Pages {
                 return Some(id);
             }
         }
-        None
+        // Addresses are used up: those that are kept closed have to do.
+        if self.release() { self.free_slot(len_bytes, align_bytes, room_bytes) } else { None }
     }
 
     /// Opens a slot that is in no list as far as `len_bytes`, and lends it frames. It goes back into the cache where that fails.
@@ -197,6 +213,7 @@ impl Pages {
         slot.framed_bytes = slot.framed_bytes.max(len_bytes);
         slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
         self.retention.grow_live(len_bytes);
+        self.tails.put(reservation, id);
         given
     }
 
@@ -241,42 +258,6 @@ impl Pages {
         }
     }
 
-    /// Swaps what two blocks of one length hold. False: there is nothing to swap by.
-    pub(super) fn exchange(&mut self, a: SlotId, b: SlotId) -> bool {
-        let len = self.len_bytes(a);
-        let Some(reservation) = &mut self.reservation else { return false };
-        let (first, second) = (reservation.addr(a), reservation.addr(b));
-        if a.rank().min(b.rank()) < FIRST_LARGE {
-            // SAFETY: slot-held: two blocks of one owner, each this long.
-            unsafe { std::ptr::swap_nonoverlapping(first as *mut u64, second as *mut u64, len / size_of::<u64>()) };
-            return true;
-        }
-        let rank = a.rank().max(b.rank());
-        let Some(between) = self.cache.bare(rank) else {
-            // A slot to put frames down in, opened once and for all.
-            let Some(between) = reservation.fresh(rank) else { return false };
-            self.cache.put(reservation, between);
-            return self.exchange(a, b);
-        };
-        if !reservation.open(between, len) {
-            return false;
-        }
-        let third = reservation.addr(between);
-        // SAFETY: slot-held: two blocks of one owner, each this long, and a free slot, under the lock.
-        unsafe {
-            frames::shift(first, third, len);
-            frames::shift(second, first, len);
-            frames::shift(third, second, len);
-        }
-        for id in [a, b, between] {
-            let slot = reservation.slot_mut(id);
-            if slot.pieces == 0 {
-                (slot.pieces, self.pieces) = (1, self.pieces + 1);
-            }
-        }
-        true
-    }
-
     pub(super) fn owns(&self, addr: usize) -> bool {
         self.reservation.as_ref().is_some_and(|reservation| reservation.contains(addr))
     }
@@ -300,12 +281,17 @@ impl Pages {
     pub(super) fn free(&mut self, id: SlotId) {
         let Some(reservation) = &mut self.reservation else { return };
         self.frees += 1;
+        self.tails.remove(reservation, id);
         let slot = reservation.slot_mut(id);
         self.retention.live_bytes -= slot.len_bytes;
         slot.len_bytes = 0;
         slot.holder = Holder::Nobody;
         slot.freed_at = self.frees;
-        if slot.pieces > PIECES_OF_SLOT {
+        if self.quarantine.is_on() && self.quarantine(id) {
+            return;
+        }
+        let Some(reservation) = &mut self.reservation else { return };
+        if reservation.slot(id).pieces > PIECES_OF_SLOT {
             self.mend(id);
         }
         let Some(reservation) = &mut self.reservation else { return };
@@ -318,8 +304,10 @@ impl Pages {
         let Some(reservation) = &mut self.reservation else { return };
         let addr = reservation.addr(id);
         let slot = reservation.slot_mut(id);
+        // An exchange of whole entries makes a piece of its own of what was never opened, too.
+        let len = slot.open_bytes.next_multiple_of(ALIGNMENT).min(Reservation::room(id.rank()));
         // SAFETY: slot-held: a free slot, which nobody needs anything of.
-        if slot.open_bytes > 0 && unsafe { frames::close(addr, slot.open_bytes) } {
+        if len > 0 && unsafe { frames::close(addr, len) } {
             self.pieces -= slot.pieces as usize;
             self.retention.framed_bytes -= slot.framed_bytes;
             (slot.pieces, slot.open_bytes, slot.dirty_bytes, slot.framed_bytes) = (0, 0, 0, 0);
@@ -329,10 +317,15 @@ impl Pages {
     /// Makes a block longer or shorter where it is. What is new holds anything. False: there is no room.
     pub(super) fn resize_in_place(&mut self, id: SlotId, len_bytes: usize) -> bool {
         let before = self.len_bytes(id);
-        if len_bytes > Reservation::room(id.rank()) || (len_bytes > before && self.supply(id, len_bytes).is_none()) {
+        let Some(reservation) = &mut self.reservation else { return false };
+        self.tails.remove(reservation, id);
+        let fits =
+            len_bytes <= Reservation::room(id.rank()) && (len_bytes <= before || self.supply(id, len_bytes).is_some());
+        let Some(reservation) = &mut self.reservation else { return false };
+        if !fits {
+            self.tails.put(reservation, id);
             return false;
         }
-        let Some(reservation) = &mut self.reservation else { return false };
         let slot = reservation.slot_mut(id);
         slot.len_bytes = len_bytes;
         self.retention.framed_bytes += len_bytes.saturating_sub(slot.framed_bytes);
@@ -343,6 +336,9 @@ impl Pages {
         self.counts.in_place += 1;
         if len_bytes < before {
             self.cut(id);
+        }
+        if let Some(reservation) = &mut self.reservation {
+            self.tails.put(reservation, id);
         }
         true
     }
@@ -457,6 +453,28 @@ impl Pages {
         let slot = reservation.slot_mut(reserve.id);
         (slot.holder, slot.framed_bytes, slot.freed_at) = (Holder::Nobody, reserve.len_bytes, self.frees);
         self.cache.put(reservation, reserve.id);
+    }
+
+    /// Gives at most `bytes` of a tail back, by `give`, which says whether they read as zeros afterwards, if tails have more than the
+    /// cache does. Returns how many bytes. It is done under the lock: the block may grow into its tail at any other time.
+    #[cold]
+    pub(super) fn give_tail(&mut self, bytes: usize, give: unsafe fn(usize, usize) -> bool) -> Option<usize> {
+        let reservation = self.reservation.as_mut()?;
+        let cached = self.retention.framed_bytes - self.retention.live_bytes - self.tails.bytes;
+        let id = self.tails.first().filter(|_| bytes > 0 && self.tails.bytes > cached)?;
+        self.tails.remove(reservation, id);
+        let addr = reservation.addr(id);
+        let slot = reservation.slot_mut(id);
+        let len = bytes.next_multiple_of(PAGE_BYTES).min(slot.framed_bytes - slot.len_bytes).min(MOST_OF_TAIL);
+        slot.framed_bytes -= len;
+        // SAFETY: slot-held: behind a block, in its slot.
+        if unsafe { give(addr + slot.framed_bytes, len) } {
+            slot.dirty_bytes = slot.dirty_bytes.min(slot.framed_bytes);
+        }
+        self.retention.framed_bytes -= len;
+        self.counts.dropped_bytes += len as u64;
+        self.tails.put(reservation, id);
+        Some(len)
     }
 
     /// The next frames that are to be dropped, if `bytes` of them are too many. [`Pages::dropped`] must follow.

@@ -109,3 +109,49 @@ fn the_keeper_gives_back_when_told_that_memory_is_short() {
         std::fs::remove_file(path).unwrap();
     });
 }
+
+/// Blocks that are shorter than what their slots have of frames, each with its number at both ends.
+fn blocks_with_tails(long_bytes: usize, short_bytes: usize, count: usize) -> Vec<std::ptr::NonNull<u8>> {
+    let blocks: Vec<_> = (0..count).map(|_| alloc::allocate(long_bytes, 1).unwrap()).collect();
+    for (at, block) in blocks.iter().enumerate() {
+        // SAFETY: ours, and this long.
+        unsafe {
+            block.write_bytes(1, long_bytes);
+            assert!(alloc::resize_in_place(*block, short_bytes));
+            block.cast::<usize>().write(at);
+            block.add(short_bytes - 8).cast::<usize>().write(!at);
+        }
+    }
+    blocks
+}
+
+#[test]
+fn frames_behind_blocks_are_bounded_too() {
+    own_process::run("bounds::frames_behind_blocks_are_bounded_too", || {
+        for (long_bytes, short_bytes, count) in [(192 << 10, 68 << 10, 500), (5 << 20, 3 << 20, 20)] {
+            let before = resident_bytes();
+            let blocks = blocks_with_tails(long_bytes, short_bytes, count);
+            let live = alloc::stats().live_bytes;
+            assert_eq!(live, short_bytes * count);
+            assert!(kept() > live / 2, "nothing lies behind the blocks");
+            (0..200).for_each(|_| alloc::decay());
+            assert!(alloc::stats().retained_bytes <= live / 4 * 5);
+            let resident = resident_bytes() - before;
+            assert!(resident <= live / 4 * 5 + (4 << 20), "{} MiB for {} MiB", resident >> 20, live >> 20);
+            assert!(alloc::trim(0) > 0);
+            assert_eq!(kept(), 0);
+            for (at, block) in blocks.into_iter().enumerate() {
+                // SAFETY: ours, and gone afterwards.
+                unsafe {
+                    let end = block.add(short_bytes - 8).cast::<usize>();
+                    assert_eq!((block.cast::<usize>().read(), end.read()), (at, !at));
+                    // Back to the old length, where it is: what comes back is zeros.
+                    assert!(alloc::resize_in_place(block, long_bytes));
+                    assert_eq!(block.add(long_bytes - 1).read(), 0);
+                    alloc::free(block);
+                }
+            }
+            alloc::trim(0);
+        }
+    });
+}

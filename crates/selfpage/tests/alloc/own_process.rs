@@ -9,6 +9,7 @@ pub fn run(test: &str, body: impl FnOnce()) {
     if let Some(output) = output(test, body) {
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{text}");
+        text.lines().filter(|line| line.starts_with("SKIP(")).for_each(|line| eprintln!("{line}"));
     }
 }
 

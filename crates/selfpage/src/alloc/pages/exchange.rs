@@ -1,0 +1,126 @@
+//! Two blocks swap what they hold.
+
+use rustix::fs::{Mode, OFlags};
+
+use super::Pages;
+use crate::alloc::frames::{self, ENTRY_BYTES};
+use crate::alloc::reservation::{FIRST_LARGE, Reservation};
+use crate::alloc::slot::SlotId;
+
+/// Blocks shorter than this swap table by table: opening their slots and closing them again costs more than it spares.
+const WHOLE_FROM_BYTES: usize = 96 << 20;
+
+impl Pages {
+    /// Swaps what two blocks of one length hold. False: there is nothing to swap by.
+    pub(in crate::alloc) fn exchange(&mut self, a: SlotId, b: SlotId) -> bool {
+        let len = self.len_bytes(a);
+        let Some(reservation) = &mut self.reservation else { return false };
+        let (first, second) = (reservation.addr(a), reservation.addr(b));
+        if a.rank().min(b.rank()) < FIRST_LARGE {
+            // SAFETY: slot-held: two blocks of one owner, each this long.
+            unsafe { std::ptr::swap_nonoverlapping(first as *mut u64, second as *mut u64, len / size_of::<u64>()) };
+            return true;
+        }
+        let rank = a.rank().max(b.rank());
+        let Some(between) = self.cache.bare(rank) else {
+            // A slot to put frames down in.
+            let Some(between) = reservation.fresh(rank) else { return false };
+            self.cache.put(reservation, between);
+            return self.exchange(a, b);
+        };
+        (len >= WHOLE_FROM_BYTES && self.exchange_entries(a, b, between)) || self.exchange_tables(a, b, between)
+    }
+
+    /// By whole page tables. False: there is no memory.
+    fn exchange_tables(&mut self, a: SlotId, b: SlotId, between: SlotId) -> bool {
+        let len = self.len_bytes(a);
+        let Some(reservation) = &mut self.reservation else { return false };
+        if !reservation.open(between, len) {
+            return false;
+        }
+        let [first, second, third] = [a, b, between].map(|id| reservation.addr(id));
+        // SAFETY: slot-held: two blocks of one owner, each this long, and a free slot, under the lock.
+        unsafe {
+            frames::shift(first, third, len);
+            frames::shift(second, first, len);
+            frames::shift(third, second, len);
+        }
+        for id in [a, b, between] {
+            let slot = reservation.slot_mut(id);
+            if slot.pieces == 0 {
+                (slot.pieces, self.pieces) = (1, self.pieces + 1);
+            }
+        }
+        true
+    }
+
+    /// By whole entries, each for 1 GiB of addresses, with all that lies in the slots behind the blocks. The kernel moves an entry
+    /// where one mapping covers it, so what is closed of the slots is opened meanwhile. False: it may not be, and nothing has changed.
+    fn exchange_entries(&mut self, a: SlotId, b: SlotId, between: SlotId) -> bool {
+        if self.strict_overcommit() {
+            return false;
+        }
+        let Some(reservation) = &mut self.reservation else { return false };
+        let span = reservation.slot(a).open_bytes.max(reservation.slot(b).open_bytes).next_multiple_of(ENTRY_BYTES);
+        if Reservation::room(a.rank().min(b.rank())) < span {
+            return false;
+        }
+        let slots = [a, b, between].map(|id| (reservation.addr(id), reservation.slot(id).open_bytes));
+        let [(first, _), (second, _), (third, third_open)] = slots;
+        // SAFETY: slot-held: two blocks of one owner and a free slot, under the lock, with room for this.
+        let moved = unsafe {
+            slots.iter().all(|(addr, open)| frames::open_empty(addr + open, span.saturating_sub(*open)))
+                && frames::lend(first, third, span)
+        };
+        if moved {
+            // SAFETY: slot-held: as above.
+            unsafe {
+                frames::shift(second, first, span);
+                frames::shift(third, second, span);
+            }
+            self.swap_records(a, b);
+        }
+        let Some(reservation) = &mut self.reservation else { return false };
+        for id in [a, b] {
+            let open = reservation.slot(id).open_bytes;
+            // SAFETY: slot-held: as above; blocks end before what was never opened. Nobody relies on it that this is closed.
+            let _ = unsafe { frames::shut(reservation.addr(id) + open, span - open) };
+        }
+        let slot = reservation.slot_mut(between);
+        // SAFETY: slot-held: a free slot, which has nothing; not even addresses, where the kernel gave up half way.
+        if unsafe { frames::close(third, span.max(third_open)) } {
+            self.pieces -= slot.pieces as usize;
+            (slot.pieces, slot.open_bytes, slot.dirty_bytes) = (0, 0, 0);
+        }
+        moved
+    }
+
+    /// Swaps what is known of two slots whose frames have changed places.
+    fn swap_records(&mut self, a: SlotId, b: SlotId) {
+        let Some(reservation) = &mut self.reservation else { return };
+        let [was_a, was_b] = [a, b].map(|id| {
+            let slot = reservation.slot(id);
+            (slot.framed_bytes, slot.dirty_bytes, slot.open_bytes, slot.pieces)
+        });
+        for (id, was) in [(a, was_b), (b, was_a)] {
+            self.tails.remove(reservation, id);
+            let slot = reservation.slot_mut(id);
+            (slot.framed_bytes, slot.dirty_bytes, slot.open_bytes, slot.pieces) = was;
+            if slot.pieces == 0 {
+                (slot.pieces, self.pieces) = (1, self.pieces + 1);
+            }
+            self.tails.put(reservation, id);
+        }
+    }
+
+    /// Whether the kernel counts all that may be written against what the machine has (`vm.overcommit_memory` is 2, or cannot be
+    /// read). Closing would not take that back.
+    fn strict_overcommit(&mut self) -> bool {
+        *self.strict_overcommit.get_or_insert_with(|| {
+            let mut mode = [0];
+            let file = rustix::fs::open(c"/proc/sys/vm/overcommit_memory", OFlags::CLOEXEC, Mode::empty());
+            let read = file.and_then(|file| rustix::io::read(file, &mut mode));
+            read.is_err() || !matches!(mode, [b'0' | b'1'])
+        })
+    }
+}

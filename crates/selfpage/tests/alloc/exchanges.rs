@@ -1,0 +1,150 @@
+//! Exchange of blocks so long that all of their slots change places.
+
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use selfpage::alloc;
+
+use crate::own_process;
+use crate::skip::skip;
+
+const MIB: usize = 1 << 20;
+
+/// Small pages only: a page touched here and there is not to take 2 MiB.
+fn small_pages() {
+    // SAFETY: a call without pointers.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) }, 0);
+}
+
+/// A block with `mark` in a page of each page table, and in its last byte.
+fn marked(len_bytes: usize, mark: u8) -> NonNull<u8> {
+    let block = alloc::allocate(len_bytes, 1).unwrap();
+    // SAFETY: within the block.
+    places(len_bytes).for_each(|at| unsafe { block.add(at).write(mark) });
+    block
+}
+
+fn places(len_bytes: usize) -> impl Iterator<Item = usize> {
+    (0..len_bytes).step_by(2 * MIB).chain([len_bytes - 1])
+}
+
+fn holds(block: NonNull<u8>, len_bytes: usize, mark: u8) -> bool {
+    // SAFETY: within the block.
+    places(len_bytes).all(|at| unsafe { block.add(at).read() } == mark)
+}
+
+/// What /proc/self/maps says that may be done with the mapping of an address.
+fn access(addr: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| {
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let number = |hex| usize::from_str_radix(hex, 16).unwrap();
+        (number(start)..number(end)).contains(&addr)
+    });
+    line.unwrap().split(' ').nth(1).unwrap().to_owned()
+}
+
+#[test]
+fn it_costs_the_same_however_long_the_blocks_are() {
+    if std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2") {
+        return skip(
+            "overcommit",
+            "it goes table by table under a strict overcommit: sysctl -w vm.overcommit_memory=0",
+        );
+    }
+    own_process::run("exchanges::it_costs_the_same_however_long_the_blocks_are", || {
+        small_pages();
+        let fastest = |len_bytes| {
+            let (a, b) = (marked(len_bytes, 1), marked(len_bytes, 2));
+            let times = (0..41).map(|_| {
+                let begin = Instant::now();
+                // SAFETY: both are ours.
+                assert!(unsafe { alloc::exchange(a, b) });
+                begin.elapsed()
+            });
+            let fastest = times.min().unwrap();
+            assert!(holds(a, len_bytes, 2) && holds(b, len_bytes, 1));
+            fastest
+        };
+        // Table by table the second takes three times as long and more.
+        let (some, many) = (fastest(256 * MIB), fastest(1000 * MIB));
+        assert!(many < 2 * some, "256 MiB: {some:?}, 1000 MiB: {many:?}");
+    });
+}
+
+#[test]
+fn both_blocks_are_whole_afterwards() {
+    own_process::run("exchanges::both_blocks_are_whole_afterwards", || {
+        small_pages();
+        let len = 200 * MIB;
+        // The one was longer before: a page of its slot behind the block has frames, and holds something.
+        let a = marked(len + MIB, 3);
+        let b = marked(len, 2);
+        // SAFETY: ours, as are all below; the old addresses are forgotten.
+        unsafe {
+            assert!(alloc::resize_in_place(a, len));
+            places(len).for_each(|at| a.add(at).write(1));
+            for _ in 0..3 {
+                assert!(alloc::exchange(a, b));
+            }
+            assert!(holds(a, len, 2) && holds(b, len, 1));
+            // Nobody can touch what lies far behind.
+            for block in [a, b] {
+                assert_eq!(access(block.as_ptr() as usize + len - 1), "rw-p");
+                assert_eq!(access(block.as_ptr() as usize + 700 * MIB), "---p");
+            }
+            // What is behind the block went along, and so what is known of it.
+            alloc::free(b);
+            let zeroed = alloc::allocate_zeroed(len + MIB, 1).unwrap();
+            assert!(zeroed == b && holds(zeroed, len + MIB, 0));
+            let a = alloc::resize(a, 1500 * MIB).unwrap();
+            assert!(holds(a, len, 2));
+            a.add(1500 * MIB - 1).write(1);
+            alloc::free(a);
+            alloc::free(zeroed);
+        }
+    });
+}
+
+#[test]
+fn it_goes_on_where_no_more_may_be_opened() {
+    own_process::run("exchanges::it_goes_on_where_no_more_may_be_opened", || {
+        small_pages();
+        let len = 150 * MIB;
+        let (a, b) = (marked(len, 1), marked(len, 2));
+        // Room for the blocks and one more, and not for a slot of a gibibyte.
+        let limit = libc::rlimit { rlim_cur: 700 << 20, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
+        for _ in 0..3 {
+            // SAFETY: both are ours.
+            assert!(unsafe { alloc::exchange(a, b) });
+        }
+        assert!(holds(a, len, 2) && holds(b, len, 1));
+    });
+}
+
+#[test]
+fn locked_memory_does_not_grow() {
+    own_process::run("exchanges::locked_memory_does_not_grow", || {
+        small_pages();
+        let len = 130 * MIB;
+        let (a, b) = (marked(len, 1), marked(len, 2));
+        // SAFETY: a call without pointers.
+        if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
+            skip("mlock", "all memory may not be locked; run as root, or raise RLIMIT_MEMLOCK");
+            return;
+        }
+        let most = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() >> 10
+        };
+        let before = most();
+        // SAFETY: both are ours.
+        assert!(unsafe { alloc::exchange(a, b) });
+        assert!(holds(a, len, 2) && holds(b, len, 1));
+        // The slot between them may be filled as far as the blocks go.
+        assert!(most() < before + 300, "{before} MiB, then {} MiB", most());
+    });
+}
