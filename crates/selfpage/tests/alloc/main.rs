@@ -5,6 +5,15 @@ mod bounds;
 mod input;
 mod model;
 mod own_process;
+mod packed;
 mod random;
+#[path = "../../../../tests/skip.rs"]
+mod skip;
 mod threads;
 mod vector;
+
+/// Bytes of the process that are in memory.
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
