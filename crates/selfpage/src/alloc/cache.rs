@@ -19,6 +19,8 @@ pub(super) struct Cache {
     framed: [List; BINS],
     filled: [u64; WORDS],
     bare: [List; RANKS],
+    /// Bytes of frames of all of them.
+    pub(super) bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,12 +45,13 @@ fn bin_of(id: SlotId, slot: &Slot) -> usize {
 
 impl Cache {
     pub(super) const fn new() -> Cache {
-        Cache { framed: [List::EMPTY; BINS], filled: [0; WORDS], bare: [List::EMPTY; RANKS] }
+        Cache { framed: [List::EMPTY; BINS], filled: [0; WORDS], bare: [List::EMPTY; RANKS], bytes: 0 }
     }
 
     /// Puts a free slot first into its list.
     pub(super) fn put(&mut self, reservation: &mut Reservation, id: SlotId) {
         let slot = reservation.slot(id);
+        self.bytes += slot.framed_bytes;
         let list = if slot.framed_bytes == 0 {
             &mut self.bare[id.rank()]
         } else {
@@ -71,6 +74,7 @@ impl Cache {
     pub(super) fn remove(&mut self, reservation: &mut Reservation, id: SlotId) {
         let slot = reservation.slot(id);
         let (framed, previous, next) = (slot.framed_bytes, slot.previous, slot.next);
+        self.bytes -= framed;
         let bin = bin_of(id, slot);
         let list = if framed == 0 { &mut self.bare[id.rank()] } else { &mut self.framed[bin] };
         if previous.id().is_some() {

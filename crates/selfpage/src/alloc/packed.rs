@@ -13,7 +13,11 @@ impl Pages {
     /// or too little is live for them.
     pub(super) fn allocate_packed(&mut self, len_bytes: usize, align_bytes: usize) -> Option<Given> {
         let rank = class::class_for(len_bytes)?;
-        if Reservation::alignment(rank) < align_bytes || !self.retention.allows_chunk(CHUNK_BYTES, len_bytes) {
+        let (reservation, cache) = self.ready()?;
+        let (chunk_bytes, cached_bytes) = (reservation.next_chunk(rank).len() * Reservation::room(rank), cache.bytes);
+        if Reservation::alignment(rank) < align_bytes
+            || !self.retention.allows_chunk(chunk_bytes, cached_bytes, len_bytes)
+        {
             return None;
         }
         let (_, cache) = self.ready()?;

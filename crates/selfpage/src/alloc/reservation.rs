@@ -212,19 +212,23 @@ impl Reservation {
         Some(())
     }
 
+    /// The slots that a huge page more of this packed rank would complete.
+    pub(super) fn next_chunk(&self, rank: usize) -> Range<usize> {
+        self.used[rank] as usize..(self.opened[rank] + CHUNK_BYTES) / Reservation::room(rank)
+    }
+
     /// Opens a huge page more of packed slots. Returns where it begins, and the slots that it completes.
     pub(super) fn open_chunk(&mut self, rank: usize) -> Option<(usize, Range<usize>)> {
-        let (used, end) = (self.used[rank] as usize, self.opened[rank] + CHUNK_BYTES);
-        let count = end / Reservation::room(rank);
-        if end > 1 << self.class_shift() || count > self.slots_of_rank {
+        let (slots, end) = (self.next_chunk(rank), self.opened[rank] + CHUNK_BYTES);
+        if end > 1 << self.class_shift() || slots.end > self.slots_of_rank {
             return None;
         }
-        self.keep_records(rank, count)?;
+        self.keep_records(rank, slots.end)?;
         let chunk = self.start_of(rank) + self.opened[rank];
         // SAFETY: owned-range: addresses that no block has had yet.
         unsafe { memory::protect(chunk, CHUNK_BYTES, Access::ReadWrite) }.ok()?;
-        (self.opened[rank], self.used[rank]) = (end, count as u32);
-        Some((chunk, used..count))
+        (self.opened[rank], self.used[rank]) = (end, slots.end as u32);
+        Some((chunk, slots))
     }
 
     /// Has the kernel give packed slots of this rank that were opened so far single pages from now on. Otherwise the next touch around a
