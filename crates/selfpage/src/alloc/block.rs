@@ -15,7 +15,7 @@ use super::stats::Stats;
 /// All of the allocator.
 pub(super) static PAGES: Lock<Pages> = Lock::new(Pages::new());
 
-/// Blocks shorter than this get their frames in one go when there are none for them, instead of a fault for each page.
+/// Blocks up to this length get their frames in one go when there are none for them, instead of a fault for each page.
 const POPULATED_BYTES: usize = 4 * LEAST_ROOM;
 
 /// The longest block.
@@ -61,8 +61,8 @@ pub(super) fn allocate_given(len_bytes: usize, align_bytes: usize) -> Option<Giv
     let mut pages = PAGES.take();
     let given = pages.allocate(len_bytes, align_bytes)?;
     settle(pages);
-    if given.framed_bytes < len_bytes && len_bytes <= POPULATED_BYTES {
-        frames::populate(given.addr + given.framed_bytes, len_bytes - given.framed_bytes);
+    if given.absent_bytes > 0 && len_bytes <= POPULATED_BYTES {
+        frames::populate(given.absent, given.absent_bytes);
     }
     Some(given)
 }

@@ -1,22 +1,26 @@
 //! The free slots, by how many frames each has kept.
 
-use super::reservation::{RANKS, Reservation};
-use super::slot::{SlotId, SlotLink};
+use super::class::{self, CLASSES};
+use super::reservation::{FIRST_ROOMY, RANKS, Reservation};
+use super::slot::{Slot, SlotId, SlotLink};
 use selfpage_core::addr::PAGE_SHIFT;
 
-/// Lists for each doubling.
-const STEPS: usize = 4;
-const BINS: usize = 160;
+/// Lists of roomy slots, by frames.
+const ROOMY_BINS: usize = 128;
+/// And after them one for each class of packed slots, which serve that class and no other.
+const BINS: usize = ROOMY_BINS + CLASSES;
 const WORDS: usize = BINS.div_ceil(64);
 /// Slots that are looked at in one list.
 const LOOKS: usize = 8;
 
-/// Lists of free slots: by frames kept, and by rank those that kept none.
+/// Lists of free slots: by frames kept, or by class; and by rank those that kept none.
 #[derive(Debug)]
 pub(super) struct Cache {
     framed: [List; BINS],
     filled: [u64; WORDS],
     bare: [List; RANKS],
+    /// Bytes of frames of all of them.
+    pub(super) bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -29,28 +33,29 @@ impl List {
     const EMPTY: List = List { first: SlotLink::to(SlotId::NONE), last: SlotLink::to(SlotId::NONE) };
 }
 
-/// The list for slots with this many bytes of frames: the number of pages, to two digits after the first.
+/// The list for roomy slots with this many bytes of frames.
 fn bin(framed_bytes: usize) -> usize {
-    let pages = framed_bytes >> PAGE_SHIFT;
-    if pages < STEPS {
-        return pages;
-    }
-    let log = pages.ilog2() as usize;
-    ((log - 1) * STEPS + (pages >> (log - 2)) % STEPS).min(BINS - 1)
+    class::step(framed_bytes >> PAGE_SHIFT).min(ROOMY_BINS - 1)
+}
+
+/// The list for a slot that has frames.
+fn bin_of(id: SlotId, slot: &Slot) -> usize {
+    if id.rank() < FIRST_ROOMY { ROOMY_BINS + id.rank() } else { bin(slot.framed_bytes) }
 }
 
 impl Cache {
     pub(super) const fn new() -> Cache {
-        Cache { framed: [List::EMPTY; BINS], filled: [0; WORDS], bare: [List::EMPTY; RANKS] }
+        Cache { framed: [List::EMPTY; BINS], filled: [0; WORDS], bare: [List::EMPTY; RANKS], bytes: 0 }
     }
 
     /// Puts a free slot first into its list.
     pub(super) fn put(&mut self, reservation: &mut Reservation, id: SlotId) {
-        let framed = reservation.slot(id).framed_bytes;
-        let list = if framed == 0 {
+        let slot = reservation.slot(id);
+        self.bytes += slot.framed_bytes;
+        let list = if slot.framed_bytes == 0 {
             &mut self.bare[id.rank()]
         } else {
-            let bin = bin(framed);
+            let bin = bin_of(id, slot);
             self.filled[bin / 64] |= 1 << (bin % 64);
             &mut self.framed[bin]
         };
@@ -69,7 +74,8 @@ impl Cache {
     pub(super) fn remove(&mut self, reservation: &mut Reservation, id: SlotId) {
         let slot = reservation.slot(id);
         let (framed, previous, next) = (slot.framed_bytes, slot.previous, slot.next);
-        let bin = bin(framed);
+        self.bytes -= framed;
+        let bin = bin_of(id, slot);
         let list = if framed == 0 { &mut self.bare[id.rank()] } else { &mut self.framed[bin] };
         if previous.id().is_some() {
             reservation.slot_mut(previous.id()).next = next;
@@ -86,11 +92,14 @@ impl Cache {
         }
     }
 
-    /// The free slot with the fewest frames that has `least..=most` bytes of them.
+    /// The free roomy slot with the fewest frames that has `least..=most` bytes of them.
     pub(super) fn fitting(&self, reservation: &Reservation, least: usize, most: usize) -> Option<SlotId> {
         let mut from = bin(least);
         while let Some(bin) = self.filled_from(from) {
             let fits = |slot: &SlotId| (least..=most).contains(&reservation.slot(*slot).framed_bytes);
+            if bin >= ROOMY_BINS {
+                return None;
+            }
             if let Some(id) = self.list(reservation, bin).take(LOOKS).find(fits) {
                 return Some(id);
             }
@@ -102,7 +111,7 @@ impl Cache {
         None
     }
 
-    /// The free slot with the most frames that has less than `below` bytes of them and room for `room` bytes.
+    /// The free roomy slot with the most frames that has less than `below` bytes of them and room for `room` bytes.
     pub(super) fn largest(&self, reservation: &Reservation, below: usize, room: usize) -> Option<SlotId> {
         let mut until = bin(below) + 1;
         while let Some(bin) = self.filled_below(until) {
@@ -113,6 +122,18 @@ impl Cache {
             until = bin;
         }
         None
+    }
+
+    /// A free packed slot of the class for `len_bytes` that has as many bytes of frames.
+    pub(super) fn packed(&self, reservation: &Reservation, len_bytes: usize) -> Option<SlotId> {
+        let fits = |id: &SlotId| reservation.slot(*id).framed_bytes >= len_bytes;
+        self.list(reservation, ROOMY_BINS + class::class_for(len_bytes)?).take(LOOKS).find(fits)
+    }
+
+    /// A free packed slot of this rank, whatever frames it has.
+    pub(super) fn any_packed(&self, rank: usize) -> Option<SlotId> {
+        let first = self.framed[ROOMY_BINS + rank].first.id();
+        if first.is_some() { Some(first) } else { self.bare(rank) }
     }
 
     /// A free slot of this rank without frames.

@@ -26,12 +26,14 @@
 pub mod batch;
 mod block;
 mod cache;
+mod class;
 mod culprit;
 pub mod fork;
 mod frames;
 mod grow_vec;
 pub mod keeper;
 mod lock;
+mod packed;
 mod pages;
 pub(crate) mod pressure;
 mod reservation;

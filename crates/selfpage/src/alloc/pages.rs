@@ -5,7 +5,7 @@ use selfpage_core::addr::PAGE_BYTES;
 use super::cache::Cache;
 use super::culprit::Culprit;
 use super::frames::{self, TABLE_BYTES};
-use super::reservation::{ALIGNMENT, FIRST_LARGE, RANKS, Reservation};
+use super::reservation::{ALIGNMENT, FIRST_LARGE, FIRST_ROOMY, RANKS, Reservation};
 use super::retention::Retention;
 use super::slot::{Holder, SlotId};
 use super::stats::Counts;
@@ -55,8 +55,9 @@ pub(super) struct Given {
     pub(super) addr: usize,
     /// What may hold other bytes than zeros, from the beginning.
     pub(super) dirty_bytes: usize,
-    /// What has frames, perhaps, from the beginning.
-    pub(super) framed_bytes: usize,
+    /// What has no frames yet and could get them at once: the rest of the block, or a huge page that was begun for it.
+    pub(super) absent: usize,
+    pub(super) absent_bytes: usize,
 }
 
 /// The end of a free slot, whose frames are to be dropped outside of the lock.
@@ -83,7 +84,7 @@ impl Pages {
         }
     }
 
-    fn ready(&mut self) -> Option<(&mut Reservation, &mut Cache)> {
+    pub(super) fn ready(&mut self) -> Option<(&mut Reservation, &mut Cache)> {
         if self.reservation.is_none() {
             self.reservation = Reservation::new();
         }
@@ -96,9 +97,10 @@ impl Pages {
         // Of a large slot the end can be lent to others; of a small one it cannot, and is little.
         let most = len_bytes + (len_bytes / 4).max(TABLE_BYTES.min(len_bytes + LITTLE));
         let (reservation, cache) = self.ready()?;
-        if let Some(id) = cache.fitting(reservation, len_bytes, most)
-            && Reservation::room(id.rank()) >= align_bytes.min(ALIGNMENT)
-            && align_bytes <= ALIGNMENT
+        // Roomy slots first: blocks can grow there.
+        let id = cache.fitting(reservation, len_bytes, most).or_else(|| cache.packed(reservation, len_bytes));
+        if let Some(id) = id
+            && (align_bytes <= PAGE_BYTES || Reservation::alignment(id.rank()) >= align_bytes)
         {
             cache.remove(reservation, id);
             self.counts.warm += 1;
@@ -109,13 +111,16 @@ impl Pages {
 
     #[cold]
     fn allocate_cold(&mut self, len_bytes: usize, align_bytes: usize) -> Option<Given> {
+        if let Some(given) = self.allocate_packed(len_bytes, align_bytes) {
+            return Some(given);
+        }
         let id = self.free_slot(len_bytes, align_bytes, len_bytes.checked_mul(ROOM_AT_FIRST)?)?;
         self.counts.cold += 1;
         self.supply(id, len_bytes)?;
         Some(self.hand_out(id, len_bytes))
     }
 
-    /// Takes a free slot out of the cache, or a fresh one: with frames if there is one, else with room for `room_bytes` if
+    /// Takes a free roomy slot out of the cache, or a fresh one: with frames if there is one, else with room for `room_bytes` if
     /// there is one.
     fn free_slot(&mut self, len_bytes: usize, align_bytes: usize, room_bytes: usize) -> Option<SlotId> {
         if align_bytes > ALIGNMENT {
@@ -201,15 +206,18 @@ impl Pages {
 
     /// Makes a block of a slot that is in no list.
     #[inline]
-    fn hand_out(&mut self, id: SlotId, len_bytes: usize) -> Given {
+    pub(super) fn hand_out(&mut self, id: SlotId, len_bytes: usize) -> Given {
         let Some(reservation) = &mut self.reservation else { crate::die("a slot without a reservation") };
         let addr = reservation.addr(id);
         let slot = reservation.slot_mut(id);
-        self.counts.cold_bytes += len_bytes.saturating_sub(slot.framed_bytes) as u64;
-        let given = Given { addr, dirty_bytes: slot.dirty_bytes, framed_bytes: slot.framed_bytes };
+        self.retention.begin_use(slot);
+        let absent_bytes = len_bytes.saturating_sub(slot.framed_bytes);
+        self.counts.cold_bytes += absent_bytes as u64;
+        let absent = addr + slot.framed_bytes;
+        let given = Given { addr, dirty_bytes: slot.dirty_bytes, absent, absent_bytes };
         slot.len_bytes = len_bytes;
         slot.holder = Holder::Block;
-        self.retention.framed_bytes += len_bytes.saturating_sub(slot.framed_bytes);
+        self.retention.framed_bytes += absent_bytes;
         slot.framed_bytes = slot.framed_bytes.max(len_bytes);
         slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
         self.retention.grow_live(len_bytes);
@@ -378,7 +386,7 @@ impl Pages {
         self.cache.put(reservation, heir);
     }
 
-    /// Moves a block that has become too long for its slot to another. Returns where it is now.
+    /// Moves a block that has become too long for its slot to a roomy one. Returns where it is now.
     pub(super) fn relocate(&mut self, id: SlotId, len_bytes: usize) -> Option<usize> {
         let before = self.len_bytes(id);
         let (reservation, cache) = self.ready()?;
@@ -396,8 +404,9 @@ impl Pages {
         };
         let Some(reservation) = &mut self.reservation else { return None };
         let (source, target) = (reservation.addr(id), reservation.addr(to));
-        // Between small slots contents are copied: what is moved stays a mapping of its own for ever.
-        let given = if to.rank() < FIRST_LARGE {
+        // To and between small slots contents are copied: what is moved stays a mapping of its own for ever, and a part of a huge
+        // page would split it.
+        let given = if to.rank() < FIRST_LARGE || id.rank() < FIRST_ROOMY {
             let given = self.hand_out(to, len_bytes);
             // SAFETY: slot-held: two blocks of one owner, each as long as this at least.
             unsafe { std::ptr::copy_nonoverlapping(source as *const u8, target as *mut u8, before) };
@@ -460,10 +469,10 @@ impl Pages {
     #[cold]
     pub(super) fn give_tail(&mut self, bytes: usize, give: unsafe fn(usize, usize) -> bool) -> Option<usize> {
         let reservation = self.reservation.as_mut()?;
-        let cached = self.retention.framed_bytes - self.retention.live_bytes - self.tails.bytes;
-        let id = self.tails.first().filter(|_| bytes > 0 && self.tails.bytes > cached)?;
+        let id = self.tails.first().filter(|_| bytes > 0 && self.tails.bytes > self.cache.bytes)?;
         self.tails.remove(reservation, id);
         let addr = reservation.addr(id);
+        reservation.forbid_huge(id.rank());
         let slot = reservation.slot_mut(id);
         let len = bytes.next_multiple_of(PAGE_BYTES).min(slot.framed_bytes - slot.len_bytes).min(MOST_OF_TAIL);
         slot.framed_bytes -= len;
@@ -487,7 +496,9 @@ impl Pages {
         self.cache.remove(reservation, id);
         self.workers += 1;
         let addr = reservation.addr(id);
+        reservation.forbid_huge(id.rank());
         let slot = reservation.slot_mut(id);
+        self.retention.begin_use(slot);
         slot.holder = Holder::Worker;
         let len = bytes.next_multiple_of(if id.rank() < FIRST_LARGE { PAGE_BYTES } else { TABLE_BYTES });
         let len_bytes = len.min(slot.framed_bytes);

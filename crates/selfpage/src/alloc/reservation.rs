@@ -1,25 +1,38 @@
 //! The addresses of all blocks: one reservation, cut into ranks of slots that are alike in size.
 //!
-//! A slot is a range of addresses for one block, with room to grow. Nothing may be touched before it was opened, so what was
-//! only reserved costs nothing, is not counted by a strict overcommit, and is no work for `mlockall`.
+//! A slot is a range of addresses for one block. Those of the first ranks are *packed*: just as long as their class, side by side in
+//! huge pages. The others are *roomy*: each rank has twice the room of the one before, so that blocks can grow. Nothing may be
+//! touched before it was opened, so what was only reserved costs nothing, is not counted by a strict overcommit, and is no work for
+//! `mlockall`.
+
+use std::ops::Range;
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 
+use super::class::{self, CLASSES};
+use super::frames::TABLE_BYTES;
 use super::slot::{Slot, SlotId};
 
-/// What a slot of rank 0 has room for; each rank has twice as much as the one before.
+/// What a slot of the first roomy rank has room for; each has twice as much as the one before.
 pub(super) const LEAST_ROOM: usize = 64 << 10;
+/// From this rank on slots are roomy; below, each rank is a class of packed slots.
+pub(super) const FIRST_ROOMY: usize = CLASSES;
+const ROOMY_RANKS: usize = 26;
 /// How many ranks there are: the last is for blocks of 2 TiB.
-pub(super) const RANKS: usize = 26;
+pub(super) const RANKS: usize = FIRST_ROOMY + ROOMY_RANKS;
 /// Slots of one rank, at most.
 pub(super) const SLOTS_OF_RANK: usize = 1 << SlotId::INDEX_BITS;
 /// From this rank on a slot has memory of its own to open, and huge pages; below, slots are opened many at a time.
-pub(super) const FIRST_LARGE: usize = 7;
+pub(super) const FIRST_LARGE: usize = FIRST_ROOMY + 7;
+/// What is opened of packed slots at a time: a huge page.
+pub(super) const CHUNK_BYTES: usize = TABLE_BYTES;
 
 const LARGEST_RANK_BYTES: usize = 1 << 41;
 const LEAST_RANK_BYTES: usize = 16 << 20;
-/// Blocks are aligned to their slot's room, up to this.
+/// Packed slots have a share of as many addresses as a roomy rank has: each class one of these parts.
+const PARTS_SHIFT: u32 = 5;
+/// Roomy slots are aligned to their room, up to this.
 pub(super) const ALIGNMENT: usize = 1 << 30;
 /// A page of them.
 const RECORDS_AT_ONCE: usize = PAGE_BYTES / size_of::<Slot>();
@@ -33,12 +46,16 @@ pub(super) struct Reservation {
     records: *mut Slot,
     /// Records kept for each rank.
     slots_of_rank: usize,
+    /// Where each rank begins, and what its slots have room for.
+    ranks: [(usize, usize); RANKS],
     /// Slots of each rank that were ever used.
     used: [u32; RANKS],
     /// Records of each rank that may be touched.
     recorded: [u32; RANKS],
     /// Bytes from the start of each small rank that may be touched.
     opened: [usize; RANKS],
+    /// Of which the kernel gives no more huge pages, in packed ranks.
+    plain: [usize; CLASSES],
 }
 
 // SAFETY: slot-record: the records belong to the reservation, which is reached under the allocator's lock.
@@ -62,7 +79,7 @@ impl Reservation {
     fn of(rank_bytes: usize) -> Option<Reservation> {
         let slack = ALIGNMENT.min(rank_bytes);
         let slots_of_rank = (rank_bytes / LEAST_ROOM).min(SLOTS_OF_RANK);
-        let (len, records_len) = (rank_bytes * RANKS + slack, RANKS * slots_of_rank * size_of::<Slot>());
+        let (len, records_len) = (rank_bytes * (1 + ROOMY_RANKS) + slack, RANKS * slots_of_rank * size_of::<Slot>());
         // SAFETY: owned-range: fresh mappings replace nothing; the first is given back where the second cannot be had.
         let (reserved, records) = unsafe {
             let reserved = memory::map_anonymous(Place::Anywhere, len, Access::None).ok()?;
@@ -73,54 +90,86 @@ impl Reservation {
             (reserved, records)
         };
         let start = reserved.next_multiple_of(slack);
-        let (small, large) = (FIRST_LARGE * rank_bytes, (RANKS - FIRST_LARGE) * rank_bytes);
-        // SAFETY: owned-range: just reserved. A huge page in a small slot would be memory that its block did not ask for.
-        let _ = unsafe { memory::advise(start, small, Advice::NoHugePages) };
+        let (small, large) = ((FIRST_LARGE - FIRST_ROOMY) * rank_bytes, (RANKS - FIRST_LARGE) * rank_bytes);
         // SAFETY: owned-range: just reserved.
-        let _ = unsafe { memory::advise(start + small, large, Advice::HugePages) };
+        let _ = unsafe { memory::advise(start, rank_bytes, Advice::HugePages) };
+        // SAFETY: owned-range: just reserved. A huge page in a small slot would be memory that its block did not ask for.
+        let _ = unsafe { memory::advise(start + rank_bytes, small, Advice::NoHugePages) };
+        // SAFETY: owned-range: just reserved.
+        let _ = unsafe { memory::advise(start + rank_bytes + small, large, Advice::HugePages) };
         Some(Reservation {
             start,
             rank_shift: rank_bytes.trailing_zeros(),
             records: records as *mut Slot,
             slots_of_rank,
+            ranks: std::array::from_fn(|rank| (start + Reservation::offset(rank, rank_bytes), Reservation::room(rank))),
             used: [0; RANKS],
             recorded: [0; RANKS],
             opened: [0; RANKS],
+            plain: [0; CLASSES],
         })
     }
 
+    /// Addresses of a roomy rank, and of all packed ones together.
     fn rank_bytes(&self) -> usize {
         1 << self.rank_shift
     }
 
-    /// What a slot of this rank has room for.
-    pub(super) const fn room(rank: usize) -> usize {
-        LEAST_ROOM << rank
+    fn class_shift(&self) -> u32 {
+        self.rank_shift - PARTS_SHIFT
     }
 
-    /// The lowest rank whose slots have room for `len_bytes`, if there is one.
+    /// What a slot of this rank has room for.
+    pub(super) fn room(rank: usize) -> usize {
+        if rank < FIRST_ROOMY { class::class_bytes(rank) } else { LEAST_ROOM << (rank - FIRST_ROOMY) }
+    }
+
+    /// What slots of this rank are aligned to.
+    pub(super) fn alignment(rank: usize) -> usize {
+        (1 << Reservation::room(rank).trailing_zeros()).min(ALIGNMENT)
+    }
+
+    /// The lowest roomy rank whose slots have room for `len_bytes`, if there is one.
     pub(super) fn rank_for(&self, len_bytes: usize) -> Option<usize> {
         let rooms = len_bytes.div_ceil(LEAST_ROOM).checked_next_power_of_two()?;
-        let rank = rooms.trailing_zeros() as usize;
+        let rank = FIRST_ROOMY + rooms.trailing_zeros() as usize;
         (rank < RANKS && Reservation::room(rank) <= self.rank_bytes()).then_some(rank)
+    }
+
+    /// Where a rank begins.
+    const fn offset(rank: usize, rank_bytes: usize) -> usize {
+        if rank < FIRST_ROOMY { rank * (rank_bytes >> PARTS_SHIFT) } else { (1 + rank - FIRST_ROOMY) * rank_bytes }
+    }
+
+    fn start_of(&self, rank: usize) -> usize {
+        self.ranks[rank].0
     }
 
     /// Where the slot's block lies.
     pub(super) fn addr(&self, id: SlotId) -> usize {
-        self.start + (id.rank() << self.rank_shift) + id.index() * Reservation::room(id.rank())
+        let (start, room) = self.ranks[id.rank()];
+        start + id.index() * room
     }
 
     /// The slot that has this address, if it was ever used.
     pub(super) fn find(&self, addr: usize) -> Option<SlotId> {
         let offset = addr.checked_sub(self.start)?;
-        let rank = offset >> self.rank_shift;
-        let index = (offset & (self.rank_bytes() - 1)) / (LEAST_ROOM << rank.min(RANKS));
+        let (part, within) = (offset >> self.rank_shift, offset & (self.rank_bytes() - 1));
+        let (rank, index) = if part == 0 {
+            let class = within >> self.class_shift();
+            if class >= CLASSES {
+                return None;
+            }
+            (class, class::index(class, within & ((1 << self.class_shift()) - 1)))
+        } else {
+            (FIRST_ROOMY + part - 1, within / (LEAST_ROOM << (part - 1).min(ROOMY_RANKS)))
+        };
         (index < *self.used.get(rank)? as usize).then(|| SlotId::new(rank, index))
     }
 
     /// Whether the address is of the reservation.
     pub(super) fn contains(&self, addr: usize) -> bool {
-        addr.wrapping_sub(self.start) < RANKS << self.rank_shift
+        addr.wrapping_sub(self.start) < (1 + ROOMY_RANKS) << self.rank_shift
     }
 
     fn record(&self, rank: usize, index: usize) -> *mut Slot {
@@ -137,27 +186,68 @@ impl Reservation {
         unsafe { &mut *self.record(id.rank(), id.index()) }
     }
 
-    /// A slot of this rank that was never used.
+    /// A slot of this roomy rank that was never used.
     pub(super) fn fresh(&mut self, rank: usize) -> Option<SlotId> {
         let most = (self.rank_bytes() / Reservation::room(rank)).min(self.slots_of_rank);
         let used = self.used[rank] as usize;
         if used == most {
             return None;
         }
-        if used == self.recorded[rank] as usize {
-            let first = self.record(rank, used) as usize;
-            let count = RECORDS_AT_ONCE.min(self.slots_of_rank - used);
-            // SAFETY: owned-range: records that nobody has touched yet.
-            unsafe { memory::protect(first, count * size_of::<Slot>(), Access::ReadWrite) }.ok()?;
-            self.recorded[rank] += count as u32;
-        }
+        self.keep_records(rank, used + 1)?;
         self.used[rank] += 1;
         Some(SlotId::new(rank, used))
+    }
+
+    /// Lets the records of the first `count` slots of this rank be touched.
+    fn keep_records(&mut self, rank: usize, count: usize) -> Option<()> {
+        let before = self.recorded[rank] as usize;
+        if count <= before {
+            return Some(());
+        }
+        let first = self.record(rank, before) as usize;
+        let count = count.next_multiple_of(RECORDS_AT_ONCE).min(self.slots_of_rank);
+        // SAFETY: owned-range: records that nobody has touched yet.
+        unsafe { memory::protect(first, (count - before) * size_of::<Slot>(), Access::ReadWrite) }.ok()?;
+        self.recorded[rank] = count as u32;
+        Some(())
+    }
+
+    /// The slots that a huge page more of this packed rank would complete.
+    pub(super) fn next_chunk(&self, rank: usize) -> Range<usize> {
+        self.used[rank] as usize..(self.opened[rank] + CHUNK_BYTES) / Reservation::room(rank)
+    }
+
+    /// Opens a huge page more of packed slots. Returns where it begins, and the slots that it completes.
+    pub(super) fn open_chunk(&mut self, rank: usize) -> Option<(usize, Range<usize>)> {
+        let (slots, end) = (self.next_chunk(rank), self.opened[rank] + CHUNK_BYTES);
+        if end > 1 << self.class_shift() || slots.end > self.slots_of_rank {
+            return None;
+        }
+        self.keep_records(rank, slots.end)?;
+        let chunk = self.start_of(rank) + self.opened[rank];
+        // SAFETY: owned-range: addresses that no block has had yet.
+        unsafe { memory::protect(chunk, CHUNK_BYTES, Access::ReadWrite) }.ok()?;
+        (self.opened[rank], self.used[rank]) = (end, slots.end as u32);
+        Some((chunk, slots))
+    }
+
+    /// Has the kernel give slots of this rank that were opened so far, if they are packed, single pages from now on. Otherwise the next
+    /// touch around a slot whose frames were dropped, or `khugepaged`, could bring all of a huge page back.
+    pub(super) fn forbid_huge(&mut self, rank: usize) {
+        let (Some(&plain), opened) = (self.plain.get(rank), self.opened[rank]) else { return };
+        if plain < opened {
+            // SAFETY: owned-range: contents stay as they are.
+            let _ = unsafe { memory::advise(self.start_of(rank) + plain, opened - plain, Advice::NoHugePages) };
+            self.plain[rank] = opened;
+        }
     }
 
     /// Lets the first `len_bytes` of the slot be touched. False: no memory or mappings for it.
     pub(super) fn open(&mut self, id: SlotId, len_bytes: usize) -> bool {
         let (addr, rank) = (self.addr(id), id.rank());
+        if rank < FIRST_ROOMY {
+            return len_bytes <= Reservation::room(rank);
+        }
         if rank < FIRST_LARGE {
             let end = id.index() * Reservation::room(rank) + len_bytes;
             if end <= self.opened[rank] {

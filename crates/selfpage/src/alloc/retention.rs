@@ -1,5 +1,7 @@
 //! How many frames the allocator keeps: those of its blocks, and some more.
 
+use super::slot::Slot;
+
 /// What counts against the bound. A block counts as if all of it had frames: what the program touches is not known here.
 #[derive(Debug)]
 pub(super) struct Retention {
@@ -7,6 +9,8 @@ pub(super) struct Retention {
     pub(super) live_bytes: usize,
     /// Bytes of slots that may have frames, those of blocks included.
     pub(super) framed_bytes: usize,
+    /// Of those, bytes of packed slots that were never used: the rests of huge pages.
+    pub(super) spare_bytes: usize,
     /// The most that was live lately.
     pub(super) peak_bytes: usize,
     /// What may be kept beside what is live; `None`: a quarter of the peak beyond the peak.
@@ -15,7 +19,7 @@ pub(super) struct Retention {
 
 impl Retention {
     pub(super) const fn new() -> Retention {
-        Retention { live_bytes: 0, framed_bytes: 0, peak_bytes: 0, keep_bytes: None }
+        Retention { live_bytes: 0, framed_bytes: 0, spare_bytes: 0, peak_bytes: 0, keep_bytes: None }
     }
 
     pub(super) fn grow_live(&mut self, bytes: usize) {
@@ -29,6 +33,23 @@ impl Retention {
             None => self.peak_bytes + self.peak_bytes / 4,
             Some(keep) => self.live_bytes.saturating_add(keep),
         }
+    }
+
+    /// A slot that was taken out of the cache is no longer spare.
+    #[inline]
+    pub(super) fn begin_use(&mut self, slot: &mut Slot) {
+        if slot.freed_at == Slot::SPARE {
+            self.spare_bytes -= slot.framed_bytes;
+            slot.freed_at = 0;
+        }
+    }
+
+    /// Whether a huge page more, of slots of `chunk_bytes`, may be begun for a block of `len_bytes`, where `cached_bytes` are in the
+    /// cache: with what blocks have and all that is spare it must be within the bound. What is kept of freed blocks gives way to it.
+    pub(super) fn allows_chunk(&self, chunk_bytes: usize, cached_bytes: usize, len_bytes: usize) -> bool {
+        let live_bytes = self.live_bytes + len_bytes;
+        let then = Retention { live_bytes, peak_bytes: self.peak_bytes.max(live_bytes), ..*self };
+        self.framed_bytes - cached_bytes + self.spare_bytes + chunk_bytes <= then.bound_bytes()
     }
 
     /// What must go.
@@ -46,6 +67,20 @@ impl Retention {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_huge_page_is_begun_where_its_rest_is_a_quarter_of_what_is_live() {
+        let mut retention = Retention::new();
+        retention.grow_live(27 << 18);
+        retention.framed_bytes = (27 << 18) + 1;
+        assert!(!retention.allows_chunk(2 << 20, 0, 256 << 10));
+        assert!(retention.allows_chunk(2 << 20, 1, 256 << 10));
+        retention.spare_bytes = 1;
+        assert!(!retention.allows_chunk(2 << 20, 1, 256 << 10));
+        retention.keep_bytes = Some(0);
+        retention.spare_bytes = 0;
+        assert!(!retention.allows_chunk(2 << 20, 1, 1 << 20));
+    }
 
     #[test]
     fn a_quarter_beyond_the_peak_is_kept_and_the_peak_is_forgotten() {

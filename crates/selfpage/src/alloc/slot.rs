@@ -51,7 +51,7 @@ pub(super) struct Slot {
     pub(super) dirty_bytes: usize,
     /// What may be touched, in large ranks.
     pub(super) open_bytes: usize,
-    /// When it was freed, counted in frees.
+    /// When it was freed, counted in frees; or [`Slot::SPARE`].
     pub(super) freed_at: u64,
     /// Neighbours in a list of the cache, as numbers.
     pub(super) next: SlotLink,
@@ -59,6 +59,11 @@ pub(super) struct Slot {
     pub(super) holder: Holder,
     /// Frames were moved into it: it consists of several mappings.
     pub(super) pieces: u16,
+}
+
+impl Slot {
+    /// Stands for when it was freed, in a packed slot that has frames of a huge page and was never used: such are dropped last.
+    pub(super) const SPARE: u64 = u64::MAX;
 }
 
 /// A link of a list. Zero, as in a fresh record, is no slot.

@@ -5,12 +5,7 @@ use std::time::{Duration, Instant};
 
 use selfpage::alloc::{self, Severity};
 
-use crate::own_process;
-
-fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
-}
+use crate::{own_process, resident_bytes};
 
 fn kept() -> usize {
     let stats = alloc::stats();

@@ -7,9 +7,16 @@ mod exchanges;
 mod input;
 mod model;
 mod own_process;
+mod packed;
 mod random;
 mod threads;
 mod vector;
 
 #[path = "../../../../tests/skip.rs"]
 mod skip;
+
+/// Bytes of the process that are in memory.
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}

@@ -79,6 +79,7 @@ impl Pages {
         }
         let Some(reservation) = &mut self.reservation else { return false };
         let (addr, room) = (reservation.addr(id), Reservation::room(id.rank()));
+        reservation.forbid_huge(id.rank());
         // SAFETY: slot-held: a free slot, which nobody needs anything of.
         if !unsafe { frames::shut(addr, room) } {
             return false;
