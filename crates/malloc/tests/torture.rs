@@ -3,12 +3,15 @@
 mod preloaded;
 
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::Output;
+use std::sync::OnceLock;
 
 use preloaded::{compile, errors, preloaded, text};
 
 fn torture(arguments: &[&str]) -> Output {
-    preloaded(compile("torture.c", &["-ldl"])).args(arguments).output().unwrap()
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    preloaded(PROGRAM.get_or_init(|| compile("torture.c", &["-ldl"]))).args(arguments).output().unwrap()
 }
 
 fn comes_through(arguments: &[&str]) {
@@ -66,6 +69,14 @@ fn new_and_delete() {
     assert!(output.status.success() && text(&output) == "done\n", "{}", errors(&output));
 }
 
+fn ends_naming(arguments: &[&str], what: &str) {
+    let output = torture(arguments);
+    let (said, pointer) = (errors(&output), text(&output));
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{arguments:?}: {said}");
+    assert!(said.contains(&format!("({})", pointer.trim())) && said.contains(what), "{arguments:?} {pointer}: {said}");
+    assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
+}
+
 #[test]
 fn a_pointer_that_is_no_block_is_named() {
     for (program, what) in [
@@ -74,10 +85,26 @@ fn a_pointer_that_is_no_block_is_named() {
         ("within", "inside of the block"),
         ("askew", "no block"),
     ] {
-        let output = torture(&[program]);
-        let (said, pointer) = (errors(&output), text(&output));
-        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{program}: {said}");
-        assert!(said.contains(pointer.trim()) && said.contains(what), "{program} {pointer}: {said}");
-        assert_eq!(said.lines().count(), 1, "{program}: {said}");
+        ends_naming(&[program], what);
+    }
+}
+
+#[test]
+fn an_object_that_is_freed_twice_is_named() {
+    let ways = [
+        "at-once",
+        "after-others",
+        "after-thread",
+        "before-thread",
+        "by-threads",
+        "given-back",
+        "aligned",
+        "resized",
+        "measured",
+    ];
+    for way in ways {
+        for size in ["1", "24", "400", "20000", "200000"] {
+            ends_naming(&["object-freed-twice", way, size], "freed already");
+        }
     }
 }

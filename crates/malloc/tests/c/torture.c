@@ -284,6 +284,43 @@ static void large_freed_twice(char **unused) {
     printf("%p\n", block), fflush(stdout);
     free(block), free(block);
 }
+
+// Objects that are freed twice, in the way that the argument says.
+static void *volatile freed_twice;
+static void *free_it(void *unused) {
+    (void)unused;
+    free(freed_twice);
+    return NULL;
+}
+static void elsewhere(void) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, free_it, NULL) == 0 && pthread_join(thread, NULL) == 0);
+}
+static void object_freed_twice(char **arguments) {
+    const char *way = arguments[0];
+    size_t size = strtoul(arguments[1], NULL, 10);
+    enum { OTHERS = 3000 };
+    static void *other[OTHERS];
+    for (int i = 0; i < OTHERS; i++) {
+        other[i] = strcmp(way, "aligned") == 0 ? memalign(256, size) : malloc(size);
+        memset(other[i], i, size);
+    }
+    freed_twice = other[OTHERS / 2];
+    printf("%p\n", freed_twice), fflush(stdout);
+    if (strcmp(way, "by-threads") == 0) elsewhere(), elsewhere();
+    else if (strcmp(way, "after-thread") == 0) elsewhere();
+    else free(freed_twice);
+    if (strcmp(way, "after-others") == 0)
+        for (int i = 0; i < OTHERS; i++) if (i != OTHERS / 2) free(other[i]);
+    if (strcmp(way, "given-back") == 0) {
+        for (int i = 0; i < OTHERS; i++) if (i != OTHERS / 2) free(other[i]);
+        malloc_trim(0);
+    }
+    if (strcmp(way, "before-thread") == 0) elsewhere();
+    else if (strcmp(way, "resized") == 0) CHECK(realloc(freed_twice, 3 * size) == NULL);
+    else if (strcmp(way, "measured") == 0) CHECK(malloc_usable_size(freed_twice) == 0);
+    else free(freed_twice);
+}
 static void foreign(char **unused) {
     (void)unused;
     static char not_malloced[64];
@@ -334,7 +371,7 @@ static void maps(char **unused) {
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(char **); } programs[] = {
         {"storm", storm}, {"forks", forks}, {"threads", threads}, {"ends", ends}, {"library", library},
-        {"limits", limits}, {"large-freed-twice", large_freed_twice}, {"foreign", foreign}, {"within", within},
+        {"limits", limits}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
         {"askew", askew}, {"maps", maps},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
