@@ -75,6 +75,19 @@ static int heap_madvise(void *at, size_t len, int advice) {
 #define MI_DEFAULT_ARENA_EAGER_COMMIT 0
 // At exit the kernel takes everything at once.
 #define MI_SKIP_COLLECT_ON_EXIT 1
+#include "mimalloc.h"
+#include "mimalloc/internal.h"
+
+// Only one thread purges at a time; the flag that says so is out of reach within a function of mimalloc's. In a forked child nobody
+// would ever reset it if another thread was purging at that instant, so it is here.
+static _Atomic(uintptr_t) purging;
+#undef mi_atomic_guard
+#define mi_atomic_guard(unused) \
+    (void)(unused); \
+    uintptr_t free_to_go = 0; \
+    for (bool once = mi_atomic_cas_strong_acq_rel(&purging, &free_to_go, (uintptr_t)1); once; \
+         once = false, mi_atomic_store_release(&purging, (uintptr_t)0))
+
 #include "static.c"
 #undef mmap
 #undef mprotect
@@ -258,6 +271,7 @@ void selfpage_heap_stats(size_t *now, size_t *most) {
 // A forked child has no other threads. One of them may have been freeing a block of ours at that instant, and would have
 // let go of the page's flag a moment later: nobody else does now.
 void selfpage_heap_settle_in_child(void) {
+    mi_atomic_store_release(&purging, (uintptr_t)0);
     mi_heap_t *own = mi_prim_get_default_heap();
     if (own->tld == NULL) return;
     for (mi_heap_t *heap = own->tld->heaps; heap != NULL; heap = heap->next) {

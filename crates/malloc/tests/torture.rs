@@ -36,6 +36,11 @@ fn forks_while_threads_free_each_others_blocks() {
 }
 
 #[test]
+fn forks_while_a_thread_gives_memory_back() {
+    comes_through(&["purges", "40"]);
+}
+
+#[test]
 fn threads_that_come_and_go() {
     comes_through(&["threads"]);
 }
