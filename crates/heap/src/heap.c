@@ -21,12 +21,15 @@
 #define SMALL_PAGES_BYTES ((size_t)16 << 20)
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
-static char *heap_start;
+// Where no program has memory, so that no pointer lies in a range that is not there yet: not even NULL, before the first malloc.
+#define NO_HEAP ((char *)((uintptr_t)1 << 63))
+
+static char *heap_start = NO_HEAP;
 // Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is.
 static bool objects_elsewhere;
 
 static void *heap_mmap(void *at, size_t len, int protection, int flags, int file, long offset) {
-    if (len != HEAP_BYTES || heap_start != NULL) {
+    if (len != HEAP_BYTES || heap_start != NO_HEAP) {
         objects_elsewhere |= len >= SEGMENT_BYTES;
         return mmap(at, len, protection, flags, file, offset);
     }
@@ -44,7 +47,7 @@ static inline size_t heap_offset(const void *at) {
 static int heap_mprotect(void *at, size_t len, int protection) {
     size_t from = heap_offset(at), end = from + len;
     if (mprotect(at, len, protection) != 0) return -1;
-    if (heap_start != NULL && from < HEAP_BYTES && end > SMALL_PAGES_BYTES && (protection & PROT_WRITE)) {
+    if (from < HEAP_BYTES && end > SMALL_PAGES_BYTES && (protection & PROT_WRITE)) {
         if (from < SMALL_PAGES_BYTES) from = SMALL_PAGES_BYTES;
         // A kernel without huge pages goes on with small ones.
         int before = errno;
@@ -57,7 +60,7 @@ static int heap_mprotect(void *at, size_t len, int protection) {
 static int heap_madvise(void *at, size_t len, int advice) {
     // To drop a part of a huge page splits it, which costs more than the part is worth. Nothing relies on zeros.
     size_t from = heap_offset(at);
-    bool huge = heap_start != NULL && from < HEAP_BYTES && from >= SMALL_PAGES_BYTES;
+    bool huge = from < HEAP_BYTES && from >= SMALL_PAGES_BYTES;
     if (huge && (advice == MADV_DONTNEED || advice == MADV_FREE)) {
         size_t end = (from + len) & ~(HUGE_PAGE_BYTES - 1);
         from = (from + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);

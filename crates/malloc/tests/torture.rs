@@ -53,6 +53,12 @@ fn before_main_and_after_exit() {
 }
 
 #[test]
+fn what_may_come_before_the_first_malloc() {
+    let output = preloaded(compile("first.c", &[])).output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+}
+
+#[test]
 fn libraries_that_come_and_go() {
     let library = compile("library.c", &["-shared", "-fPIC"]);
     comes_through(&["library", library.to_str().unwrap()]);
