@@ -58,6 +58,8 @@ static int heap_mprotect(void *at, size_t len, int protection) {
 }
 
 static int heap_madvise(void *at, size_t len, int advice) {
+    // What has huge pages says `heap_mprotect`.
+    if (advice == MADV_HUGEPAGE) return 0;
     // To drop a part of a huge page splits it, which costs more than the part is worth. Nothing relies on zeros.
     size_t from = heap_offset(at);
     bool huge = from < HEAP_BYTES && from >= SMALL_PAGES_BYTES;
@@ -124,8 +126,22 @@ static void on_error(int error, void *unused) {
     errno = ENOMEM;
 }
 
-void selfpage_heap_begin(long purge_delay_ms) {
+// Other libraries' constructors run before ours, and C++'s allocates. Until mimalloc's own has run it would take such objects from
+// the kernel, outside of the range. Nothing that it would use then is missing: the C library is set up before all others.
+static bool is_set_up;
+
+static __attribute__((noinline)) void set_up(void) {
+    is_set_up = true;
+    os_preloading = false;
     mi_option_set_default(mi_option_eager_commit_delay, 0);
+}
+
+static inline void set_up_if_first(void) {
+    if (mi_unlikely(!is_set_up)) set_up();
+}
+
+void selfpage_heap_begin(long purge_delay_ms) {
+    set_up_if_first();
     mi_option_set_default(mi_option_purge_delay, purge_delay_ms);
     mi_register_error(on_error, NULL);
 }
@@ -188,6 +204,7 @@ static inline size_t at_least(size_t size) {
 }
 
 static __attribute__((noinline)) void *malloc_rare(size_t size) {
+    set_up_if_first();
     if (mi_likely(size < LARGE_BYTES)) return handed_out(mi_malloc(at_least(size)));
     return selfpage_large_allocate(size, 1, false);
 }
@@ -209,12 +226,14 @@ void *selfpage_heap_malloc(size_t size) {
 void *selfpage_heap_calloc(size_t count, size_t size) {
     size_t total;
     if (mi_unlikely(__builtin_mul_overflow(count, size, &total))) total = SIZE_MAX;
+    set_up_if_first();
     // All of the object becomes zero, the mark with it.
     if (mi_likely(total < LARGE_BYTES)) return mi_zalloc(at_least(total));
     return selfpage_large_allocate(total, 1, true);
 }
 
 void *selfpage_heap_aligned(size_t align, size_t size) {
+    set_up_if_first();
     // mimalloc would ask the kernel for objects at large alignments, outside of the range.
     if (size < LARGE_BYTES && align < LARGE_BYTES) return handed_out(mi_malloc_aligned(at_least(size), align));
     return selfpage_large_allocate(size, align, false);

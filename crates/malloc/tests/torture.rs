@@ -88,6 +88,14 @@ fn ends_naming(arguments: &[&str], what: &str) {
     assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
 }
 
+/// The C++ library allocates before ours is set up by the loader: such objects, too, lie where ours do.
+#[test]
+fn a_pointer_that_is_no_object_of_cpp_is_named() {
+    let output = preloaded(compile("objects.cc", &["-std=c++17", "-w"])).arg("foreign").output().unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{}", errors(&output));
+    assert!(errors(&output).contains(&format!("free({}): no block", text(&output).trim())), "{}", errors(&output));
+}
+
 #[test]
 fn a_pointer_that_is_no_block_is_named() {
     for (program, what) in [
