@@ -69,6 +69,42 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
     assert!((16_384.0..17_000.0).contains(&faults), "{lines}");
 }
 
+/// Builds what a bench preloads, beside the tool.
+fn build_beside_the_tool(packages: [&str; 2]) {
+    let profile = Path::new(env!("CARGO_BIN_EXE_selfpage")).parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--target-dir"]).arg(profile.parent().unwrap());
+    build.args(packages.map(|package| ["-p", package]).concat()).current_dir(env!("CARGO_MANIFEST_DIR"));
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success(), "{packages:?} do not build");
+}
+
+#[test]
+fn objects_compares_ours_with_the_kept_library_and_glibc() {
+    build_beside_the_tool(["selfpage-malloc", "selfpage-mimalloc"]);
+    let mut arguments = vec!["objects", "--quick", "--json", "--reps", "1"];
+    for system in ["selfpage", "mimalloc-2.3", "glibc"] {
+        arguments.extend(["--system", system]);
+    }
+    let output = bench(&arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines = text(&output.stdout);
+    for case in ["producer-consumer", "larson", "sh6", "alloc-test"] {
+        for threads in ["1t", "2t"] {
+            for system in ["selfpage", "mimalloc-2.3", "glibc"] {
+                let begin = format!(r#"{{"bench":"objects","case":"{case}-{threads}","system":"{system}","value":"#);
+                let line = lines.lines().find_map(|line| line.strip_prefix(&begin));
+                let line = line.unwrap_or_else(|| panic!("no {case}-{threads} of {system}: {lines}"));
+                let ns: f64 = line.split(',').next().unwrap().parse().unwrap();
+                // Less than a nanosecond, and nothing was allocated.
+                assert!(ns > 1.0 && line.contains(r#""unit":"ns/pair""#), "{line}");
+            }
+        }
+    }
+}
+
 #[test]
 fn dirty_gives_figures_of_each_way() {
     let output =

@@ -21,12 +21,15 @@
 #define SMALL_PAGES_BYTES ((size_t)16 << 20)
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
-static char *heap_start;
+// Where no program has memory, so that no pointer lies in a range that is not there yet: not even NULL, before the first malloc.
+#define NO_HEAP ((char *)((uintptr_t)1 << 63))
+
+static char *heap_start = NO_HEAP;
 // Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is.
 static bool objects_elsewhere;
 
 static void *heap_mmap(void *at, size_t len, int protection, int flags, int file, long offset) {
-    if (len != HEAP_BYTES || heap_start != NULL) {
+    if (len != HEAP_BYTES || heap_start != NO_HEAP) {
         objects_elsewhere |= len >= SEGMENT_BYTES;
         return mmap(at, len, protection, flags, file, offset);
     }
@@ -44,7 +47,7 @@ static inline size_t heap_offset(const void *at) {
 static int heap_mprotect(void *at, size_t len, int protection) {
     size_t from = heap_offset(at), end = from + len;
     if (mprotect(at, len, protection) != 0) return -1;
-    if (heap_start != NULL && from < HEAP_BYTES && end > SMALL_PAGES_BYTES && (protection & PROT_WRITE)) {
+    if (from < HEAP_BYTES && end > SMALL_PAGES_BYTES && (protection & PROT_WRITE)) {
         if (from < SMALL_PAGES_BYTES) from = SMALL_PAGES_BYTES;
         // A kernel without huge pages goes on with small ones.
         int before = errno;
@@ -55,9 +58,11 @@ static int heap_mprotect(void *at, size_t len, int protection) {
 }
 
 static int heap_madvise(void *at, size_t len, int advice) {
+    // What has huge pages says `heap_mprotect`.
+    if (advice == MADV_HUGEPAGE) return 0;
     // To drop a part of a huge page splits it, which costs more than the part is worth. Nothing relies on zeros.
     size_t from = heap_offset(at);
-    bool huge = heap_start != NULL && from < HEAP_BYTES && from >= SMALL_PAGES_BYTES;
+    bool huge = from < HEAP_BYTES && from >= SMALL_PAGES_BYTES;
     if (huge && (advice == MADV_DONTNEED || advice == MADV_FREE)) {
         size_t end = (from + len) & ~(HUGE_PAGE_BYTES - 1);
         from = (from + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);
@@ -75,6 +80,19 @@ static int heap_madvise(void *at, size_t len, int advice) {
 #define MI_DEFAULT_ARENA_EAGER_COMMIT 0
 // At exit the kernel takes everything at once.
 #define MI_SKIP_COLLECT_ON_EXIT 1
+#include "mimalloc.h"
+#include "mimalloc/internal.h"
+
+// Only one thread purges at a time; the flag that says so is out of reach within a function of mimalloc's. In a forked child nobody
+// would ever reset it if another thread was purging at that instant, so it is here.
+static _Atomic(uintptr_t) purging;
+#undef mi_atomic_guard
+#define mi_atomic_guard(unused) \
+    (void)(unused); \
+    uintptr_t free_to_go = 0; \
+    for (bool once = mi_atomic_cas_strong_acq_rel(&purging, &free_to_go, (uintptr_t)1); once; \
+         once = false, mi_atomic_store_release(&purging, (uintptr_t)0))
+
 #include "static.c"
 #undef mmap
 #undef mprotect
@@ -87,10 +105,14 @@ extern void *selfpage_large_reallocate(void *block, size_t size);
 extern bool selfpage_large_free(void *block);
 extern size_t selfpage_large_usable(const void *block);
 extern _Noreturn void selfpage_foreign(const void *block);
+extern _Noreturn void selfpage_freed_already(const char *call, const void *block);
 extern _Noreturn void selfpage_damaged(void);
 
 // Requests from here on get pages of their own.
 #define LARGE_BYTES ((size_t)1 << 20)
+
+// Room for a link and a mark, in one line of the cache.
+#define SMALLEST_BYTES ((size_t)16)
 
 // In our range, and at a multiple of 8, in one comparison: the three low bits become the highest.
 static inline bool is_object(const void *block) {
@@ -104,55 +126,151 @@ static void on_error(int error, void *unused) {
     errno = ENOMEM;
 }
 
-void selfpage_heap_begin(long purge_delay_ms) {
+// Other libraries' constructors run before ours, and C++'s allocates. Until mimalloc's own has run it would take such objects from
+// the kernel, outside of the range. Nothing that it would use then is missing: the C library is set up before all others.
+static bool is_set_up;
+
+static __attribute__((noinline)) void set_up(void) {
+    is_set_up = true;
+    os_preloading = false;
     mi_option_set_default(mi_option_eager_commit_delay, 0);
+}
+
+static inline void set_up_if_first(void) {
+    if (mi_unlikely(!is_set_up)) set_up();
+}
+
+void selfpage_heap_begin(long purge_delay_ms) {
+    set_up_if_first();
     mi_option_set_default(mi_option_purge_delay, purge_delay_ms);
     mi_register_error(on_error, NULL);
 }
 
-void *selfpage_heap_malloc(size_t size) {
-    if (mi_likely(size < LARGE_BYTES)) return mi_malloc(size);
+// A freed object has a mark in its second word (the first is mimalloc's link), until it is handed out again. The mark belongs to
+// its address, so that a copy of freed memory has none, and is no address itself: no program has it there in a live object.
+static inline volatile uintptr_t *mark_of(void *block) {
+    // Volatile: gcc would put link and mark together in a vector register first, which takes longer than two stores.
+    return (volatile uintptr_t *)block + 1;
+}
+
+static inline uintptr_t freed(const void *block) {
+    return (uintptr_t)block ^ (uintptr_t)(intptr_t)INT32_C(-0x4a52b136);
+}
+
+static inline void *handed_out(void *block) {
+    if (mi_likely(block != NULL)) *mark_of(block) = 0;
+    return block;
+}
+
+static inline mi_page_t *page_of(void *block) {
+    return _mi_segment_page_of(_mi_ptr_segment(block), block);
+}
+
+// Whether an object is live, as far as can be told: without the mark, where its memory was given back to the kernel, its page has
+// no objects.
+static void check_live(const char *call, void *block) {
+    if (*mark_of(block) == freed(block) || page_of(block)->used == 0) selfpage_freed_already(call, block);
+}
+
+static __attribute__((noinline)) void free_rare(void *block) {
+    check_live("free", block);
+    *mark_of(block) = freed(block);
+    mi_free(block);
+}
+
+static __attribute__((noinline)) void free_last(mi_page_t *page, void *block) {
+    if (page->used != 0) selfpage_freed_already("free", block);
+    _mi_page_retire(page);
+}
+
+// As `mi_free` begins, with the mark looked at; `free_rare` does all else. A page has at most 8192 objects, so that one look tells
+// whether this was its last, or there was none.
+static inline void free_object(void *block) {
+    mi_segment_t *segment = (mi_segment_t *)((uintptr_t)block & ~MI_SEGMENT_MASK);
+    mi_page_t *page = _mi_segment_page_of(segment, block);
+    bool own = mi_atomic_load_relaxed(&segment->thread_id) == _mi_prim_thread_id();
+    if (mi_unlikely(!own || page->flags.full_aligned != 0 || *mark_of(block) == freed(block))) {
+        free_rare(block);
+        return;
+    }
+    *mark_of(block) = freed(block);
+    mi_block_set_next(page, block, page->local_free);
+    page->local_free = block;
+    if (mi_unlikely((int16_t)--page->used <= 0)) free_last(page, block);
+}
+
+static inline size_t at_least(size_t size) {
+    return size < SMALLEST_BYTES ? SMALLEST_BYTES : size;
+}
+
+static __attribute__((noinline)) void *malloc_rare(size_t size) {
+    set_up_if_first();
+    if (mi_likely(size < LARGE_BYTES)) return handed_out(mi_malloc(at_least(size)));
     return selfpage_large_allocate(size, 1, false);
+}
+
+// As `mi_malloc` begins. Its pages are for multiples of 16 bytes, but for the smallest, which have no room for a mark: to round up
+// keeps clear of those, and costs nothing.
+void *selfpage_heap_malloc(size_t size) {
+    if (mi_unlikely(size > MI_SMALL_SIZE_MAX)) return malloc_rare(size);
+    mi_heap_t *heap = mi_prim_get_default_heap();
+    mi_page_t *page = heap->pages_free_direct[(size + SMALLEST_BYTES - 1) / SMALLEST_BYTES * (SMALLEST_BYTES / sizeof(void *))];
+    mi_block_t *block = page->free;
+    if (mi_unlikely(block == NULL)) return malloc_rare(size);
+    page->free = mi_block_next(page, block);
+    page->used++;
+    *mark_of(block) = 0;
+    return block;
 }
 
 void *selfpage_heap_calloc(size_t count, size_t size) {
     size_t total;
     if (mi_unlikely(__builtin_mul_overflow(count, size, &total))) total = SIZE_MAX;
-    if (mi_likely(total < LARGE_BYTES)) return mi_zalloc(total);
+    set_up_if_first();
+    // All of the object becomes zero, the mark with it.
+    if (mi_likely(total < LARGE_BYTES)) return mi_zalloc(at_least(total));
     return selfpage_large_allocate(total, 1, true);
 }
 
 void *selfpage_heap_aligned(size_t align, size_t size) {
+    set_up_if_first();
     // mimalloc would ask the kernel for objects at large alignments, outside of the range.
-    if (size < LARGE_BYTES && align < LARGE_BYTES) return mi_malloc_aligned(size, align);
+    if (size < LARGE_BYTES && align < LARGE_BYTES) return handed_out(mi_malloc_aligned(at_least(size), align));
     return selfpage_large_allocate(size, align, false);
 }
 
 static __attribute__((noinline)) void free_other(void *block) {
     if (block == NULL || selfpage_large_free(block)) return;
     if (!objects_elsewhere || ((uintptr_t)block & 7)) selfpage_foreign(block);
-    mi_free(block);
+    free_object(block);
 }
 
 void selfpage_heap_free(void *block) {
-    if (is_object(block)) mi_free(block);
+    if (is_object(block)) free_object(block);
     else free_other(block);
 }
 
-size_t selfpage_heap_usable(const void *block) {
-    if (is_object(block)) return mi_usable_size(block);
-    size_t large = block == NULL ? 0 : selfpage_large_usable(block);
-    if (block == NULL || large != 0) return large;
-    if (!objects_elsewhere) selfpage_foreign(block);
+static size_t usable(const char *call, void *block) {
+    size_t large = is_object(block) ? 0 : selfpage_large_usable(block);
+    if (large != 0) return large;
+    if (!is_object(block) && !objects_elsewhere) selfpage_foreign(block);
+    check_live(call, block);
     return mi_usable_size(block);
+}
+
+size_t selfpage_heap_usable(void *block) {
+    return block == NULL ? 0 : usable("malloc_usable_size", block);
 }
 
 void *selfpage_heap_realloc(void *block, size_t size) {
     if (block == NULL) return selfpage_heap_malloc(size);
-    bool object = is_object(block);
-    if (object && size < LARGE_BYTES) return mi_realloc(block, size);
-    size_t before = selfpage_heap_usable(block);
-    if (!object && size >= LARGE_BYTES && selfpage_large_usable(block) != 0) return selfpage_large_reallocate(block, size);
+    size_t before = usable("realloc", block);
+    if (is_object(block)) {
+        // It stays where it fits and is not too large.
+        if (size <= before && size >= before / 2) return block;
+    } else if (size >= LARGE_BYTES && selfpage_large_usable(block) != 0) {
+        return selfpage_large_reallocate(block, size);
+    }
     void *new_block = selfpage_heap_malloc(size);
     if (new_block != NULL) {
         memcpy(new_block, block, before < size ? before : size);
@@ -175,6 +293,7 @@ void selfpage_heap_stats(size_t *now, size_t *most) {
 // A forked child has no other threads. One of them may have been freeing a block of ours at that instant, and would have
 // let go of the page's flag a moment later: nobody else does now.
 void selfpage_heap_settle_in_child(void) {
+    mi_atomic_store_release(&purging, (uintptr_t)0);
     mi_heap_t *own = mi_prim_get_default_heap();
     if (own->tld == NULL) return;
     for (mi_heap_t *heap = own->tld->heaps; heap != NULL; heap = heap->next) {

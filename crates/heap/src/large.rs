@@ -81,20 +81,3 @@ unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
 extern "C" fn selfpage_large_usable(block: *const c_void) -> usize {
     NonNull::new(block.cast_mut().cast()).and_then(alloc::usable_bytes).unwrap_or(0)
 }
-
-/// The program freed or resized what is no block: the page allocator knows what it is, says so in one line, and ends the process.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn selfpage_foreign(block: *const c_void) -> ! {
-    // SAFETY: heap-block: it is no block of the page allocator, which is what makes it end.
-    unsafe { alloc::free(NonNull::new(block.cast_mut().cast()).unwrap_or(NonNull::dangling())) };
-    std::process::abort()
-}
-
-/// mimalloc found one of its lists changed by somebody else.
-#[unsafe(no_mangle)]
-extern "C" fn selfpage_damaged() -> ! {
-    let line = b"selfpage: free: a block was freed twice, or written to after it was freed\n";
-    // SAFETY: raw-call: the bytes outlive the call.
-    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
-    std::process::abort()
-}

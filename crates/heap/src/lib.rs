@@ -16,6 +16,7 @@
 //! ```
 
 mod large;
+mod misuse;
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_long, c_void};
@@ -28,7 +29,7 @@ unsafe extern "C" {
     fn selfpage_heap_aligned(align: usize, size: usize) -> *mut c_void;
     fn selfpage_heap_realloc(block: *mut c_void, size: usize) -> *mut c_void;
     fn selfpage_heap_free(block: *mut c_void);
-    fn selfpage_heap_usable(block: *const c_void) -> usize;
+    fn selfpage_heap_usable(block: *mut c_void) -> usize;
     fn selfpage_heap_collect();
     fn selfpage_heap_stats(now: *mut usize, most: *mut usize);
     fn selfpage_heap_settle_in_child();
@@ -83,7 +84,7 @@ pub unsafe fn free(block: *mut c_void) {
 /// # Safety
 /// *heap-block*: null, or a live block from here.
 #[inline]
-pub unsafe fn usable_bytes(block: *const c_void) -> usize {
+pub unsafe fn usable_bytes(block: *mut c_void) -> usize {
     // SAFETY: heap-block: passed on from our caller.
     unsafe { selfpage_heap_usable(block) }
 }

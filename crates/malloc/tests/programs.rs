@@ -71,6 +71,14 @@ fn run_without_frames() {
     assert!(errors(&refused).contains("--frames"), "{}", errors(&refused));
 }
 
+/// Each library more is felt by each small program.
+#[test]
+fn no_other_library_is_loaded() {
+    let maps = text(&preloaded("/bin/cat").arg("/proc/self/maps").output().unwrap());
+    let ours = maps.lines().find(|line| line.contains("libselfpage_malloc"));
+    assert!(ours.is_some() && !maps.contains("libgcc_s"), "{maps}");
+}
+
 #[test]
 fn variables() {
     let ran = |name: &str, value: &str| preloaded("/bin/true").env(name, value).output().unwrap();

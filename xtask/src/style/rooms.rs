@@ -27,6 +27,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/cli/src/bench/guest/inside", "closures in a virtual machine, and the memory that they find there"),
     ("crates/heap", "an allocator: mimalloc in C, and Rust's and C's contracts for blocks"),
     ("crates/malloc", "the C library's malloc family"),
+    ("crates/mimalloc", "the C library's malloc family"),
     ("crates/preload", "the C library's own functions"),
     ("crates/collector", "the Boehm collector's own functions, its heap and its objects"),
     ("crates/capi", "C"),

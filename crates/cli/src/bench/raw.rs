@@ -18,6 +18,7 @@ use selfpage_core::physical::{PhysAddr, PhysMemory};
 use super::case::Access;
 
 pub mod blocks;
+pub mod objects;
 
 /// Bytes of a page in every case.
 pub const PAGE_BYTES: usize = 4096;

@@ -75,6 +75,8 @@ pub enum Group {
     Glibc,
     /// Another `malloc`.
     Malloc,
+    /// The library that our heap keeps, alone.
+    Kept,
     /// The kernel's own way: its first-touch fault, its map of pages that exist; a collector that knows of no writes.
     Kernel,
 }

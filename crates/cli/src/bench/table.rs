@@ -4,13 +4,14 @@ use super::result::{Better, Confinement, Record, Timing};
 use super::system::{Entry, Group};
 
 /// The peers that get a column, where the run has any of them.
-const PEERS: [(Group, &str); 7] = [
+const PEERS: [(Group, &str); 8] = [
     (Group::Mmap, "/best mmap"),
     (Group::Swap, "/swap"),
     (Group::Raw, "/raw"),
     (Group::Mprotect, "/mprotect"),
     (Group::Glibc, "/glibc"),
     (Group::Malloc, "/best malloc"),
+    (Group::Kept, "/kept"),
     (Group::Kernel, "/kernel"),
 ];
 

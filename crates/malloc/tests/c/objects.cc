@@ -19,7 +19,13 @@ struct Thrower {
 
 #define CHECK(what) ((what) ? (void)0 : (std::fprintf(stderr, "line %d: %s\n", __LINE__, #what), std::abort()))
 
-int main() {
+int main(int count, char **) {
+    if (count > 1) {
+        static char not_new[64];
+        char *volatile block = not_new + 16;
+        std::printf("%p\n", static_cast<void *>(block)), std::fflush(stdout);
+        delete block;
+    }
     for (int i = 0; i < 1000; i++) {
         Wide *wide = new Wide, *many = new Wide[3];
         CHECK(reinterpret_cast<std::uintptr_t>(wide) % 256 == 0 && reinterpret_cast<std::uintptr_t>(many) % 256 == 0);

@@ -171,6 +171,54 @@ static void forks(char **arguments) {
     pthread_join(taker, NULL);
 }
 
+// Children of a process one of whose threads was giving memory back at that instant: they can, too.
+static size_t resident(void) {
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file != NULL && fscanf(file, "%*u %lu", &pages) == 1);
+    fclose(file);
+    return pages * 4096;
+}
+static bool is_child;
+static void take_and_give_back(void) {
+    enum { PIECES = 256, PIECE = 256 << 10 };
+    char *piece[PIECES];
+    size_t before = resident();
+    for (int i = 0; i < PIECES; i++) {
+        piece[i] = malloc(PIECE);
+        for (int at = 0; at < PIECE; at += 4096) piece[i][at] = 1;
+    }
+    size_t taken = resident();
+    for (int i = 0; i < PIECES; i++) free(piece[i]);
+    malloc_trim(0);
+    size_t after = resident();
+    // A thread of the parent's has its own at the same time: only a child can tell.
+    if (is_child) CHECK(taken > before && after < taken && taken - after > (taken - before) / 2);
+}
+static void *keep_giving_back(void *unused) {
+    (void)unused;
+    while (!stop) take_and_give_back();
+    return NULL;
+}
+static void purges(char **arguments) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, keep_giving_back, NULL) == 0);
+    for (int n = atoi(arguments[0]); n > 0; n--) {
+        usleep(n % 8 * 3000);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            alarm(120);
+            is_child = true;
+            take_and_give_back();
+            _exit(0);
+        }
+        finish(child);
+    }
+    stop = true;
+    pthread_join(thread, NULL);
+}
+
 // Threads that come and go, and whose blocks outlive them.
 static void *leave_a_block(void *size) {
     char *block = malloc((size_t)size);
@@ -284,6 +332,43 @@ static void large_freed_twice(char **unused) {
     printf("%p\n", block), fflush(stdout);
     free(block), free(block);
 }
+
+// Objects that are freed twice, in the way that the argument says.
+static void *volatile freed_twice;
+static void *free_it(void *unused) {
+    (void)unused;
+    free(freed_twice);
+    return NULL;
+}
+static void elsewhere(void) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, free_it, NULL) == 0 && pthread_join(thread, NULL) == 0);
+}
+static void object_freed_twice(char **arguments) {
+    const char *way = arguments[0];
+    size_t size = strtoul(arguments[1], NULL, 10);
+    enum { OTHERS = 3000 };
+    static void *other[OTHERS];
+    for (int i = 0; i < OTHERS; i++) {
+        other[i] = strcmp(way, "aligned") == 0 ? memalign(256, size) : malloc(size);
+        memset(other[i], i, size);
+    }
+    freed_twice = other[OTHERS / 2];
+    printf("%p\n", freed_twice), fflush(stdout);
+    if (strcmp(way, "by-threads") == 0) elsewhere(), elsewhere();
+    else if (strcmp(way, "after-thread") == 0) elsewhere();
+    else free(freed_twice);
+    if (strcmp(way, "after-others") == 0)
+        for (int i = 0; i < OTHERS; i++) if (i != OTHERS / 2) free(other[i]);
+    if (strcmp(way, "given-back") == 0) {
+        for (int i = 0; i < OTHERS; i++) if (i != OTHERS / 2) free(other[i]);
+        malloc_trim(0);
+    }
+    if (strcmp(way, "before-thread") == 0) elsewhere();
+    else if (strcmp(way, "resized") == 0) CHECK(realloc(freed_twice, 3 * size) == NULL);
+    else if (strcmp(way, "measured") == 0) CHECK(malloc_usable_size(freed_twice) == 0);
+    else free(freed_twice);
+}
 static void foreign(char **unused) {
     (void)unused;
     static char not_malloced[64];
@@ -342,8 +427,8 @@ static void used_after_free(char **arguments) {
 
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(char **); } programs[] = {
-        {"storm", storm}, {"forks", forks}, {"threads", threads}, {"ends", ends}, {"library", library},
-        {"limits", limits}, {"large-freed-twice", large_freed_twice}, {"foreign", foreign}, {"within", within},
+        {"storm", storm}, {"forks", forks}, {"purges", purges}, {"threads", threads}, {"ends", ends}, {"library", library},
+        {"limits", limits}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
         {"askew", askew}, {"maps", maps}, {"used-after-free", used_after_free},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {

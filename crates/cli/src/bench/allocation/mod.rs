@@ -2,17 +2,18 @@
 
 pub mod batch;
 pub mod exchange;
+pub mod objects;
 pub mod page_alloc;
 pub mod resize;
 
 use super::error::Error;
-use super::preload::Preload;
+use super::preload::{Origin, Preload};
 use super::raw::blocks::{Filled, Source};
 use super::result::Sample;
 use super::system::{Entry, Group};
 
 const fn malloc(name: &'static str, file: &'static str, package: &'static str) -> (Entry, Source) {
-    let preload = Some(Preload { name, file, package });
+    let preload = Some(Preload { name, file, origin: Origin::Distribution(package) });
     (Entry { preload, ..Entry::plain(name, Group::Malloc) }, Source::Malloc)
 }
 

@@ -1,0 +1,197 @@
+//! `objects`: `malloc` and `free` of small objects by the usual patterns, with one thread and with two.
+
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread;
+use std::time::Instant;
+
+use super::super::error::Error;
+use super::super::job::{Bench, Job};
+use super::super::preload::{Origin, Preload};
+use super::super::raw::blocks::Source;
+use super::super::raw::objects::{Object, Used};
+use super::super::result::{Better, Sample, Unit};
+use super::super::system::{Entry, Group, Systems};
+use super::{GLIBC, JEMALLOC, MIMALLOC, TCMALLOC};
+
+/// The bench.
+pub struct Objects;
+
+const fn built(name: &'static str, file: &'static str, package: &'static str, group: Group) -> (Entry, Source) {
+    let preload = Some(Preload { name, file, origin: Origin::Workspace(package) });
+    (Entry { preload, ..Entry::plain(name, group) }, Source::Malloc)
+}
+
+/// All by `malloc` of the process: here it is ours in the same way as the others'.
+static SYSTEMS: Systems<Source> = Systems(&[
+    built("selfpage", "libselfpage_malloc.so", "selfpage-malloc", Group::Ours),
+    built("mimalloc-2.3", "libselfpage_mimalloc.so", "selfpage-mimalloc", Group::Kept),
+    GLIBC,
+    JEMALLOC,
+    MIMALLOC,
+    TCMALLOC,
+]);
+
+const PASSES: usize = 9;
+
+/// A pattern: `pairs` of malloc and free by each of so many threads. What it is.
+type Pattern = fn(threads: usize, pairs: usize);
+
+const PATTERNS: [(&str, Pattern); 4] =
+    [("producer-consumer", producer_consumer), ("larson", larson), ("sh6", sh6), ("alloc-test", alloc_test)];
+const THREADS: [(&str, usize); 2] = [("1t", 1), ("2t", 2)];
+
+impl Bench for Objects {
+    fn name(&self) -> &'static str {
+        "objects"
+    }
+
+    fn about(&self) -> &'static str {
+        "malloc and free of small objects: handed to a thread that frees, larson-, sh6- and alloc-test-like"
+    }
+
+    fn cases(&self) -> Vec<String> {
+        let all = PATTERNS.iter().flat_map(|pattern| THREADS.iter().map(move |threads| (pattern.0, threads.0)));
+        all.map(|(pattern, threads)| format!("{pattern}-{threads}")).collect()
+    }
+
+    fn systems(&self) -> Vec<&'static Entry> {
+        SYSTEMS.entries()
+    }
+
+    fn unit(&self, _: &str) -> Unit {
+        Unit { name: "ns/pair", better: Better::Lower }
+    }
+
+    fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
+        let unknown = || Error::Failed(format!("no case {}", job.case));
+        let (name, suffix) = job.case.rsplit_once('-').ok_or_else(unknown)?;
+        let (_, pattern) = PATTERNS.iter().find(|pattern| pattern.0 == name).ok_or_else(unknown)?;
+        let (_, threads) = THREADS.iter().find(|threads| threads.0 == suffix).ok_or_else(unknown)?;
+        super::need(256 << 20)?;
+        let pairs = job.sizes.accesses * 5;
+        let mut took = Vec::new();
+        for _ in 0..PASSES {
+            let begin = Instant::now();
+            pattern(*threads, pairs);
+            took.push(begin.elapsed().as_nanos() as u64);
+        }
+        // What a busy machine adds is never negative.
+        let least = took.iter().min().copied().unwrap_or(0) as f64;
+        Ok(super::sample(least / pairs as f64, &[("median", super::median(took) / pairs as f64)]))
+    }
+}
+
+/// Numbers that look random, the same in each run.
+struct Random(u64);
+
+impl Random {
+    fn of(thread: usize) -> Random {
+        Random(88_172_645_463_325_252 + thread as u64)
+    }
+
+    /// Below `limit`.
+    #[inline]
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) as usize % limit
+    }
+}
+
+fn on_each(threads: usize, work: impl Fn(usize) + Sync) {
+    thread::scope(|scope| {
+        for thread in 0..threads {
+            let work = &work;
+            scope.spawn(move || work(thread));
+        }
+    });
+}
+
+/// So many objects are handed over at once: otherwise the handing over is measured.
+const HANDED: usize = 1000;
+
+/// Each thread that allocates has another that frees.
+fn producer_consumer(threads: usize, pairs: usize) {
+    let round_trip = |full: &SyncSender<Vec<Object>>, empty: &Receiver<Vec<Object>>| {
+        for round in 0..pairs.div_ceil(HANDED) {
+            let mut objects = if round < 4 { Vec::with_capacity(HANDED) } else { empty.recv().unwrap_or_default() };
+            objects.extend((0..HANDED).map(|at| Object::new(16 + at % 8 * 16)));
+            if full.send(objects).is_err() {
+                return;
+            }
+        }
+    };
+    on_each(threads, |_| {
+        let (full, take) = mpsc::sync_channel::<Vec<Object>>(4);
+        let (give_back, empty) = mpsc::sync_channel(4);
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for mut objects in take {
+                    objects.clear();
+                    // The last ones are not waited for.
+                    let _ = give_back.send(objects);
+                }
+            });
+            round_trip(&full, &empty);
+            drop(full);
+        });
+    });
+}
+
+/// What a server does: objects of 8 to 507 bytes, replaced at random. Threads end, and others go on with their objects.
+fn larson(threads: usize, pairs: usize) {
+    const OBJECTS: usize = 1000;
+    const LIVES: usize = 10;
+    let mut all: Vec<Vec<Option<Object>>> = Vec::new();
+    all.resize_with(threads, || std::iter::repeat_with(|| None).take(OBJECTS).collect());
+    for life in 0..LIVES {
+        thread::scope(|scope| {
+            for (thread, objects) in all.iter_mut().enumerate() {
+                scope.spawn(move || {
+                    let mut random = Random::of(life * threads + thread);
+                    for _ in 0..pairs / LIVES {
+                        let place = &mut objects[random.below(OBJECTS)];
+                        *place = None;
+                        *place = Some(Object::new(8 + random.below(500)));
+                    }
+                });
+            }
+        });
+        all.rotate_left(1);
+    }
+}
+
+/// Batches of objects of 1 to 1000 bytes, most of them small; freed partly in the order of allocation, partly in the other one.
+fn sh6(threads: usize, pairs: usize) {
+    const BATCH: usize = 4000;
+    on_each(threads, |thread| {
+        let mut random = Random::of(thread);
+        let mut objects = Vec::with_capacity(BATCH);
+        for _ in 0..pairs / BATCH {
+            for _ in 0..BATCH {
+                let largest = if random.below(10) == 0 { 1000 } else { 100 };
+                objects.push(Some(Object::new(1 + random.below(largest))));
+            }
+            objects.iter_mut().step_by(2).for_each(|object| *object = None);
+            objects.iter_mut().rev().for_each(|object| *object = None);
+            objects.clear();
+        }
+    });
+}
+
+/// Many live objects of 16 bytes to 4 KiB, small ones more often; all of an object is written, and read before it is freed.
+fn alloc_test(threads: usize, pairs: usize) {
+    let live = (pairs / 4).max(1);
+    on_each(threads, |thread| {
+        let mut random = Random::of(thread);
+        let mut objects: Vec<Option<Used>> = Vec::new();
+        objects.resize_with(live, || None);
+        for _ in 0..pairs {
+            let place = &mut objects[random.below(live)];
+            *place = None;
+            let bits = random.below(9);
+            *place = Some(Used::new(16 << (bits * random.below(9) / 8)));
+        }
+    });
+}
