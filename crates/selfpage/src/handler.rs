@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Outcome, protect, range};
-use selfpage_core::linux::memory;
+use selfpage_core::linux::{memory, thread};
 use selfpage_core::mmu::Trap;
 use selfpage_core::region::{Access, Rights};
 
@@ -91,7 +91,8 @@ pub struct MemoryFault<'a> {
     pub(crate) addr: usize,
     pub(crate) access: Access,
     pub(crate) kind: FaultKind,
-    pub(crate) thread: u32,
+    /// None: the calling one.
+    pub(crate) thread: Option<u32>,
     pub(crate) context: Option<NonNull<c_void>>,
     pub(crate) bound: &'a Bound,
     pub(crate) inner: &'a Inner,
@@ -120,7 +121,7 @@ impl MemoryFault<'_> {
 
     /// The kernel's number of the thread that stands there.
     pub fn thread(&self) -> u32 {
-        self.thread
+        self.thread.unwrap_or_else(thread::id)
     }
 
     /// In upcall regions, the interrupted thread's registers: a `ucontext_t`. A handler that changes them, and says

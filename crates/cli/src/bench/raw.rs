@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -147,12 +146,15 @@ impl Mapping {
         self.advise(libc::MADV_PAGEOUT)
     }
 
-    /// Writes all of it to a file, and waits for the disk. Only in a forked child, whose memory nobody else writes to.
+    /// Writes all of it to a file, as it is then, and waits for the disk. Who writes to it meanwhile is in the file in part.
     pub fn save(&self, file: &File) -> io::Result<()> {
-        // SAFETY: own-mapping: mapped and readable, and in a forked child no other thread is left.
-        let bytes = unsafe { std::slice::from_raw_parts(self.base, self.len_bytes) };
-        for (request, at) in bytes.chunks(1 << 20).zip((0..).step_by(1 << 20)) {
-            file.write_all_at(request, at)?;
+        let mut at = 0;
+        while at < self.len_bytes {
+            let len_bytes = (self.len_bytes - at).min(1 << 20);
+            // SAFETY: own-mapping: mapped and readable; only the kernel looks at it, whoever writes to it meanwhile.
+            let written =
+                unsafe { libc::pwrite(file.as_raw_fd(), self.base.add(at).cast(), len_bytes, at as libc::off_t) };
+            at += usize::try_from(written).map_err(|_| io::Error::last_os_error())?;
         }
         file.sync_data()
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ enum Taker {
     Selfpage(Trap),
     /// By a child that is forked, writes all, and ends.
     Fork,
+    /// By nobody: a thread writes all to a file while it changes, and the file has no instant. What the load alone costs the writer.
+    NoSnapshot,
 }
 
 /// Writes a second, to pages at random; none: as many as can be.
@@ -36,6 +39,7 @@ static SYSTEMS: Systems<Taker> = Systems(&[
     (Entry::plain("selfpage-worker", Group::Ours), Taker::Selfpage(Trap::Worker)),
     (Entry::plain("selfpage-upcall", Group::Ours), Taker::Selfpage(Trap::Upcall)),
     (Entry::plain("fork", Group::Kernel), Taker::Fork),
+    (Entry::plain("no-snapshot", Group::Raw), Taker::NoSnapshot),
 ]);
 
 impl Bench for Snapshot {
@@ -65,7 +69,8 @@ impl Bench for Snapshot {
         let len_bytes = 2 * job.sizes.frames_bytes as usize;
         match SYSTEMS.way(job.system) {
             Taker::Selfpage(trap) => ours(trap, len_bytes, *rate, job.directory),
-            Taker::Fork => forked(len_bytes, *rate, job.directory),
+            Taker::Fork => by_kernel(len_bytes, *rate, job.directory, fork),
+            Taker::NoSnapshot => by_kernel(len_bytes, *rate, job.directory, copy_as_it_is),
         }
     }
 }
@@ -87,12 +92,12 @@ fn ours(trap: Trap, len_bytes: usize, rate: Option<u32>, directory: &Path) -> Re
         let _end = EndOnDrop(&writer);
         writer.settle();
         let first = snapshots.take().map_err(failed)?;
-        let (stalls, written) = writer.since();
+        let (seen, written) = writer.since();
         writer.settle();
         let second = snapshots.take().map_err(failed)?;
         check(&region, directory)?;
         let extra = f64::from(first.most_copies) * PAGE_BYTES as f64;
-        let mut sample = sample(first.pause, first.total, extra, written, &stalls);
+        let mut sample = sample(first.pause, first.total, extra, written, &seen);
         sample.figures.extend(figures("", &first, memory));
         sample.figures.extend(figures("second_", &second, memory));
         Ok(sample)
@@ -131,7 +136,13 @@ fn check(region: &Region, directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn forked(len_bytes: usize, rate: Option<u32>, directory: &Path) -> Result<Sample, Error> {
+/// Memory of the kernel's own, saved by `save`, which returns how long the writer was stopped on purpose.
+fn by_kernel(
+    len_bytes: usize,
+    rate: Option<u32>,
+    directory: &Path,
+    save: fn(&Mapping, &File) -> io::Result<Duration>,
+) -> Result<Sample, Error> {
     let mapping = Mapping::anonymous(len_bytes).map_err(failed)?;
     let memory = mapping.memory();
     touch(memory);
@@ -143,23 +154,37 @@ fn forked(len_bytes: usize, rate: Option<u32>, directory: &Path) -> Result<Sampl
         writer.settle();
         let began = Instant::now();
         let faults = raw::usage().minor_faults;
-        let child = Child::fork(|| mapping.save(&file)).map_err(failed)?;
-        let pause = began.elapsed();
-        child.wait().map_err(|error: io::Error| failed(error))?;
+        let pause = save(&mapping, &file).map_err(failed)?;
         let total = began.elapsed();
         let copied = (raw::usage().minor_faults - faults) as f64 * PAGE_BYTES as f64;
-        let (stalls, written) = writer.since();
-        Ok(sample(pause, total, copied, written, &stalls))
+        let (seen, written) = writer.since();
+        Ok(sample(pause, total, copied, written, &seen))
     })
 }
 
-fn sample(pause: Duration, total: Duration, extra_bytes: f64, written: u64, stalls: &Histogram) -> Sample {
+fn fork(mapping: &Mapping, file: &File) -> io::Result<Duration> {
+    let began = Instant::now();
+    let child = Child::fork(|| mapping.save(file))?;
+    let pause = began.elapsed();
+    child.wait()?;
+    Ok(pause)
+}
+
+fn copy_as_it_is(mapping: &Mapping, file: &File) -> io::Result<Duration> {
+    mapping.save(file)?;
+    Ok(Duration::ZERO)
+}
+
+fn sample(pause: Duration, total: Duration, extra_bytes: f64, written: u64, seen: &Seen) -> Sample {
     let us = pause.as_secs_f64() * 1e6;
+    let Seen { writes, kept } = seen;
     let figures = [
-        ("p50_us", stalls.quantile_us(0.5)),
-        ("p99_us", stalls.quantile_us(0.99)),
-        ("p99_9_us", stalls.quantile_us(0.999)),
-        ("max_us", stalls.max_us()),
+        ("p50_us", writes.quantile_us(0.5)),
+        ("p99_us", writes.quantile_us(0.99)),
+        ("p99_9_us", writes.quantile_us(0.999)),
+        ("max_us", writes.max_us()),
+        ("kept_p99_9_us", kept.quantile_us(0.999)),
+        ("kept_max_us", kept.max_us()),
         ("total_ms", total.as_secs_f64() * 1e3),
         ("extra_bytes_max", extra_bytes),
         ("pages_written", written as f64),
@@ -181,19 +206,38 @@ struct Writer {
     noted: std::sync::Mutex<Noted>,
 }
 
+/// How long things took.
+struct Seen {
+    /// Each write, as the writer sees it.
+    writes: Histogram,
+    /// From the end of a write to the end of the next: what the writer neither slept by itself nor was ready for and had no CPU. That
+    /// is what others keep it waiting for, wherever it meets it: after fork(2) that is seldom in the write.
+    kept: Histogram,
+}
+
+impl Seen {
+    fn new() -> Seen {
+        Seen { writes: Histogram::new(), kept: Histogram::new() }
+    }
+}
+
 /// What was noted since last asked.
 struct Noted {
-    stalls: Histogram,
+    seen: Seen,
     /// Pages written to, a flag each.
     pages: Vec<bool>,
 }
 
 /// What one visit of the lock notes, at most.
 const BURST: u32 = 64;
+/// How long the writer sleeps where nothing is due.
+const NAP: Duration = Duration::from_micros(200);
+/// Of a shorter time nobody asks whether there was a CPU.
+const LONG: Duration = Duration::from_micros(20);
 
 impl Writer {
     fn new(memory: Memory, rate: Option<u32>) -> Writer {
-        let noted = Noted { stalls: Histogram::new(), pages: vec![false; memory.size_pages()] };
+        let noted = Noted { seen: Seen::new(), pages: vec![false; memory.size_pages()] };
         Writer { memory, rate, stop: false.into(), noted: noted.into() }
     }
 
@@ -203,26 +247,36 @@ impl Writer {
 
     fn run(&self) {
         let began = Instant::now();
+        let mut ready = ReadyTime::of_this_thread();
+        let (mut last, mut napped) = (began, Duration::ZERO);
         let mut number = 1u64;
         let mut count = 0u64;
         while !self.stop.load(Ordering::Relaxed) {
             let due = self.rate.map_or(u64::MAX, |rate| (began.elapsed().as_secs_f64() * f64::from(rate)) as u64);
             let burst = due.saturating_sub(count).min(BURST.into());
             if burst == 0 {
-                std::thread::sleep(Duration::from_micros(200));
+                std::thread::sleep(NAP);
+                napped += NAP;
                 continue;
             }
-            let mut took = [(0, 0); BURST as usize];
+            let mut took = [(0, 0, 0); BURST as usize];
             for entry in took.iter_mut().take(burst as usize) {
                 number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let page = (number >> 33) as usize % self.memory.size_pages();
                 let before = Instant::now();
                 self.memory.write(page, 1 + (number >> 20) as usize % (WORDS - 1), number);
-                *entry = (page, before.elapsed().as_nanos() as u64);
+                let after = Instant::now();
+                let mut kept = (after - last).saturating_sub(napped);
+                if kept > LONG {
+                    kept = kept.saturating_sub(ready.since_last());
+                }
+                (last, napped) = (after, Duration::ZERO);
+                *entry = (page, (after - before).as_nanos() as u64, kept.as_nanos() as u64);
             }
             let mut noted = self.noted();
-            for (page, ns) in took.into_iter().take(burst as usize) {
-                noted.stalls.record(ns);
+            for (page, write_ns, kept_ns) in took.into_iter().take(burst as usize) {
+                noted.seen.writes.record(write_ns);
+                noted.seen.kept.record(kept_ns);
                 noted.pages[page] = true;
             }
             count += burst;
@@ -236,12 +290,35 @@ impl Writer {
     }
 
     /// The times of the writes since the last call, and how many pages they were to.
-    fn since(&self) -> (Histogram, u64) {
+    fn since(&self) -> (Seen, u64) {
         let mut noted = self.noted();
-        let stalls = std::mem::replace(&mut noted.stalls, Histogram::new());
+        let seen = std::mem::replace(&mut noted.seen, Seen::new());
         let pages = noted.pages.iter().filter(|page| **page).count() as u64;
         noted.pages.fill(false);
-        (stalls, pages)
+        (seen, pages)
+    }
+}
+
+/// How long a thread was ready to run, and others had the CPUs, as the kernel counts it. Zero where it does not.
+struct ReadyTime {
+    file: Option<File>,
+    last_ns: u64,
+}
+
+impl ReadyTime {
+    fn of_this_thread() -> ReadyTime {
+        let mut ready = ReadyTime { file: File::open("/proc/thread-self/schedstat").ok(), last_ns: 0 };
+        ready.since_last();
+        ready
+    }
+
+    fn since_last(&mut self) -> Duration {
+        let mut text = [0; 64];
+        let len = self.file.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        // Nanoseconds with a CPU, and without.
+        let fields = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.split(' ').nth(1));
+        let now_ns = fields.and_then(|field| field.parse().ok()).unwrap_or(self.last_ns);
+        Duration::from_nanos(now_ns - std::mem::replace(&mut self.last_ns, now_ns))
     }
 }
 
@@ -251,5 +328,35 @@ struct EndOnDrop<'a>(&'a Writer);
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
         self.0.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_shares_its_cpu_is_seen_to_be_ready() {
+        // Where the kernel counts nothing, nothing is seen.
+        let counts = std::fs::read_to_string("/proc/thread-self/schedstat").is_ok_and(|text| text.trim() != "0 0 0");
+        let mut ready = ReadyTime::of_this_thread();
+        let stop = AtomicBool::new(false);
+        // More threads than CPUs: somebody waits for one, and it is this one in its turn.
+        let busy = std::thread::available_parallelism().map_or(1, usize::from) * 2;
+        std::thread::scope(|scope| {
+            for _ in 0..busy {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let (began, mut waited) = (Instant::now(), Duration::ZERO);
+            while counts && waited.is_zero() && began.elapsed() < Duration::from_secs(60) {
+                waited += ready.since_last();
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(waited.is_zero(), !counts);
+        });
     }
 }

@@ -17,8 +17,9 @@ use crate::region::Region;
 use crate::shortage::FrameWait;
 use crate::stack;
 
-/// Pages worked on between two visits of the gate.
-const STRETCH: usize = 256;
+/// Pages armed together. A write to one of them meanwhile waits, for as long as whoever arms has no CPU too: few of them, so
+/// that this is seldom met.
+const STRETCH: usize = 64;
 /// Pages looked at between two visits of the gate.
 const MOST_LOOKS: u32 = 4096;
 /// Copies take at most one frame in so many.

@@ -174,6 +174,26 @@ impl Pagemap {
         self.scan(start, end, wanted, stretches)
     }
 
+    /// Protects the pages of a range that is registered with `WP_ASYNC`, and its holes but those of hugetlb: what
+    /// [`super::uffd::Uffd::set_writing`] does, in a fifth of the time, since the kernel changes a table of pages in one loop here where
+    /// nothing is reported.
+    ///
+    /// # Errors
+    /// As for [`Pagemap::categories`]. `EPERM`: part of the range is not registered so; what came before it is protected.
+    pub fn protect(self, start: usize, end: usize) -> Result<(), Errno> {
+        // Of all categories, also none: a scan for WRITTEN passes over holes that have no table.
+        let wanted = Wanted { flags: Afterwards::Protect.flags(), ..Wanted::EVERYTHING };
+        let mut at = start;
+        while at < end {
+            let scanned = self.scan(at, end, wanted, &mut [])?;
+            if scanned.end <= at {
+                return Err(Errno::AGAIN);
+            }
+            at = scanned.end;
+        }
+        Ok(())
+    }
+
     fn scan(self, start: usize, end: usize, wanted: Wanted, stretches: &mut [Stretch]) -> Result<Scanned, Errno> {
         let mut argument = raw::pm_scan_arg {
             size: size_of::<raw::pm_scan_arg>() as u64,
@@ -181,7 +201,8 @@ impl Pagemap {
             start: start as u64,
             end: end as u64,
             walk_end: 0,
-            vec: stretches.as_mut_ptr() as u64,
+            // None: the kernel need not look at what each page is.
+            vec: if stretches.is_empty() { 0 } else { stretches.as_mut_ptr() as u64 },
             vec_len: stretches.len() as u64,
             max_pages: 0,
             category_inverted: wanted.inverted.0,

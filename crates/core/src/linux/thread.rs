@@ -10,6 +10,23 @@ pub fn id() -> u32 {
     unsafe { call(raw::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
+/// Where the calling thread's own block of memory is: other threads that live have other ones, and it is known without a call of the
+/// kernel. After fork(2) it is the same.
+pub fn block() -> usize {
+    let block;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: thread-block: reads the word that the block begins with.
+    unsafe {
+        core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: thread-block: reads the register that has its address.
+    unsafe {
+        core::arch::asm!("mrs {}, tpidr_el0", out(reg) block, options(nomem, nostack, preserves_flags));
+    }
+    block
+}
+
 /// The kernel's number of this process.
 pub fn process() -> u32 {
     // SAFETY: syscall-contract: the call takes no pointer and cannot fail.

@@ -46,11 +46,11 @@ impl WriteProtection {
         if range.is_empty() {
             return Ok(());
         }
-        let (uffd, _) = self.descriptors()?;
+        let (uffd, pagemap) = self.descriptors()?;
         register(uffd, "arm", &range)?;
-        // SAFETY: owned-range: registered with WP_ASYNC just now: a write goes on, and is noted.
-        unsafe { uffd.set_writing(range.start, range.len(), Writing::Protected) }
-            .map_err(|errno| forget(uffd, "arm", &range, errno))
+        let armed =
+            pagemap.protect(range.start, range.end).and_then(|()| rearm(uffd, pagemap, &range, &mut Dirty::new()));
+        armed.map_err(|errno| forget(uffd, "arm", &range, errno))
     }
 
     pub(super) fn disarm(&self, range: Range<usize>) -> Result<()> {
@@ -78,12 +78,7 @@ impl WriteProtection {
         let (uffd, pagemap) = self.descriptors()?;
         // Nothing new, unless something was mapped over a part: that is not protected, so it counts as written.
         register(uffd, "scan and re-arm", &range)?;
-        let rearmed = collect(pagemap, &range, Afterwards::Protect, found, |hole| {
-            // The scan protects pages, and not every hole. Whoever writes here in between is found already.
-            // SAFETY: owned-range: registered with WP_ASYNC just now.
-            unsafe { uffd.set_writing(hole.start, hole.len(), Writing::Protected) }
-        });
-        rearmed.map_err(|errno| forget(uffd, "scan and re-arm", &range, errno))
+        rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, "scan and re-arm", &range, errno))
     }
 
     /// As the others, of a region that its domain pages.
@@ -170,6 +165,15 @@ fn forget(uffd: Uffd, operation: &'static str, range: &Range<usize>, errno: Errn
     // SAFETY: owned-range: registered for writes only, so nobody waits there.
     let _ = unsafe { uffd.unregister(range.start, range.len()) };
     Error::system(operation, object(range), errno)
+}
+
+/// Finds what is not protected in a range that is registered, and protects it.
+fn rearm(uffd: Uffd, pagemap: Pagemap, range: &Range<usize>, found: &mut Dirty) -> std::result::Result<(), Errno> {
+    collect(pagemap, range, Afterwards::Protect, found, |hole| {
+        // The scan protects pages, and not every hole. Whoever writes here in between is found already.
+        // SAFETY: owned-range: registered with WP_ASYNC just now.
+        unsafe { uffd.set_writing(hole.start, hole.len(), Writing::Protected) }
+    })
 }
 
 fn collect(

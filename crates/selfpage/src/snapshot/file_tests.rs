@@ -23,7 +23,7 @@ fn contents(page: u64, version: u64) -> PageBytes {
 
 /// Writes `pages` with the contents of `version`.
 fn add(target: &mut Target, pages: impl Iterator<Item = u64>, version: u64) {
-    let mut writing = target.begin();
+    let mut writing = target.begin(1);
     pages.for_each(|page| writing.page(page, &contents(page, version)).unwrap());
     writing.finish(&[Run { first: 30, count: 20 }]).unwrap();
 }
@@ -44,7 +44,7 @@ fn made(dir: &Path) -> std::path::PathBuf {
     assert!(!path.exists(), "it has no snapshot yet");
     add(&mut target, 0..100, 1);
     add(&mut target, (0..100).step_by(3), 2);
-    let mut writing = target.begin();
+    let mut writing = target.begin(1);
     writing.page(7, &contents(7, 3)).unwrap();
     writing.page(8, &[0; PAGE_BYTES]).unwrap();
     writing.zero(9, 5);
@@ -78,7 +78,7 @@ fn zero_pages_cost_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("zero.snap");
     let mut target = Target::create(&path, regions()).unwrap();
-    let mut writing = target.begin();
+    let mut writing = target.begin(1);
     writing.zero(0, 1 << 30);
     writing.page(5, &[0; PAGE_BYTES]).unwrap();
     // A page for the trailer.
@@ -119,8 +119,8 @@ fn whenever_it_stops_a_whole_snapshot_is_left() {
         assert_eq!(version_of(&bytes), if done == 4096 { 3 } else { 2 });
     }
     // What is given up leaves nothing.
-    drop(target.begin());
-    let mut writing = target.begin();
+    drop(target.begin(1));
+    let mut writing = target.begin(1);
     (0..600).for_each(|page| writing.page(page, &contents(page, 4)).unwrap());
     drop(writing);
     assert!(std::fs::read(&path).unwrap() == after);

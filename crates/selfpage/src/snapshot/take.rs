@@ -200,7 +200,7 @@ impl Snapshots {
         let armed_in_cut =
             armed_in_cut.map_err(|why| Error::failure("take", named(&self.path), Failure::Machine(why)))?;
         let image = Reading { snapshots: self, cores };
-        let mut writing = target.begin();
+        let mut writing = target.begin(image.cores.iter().map(|region| region.sets.pending.count()).sum());
         let (pages, copies) = image.write(&mut writing)?;
         let in_core = image.in_core();
         drop(image);

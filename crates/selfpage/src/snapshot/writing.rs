@@ -11,7 +11,7 @@ use selfpage_core::addr::PageBytes;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::file::{data_at, named, newest, slot_at};
-use super::format::{Current, Entry, Header, PAGE, Run, SavedRegion, Trailer};
+use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
 use crate::error::{Error, Kind, Result, SystemError};
 use crate::pager::is_zero;
 
@@ -61,11 +61,13 @@ impl Target {
         self.current.sequence
     }
 
-    /// Begins another snapshot, which builds on the newest, if there is one.
-    pub(super) fn begin(&mut self) -> Writing<'_> {
+    /// Begins another snapshot, of about so many pages, which builds on the newest, if there is one.
+    pub(super) fn begin(&mut self, pages: u64) -> Writing<'_> {
         let request = Vec::with_capacity(REQUEST_BYTES);
+        // In one piece: a list that grows is remapped, and every fault of the process waits for that.
+        let entries = Vec::with_capacity(pages as usize);
         let at = self.end;
-        Writing { target: self, at, request, entries: Vec::new(), done: false }
+        Writing { target: self, at, request, entries, done: false }
     }
 
     /// The newest snapshot is `current` from now on.
@@ -181,7 +183,8 @@ impl Writing<'_> {
     /// Makes it the newest. When this returns, it survives a crash of the machine. How many bytes were added.
     pub(super) fn finish(mut self, in_core: &[Run]) -> Result<u64> {
         self.flush()?;
-        let mut table = Vec::new();
+        let len_bytes = self.entries.len() * ENTRY_BYTES + in_core.len() * RUN_BYTES + 2 * PAGE as usize;
+        let mut table = Vec::with_capacity(len_bytes);
         self.entries.iter().for_each(|entry| entry.encode(&mut table));
         in_core.iter().for_each(|run| run.encode(&mut table));
         let Current { sequence, trailer_at } = self.target.current;

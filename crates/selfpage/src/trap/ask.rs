@@ -57,7 +57,7 @@ impl Asked {
         &self,
         fault: Fault,
         kind: FaultKind,
-        thread: u32,
+        thread: Option<u32>,
         context: Option<NonNull<libc::c_void>>,
     ) -> Answer {
         let bound = &*self.bound;
@@ -98,14 +98,17 @@ struct Repeat {
     count: AtomicU32,
 }
 
-const REPEATS: usize = 64;
+const REPEATS: usize = 1 << 6;
 static LAST: [Repeat; REPEATS] =
     [const { Repeat { page: AtomicU64::new(0), changes: AtomicU64::new(0), count: AtomicU32::new(0) } }; REPEATS];
 
 /// Notes a fault that was handled. `false`: it has been so too often without a change. Threads that share a place only make each
 /// other start anew.
-pub(super) fn goes_on(bound: &Bound, thread: u32, page: PageNo) -> bool {
-    let Some(last) = LAST.get(thread as usize % REPEATS) else { return true };
+pub(super) fn goes_on(bound: &Bound, thread: usize, page: PageNo) -> bool {
+    // Blocks of threads lie at like places of their stacks: all of the number counts.
+    let Some(last) = LAST.get(((thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize) else {
+        return true;
+    };
     let changes = bound.changes();
     let same =
         last.page.swap(page.0, Ordering::Relaxed) == page.0 && last.changes.swap(changes, Ordering::Relaxed) == changes;

@@ -4,7 +4,7 @@
 
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::linux::{signal, thread};
@@ -17,13 +17,13 @@ const GUARD_BYTES: usize = 4096;
 /// How deep handlers may fault within handlers on one thread: each takes up to 12 KiB for the kernel's own frame.
 const MOST_NESTED: u32 = 8;
 
-/// Whose a stack is (0: nobody's), and how many handlers run on it.
+/// Whose a stack is, by the thread's own block (0: nobody's), and how many handlers run on it.
 struct Owner {
-    thread: AtomicU32,
+    thread: AtomicUsize,
     depth: AtomicU32,
 }
 
-static OWNERS: [Owner; STACKS] = [const { Owner { thread: AtomicU32::new(0), depth: AtomicU32::new(0) } }; STACKS];
+static OWNERS: [Owner; STACKS] = [const { Owner { thread: AtomicUsize::new(0), depth: AtomicU32::new(0) } }; STACKS];
 static FIRST: OnceLock<usize> = OnceLock::new();
 
 /// Handlers fault within handlers too deep.
@@ -50,7 +50,7 @@ pub(crate) fn lay_out() {
 ///
 /// # Context
 /// Trap, with signals blocked; on a thread that is on no other stack of ours but perhaps one of these.
-pub(super) fn run<T>(thread: u32, work: impl FnOnce() -> T) -> Result<T, TooDeep> {
+pub(super) fn run<T>(work: impl FnOnce() -> T) -> Result<T, TooDeep> {
     let Some(first) = FIRST.get() else { return Err(TooDeep) };
     let here = 0u8;
     let at = (&raw const here as usize).wrapping_sub(*first) / STACK_BYTES;
@@ -58,7 +58,7 @@ pub(super) fn run<T>(thread: u32, work: impl FnOnce() -> T) -> Result<T, TooDeep
         // The handler that is at work here has faulted.
         return nested(owner, work);
     }
-    let number = take(thread);
+    let number = take(thread::block());
     let result = stack::run_at(first + (number + 1) * STACK_BYTES, || {
         disable_alternate_stack();
         nested(&OWNERS[number], work)
@@ -96,7 +96,7 @@ fn disable_alternate_stack() {
     unsafe { libc::sigaltstack(&none, ptr::null_mut()) };
 }
 
-fn take(thread: u32) -> usize {
+fn take(thread: usize) -> usize {
     loop {
         // A handler that jumped out has left its stack behind: this thread is not on it any more.
         if let Some(left) = OWNERS.iter().position(|owner| owner.thread.load(Ordering::Relaxed) == thread) {
@@ -115,12 +115,12 @@ fn take(thread: u32) -> usize {
     }
 }
 
-/// In a forked child only the forking thread is left, with another number. It may have forked in a handler.
+/// In a forked child only the forking thread is left. It may have forked in a handler.
 pub(super) fn forget_all() {
     let here = 0u8;
     let at = FIRST.get().map(|first| (&raw const here as usize).wrapping_sub(*first) / STACK_BYTES);
     for (number, owner) in OWNERS.iter().enumerate() {
-        let whose = if at == Some(number) { thread::id() } else { 0 };
+        let whose = if at == Some(number) { thread::block() } else { 0 };
         owner.thread.store(whose, Ordering::Relaxed);
     }
 }

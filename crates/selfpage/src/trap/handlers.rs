@@ -190,8 +190,8 @@ fn answer(inner: &Arc<Inner>, addr: usize, call: &Call) {
     if fault::still_asked(inner.state(), fault).and_then(ask::kind) != Some(kind) {
         return wake(inner, page);
     }
-    match asked.answer(fault, kind, call.thread, None) {
-        Answer::Handled if ask::goes_on(&asked.bound, call.thread, page) => wake(inner, page),
+    match asked.answer(fault, kind, Some(call.thread), None) {
+        Answer::Handled if ask::goes_on(&asked.bound, call.thread as usize, page) => wake(inner, page),
         Answer::Handled => {
             asked.bound.complain(addr, Trouble::Repeated);
             refuse(inner, &asked.bound, fault, kind);

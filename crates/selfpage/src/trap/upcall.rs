@@ -150,14 +150,13 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void)
     let answer = match bound.handler() {
         None => ask::without_handler(kind),
         Some(_) => {
-            let thread = thread::id();
             // SAFETY: signal-handler: the kernel passes the interrupted context.
             let before = unsafe { instruction(context) };
-            let run = || asked.answer(fault, kind, thread, NonNull::new(context));
-            match handler_stack::run(thread, run) {
+            let run = || asked.answer(fault, kind, None, NonNull::new(context));
+            match handler_stack::run(run) {
                 // SAFETY: signal-handler: as above.
                 Ok(Answer::Handled) if unsafe { instruction(context) } != before => Answer::Handled,
-                Ok(Answer::Handled) if !ask::goes_on(bound, thread, fault.addr.page()) => {
+                Ok(Answer::Handled) if !ask::goes_on(bound, thread::block(), fault.addr.page()) => {
                     bound.complain(fault.addr.0, Trouble::Repeated);
                     Answer::Refuse
                 }

@@ -62,12 +62,16 @@ impl Bench for Objects {
         Unit { name: "ns/pair", better: Better::Lower }
     }
 
+    fn memory_bytes(&self, _: &str) -> usize {
+        256 << 20
+    }
+
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let unknown = || Error::Failed(format!("no case {}", job.case));
         let (name, suffix) = job.case.rsplit_once('-').ok_or_else(unknown)?;
         let (_, pattern) = PATTERNS.iter().find(|pattern| pattern.0 == name).ok_or_else(unknown)?;
         let (_, threads) = THREADS.iter().find(|threads| threads.0 == suffix).ok_or_else(unknown)?;
-        super::need(256 << 20)?;
+        super::need(self.memory_bytes(job.case))?;
         let pairs = job.sizes.accesses * 5;
         let mut took = Vec::new();
         for _ in 0..PASSES {
