@@ -151,6 +151,8 @@ void selfpage_heap_begin(long purge_delay_ms) {
 
 // Over `len` bytes at `start`, both multiples of SEGMENT_BYTES, that are all zero and not open yet; at most HEAP_BYTES.
 bool selfpage_heap_begin_over(const struct selfpage_ground *given, void *start, size_t len, long purge_delay_ms) {
+    // mimalloc's own variables can have given it memory already, which is not the ground's.
+    if (mi_arena_get_count() != 0) return false;
     ground = given;
     heap_start = start;
     selfpage_heap_begin(purge_delay_ms);

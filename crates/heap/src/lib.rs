@@ -159,7 +159,7 @@ pub struct Ground {
 }
 
 /// Gets ready in place of [`begin`], over a range of somebody else's: objects alone, for blocks from 1 MiB on are the caller's
-/// business, and so is [`settle_in_child`]. `false`: there is no room for tables.
+/// business, and so is [`settle_in_child`]. `false`: there is no room for tables, or a variable has mimalloc use other memory.
 ///
 /// # Safety
 /// *heap-block*: `len` bytes at `start`, multiples of [`RANGE_ALIGN`] and at most 64 GiB, are the heap's for good, all zero; nothing was

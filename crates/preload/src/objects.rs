@@ -29,7 +29,10 @@ pub fn begin() -> Result<(), String> {
     // SAFETY: heap-block: that much of the region is the heap's alone, and this is called once, before the program's first line.
     match unsafe { selfpage_heap::begin_over(&GROUND, start as *mut c_void, end - start) } {
         true => Ok(()),
-        false => Err("no room for the heap's own tables".into()),
+        false => {
+            Err("the heap cannot begin; unset MIMALLOC_RESERVE_OS_MEMORY and its like, whose memory is not managed"
+                .into())
+        }
     }
 }
 
