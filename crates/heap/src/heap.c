@@ -28,7 +28,29 @@ static char *heap_start = NO_HEAP;
 // Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is.
 static bool objects_elsewhere;
 
+// What the range stands on, where that is not the kernel: memory that somebody else lays out and pages.
+struct selfpage_ground {
+    // Memory beside the range, all zero, in whole pages. NULL: there is none.
+    void *(*map)(size_t len);
+    void (*unmap)(void *at, size_t len);
+    // A part of the range is to be used, for the first time; it lies in one segment.
+    bool (*open)(void *at, size_t len);
+    // What is in a part of the range is garbage.
+    void (*drop)(void *at, size_t len);
+};
+// NULL: the kernel.
+static const struct selfpage_ground *ground;
+
+static void *ground_mmap(size_t len) {
+    // Beside the range there is only what mimalloc keeps of threads. A range that is full stays full.
+    void *found = len < SEGMENT_BYTES ? ground->map(len) : NULL;
+    if (found != NULL) return found;
+    errno = ENOMEM;
+    return MAP_FAILED;
+}
+
 static void *heap_mmap(void *at, size_t len, int protection, int flags, int file, long offset) {
+    if (ground != NULL) return ground_mmap(len);
     if (len != HEAP_BYTES || heap_start != NO_HEAP) {
         objects_elsewhere |= len >= SEGMENT_BYTES;
         return mmap(at, len, protection, flags, file, offset);
@@ -44,7 +66,18 @@ static inline size_t heap_offset(const void *at) {
     return (size_t)((const char *)at - heap_start);
 }
 
+static int heap_munmap(void *at, size_t len) {
+    if (ground == NULL) return munmap(at, len);
+    ground->unmap(at, len);
+    return 0;
+}
+
 static int heap_mprotect(void *at, size_t len, int protection) {
+    if (ground != NULL) {
+        if (!(protection & PROT_WRITE) || ground->open(at, len)) return 0;
+        errno = ENOMEM;
+        return -1;
+    }
     size_t from = heap_offset(at), end = from + len;
     if (mprotect(at, len, protection) != 0) return -1;
     if (from < HEAP_BYTES && end > SMALL_PAGES_BYTES && (protection & PROT_WRITE)) {
@@ -58,6 +91,10 @@ static int heap_mprotect(void *at, size_t len, int protection) {
 }
 
 static int heap_madvise(void *at, size_t len, int advice) {
+    if (ground != NULL) {
+        if (advice == MADV_DONTNEED || advice == MADV_FREE) ground->drop(at, len);
+        return 0;
+    }
     // What has huge pages says `heap_mprotect`.
     if (advice == MADV_HUGEPAGE) return 0;
     // To drop a part of a huge page splits it, which costs more than the part is worth. Nothing relies on zeros.
@@ -72,6 +109,7 @@ static int heap_madvise(void *at, size_t len, int advice) {
 }
 
 #define mmap heap_mmap
+#define munmap heap_munmap
 #define mprotect heap_mprotect
 #define madvise heap_madvise
 // Names for mappings, and the end of huge pages for all of the process: neither is wanted.
@@ -95,6 +133,7 @@ static _Atomic(uintptr_t) purging;
 
 #include "static.c"
 #undef mmap
+#undef munmap
 #undef mprotect
 #undef madvise
 #undef prctl
@@ -144,6 +183,19 @@ void selfpage_heap_begin(long purge_delay_ms) {
     set_up_if_first();
     mi_option_set_default(mi_option_purge_delay, purge_delay_ms);
     mi_register_error(on_error, NULL);
+}
+
+// Over `len` bytes at `start`, both multiples of SEGMENT_BYTES, that are all zero and not open yet; at most HEAP_BYTES.
+bool selfpage_heap_begin_over(const struct selfpage_ground *given, void *start, size_t len, long purge_delay_ms) {
+    // mimalloc's own variables can have given it memory already, which is not the ground's.
+    if (mi_arena_get_count() != 0) return false;
+    ground = given;
+    heap_start = start;
+    selfpage_heap_begin(purge_delay_ms);
+    mi_option_set(mi_option_disallow_arena_alloc, 0);
+    // The ground is told of each part when it is needed.
+    mi_option_set(mi_option_eager_commit, 0);
+    return mi_manage_os_memory(start, len, false, false, true, -1);
 }
 
 // A freed object has a mark in its second word (the first is mimalloc's link), until it is handed out again. The mark belongs to

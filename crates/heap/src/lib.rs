@@ -24,6 +24,12 @@ use std::sync::Once;
 
 unsafe extern "C" {
     fn selfpage_heap_begin(purge_delay_ms: c_long);
+    fn selfpage_heap_begin_over(
+        ground: &'static Ground,
+        start: *mut c_void,
+        len: usize,
+        purge_delay_ms: c_long,
+    ) -> bool;
     fn selfpage_heap_malloc(size: usize) -> *mut c_void;
     fn selfpage_heap_calloc(count: usize, size: usize) -> *mut c_void;
     fn selfpage_heap_aligned(align: usize, size: usize) -> *mut c_void;
@@ -137,13 +143,45 @@ pub fn begin(retain_bytes: Option<usize>) {
 /// From now on a touch of a larger block that was freed is a `SIGSEGV`, at once. Objects below 1 MiB are as before.
 pub use selfpage::alloc::trap_on_use_after_free;
 
+/// What the objects' range begins at a multiple of, and has whole ones of.
+pub const RANGE_ALIGN: usize = 32 << 20;
+
+/// What the objects' range stands on, where that is not the kernel.
+///
+/// These are called while an object is allocated or freed, on that thread, with no lock of the heap's held.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Ground {
+    /// Memory beside the range for what is known of a thread: whole pages, all zero. Null: there is none.
+    pub map: extern "C" fn(len: usize) -> *mut c_void,
+    /// Takes that back.
+    pub unmap: unsafe extern "C" fn(at: *mut c_void, len: usize),
+    /// A part of the range, within one multiple of [`RANGE_ALIGN`], is used for the first time. `false`: it cannot be.
+    pub open: unsafe extern "C" fn(at: *mut c_void, len: usize) -> bool,
+    /// What is in a part of the range is garbage: it may read as anything from now on.
+    pub drop: unsafe extern "C" fn(at: *mut c_void, len: usize),
+}
+
+/// Gets ready in place of [`begin`], over a range of somebody else's: objects alone, for blocks from 1 MiB on are the caller's
+/// business, and so is [`settle_in_child`]. `false`: there is no room for tables, or a variable has mimalloc use other memory.
+///
+/// # Safety
+/// *heap-block*: `len` bytes at `start`, multiples of [`RANGE_ALIGN`] and at most 64 GiB, are the heap's for good, all zero; nothing was
+/// allocated yet.
+pub unsafe fn begin_over(ground: &'static Ground, start: *mut c_void, len: usize) -> bool {
+    // SAFETY: heap-block: passed on from our caller.
+    unsafe { selfpage_heap_begin_over(ground, start, len, PURGE_DELAY_MS) }
+}
+
 /// From now on a thread of ours forgets old peaks and gives back under memory pressure ([`selfpage::alloc::keeper`]), once the
 /// process has taken so much memory that the thread is worth its cost. Unless this is called there is none.
 pub fn keep() {
     large::keep();
 }
 
-extern "C" fn settle_in_child() {
+/// In a forked child, before its first call: what threads that it does not have were about to do is done for them. [`begin`] sees
+/// to it by itself.
+pub extern "C" fn settle_in_child() {
     // SAFETY: heap-block: the child has this thread alone, which is in no call of the heap's.
     unsafe { selfpage_heap_settle_in_child() };
 }

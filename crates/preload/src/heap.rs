@@ -1,9 +1,11 @@
 //! The heaps: which one a request goes to, and which one a block came from.
 //!
-//! Three of them. The *managed* heap is the program's: several shards of dlmalloc over the heap's region, and large blocks
-//! straight from it. The *quiet* heap is for what must not be paged on the program's side: what the C library and the
-//! dynamic loader allocate for themselves. The *own* heap is ours, and the pager threads'; it is used with signals blocked,
-//! so that no handler comes in between a pager thread and its lock.
+//! Three of them. The *managed* heap is the program's: the object heap over a region ([`crate::objects`]), and large
+//! blocks, each a piece of another. The *quiet* heap is for what must not be paged on the program's side:
+//! what the C library and the dynamic loader allocate for themselves. The *own* heap is ours, and the pager threads'; it is used
+//! with signals blocked, so that no handler comes in between a pager thread and its lock. These two are dlmalloc's, each behind
+//! one lock, which any thread may take at any moment. The object heap has no lock, but a part for each thread: pager threads, and
+//! a thread that is about to fork, never enter it.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::arch::asm;
@@ -12,48 +14,35 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use dlmalloc::{Allocator, Dlmalloc};
 
-use crate::lock::{Held, Lock};
-use crate::managed;
+use crate::lock::Lock;
 use crate::space::{GRAIN, PAGE, Space};
 use crate::sys::Quiet;
+use crate::{managed, objects};
 
 /// Requests from here on get pages of their own.
 const LARGE_BYTES: usize = 1 << 20;
-/// How much a shard asks for at least.
+/// How much a heap of dlmalloc's asks for at least.
 const GROWTH_BYTES: usize = 1 << 20;
-const SHARDS: usize = 4;
-const GRAINS: usize = managed::HEAP_BYTES / GRAIN;
+const GRAINS: usize = managed::LARGE_BYTES / GRAIN;
 
-static MANAGED: Space = Space::of_heap();
+static LARGE: Space = Space::of_large_blocks();
 static QUIET: Space = Space::of_kernel(64 << 30);
 static OWN: Space = Space::of_kernel(8 << 30);
 
-/// What is at each grain of the managed heap: 0 nothing, a shard's number and one, or [`LARGE`] and a block's size in pages.
-static GRAIN_MAP: [AtomicU32; GRAINS] = [const { AtomicU32::new(0) }; GRAINS];
-const LARGE: u32 = 1 << 31;
+/// How many pages the large block has that begins at each grain; 0: none does.
+static LARGE_PAGES: [AtomicU32; GRAINS] = [const { AtomicU32::new(0) }; GRAINS];
 
-static SHARD: [Lock<Dlmalloc<Pages>>; SHARDS] = [
-    Lock::new(Dlmalloc::new_with_allocator(Pages { space: &MANAGED, mark: 1 })),
-    Lock::new(Dlmalloc::new_with_allocator(Pages { space: &MANAGED, mark: 2 })),
-    Lock::new(Dlmalloc::new_with_allocator(Pages { space: &MANAGED, mark: 3 })),
-    Lock::new(Dlmalloc::new_with_allocator(Pages { space: &MANAGED, mark: 4 })),
-];
-static QUIET_HEAP: Lock<Dlmalloc<Pages>> = Lock::new(Dlmalloc::new_with_allocator(Pages { space: &QUIET, mark: 0 }));
-static OWN_HEAP: Lock<Dlmalloc<Pages>> = Lock::new(Dlmalloc::new_with_allocator(Pages { space: &OWN, mark: 0 }));
+static QUIET_HEAP: Lock<Dlmalloc<Pages>> = Lock::new(Dlmalloc::new_with_allocator(Pages(&QUIET)));
+static OWN_HEAP: Lock<Dlmalloc<Pages>> = Lock::new(Dlmalloc::new_with_allocator(Pages(&OWN)));
 
 /// dlmalloc's pages, out of a space.
-struct Pages {
-    space: &'static Space,
-    /// What the grain map says of them; 0 outside the managed heap.
-    mark: u32,
-}
+struct Pages(&'static Space);
 
 // SAFETY: space-pages: `alloc` gives a range that nobody else has, zeroed and open; `free` and `free_part` take such back.
 unsafe impl Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let size = size.max(GROWTH_BYTES).next_multiple_of(GRAIN);
-        let Some(start) = self.space.take(size, GRAIN) else { return (std::ptr::null_mut(), 0, 0) };
-        set_grains(self.mark, start, size, self.mark);
+        let Some(start) = self.0.take(size, GRAIN) else { return (std::ptr::null_mut(), 0, 0) };
         (start as *mut u8, size, 0)
     }
 
@@ -63,9 +52,8 @@ unsafe impl Allocator for Pages {
 
     fn free_part(&self, ptr: *mut u8, old_size: usize, new_size: usize) -> bool {
         let start = ptr as usize;
-        set_grains(self.mark, start + new_size, old_size - new_size, 0);
         // SAFETY: owned-range: dlmalloc gives back what it had from `alloc`.
-        unsafe { self.space.give(start + new_size..start + old_size) };
+        unsafe { self.0.give(start + new_size..start + old_size) };
         true
     }
 
@@ -86,18 +74,9 @@ unsafe impl Allocator for Pages {
     }
 }
 
-fn set_grains(mark: u32, start: usize, len: usize, value: u32) {
-    if mark == 0 {
-        return;
-    }
-    let first = (start - managed::heap_range().start) / GRAIN;
-    for grain in &GRAIN_MAP[first..first + len / GRAIN] {
-        grain.store(value, Ordering::Release);
-    }
-}
-
-fn grain_of(address: usize) -> &'static AtomicU32 {
-    &GRAIN_MAP[(address - managed::heap_range().start) / GRAIN]
+/// The pages of a large block that begins in this grain.
+fn large_pages(address: usize) -> &'static AtomicU32 {
+    &LARGE_PAGES[(address - managed::large_range().start) / GRAIN]
 }
 
 /// Who asks for memory.
@@ -144,6 +123,7 @@ pub fn starting_a_pager<T>(start: impl FnOnce() -> T) -> T {
 /// Small requests of the C library's stay out of the pager's way: among them are what threads and the loader stand on.
 const SMALL_BYTES: usize = 1024;
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Heap {
     Managed,
     Quiet,
@@ -179,17 +159,6 @@ fn this_thread() -> usize {
     pointer
 }
 
-/// A shard for this thread: the one it had, if nobody else is there.
-fn any_shard() -> Held<'static, Dlmalloc<Pages>> {
-    let first = (this_thread() >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62;
-    for step in 0..SHARDS {
-        if let Some(shard) = SHARD[(first + step) % SHARDS].try_take() {
-            return shard;
-        }
-    }
-    SHARD[first % SHARDS].take()
-}
-
 /// A block of `size` bytes at a multiple of `align`, a power of two. Null: there is no room.
 pub fn allocate(size: usize, align: usize, asker: Asker) -> *mut u8 {
     if size > isize::MAX as usize - align {
@@ -198,8 +167,9 @@ pub fn allocate(size: usize, align: usize, asker: Asker) -> *mut u8 {
     // SAFETY: heap-block: any size and alignment may be asked for.
     unsafe {
         match heap_for(size, asker) {
-            Heap::Managed if size >= LARGE_BYTES => allocate_large(size, align),
-            Heap::Managed => any_shard().c_memalign(align, size),
+            Heap::Managed if size.max(align) >= LARGE_BYTES => allocate_large(size, align),
+            Heap::Managed if align == 1 => selfpage_heap::allocate(size).cast(),
+            Heap::Managed => selfpage_heap::allocate_aligned(align, size).cast(),
             Heap::Quiet => QUIET_HEAP.take().c_memalign(align, size),
             Heap::Own => on_own(|heap| heap.c_memalign(align, size)),
         }
@@ -208,45 +178,51 @@ pub fn allocate(size: usize, align: usize, asker: Asker) -> *mut u8 {
 
 /// As [`allocate`], and all zero.
 pub fn allocate_zeroed(size: usize, asker: Asker) -> *mut u8 {
+    if heap_for(size, asker) == Heap::Managed && size < LARGE_BYTES {
+        // It knows which of its pages are zero already, and does not touch those.
+        return selfpage_heap::allocate_zeroed(1, size).cast();
+    }
     let block = allocate(size, 1, asker);
-    if !block.is_null() && !is_large(block as usize) {
+    if !block.is_null() && !managed::large_range().contains(&(block as usize)) {
         // SAFETY: heap-block: just allocated, of that size.
         unsafe { block.write_bytes(0, size) };
     }
     block
 }
 
+/// Frames are the domain's: nothing is kept of freed blocks, which would only be paged out.
 fn allocate_large(size: usize, align: usize) -> *mut u8 {
-    let len = size.next_multiple_of(PAGE);
-    let Some(start) = MANAGED.take(len, align) else { return std::ptr::null_mut() };
-    grain_of(start).store(LARGE | (len / PAGE) as u32, Ordering::Release);
+    let len = size.max(1).next_multiple_of(PAGE);
+    let Some(start) = LARGE.take(len, align) else { return std::ptr::null_mut() };
+    large_pages(start).store((len / PAGE) as u32, Ordering::Release);
     start as *mut u8
 }
 
-fn is_large(address: usize) -> bool {
-    managed::heap_range().contains(&address) && grain_of(address).load(Ordering::Acquire) & LARGE != 0
-}
-
-fn large_bytes(address: usize) -> usize {
-    (grain_of(address).load(Ordering::Acquire) & !LARGE) as usize * PAGE
+/// How many bytes a large block has, which begins with its first grain.
+fn large_bytes(start: usize) -> usize {
+    match large_pages(start).load(Ordering::Acquire) as usize {
+        0 => wrong(),
+        _ if !start.is_multiple_of(GRAIN) => wrong(),
+        pages => pages * PAGE,
+    }
 }
 
 /// Where a block came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Home {
+    Object,
     Large,
-    Heap(&'static Lock<Dlmalloc<Pages>>),
+    Quiet,
     Own,
 }
 
 fn home(address: usize) -> Home {
-    if managed::heap_range().contains(&address) {
-        match grain_of(address).load(Ordering::Acquire) {
-            mark if mark & LARGE != 0 => Home::Large,
-            0 => wrong(),
-            shard => Home::Heap(&SHARD[shard as usize - 1]),
-        }
+    if managed::objects_range().contains(&address) {
+        Home::Object
+    } else if managed::large_range().contains(&address) {
+        Home::Large
     } else if QUIET.holds(address) {
-        Home::Heap(&QUIET_HEAP)
+        Home::Quiet
     } else if OWN.holds(address) {
         Home::Own
     } else {
@@ -268,8 +244,9 @@ pub unsafe fn free(block: *mut u8) {
     // SAFETY: heap-block: passed on from our caller.
     unsafe {
         match home(block as usize) {
+            Home::Object => selfpage_heap::free(block.cast()),
             Home::Large => free_large(block as usize),
-            Home::Heap(heap) => heap.take().c_free(block),
+            Home::Quiet => QUIET_HEAP.take().c_free(block),
             Home::Own => on_own(|heap| heap.c_free(block)),
         }
     }
@@ -277,9 +254,9 @@ pub unsafe fn free(block: *mut u8) {
 
 unsafe fn free_large(start: usize) {
     let len = large_bytes(start);
-    grain_of(start).store(0, Ordering::Release);
+    large_pages(start).store(0, Ordering::Release);
     // SAFETY: owned-range, heap-block: the block's pages, which nobody uses any more: garbage, and never saved.
-    unsafe { MANAGED.give(start..start + len) };
+    unsafe { LARGE.give(start..start + len) };
 }
 
 /// How many bytes a block has.
@@ -287,12 +264,14 @@ unsafe fn free_large(start: usize) {
 /// # Safety
 /// *heap-block*: it came from here, and is live.
 pub unsafe fn usable_bytes(block: *mut u8) -> usize {
-    if is_large(block as usize) {
-        return large_bytes(block as usize);
+    match home(block as usize) {
+        // SAFETY: heap-block: passed on from our caller.
+        Home::Object => unsafe { selfpage_heap::usable_bytes(block.cast()) },
+        Home::Large => large_bytes(block as usize),
+        // SAFETY: heap-block, chunk-head: the word before a dlmalloc block is its size, with three flags below; what the owner
+        // may use of it is all but that word.
+        Home::Quiet | Home::Own => unsafe { (block.cast::<usize>().sub(1).read() & !7) - size_of::<usize>() },
     }
-    // SAFETY: heap-block, chunk-head: the word before a dlmalloc block is its size, with three flags below; what the owner
-    // may use of it is all but that word.
-    unsafe { (block.cast::<usize>().sub(1).read() & !7) - size_of::<usize>() }
 }
 
 /// Makes a block larger or smaller; it may move. Null: there is no room, and it is as it was.
@@ -303,15 +282,15 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
     if size > isize::MAX as usize / 2 {
         return std::ptr::null_mut();
     }
+    let most_quiet_bytes = if managed::get().is_some() { SMALL_BYTES } else { usize::MAX };
     // SAFETY: heap-block: passed on from our caller.
     unsafe {
         match home(block as usize) {
+            Home::Object if size < LARGE_BYTES => return selfpage_heap::reallocate(block.cast(), size).cast(),
             Home::Large if size >= LARGE_BYTES && resize_large(block as usize, size) => return block,
-            Home::Heap(heap) if size < LARGE_BYTES && !outgrows(heap, size) => {
-                return heap.take().c_realloc(block, size);
-            }
+            Home::Quiet if size <= most_quiet_bytes => return QUIET_HEAP.take().c_realloc(block, size),
             Home::Own => return on_own(|heap| heap.c_realloc(block, size)),
-            Home::Large | Home::Heap(_) => {}
+            _ => {}
         }
         let new = allocate(size, 1, asker);
         if !new.is_null() {
@@ -322,9 +301,11 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
     }
 }
 
-/// Whether a block becomes too large for the quiet heap.
-fn outgrows(heap: &Lock<Dlmalloc<Pages>>, size: usize) -> bool {
-    std::ptr::eq(heap, &QUIET_HEAP) && size > SMALL_BYTES && managed::get().is_some()
+/// Drops what is free in pages of objects, as far as this thread knows of it.
+pub fn trim() {
+    if heap_for(0, Asker::Program) == Heap::Managed {
+        selfpage_heap::trim();
+    }
 }
 
 /// Makes a large block larger or smaller where it stands.
@@ -332,26 +313,26 @@ unsafe fn resize_large(start: usize, size: usize) -> bool {
     let (len, new_len) = (large_bytes(start), size.next_multiple_of(PAGE));
     if new_len < len {
         // SAFETY: owned-range, heap-block: the end of the block, which its owner gave up.
-        unsafe { MANAGED.give(start + new_len..start + len) };
-    } else if new_len > len && !MANAGED.extend(start, len, new_len) {
+        unsafe { LARGE.give(start + new_len..start + len) };
+    } else if new_len > len && !LARGE.extend(start, len, new_len) {
         return false;
     }
-    grain_of(start).store(LARGE | (new_len / PAGE) as u32, Ordering::Release);
+    large_pages(start).store((new_len / PAGE) as u32, Ordering::Release);
     true
 }
 
 /// Bytes of memory that malloc gave out and that no domain manages.
 pub fn unmanaged_bytes() -> usize {
-    QUIET.used_bytes() + OWN.used_bytes()
+    QUIET.used_bytes() + OWN.used_bytes() + objects::unmanaged_bytes()
 }
 
 /// Takes the locks of the program's heaps, so that a forked child finds them whole. Pager threads go on meanwhile: a
 /// holder may wait for them.
 pub fn hold() {
-    SHARD.iter().for_each(Lock::hold);
     QUIET_HEAP.hold();
-    MANAGED.hold();
+    LARGE.hold();
     QUIET.hold();
+    objects::hold();
     FORKING.store(this_thread(), Ordering::Relaxed);
 }
 
@@ -363,10 +344,10 @@ pub unsafe fn let_go() {
     FORKING.store(0, Ordering::Relaxed);
     // SAFETY: lock-word: passed on from our caller.
     unsafe {
+        objects::let_go();
         QUIET.let_go();
-        MANAGED.let_go();
+        LARGE.let_go();
         QUIET_HEAP.let_go();
-        SHARD.iter().for_each(|shard| shard.let_go());
     }
 }
 

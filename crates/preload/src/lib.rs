@@ -10,6 +10,7 @@ mod malloc;
 mod managed;
 mod maps;
 mod next;
+mod objects;
 mod process;
 mod ranges;
 mod record;

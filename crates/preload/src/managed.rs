@@ -1,4 +1,4 @@
-//! The domain of this process, and its two regions: one for the heap, one for mappings.
+//! The domain of this process, and its three regions: for objects, for large blocks, and for mappings.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -7,8 +7,10 @@ use selfpage::{Domain, Region};
 
 use crate::sys;
 
-/// Addresses for the heap.
-pub const HEAP_BYTES: usize = 64 << 30;
+/// Addresses for objects.
+pub const OBJECTS_BYTES: usize = 32 << 30;
+/// Addresses for large blocks.
+pub const LARGE_BYTES: usize = 32 << 30;
 /// Addresses for mappings.
 pub const MAPS_BYTES: usize = 64 << 30;
 
@@ -17,18 +19,22 @@ pub struct Managed {
     /// Who owns the frames.
     pub domain: Domain,
     /// Behind malloc.
-    pub heap: Region,
+    pub objects: Region,
+    /// Behind malloc too, for what gets pages of its own.
+    pub large: Region,
     /// Behind mmap.
     pub maps: Region,
 }
 
 static MANAGED: AtomicPtr<Managed> = AtomicPtr::new(std::ptr::null_mut());
-static HEAP_START: AtomicUsize = AtomicUsize::new(0);
+static OBJECTS_START: AtomicUsize = AtomicUsize::new(0);
+static LARGE_START: AtomicUsize = AtomicUsize::new(0);
 static MAPS_START: AtomicUsize = AtomicUsize::new(0);
 
 /// From now on memory is managed.
 pub fn begin(managed: Managed) {
-    HEAP_START.store(managed.heap.as_ptr() as usize, Ordering::Relaxed);
+    OBJECTS_START.store(managed.objects.as_ptr() as usize, Ordering::Relaxed);
+    LARGE_START.store(managed.large.as_ptr() as usize, Ordering::Relaxed);
     MAPS_START.store(managed.maps.as_ptr() as usize, Ordering::Relaxed);
     MANAGED.store(Box::into_raw(Box::new(managed)), Ordering::Release);
 }
@@ -39,33 +45,44 @@ pub fn get() -> Option<&'static Managed> {
     unsafe { MANAGED.load(Ordering::Acquire).as_ref() }
 }
 
-/// The heap's addresses; empty before there is a domain.
-pub fn heap_range() -> Range<usize> {
-    let start = HEAP_START.load(Ordering::Relaxed);
-    start..if start == 0 { 0 } else { start + HEAP_BYTES }
+fn range(start: &AtomicUsize, len: usize) -> Range<usize> {
+    let start = start.load(Ordering::Relaxed);
+    start..if start == 0 { 0 } else { start + len }
+}
+
+/// The addresses of objects; empty before there is a domain.
+pub fn objects_range() -> Range<usize> {
+    range(&OBJECTS_START, OBJECTS_BYTES)
+}
+
+/// The addresses of large blocks; empty before there is a domain.
+pub fn large_range() -> Range<usize> {
+    range(&LARGE_START, LARGE_BYTES)
 }
 
 /// The mappings' addresses; empty before there is a domain.
 pub fn maps_range() -> Range<usize> {
-    let start = MAPS_START.load(Ordering::Relaxed);
-    start..if start == 0 { 0 } else { start + MAPS_BYTES }
+    range(&MAPS_START, MAPS_BYTES)
+}
+
+/// All of them.
+pub fn ranges() -> [Range<usize>; 3] {
+    [objects_range(), large_range(), maps_range()]
 }
 
 /// Whether an address is in one of the regions.
 pub fn holds(address: usize) -> bool {
-    heap_range().contains(&address) || maps_range().contains(&address)
+    ranges().iter().any(|range| range.contains(&address))
 }
 
 impl Managed {
     /// The region that an address is in, and its offset there.
     pub fn region_of(&self, address: usize) -> Option<(&Region, usize)> {
-        if heap_range().contains(&address) {
-            Some((&self.heap, address - heap_range().start))
-        } else if maps_range().contains(&address) {
-            Some((&self.maps, address - maps_range().start))
-        } else {
-            None
-        }
+        let regions = [&self.objects, &self.large, &self.maps];
+        regions
+            .into_iter()
+            .zip(ranges())
+            .find_map(|(region, range)| range.contains(&address).then(|| (region, address - range.start)))
     }
 
     /// Changes the access of a range of a region, while nothing moves.

@@ -97,22 +97,22 @@ fn table() -> Table {
 
 impl Maps {
     fn part(&self, range: &Range<usize>) -> (Part, usize) {
-        let (heap, maps) = (managed::heap_range(), managed::maps_range());
-        for region in [&heap, &maps] {
+        let regions = managed::ranges();
+        for region in &regions {
             if region.contains(&range.start) {
                 let range = range.start..range.end.min(region.end);
                 let (end, standing) = self.foreign.stretch(&range);
                 if standing == Standing::In {
                     return (Part::Foreign, end);
                 }
-                if region == &heap {
+                if *region != managed::maps_range() {
                     return (Part::Managed, end);
                 }
                 let (end, standing) = self.taken.stretch(&(range.start..end));
                 return (if standing == Standing::In { Part::Managed } else { Part::Free }, end);
             }
         }
-        let next = [heap.start, maps.start].into_iter().filter(|start| *start > range.start).min();
+        let next = regions.iter().map(|region| region.start).filter(|start| *start > range.start).min();
         (Part::Outside, next.unwrap_or(usize::MAX).min(range.end))
     }
 
@@ -305,9 +305,7 @@ impl Maps {
         ours: bool,
         args: [usize; 6],
     ) -> Result<usize, Errno> {
-        let whole = [managed::heap_range(), managed::maps_range()]
-            .iter()
-            .any(|region| region.start <= range.start && range.end <= region.end);
+        let whole = managed::ranges().iter().any(|region| region.start <= range.start && range.end <= region.end);
         // A mapping across the edge of a region is not the domain's to give.
         let (Some((region, offset)), true) = (managed.region_of(range.start), whole) else {
             return Err(libc::ENOMEM);
@@ -458,6 +456,35 @@ pub unsafe fn pkey_mprotect(address: usize, len: usize, prot: i32, key: usize) -
         (Some(managed), Ok(range)) => as_kernel(table().maps.protect(managed, range, prot, Key::Set(key))),
         // SAFETY: raw-call: passed on from our caller.
         _ => unsafe { call(libc::SYS_pkey_mprotect, [address, len, prot as usize, key, 0, 0]) },
+    }
+}
+
+/// Opens a part of the region of objects. `false`: the kernel has no room for one more mapping.
+pub fn open_for_objects(range: Range<usize>) -> bool {
+    let Some(managed) = serving() else { return false };
+    // A fork waits for the table: it finds no change half done.
+    let _table = table();
+    // SAFETY: owned-range: the heap's, which nobody has used yet.
+    unsafe { managed.protect(range, READ_WRITE) >= 0 }
+}
+
+/// Drops what is in a range of objects, but for what the program locked, or mapped there itself.
+///
+/// # Safety
+/// *owned-range*: what is in the range is garbage.
+pub unsafe fn drop_garbage(range: Range<usize>) {
+    let Some(managed) = serving() else { return };
+    let table = table();
+    for (_, range) in table.maps.parts(range).filter(|(part, _)| *part == Part::Managed) {
+        let mut at = range.start;
+        while at < range.end {
+            let (end, standing) = table.maps.locked.stretch(&(at..range.end));
+            if standing == Standing::Out {
+                // SAFETY: owned-range: passed on from our caller.
+                unsafe { managed.drop_contents(at..end) };
+            }
+            at = end;
+        }
     }
 }
 

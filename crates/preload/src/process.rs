@@ -4,7 +4,7 @@ use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long};
 
 use crate::next::next;
-use crate::{heap, maps, record, sys};
+use crate::{heap, maps, objects, record, sys};
 
 type Strings = *const *const c_char;
 
@@ -41,6 +41,7 @@ extern "C" fn after_fork_in_parent() {
 
 extern "C" fn after_fork_in_child() {
     after_fork_in_parent();
+    objects::settle_in_child();
     crate::threads::settle_in_child();
     record::begin();
     maps::settle_in_child();

@@ -7,11 +7,14 @@ use std::time::Duration;
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Kind, Locking};
 
-use crate::managed::{self, HEAP_BYTES, MAPS_BYTES, Managed};
+use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
 use crate::{malloc, process, record, sys, threads};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=PATH;trace=PATH;sample=MS`.
 pub const VARIABLE: &str = "SELFPAGE_RUN";
+
+/// As many addresses as there are in all.
+const MANAGED_BYTES: usize = OBJECTS_BYTES + LARGE_BYTES + MAPS_BYTES;
 
 /// Where `run` told us to keep pages.
 enum Place {
@@ -109,8 +112,11 @@ impl Wishes {
                 .stored_in(store.clone())
                 .map_err(|error| error.to_string())
         };
-        let (heap, maps) = (region(HEAP_BYTES, "heap")?, region(MAPS_BYTES, "mappings")?);
-        managed::begin(Managed { domain, heap, maps });
+        let objects = region(OBJECTS_BYTES, "objects")?;
+        let large = region(LARGE_BYTES, "large blocks")?;
+        let maps = region(MAPS_BYTES, "mappings")?;
+        managed::begin(Managed { domain, objects, large, maps });
+        crate::objects::begin()?;
         process::attend_forks_after_the_domain();
         threads::begin();
         if let Some(path) = &self.record {
@@ -129,7 +135,7 @@ impl Wishes {
 
 impl Place {
     fn store(&self) -> Result<Arc<dyn BackingStore>, String> {
-        let wanted = (HEAP_BYTES + MAPS_BYTES) as u64;
+        let wanted = MANAGED_BYTES as u64;
         let in_words = |error: selfpage::store::StoreError| error.to_string();
         Ok(match self {
             Place::Memory => Arc::new(MemoryStore::new(wanted).map_err(in_words)?),
@@ -155,7 +161,7 @@ fn unnamed_in(dir: &Path) -> Result<FileStore, selfpage::store::StoreError> {
 
 /// As much as the program can ask for, as far as there is room in that directory, and the limit on files lets it.
 fn capacity_bytes(dir: &Path) -> u64 {
-    let mut wanted = (HEAP_BYTES + MAPS_BYTES) as u64;
+    let mut wanted = MANAGED_BYTES as u64;
     if let Ok(name) = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes()) {
         // SAFETY: c-library: the name ends with NUL, and both results are plain numbers.
         unsafe {

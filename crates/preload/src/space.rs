@@ -42,14 +42,14 @@ impl Space {
         }
     }
 
-    /// The heap's region.
-    pub const fn of_heap() -> Space {
-        Space { under: Under::Domain, ..Space::of_kernel(managed::HEAP_BYTES) }
+    /// The region of large blocks.
+    pub const fn of_large_blocks() -> Space {
+        Space { under: Under::Domain, ..Space::of_kernel(managed::LARGE_BYTES) }
     }
 
     fn range(&self) -> Range<usize> {
         match self.under {
-            Under::Domain => managed::heap_range(),
+            Under::Domain => managed::large_range(),
             Under::Kernel => {
                 let start = self.start.load(Ordering::Relaxed);
                 start..start + if start == 0 { 0 } else { self.len }
@@ -115,7 +115,7 @@ impl Space {
     fn tell_reach(&self, taken: &Ranges) {
         if let (Under::Domain, Some(managed)) = (self.under, managed::get()) {
             let start = self.range().start;
-            managed.heap.set_reach(taken.end(start) - start);
+            managed.large.set_reach(taken.end(start) - start);
         }
     }
 

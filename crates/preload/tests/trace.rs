@@ -60,7 +60,7 @@ fn a_trace_has_what_happened_and_its_picture_is_always_the_same() {
     let regions: Vec<_> = regions.collect();
     let mut names: Vec<_> = regions.iter().map(|region| region.1).collect();
     names.sort_unstable();
-    assert_eq!(names, ["heap", "mappings"]);
+    assert_eq!(names, ["large blocks", "mappings", "objects"]);
     assert!(faults.iter().all(|event| regions.iter().any(|region| region.0.contains(&event.page.0))));
     let sets = trace.records.iter().filter_map(|record| match record {
         Record::WorkingSet { pages, least, most, .. } => Some((*pages, u64::from(*least), u64::from(*most))),
@@ -83,7 +83,7 @@ fn a_trace_has_what_happened_and_its_picture_is_always_the_same() {
     let picture = std::fs::read_to_string(&one).unwrap();
     assert!(picture == std::fs::read_to_string(&other).unwrap());
     assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"));
-    for part in ["time (s)", "address", "heap", "faults in a cell", "class=\"working-set\"", "process"] {
+    for part in ["time (s)", "address", "objects", "faults in a cell", "class=\"working-set\"", "process"] {
         assert!(picture.contains(part), "{part} is missing");
     }
     assert_eq!(picture.matches("<text").count(), picture.matches("</text>").count());

@@ -1,0 +1,102 @@
+//! The program's objects: the object heap over a region of the domain's.
+//!
+//! What is known of a page of objects lies beside the objects, and is paged with them. What is known of a thread lies in memory
+//! that is not: it is small, and touched all the time.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use selfpage_heap::{Ground, RANGE_ALIGN};
+
+use crate::managed::{self, OBJECTS_BYTES};
+use crate::maps;
+use crate::space::Space;
+
+/// What is known of threads, one piece each.
+static BESIDE: Space = Space::of_kernel(64 << 30);
+
+/// The stretches of [`RANGE_ALIGN`] that are open.
+static OPEN: [AtomicBool; STRETCHES] = [const { AtomicBool::new(false) }; STRETCHES];
+const STRETCHES: usize = OBJECTS_BYTES / RANGE_ALIGN;
+/// Where the last part that objects use ends.
+static END: AtomicUsize = AtomicUsize::new(0);
+
+static GROUND: Ground = Ground { map, unmap, open, drop };
+
+/// From now on objects can be allocated, from the domain's memory.
+pub fn begin() -> Result<(), String> {
+    let (start, end) = (start(), managed::objects_range().end / RANGE_ALIGN * RANGE_ALIGN);
+    // SAFETY: heap-block: that much of the region is the heap's alone, and this is called once, before the program's first line.
+    match unsafe { selfpage_heap::begin_over(&GROUND, start as *mut c_void, end - start) } {
+        true => Ok(()),
+        false => {
+            Err("the heap cannot begin; unset MIMALLOC_RESERVE_OS_MEMORY and its like, whose memory is not managed"
+                .into())
+        }
+    }
+}
+
+/// Where the heap's range begins.
+fn start() -> usize {
+    managed::objects_range().start.next_multiple_of(RANGE_ALIGN)
+}
+
+/// In a forked child, once it has its memory.
+pub fn settle_in_child() {
+    if managed::get().is_some() {
+        selfpage_heap::settle_in_child();
+    }
+}
+
+/// Bytes beside the objects, which nobody pages.
+pub fn unmanaged_bytes() -> usize {
+    BESIDE.used_bytes()
+}
+
+/// Keeps what is beside the objects from changing over a fork.
+pub fn hold() {
+    BESIDE.hold();
+}
+
+/// Ends that.
+///
+/// # Safety
+/// *lock-word*: the caller, or the thread it is a copy of, called [`hold`].
+pub unsafe fn let_go() {
+    // SAFETY: lock-word: passed on from our caller.
+    unsafe { BESIDE.let_go() };
+}
+
+extern "C" fn map(len: usize) -> *mut c_void {
+    BESIDE.take(len, 1).unwrap_or(0) as *mut c_void
+}
+
+unsafe extern "C" fn unmap(at: *mut c_void, len: usize) {
+    // SAFETY: owned-range: the heap gives back what it had from `map`.
+    unsafe { BESIDE.give(at as usize..at as usize + len) };
+}
+
+/// Access is given to a whole stretch at once, for each change of it stops all paging. The pager learns from each part how far
+/// objects reach: nothing is fetched ahead beyond.
+unsafe extern "C" fn open(at: *mut c_void, len: usize) -> bool {
+    let (at, end) = (at as usize - start(), at as usize - start() + len);
+    let stretch = at / RANGE_ALIGN;
+    let Some(is_open) = OPEN.get(stretch) else { return false };
+    if !is_open.load(Ordering::Acquire) {
+        let from = start() + stretch * RANGE_ALIGN;
+        if !maps::open_for_objects(from..from + RANGE_ALIGN) {
+            return false;
+        }
+        is_open.store(true, Ordering::Release);
+    }
+    if let Some(managed) = managed::get() {
+        let reach = END.fetch_max(end, Ordering::Relaxed).max(end);
+        managed.objects.set_reach(start() + reach - managed::objects_range().start);
+    }
+    true
+}
+
+unsafe extern "C" fn drop(at: *mut c_void, len: usize) {
+    // SAFETY: owned-range: the heap says that it is garbage.
+    unsafe { maps::drop_garbage(at as usize..at as usize + len) };
+}
