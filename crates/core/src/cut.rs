@@ -16,6 +16,8 @@ use crate::sync::{AtomicU32, AtomicU64, Event, Gate, Inside, Ordering};
 
 /// What a region's pages are to snapshots. Empty sets: the region takes no part.
 pub struct PageSets {
+    /// 1: it has taken part, so that pages may be armed.
+    pub joined: AtomicU32,
     /// Not armed: writes go through without being told.
     pub unarmed: PageSet,
     /// Written to, or dropped, since the last cut.
@@ -28,12 +30,15 @@ pub struct PageSets {
 
 impl PageSets {
     /// A region that takes no part.
-    pub const NONE: PageSets = PageSets {
-        unarmed: PageSet::none(),
-        changed: PageSet::none(),
-        pending: PageSet::none(),
-        inherited: PageSet::none(),
-    };
+    pub fn none() -> PageSets {
+        PageSets {
+            joined: AtomicU32::new(0),
+            unarmed: PageSet::none(),
+            changed: PageSet::none(),
+            pending: PageSet::none(),
+            inherited: PageSet::none(),
+        }
+    }
 }
 
 /// A domain's part in snapshots.

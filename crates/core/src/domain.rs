@@ -8,7 +8,7 @@ use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
 use crate::mmu::{Mmu, Partial};
-use crate::page::{State, Word};
+use crate::page::{PageWord, State, Word};
 use crate::region::{Region, RegionMap};
 use crate::ring::Ring;
 use crate::stack::{self, FrameStack};
@@ -53,6 +53,24 @@ pub struct DomainState {
 }
 
 impl DomainState {
+    /// Every page that has a frame to itself, in core or set aside, and its word: as long a walk as there are frames, however many
+    /// pages regions have.
+    ///
+    /// # Context
+    /// Normal, with the gate closed.
+    pub fn each_held(&self, mut visit: impl FnMut(&Region, PageNo, Word)) {
+        for frame in (0..self.frames.capacity()).map(Frame) {
+            if let Some(page) = self.frames.owner(frame)
+                && let Some(region) = self.regions.find(page)
+                && let Some(seen) = region.word(page).map(PageWord::load)
+                && matches!(seen.state(), State::Resident | State::Aside)
+                && seen.frame() == frame
+            {
+                visit(region, page, seen);
+            }
+        }
+    }
+
     /// Ends the claim of `page` of `region`, and wakes those who wait for it. `true`: a save of it is still in flight.
     ///
     /// # Context

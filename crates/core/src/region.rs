@@ -86,7 +86,7 @@ impl Region {
             asks_first: AtomicU8::new(0),
             keyed: AtomicU8::new(0),
             keeper: AtomicPtr::new(ptr::null_mut()),
-            sets: PageSets::NONE,
+            sets: PageSets::none(),
             heir: AtomicPtr::new(ptr::null_mut()),
             source: AtomicPtr::new(ptr::null_mut()),
             words,
@@ -223,6 +223,11 @@ impl Region {
         if let Some(byte) = self.armed.get(self.index(page) as usize) {
             byte.store(0, Ordering::Release);
         }
+    }
+
+    /// Counts every page as written.
+    pub fn disarm_all(&self) {
+        self.armed.iter().for_each(|byte| byte.store(0, Ordering::Release));
     }
 
     /// Whether the program may make this access.

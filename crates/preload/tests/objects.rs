@@ -13,7 +13,7 @@ fn comes_through(arguments: &[&str]) -> Option<Ran> {
     if !run::possible() {
         return None;
     }
-    let torture = TORTURE.get_or_init(|| run::compile("torture", &["-Wno-free-nonheap-object"]));
+    let torture = TORTURE.get_or_init(|| run::compile("torture", &["-Wno-free-nonheap-object", "-Wno-use-after-free"]));
     let ran = run::run("4M", torture, arguments).ok();
     assert!(ran.text().contains("done"), "{arguments:?}: {}", ran.text());
     Some(ran)

@@ -347,10 +347,10 @@ impl Inner {
         for bound in regions.values() {
             bound.lock_as(&self.pool)?;
             bound.register(descriptors)?;
-            bound.core().range.pages().for_each(|page| bound.core().disarm(page));
+            bound.core().disarm_all();
             bound.core().pager().into_iter().for_each(Pager::forked);
-            protect::protect_again(state, bound.core()).map_err(refused)?;
         }
+        protect::protect_again(state).map_err(refused)?;
         for (frame, contents) in aside {
             protect::put_aside(state, *frame, contents).map_err(refused)?;
         }

@@ -145,9 +145,7 @@ impl PausedDomain {
             shared = regions.values().try_for_each(|bound| bound.give_to_child(Advice::ForChild));
         }
         let mut aside = Vec::new();
-        for bound in regions.values() {
-            protect::each_aside(still.state(), bound.core(), |frame, contents| aside.push((frame, *contents)));
-        }
+        protect::each_aside(still.state(), |frame, contents| aside.push((frame, *contents)));
         PausedDomain { policy, regions, stores, aside, shared, inner }
     }
 

@@ -269,7 +269,8 @@ impl Bound {
         let mut region = region.track(unsafe { tables.table(armed) });
         // SAFETY: table-memory: as above.
         let mut set = || PageSet::new(unsafe { tables.table(PageSet::words(len)) });
-        region.sets = PageSets { unarmed: set(), changed: set(), pending: set(), inherited: set() };
+        let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
+        region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
         region.priority.store(builder.priority, Ordering::Relaxed);
         region.asks_first.store(asking.first.into(), Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.

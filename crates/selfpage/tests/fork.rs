@@ -47,6 +47,35 @@ fn region(domain: &Domain, trap: Trap, pages: usize, memory: bool) -> Region {
     }
 }
 
+/// Faults that this process has taken so far, each for a page of some table or other.
+fn faults() -> i64 {
+    // SAFETY: test: a plain structure that the call fills.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &mut usage), 0);
+        usage.ru_minflt
+    }
+}
+
+/// What a region has addresses for, and never had in a frame, costs a fork nothing: neither here nor in the child.
+#[test]
+fn costs_what_the_frames_cost() {
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let mut region = region(&domain, Trap::Worker, 16 << 20, true);
+    for page in 0..128 {
+        region.as_mut_slice::<u64>()[page * WORDS] = page as u64 + 1;
+    }
+    let before = faults();
+    let status = in_child(|| {
+        let cost = faults();
+        let right = (0..128).all(|page| region.as_slice::<u64>()[page * WORDS] == page as u64 + 1);
+        // A word for each page of the region is 32,768 pages of words.
+        right && cost < 8000
+    });
+    assert_eq!(status, 0);
+    assert!(faults() - before < 8000, "{} faults", faults() - before);
+}
+
 fn both_go_on(trap: Trap, memory: bool) {
     let (frames, pages) = (256, 1024);
     let domain = Domain::with_frames(frames * PAGE).build().unwrap();

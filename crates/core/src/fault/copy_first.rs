@@ -16,6 +16,7 @@ use crate::pager::{Context, FillPage, Pager};
 use crate::region::Region;
 use crate::shortage::FrameWait;
 use crate::stack;
+use crate::sync::Ordering;
 
 /// Pages armed together. A write to one of them meanwhile waits, for as long as whoever arms has no CPU too: few of them, so
 /// that this is seldom met.
@@ -551,6 +552,7 @@ pub fn end(domain: &DomainState, regions: &[&Region]) {
 /// As for [`arm`].
 pub fn join(domain: &DomainState, region: &Region) {
     let _inside = domain.gate.enter(domain.mmu);
+    region.sets.joined.store(1, Ordering::Release);
     // Armed pages of an earlier part stay armed: whoever writes to one says so.
     let armed = |page: &PageNo| region.word(*page).is_some_and(|word| word.load().wishes().copied_first());
     for page in region.range.pages().filter(|page| !armed(page)) {
@@ -568,12 +570,17 @@ pub fn forget(domain: &DomainState) {
         domain.stack.unclaim(domain.mmu, copy, 1);
     }
     domain.regions.each(|region| {
+        if region.sets.joined.load(Ordering::Acquire) == 0 {
+            // A look at each of its pages would be felt in every fork.
+            return;
+        }
         region.sets.changed.clear();
         region.sets.pending.clear();
         if region.heir().is_some() {
             // Its clone is here, too.
             return;
         }
+        region.sets.joined.store(0, Ordering::Release);
         region.sets.unarmed.clear();
         for page in region.range.pages() {
             let Some(word) = region.word(page) else { return };

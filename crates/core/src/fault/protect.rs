@@ -7,7 +7,7 @@
 use super::{Outcome, Step, range};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::domain::DomainState;
-use crate::mmu::{Refusal, Writing};
+use crate::mmu::{Refusal, Trap, Writing};
 use crate::page::{PageWord, State, Wishes, Word};
 use crate::region::{Access, Region};
 
@@ -134,32 +134,32 @@ pub fn protection(domain: &DomainState, page: PageNo) -> Option<Protection> {
 ///
 /// # Errors
 /// The machine would not do it.
-pub fn protect_again(domain: &DomainState, region: &Region) -> Result<(), Refusal> {
-    let protected = |page: PageNo| {
-        region.word(page).is_some_and(|word| word.load().state() == State::Resident) && region.write_protected(page)
-    };
-    let mut at = region.range.first;
-    while at < region.range.end() {
-        let rest = PageRange { first: at, count: region.range.end().0 - at.0 };
-        let run = rest.pages().take_while(|page| protected(*page)).count();
-        if run > 0 {
-            domain.mmu.set_writing(region.trap, at, run as u32, Writing::Protected)?;
+pub fn protect_again(domain: &DomainState) -> Result<(), Refusal> {
+    let protect =
+        |(trap, run): (Trap, PageRange)| domain.mmu.set_writing(trap, run.first, run.count as u32, Writing::Protected);
+    let (mut run, mut result) = (None::<(Trap, PageRange)>, Ok(()));
+    domain.each_held(|region, page, seen| match &mut run {
+        _ if seen.state() != State::Resident || !region.write_protected(page) => {}
+        Some((_, run)) if run.end() == page && region.range.contains(run.first) => run.count += 1,
+        _ => {
+            if let Some(done) = run.replace((region.trap, PageRange { first: page, count: 1 })) {
+                result = result.and_then(|()| protect(done));
+            }
         }
-        at = at.plus(run.max(1) as u64);
-    }
-    Ok(())
+    });
+    run.map_or(result, |last| result.and_then(|()| protect(last)))
 }
 
 /// Shows what is in the frames of pages that nobody may access: nobody else has it.
 ///
 /// # Context
 /// Normal, with the gate closed.
-pub fn each_aside(domain: &DomainState, region: &Region, mut visit: impl FnMut(Frame, &PageBytes)) {
-    for seen in region.range.pages().filter_map(|page| region.word(page)).map(|word| word.load()) {
+pub fn each_aside(domain: &DomainState, mut visit: impl FnMut(Frame, &PageBytes)) {
+    domain.each_held(|_, _, seen| {
         if seen.state() == State::Aside && seen.wishes().unmapped() {
             visit(seen.frame(), domain.lease(seen.frame()).get());
         }
-    }
+    });
 }
 
 /// In a forked child, whose frames are others: puts into one what [`each_aside`] has shown.
