@@ -134,7 +134,8 @@ impl World {
             let (words, residency) = (life.table(count as usize), life.table(count as usize));
             let mut region = Region::new(range, trap, Rights::ReadWrite, words, residency);
             let mut set = || PageSet::new(life.table(PageSet::words(count as usize)));
-            region.sets = PageSets { unarmed: set(), changed: set(), pending: set(), inherited: set() };
+            let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
+            region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
             let region = life.keep(region);
             let pager = life.keep(SimPager::new(backing, fills_in, count, weather));
             let dynamic = life.keep(pager as &'static dyn Pager);
