@@ -7,6 +7,7 @@
 //! Nemesis §6.3 (low-level translation: `map(va, pa, attr)`, `unmap(va)`), Cichlid §3.2.
 
 use crate::addr::{Frame, PageBytes, PageNo};
+use crate::region::Access;
 use crate::sync::AtomicU32;
 
 /// How a region's faults reach the domain.
@@ -155,9 +156,9 @@ pub trait Mmu: Sync {
     /// Drops what the machine has at `[page, page+count)`, without keeping it; what is not the domain's stays.
     fn drop_pages(&self, page: PageNo, count: u32);
 
-    /// Whether the page is not the domain's any more, and what is there now fails of itself, as a file does that was cut short:
-    /// then the signal for it is the program's own.
-    fn fails_of_itself(&self, _page: PageNo) -> bool {
+    /// Whether the page is not the domain's any more, and such an access to what is there now fails of itself, as one to a file does that
+    /// was cut short: then the signal for it is the program's own.
+    fn fails_of_itself(&self, _page: PageNo, _access: Access) -> bool {
         false
     }
 

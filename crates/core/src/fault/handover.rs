@@ -16,6 +16,7 @@ const FREE: u32 = 0;
 const WAITING: u32 = 1;
 const ANSWERED: u32 = 1 << 31;
 const FAILED: u32 = 1 << 30;
+const RETRY: u32 = 1 << 27;
 const SHORTAGE: u32 = 1 << 29;
 const MACHINE: u32 = 1 << 28;
 
@@ -82,10 +83,11 @@ pub(super) fn hand_over(domain: &DomainState, page: PageNo, access: Access) -> O
     None
 }
 
-/// All that is not a failure is met by another look at the page.
+/// What is neither a failure nor an access to be tried again is met by another look at the page.
 const fn answer(outcome: Outcome) -> u32 {
     match outcome {
         Outcome::Failed(failure) => ANSWERED | FAILED | code(failure),
+        Outcome::Retry => ANSWERED | RETRY,
         _ => ANSWERED,
     }
 }
@@ -93,7 +95,7 @@ const fn answer(outcome: Outcome) -> u32 {
 const fn outcome(answer: u32) -> Outcome {
     let code = answer & !(ANSWERED | FAILED | SHORTAGE | MACHINE);
     if answer & FAILED == 0 {
-        Outcome::Retry
+        if answer & RETRY == 0 { Outcome::Resolved } else { Outcome::Retry }
     } else if answer & MACHINE != 0 {
         Outcome::Failed(Failure::Machine(Refusal::from_code(code)))
     } else if answer & SHORTAGE != 0
@@ -127,7 +129,9 @@ mod tests {
         for failure in failures {
             assert_eq!(outcome(answer(Outcome::Failed(failure))), Outcome::Failed(failure));
         }
-        assert_eq!(outcome(answer(Outcome::Resolved)), Outcome::Retry);
+        assert_eq!(outcome(answer(Outcome::Resolved)), Outcome::Resolved);
+        assert_eq!(outcome(answer(Outcome::Violation)), Outcome::Resolved);
+        assert_eq!(outcome(answer(Outcome::Retry)), Outcome::Retry);
     }
 
     extern crate std;

@@ -175,7 +175,8 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
                 break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
             }
             (Step::HandOver, _) => match handover::hand_over(domain, page, fault.access) {
-                Some(Outcome::Failed(failure)) => break Outcome::Failed(failure),
+                // What is there now may be somebody else's, and no look at the page would tell.
+                Some(outcome @ (Outcome::Failed(_) | Outcome::Retry)) => break outcome,
                 Some(_) => {}
                 None => {
                     // The pager threads have more to do than the ring holds: let them.

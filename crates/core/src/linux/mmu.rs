@@ -9,6 +9,7 @@ use super::uffd::{Stopped, Uffd, Waiters, Writing};
 use super::{futex, thread};
 use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::mmu::{Mmu, Partial, Refusal, Trap};
+use crate::region::Access;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
@@ -432,11 +433,11 @@ impl Mmu for LinuxMmu {
         }
     }
 
-    fn fails_of_itself(&self, page: PageNo) -> bool {
+    fn fails_of_itself(&self, page: PageNo, access: Access) -> bool {
         let addr = page.addr().0;
+        let advice = if access == Access::Write { Advice::PopulateWrite } else { Advice::PopulateRead };
         // SAFETY: region-owned: a populated page keeps its contents.
-        !self.ours(addr, PAGE_BYTES)
-            && unsafe { memory::advise(addr, PAGE_BYTES, Advice::PopulateRead) } == Err(Errno::FAULT)
+        !self.ours(addr, PAGE_BYTES) && unsafe { memory::advise(addr, PAGE_BYTES, advice) } == Err(Errno::FAULT)
     }
 
     fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool {

@@ -109,7 +109,7 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
                     match outcome {
                         Outcome::Protected => return raise_segv(info, context),
                         Outcome::Violation => return violation(fault.addr.page(), info, context),
-                        Outcome::Failed(_) => break,
+                        Outcome::Failed(_) | Outcome::NotOurs => break,
                         // Whatever else it is, the access is tried again and meets it.
                         _ => return,
                     }
@@ -136,12 +136,16 @@ fn resolve(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, FaultKin
     if let Outcome::Failed(failure) = outcome {
         inner.report(page, failure);
     }
-    if outcome == Outcome::Retry && state.mmu.fails_of_itself(page) {
-        // Tried again, it would come back for ever.
+    if is_the_programs_own(state, outcome, fault) {
         return (Outcome::NotOurs, None);
     }
     let asked = ask::kind(outcome).and_then(|kind| Some((Asked::about(inner, page)?, kind)));
     (outcome, asked)
+}
+
+/// Whether an access that is to be tried again would only raise its signal again, since what is there is not a region's any more.
+fn is_the_programs_own(state: &DomainState, outcome: Outcome, fault: Fault) -> bool {
+    outcome == Outcome::Retry && state.mmu.fails_of_itself(fault.addr.page(), fault.access)
 }
 
 /// Asks the program's handler. [`Outcome::Protected`]: the access is refused.
@@ -177,8 +181,9 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void)
         Answer::Handled => Outcome::Resolved,
         Answer::Refuse => Outcome::Protected,
         Answer::Pass => match stack::run(|| fetch(&asked.inner, fault)) {
-            // It has been protected since: the access is tried again and meets that.
-            Outcome::Protected => Outcome::Retry,
+            // It has been protected since, or its region is gone: the access is tried again and meets that.
+            Outcome::Protected | Outcome::NotOurs => Outcome::Retry,
+            outcome if is_the_programs_own(asked.inner.state(), outcome, fault) => Outcome::NotOurs,
             outcome => outcome,
         },
     }

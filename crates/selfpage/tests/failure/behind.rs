@@ -1,9 +1,12 @@
 //! The program changes a region's mapping behind the library's back.
 
+use std::io;
 use std::os::fd::AsRawFd;
 
+use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Config, Domain, Locking, Region, Rights, Trap};
+use selfpage::{Answer, Config, Domain, FaultHandler, Locking, MemoryFault, Region, Rights, Trap};
+use selfpage_core::addr::PageBytes;
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
@@ -163,16 +166,49 @@ fn mapped_over() {
     }
 }
 
+/// Fills on a pager thread, as a pager of the program's own does.
+struct Own;
+
+impl UserPager for Own {
+    fn fill(&self, _: u64, _: &mut PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+    fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Is asked of absent pages, and has nothing to say.
+struct Passes;
+
+impl FaultHandler for Passes {
+    fn handle(&self, _: &MemoryFault<'_>) -> Answer {
+        Answer::Pass
+    }
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
 /// What fails of itself fails as it does without us, and not for ever again.
 #[test]
 fn mapped_over_by_a_file_that_is_cut_short() {
     for (trap, name) in TRAPS {
-        for kind in ["in-core", "absent"] {
+        for kind in ["in-core", "absent", "own-pager", "asking"] {
             in_child(here!(), &format!("{name}-{kind}"), || {
                 tried::catch();
-                let (_domain, region) = numbered(trap);
-                let in_core = tail(&region);
-                let place = if kind == "absent" { region.as_ptr().cast() } else { in_core };
+                let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                let builder = domain.region(ALL * PAGE).trap(trap);
+                let store = MemoryStore::new(1 << 30).unwrap();
+                let region = match kind {
+                    "own-pager" => builder.user(Own).unwrap(),
+                    "asking" => builder.handler(Passes).stored(store).unwrap(),
+                    _ => builder.stored(store).unwrap(),
+                };
+                let place: *mut libc::c_void = region.as_ptr().cast();
+                if kind == "in-core" {
+                    assert_eq!(tried::read(place.cast()), Ok(0));
+                }
                 let file = tempfile::tempfile().unwrap();
                 file.set_len(PAGE as u64).unwrap();
                 let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
@@ -181,7 +217,7 @@ fn mapped_over_by_a_file_that_is_cut_short() {
                 assert_eq!(tried::read(place.cast()), Ok(0));
                 file.set_len(0).unwrap();
                 assert_eq!(tried::read(place.cast()), Err(libc::SIGBUS));
-                check_pages(&region, TAIL..ALL - TAIL);
+                assert_eq!(tried::read(place.wrapping_byte_add(PAGE).cast()), Ok(0), "its neighbour is the region's");
             })
             .well();
         }
