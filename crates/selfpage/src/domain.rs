@@ -350,7 +350,10 @@ impl Inner {
             bound.core().disarm_all();
             bound.core().pager().into_iter().for_each(Pager::forked);
         }
-        protect::protect_again(state).map_err(refused)?;
+        let mut protected = Vec::new();
+        protect::each_protected(state, |page| protected.push(page));
+        protected.sort_unstable();
+        protect::protect_again(state, &protected).map_err(refused)?;
         for (frame, contents) in aside {
             protect::put_aside(state, *frame, contents).map_err(refused)?;
         }

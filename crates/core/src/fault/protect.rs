@@ -7,7 +7,7 @@
 use super::{Outcome, Step, range};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::domain::DomainState;
-use crate::mmu::{Refusal, Trap, Writing};
+use crate::mmu::{Refusal, Writing};
 use crate::page::{PageWord, State, Wishes, Word};
 use crate::region::{Access, Region};
 
@@ -127,27 +127,37 @@ pub fn protection(domain: &DomainState, page: PageNo) -> Option<Protection> {
     Some(Protection::of(word.load().wishes()))
 }
 
-/// In a forked child: the kernel forgets what it protected for us, so the machine is told anew.
+/// Shows the pages in core whose writes trap, in no order.
+///
+/// # Context
+/// Normal, with the gate closed.
+pub fn each_protected(domain: &DomainState, mut visit: impl FnMut(PageNo)) {
+    domain.each_held(|region, page, seen| {
+        if seen.state() == State::Resident && region.write_protected(page) {
+            visit(page);
+        }
+    });
+}
+
+/// In a forked child: the kernel forgets what it protected for us, so the machine is told anew of what [`each_protected`] has
+/// shown, `pages` (ascending), in as few calls as their neighbourhood allows.
 ///
 /// # Context
 /// Normal, with the gate closed.
 ///
 /// # Errors
 /// The machine would not do it.
-pub fn protect_again(domain: &DomainState) -> Result<(), Refusal> {
-    let protect =
-        |(trap, run): (Trap, PageRange)| domain.mmu.set_writing(trap, run.first, run.count as u32, Writing::Protected);
-    let (mut run, mut result) = (None::<(Trap, PageRange)>, Ok(()));
-    domain.each_held(|region, page, seen| match &mut run {
-        _ if seen.state() != State::Resident || !region.write_protected(page) => {}
-        Some((_, run)) if run.end() == page && region.range.contains(run.first) => run.count += 1,
-        _ => {
-            if let Some(done) = run.replace((region.trap, PageRange { first: page, count: 1 })) {
-                result = result.and_then(|()| protect(done));
-            }
-        }
-    });
-    run.map_or(result, |last| result.and_then(|()| protect(last)))
+pub fn protect_again(domain: &DomainState, pages: &[PageNo]) -> Result<(), Refusal> {
+    let mut rest = pages;
+    while let Some(&first) = rest.first() {
+        let Some(region) = domain.regions.find(first) else { return Ok(()) };
+        let neighbours =
+            (0..).zip(rest).take_while(|(step, page)| **page == first.plus(*step) && region.range.contains(**page));
+        let run = neighbours.count();
+        domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected)?;
+        rest = rest.get(run..).unwrap_or(&[]);
+    }
+    Ok(())
 }
 
 /// Shows what is in the frames of pages that nobody may access: nobody else has it.
