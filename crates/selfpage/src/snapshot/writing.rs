@@ -65,7 +65,9 @@ impl Target {
     pub(super) fn begin(&mut self, pages: u64) -> Writing<'_> {
         let request = Vec::with_capacity(REQUEST_BYTES);
         // In one piece: a list that grows is remapped, and every fault of the process waits for that.
-        let entries = Vec::with_capacity(pages as usize);
+        let mut entries = Vec::new();
+        // Most of a first snapshot may be pages that hold zeros, which need no entry: without room for all it grows as it must.
+        let _ = entries.try_reserve_exact(pages as usize);
         let at = self.end;
         Writing { target: self, at, request, entries, done: false }
     }
