@@ -21,7 +21,8 @@ const FLAGS_BELOW: u64 = 24;
 /// 50 µs each where KVM emulates ring 0.
 ///
 /// It begins and ends in the answer to a [`host_call`](crate::host_call) of the closure, and counts from that call's return on. What
-/// faults is not carried out: it counts when it is tried again and does not fault. The closure can write its own count, as it
+/// faults is not carried out: it counts when it is tried again and does not fault. A string instruction that repeats itself counts as
+/// often as it does. The closure can write its own count, as it
 /// lies on its stack of ring 0.
 #[derive(Clone, Copy)]
 pub struct Steps<'m> {
