@@ -130,9 +130,14 @@ enum Heap {
     Own,
 }
 
-fn heap_for(size: usize, asker: Asker) -> Heap {
+/// Whether this thread holds the locks over a fork.
+pub fn is_forking() -> bool {
     let forking = FORKING.load(Ordering::Relaxed);
-    if asker == Asker::Ourselves || (forking != 0 && forking == this_thread()) {
+    forking != 0 && forking == this_thread()
+}
+
+fn heap_for(size: usize, asker: Asker) -> Heap {
+    if asker == Asker::Ourselves || is_forking() {
         Heap::Own
     } else if managed::get().is_none() {
         Heap::Quiet

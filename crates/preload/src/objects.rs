@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use selfpage_heap::{Ground, RANGE_ALIGN};
 
+use crate::heap;
 use crate::managed::{self, OBJECTS_BYTES};
 use crate::maps;
 use crate::space::Space;
@@ -68,6 +69,9 @@ pub unsafe fn let_go() {
 }
 
 extern "C" fn map(len: usize) -> *mut c_void {
+    if heap::is_forking() {
+        return std::ptr::null_mut();
+    }
     BESIDE.take(len, 1).unwrap_or(0) as *mut c_void
 }
 
@@ -83,6 +87,9 @@ unsafe extern "C" fn open(at: *mut c_void, len: usize) -> bool {
     let stretch = at / RANGE_ALIGN;
     let Some(is_open) = OPEN.get(stretch) else { return false };
     if !is_open.load(Ordering::Acquire) {
+        if heap::is_forking() {
+            return false;
+        }
         let from = start() + stretch * RANGE_ALIGN;
         if !maps::open_for_objects(from..from + RANGE_ALIGN) {
             return false;
@@ -90,13 +97,24 @@ unsafe extern "C" fn open(at: *mut c_void, len: usize) -> bool {
         is_open.store(true, Ordering::Release);
     }
     if let Some(managed) = managed::get() {
-        let reach = END.fetch_max(end, Ordering::Relaxed).max(end);
-        managed.objects.set_reach(start() + reach - managed::objects_range().start);
+        let mut reach = END.fetch_max(end, Ordering::Relaxed).max(end);
+        loop {
+            managed.objects.set_reach(start() + reach - managed::objects_range().start);
+            // Another thread may have gone further, and said so first.
+            match END.load(Ordering::Relaxed) {
+                now if now == reach => break,
+                now => reach = now,
+            }
+        }
     }
     true
 }
 
 unsafe extern "C" fn drop(at: *mut c_void, len: usize) {
+    if heap::is_forking() {
+        // This thread holds what is needed for it; and it is only advice.
+        return;
+    }
     // SAFETY: owned-range: the heap says that it is garbage.
     unsafe { maps::drop_garbage(at as usize..at as usize + len) };
 }
