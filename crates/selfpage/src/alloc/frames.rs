@@ -1,6 +1,8 @@
 //! Frames under addresses of ours: given, moved, exchanged and dropped, whole page tables at a time where it can be.
 
+use rustix::fs::{Mode, OFlags};
 use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 
 /// What one page table maps. Ranges aligned alike to this move at the cost of a step each.
@@ -15,31 +17,92 @@ pub(super) const ENTRY_BYTES: usize = 1 << 30;
 /// # Safety
 /// *slot-held*: both ranges are slots' that the caller holds, open and apart.
 pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) {
+    // What is at `to` afterwards has come from `from`.
+    // SAFETY: slot-held: nobody needs what is there.
+    unsafe { drop_frames(to, len_bytes) };
     // SAFETY: slot-held: passed on from our caller.
-    if unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok() {
-        return;
-    }
-    if len_bytes > TABLE_BYTES {
-        // Several mappings cannot be moved in one call. Each half may be within one.
-        let half = (len_bytes / 2).next_multiple_of(TABLE_BYTES).min(len_bytes - PAGE_BYTES);
-        // SAFETY: slot-held: parts of the ranges.
-        unsafe {
-            shift(from, to, half);
-            shift(from + half, to + half, len_bytes - half);
+    match unsafe { memory::remap_contents(from, len_bytes, to) } {
+        Ok(()) => {}
+        Err(Errno::FAULT) if len_bytes > TABLE_BYTES => {
+            // Linux before 6.17 moves one mapping in one call, and says so before it moves anything. Each half may be within one.
+            let half = (len_bytes / 2).next_multiple_of(TABLE_BYTES).min(len_bytes - PAGE_BYTES);
+            // SAFETY: slot-held: parts of the ranges.
+            unsafe {
+                map_again(to, len_bytes);
+                shift(from, to, half);
+                shift(from + half, to + half, len_bytes - half);
+            }
         }
-        return;
+        // Later ones move a mapping after the other, and may stop after any of them.
+        // SAFETY: slot-held: passed on from our caller.
+        Err(_) => unsafe { copy_rest(from, to, len_bytes) },
     }
-    // SAFETY: slot-held: both may be touched, and do not overlap.
-    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len_bytes) };
 }
 
-/// Moves frames whose contents nobody needs. False: they stay.
+/// Copies what a move left behind.
+///
+/// # Safety
+/// *slot-held*: as for [`shift`], and what is at `to` came from `from`.
+#[cold]
+unsafe fn copy_rest(from: usize, to: usize, len_bytes: usize) {
+    const PAGES: usize = TABLE_BYTES / PAGE_BYTES;
+    let Ok(pagemap) = rustix::fs::open(c"/proc/self/pagemap", OFlags::CLOEXEC, Mode::empty()) else {
+        crate::die("the kernel did not move all of a block, and no /proc says what is left of it");
+    };
+    for at in (0..len_bytes).step_by(TABLE_BYTES) {
+        let pages = PAGES.min((len_bytes - at) / PAGE_BYTES);
+        let mut entries = [[0u8; 8]; PAGES];
+        let bytes = entries.as_flattened_mut().get_mut(..pages * 8).unwrap_or(&mut []);
+        if rustix::io::pread(&pagemap, bytes, ((from + at) / PAGE_BYTES * 8) as u64) != Ok(pages * 8) {
+            crate::die("the kernel did not move all of a block, and does not say what is left of it");
+        }
+        for (page, entry) in entries.into_iter().take(pages).enumerate() {
+            let (from, to) = (from + at + page * PAGE_BYTES, to + at + page * PAGE_BYTES);
+            // In memory, or in swap. What was moved is neither.
+            let left = u64::from_ne_bytes(entry) >> 62 != 0;
+            // SAFETY: slot-held: a page of each range; what was left has not come.
+            unsafe {
+                map_again(to, PAGE_BYTES);
+                if left {
+                    std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE_BYTES);
+                }
+            }
+        }
+    }
+}
+
+/// Maps a range again that a move which failed has left unmapped, as Linux before 6.17 does.
+///
+/// # Safety
+/// *slot-held*: the range is a slot's that the caller holds, and open; nobody needs what is there, if it is not all mapped.
+unsafe fn map_again(addr: usize, len_bytes: usize) {
+    // SAFETY: slot-held: it may be touched as it is; this tells whether it is there.
+    if unsafe { memory::protect(addr, len_bytes, Access::ReadWrite) }.is_ok() {
+        return;
+    }
+    // SAFETY: slot-held: passed on from our caller.
+    if unsafe { memory::map_anonymous(Place::Over(addr), len_bytes, Access::ReadWrite) }.is_err() {
+        crate::die("the kernel unmapped a part of a block's addresses, and does not map it again");
+    }
+    // SAFETY: slot-held: as above.
+    let _ = unsafe { memory::advise(addr, len_bytes, Advice::HugePages) };
+}
+
+/// Moves frames whose contents nobody needs. False: there are none at `to`.
 ///
 /// # Safety
 /// *slot-held*: as for [`shift`].
 pub(super) unsafe fn lend(from: usize, to: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: passed on from our caller.
-    unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok()
+    let lent = unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok();
+    if !lent {
+        // SAFETY: slot-held: as above; some may have been moved.
+        unsafe {
+            map_again(to, len_bytes);
+            drop_frames(to, len_bytes);
+        }
+    }
+    lent
 }
 
 /// Gives frames back to the kernel; the range reads as zeros afterwards. False: it does not.
@@ -72,8 +135,9 @@ pub(super) unsafe fn free_frames(addr: usize, len_bytes: usize) -> bool {
 pub(super) unsafe fn close(addr: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: nobody needs what is there, nor the mapping.
     let closed = unsafe { memory::map_anonymous(Place::Over(addr), len_bytes, Access::None) }.is_ok();
-    // SAFETY: slot-held: as above.
-    closed && unsafe { memory::advise(addr, len_bytes, Advice::HugePages) }.is_ok()
+    // SAFETY: slot-held: as above. A kernel without huge pages goes on with small ones.
+    let _ = unsafe { memory::advise(addr, len_bytes, Advice::HugePages) };
+    closed
 }
 
 /// Takes away the right to touch a range. False: there are no mappings left for it.
@@ -114,4 +178,50 @@ pub(super) unsafe fn open_empty(addr: usize, len_bytes: usize) -> bool {
 pub(super) fn populate(addr: usize, len_bytes: usize) {
     // SAFETY: slot-held: contents stay as they are.
     let _ = unsafe { memory::advise(addr, len_bytes, Advice::PopulateWrite) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES: usize = 700;
+
+    fn mapped() -> usize {
+        // SAFETY: owned-range: a fresh mapping replaces nothing.
+        unsafe { memory::map_anonymous(Place::Anywhere, PAGES * PAGE_BYTES, Access::ReadWrite) }.unwrap()
+    }
+
+    fn page(start: usize, at: usize) -> *mut usize {
+        (start + at * PAGE_BYTES) as *mut usize
+    }
+
+    #[test]
+    fn a_move_that_stopped_half_way_is_ended_by_copying() {
+        let (from, to) = (mapped(), mapped());
+        // SAFETY: slot-held: two ranges of our own, as a move leaves them that stops after page 600 and has unmapped some of the rest.
+        unsafe {
+            for at in (0..PAGES).filter(|at| at % 7 != 0) {
+                page(from, at).write(at + 1);
+            }
+            memory::remap_contents(from, 600 * PAGE_BYTES, to).unwrap();
+            memory::unmap(to + 650 * PAGE_BYTES, 20 * PAGE_BYTES).unwrap();
+            copy_rest(from, to, PAGES * PAGE_BYTES);
+            for at in 0..PAGES {
+                assert_eq!(page(to, at).read(), if at % 7 == 0 { 0 } else { at + 1 }, "page {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_lent_leaves_memory_without_contents() {
+        let (from, to) = (mapped(), mapped());
+        // SAFETY: slot-held: two ranges of our own; the second move has nothing to move from.
+        unsafe {
+            page(to, 3).write(7);
+            memory::unmap(from, PAGES * PAGE_BYTES).unwrap();
+            assert!(!lend(from, to, PAGES * PAGE_BYTES));
+            assert_eq!(page(to, 3).read(), 0);
+            page(to, PAGES - 1).write(1);
+        }
+    }
 }

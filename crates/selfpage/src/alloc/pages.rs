@@ -123,6 +123,16 @@ impl Pages {
     /// Takes a free roomy slot out of the cache, or a fresh one: with frames if there is one, else with room for `room_bytes` if
     /// there is one.
     fn free_slot(&mut self, len_bytes: usize, align_bytes: usize, room_bytes: usize) -> Option<SlotId> {
+        loop {
+            let id = self.free_slot_now(len_bytes, align_bytes, room_bytes);
+            // Where addresses are used up, those that are kept closed have to do.
+            if id.is_some() || !self.release() {
+                return id;
+            }
+        }
+    }
+
+    fn free_slot_now(&mut self, len_bytes: usize, align_bytes: usize, room_bytes: usize) -> Option<SlotId> {
         if align_bytes > ALIGNMENT {
             return None;
         }
@@ -142,8 +152,7 @@ impl Pages {
                 return Some(id);
             }
         }
-        // Addresses are used up: those that are kept closed have to do.
-        if self.release() { self.free_slot(len_bytes, align_bytes, room_bytes) } else { None }
+        None
     }
 
     /// Opens a slot that is in no list as far as `len_bytes`, and lends it frames. It goes back into the cache where that fails.

@@ -44,6 +44,10 @@ impl Pages {
             frames::shift(first, third, len);
             frames::shift(second, first, len);
             frames::shift(third, second, len);
+            // What was copied from there is still there.
+            if !frames::drop_frames(third, len) {
+                reservation.slot_mut(between).dirty_bytes = len;
+            }
         }
         for id in [a, b, between] {
             let slot = reservation.slot_mut(id);
@@ -68,13 +72,12 @@ impl Pages {
         let slots = [a, b, between].map(|id| (reservation.addr(id), reservation.slot(id).open_bytes));
         let [(first, _), (second, _), (third, third_open)] = slots;
         // SAFETY: slot-held: two blocks of one owner and a free slot, under the lock, with room for this.
-        let moved = unsafe {
-            slots.iter().all(|(addr, open)| frames::open_empty(addr + open, span.saturating_sub(*open)))
-                && frames::lend(first, third, span)
-        };
-        if moved {
+        let opened =
+            unsafe { slots.iter().all(|(addr, open)| frames::open_empty(addr + open, span.saturating_sub(*open))) };
+        if opened {
             // SAFETY: slot-held: as above.
             unsafe {
+                frames::shift(first, third, span);
                 frames::shift(second, first, span);
                 frames::shift(third, second, span);
             }
@@ -87,12 +90,15 @@ impl Pages {
             let _ = unsafe { frames::shut(reservation.addr(id) + open, span - open) };
         }
         let slot = reservation.slot_mut(between);
-        // SAFETY: slot-held: a free slot, which has nothing; not even addresses, where the kernel gave up half way.
+        // SAFETY: slot-held: a free slot, which has nothing that anybody needs.
         if unsafe { frames::close(third, span.max(third_open)) } {
             self.pieces -= slot.pieces as usize;
             (slot.pieces, slot.open_bytes, slot.dirty_bytes) = (0, 0, 0);
+        } else {
+            // Nobody knows what may be touched there: it is never used again.
+            self.cache.remove(reservation, between);
         }
-        moved
+        opened
     }
 
     /// Swaps what is known of two slots whose frames have changed places.
