@@ -17,6 +17,14 @@ impl Write for Line {
     }
 }
 
+/// Ends the process as for a block that was freed twice: for an object heap over this allocator, whose objects `addr` was one of.
+///
+/// # Context
+/// As for [`super::allocate`].
+pub fn end_for_freed_already(call: &str, addr: usize) -> ! {
+    Culprit::Freed.die(call, addr)
+}
+
 /// What a pointer is that is no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Culprit {
