@@ -8,11 +8,11 @@
 //! a thread that is about to fork, never enter it.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::arch::asm;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use dlmalloc::{Allocator, Dlmalloc};
+use selfpage_core::linux::thread;
 
 use crate::lock::Lock;
 use crate::space::{GRAIN, PAGE, Space};
@@ -133,7 +133,7 @@ enum Heap {
 /// Whether this thread holds the locks over a fork.
 pub fn is_forking() -> bool {
     let forking = FORKING.load(Ordering::Relaxed);
-    forking != 0 && forking == this_thread()
+    forking != 0 && forking == thread::block()
 }
 
 fn heap_for(size: usize, asker: Asker) -> Heap {
@@ -154,14 +154,6 @@ fn heap_for(size: usize, asker: Asker) -> Heap {
 fn on_own<T>(work: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
     let _quiet = Quiet::begin();
     work(&mut OWN_HEAP.take())
-}
-
-/// A number that is this thread's alone, and the same after a fork.
-fn this_thread() -> usize {
-    let pointer: usize;
-    // SAFETY: thread-local-c: on x86-64 the first word of a thread's block is its own address.
-    unsafe { asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly)) };
-    pointer
 }
 
 /// A block of `size` bytes at a multiple of `align`, a power of two. Null: there is no room.
@@ -338,7 +330,7 @@ pub fn hold() {
     LARGE.hold();
     QUIET.hold();
     objects::hold();
-    FORKING.store(this_thread(), Ordering::Relaxed);
+    FORKING.store(thread::block(), Ordering::Relaxed);
 }
 
 /// Ends that.
