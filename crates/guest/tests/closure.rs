@@ -4,8 +4,7 @@
 
 #[path = "../examples/paging_in_guest/domain.rs"]
 mod domain;
-#[path = "../../../tests/skip.rs"]
-mod skip;
+mod possible;
 
 use std::arch::asm;
 use std::hint::black_box;
@@ -25,14 +24,7 @@ const PAGES: usize = 512;
 const REGION: usize = 0x1234_5678_9000;
 
 fn guest() -> Option<(Guest<'static>, Parts<'static>)> {
-    match Guest::new(Box::leak(Box::new(Machine::new(16 << 20, 8 << 20).unwrap()))) {
-        Ok(made) => Some(made),
-        Err(error) if error.kind() == Kind::Unsupported => {
-            skip::skip("kvm", &error.to_string());
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    possible::here(Guest::new(Box::leak(Box::new(Machine::new(16 << 20, 8 << 20).unwrap()))))
 }
 
 fn run<R: 'static>(

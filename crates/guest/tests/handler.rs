@@ -3,8 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 #![cfg(target_arch = "x86_64")]
 
-#[path = "../../../tests/skip.rs"]
-mod skip;
+mod possible;
 
 use std::arch::asm;
 use std::hint::black_box;
@@ -18,8 +17,7 @@ use selfpage_core::fault::{Fault, Outcome};
 use selfpage_core::region::Access;
 use selfpage_core::tables::{PageSize, Range};
 use selfpage_guest::{
-    Call, Guest, Handler, Kind, Machine, Parts, Side, Stopped, answer, clear_dirty_bits, handler_call, host_call,
-    protect,
+    Call, Guest, Handler, Machine, Parts, Side, Stopped, answer, clear_dirty_bits, handler_call, host_call, protect,
 };
 
 /// Where the process has nothing.
@@ -31,14 +29,7 @@ const ALL: PageRange = PageRange { first: PageNo((REGION / PAGE_BYTES) as u64), 
 const LIMIT: Duration = Duration::from_secs(2);
 
 fn guest() -> Option<(Guest<'static>, Parts<'static>)> {
-    match Guest::new(Box::leak(Box::new(Machine::new(16 << 20, 1 << 20).unwrap()))) {
-        Ok(made) => Some(made),
-        Err(error) if error.kind() == Kind::Unsupported => {
-            skip::skip("kvm", &error.to_string());
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    possible::here(Guest::new(Box::leak(Box::new(Machine::new(16 << 20, 1 << 20).unwrap()))))
 }
 
 fn run<R: 'static>(

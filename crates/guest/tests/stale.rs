@@ -3,14 +3,13 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 #![cfg(target_arch = "x86_64")]
 
-#[path = "../../../tests/skip.rs"]
-mod skip;
+mod possible;
 
 use std::arch::global_asm;
 
 use selfpage_core::addr::VirtAddr;
 use selfpage_core::physical::PhysAddr;
-use selfpage_guest::{Descriptors, Exit, Kind, Memory, Start, Vm};
+use selfpage_guest::{Descriptors, Exit, Memory, Start, Vm};
 
 /// Pages by what they are used for; all are mapped where they lie.
 const PML4: u64 = 0x1000;
@@ -107,14 +106,7 @@ fn stale_reads(forget: *const u8) -> Option<u64> {
     let descriptors =
         Descriptors { at: VirtAddr(DESCRIPTORS as usize), handlers, stack: VirtAddr(STACK as usize + 4096) };
     descriptors.write(memory.physical(), PhysAddr(DESCRIPTORS));
-    let mut vm = match Vm::new() {
-        Ok(vm) => vm,
-        Err(error) if error.kind() == Kind::Unsupported => {
-            skip::skip("kvm", &error.to_string());
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let mut vm = possible::here(Vm::new())?;
     vm.add(&memory).unwrap();
     let (code, stack) = (VirtAddr(CODE as usize), VirtAddr(STACK as usize + 2048));
     vm.begin(&descriptors, Start { root: PhysAddr(PML4), code, stack, fs_base: 0 }).unwrap();

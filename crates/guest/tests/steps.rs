@@ -2,13 +2,12 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 #![cfg(target_arch = "x86_64")]
 
-#[path = "../../../tests/skip.rs"]
-mod skip;
+mod possible;
 
 use std::arch::asm;
 
 use selfpage_core::fault::{Fault, Outcome};
-use selfpage_guest::{Call, Guest, Handler, Kind, Machine, Stepped, handler_call, host_call};
+use selfpage_guest::{Call, Guest, Handler, Machine, Stepped, handler_call, host_call};
 
 /// What the closure tells the process.
 const BEGIN: u64 = 1;
@@ -37,14 +36,7 @@ impl Handler for Counting {
 /// What a closure and its handler take for so many rounds each, between two calls and by itself behind them.
 fn stepped(closure: u64, handler: u64) -> Option<Stepped> {
     let machine = Box::leak(Box::new(Machine::new(16 << 20, 1 << 20).unwrap()));
-    let guest = match Guest::new(machine) {
-        Ok((guest, _)) => guest,
-        Err(error) if error.kind() == Kind::Unsupported => {
-            skip::skip("kvm", &error.to_string());
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let (guest, _) = possible::here(Guest::new(machine))?;
     let (steps, mut counted) = (guest.steps(), None);
     let answer = |call: Call| {
         match call.number {

@@ -6,8 +6,7 @@ use selfpage_core::addr::VirtAddr;
 use selfpage_core::physical::PhysAddr;
 use selfpage_guest::{Descriptors, Exit, Kind, Memory, Start, Vm, Writing};
 
-#[path = "../../../tests/skip.rs"]
-mod skip;
+mod possible;
 
 /// Pages by what they are used for; all are mapped where they lie.
 const PML4: u64 = 0x1000;
@@ -25,14 +24,7 @@ const NOWHERE: u64 = MEMORY_BYTES as u64;
 const FIXED: u64 = NOWHERE + 4096;
 
 fn vm<'m>() -> Option<Vm<'m>> {
-    match Vm::new() {
-        Ok(vm) => Some(vm),
-        Err(error) if error.kind() == Kind::Unsupported => {
-            skip::skip("kvm", &error.to_string());
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    possible::here(Vm::new())
 }
 
 /// Memory with tables, and code that stores eax where rdi says and then ends.
@@ -106,7 +98,7 @@ fn what_kvm_counts_is_read_by_name() {
     let Some(mut vm) = vm() else { return };
     vm.add(&memory).unwrap();
     let Some(statistics) = vm.statistics() else {
-        return skip::skip("kvm-statistics", "this KVM has no KVM_GET_STATS_FD; Linux 5.14 has");
+        return possible::skip("kvm-statistics", "this KVM has no KVM_GET_STATS_FD; Linux 5.14 has");
     };
     let before = statistics.read("exits").unwrap();
     assert_eq!(store(&mut vm, &descriptors, DATA), Exit::Port(0x10));

@@ -28,10 +28,10 @@ use selfpage_core::capability::{Capability, Rights};
 use selfpage_core::physical::{PhysAddr, PhysMemory};
 use selfpage_core::tables::walk::{self, Access, WalkFault};
 use selfpage_core::tables::{ENTRIES, Entry, PageSize, index, span_bits};
-use selfpage_guest::{Kind, Vm};
+use selfpage_guest::Vm;
 
-#[path = "../../../../tests/skip.rs"]
-mod skip;
+#[path = "../possible/mod.rs"]
+mod possible;
 
 const SAMPLES: u64 = 150;
 /// How often tables are changed and accessed in each.
@@ -65,11 +65,9 @@ struct Tally {
 
 #[test]
 fn the_cpu_does_what_the_walk_says() {
-    let largest_page = match Vm::new() {
-        Ok(vm) => vm.largest_page(),
-        Err(error) if error.kind() == Kind::Unsupported => return skip::skip("kvm", &error.to_string()),
-        Err(error) => panic!("{error}"),
-    };
+    let Some(vm) = possible::here(Vm::new()) else { return };
+    let largest_page = vm.largest_page();
+    drop(vm);
     let began = Instant::now();
     let mut tally = Tally::default();
     let recorder = Recorder::new();
