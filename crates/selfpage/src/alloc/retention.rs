@@ -44,12 +44,12 @@ impl Retention {
         }
     }
 
-    /// Whether a huge page more, of slots of `chunk_bytes`, may be begun for a block of `len_bytes`, where `cached_bytes` are in the
-    /// cache: with what blocks have and all that is spare it must be within the bound. What is kept of freed blocks gives way to it.
-    pub(super) fn allows_chunk(&self, chunk_bytes: usize, cached_bytes: usize, len_bytes: usize) -> bool {
+    /// How many bytes of spare slots may be had for a block of `len_bytes`, its own included, where `cached_bytes` are in the cache: with
+    /// what blocks have and all that is spare they must be within the bound. What is kept of freed blocks gives way to them.
+    pub(super) fn spare_allowed(&self, cached_bytes: usize, len_bytes: usize) -> usize {
         let live_bytes = self.live_bytes + len_bytes;
         let then = Retention { live_bytes, peak_bytes: self.peak_bytes.max(live_bytes), ..*self };
-        self.framed_bytes - cached_bytes + self.spare_bytes + chunk_bytes <= then.bound_bytes()
+        then.bound_bytes().saturating_sub(self.framed_bytes - cached_bytes + self.spare_bytes)
     }
 
     /// What must go.
@@ -69,17 +69,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_huge_page_is_begun_where_its_rest_is_a_quarter_of_what_is_live() {
+    fn what_is_spare_is_a_quarter_of_what_is_live() {
         let mut retention = Retention::new();
         retention.grow_live(27 << 18);
         retention.framed_bytes = (27 << 18) + 1;
-        assert!(!retention.allows_chunk(2 << 20, 0, 256 << 10));
-        assert!(retention.allows_chunk(2 << 20, 1, 256 << 10));
+        assert_eq!(retention.spare_allowed(0, 256 << 10), (2 << 20) - 1);
+        assert_eq!(retention.spare_allowed(1, 256 << 10), 2 << 20);
         retention.spare_bytes = 1;
-        assert!(!retention.allows_chunk(2 << 20, 1, 256 << 10));
+        assert_eq!(retention.spare_allowed(1, 256 << 10), (2 << 20) - 1);
         retention.keep_bytes = Some(0);
         retention.spare_bytes = 0;
-        assert!(!retention.allows_chunk(2 << 20, 1, 1 << 20));
+        assert_eq!(retention.spare_allowed(1, 1 << 20), 1 << 20);
     }
 
     #[test]
