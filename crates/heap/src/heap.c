@@ -241,12 +241,15 @@ static __attribute__((noinline)) void free_rare(void *block) {
     mi_free(block);
 }
 
-// Another thread's object is mostly in that one's cache: it is fetched to be written at once, not first to be read.
-static __attribute__((noinline)) void free_of_another(mi_segment_t *segment, mi_page_t *page, void *block) {
-    prefetch_to_write(block);
-    check_live("free", block);
-    *mark_of(block) = freed(block);
-    mi_free_generic_mt(page, segment, block);
+// As `mi_free_generic_mt`. Another thread's object is mostly in that one's cache: it is fetched to be written at once, not first to be
+// read. And it is divided by its length only where it may begin within a block: what says so was there before the object was.
+static __attribute__((noinline)) void free_of_another(mi_segment_t *segment, mi_page_t *page, void *object) {
+    prefetch_to_write(object);
+    mi_page_flags_t flags = {.full_aligned = __atomic_load_n(&page->flags.full_aligned, __ATOMIC_RELAXED)};
+    check_live("free", object);
+    *mark_of(object) = freed(object);
+    mi_block_t *block = flags.x.has_aligned ? _mi_page_ptr_unalign(page, object) : object;
+    mi_free_block_mt(page, segment, block, object, false);
 }
 
 static __attribute__((noinline)) void free_last(mi_page_t *page, void *block) {
