@@ -121,11 +121,8 @@ pub extern "C" fn _Exit(status: c_int) -> ! {
 /// As C has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, env: Strings) -> c_int {
-    record::end();
     // SAFETY: c-library: passed on from our caller.
-    let result = unsafe { next_execve()(path, args, env) };
-    record::go_on();
-    result
+    record::over_exec(|| unsafe { next_execve()(path, args, env) })
 }
 
 /// As in the C library.
@@ -154,11 +151,8 @@ pub unsafe extern "C" fn execvp(file: *const c_char, args: Strings) -> c_int {
 /// As C has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, args: Strings, env: Strings) -> c_int {
-    record::end();
     // SAFETY: c-library: passed on from our caller.
-    let result = unsafe { next_execvpe()(file, args, env) };
-    record::go_on();
-    result
+    record::over_exec(|| unsafe { next_execvpe()(file, args, env) })
 }
 
 /// As in the C library.
@@ -167,11 +161,8 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, args: Strings, env: String
 /// As C has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fexecve(file: c_int, args: Strings, env: Strings) -> c_int {
-    record::end();
     // SAFETY: c-library: passed on from our caller.
-    let result = unsafe { next_fexecve()(file, args, env) };
-    record::go_on();
-    result
+    record::over_exec(|| unsafe { next_fexecve()(file, args, env) })
 }
 
 /// What a variadic exec was told lies in a row: the strings, null, and for `execle` the environment.

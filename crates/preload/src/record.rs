@@ -1,7 +1,7 @@
 //! What this process's domain counted, appended to the file that `run` reads: one line of JSON, written when the process
 //! ends or becomes another program. A process that is killed leaves none.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString, c_int};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,15 +44,43 @@ pub fn begin() {
     WRITER.store(sys::pid(), Ordering::SeqCst);
 }
 
-/// It did, and lives on: the exec failed.
-pub fn go_on() {
-    begin();
+/// Runs `exec`, on the record. If it returns it has failed, and this process lives on: what was written is taken back.
+pub fn over_exec(exec: impl FnOnce() -> c_int) -> c_int {
+    let pid = sys::pid();
+    if WRITER.load(Ordering::SeqCst) != pid {
+        // After vfork the record is our parent's, whose memory this is.
+        return exec();
+    }
+    end();
+    let result = exec();
+    if let Some(file) = FILE.get() {
+        let mut line = Line { bytes: [0; 2048], len: 0 };
+        if writeln!(line, "{{\"pid\":{pid},\"goes_on\":true}}").is_ok() {
+            line.append_to(file);
+        }
+        begin();
+    }
+    result
 }
 
 /// A line on the stack: nothing is allocated where a process ends.
 struct Line {
     bytes: [u8; 2048],
     len: usize,
+}
+
+impl Line {
+    fn append_to(&self, file: &CStr) {
+        // SAFETY: raw-call: the name ends with NUL, and the bytes outlive the call.
+        unsafe {
+            let flags = (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC) as usize;
+            let file = call(libc::SYS_open, [file.as_ptr() as usize, flags, 0, 0, 0, 0]);
+            if file >= 0 {
+                call(libc::SYS_write, [file as usize, self.bytes.as_ptr() as usize, self.len, 0, 0, 0]);
+                call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
+            }
+        }
+    }
 }
 
 impl std::fmt::Write for Line {
@@ -75,17 +103,8 @@ pub extern "C" fn end() {
     let _quiet = Quiet::begin();
     managed.domain.flush_trace();
     let mut line = Line { bytes: [0; 2048], len: 0 };
-    if describe(&mut line, writer, managed).is_err() {
-        return;
-    }
-    // SAFETY: raw-call: the name ends with NUL, and the bytes outlive the call.
-    unsafe {
-        let flags = (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC) as usize;
-        let file = call(libc::SYS_open, [file.as_ptr() as usize, flags, 0, 0, 0, 0]);
-        if file >= 0 {
-            call(libc::SYS_write, [file as usize, line.bytes.as_ptr() as usize, line.len, 0, 0, 0]);
-            call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
-        }
+    if describe(&mut line, writer, managed).is_ok() {
+        line.append_to(file);
     }
 }
 

@@ -33,9 +33,22 @@ impl Records {
         let mut lines = String::new();
         self.0.rewind()?;
         self.0.read_to_string(&mut lines)?;
-        let processes: Vec<Value> = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        Ok(format!("{}\n", merged(processes)))
+        let lines = lines.lines().filter_map(|line| serde_json::from_str(line).ok());
+        Ok(format!("{}\n", merged(kept(lines))))
     }
+}
+
+/// The records that count. One that was written for an exec that failed is followed by a line that takes it back.
+fn kept(lines: impl Iterator<Item = Value>) -> Vec<Value> {
+    let mut kept = Vec::new();
+    for line in lines {
+        if line["goes_on"] != true {
+            kept.push(line);
+        } else if let Some(index) = kept.iter().rposition(|record| record["pid"] == line["pid"]) {
+            kept.remove(index);
+        }
+    }
+    kept
 }
 
 fn merged(processes: Vec<Value>) -> Value {
@@ -71,5 +84,13 @@ mod tests {
         assert_eq!(whole["resident_bytes_max"], 10);
         assert_eq!(whole["fault_us_p50"], 2.5);
         assert_eq!(whole["processes"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn an_exec_that_failed_takes_its_own_record_back() {
+        let record = |pid: u32, faults: u64| json!({"pid": pid, "faults_total": faults});
+        let goes_on = |pid: u32| json!({"pid": pid, "goes_on": true});
+        let lines = [record(1, 3), record(2, 5), goes_on(1), goes_on(1), record(1, 4), record(2, 9), goes_on(2)];
+        assert_eq!(kept(lines.into_iter()), [record(2, 5), record(1, 4)]);
     }
 }
