@@ -41,7 +41,7 @@ macro_rules! cases {
 }
 
 cases! {
-    storm, threads, fork_amid, fork_from_thread, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, own_stacks, signals,
+    storm, threads, fork_amid, fork_from_thread, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, robust_again, own_stacks, signals,
     main_ends_first, all_end_at_once, quick,
 }
 
