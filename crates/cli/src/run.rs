@@ -174,9 +174,10 @@ fn follow(
             }
         }
     };
+    let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
+    told.complaints().for_each(|line| eprintln!("selfpage run: {line}"));
     if let Some(stats) = &args.stats {
-        let json = records.merge().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
-        std::fs::write(stats, json).map_err(|cause| failed(format!("--stats {}: {cause}", stats.display())))?;
+        std::fs::write(stats, told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", stats.display())))?;
     }
     Ok(status)
 }

@@ -54,13 +54,23 @@ pub fn over_exec(exec: impl FnOnce() -> c_int) -> c_int {
     end();
     let result = exec();
     if let Some(file) = FILE.get() {
-        let mut line = Line { bytes: [0; 2048], len: 0 };
+        let mut line = Line::new();
         if writeln!(line, "{{\"pid\":{pid},\"goes_on\":true}}").is_ok() {
             line.append_to(file);
         }
         begin();
     }
     result
+}
+
+/// Says that a program is executed which will not be managed. A child after vfork may say so: nothing of its parent's changes.
+pub fn not_managed(path: &[u8], why: &str) {
+    let Some(file) = FILE.get() else { return };
+    let mut line = Line::new();
+    let said = line.quoted("{\"not_managed\":", &path[..path.len().min(1024)]);
+    if said.and_then(|()| writeln!(line, ",\"why\":\"{why}\"}}")).is_ok() {
+        line.append_to(file);
+    }
 }
 
 /// A line on the stack: nothing is allocated where a process ends.
@@ -70,6 +80,18 @@ struct Line {
 }
 
 impl Line {
+    fn new() -> Line {
+        Line { bytes: [0; 2048], len: 0 }
+    }
+
+    /// A key, and bytes as a string: what would end it, or is no ASCII, is replaced.
+    fn quoted(&mut self, key: &str, bytes: &[u8]) -> std::fmt::Result {
+        write!(self, "{key}\"")?;
+        let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\') || byte == b' ';
+        bytes.iter().try_for_each(|byte| self.write_char(if plain(*byte) { *byte as char } else { '?' }))?;
+        self.write_char('"')
+    }
+
     fn append_to(&self, file: &CStr) {
         // SAFETY: raw-call: the name ends with NUL, and the bytes outlive the call.
         unsafe {
@@ -102,7 +124,7 @@ pub extern "C" fn end() {
     let (Some(file), Some(managed)) = (FILE.get(), managed::get()) else { return };
     let _quiet = Quiet::begin();
     managed.domain.flush_trace();
-    let mut line = Line { bytes: [0; 2048], len: 0 };
+    let mut line = Line::new();
     if describe(&mut line, writer, managed).is_ok() {
         line.append_to(file);
     }
@@ -111,15 +133,11 @@ pub extern "C" fn end() {
 fn describe(line: &mut Line, pid: u32, managed: &managed::Managed) -> std::fmt::Result {
     let stats = managed.domain.stats();
     let counts = stats.counts;
-    write!(line, "{{\"pid\":{pid},\"program\":\"")?;
+    write!(line, "{{\"pid\":{pid},")?;
     let mut name = [0u8; 16];
     // SAFETY: raw-call: the kernel writes at most 16 bytes, the last of them NUL.
     unsafe { call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0]) };
-    let plain = |byte: &&u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\') || **byte == b' ';
-    for byte in name.iter().take_while(|byte| **byte != 0) {
-        line.write_char(if plain(&byte) { *byte as char } else { '?' })?;
-    }
-    write!(line, "\"")?;
+    line.quoted("\"program\":", name.split(|byte| *byte == 0).next().unwrap_or_default())?;
     let unmanaged = heap::unmanaged_bytes() + maps::unmanaged_bytes_max();
     for (name, value) in [
         ("frames_bytes", stats.frames_bytes),

@@ -73,6 +73,36 @@ fn programs_that_cannot_be_entered() {
 }
 
 #[test]
+fn programs_that_are_executed_and_cannot_be_entered() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let alone = run::compile("alone", &["-static"]);
+    let alone = alone.to_str().unwrap();
+    let other = directory.path().join("other");
+    std::fs::copy("/bin/true", &other).unwrap();
+    let changes_user = std::os::unix::fs::chown(&other, Some(65534), Some(65534)).is_ok();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o4755)).unwrap();
+
+    // A script's shell calls execve; Python calls posix_spawn too, and looks through PATH.
+    let script = format!("{alone}; {alone}; {}; /bin/true; exit 3", other.display());
+    let spawn = "import os, sys; d, n = os.path.split(sys.argv[1]); os.environ['PATH'] = '/nonexistent:' + d
+pid = os.posix_spawnp(n, [n], os.environ); sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
+    let by_shell = run::run("8M", "/bin/sh", &["-c", &script]);
+    let by_python = run::run("8M", "/usr/bin/python3", &["-S", "-c", spawn, alone]);
+    assert_eq!((by_shell.code(), by_python.code()), (3, 7), "{}{}", by_shell.errors(), by_python.errors());
+    for (ran, also) in [(by_shell, changes_user), (by_python, false)] {
+        let errors = ran.errors();
+        assert_eq!(errors.lines().count(), 1 + usize::from(also), "{errors}");
+        assert!(errors.contains(alone) && errors.contains("linked statically"), "{errors}");
+        assert_eq!(errors.contains("other was executed and not managed: it runs with more rights"), also, "{errors}");
+        let told = ran.stats["not_managed"].as_array().unwrap();
+        assert!(told.len() == errors.lines().count() && told[0]["not_managed"] == alone, "{}", ran.stats);
+    }
+}
+
+#[test]
 fn a_library_that_the_loader_would_ignore() {
     if !run::possible() {
         return;
