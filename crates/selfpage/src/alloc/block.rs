@@ -246,9 +246,15 @@ pub fn trap_on_use_after_free() {
     PAGES.take().begin_quarantine();
 }
 
-/// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks. Returns how many bytes went.
+/// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks, and all that it was left before and has
+/// not taken. Returns how many bytes went that were kept.
 pub fn trim(keep_bytes: usize) -> usize {
-    give_back(keep_bytes, frames::drop_frames)
+    let went = give_back(keep_bytes, frames::drop_frames);
+    let sweep = PAGES.take().begin_sweep();
+    if let Some(mut sweep) = sweep {
+        while PAGES.take().sweep(&mut sweep) {}
+    }
+    went
 }
 
 /// By `give`, which says whether the range reads as zeros afterwards.
@@ -280,14 +286,14 @@ pub enum Severity {
     Full,
 }
 
-/// Gives back frames because memory is short: half of those kept, which the kernel takes when it likes; or all of them, now. Returns
-/// how many bytes.
+/// Gives back frames because memory is short: half of those kept, which the kernel takes when it likes; or all of them, now, with what
+/// it was left before. Returns how many bytes.
 pub fn relieve(severity: Severity) -> usize {
     let kept = stats();
     let kept = kept.retained_bytes - kept.live_bytes;
     match severity {
         Severity::Some => give_back(kept / 2, frames::free_frames),
-        Severity::Full => give_back(0, frames::drop_frames),
+        Severity::Full => trim(0),
     }
 }
 

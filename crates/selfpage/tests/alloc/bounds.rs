@@ -71,6 +71,55 @@ fn pressure_takes_half_and_then_all() {
 }
 
 #[test]
+fn what_was_left_to_the_kernel_is_cleared_for_who_asks_for_zeros() {
+    own_process::run("bounds::what_was_left_to_the_kernel_is_cleared_for_who_asks_for_zeros", || {
+        let drops: [fn() -> usize; 3] = [
+            || alloc::relieve(Severity::Full),
+            || alloc::trim(0),
+            || {
+                (0..200).for_each(|_| alloc::decay());
+                0
+            },
+        ];
+        for drop_rest in drops {
+            use_up(64 << 20);
+            alloc::relieve(Severity::Some);
+            drop_rest();
+            assert_eq!(kept(), 0);
+            let zeroed = alloc::allocate_zeroed(64 << 20, 1).unwrap();
+            // SAFETY: ours, and this long.
+            let bytes = unsafe { std::slice::from_raw_parts(zeroed.as_ptr(), 64 << 20) };
+            assert_eq!(bytes.iter().position(|byte| *byte != 0), None);
+            // SAFETY: ours.
+            unsafe { alloc::free(zeroed) };
+        }
+    });
+}
+
+#[test]
+fn severe_pressure_takes_what_was_left_to_the_kernel_too() {
+    own_process::run("bounds::severe_pressure_takes_what_was_left_to_the_kernel_too", || {
+        let before = resident_bytes();
+        use_up(64 << 20);
+        // Behind a block, too.
+        let block = alloc::allocate(48 << 20, 1).unwrap();
+        // SAFETY: ours, and this long.
+        unsafe {
+            block.write_bytes(1, 48 << 20);
+            assert!(alloc::resize_in_place(block, 47 << 20));
+        }
+        while kept() > 0 {
+            alloc::relieve(Severity::Some);
+        }
+        alloc::relieve(Severity::Full);
+        let resident = resident_bytes() - before;
+        assert!(resident <= 55 << 20, "{} MiB beside 47", resident >> 20);
+        // SAFETY: ours.
+        unsafe { alloc::free(block) };
+    });
+}
+
+#[test]
 fn the_peak_is_forgotten_when_it_is_long_ago() {
     own_process::run("bounds::the_peak_is_forgotten_when_it_is_long_ago", || {
         use_up(64 << 20);
