@@ -304,3 +304,13 @@ pub fn decay() {
     pages.retention.decay();
     settle(pages);
 }
+
+/// Lets blocks and what is kept grow by at most `more_bytes` from what they have now, or shrink, though never below what is live; `None`:
+/// as far as the bound says.
+pub(super) fn leave_room(more_bytes: Option<isize>) {
+    let mut pages = PAGES.take();
+    let framed_bytes = pages.retention.framed_bytes;
+    pages.retention.most_bytes =
+        more_bytes.map_or(usize::MAX, |more_bytes| framed_bytes.saturating_add_signed(more_bytes));
+    settle(pages);
+}

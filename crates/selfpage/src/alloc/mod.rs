@@ -26,6 +26,7 @@
 pub mod batch;
 mod block;
 mod cache;
+mod cgroup;
 mod class;
 mod culprit;
 pub mod fork;

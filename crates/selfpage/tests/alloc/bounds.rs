@@ -1,6 +1,7 @@
 //! How much is kept, and that it is given back.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage::alloc::{self, Severity};
@@ -141,15 +142,27 @@ fn the_keeper_gives_back_when_told_that_memory_is_short() {
         pipe.write_all(b"x").unwrap();
         use_up(512 << 20);
         assert!(alloc::keeper::pays());
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        alloc::keeper::on_pressure(|| TOLD.store(true, Ordering::Release));
         alloc::keeper::start().unwrap();
         assert!(!alloc::keeper::pays());
         let begin = Instant::now();
-        while kept() == 512 << 20 {
+        while kept() == 512 << 20 || !TOLD.load(Ordering::Acquire) {
             assert!(begin.elapsed() < Duration::from_secs(120), "nothing was given back");
             std::thread::sleep(Duration::from_millis(10));
         }
         // Half, at once: what is forgotten each second is less.
         assert!(kept() <= 256 << 20, "{} MiB are kept", kept() >> 20);
+        // A second report soon after is served as severe.
+        TOLD.store(false, Ordering::Release);
+        pipe.write_all(b"x").unwrap();
+        while !TOLD.load(Ordering::Acquire) {
+            assert!(begin.elapsed() < Duration::from_secs(240), "the second report was not heard");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if begin.elapsed() < Duration::from_secs(5) {
+            assert_eq!(kept(), 0);
+        }
         std::fs::remove_file(path).unwrap();
     });
 }

@@ -172,6 +172,10 @@ mod tests {
         let mut pages = Pages::new();
         assert!(pages.begin_reserve(BYTES).is_none());
         pages.retention.peak_bytes = BYTES;
+        pages.retention.most_bytes = BYTES - 1;
+        assert_eq!(pages.begin_reserve(2 * BYTES).unwrap().len_bytes, BYTES - TABLE_BYTES);
+        let mut pages = Pages::new();
+        pages.retention.peak_bytes = BYTES;
         let reserve = pages.begin_reserve(2 * BYTES).unwrap();
         assert_eq!((pages.workers, reserve.len_bytes), (1, BYTES + TABLE_BYTES));
         assert!(pages.begin_reserve(BYTES).is_none(), "beyond the bound");
