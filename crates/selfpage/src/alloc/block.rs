@@ -153,7 +153,8 @@ pub(super) fn blame(pages: Held<'static, Pages>, culprit: Culprit, call: &str, a
 }
 
 /// Makes a block `len_bytes` long, where it is or elsewhere, and returns where it is now. Its contents stay as far as the
-/// shorter of the two lengths; what is new holds anything. Frames move, not bytes.
+/// shorter of the two lengths; what is new holds anything. Where it has to move, its frames do, and no bytes, if it was longer than 4 MiB;
+/// shorter ones may be copied.
 ///
 /// `None`: no memory, and the block is as it was.
 ///
