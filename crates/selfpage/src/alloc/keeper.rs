@@ -15,8 +15,8 @@ use super::pressure::{Reports, Watch};
 
 /// How often it looks.
 const PERIOD: Duration = Duration::from_secs(1);
-/// So much of what its control group may have is left alone by what is kept.
-const LEFT_OF_LIMIT: usize = 8;
+/// This part of what its control group may have is left alone by what is kept.
+const LEFT_OF_LIMIT: usize = 16;
 /// From this many bytes on that had no frames, since the process began, the thread is worth its cost: a process that has touched
 /// them has run for a tenth of a second or more.
 const PAYS_FROM_BYTES: u64 = 256 << 20;

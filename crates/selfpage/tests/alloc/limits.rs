@@ -67,7 +67,7 @@ fn what_is_kept_leaves_some_of_what_the_group_may_have() {
         // SAFETY: ours.
         unsafe { alloc::free(kept) };
         assert_eq!(alloc::stats().retained_bytes, 192 * MIB);
-        let others = vec![1u8; 48 * MIB];
+        let others = vec![1u8; 52 * MIB];
         alloc::keeper::start().unwrap();
         let begin = Instant::now();
         while alloc::stats().retained_bytes == 192 * MIB {
@@ -75,8 +75,8 @@ fn what_is_kept_leaves_some_of_what_the_group_may_have() {
             std::thread::sleep(Duration::from_millis(10));
         }
         let retained = alloc::stats().retained_bytes;
-        // An eighth is left alone.
-        assert!(retained + others.len() <= LIMIT / 8 * 7, "{} MiB beside {}", retained / MIB, others.len() / MIB);
+        // A sixteenth is left alone.
+        assert!(retained + others.len() <= LIMIT / 16 * 15, "{} MiB beside {}", retained / MIB, others.len() / MIB);
         assert!(retained > 120 * MIB, "{} MiB: more went than had to", retained / MIB);
         // Small blocks can take over nothing of what is kept for large ones, which goes in their place.
         let _small: Vec<_> = (0..20).map(|_| touched(MIB - 4096)).collect();
