@@ -10,11 +10,12 @@
 //!
 //! fn main() {
 //!     let mut numbers: Vec<u64> = Vec::new();
-//!     numbers.extend(0..1_000_000); // From 1 MiB on it grows by frames that move, and no byte is copied.
+//!     numbers.extend(0..1_000_000); // From 4 MiB on it grows by frames that move, and no byte is copied.
 //!     assert_eq!(numbers.iter().sum::<u64>(), 499_999_500_000);
 //! }
 //! ```
 
+mod items;
 mod large;
 mod misuse;
 

@@ -198,6 +198,11 @@ impl Reservation {
         unsafe { &mut *self.record(id.rank(), id.index()) }
     }
 
+    /// How many slots of this rank were ever used.
+    pub(super) fn used(&self, rank: usize) -> usize {
+        self.used[rank] as usize
+    }
+
     /// A slot of this roomy rank that was never used.
     pub(super) fn fresh(&mut self, rank: usize) -> Option<SlotId> {
         let most = (self.rank_bytes() / Reservation::room(rank)).min(self.slots_of_rank);

@@ -15,11 +15,20 @@ pub(super) struct Retention {
     pub(super) peak_bytes: usize,
     /// What may be kept beside what is live; `None`: a quarter of the peak beyond the peak.
     pub(super) keep_bytes: Option<usize>,
+    /// What the process's control groups leave to blocks and what is kept.
+    pub(super) most_bytes: usize,
 }
 
 impl Retention {
     pub(super) const fn new() -> Retention {
-        Retention { live_bytes: 0, framed_bytes: 0, spare_bytes: 0, peak_bytes: 0, keep_bytes: None }
+        Retention {
+            live_bytes: 0,
+            framed_bytes: 0,
+            spare_bytes: 0,
+            peak_bytes: 0,
+            keep_bytes: None,
+            most_bytes: usize::MAX,
+        }
     }
 
     pub(super) fn grow_live(&mut self, bytes: usize) {
@@ -29,10 +38,11 @@ impl Retention {
 
     /// Blocks and what is kept for later may have this much together.
     pub(super) fn bound_bytes(&self) -> usize {
-        match self.keep_bytes {
+        let bound_bytes = match self.keep_bytes {
             None => self.peak_bytes + self.peak_bytes / 4,
             Some(keep) => self.live_bytes.saturating_add(keep),
-        }
+        };
+        bound_bytes.min(self.most_bytes).max(self.live_bytes)
     }
 
     /// A slot that was taken out of the cache is no longer spare.
@@ -94,5 +104,18 @@ mod tests {
         assert_eq!((retention.peak_bytes, retention.excess_bytes()), (0, 1 << 20));
         retention.keep_bytes = Some(3);
         assert_eq!(retention.excess_bytes(), (1 << 20) - 3);
+    }
+
+    #[test]
+    fn what_the_group_may_have_counts_before_what_may_be_kept() {
+        let mut retention = Retention::new();
+        retention.grow_live(1000);
+        retention.most_bytes = 1100;
+        assert_eq!(retention.bound_bytes(), 1100);
+        retention.grow_live(500);
+        assert_eq!(retention.bound_bytes(), 1500);
+        retention.keep_bytes = Some(7);
+        retention.most_bytes = usize::MAX;
+        assert_eq!(retention.bound_bytes(), 1507);
     }
 }
