@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
-use selfpage_core::fault::{Outcome, protect, range};
+use selfpage_core::fault::{Failure, Outcome, protect, range};
 use selfpage_core::linux::{memory, thread};
-use selfpage_core::mmu::Trap;
+use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::region::{Access, Rights};
 
 use crate::domain::Inner;
@@ -157,7 +157,12 @@ impl MemoryFault<'_> {
     pub fn map(&self, contents: &PageBytes) -> Result<()> {
         let (state, page) = (self.inner.state(), self.page());
         self.bound.changed();
-        match self.inner.in_handler(|| range::supply(state, page, contents)) {
+        let mut given = self.inner.in_handler(|| range::supply(state, page, contents));
+        if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
+            // The program has closed them.
+            given = self.inner.on_pager_thread(|| range::supply(state, page, contents));
+        }
+        match given {
             Outcome::Resolved => Ok(()),
             Outcome::Failed(failure) => Err(Error::failure("map", self.bound.page_name(page), failure)),
             _ => {
@@ -341,7 +346,7 @@ impl Bound {
         self.may_protect(protection)?;
         let state = inner.state();
         let mut done = change(range);
-        if matches!(done, Err((_, protect::Unprotected::Machine(selfpage_core::mmu::Refusal::NoDescriptor)))) {
+        if matches!(done, Err((_, protect::Unprotected::Machine(Refusal::NoDescriptor)))) {
             done = inner.on_pager_thread(|| protect::protect(state, range, protection));
         }
         self.changed();
@@ -362,7 +367,6 @@ impl Bound {
 }
 
 fn unprotected(page: String, why: protect::Unprotected) -> Error {
-    use selfpage_core::mmu::Refusal;
     match why {
         protect::Unprotected::Pinned => {
             let cause = "it is pinned, and a page that nobody may access is not mapped: unpin it, or protect it against \
@@ -375,7 +379,7 @@ fn unprotected(page: String, why: protect::Unprotected) -> Error {
             Error::new(Kind::Held, "protect", page, cause)
         }
         protect::Unprotected::Machine(why) => {
-            Error::failure("protect", page, selfpage_core::fault::Failure::Machine(why))
+            Error::failure("protect", page, Failure::Machine(why))
         }
     }
 }
