@@ -52,6 +52,9 @@ pub enum Answer {
 /// would, on a stack of 256 KiB of ours, with signals blocked but those for faults: what the interrupted code holds (a lock, the
 /// allocator's) it must not wait for, and those signals it must not let in. In worker regions it runs on a thread of its own, while the faulting one is stopped.
 ///
+/// It answers for the region: what it does by its [`MemoryFault`] needs no right `META` of the thread that stands there, which may be
+/// in a protection domain without it.
+///
 /// While it runs no lock of the domain is held, and nobody is inside its gate: it may touch any page, fault, and ask
 /// anything of any region. What it may not do is drop its own region.
 ///
@@ -235,12 +238,14 @@ impl Region {
     /// each keeps its protection wherever it goes. Costs one call of the kernel for each run of neighbours in core.
     ///
     /// # Errors
-    /// The range is not in the region, the region may only be read, or a page is pinned and [`Protection::None`] would unmap it:
-    /// nothing was changed. The kernel cannot change a page: the pages before it are protected then.
+    /// The range is not in the region, the region may only be read, a page is pinned and [`Protection::None`] would unmap it, or
+    /// the thread's protection domain lacks the right `META` on the region: nothing was changed. The kernel cannot change a page: the
+    /// pages before it are protected then.
     ///
     /// # Source
     /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
+        self.bound().may_change("protect")?;
         let inner = self.inner();
         self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
             inner.on_table(|| protect::protect(inner.state(), range, protection))
