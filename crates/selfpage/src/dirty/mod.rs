@@ -20,6 +20,7 @@ use selfpage_core::linux::pagemap::Afterwards;
 use crate::error::{Error, Kind, Result};
 pub use found::Dirty;
 use protection::WriteProtection;
+use registered::Registered;
 pub(crate) use tracked::check_tracked;
 
 /// How writes are noticed.
@@ -123,7 +124,8 @@ impl DirtyTracker {
     /// `Invalid`: as for [`DirtyTracker::arm`]. Any other: nothing is known, and nothing has changed.
     pub fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan", &range)?;
-        let registered = registered::within(&range)?;
+        found.begin(&range);
+        let registered = registered::mark(&range, found)?;
         match &self.protection {
             None => traps::scan(range.clone(), found),
             Some(protection) => match tracked::region("scan", &range)? {
@@ -131,7 +133,9 @@ impl DirtyTracker {
                 None => protection.scan(range.clone(), found),
             },
         }?;
-        found.join(&registered, &range);
+        if registered == Registered::Some {
+            found.end(&range);
+        }
         Ok(())
     }
 
@@ -141,8 +145,9 @@ impl DirtyTracker {
     /// As for [`DirtyTracker::arm`].
     pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan and re-arm", &range)?;
+        found.begin(&range);
         // First: after a scan in vain everything would have to count as written.
-        let registered = registered::within(&range)?;
+        let registered = registered::mark(&range, found)?;
         match &self.protection {
             None => traps::scan_and_rearm(range.clone(), found),
             Some(protection) => match tracked::region("scan and re-arm", &range)? {
@@ -150,7 +155,9 @@ impl DirtyTracker {
                 None => protection.scan_and_rearm(range.clone(), found),
             },
         }?;
-        found.join(&registered, &range);
+        if registered == Registered::Some {
+            found.end(&range);
+        }
         Ok(())
     }
 

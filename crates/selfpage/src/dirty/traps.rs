@@ -136,7 +136,6 @@ pub(super) fn disarm(range: Range<usize>) -> Result<()> {
 
 pub(super) fn scan(range: Range<usize>, found: &mut Dirty) -> Result<()> {
     let watch = armed("scan", &range)?;
-    found.begin(&range);
     for (index, word) in watch.bits.iter().enumerate() {
         found.mark_word(index, word.load(Ordering::SeqCst));
     }
@@ -146,7 +145,6 @@ pub(super) fn scan(range: Range<usize>, found: &mut Dirty) -> Result<()> {
 
 pub(super) fn scan_and_rearm(range: Range<usize>, found: &mut Dirty) -> Result<()> {
     let watch = armed("scan and re-arm", &range)?;
-    found.begin(&range);
     for (index, word) in watch.bits.iter().enumerate() {
         found.mark_word(index, word.swap(0, Ordering::SeqCst));
     }
