@@ -9,6 +9,7 @@ mod shadow;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 mod traps;
+mod without;
 
 use std::ops::Range;
 
