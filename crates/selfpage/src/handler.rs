@@ -383,9 +383,7 @@ fn unprotected(page: String, why: protect::Unprotected) -> Error {
                 "the kernel or a device works on it (a transfer in flight, a registered buffer): try again later";
             Error::new(Kind::Held, "protect", page, cause)
         }
-        protect::Unprotected::Machine(why) => {
-            Error::failure("protect", page, Failure::Machine(why))
-        }
+        protect::Unprotected::Machine(why) => Error::failure("protect", page, Failure::Machine(why)),
     }
 }
 
