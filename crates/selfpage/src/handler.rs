@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
-use selfpage_core::fault::{Outcome, protect, range};
+use selfpage_core::fault::{Failure, Outcome, protect, range};
 use selfpage_core::linux::{memory, thread};
-use selfpage_core::mmu::Trap;
+use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::region::{Access, Rights};
 
 use crate::domain::Inner;
@@ -51,6 +51,9 @@ pub enum Answer {
 /// In upcall regions ([`crate::Trap::Upcall`]) it runs on the faulting thread, as a signal handler of the program's own
 /// would, on a stack of 256 KiB of ours, with signals blocked but those for faults: what the interrupted code holds (a lock, the
 /// allocator's) it must not wait for, and those signals it must not let in. In worker regions it runs on a thread of its own, while the faulting one is stopped.
+///
+/// It answers for the region: what it does by its [`MemoryFault`] needs no right `META` of the thread that stands there, which may be
+/// in a protection domain without it.
 ///
 /// While it runs no lock of the domain is held, and nobody is inside its gate: it may touch any page, fault, and ask
 /// anything of any region. What it may not do is drop its own region.
@@ -157,7 +160,12 @@ impl MemoryFault<'_> {
     pub fn map(&self, contents: &PageBytes) -> Result<()> {
         let (state, page) = (self.inner.state(), self.page());
         self.bound.changed();
-        match self.inner.in_handler(|| range::supply(state, page, contents)) {
+        let mut given = self.inner.in_handler(|| range::supply(state, page, contents));
+        if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
+            // The program has closed them.
+            given = self.inner.on_pager_thread(|| range::supply(state, page, contents));
+        }
+        match given {
             Outcome::Resolved => Ok(()),
             Outcome::Failed(failure) => Err(Error::failure("map", self.bound.page_name(page), failure)),
             _ => {
@@ -230,12 +238,14 @@ impl Region {
     /// each keeps its protection wherever it goes. Costs one call of the kernel for each run of neighbours in core.
     ///
     /// # Errors
-    /// The range is not in the region, the region may only be read, or a page is pinned and [`Protection::None`] would unmap it:
-    /// nothing was changed. The kernel cannot change a page: the pages before it are protected then.
+    /// The range is not in the region, the region may only be read, a page is pinned and [`Protection::None`] would unmap it, or
+    /// the thread's protection domain lacks the right `META` on the region: nothing was changed. The kernel cannot change a page: the
+    /// pages before it are protected then.
     ///
     /// # Source
     /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
+        self.bound().may_change("protect")?;
         let inner = self.inner();
         self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
             inner.on_table(|| protect::protect(inner.state(), range, protection))
@@ -341,7 +351,7 @@ impl Bound {
         self.may_protect(protection)?;
         let state = inner.state();
         let mut done = change(range);
-        if matches!(done, Err((_, protect::Unprotected::Machine(selfpage_core::mmu::Refusal::NoDescriptor)))) {
+        if matches!(done, Err((_, protect::Unprotected::Machine(Refusal::NoDescriptor)))) {
             done = inner.on_pager_thread(|| protect::protect(state, range, protection));
         }
         self.changed();
@@ -362,7 +372,6 @@ impl Bound {
 }
 
 fn unprotected(page: String, why: protect::Unprotected) -> Error {
-    use selfpage_core::mmu::Refusal;
     match why {
         protect::Unprotected::Pinned => {
             let cause = "it is pinned, and a page that nobody may access is not mapped: unpin it, or protect it against \
@@ -374,9 +383,7 @@ fn unprotected(page: String, why: protect::Unprotected) -> Error {
                 "the kernel or a device works on it (a transfer in flight, a registered buffer): try again later";
             Error::new(Kind::Held, "protect", page, cause)
         }
-        protect::Unprotected::Machine(why) => {
-            Error::failure("protect", page, selfpage_core::fault::Failure::Machine(why))
-        }
+        protect::Unprotected::Machine(why) => Error::failure("protect", page, Failure::Machine(why)),
     }
 }
 

@@ -76,8 +76,10 @@ impl Domain {
     /// A domain has one sample at a time: a later one ends the one before.
     ///
     /// # Errors
-    /// Never today.
+    /// The thread's protection domain lacks the right `META` on one of the regions.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
+        let regions: Vec<_> = self.life().inner.regions().values().cloned().collect();
+        regions.iter().try_for_each(|bound| bound.may_change("sample"))?;
         Sample::begin(self.life(), PageRange { first: PageNo(0), count: u64::MAX }, sampling)
     }
 }
@@ -86,8 +88,9 @@ impl Region {
     /// Begins to sample the pages of the region, as [`Domain::sample`] does of all.
     ///
     /// # Errors
-    /// Never today.
+    /// The thread's protection domain lacks the right `META` on the region.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
+        self.bound().may_change("sample")?;
         Sample::begin(self.life(), self.core().range, sampling)
     }
 }

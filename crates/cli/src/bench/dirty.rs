@@ -25,6 +25,7 @@ const QUESTIONS: usize = 1_000_000;
 static SYSTEMS: Systems<Way> = Systems(&[
     (Entry::plain("selfpage", Group::Ours), Way::Notes(Mechanism::WriteProtection)),
     (Entry::plain("mprotect", Group::Kernel), Way::Notes(Mechanism::Traps)),
+    (Entry::plain("soft-dirty", Group::Kernel), Way::Notes(Mechanism::SoftDirty)),
     (Entry::plain("fork", Group::Kernel), Way::Fork),
 ]);
 

@@ -115,39 +115,50 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
 /// access it.
 ///
 /// # Context
-/// Normal.
+/// Normal. Where the descriptors are not this thread's it fails with [`Refusal::NoDescriptor`], and the page is as it was.
 pub fn supply(domain: &DomainState, page: PageNo, contents: &PageBytes) -> Outcome {
-    settle_step(domain, page, |region| {
-        let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
-        let seen = word.load();
-        match seen.state() {
-            State::Busy => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-            State::Absent if !seen.wishes().unmapped() => {}
-            _ => return Step::Done(Outcome::Violation),
-        }
-        let frames_seen = domain.stack.demand.available.count();
-        let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
-            return Step::AwaitFrame(frames_seen);
-        };
-        let frame = run.first;
-        if !word.claim(seen) {
-            domain.stack.give(domain.mmu, frame, 1);
-            return Step::Again;
-        }
-        domain.frames.set_zeroed(frame, Zeroed::Unknown);
-        domain.frames.set_owner(frame, Some(page));
-        *domain.lease(frame).get_mut() = *contents;
-        region.set_resident(page, 1);
-        match domain.map(region, page, frame, 1) {
-            Ok(()) => {
-                domain.settle(region, page, Word::new(State::Resident, frame));
-                domain.admit(region, frame, Use::First);
-                Counters::add(&domain.counters.fills_total, 1);
-                Step::Done(Outcome::Resolved)
-            }
-            Err(partial) => super::refused(domain, region, page, frame, partial.why),
-        }
+    settle_step(domain, page, |region| match supply_at(domain, region, page, contents) {
+        // The contents are the caller's, who knows of other threads.
+        Step::HandOver => Step::Done(Outcome::Failed(Failure::Machine(Refusal::NoDescriptor))),
+        step => step,
     })
+}
+
+fn supply_at(domain: &DomainState, region: &Region, page: PageNo, contents: &PageBytes) -> Step {
+    let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
+    let seen = word.load();
+    match seen.state() {
+        State::Busy => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+        State::Absent if !seen.wishes().unmapped() => {}
+        _ => return Step::Done(Outcome::Violation),
+    }
+    // What the page reads as now is dropped: an image or a clone that needs it has it first.
+    let _dropping = match copy_first::begin_drop(domain, region, page) {
+        Ok(dropping) => dropping,
+        Err(wait) => return wait,
+    };
+    let frames_seen = domain.stack.demand.available.count();
+    let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
+        return Step::AwaitFrame(frames_seen);
+    };
+    let frame = run.first;
+    if !word.claim(seen) {
+        domain.stack.give(domain.mmu, frame, 1);
+        return Step::Again;
+    }
+    domain.frames.set_zeroed(frame, Zeroed::Unknown);
+    domain.frames.set_owner(frame, Some(page));
+    *domain.lease(frame).get_mut() = *contents;
+    region.set_resident(page, 1);
+    if let Err(partial) = domain.map(region, page, frame, 1) {
+        return super::refused(domain, region, page, frame, partial.why);
+    }
+    // What a clone would have had from its source it has no more.
+    region.sets.inherited.remove(region.index(page));
+    domain.settle(region, page, Word::new(State::Resident, frame));
+    domain.admit(region, frame, Use::First);
+    Counters::add(&domain.counters.fills_total, 1);
+    Step::Done(Outcome::Resolved)
 }
 
 /// Drops the contents of `range`, which must lie in one region: they are garbage and are never saved. Pins on it go too.

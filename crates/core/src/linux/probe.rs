@@ -291,6 +291,24 @@ pub fn scans_pages() -> Answer {
     expect(scratch.categories(0)?.contains(Categories::PRESENT) && !scratch.categories(1)?.populated())
 }
 
+/// Whether the kernel has soft-dirty bits: then a page that was just written has one, in a process that never cleared any.
+///
+/// # Errors
+/// [`Shortfall::Wrong`]: it has none.
+pub fn has_soft_dirty() -> Answer {
+    const SOFT_DIRTY: u64 = 1 << 55;
+    let scratch = Scratch::pages(2)?;
+    scratch.mark(0)?;
+    let pagemap = Descriptor::open_pagemap()?;
+    let entry_bytes = size_of::<u64>();
+    // SAFETY: owned-range: the page that the entry is read into is ours, and nobody borrows from it.
+    let read = unsafe { pagemap.read_at(scratch.page(1), entry_bytes, scratch.page(0) / PAGE_BYTES * entry_bytes) };
+    let _ = pagemap.close();
+    // SAFETY: owned-range: the page is ours, and any bits are a number.
+    let entry = unsafe { (scratch.page(1) as *const u64).read_volatile() };
+    expect(read? == entry_bytes && entry & SOFT_DIRTY != 0)
+}
+
 /// Whether pages of shared memory are mapped on demand (`UFFDIO_CONTINUE`).
 ///
 /// # Errors

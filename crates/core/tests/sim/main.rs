@@ -23,7 +23,7 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use world::{Life, World};
+use world::{Handlers, Life, World};
 
 /// Steps of the program in each run.
 const STEPS: u32 = 2000;
@@ -37,12 +37,12 @@ struct Run {
     counts: selfpage_core::trace::Counts,
 }
 
-fn run(seed: u64) -> Result<Run, String> {
+fn run(seed: u64, handlers: Handlers) -> Result<Run, String> {
     selfpage_core::sync::RACE.get_or_init(|| || scheduler::step_aside("a race"));
     dice::seed(seed);
     scheduler::reset();
     let mut life = Life::default();
-    let world = World::new(&mut life, STEPS);
+    let world = World::new(&mut life, STEPS, handlers);
     let result = catch_unwind(AssertUnwindSafe(|| -> Result<Run, String> {
         threads::spawn(world);
         steps::spawn(world);
@@ -79,13 +79,23 @@ fn number(name: &str) -> Option<u64> {
 
 #[test]
 fn contents_are_always_right() {
+    run_all(Handlers::None, if cfg!(debug_assertions) { 300 } else { 10_000 });
+}
+
+#[test]
+fn contents_that_a_handler_gives_are_right() {
+    run_all(Handlers::Give, if cfg!(debug_assertions) { 100 } else { 2000 });
+}
+
+/// Runs the kept seeds and as many more as `SELFPAGE_SIM_SEEDS` says, or else `seeds`; or the one that `SELFPAGE_SIM_SEED` names.
+fn run_all(handlers: Handlers, seeds: u64) {
     if let Some(seed) = number("SELFPAGE_SIM_SEED") {
         scheduler::keep_last(number("SELFPAGE_SIM_LAST").unwrap_or(0) as usize);
-        let run = run(seed).unwrap_or_else(|report| panic!("{report}"));
+        let run = run(seed, handlers).unwrap_or_else(|report| panic!("{report}"));
         println!("seed {seed}: {} yields, {:?}", run.yields, run.counts);
         return;
     }
-    let seeds = number("SELFPAGE_SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) { 300 } else { 10_000 });
+    let seeds = number("SELFPAGE_SIM_SEEDS").unwrap_or(seeds);
     let (next, yields) = (AtomicU64::new(0), AtomicU64::new(0));
     let total = KEPT_SEEDS.len() as u64 + seeds;
     let workers = std::thread::available_parallelism().map_or(1, |count| count.get()).min(16);
@@ -97,7 +107,7 @@ fn contents_are_always_right() {
                     return None;
                 }
                 let seed = KEPT_SEEDS.get(at as usize).copied().unwrap_or(at);
-                match run(seed) {
+                match run(seed, handlers) {
                     Ok(run) => yields.fetch_add(run.yields, Ordering::Relaxed),
                     Err(report) => {
                         next.store(total, Ordering::Relaxed);

@@ -8,8 +8,8 @@ use crate::machine::Halves;
 #[derive(Clone, Copy, Default)]
 struct Page {
     now: Halves,
-    /// It is being discarded: it turns to zero some time, once.
-    fading: bool,
+    /// It is being discarded, or given other contents: it turns to these some time, once.
+    fading: Option<Halves>,
     pins: u32,
     /// How often it was dropped behind core's back.
     losses: u32,
@@ -33,7 +33,7 @@ impl Shadow {
     #[must_use]
     pub fn agrees(&self, at: usize, seen: Halves) -> bool {
         self.with(at, |page| {
-            if page.fading && seen == [0; 2] {
+            if page.fading == Some(seen) {
                 page.now = seen;
             }
             page.now == seen
@@ -43,7 +43,7 @@ impl Shadow {
     /// Somebody could see the page so, and has not.
     #[must_use]
     pub fn may_be(&self, at: usize, seen: Halves) -> bool {
-        self.with(at, |page| page.now == seen || (page.fading && seen == [0; 2]))
+        self.with(at, |page| page.now == seen || page.fading == Some(seen))
     }
 
     pub fn now(&self, at: usize) -> Halves {
@@ -59,8 +59,8 @@ impl Shadow {
         self.with(at, |page| page.losses += 1);
     }
 
-    /// Begins an image: what every page holds now, whether it may be zero as well, and how often it was dropped.
-    pub fn image(&self) -> Vec<(Halves, bool, u32)> {
+    /// Begins an image: what every page holds now, what it may hold as well, and how often it was dropped.
+    pub fn image(&self) -> Vec<(Halves, Option<Halves>, u32)> {
         let pages = self.0.try_lock().expect("one thread at a time");
         pages.iter().map(|page| (page.now, page.fading, page.losses)).collect()
     }
@@ -70,13 +70,18 @@ impl Shadow {
         self.with(at, |page| page.losses)
     }
 
-    /// The page is zero from now on.
-    pub fn clear(&self, at: usize) {
-        self.with(at, |page| (page.now, page.fading) = ([0; 2], false));
+    /// The page is so from now on.
+    pub fn turn(&self, at: usize, into: Halves) {
+        self.with(at, |page| (page.now, page.fading) = (into, None));
     }
 
-    pub fn fade(&self, at: usize) {
-        self.with(at, |page| page.fading = true);
+    pub fn fade(&self, at: usize, into: Halves) {
+        self.with(at, |page| page.fading = Some(into));
+    }
+
+    /// What it was to turn to it has not, and will not.
+    pub fn stay(&self, at: usize) {
+        self.with(at, |page| page.fading = None);
     }
 
     pub fn pins(&self, at: usize) -> u32 {
@@ -93,6 +98,6 @@ impl Shadow {
 
     /// Whether the page may have so many pins just now.
     pub fn may_have_pins(&self, at: usize, pins: u32) -> bool {
-        self.with(at, |page| page.pinning || page.fading || page.pins == pins)
+        self.with(at, |page| page.pinning || page.fading.is_some() || page.pins == pins)
     }
 }

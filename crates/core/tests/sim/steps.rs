@@ -1,6 +1,6 @@
 //! What the program does, step by step.
 
-use selfpage_core::addr::{PageNo, PageRange};
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::{self, Failure, Fault, Outcome, range, sample};
 use selfpage_core::mmu::Trap;
@@ -9,9 +9,10 @@ use selfpage_core::region::Access;
 
 use crate::checks;
 use crate::dice;
+use crate::machine::set_half;
 use crate::scheduler::{self, Role};
 use crate::snapshots;
-use crate::world::{Stage, World};
+use crate::world::{Handlers, Stage, World};
 
 /// Threads of the program.
 pub const PROGRAMS: usize = 3;
@@ -156,6 +157,7 @@ impl Program {
             }
             680..740 => self.pin(),
             740..800 => self.unpin(),
+            800..830 if world.handlers == Handlers::Give => self.supply(),
             800..850 => self.discard(),
             850..865 => self.sample(),
             865..890 => {
@@ -245,12 +247,32 @@ impl Program {
         let end = world.part(first).region.range.end().0.min((first.0 / BLOCK + 1) * BLOCK);
         let range = PageRange { first, count: 1 + dice::below(end - first.0) };
         self.pinned.retain(|page| !range.contains(*page));
-        range.pages().for_each(|page| world.shadow.fade(world.at(page)));
+        range.pages().for_each(|page| world.shadow.fade(world.at(page), [0; 2]));
         world.waiting_for(range, || with_signals(|| range::discard(&world.domain, range)));
         for page in range.pages() {
             world.shadow.set_pins(world.at(page), 0);
-            world.shadow.clear(world.at(page));
+            world.shadow.turn(world.at(page), [0; 2]);
         }
+    }
+
+    /// Gives an absent page its contents, as a handler does that is asked before the pager.
+    fn supply(&self) {
+        let (world, page) = (self.world, self.own_page());
+        let at = world.at(page);
+        let value = world.value.get() + 1;
+        world.value.set(value);
+        let mut contents = [0; PAGE_BYTES];
+        (0..2).for_each(|half| set_half(&mut contents, half, value));
+        world.shadow.fade(at, [value; 2]);
+        let range = PageRange { first: page, count: 1 };
+        match world.waiting_for(range, || range::supply(&world.domain, page, &contents)) {
+            Outcome::Resolved => return world.shadow.turn(at, [value; 2]),
+            // It is not absent, or nobody may access it.
+            Outcome::Violation => {}
+            Outcome::Failed(failure) => world.judge(page, failure),
+            other => panic!("{page:?} is {other:?}"),
+        }
+        world.shadow.stay(at);
     }
 
     /// Protects a few pages, whoever uses them.
@@ -292,7 +314,7 @@ impl Program {
     fn advise_away(&mut self) {
         let (world, page) = (self.world, self.own_page());
         if !self.pinned.contains(&page) && world.mmu.advise_away(page) {
-            world.shadow.clear(world.at(page));
+            world.shadow.turn(world.at(page), [0; 2]);
             world.shadow.lose(world.at(page));
         }
     }

@@ -49,6 +49,14 @@ pub enum Stage {
     Saver,
 }
 
+/// Whether the program has handlers that are asked of absent pages before the pager.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Handlers {
+    None,
+    /// They give contents.
+    Give,
+}
+
 pub struct World {
     pub domain: DomainState,
     pub mmu: &'static SimMmu,
@@ -56,6 +64,7 @@ pub struct World {
     pub parts: Vec<Part>,
     pub shadow: Shadow,
     pub policy: Mutex<SimPolicy>,
+    pub handlers: Handlers,
     pub steps_left: Cell<u32>,
     /// The last value written anywhere.
     pub value: Cell<u64>,
@@ -111,7 +120,7 @@ impl Life {
 
 impl World {
     /// A world by chance.
-    pub fn new(life: &mut Life, steps: u32) -> &'static World {
+    pub fn new(life: &mut Life, steps: u32, handlers: Handlers) -> &'static World {
         let weather = life.keep(Weather::default());
         weather.begin();
         // From 64 frames on faults fetch ahead.
@@ -172,6 +181,7 @@ impl World {
             parts,
             shadow: Shadow::new(total as usize),
             policy: Mutex::new(SimPolicy::new(frames, weather)),
+            handlers,
             steps_left: Cell::new(steps),
             value: Cell::new(0),
             stage: Cell::new(Stage::Programs),

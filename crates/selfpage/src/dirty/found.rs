@@ -76,7 +76,7 @@ impl Dirty {
         }
     }
 
-    /// Adds a page within the range scanned, in any order; to be followed by [`Dirty::end`].
+    /// Adds pages within the range scanned, in any order; to be followed by [`Dirty::end`].
     pub(super) fn mark(&mut self, found: Range<usize>) {
         self.each_word(&found, |word, bits| *word |= bits);
     }
@@ -84,23 +84,14 @@ impl Dirty {
     /// Adds 64 pages, a bit each, to be followed by [`Dirty::end`].
     pub(super) fn mark_word(&mut self, index: usize, found: u64) {
         if let Some(word) = self.bits.get_mut(index) {
-            *word = found;
+            *word |= found;
         }
     }
 
-    /// Adds pages in any order to what a scan of `range` found.
-    pub(super) fn join(&mut self, more: &[Range<usize>], range: &Range<usize>) {
-        if more.is_empty() {
-            return;
-        }
-        more.iter().for_each(|pages| self.mark(pages.clone()));
+    /// Makes ranges of all that was marked or added in a scan of `range`.
+    pub(super) fn end(&mut self, range: &Range<usize>) {
         self.ranges.clear();
         self.pages = 0;
-        self.end(range);
-    }
-
-    /// Makes ranges of what was marked in a scan of `range`.
-    pub(super) fn end(&mut self, range: &Range<usize>) {
         let page_at = |page: usize| range.start + page * PAGE_BYTES;
         let size_pages = range.len() / PAGE_BYTES;
         let mut page = 0;

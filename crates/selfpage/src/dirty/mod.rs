@@ -14,12 +14,13 @@ mod traps;
 use std::ops::Range;
 
 use selfpage_core::addr::PAGE_BYTES;
-use selfpage_core::linux::memory;
 use selfpage_core::linux::pagemap::Afterwards;
+use selfpage_core::linux::{memory, probe};
 
 use crate::error::{Error, Kind, Result};
 pub use found::Dirty;
 use protection::WriteProtection;
+use registered::Registered;
 pub(crate) use tracked::check_tracked;
 
 /// How writes are noticed.
@@ -32,6 +33,9 @@ pub enum Mechanism {
     /// `mprotect` and a handler for `SIGSEGV`. System calls that write to a clean page fail with `EFAULT`, discarding is not
     /// noticed, a range is scanned as it was armed, and nobody writes to it while it is disarmed.
     Traps,
+    /// The kernel's soft-dirty bits (`CONFIG_MEM_SOFT_DIRTY`). Never to be had here: they are cleared for the whole process at once, so
+    /// no range can be armed by itself, and trackers would take each other's notes.
+    SoftDirty,
 }
 
 /// Tells which pages of a range were written since it was armed.
@@ -90,6 +94,7 @@ impl DirtyTracker {
         match mechanism {
             Mechanism::WriteProtection => Ok(DirtyTracker { protection: Some(WriteProtection::new()?) }),
             Mechanism::Traps => Ok(DirtyTracker { protection: None }),
+            Mechanism::SoftDirty => Err(Error::new(Kind::Unsupported, "use", "soft-dirty bits", no_soft_dirty())),
         }
     }
 
@@ -123,7 +128,8 @@ impl DirtyTracker {
     /// `Invalid`: as for [`DirtyTracker::arm`]. Any other: nothing is known, and nothing has changed.
     pub fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan", &range)?;
-        let registered = registered::within(&range)?;
+        found.begin(&range);
+        let registered = registered::mark(&range, found)?;
         match &self.protection {
             None => traps::scan(range.clone(), found),
             Some(protection) => match tracked::region("scan", &range)? {
@@ -131,7 +137,9 @@ impl DirtyTracker {
                 None => protection.scan(range.clone(), found),
             },
         }?;
-        found.join(&registered, &range);
+        if registered == Registered::Some {
+            found.end(&range);
+        }
         Ok(())
     }
 
@@ -141,8 +149,9 @@ impl DirtyTracker {
     /// As for [`DirtyTracker::arm`].
     pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         check("scan and re-arm", &range)?;
+        found.begin(&range);
         // First: after a scan in vain everything would have to count as written.
-        let registered = registered::within(&range)?;
+        let registered = registered::mark(&range, found)?;
         match &self.protection {
             None => traps::scan_and_rearm(range.clone(), found),
             Some(protection) => match tracked::region("scan and re-arm", &range)? {
@@ -150,7 +159,9 @@ impl DirtyTracker {
                 None => protection.scan_and_rearm(range.clone(), found),
             },
         }?;
-        found.join(&registered, &range);
+        if registered == Registered::Some {
+            found.end(&range);
+        }
         Ok(())
     }
 
@@ -166,6 +177,19 @@ impl DirtyTracker {
             None => protection.disarm(range)?,
         }
         Ok(())
+    }
+}
+
+fn no_soft_dirty() -> &'static str {
+    match probe::has_soft_dirty() {
+        Ok(()) => {
+            "this kernel has them, and clears them for the whole process at once, for whoever asks: use \
+             Mechanism::WriteProtection, or Mechanism::Traps"
+        }
+        Err(_) => {
+            "this kernel has none (CONFIG_MEM_SOFT_DIRTY), and others clear them for the whole process at once: use \
+             Mechanism::WriteProtection, or Mechanism::Traps"
+        }
     }
 }
 

@@ -183,7 +183,6 @@ fn collect(
     found: &mut Dirty,
     mut hole: impl FnMut(Range<usize>) -> std::result::Result<(), Errno>,
 ) -> std::result::Result<(), Errno> {
-    found.begin(range);
     let mut stretches = [Stretch::default(); STRETCHES];
     let mut at = range.start;
     while at < range.end {

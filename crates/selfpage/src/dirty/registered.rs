@@ -1,85 +1,200 @@
 //! Buffers that the program has registered with io_uring: devices write to them by their frames, which no page table notes.
 //!
 //! The kernel counts pinned pages in `VmPin` of `/proc/self/status`, and lists a ring's buffers in the ring's `fdinfo`. Rings are
-//! looked for only where something is pinned.
+//! looked for only where something is pinned. All of it is read into buffers on the stack: a collector scans while it has threads
+//! stopped, one of which may hold the lock of malloc.
 
-use std::fs;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::fs::{CWD, Mode, OFlags, RawDir};
+use rustix::io::Errno as SystemErrno;
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::{Errno, thread};
 
+use super::Dirty;
 use crate::error::{Error, Result};
 
 /// How often a ring is asked that somebody else uses just then.
 const MOST_TRIES: u32 = 10_000;
+/// How much of a line is looked at.
+const LINE_BYTES: usize = 512;
 
-/// The pages of `range` that are in buffers registered with rings that this process has open, in no order.
-pub(super) fn within(range: &Range<usize>) -> Result<Vec<Range<usize>>> {
-    if !any_pinned(&fs::read_to_string("/proc/self/status").unwrap_or_default()) {
-        return Ok(Vec::new());
-    }
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
-        if fs::read_link(entry.path()).is_ok_and(|name| name.as_os_str() == "anon_inode:[io_uring]") {
-            found.extend(of_ring(&entry.file_name().to_string_lossy())?);
-        }
-    }
-    let pages = found.into_iter().map(|buffer: Range<usize>| {
-        let (first, end) = (buffer.start / PAGE_BYTES * PAGE_BYTES, buffer.end.next_multiple_of(PAGE_BYTES));
-        first.max(range.start)..end.min(range.end)
-    });
-    Ok(pages.filter(|pages| !pages.is_empty()).collect())
+/// Whether there are buffers in a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Registered {
+    None,
+    Some,
 }
 
-fn any_pinned(status: &str) -> bool {
-    let value = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
-    value.is_some_and(|value| value.trim() != "0 kB")
+/// Marks the pages of `range` that are in buffers registered with rings that this process has open; to be followed by [`Dirty::end`] where
+/// there are any.
+pub(super) fn mark(range: &Range<usize>, found: &mut Dirty) -> Result<Registered> {
+    let mut registered = Registered::None;
+    let is_pinned = |line: &[u8]| line.strip_prefix(b"VmPin:").map(|value| value.trim_ascii() != b"0 kB");
+    let pinned = open(CWD, c"/proc/self/status").and_then(|status| each_line(&status, is_pinned));
+    if !pinned.ok().flatten().unwrap_or(false) {
+        return Ok(registered);
+    }
+    let mut each = |buffer: Range<usize>| {
+        let (first, end) = (buffer.start / PAGE_BYTES * PAGE_BYTES, buffer.end.next_multiple_of(PAGE_BYTES));
+        let pages = first.max(range.start)..end.min(range.end);
+        if !pages.is_empty() {
+            found.mark(pages);
+            registered = Registered::Some;
+        }
+    };
+    // What cannot be listed has none.
+    let (Ok(links), Ok(infos)) = (open(CWD, c"/proc/self/fd"), open(CWD, c"/proc/self/fdinfo")) else {
+        return Ok(registered);
+    };
+    let mut room = [MaybeUninit::uninit(); 2048];
+    let mut entries = RawDir::new(&links, &mut room);
+    while let Some(Ok(entry)) = entries.next() {
+        let (name, mut link) = (entry.file_name(), [MaybeUninit::uninit(); 64]);
+        if rustix::fs::readlinkat_raw(&links, name, &mut link).is_ok_and(|(link, _)| link == b"anon_inode:[io_uring]") {
+            of_ring(&infos, name, &mut each)?;
+        }
+    }
+    Ok(registered)
+}
+
+fn open(dir: impl AsFd, name: &CStr) -> std::result::Result<OwnedFd, SystemErrno> {
+    rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Shows `look` each line of a file, or the front of a long one, until it has found what it looks for.
+fn each_line<T>(
+    file: &OwnedFd,
+    mut look: impl FnMut(&[u8]) -> Option<T>,
+) -> std::result::Result<Option<T>, SystemErrno> {
+    let mut buffer = [0; LINE_BYTES];
+    // How much of it is there, and whether that is the rest of a line whose front was shown.
+    let (mut len, mut is_rest) = (0, false);
+    loop {
+        let read = rustix::io::read(file, &mut buffer[len..])?;
+        len += read;
+        let mut from = 0;
+        while let Some(end) = buffer[from..len].iter().position(|byte| *byte == b'\n') {
+            let line = &buffer[from..from + end];
+            if !std::mem::replace(&mut is_rest, false)
+                && let Some(found) = look(line)
+            {
+                return Ok(Some(found));
+            }
+            from += end + 1;
+        }
+        buffer.copy_within(from..len, 0);
+        len -= from;
+        if len == LINE_BYTES || read == 0 && len > 0 {
+            if !is_rest && let Some(found) = look(&buffer[..len]) {
+                return Ok(Some(found));
+            }
+            (len, is_rest) = (0, true);
+        }
+        if read == 0 {
+            return Ok(None);
+        }
+    }
 }
 
 /// The buffers of one ring. The kernel does not list them while the ring is being used.
-fn of_ring(number: &str) -> Result<Vec<Range<usize>>> {
+fn of_ring(infos: &OwnedFd, name: &CStr, each: &mut impl FnMut(Range<usize>)) -> Result<()> {
     for _ in 0..MOST_TRIES {
         // A ring that was closed meanwhile has none.
-        let Ok(info) = fs::read_to_string(format!("/proc/self/fdinfo/{number}")) else { return Ok(Vec::new()) };
-        if let Some(buffers) = parse(&info) {
-            return Ok(buffers);
+        let Ok(info) = open(infos, name) else { return Ok(()) };
+        let mut listed = List::Unseen;
+        let read = each_line(&info, |line| listed.follow(line, each));
+        if read.is_err() || listed == List::Left(0) {
+            return Ok(());
         }
         thread::give_way();
     }
     Err(Error::system("scan", "buffers registered with io_uring, which is in use all the time", Errno::AGAIN))
 }
 
-/// `None`: they are not listed, or not all.
-fn parse(info: &str) -> Option<Vec<Range<usize>>> {
-    let mut lines = info.lines().skip_while(|line| !line.starts_with("UserBufs:"));
-    let count = lines.next()?.strip_prefix("UserBufs:")?.trim().parse().ok()?;
-    let entries: Vec<&str> = lines.take(count).take_while(|line| line.starts_with(' ')).collect();
-    let buffer = |line: &&str| {
-        let (start, len) = line.split_once(": 0x")?.1.split_once('/')?;
-        let start = usize::from_str_radix(start, 16).ok()?;
-        Some(start..start.checked_add(len.parse().ok()?)?)
-    };
-    // A place without a buffer is a line, too.
-    (entries.len() == count).then(|| entries.iter().filter_map(buffer).collect())
+/// How far the list of a ring's buffers was read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum List {
+    Unseen,
+    /// So many more lines.
+    Left(usize),
+}
+
+impl List {
+    /// Reads on. `Some`: nothing more of the list comes.
+    fn follow(&mut self, line: &[u8], each: &mut impl FnMut(Range<usize>)) -> Option<()> {
+        match *self {
+            List::Unseen => {
+                let count = line.strip_prefix(b"UserBufs:")?;
+                *self = List::Left(number(count.trim_ascii(), 10)?);
+            }
+            List::Left(left) if left > 0 && line.starts_with(b" ") => {
+                // A place without a buffer is a line, too.
+                buffer(line).into_iter().for_each(each);
+                *self = List::Left(left - 1);
+            }
+            List::Left(_) => return Some(()),
+        }
+        (*self == List::Left(0)).then_some(())
+    }
+}
+
+/// `    0: 0x7f00/8192`
+fn buffer(line: &[u8]) -> Option<Range<usize>> {
+    let text = std::str::from_utf8(line).ok()?;
+    let (start, len) = text.split_once(": 0x")?.1.split_once('/')?;
+    let start = number(start.as_bytes(), 16)?;
+    Some(start..start.checked_add(number(len.as_bytes(), 10)?)?)
+}
+
+fn number(digits: &[u8], radix: u32) -> Option<usize> {
+    usize::from_str_radix(std::str::from_utf8(digits).ok()?, radix).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Seek, Write};
+
+    /// A ring's buffers, and whether all were listed.
+    fn parse(info: &str) -> (Vec<Range<usize>>, bool) {
+        let (mut found, mut list) = (Vec::new(), List::Unseen);
+        let _ = each_line(&file(info), |line| list.follow(line, &mut |buffer| found.push(buffer)));
+        (found, list == List::Left(0))
+    }
+
+    fn file(text: &str) -> OwnedFd {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file.rewind().unwrap();
+        file.into()
+    }
 
     #[test]
     fn a_ring_lists_its_buffers_or_nothing() {
         let info = "UserFiles:\t0\nUserBufs:\t3\n    0: 0x7f00/8192\n    1: <none>\n    2: 0x10064/10\nPollList:\n";
-        assert_eq!(parse(info), Some(vec![0x7f00..0x9f00, 0x10064..0x1006e]));
-        assert_eq!(parse("UserFiles:\t0\nUserBufs:\t0\nPollList:\n"), Some(vec![]));
-        assert_eq!(parse("UserBufs:\t1\nPollList:\n"), None);
-        assert_eq!(parse("SqMask:\t0x7\n"), None);
+        assert_eq!(parse(info), (vec![0x7f00..0x9f00, 0x10064..0x1006e], true));
+        assert_eq!(parse("UserFiles:\t0\nUserBufs:\t0\nPollList:\n"), (vec![], true));
+        assert_eq!(parse("UserBufs:\t1\nPollList:\n"), (vec![], false));
+        assert_eq!(parse("UserBufs:\t1\n"), (vec![], false));
+        assert_eq!(parse("SqMask:\t0x7\n"), (vec![], false));
     }
 
     #[test]
-    fn what_is_pinned_is_counted() {
-        assert!(any_pinned("VmLck:\t       0 kB\nVmPin:\t      12 kB\n"));
-        assert!(!any_pinned("VmPin:\t       0 kB\n") && !any_pinned(""));
+    fn long_lines_are_cut_and_none_is_lost() {
+        let long = "x".repeat(3 * LINE_BYTES + 5);
+        let text = format!("one\n{long}\ntwo\n{}\n{}\n\nlast", &long[..LINE_BYTES], &long[..LINE_BYTES - 1]);
+        let mut seen = Vec::new();
+        let nothing = each_line(&file(&text), |line| {
+            seen.push(line.len());
+            None::<()>
+        });
+        assert_eq!(nothing, Ok(None));
+        assert_eq!(seen, [3, LINE_BYTES, 3, LINE_BYTES, LINE_BYTES - 1, 0, 4]);
+        let found = each_line(&file(&text), |line| (line == b"two").then_some(2));
+        assert_eq!(found, Ok(Some(2)));
     }
 }

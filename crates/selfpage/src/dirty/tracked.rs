@@ -81,7 +81,6 @@ pub(super) fn scan(
 ) -> std::result::Result<(), Errno> {
     let region = bound.core();
     let page_at = |addr: usize| addr..addr + selfpage_core::addr::PAGE_BYTES;
-    found.begin(range);
     if afterwards == Afterwards::Protect {
         // Before the kernel is asked: a page that leaves its frame from here on is found below, and next time too.
         for page in pages(range).pages().filter(|page| !region.arm(*page)) {

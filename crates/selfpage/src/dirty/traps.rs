@@ -5,12 +5,13 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use std::{iter, ptr};
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory::{self, Access};
+use selfpage_core::linux::thread;
 
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
@@ -28,6 +29,16 @@ struct Watch {
 
 static WATCHES: [AtomicPtr<Watch>; MOST_RANGES] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_RANGES];
 static CHANGE: Mutex<()> = Mutex::new(());
+/// What handlers of `SIGSEGV` are letting writes through to at this moment: a page's address, or [`WHOLE`] with that of a range. A
+/// scan counts it as written. Else a scan could take a handler's note, protect the page before the handler has allowed it, and so
+/// leave it open without any note until the handler goes on; what others write there meanwhile the next scan would miss.
+///
+/// A handler that a fork left behind in the parent is one for good in the child: there its page is found by every scan.
+static OPENING: [AtomicUsize; MOST_OPENING] = [const { AtomicUsize::new(0) }; MOST_OPENING];
+/// Handlers at work at a time; further ones wait.
+const MOST_OPENING: usize = 64;
+/// The address is that of a range, and stands for all of it.
+const WHOLE: usize = 1;
 static INSTALL: Once = Once::new();
 static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
 
@@ -58,19 +69,59 @@ impl Watch {
             return false;
         }
         let page = (addr - self.start) / PAGE_BYTES;
+        // There may be as many mappings as there can be: then all of it, in one.
         let at = self.start + page * PAGE_BYTES;
-        // Before, so that another thread's write is noted that comes as soon as it may; after, since a scan may have taken the
-        // note in between and protected the page before it was allowed.
-        self.note(page);
-        if self.allow(&(at..at + PAGE_BYTES), Access::ReadWrite) {
-            self.note(page);
-            return true;
+        self.open(at, page..page + 1, || self.allow(&(at..at + PAGE_BYTES), Access::ReadWrite)) || self.open_all()
+    }
+
+    fn open_all(&self) -> bool {
+        self.open(self.start | WHOLE, 0..self.size_pages, || self.allow(&self.range(), Access::ReadWrite))
+    }
+
+    /// Has `allow` let writes to `pages` through, which are `what` in [`OPENING`] until they are noted.
+    fn open(&self, what: usize, pages: Range<usize>, allow: impl FnOnce() -> bool) -> bool {
+        let opening = Opening::begin(what);
+        let allowed = allow();
+        pages.for_each(|page| self.note(page));
+        drop(opening);
+        allowed
+    }
+
+    /// Finds what was written: first what is being opened, since what is in there no more was noted before.
+    fn find(&self, found: &mut Dirty, take: impl Fn(&AtomicU64) -> u64) {
+        let range = self.range();
+        for slot in &OPENING {
+            match slot.load(Ordering::SeqCst) {
+                at if at == self.start | WHOLE => found.mark(range.clone()),
+                at if range.contains(&at) && at & WHOLE == 0 => found.mark(at..at + PAGE_BYTES),
+                _ => {}
+            }
         }
-        // There are as many mappings as there can be: all of it, in one.
-        (0..self.size_pages).for_each(|page| self.note(page));
-        let all = self.allow(&self.range(), Access::ReadWrite);
-        (0..self.size_pages).for_each(|page| self.note(page));
-        all
+        for (index, word) in self.bits.iter().enumerate() {
+            found.mark_word(index, take(word));
+        }
+        found.end(&range);
+    }
+}
+
+/// A place among [`OPENING`].
+struct Opening(&'static AtomicUsize);
+
+impl Opening {
+    fn begin(what: usize) -> Opening {
+        loop {
+            let free = |slot: &&AtomicUsize| slot.compare_exchange(0, what, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            match OPENING.iter().find(free) {
+                Some(slot) => return Opening(slot),
+                None => thread::give_way(),
+            }
+        }
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::SeqCst);
     }
 }
 
@@ -103,7 +154,8 @@ pub(super) fn arm(range: Range<usize>) -> Result<()> {
     if watch.allow(&range, Access::Read) {
         return Ok(());
     }
-    watch.armed.store(false, Ordering::SeqCst);
+    // A part may be protected by now. It stays armed, and written: whoever meets that part is let through.
+    watch.open_all();
     Err(Error::new(
         Kind::OutOfSpace,
         "arm",
@@ -136,21 +188,13 @@ pub(super) fn disarm(range: Range<usize>) -> Result<()> {
 
 pub(super) fn scan(range: Range<usize>, found: &mut Dirty) -> Result<()> {
     let watch = armed("scan", &range)?;
-    found.begin(&range);
-    for (index, word) in watch.bits.iter().enumerate() {
-        found.mark_word(index, word.load(Ordering::SeqCst));
-    }
-    found.end(&range);
+    watch.find(found, |word| word.load(Ordering::SeqCst));
     Ok(())
 }
 
 pub(super) fn scan_and_rearm(range: Range<usize>, found: &mut Dirty) -> Result<()> {
     let watch = armed("scan and re-arm", &range)?;
-    found.begin(&range);
-    for (index, word) in watch.bits.iter().enumerate() {
-        found.mark_word(index, word.swap(0, Ordering::SeqCst));
-    }
-    found.end(&range);
+    watch.find(found, |word| word.swap(0, Ordering::SeqCst));
     for pages in found.ranges() {
         if !watch.allow(&pages, Access::Read) {
             // It stays as it is: written, now and next time.
@@ -194,5 +238,45 @@ extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, contex
                 handler(signal);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use selfpage_core::linux::memory::Place;
+
+    #[test]
+    fn a_scan_in_the_middle_of_a_trap_hides_no_write() {
+        // SAFETY: a fresh mapping.
+        let start = unsafe { memory::map_anonymous(Place::Anywhere, 4 * PAGE_BYTES, Access::ReadWrite) }.unwrap();
+        let range = start..start + 4 * PAGE_BYTES;
+        let page = start + PAGE_BYTES..start + 2 * PAGE_BYTES;
+        let found = || {
+            let mut found = Dirty::new();
+            found.begin(&range);
+            scan_and_rearm(range.clone(), &mut found).unwrap();
+            found.ranges().collect::<Vec<_>>()
+        };
+        for whole in [false, true] {
+            arm(range.clone()).unwrap();
+            let watch = armed("look at", &range).unwrap();
+            let (what, pages, expected) =
+                if whole { (start | WHOLE, 0..4, range.clone()) } else { (page.start, 1..2, page.clone()) };
+            watch.open(what, pages, || {
+                // The trap is found, and the page protected, before it is allowed; and then somebody else writes, without a trap.
+                assert_eq!(found(), std::slice::from_ref(&expected));
+                let allowed = watch.allow(&expected, Access::ReadWrite);
+                // SAFETY: mapped, and nobody holds a reference to it.
+                unsafe { (page.start as *mut u8).write_volatile(1) };
+                assert_eq!(found(), std::slice::from_ref(&expected), "written before this scan began");
+                allowed
+            });
+            assert_eq!(found(), std::slice::from_ref(&expected), "a page too many");
+            assert_eq!(found(), []);
+            disarm(range.clone()).unwrap();
+        }
+        // SAFETY: mapped above, and nobody holds a reference to it.
+        unsafe { memory::unmap(start, 4 * PAGE_BYTES) }.unwrap();
     }
 }

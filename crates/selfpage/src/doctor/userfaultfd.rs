@@ -46,6 +46,7 @@ pub(super) fn examine() -> Vec<Finding> {
             NEWER_6_7,
         ),
         keeps_protection(),
+        soft_dirty(),
         probed(
             "UFFDIO_CONTINUE",
             probe::maps_existing(),
@@ -65,6 +66,15 @@ fn serve(reach: Reach, toucher: Toucher) -> Answer {
         (touch.join().unwrap_or(Err(Errno::IO)), named)
     });
     if touched? == named? { Ok(()) } else { Err(Shortfall::Wrong) }
+}
+
+fn soft_dirty() -> Finding {
+    const FEATURE: &str = "soft-dirty bits";
+    match probe::has_soft_dirty() {
+        Ok(()) => Finding::new(FEATURE, State::Present, "not used: they are cleared for the whole process at once"),
+        Err(_) => Finding::new(FEATURE, State::Absent, "nothing is lost: DirtyTracker would not use them")
+            .remedy("boot a kernel built with CONFIG_MEM_SOFT_DIRTY=y"),
+    }
 }
 
 fn descriptors() -> Finding {

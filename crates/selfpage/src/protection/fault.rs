@@ -35,6 +35,12 @@ impl Change {
         EPOCH.fetch_add(1, Ordering::AcqRel);
         Change(())
     }
+
+    /// Threads outside of the domain wait from the end of this change on; null: no longer. In the change of the protections
+    /// themselves: a thread that met these between two changes would be refused twice with nothing changed in between.
+    pub(super) fn set_wide(&self, core: *const Core) {
+        WIDE.store(core.cast_mut(), Ordering::Release);
+    }
 }
 
 impl Drop for Change {
@@ -42,12 +48,6 @@ impl Drop for Change {
         EPOCH.fetch_add(1, Ordering::AcqRel);
         futex::wake(&EPOCH, u32::MAX);
     }
-}
-
-/// Threads outside of the domain wait from now on; null: no longer.
-pub(super) fn set_wide(core: *const Core) {
-    let _change = Change::begin();
-    WIDE.store(core.cast_mut(), Ordering::Release);
 }
 
 pub(super) fn install() {

@@ -7,7 +7,7 @@
 use super::fault::Change;
 use super::rights::Rights;
 use super::table::{Core, Record, Table};
-use super::{Mechanism, fault, mechanism};
+use super::{Mechanism, mechanism};
 use crate::error::{Error, Kind, Result};
 
 /// The domain whose rights the whole process has.
@@ -64,9 +64,10 @@ impl Table {
         let others = self.wide.as_ref().map_or(0, |wide| wide.users) - from.times;
         let core = self.wide.as_ref().map_or(std::ptr::null(), |wide| wide.core);
         if others == 0 {
-            self.apply(to.core)?;
+            let change = Change::begin();
+            self.apply(to.core, &change)?;
             self.wide = (!to.core.is_null()).then_some(Wide { core: to.core, users: to.times });
-            fault::set_wide(to.core);
+            change.set_wide(to.core);
             return Ok(Switch::Done);
         }
         if let Some(wide) = &mut self.wide {
@@ -85,28 +86,28 @@ impl Table {
     /// The whole process's protections again, after rights or memory have changed.
     pub(super) fn reapply(&mut self) -> Result<()> {
         match &self.wide {
-            Some(wide) => self.apply(wide.core),
+            Some(wide) => self.apply(wide.core, &Change::begin()),
             None => Ok(()),
         }
     }
 
     /// In a forked child, whose one thread is where `stay` says.
     pub(super) fn stay_alone(&mut self, stay: Stay) {
-        let outcome = self.apply(stay.core);
+        let change = Change::begin();
+        let outcome = self.apply(stay.core, &change);
         if outcome.is_err() {
             crate::die("a forked child cannot take over the rights of its protection domain");
         }
         self.wide = (!stay.core.is_null()).then_some(Wide { core: stay.core, users: stay.times });
-        fault::set_wide(stay.core);
+        change.set_wide(stay.core);
     }
 
     /// Gives the whole process the rights of a domain; null: those outside of all.
-    fn apply(&mut self, core: *const Core) -> Result<()> {
+    fn apply(&mut self, core: *const Core, _change: &Change) -> Result<()> {
         let rights: Vec<Rights> = self.memory.iter().map(|record| self.process_wide(core, record)).collect();
         if self.memory.iter().zip(&rights).all(|(record, rights)| record.now == rights.prot()) {
             return Ok(());
         }
-        let _change = Change::begin();
         let before: Vec<u32> = self.memory.iter().map(|record| record.now).collect();
         let refused =
             self.memory.iter_mut().zip(&rights).filter(|(record, rights)| record.now != rights.prot()).find_map(

@@ -30,7 +30,8 @@ impl Region {
     /// AVM §2.1, where both regions map one frame until one of them is written to.
     ///
     /// # Errors
-    /// The region is not anonymous memory, or shares pages with a clone or as one already; no address space, or too many regions.
+    /// The region is not anonymous memory, or shares pages with a clone or as one already; no address space, or too many regions;
+    /// the thread's protection domain lacks the right `META` on the region.
     ///
     /// # Examples
     /// ```no_run
@@ -47,6 +48,7 @@ impl Region {
     pub fn cow_clone(&self, store: impl BackingStore + 'static) -> Result<Region> {
         let refused =
             |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
+        self.bound.may_change("clone")?;
         if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
             return refused(Kind::Invalid, "clones are of regions that are stored, restored or zero at first");
         }

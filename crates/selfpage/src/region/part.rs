@@ -28,7 +28,7 @@ impl Region {
     }
 
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
-        protection::may_change(self.bound.start(), operation, &self.bound.name)?;
+        self.bound.may_change(operation)?;
         self.bound.range(operation, offset_bytes, len_bytes)
     }
 }
@@ -41,6 +41,14 @@ impl Bound {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether the calling thread may change the region's rights and mappings.
+    ///
+    /// # Errors
+    /// It is in a protection domain without that right.
+    pub(crate) fn may_change(&self, operation: &'static str) -> Result<()> {
+        protection::may_change(self.start(), operation, &self.name)
     }
 
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {

@@ -92,7 +92,8 @@ impl Snapshots {
     ///
     /// # Errors
     /// No region, or one that has no right to be written, or regions of several domains, or one that is not anonymous memory;
-    /// a domain that has a `Snapshots` already, or private descriptors; a file that holds something else, or that somebody writes to.
+    /// a domain that has a `Snapshots` already, or private descriptors; a file that holds something else, or that somebody writes to;
+    /// a thread whose protection domain lacks the right `META` on a region.
     pub fn of(regions: &[&Region], path: impl AsRef<Path>) -> Result<Snapshots> {
         let path = path.as_ref().to_path_buf();
         let invalid = |cause: &str| Error::new(Kind::Invalid, "make", named(&path), cause);
@@ -119,6 +120,7 @@ impl Snapshots {
                 "they need a domain whose descriptors the program's threads have (DescriptorTable::Shared)",
             ));
         }
+        regions.iter().try_for_each(|region| region.bound().may_change("take snapshots of"))?;
         let before = may_replace(&path)?;
         if inner.snapshots.swap(true, Ordering::AcqRel) {
             return Err(Error::new(Kind::Held, "make", named(&path), "a domain has one `Snapshots` at a time"));
@@ -214,7 +216,7 @@ impl Snapshots {
         Ok(Taken { pause, total, armed_ahead, armed_in_cut, pages, copies, most_copies, bytes })
     }
 
-    /// Whether the regions are all there, and this is the process that they are of.
+    /// Whether the regions are all there, the thread may protect their pages, and this is the process that they are of.
     fn alive(&self) -> Result<()> {
         let invalid = |cause: String| Err(Error::new(Kind::Invalid, "take", named(&self.path), cause));
         if self.process != std::process::id() {
@@ -230,7 +232,7 @@ impl Snapshots {
         };
         match self.regions.iter().find(gone) {
             Some(bound) => invalid(format!("region {} is gone", bound.name())),
-            None => Ok(()),
+            None => self.regions.iter().try_for_each(|bound| bound.may_change("take a snapshot of")),
         }
     }
 

@@ -29,6 +29,29 @@ fn discarded_pages_count_as_written_once() {
 }
 
 #[test]
+fn a_mapping_that_was_moved_counts_as_written() {
+    let Some(tracker) = tracker() else { return };
+    let (memory, place, mut found) = (Memory::anonymous(64), Memory::anonymous(64), Dirty::new());
+    (0..64).for_each(|page| memory.write(page, 1));
+    arm(&tracker, &memory);
+    let (from, flags) = (memory.range(), libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+    // SAFETY: both are the test's own, and nobody holds a reference into either.
+    let moved = unsafe { libc::mremap(from.start as *mut _, from.len(), from.len(), flags, place.page(0)) };
+    assert_eq!(moved as usize, place.page(0));
+    assert_eq!(place.read(40), 1);
+    for _ in 0..2 {
+        tracker.scan(place.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), 64, "it was armed elsewhere");
+    }
+    tracker.scan_and_rearm(place.range(), &mut found).unwrap();
+    assert_eq!(found.pages(), 64);
+    place.write(40, 2);
+    tracker.scan_and_rearm(place.range(), &mut found).unwrap();
+    assert_eq!(pages(&place, &found), [40]);
+    assert!(tracker.scan(from, &mut found).unwrap_err().to_string().contains("not mapped"));
+}
+
+#[test]
 fn a_forked_child_has_everything_dirty_until_it_arms() {
     let Some(tracker) = tracker() else { return };
     let (memory, mut found) = (Memory::anonymous(32), Dirty::new());
@@ -88,7 +111,9 @@ fn a_transparent_huge_page_is_split_by_its_first_write() {
 
 #[test]
 fn a_page_of_hugetlb_is_written_as_a_whole() {
-    let (Some(tracker), Some(memory)) = (tracker(), Memory::hugetlb(4 * HUGE / PAGE)) else { return };
+    let (Some(tracker), Some(memory)) = (tracker(), Memory::hugetlb(4 * HUGE / PAGE, libc::MAP_PRIVATE)) else {
+        return;
+    };
     let mut found = Dirty::new();
     memory.write(0, 1);
     memory.write(512, 1);

@@ -8,6 +8,8 @@ mod registered;
 mod shadow;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
+mod traps;
+mod without;
 
 use std::ops::Range;
 
@@ -26,6 +28,21 @@ fn pages(memory: &Memory, found: &Dirty) -> Vec<usize> {
 fn arm(tracker: &DirtyTracker, memory: &Memory) {
     // SAFETY: the memory is the test's.
     unsafe { tracker.arm(memory.range()) }.unwrap();
+}
+
+/// Runs `work` in a forked child, and says how that ended: 0 for well.
+fn in_child(work: impl FnOnce()) -> i32 {
+    // SAFETY: the child uses what it has and ends without the harness.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(right.is_err())) };
+    }
+    let mut status = -1;
+    // SAFETY: the child is ours, and the kernel fills in the number.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    status
 }
 
 #[test]

@@ -4,13 +4,14 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
 
 pub const PAGE: usize = 4096;
 pub const HUGE: usize = 2 << 20;
 const REGION: &str = "region";
+const ANONYMOUS: &str = "anonymous";
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 /// A mapping of whole pages.
@@ -22,10 +23,10 @@ pub struct Memory {
 
 impl Memory {
     pub fn anonymous(pages: usize) -> Memory {
-        Memory::map("anonymous", pages * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None).unwrap()
+        Memory::map(ANONYMOUS, pages * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None).unwrap()
     }
 
-    /// Of a memfd.
+    /// Shared with forked children.
     pub fn shared(pages: usize) -> Memory {
         Memory::map("shared", pages * PAGE, libc::MAP_SHARED | libc::MAP_ANONYMOUS, None).unwrap()
     }
@@ -35,6 +36,21 @@ impl Memory {
         let file = tempfile::tempfile_in(std::env::temp_dir()).unwrap();
         file.set_len((pages * PAGE) as u64).unwrap();
         Memory::map("file", pages * PAGE, libc::MAP_SHARED, Some(&file)).unwrap()
+    }
+
+    /// Of a file on disk, whose changes stay here.
+    pub fn private_file(pages: usize) -> Memory {
+        let file = tempfile::tempfile_in(std::env::temp_dir()).unwrap();
+        file.write_all_at(&vec![7; pages * PAGE], 0).unwrap();
+        Memory::map("private file", pages * PAGE, libc::MAP_PRIVATE, Some(&file)).unwrap()
+    }
+
+    /// Of a memfd of the test's.
+    pub fn memfd(pages: usize) -> Memory {
+        // SAFETY: the name ends with zero, and the descriptor is new.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"dirty".as_ptr(), libc::MFD_CLOEXEC)) };
+        file.set_len((pages * PAGE) as u64).unwrap();
+        Memory::map("memfd", pages * PAGE, libc::MAP_SHARED, Some(&file)).unwrap()
     }
 
     /// A region, which outlives this.
@@ -69,13 +85,13 @@ impl Memory {
     }
 
     /// Of huge pages that were set aside, or none where root has not.
-    pub fn hugetlb(pages: usize) -> Option<Memory> {
+    pub fn hugetlb(pages: usize, sharing: i32) -> Option<Memory> {
         let count = (pages * PAGE).div_ceil(HUGE);
         let before = std::fs::read_to_string(HUGE_PAGES).unwrap_or_default();
         if before.trim().parse::<usize>().unwrap_or(0) < count {
             let _ = std::fs::write(HUGE_PAGES, count.to_string());
         }
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
+        let flags = sharing | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
         let mapped = Memory::map("hugetlb", count * HUGE, flags, None);
         // What is mapped stays set aside until it is unmapped.
         let _ = std::fs::write(HUGE_PAGES, before);
@@ -90,6 +106,16 @@ impl Memory {
             return Err(std::io::Error::last_os_error());
         }
         Ok(Memory { kind, start: at as usize, len })
+    }
+
+    /// Whether a forked child has it as any other memory: regions have more to do.
+    pub fn is_plain(&self) -> bool {
+        self.kind != REGION
+    }
+
+    /// Whether a page that is discarded counts as written.
+    pub fn is_discarded_by_page(&self) -> bool {
+        self.kind == ANONYMOUS
     }
 
     pub fn range(&self) -> Range<usize> {

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use selfpage::dirty::{Dirty, DirtyTracker};
+use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{HUGE, Memory, PAGE};
-use crate::{arm, tracker};
+use crate::{arm, in_child, tracker};
 
 const THREADS: u64 = 4;
 const SCANS: usize = 60;
@@ -47,9 +47,19 @@ pub enum Beyond {
     Moved,
 }
 
-/// Writes and scans, and compares: `grain` pages are written as one.
+/// Whether the writers discard pages, too.
+#[derive(Clone, Copy, PartialEq)]
+enum Discards {
+    Never,
+    Sometimes,
+}
+
+/// Writes, discards, forks and scans, and compares: `grain` pages are written as one.
 pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Beyond) {
     let size_pages = memory.range().len() / PAGE;
+    // Traps do not notice it.
+    let noticed = tracker.mechanism() == Mechanism::WriteProtection && memory.is_discarded_by_page();
+    let discards = if noticed { Discards::Sometimes } else { Discards::Never };
     let shadow: Vec<Shadow> = (0..size_pages).map(|_| Shadow::default()).collect();
     let stop = AtomicBool::new(false);
     let of_grain = |counts: &[u64], page: usize| -> u64 {
@@ -66,7 +76,11 @@ pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Be
                     let page = next(&mut seed) as usize % size_pages;
                     let page = if seed & 0x700 == 0 { page } else { page % 7 * (size_pages / 8) };
                     shadow[page].began.fetch_add(1, Ordering::SeqCst);
-                    memory.write(page, seed);
+                    if discards == Discards::Sometimes && seed & 0x70_0000 == 0 {
+                        memory.advise(page..page + 1, libc::MADV_DONTNEED);
+                    } else {
+                        memory.write(page, seed);
+                    }
                     shadow[page].ended.fetch_add(1, Ordering::SeqCst);
                     if seed & 0xf000 == 0 {
                         thread::yield_now();
@@ -78,6 +92,9 @@ pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Be
         let mut found = Dirty::new();
         let (mut began_at_last, mut ended_at_last) = (vec![0; size_pages], vec![0; size_pages]);
         for scan in 0..SCANS {
+            if memory.is_plain() && scan % 8 == 3 {
+                assert_eq!(in_child(|| ()), 0, "a child that only ends");
+            }
             let ended = read(&shadow, |page| &page.ended);
             tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
             let began = read(&shadow, |page| &page.began);
@@ -98,7 +115,7 @@ pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Be
 
 #[test]
 fn every_write_is_found_by_traps_too() {
-    let tracker = DirtyTracker::with(selfpage::dirty::Mechanism::Traps).unwrap();
+    let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
     for memory in [Memory::anonymous(2000), Memory::shared(500)] {
         compare(&tracker, &memory, 1, Beyond::Nothing);
         tracker.disarm(memory.range()).unwrap();
@@ -108,13 +125,21 @@ fn every_write_is_found_by_traps_too() {
 #[test]
 fn every_write_is_found_and_nothing_else() {
     let Some(tracker) = tracker() else { return };
-    for memory in [Memory::anonymous(2000), Memory::shared(2000), Memory::file(1000)] {
+    for memory in [
+        Memory::anonymous(2000),
+        Memory::shared(2000),
+        Memory::file(1000),
+        Memory::private_file(1000),
+        Memory::memfd(1000),
+    ] {
         compare(&tracker, &memory, 1, Beyond::Nothing);
     }
     if let Some(memory) = Memory::huge(8 * HUGE / PAGE) {
         compare(&tracker, &memory, 1, Beyond::Nothing);
     }
-    if let Some(memory) = Memory::hugetlb(4 * HUGE / PAGE) {
-        compare(&tracker, &memory, HUGE / PAGE, Beyond::Nothing);
+    for sharing in [libc::MAP_PRIVATE, libc::MAP_SHARED] {
+        if let Some(memory) = Memory::hugetlb(4 * HUGE / PAGE, sharing) {
+            compare(&tracker, &memory, HUGE / PAGE, Beyond::Nothing);
+        }
     }
 }

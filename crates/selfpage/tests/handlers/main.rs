@@ -7,6 +7,7 @@ mod scenario;
 mod tried;
 
 mod asked;
+mod given;
 mod paging;
 mod uses;
 

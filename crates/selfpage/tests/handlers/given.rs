@@ -1,0 +1,96 @@
+//! Contents that a handler gives, beside snapshots and clones: the page was something else before.
+
+use selfpage::snapshot::{Snapshot, Snapshots};
+use selfpage::store::MemoryStore;
+use selfpage::{Answer, Domain, FaultHandler, MemoryFault, Region, Trap};
+
+use crate::scenario::{here, in_child};
+use crate::{PAGE, TRAPS, read, write};
+
+/// What the handler gives.
+const GIVEN: u64 = 4711;
+/// The pages that it gives: nobody writes to them.
+const PAGES: std::ops::Range<usize> = 3..8;
+
+struct Gives;
+
+impl FaultHandler for Gives {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        if !PAGES.contains(&(fault.offset_bytes() / PAGE)) {
+            return Answer::Pass;
+        }
+        let mut contents = [0; PAGE];
+        contents[..8].copy_from_slice(&GIVEN.to_ne_bytes());
+        match fault.map(&contents) {
+            Ok(()) => Answer::Handled,
+            Err(_) => Answer::Refuse,
+        }
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+fn store() -> MemoryStore {
+    MemoryStore::new(1 << 22).unwrap()
+}
+
+fn region(domain: &Domain, trap: Trap) -> Region {
+    let region = domain.region(64 * PAGE).trap(trap).handler(Gives).stored(store()).unwrap();
+    write(&region, 20, 20);
+    region
+}
+
+#[test]
+fn the_next_snapshot_has_what_a_handler_gave() {
+    for (trap, name) in TRAPS {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("given.snap");
+        let domain = Domain::with_frames(128 * PAGE).build().unwrap();
+        let region = region(&domain, trap);
+        let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+        snapshots.take().unwrap();
+        let saved = |page: u64| {
+            let mut bytes = [0; PAGE];
+            Snapshot::open(&path).unwrap().read_page(0, page, &mut bytes).unwrap();
+            u64::from_ne_bytes(bytes[..8].try_into().unwrap())
+        };
+        assert_eq!((saved(3), saved(20)), (0, 20), "{name}");
+        // Only read: no first write tells of the page.
+        assert!(PAGES.into_iter().all(|page| read(&region, page) == GIVEN), "{name}");
+        assert_eq!(snapshots.take().unwrap().pages, PAGES.len() as u64, "{name}");
+        assert_eq!((saved(3), saved(7), saved(20)), (GIVEN, GIVEN, 20), "{name}");
+        assert_eq!(snapshots.take().unwrap().pages, 0, "{name}");
+        // And what is written to it afterwards is told as ever.
+        write(&region, 4, 5);
+        assert_eq!(snapshots.take().unwrap().pages, 1, "{name}");
+        assert_eq!((saved(3), saved(4)), (GIVEN, 5), "{name}");
+    }
+}
+
+#[test]
+fn a_handler_gives_contents_where_the_program_has_closed_all_descriptors() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(128 * PAGE).build().unwrap();
+            let region = region(&domain, trap);
+            // SAFETY: test: what a program does that closes whatever is open.
+            assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
+            assert!(PAGES.into_iter().all(|page| read(&region, page) == GIVEN), "{name}");
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_clone_does_not_inherit_what_was_given_after_it() {
+    for (trap, name) in TRAPS {
+        let domain = Domain::with_frames(128 * PAGE).build().unwrap();
+        let source = region(&domain, trap);
+        let clone = source.cow_clone(store()).unwrap();
+        assert!(PAGES.into_iter().all(|page| read(&source, page) == GIVEN), "{name}");
+        assert!(PAGES.into_iter().all(|page| read(&clone, page) == 0), "{name}: as it was at the cut");
+        assert_eq!(read(&clone, 20), 20, "{name}");
+    }
+}

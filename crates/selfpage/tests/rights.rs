@@ -1,0 +1,198 @@
+//! Rights that are the whole process's: threads outside of the domain wait. And `META`: whoever lacks it changes nothing. One test at a
+//! time, in a process of their own.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use selfpage::protection::{Memory, ProtectionDomain, Rights};
+use selfpage::snapshot::Snapshots;
+use selfpage::store::MemoryStore;
+use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Region, Sampling, Trap};
+
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+const PAGE: usize = 4096;
+
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has the calling thread run on one CPU with the others that ask for it, and give way to them at once.
+fn crowd(policy: i32) {
+    // SAFETY: the structures are borrowed until each call returns; what is refused changes nothing.
+    unsafe {
+        let mut here: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut here);
+        let first = (0..libc::CPU_SETSIZE as usize).find(|cpu| libc::CPU_ISSET(*cpu, &here)).unwrap_or(0);
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(first, &mut one);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &one);
+        libc::sched_setscheduler(0, policy, &libc::sched_param { sched_priority: 0 });
+    }
+}
+
+/// Memory that anybody may execute: no machine has keys for that, so a domain without the right takes it from the whole process.
+fn code() -> Memory {
+    let (access, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a fresh mapping, never unmapped; 0xc3 is the instruction `ret`.
+    unsafe {
+        let start = libc::mmap(std::ptr::null_mut(), PAGE, access, flags, -1, 0);
+        assert_ne!(start, libc::MAP_FAILED);
+        start.cast::<u8>().write_bytes(0xc3, PAGE);
+        Memory::plain("code", start as usize..start as usize + PAGE).unwrap()
+    }
+}
+
+#[test]
+fn whoever_is_refused_in_the_middle_of_a_switch_waits() {
+    let _alone = alone();
+    let code = code();
+    let start = code.range().start;
+    let domain = ProtectionDomain::new("switched");
+    domain.set(&code, Rights::NONE).unwrap();
+    let (stop, calls) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        // Where the switch wakes one of these, it runs in the very next moment of the switch.
+        for _ in 0..4 {
+            scope.spawn(|| {
+                crowd(libc::SCHED_OTHER);
+                while !stop.load(SeqCst) {
+                    // SAFETY: what lies there returns at once; a refusal that is told would end the test.
+                    unsafe { std::mem::transmute::<usize, extern "C" fn()>(start)() };
+                    calls.fetch_add(1, SeqCst);
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            });
+        }
+        scope.spawn(|| {
+            crowd(libc::SCHED_IDLE);
+            let began = Instant::now();
+            for _ in 0..3000 {
+                drop(domain.enter().unwrap());
+                if began.elapsed() > Duration::from_secs(5) {
+                    break;
+                }
+            }
+            stop.store(true, SeqCst);
+        });
+    });
+    assert!(calls.load(SeqCst) > 0);
+}
+
+/// A domain, or a loud skip.
+fn built() -> Option<Domain> {
+    match Domain::with_frames(256 * PAGE).build() {
+        Ok(domain) => Some(domain),
+        Err(error) if error.kind() == Kind::Unsupported => {
+            skip::skip("uffd", &error.to_string());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn store() -> MemoryStore {
+    MemoryStore::new(1 << 22).unwrap()
+}
+
+/// What a call came to.
+type Called = selfpage::Result<()>;
+/// A call that needs `META`, with its name.
+type Call<'a> = (&'static str, Box<dyn FnMut() -> Called + 'a>);
+
+/// All that needs `META` on a region, but `set`.
+fn calls<'a>(domain: &'a Domain, region: &'a Region, taken: &'a mut Snapshots) -> Vec<Call<'a>> {
+    let path = std::env::temp_dir().join(format!("selfpage-rights-{}.snap", std::process::id()));
+    let protect = |protection| move || region.protect(0, PAGE, protection);
+    let taken = std::rc::Rc::new(std::cell::RefCell::new(taken));
+    let (arms, takes) = (taken.clone(), taken);
+    vec![
+        ("pin", Box::new(|| region.pin(0, PAGE))),
+        ("unpin", Box::new(|| region.unpin(0, PAGE))),
+        ("prefetch", Box::new(|| region.prefetch(0, PAGE))),
+        ("evict", Box::new(|| region.evict(0, 2 * PAGE).map(drop))),
+        ("flush", Box::new(|| region.flush(0, PAGE))),
+        ("protect", Box::new(protect(Protection::Read))),
+        ("unprotect", Box::new(protect(Protection::ReadWrite))),
+        ("sample", Box::new(|| region.sample(Sampling::Whole).map(drop))),
+        ("sample the domain", Box::new(|| domain.sample(Sampling::Pages(4)).map(drop))),
+        ("clone", Box::new(|| region.cow_clone(store()).map(drop))),
+        ("arm a snapshot", Box::new(move || arms.borrow_mut().arm().map(drop))),
+        ("take a snapshot", Box::new(move || takes.borrow_mut().take().map(drop))),
+        (
+            "make snapshots",
+            // There are some already; who may not have any is told that first.
+            Box::new(move || match Snapshots::of(&[region], &path) {
+                Err(why) if why.kind() == Kind::Held => Ok(()),
+                other => other.map(drop),
+            }),
+        ),
+    ]
+}
+
+#[test]
+fn whatever_changes_mappings_asks_for_meta() {
+    let _alone = alone();
+    let Some(domain) = built() else { return };
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let region = Arc::new(domain.region(32 * PAGE).name("book").trap(trap).stored(store()).unwrap());
+        let memory = Memory::of(&region).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut taken = Snapshots::of(&[&region], dir.path().join("book.snap")).unwrap();
+        let clerk = ProtectionDomain::new("clerk");
+        let word = region.as_ptr().cast::<u64>();
+        // SAFETY: a word of the region, which no reference is to.
+        let (write, read) = (|| unsafe { word.write_volatile(7) }, || unsafe { word.read_volatile() });
+        write();
+        for (rights, denied) in
+            [(Rights::READ | Rights::WRITE, true), (Rights::READ | Rights::WRITE | Rights::META, false)]
+        {
+            clerk.set(&memory, rights).unwrap();
+            let entered = clerk.enter().unwrap();
+            for (name, mut call) in calls(&domain, &region, &mut taken) {
+                match call() {
+                    Err(why) if denied => {
+                        let said = why.to_string();
+                        assert_eq!(why.kind(), Kind::Denied, "{name}: {said}");
+                        assert!(["book", "clerk", "META"].iter().all(|word| said.contains(word)), "{name}: {said}");
+                    }
+                    other => assert!(other.is_ok() && !denied, "{name}, {trap:?}: {other:?}"),
+                }
+            }
+            write();
+            assert_eq!((region.protection(0).unwrap(), read()), (Protection::ReadWrite, 7));
+            drop(entered);
+        }
+        // Outside of all domains everything is allowed.
+        clerk.set(&memory, Rights::NONE).unwrap();
+        calls(&domain, &region, &mut taken).into_iter().for_each(|(name, mut call)| call().expect(name));
+    }
+}
+
+#[test]
+fn a_handler_answers_for_its_region_wherever_the_thread_is() {
+    let _alone = alone();
+    let Some(domain) = built() else { return };
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let unprotect = |fault: &MemoryFault<'_>| match fault.protect_page(Protection::ReadWrite) {
+            Ok(()) => Answer::Handled,
+            Err(_) => Answer::Refuse,
+        };
+        let region = Arc::new(domain.region(8 * PAGE).trap(trap).handler(unprotect).stored(store()).unwrap());
+        let memory = Memory::of(&region).unwrap();
+        let mutator = ProtectionDomain::new("mutator");
+        mutator.set(&memory, Rights::READ | Rights::WRITE).unwrap();
+        region.protect(0, 8 * PAGE, Protection::Read).unwrap();
+        let entered = mutator.enter().unwrap();
+        assert_eq!(region.protect(0, PAGE, Protection::ReadWrite).unwrap_err().kind(), Kind::Denied, "{trap:?}");
+        // SAFETY: a word of the region, which no reference is to.
+        unsafe { region.as_ptr().cast::<u64>().write_volatile(1) };
+        assert_eq!(region.protection(0).unwrap(), Protection::ReadWrite, "{trap:?}");
+        assert_eq!(region.protection(PAGE).unwrap(), Protection::Read, "{trap:?}");
+        drop(entered);
+    }
+}
