@@ -114,8 +114,9 @@ fn us_since(begun: Instant) -> f64 {
 }
 
 fn noted(case: &str, mechanism: Mechanism, mapping: &Mapping, round: u64) -> Result<f64, Error> {
+    let needs = if mechanism == Mechanism::SoftDirty { "soft-dirty" } else { "dirty" };
     let failed = |error: selfpage::Error| match error.kind() {
-        selfpage::Kind::Unsupported => Error::Skip { name: "dirty", reason: error.to_string() },
+        selfpage::Kind::Unsupported => Error::skip(needs, error.to_string()),
         _ => Error::Failed(error.to_string()),
     };
     let (tracker, range) = (DirtyTracker::with(mechanism).map_err(failed)?, mapping.addresses());
