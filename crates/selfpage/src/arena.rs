@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU16;
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::frame::{FrameRecord, Table};
@@ -29,7 +30,7 @@ macro_rules! zeroed {
         )*
     };
 }
-zeroed!(AtomicU8, AtomicU32, AtomicU64, PageWord, FrameRecord, Line, Slot, Link);
+zeroed!(AtomicU8, AtomicU16, AtomicU32, AtomicU64, PageWord, FrameRecord, Line, Slot, Link);
 
 /// A mapping that tables are carved from. Memory is used only where a table has been written to.
 #[derive(Debug)]

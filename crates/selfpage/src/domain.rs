@@ -525,3 +525,18 @@ fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_domain_hashes_pages_with_a_secret_of_its_own() {
+        let page = [7; PAGE_BYTES];
+        let hashes = [(); 2].map(|()| {
+            let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+            domain.life.inner.hash.of(&page)
+        });
+        assert_ne!(hashes[0], hashes[1], "whoever knows one domain's hashes can make contents collide in another");
+    }
+}

@@ -9,7 +9,7 @@ mod part;
 use std::fmt;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
@@ -33,7 +33,7 @@ use crate::dirty;
 use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result};
 use crate::handler::{Asking, FaultHandler};
-use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, UserPager, Zero};
+use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, Tables, UserPager, Zero};
 use crate::placement::{self, Placement};
 use crate::pool::FramePool;
 use crate::store::BackingStore;
@@ -160,11 +160,12 @@ impl<'a> Builder<'a> {
         }
         let descriptors = opened.descriptors();
         self.bind_with(rights, descriptors, None, |len, hash| {
-            let hashed = if rights == Rights::ReadWrite { len } else { 0 };
-            let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(hashed))?;
+            let written = if rights == Rights::ReadWrite { len } else { 0 };
+            let bytes = Arena::bytes_for::<AtomicU64>(written) + Arena::bytes_for::<AtomicU16>(written);
+            let mut arena = Arena::new(bytes)?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
-            let pager = unsafe { File::new(opened, hash, arena.table(hashed)) };
-            Ok((Box::new(pager), Some(arena)))
+            let tables = unsafe { Tables { hashes: arena.table(written), tails: arena.table(written) } };
+            Ok((Box::new(File::new(opened, hash, tables)), Some(arena)))
         })
     }
 

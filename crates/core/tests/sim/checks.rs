@@ -161,24 +161,37 @@ pub fn at_the_end(world: &World) {
     assert_eq!(world.domain.stack.on_standby(), 0);
 }
 
-fn read(world: &World, page: PageNo) {
+/// Reads a page while nobody else runs.
+pub fn read(world: &World, page: PageNo) {
     for _ in 0..MOST_ROUNDS {
         if let Some(seen) = world.mmu.read(page) {
             return assert!(world.shadow.agrees(world.at(page), seen), "{page:?} reads as {seen:?} in the end");
         }
-        if world.domain.stack.ready() == 0 {
-            evict_some(world, 8);
-            while save(&world.domain) > 0 {}
-            continue;
-        }
-        match fault::resolve(
-            &world.domain,
-            Context::PagerThread,
-            Fault { addr: page.addr(), access: Access::Read, thread: 0 },
-        ) {
-            Outcome::Resolved | Outcome::Retry => {}
-            other => panic!("{page:?} is {other:?} in the end"),
-        }
+        come_closer(world, page, Access::Read);
     }
     panic!("{page:?} cannot be had in the end: {}", world.frames());
+}
+
+/// Writes half a page while nobody else runs.
+pub fn write(world: &World, page: PageNo, half: usize, value: u64) {
+    for _ in 0..MOST_ROUNDS {
+        if world.mmu.write(page, half, value) {
+            return world.shadow.write(world.at(page), half, value);
+        }
+        come_closer(world, page, Access::Write);
+    }
+    panic!("{page:?} cannot be written: {}", world.frames());
+}
+
+/// Resolves a fault, or makes room for that.
+fn come_closer(world: &World, page: PageNo, access: Access) {
+    if world.domain.stack.ready() == 0 {
+        evict_some(world, 8);
+        while save(&world.domain) > 0 {}
+        return;
+    }
+    match fault::resolve(&world.domain, Context::PagerThread, Fault { addr: page.addr(), access, thread: 0 }) {
+        Outcome::Resolved | Outcome::Retry => {}
+        other => panic!("{page:?} is {other:?}, and nobody else runs"),
+    }
 }

@@ -14,6 +14,14 @@ pub fn seed(seed: u64) {
     }
 }
 
+/// Does `work`, and goes on afterwards as if it had not been done.
+pub fn apart<R>(work: impl FnOnce() -> R) -> R {
+    let state = STATE.get();
+    let result = work();
+    STATE.set(state);
+    result
+}
+
 /// The next 64 bits (xorshift64*).
 pub fn next() -> u64 {
     let mut bits = STATE.get();

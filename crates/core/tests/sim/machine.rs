@@ -37,6 +37,7 @@ pub fn set_half(bytes: &mut PageBytes, half: usize, value: u64) {
 }
 
 /// A thread that is stopped on a fault.
+#[derive(Clone)]
 struct Faulter {
     thread: usize,
     page: PageNo,
@@ -44,7 +45,9 @@ struct Faulter {
     reported: bool,
 }
 
-struct Physical {
+/// All that the machine holds.
+#[derive(Clone)]
+pub struct Physical {
     memory: Box<[PageBytes]>,
     spare: Vec<u32>,
     /// Which physical page is in the slot of each frame.
@@ -92,6 +95,23 @@ impl SimMmu {
     /// Never held across a yield, and so never waited for.
     fn with<R>(&self, work: impl FnOnce(&mut Physical) -> R) -> R {
         work(&mut self.physical.try_lock().expect("one thread at a time"))
+    }
+
+    /// Becomes the machine of a forked child: with what is mapped, and without the slots, the protections and the stopped threads.
+    /// What it was.
+    pub fn fork(&self) -> Physical {
+        self.with(|p| {
+            let parent = p.clone();
+            p.spare.extend(p.slots.iter_mut().filter_map(Option::take));
+            p.protected.fill(false);
+            p.faulters.clear();
+            parent
+        })
+    }
+
+    /// Is as it was before a fork.
+    pub fn go_on(&self, parent: Physical) {
+        self.with(|p| *p = parent);
     }
 
     fn index(&self, page: PageNo) -> usize {

@@ -29,7 +29,9 @@ enum Kept {
     Ruins,
 }
 
-struct Page {
+/// What is known of a page.
+#[derive(Clone)]
+pub struct Page {
     kept: Kept,
     busy: Option<&'static str>,
     /// When a fill of it last failed.
@@ -72,6 +74,16 @@ impl SimPager {
             Kept::Contents(halves) => Some(halves),
             Kept::Ruins => None,
         })
+    }
+
+    /// All pages, as they are.
+    pub fn pages(&self) -> Vec<Page> {
+        self.pages.try_lock().expect("one thread at a time").clone()
+    }
+
+    /// Is as it was.
+    pub fn set_pages(&self, pages: Vec<Page>) {
+        *self.pages.try_lock().expect("one thread at a time") = pages;
     }
 
     /// When a fill of the page last failed.

@@ -17,6 +17,7 @@ enum Order {
     Any,
 }
 
+#[derive(Clone)]
 pub struct SimPolicy {
     order: Order,
     listed: VecDeque<Frame>,

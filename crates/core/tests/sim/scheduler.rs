@@ -253,12 +253,12 @@ pub fn step_aside(doing: &'static str) {
     });
 }
 
-/// Does `work` in one go, whatever it calls.
+/// Does `work` in one go, whatever it calls: nobody else runs, is woken, or could wake it.
 pub fn at_once<R>(work: impl FnOnce() -> R) -> R {
     SCHEDULER.with(|s| {
-        s.quiet.set(true);
+        let before = s.quiet.replace(true);
         let result = work();
-        s.quiet.set(false);
+        s.quiet.set(before);
         result
     })
 }
@@ -266,7 +266,7 @@ pub fn at_once<R>(work: impl FnOnce() -> R) -> R {
 /// Stops the calling thread until [`wake`] or, asleep, its deadline.
 pub fn block(state: State) {
     SCHEDULER.with(|s| {
-        let id = s.current.get().expect("nobody is there to wake what waits outside the simulation");
+        let id = s.current.get().filter(|_| !s.quiet.get()).expect("nobody is there to wake what waits alone");
         s.threads.borrow_mut()[id].state = state;
         s.runnable.borrow_mut().retain(|other| *other != id);
         if let State::Asleep { deadline_ns, .. } = state {
@@ -279,7 +279,7 @@ pub fn block(state: State) {
 /// Lets up to `count` of the threads run again that wait for what `which` says.
 pub fn wake(count: u32, which: impl Fn(usize, State) -> bool) {
     SCHEDULER.with(|s| {
-        let mut left = count;
+        let mut left = if s.quiet.get() { 0 } else { count };
         for (id, thread) in s.threads.borrow_mut().iter_mut().enumerate() {
             let waits = !matches!(thread.state, State::Runnable | State::Ended);
             if left > 0 && waits && which(id, thread.state) {

@@ -5,8 +5,9 @@ use std::sync::Mutex;
 
 use crate::machine::Halves;
 
+/// What is true of a page.
 #[derive(Clone, Copy, Default)]
-struct Page {
+pub struct Page {
     now: Halves,
     /// It is being discarded, or given other contents: it turns to these some time, once.
     fading: Option<Halves>,
@@ -23,6 +24,16 @@ pub struct Shadow(Mutex<Vec<Page>>);
 impl Shadow {
     pub fn new(pages: usize) -> Shadow {
         Shadow(Mutex::new(vec![Page::default(); pages]))
+    }
+
+    /// All pages, as they are.
+    pub fn pages(&self) -> Vec<Page> {
+        self.0.try_lock().expect("one thread at a time").clone()
+    }
+
+    /// Is as it was.
+    pub fn set_pages(&self, pages: Vec<Page>) {
+        *self.0.try_lock().expect("one thread at a time") = pages;
     }
 
     fn with<R>(&self, at: usize, work: impl FnOnce(&mut Page) -> R) -> R {
@@ -82,6 +93,11 @@ impl Shadow {
     /// What it was to turn to it has not, and will not.
     pub fn stay(&self, at: usize) {
         self.with(at, |page| page.fading = None);
+    }
+
+    /// Whether somebody is discarding it.
+    pub fn fading(&self, at: usize) -> bool {
+        self.with(at, |page| page.fading)
     }
 
     pub fn pins(&self, at: usize) -> u32 {

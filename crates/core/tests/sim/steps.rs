@@ -8,6 +8,7 @@ use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
 use crate::checks;
+use crate::child;
 use crate::dice;
 use crate::machine::set_half;
 use crate::scheduler::{self, Role};
@@ -340,12 +341,13 @@ impl Program {
         world.cutting.set(false);
     }
 
-    /// Closes the gate as a fork does, looks at all that the child would get, and opens it again.
+    /// Forks: closes the gate, lets a child run, and opens it again.
     fn fork(&mut self) {
         let (world, gate) = (self.world, &self.world.domain.gate);
         for _ in 0..20 {
             if gate.close(world.mmu, 20 + dice::below(100) as u32) {
                 checks::at_rest(world);
+                child::run(world);
                 (0..dice::below(100)).for_each(|_| scheduler::step_aside("fork"));
                 checks::at_rest(world);
                 return gate.open(world.mmu);

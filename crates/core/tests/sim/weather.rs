@@ -88,15 +88,26 @@ impl Weather {
 
     /// All goes well from now on, but that closed descriptors stay closed.
     pub fn clear_up(&self) {
-        for rate in [
+        self.rates().into_iter().for_each(|rate| rate.set(0));
+    }
+
+    /// All goes well while `work` is done.
+    pub fn calm<R>(&self, work: impl FnOnce() -> R) -> R {
+        let (rates, closed) = (self.rates().map(|rate| rate.replace(0)), self.closed.replace(false));
+        let result = work();
+        self.rates().into_iter().zip(rates).for_each(|(rate, before)| rate.set(before));
+        self.closed.set(closed);
+        result
+    }
+
+    fn rates(&self) -> [&Cell<u64>; 6] {
+        [
             &self.pinned_once_in,
             &self.no_memory_once_in,
             &self.fill_fails_once_in,
             &self.save_fails_once_in,
             &self.lies_once_in,
             &self.wrong_context_once_in,
-        ] {
-            rate.set(0);
-        }
+        ]
     }
 }

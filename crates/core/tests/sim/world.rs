@@ -59,6 +59,8 @@ pub enum Handlers {
 
 pub struct World {
     pub domain: DomainState,
+    /// What core keeps beside it.
+    pub cores: Vec<Stretch>,
     pub mmu: &'static SimMmu,
     pub weather: &'static Weather,
     pub parts: Vec<Part>,
@@ -90,13 +92,20 @@ struct Wait {
 
 /// What lives as long as a world.
 #[derive(Default)]
-pub struct Life(Vec<Box<dyn FnOnce()>>);
+pub struct Life {
+    ends: Vec<Box<dyn FnOnce()>>,
+    /// What core keeps: its tables and regions.
+    cores: Vec<Stretch>,
+}
+
+/// A stretch of memory.
+pub type Stretch = (NonNull<u8>, usize);
 
 impl Life {
     fn keep_box<T: ?Sized + 'static>(&mut self, value: Box<T>) -> &'static T {
         let value = Box::into_raw(value);
         // SAFETY: world-outlives: freed by `end`, whose caller says that nobody looks any more.
-        self.0.push(Box::new(move || drop(unsafe { Box::from_raw(value) })));
+        self.ends.push(Box::new(move || drop(unsafe { Box::from_raw(value) })));
         // SAFETY: world-outlives: as above.
         unsafe { &*value }
     }
@@ -107,6 +116,7 @@ impl Life {
 
     fn table<T: Default + 'static>(&mut self, len: usize) -> Table<T> {
         let entries = self.keep_box((0..len).map(|_| T::default()).collect::<Box<[T]>>());
+        self.cores.push((NonNull::from(entries).cast(), size_of_val(entries)));
         // SAFETY: table-memory: `len` entries that live as long as the world and are used through this table alone.
         unsafe { Table::new(NonNull::from(entries).cast(), len) }
     }
@@ -114,7 +124,7 @@ impl Life {
     /// # Safety
     /// *world-outlives*: nobody uses the world any more.
     pub unsafe fn end(self) {
-        self.0.into_iter().for_each(|free| free());
+        self.ends.into_iter().for_each(|free| free());
     }
 }
 
@@ -146,6 +156,7 @@ impl World {
             let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
             region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
             let region = life.keep(region);
+            life.cores.push((NonNull::from(region).cast(), size_of_val(region)));
             let pager = life.keep(SimPager::new(backing, fills_in, count, weather));
             let dynamic = life.keep(pager as &'static dyn Pager);
             // SAFETY: pager-outlives, region-in-map: both live as long as the world.
@@ -174,8 +185,10 @@ impl World {
             counters: Counters::default(),
             tracer: Tracer::off(),
         };
+        let cores = std::mem::take(&mut life.cores);
         life.keep(World {
             domain,
+            cores,
             mmu,
             weather,
             parts,

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::io::{self, IoSliceMut};
+use std::iter;
+use std::ops::Range;
 use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU16};
 
 use arrayvec::ArrayVec;
 use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
@@ -49,10 +51,18 @@ pub struct File {
     hash: Arc<PageHash>,
     /// The hash of each page as it was filled or saved last; none where the program may not write.
     hashes: Table<AtomicU64>,
+    /// How many bytes at the end of each page lay behind the end of the file when it was filled; as long as `hashes`.
+    tails: Table<AtomicU16>,
     /// In a forked child: the file is the parent's to write, and what the child changes stays with it.
     detached: AtomicBool,
     /// Whether a thread was sent to write in the ordinary way once, see [`File::open_way`].
     way_opened: AtomicBool,
+}
+
+/// What a [`File`] keeps of each page: an entry a page, zeroed. Empty where the program may not write.
+pub(crate) struct Tables {
+    pub(crate) hashes: Table<AtomicU64>,
+    pub(crate) tails: Table<AtomicU16>,
 }
 
 /// What a [`File`] is made of, opened and checked.
@@ -108,8 +118,9 @@ impl Opened {
 }
 
 impl File {
-    pub(crate) fn new(opened: Opened, hash: Arc<PageHash>, hashes: Table<AtomicU64>) -> File {
+    pub(crate) fn new(opened: Opened, hash: Arc<PageHash>, tables: Tables) -> File {
         let Opened { path, direct, buffered, first, rights, .. } = opened;
+        let Tables { hashes, tails } = tables;
         File {
             path,
             direct,
@@ -119,6 +130,7 @@ impl File {
             engines: IoEngines::from_env(),
             hash,
             hashes,
+            tails,
             detached: false.into(),
             way_opened: false.into(),
         }
@@ -132,6 +144,17 @@ impl File {
     fn set_hash(&self, index: u64, bytes: &PageBytes) {
         if let Some(hash) = self.hashes.get(index as usize) {
             hash.store(self.hash.of(bytes), Ordering::Relaxed);
+        }
+    }
+
+    fn tail_len(&self, index: u64) -> u64 {
+        self.tails.get(index as usize).map_or(0, |tail| tail.load(Ordering::Relaxed).into())
+    }
+
+    fn set_tail_len(&self, index: u64, len: u64) {
+        // Most pages have none: their part of the table is never written to, and takes no memory.
+        if let Some(tail) = self.tails.get(index as usize).filter(|_| self.tail_len(index) != len) {
+            tail.store(len as u16, Ordering::Relaxed);
         }
     }
 
@@ -191,7 +214,10 @@ impl File {
             last.bytes.get_mut()[(there % PAGE) as usize..].fill(0);
         }
         if self.rights == Rights::ReadWrite {
-            pages.iter().for_each(|page| self.set_hash(page.index, page.bytes.get()));
+            for (page, start) in pages.iter().zip((0..).step_by(PAGE_BYTES)) {
+                self.set_hash(page.index, page.bytes.get());
+                self.set_tail_len(page.index, PAGE.saturating_sub(there - start));
+            }
         }
         Ok(())
     }
@@ -239,11 +265,19 @@ impl File {
         });
     }
 
-    /// Writes what the file has of a page by way of the page cache, which needs no lock: a program that writes to the file from
-    /// absent pages of this very region holds it, and waits for a frame that only this save may free.
+    /// Writes what is the file's of a page, of which it has `there` bytes now, by way of the page cache. That needs no lock: a
+    /// program that writes to the file from absent pages of this very region holds it, and waits for a frame that only this save
+    /// may free.
+    ///
+    /// Where the file has grown since the page was filled, the page holds zeros in place of what was appended: behind the old
+    /// end only what is not zero was written by the program.
     fn save_past_the_lock(&self, page: &SavePage<'_>, there: u64) -> std::result::Result<(), PagerError> {
         let offset = (self.first + page.index) * PAGE;
-        page_cache::write(self.buffered.borrow(), offset, &page.bytes.get()[..there as usize])
+        let there = there as usize;
+        let filled = there.min((PAGE - self.tail_len(page.index)) as usize);
+        let bytes = page.bytes.get();
+        let parts = iter::once(0..filled).chain(not_zero(bytes, filled..there));
+        page_cache::write(self.buffered.borrow(), offset, bytes, parts)
     }
 }
 
@@ -289,9 +323,10 @@ impl Pager for File {
             Err(error) => return pages.iter_mut().for_each(|page| page.outcome = Err(error)),
         };
         let there = |page: &SavePage<'_>| len.saturating_sub((self.first + page.index) * PAGE).min(PAGE);
+        let whole = |page: &SavePage<'_>| there(page) == PAGE && self.tail_len(page.index) == 0;
         for part in pages.chunks_mut(MOST) {
             let mut writes = ArrayVec::<WriteBlok<'_>, MOST>::new();
-            for page in part.iter().filter(|page| there(page) == PAGE) {
+            for page in part.iter().filter(|page| whole(page)) {
                 let blok = Blok((self.first + page.index) as u32);
                 writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
             }
@@ -302,7 +337,7 @@ impl Pager for File {
             let mut outcomes = outcomes.into_iter();
             for page in part.iter_mut() {
                 page.outcome = match there(page) {
-                    PAGE => match outcomes.next().unwrap_or(Err(PagerError::NoStore)) {
+                    PAGE if whole(page) => match outcomes.next().unwrap_or(Err(PagerError::NoStore)) {
                         Err(LOCKED) => {
                             self.open_way(page);
                             self.save_past_the_lock(page, PAGE)
@@ -326,6 +361,17 @@ impl Pager for File {
 
     /// What the program discards is dropped from memory; the file keeps what was saved last.
     fn forget(&self, _index: u64, _count: u64) {}
+}
+
+/// The stretches of `range` that are not zero.
+fn not_zero(bytes: &PageBytes, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let mut end = range.start;
+    let alike = bytes[range].chunk_by(|one, next| (*one == 0) == (*next == 0));
+    alike.filter_map(move |stretch| {
+        let start = end;
+        end += stretch.len();
+        (stretch[0] != 0).then_some(start..end)
+    })
 }
 
 impl AsFd for File {

@@ -13,7 +13,7 @@ mod zero;
 
 pub use custom::{Custom, UserPager};
 pub use file::File;
-pub(crate) use file::Opened;
+pub(crate) use file::{Opened, Tables};
 pub use physical::Physical;
 pub use restored::Restored;
 pub use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};

@@ -1,6 +1,7 @@
 //! Files under regions: cut short, or written to from the very pages that map them.
 
 use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
@@ -59,6 +60,7 @@ fn cut_short_with_changes_behind_the_end() {
             file.set_len((FRAMES * PAGE) as u64).unwrap();
             let error = region.flush(0, region.len_bytes()).unwrap_err();
             assert_eq!(error.kind(), Kind::Lost, "{error}");
+            assert_eq!(file.metadata().unwrap().len(), (FRAMES * PAGE) as u64, "saves gave the file its old length");
             // The rest goes on, and what cannot be saved stays in core.
             for round in 0..3 {
                 for (index, page) in region.as_slice::<[u64; 512]>()[..FRAMES].iter().enumerate() {
@@ -144,6 +146,78 @@ fn the_last_part_of_a_page() {
         })
         .well();
     }
+}
+
+/// Takes what changed out of core, and waits until it is saved.
+fn evict(region: &Region) {
+    region.evict(0, region.len_bytes()).unwrap();
+    region.flush(0, region.len_bytes()).unwrap();
+}
+
+#[test]
+fn appended_to_while_its_last_page_is_in_core() {
+    for (trap, name) in TRAPS {
+        for how in ["evicted", "flushed"] {
+            // The file ends in the same page still, or in a later one.
+            for more in [50, 2 * PAGE] {
+                in_child(here!(), &format!("{name}-{how}-{more}"), || {
+                    let (dir, old) = (on_disk(), 3 * PAGE + 100);
+                    let path = dir.path().join("data");
+                    std::fs::write(&path, vec![7; old]).unwrap();
+                    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                    let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+                    region.as_mut_slice::<u8>()[old - 1] = 8;
+                    OpenOptions::new().append(true).open(&path).unwrap().write_all(&vec![5; more]).unwrap();
+                    // What the program itself writes there is the file's, too: it was there already.
+                    region.as_mut_slice::<u8>()[old + 20] = 9;
+                    for round in 0..2 {
+                        match how {
+                            "evicted" => evict(&region),
+                            _ => region.flush(0, region.len_bytes()).unwrap(),
+                        }
+                        let mut wanted = [vec![7; old], vec![5; more]].concat();
+                        (wanted[old - 1], wanted[old + 20]) = (8 + round, 9);
+                        assert!(std::fs::read(&path).unwrap() == wanted, "round {round}");
+                        region.as_mut_slice::<u8>()[old - 1] = 9;
+                    }
+                    evict(&region);
+                    region.evict(0, region.len_bytes()).unwrap();
+                    assert_eq!(region.as_slice::<u8>()[old - 1..][..3], [9, 5, 5], "it is read anew");
+                })
+                .well();
+            }
+        }
+    }
+}
+
+/// Bytes of the file that the kernel has in memory alone, or on their way to the disk. `None`: it does not say.
+fn not_on_disk(file: &File) -> Option<u64> {
+    /// `cachestat`, since Linux 6.5: the same number on every processor.
+    const CACHESTAT: libc::c_long = 451;
+    // All of it, and how many pages are: in the cache, dirty, being written, evicted, evicted lately.
+    let (range, mut pages) = ([0u64; 2], [0u64; 5]);
+    // SAFETY: test: the kernel reads the one and writes the other.
+    let result = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0) };
+    (result == 0).then_some((pages[1] + pages[2]) * PAGE as u64)
+}
+
+#[test]
+fn flushed_is_on_disk() {
+    let dir = on_disk();
+    let path = dir.path().join("data");
+    std::fs::write(&path, vec![7; 3 * PAGE + 100]).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    file.sync_all().unwrap();
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+    // The last page is saved by way of the kernel's cache. So is what others write; a flush takes that along.
+    region.as_mut_slice::<u8>()[3 * PAGE] = 8;
+    file.write_all_at(&[9; 100], 0).unwrap();
+    if not_on_disk(&file).is_none_or(|bytes| bytes == 0) {
+        return crate::rights::skip("cachestat", "the file system does not say what is not on disk yet");
+    }
+    region.flush(0, region.len_bytes()).unwrap();
+    assert_eq!(not_on_disk(&file), Some(0), "bytes are not on disk");
 }
 
 /// Writes `len` bytes of the region at `from` into the file at `to`, in one call.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use selfpage::Region;
 
 pub const PAGE: usize = 4096;
-const LIMIT: Duration = Duration::from_secs(15);
+const LIMIT: Duration = Duration::from_secs(60);
 const NAME: &str = "SELFPAGE_SCENARIO";
 
 /// The name of the test that this stands in.

@@ -1,0 +1,116 @@
+//! Lines removed from core, one at a time, to see that the simulation still notices.
+//!
+//! A patch in [`BREAKS`] is one break. Its first line says which seed noticed it, and how: `seed 7: two calls at once`. A change of
+//! core may move such a line, and a change of the simulation changes what a seed does: both are found here.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+const BREAKS: &str = "crates/core/tests/sim/breaks";
+/// A break may make a run endless, which is noticed too.
+const LIMIT_SECONDS: &str = "120";
+
+/// Tries each break in a copy of the tree. Whether the seed of each fails, and all of them pass without it.
+pub fn run(root: &Path) -> bool {
+    let tried = Bench::new(root).and_then(|bench| {
+        let mut patches: Vec<PathBuf> =
+            fs::read_dir(root.join(BREAKS))?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+        patches.sort();
+        let mut seeds = Vec::new();
+        let mut missed = 0;
+        for patch in &patches {
+            let seed = seed_of(patch)?;
+            let noticed = bench.notices(patch, &seed)?;
+            let name = patch.file_stem().unwrap_or_default().display();
+            println!("break {name}: seed {seed} {}", if noticed { "notices it" } else { "DOES NOT NOTICE IT" });
+            missed += usize::from(!noticed);
+            seeds.push(seed);
+        }
+        let sound = bench.sound(&seeds)?;
+        println!("{} breaks, {missed} not noticed", patches.len());
+        Ok(sound && missed == 0)
+    });
+    tried.unwrap_or_else(|why| {
+        eprintln!("breaks: {why}");
+        false
+    })
+}
+
+/// # Errors
+/// The first line of the patch is none of ours.
+fn seed_of(patch: &Path) -> io::Result<String> {
+    let text = fs::read_to_string(patch)?;
+    let seed = text.strip_prefix("seed ").and_then(|rest| rest.split_once(':')).map(|(seed, _)| seed.to_owned());
+    seed.ok_or_else(|| io::Error::other(format!("{} does not begin with `seed NUMBER: `", patch.display())))
+}
+
+/// A copy of what git knows of the tree, with a target folder of its own.
+struct Bench {
+    folder: PathBuf,
+}
+
+impl Bench {
+    fn new(root: &Path) -> io::Result<Bench> {
+        let bench = Bench { folder: root.join("target/breaks") };
+        let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output()?.stdout;
+        for path in String::from_utf8_lossy(&listed).split_terminator('\0') {
+            let (from, to) = (root.join(path), bench.tree().join(path));
+            fs::create_dir_all(to.parent().unwrap_or(root))?;
+            fs::copy(from, to)?;
+        }
+        Ok(bench)
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.folder.join("tree")
+    }
+
+    fn notices(&self, patch: &Path, seed: &str) -> io::Result<bool> {
+        self.apply(&[], patch)?;
+        let noticed = self.build().and_then(|()| Ok(!self.simulate(seed)?.success()));
+        self.apply(&["--reverse"], patch)?;
+        noticed
+    }
+
+    fn sound(&self, seeds: &[String]) -> io::Result<bool> {
+        self.build()?;
+        for seed in seeds {
+            if !self.simulate(seed)?.success() {
+                println!("seed {seed} fails with nothing broken");
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn apply(&self, options: &[&str], patch: &Path) -> io::Result<()> {
+        let mut git = Command::new("git");
+        // Else it would take the tree for a part of the repository, and leave the patch's files alone.
+        git.env("GIT_CEILING_DIRECTORIES", &self.folder).current_dir(self.tree());
+        let status = git.arg("apply").args(options).arg(patch).status()?;
+        fine(status, &format!("{} does not apply any more", patch.display()))
+    }
+
+    fn build(&self) -> io::Result<()> {
+        let status = self.in_tree(&mut Command::new("cargo")).arg("--no-run").status()?;
+        fine(status, "the simulation does not build")
+    }
+
+    fn simulate(&self, seed: &str) -> io::Result<ExitStatus> {
+        let mut limited = Command::new("timeout");
+        limited.args([LIMIT_SECONDS, "cargo"]).env("SELFPAGE_SIM_SEED", seed);
+        self.in_tree(&mut limited).output().map(|output| output.status)
+    }
+
+    /// Has cargo test the simulation.
+    fn in_tree<'a>(&self, cargo: &'a mut Command) -> &'a mut Command {
+        cargo.env("CARGO_TARGET_DIR", self.folder.join("target")).current_dir(self.tree());
+        cargo.args(["test", "--quiet", "--release", "-p", "selfpage-core", "--test", "sim"])
+    }
+}
+
+fn fine(status: ExitStatus, else_say: &str) -> io::Result<()> {
+    if status.success() { Ok(()) } else { Err(io::Error::other(else_say.to_owned())) }
+}
