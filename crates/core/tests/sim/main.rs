@@ -23,6 +23,7 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use snapshots::Cuts;
 use world::{Life, World};
 
 /// Steps of the program in each run.
@@ -37,12 +38,12 @@ struct Run {
     counts: selfpage_core::trace::Counts,
 }
 
-fn run(seed: u64) -> Result<Run, String> {
+fn run(seed: u64, cuts: Cuts) -> Result<Run, String> {
     selfpage_core::sync::RACE.get_or_init(|| || scheduler::step_aside("a race"));
     dice::seed(seed);
     scheduler::reset();
     let mut life = Life::default();
-    let world = World::new(&mut life, STEPS);
+    let world = World::new(&mut life, STEPS, cuts);
     let result = catch_unwind(AssertUnwindSafe(|| -> Result<Run, String> {
         threads::spawn(world);
         steps::spawn(world);
@@ -81,7 +82,7 @@ fn number(name: &str) -> Option<u64> {
 fn contents_are_always_right() {
     if let Some(seed) = number("SELFPAGE_SIM_SEED") {
         scheduler::keep_last(number("SELFPAGE_SIM_LAST").unwrap_or(0) as usize);
-        let run = run(seed).unwrap_or_else(|report| panic!("{report}"));
+        let run = run(seed, Cuts::AtOneInstant).unwrap_or_else(|report| panic!("{report}"));
         println!("seed {seed}: {} yields, {:?}", run.yields, run.counts);
         return;
     }
@@ -97,7 +98,7 @@ fn contents_are_always_right() {
                     return None;
                 }
                 let seed = KEPT_SEEDS.get(at as usize).copied().unwrap_or(at);
-                match run(seed) {
+                match run(seed, Cuts::AtOneInstant) {
                     Ok(run) => yields.fetch_add(run.yields, Ordering::Relaxed),
                     Err(report) => {
                         next.store(total, Ordering::Relaxed);
@@ -115,4 +116,12 @@ fn contents_are_always_right() {
         "{}\nagain: SELFPAGE_SIM_SEED=<seed> cargo test --release -p selfpage-core --test sim",
         failures.join("\n")
     );
+}
+
+#[test]
+fn a_cut_without_the_stop_is_caught() {
+    let caught = (0..1000).any(|seed| {
+        run(seed, Cuts::WithoutTheStop).err().is_some_and(|report| report.contains("in the image, and was"))
+    });
+    assert!(caught);
 }

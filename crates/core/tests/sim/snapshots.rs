@@ -9,6 +9,14 @@ use crate::dice;
 use crate::machine::{Halves, halves};
 use crate::world::{Stage, World};
 
+/// How cuts are made.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Cuts {
+    AtOneInstant,
+    /// Page by page, while writers go on: what this must not be.
+    WithoutTheStop,
+}
+
 /// Takes snapshots until the program ends.
 pub fn run(world: &'static World) {
     let regions: Vec<&Region> = world.parts.iter().map(|part| part.region).collect();
@@ -37,11 +45,19 @@ fn take(world: &World, regions: &[&Region], base: Option<Vec<Halves>>, noticed: 
     }
     domain.cut.lacks();
     let mut truth = Vec::new();
-    copy_first::cut(domain, regions, || {
+    let mut at_once = || {
         copy_first::note_image(regions);
         truth = world.shadow.image();
-    })
-    .ok()?;
+    };
+    match world.cuts {
+        Cuts::AtOneInstant => copy_first::cut(domain, regions, at_once).map(drop).ok()?,
+        Cuts::WithoutTheStop => {
+            for region in regions {
+                copy_first::arm(domain, region, AtBusy::Wait).ok()?;
+            }
+            at_once();
+        }
+    }
     let mut image = base.unwrap_or_else(|| vec![[0; 2]; truth.len()]);
     let read = read_all(world, regions, &mut image);
     copy_first::end(domain, regions);

@@ -27,6 +27,7 @@ use crate::pager::{Backing, SimPager};
 use crate::policy::SimPolicy;
 use crate::scheduler;
 use crate::shadow::Shadow;
+use crate::snapshots::Cuts;
 use crate::weather::Weather;
 
 /// Where the first region begins.
@@ -57,6 +58,7 @@ pub struct World {
     pub shadow: Shadow,
     pub policy: Mutex<SimPolicy>,
     pub steps_left: Cell<u32>,
+    pub cuts: Cuts,
     /// The last value written anywhere.
     pub value: Cell<u64>,
     pub stage: Cell<Stage>,
@@ -111,7 +113,7 @@ impl Life {
 
 impl World {
     /// A world by chance.
-    pub fn new(life: &mut Life, steps: u32) -> &'static World {
+    pub fn new(life: &mut Life, steps: u32, cuts: Cuts) -> &'static World {
         let weather = life.keep(Weather::default());
         weather.begin();
         // From 64 frames on faults fetch ahead.
@@ -173,6 +175,7 @@ impl World {
             shadow: Shadow::new(total as usize),
             policy: Mutex::new(SimPolicy::new(frames, weather)),
             steps_left: Cell::new(steps),
+            cuts,
             value: Cell::new(0),
             stage: Cell::new(Stage::Programs),
             left: Cell::new(0),
