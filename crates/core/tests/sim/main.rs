@@ -119,6 +119,16 @@ fn contents_are_always_right() {
 }
 
 #[test]
+fn a_clone_has_the_contents_of_its_instant() {
+    let only = number("SELFPAGE_SIM_SEED");
+    scheduler::keep_last(number("SELFPAGE_SIM_LAST").unwrap_or(0) as usize);
+    let seeds = number("SELFPAGE_SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) { 100 } else { 500 });
+    for seed in only.map_or(0..seeds, |seed| seed..seed + 1) {
+        run(seed, Cuts::WithAClone).unwrap_or_else(|report| panic!("{report}"));
+    }
+}
+
+#[test]
 fn a_cut_without_the_stop_is_caught() {
     let caught = (0..1000).any(|seed| {
         run(seed, Cuts::WithoutTheStop).err().is_some_and(|report| report.contains("in the image, and was"))

@@ -10,6 +10,8 @@ struct Page {
     now: Halves,
     /// It is being discarded: it turns to zero some time, once.
     fading: bool,
+    /// It may be zero instead: whoever looks first sees which.
+    doubtful: bool,
     pins: u32,
     /// How often it was dropped behind core's back.
     losses: u32,
@@ -33,9 +35,10 @@ impl Shadow {
     #[must_use]
     pub fn agrees(&self, at: usize, seen: Halves) -> bool {
         self.with(at, |page| {
-            if page.fading && seen == [0; 2] {
+            if (page.fading || page.doubtful) && seen == [0; 2] {
                 page.now = seen;
             }
+            page.doubtful = false;
             page.now == seen
         })
     }
@@ -43,7 +46,7 @@ impl Shadow {
     /// Somebody could see the page so, and has not.
     #[must_use]
     pub fn may_be(&self, at: usize, seen: Halves) -> bool {
-        self.with(at, |page| page.now == seen || (page.fading && seen == [0; 2]))
+        self.with(at, |page| page.now == seen || ((page.fading || page.doubtful) && seen == [0; 2]))
     }
 
     pub fn now(&self, at: usize) -> Halves {
@@ -62,7 +65,7 @@ impl Shadow {
     /// Begins an image: what every page holds now, whether it may be zero as well, and how often it was dropped.
     pub fn image(&self) -> Vec<(Halves, bool, u32)> {
         let pages = self.0.try_lock().expect("one thread at a time");
-        pages.iter().map(|page| (page.now, page.fading, page.losses)).collect()
+        pages.iter().map(|page| (page.now, page.fading || page.doubtful, page.losses)).collect()
     }
 
     /// How often the page was dropped behind core's back.
@@ -72,11 +75,26 @@ impl Shadow {
 
     /// The page is zero from now on.
     pub fn clear(&self, at: usize) {
-        self.with(at, |page| (page.now, page.fading) = ([0; 2], false));
+        self.with(at, |page| (page.now, page.fading, page.doubtful) = ([0; 2], false, false));
     }
 
     pub fn fade(&self, at: usize) {
         self.with(at, |page| page.fading = true);
+    }
+
+    /// The pages from `clone` on hold what those from `source` on do, at this instant.
+    pub fn inherit(&self, source: usize, clone: usize, count: usize) {
+        let pages = &mut *self.0.try_lock().expect("one thread at a time");
+        for at in 0..count {
+            let Page { now, fading, doubtful, .. } = pages[source + at];
+            pages[clone + at] = Page { now, doubtful: fading || doubtful, ..pages[clone + at] };
+        }
+    }
+
+    /// What the page was to get was dropped behind core's back: it may be zero instead.
+    pub fn doubt(&self, at: usize) {
+        self.with(at, |page| page.doubtful = true);
+        self.lose(at);
     }
 
     pub fn pins(&self, at: usize) -> u32 {
