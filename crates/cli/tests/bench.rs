@@ -119,6 +119,31 @@ fn dirty_gives_figures_of_each_way() {
 }
 
 #[test]
+fn snapshot_gives_figures_of_ours_and_of_fork() {
+    let output = bench(&["snapshot", "--quick", "--json", "--reps", "1", "--case", "write-1k"]);
+    let (lines, errors) = (text(&output.stdout), text(&output.stderr));
+    if let Some(why) = errors.lines().find_map(|line| line.split("SKIP(uffd: ").nth(1)) {
+        return skip::skip("uffd", why.trim_end_matches(')'));
+    }
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    let figure = |line: &str, key: &str| -> f64 {
+        let rest = line.split(&format!(r#""{key}":"#)).nth(1).unwrap_or_else(|| panic!("no {key} in {line}"));
+        rest.split([',', '}']).next().unwrap().parse().unwrap()
+    };
+    for system in ["selfpage-worker", "selfpage-upcall", "fork", "no-snapshot"] {
+        let start = format!(r#"{{"bench":"snapshot","case":"write-1k","system":"{system}","#);
+        let line = lines.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{start}: {lines}"));
+        assert!(figure(line, "total_ms") > 0.0 && figure(line, "pages_written") > 0.0, "{line}");
+        if system.starts_with("selfpage") {
+            // 128 MiB, all of it the first time; then what a writer of 1,000 pages a second got to.
+            let (first, second) = (figure(line, "pages"), figure(line, "second_pages"));
+            assert!(first == 32768.0 && second > 0.0 && second < first, "{line}");
+            assert!(figure(line, "second_file_bytes") < figure(line, "file_bytes"), "{line}");
+        }
+    }
+}
+
+#[test]
 fn appel_li_gives_figures_of_each_operation() {
     // The scattered cases take minutes by protection domain where each switch is hundreds of calls of mprotect.
     let cases = ["dirty", "prot1", "prot100", "unprot100", "trap", "appel1", "appel2"];

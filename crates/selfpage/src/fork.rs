@@ -11,7 +11,9 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
@@ -24,6 +26,7 @@ use selfpage_core::policy::Policy;
 use crate::domain::{Inner, Regions};
 use crate::error::Result;
 use crate::region::Bound;
+use crate::snapshot;
 use crate::store::BackingStore;
 use crate::trap::{thread, upcall};
 
@@ -42,6 +45,7 @@ struct Pause {
     mask: SignalSet,
     domains: Vec<PausedDomain>,
     registry: MutexGuard<'static, Vec<Weak<Inner>>>,
+    snapshot_files: MutexGuard<'static, Vec<Arc<File>>>,
 }
 
 /// A domain at rest. The guards borrow from `inner`, which comes last.
@@ -92,8 +96,9 @@ extern "C" fn prepare() {
     let mask = signal::block_all();
     let registry = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     let domains = registry.iter().filter_map(Weak::upgrade).map(PausedDomain::pause).collect();
+    let snapshot_files = snapshot::files();
     // SAFETY: fork-held: the lock on `DOMAINS` is ours.
-    unsafe { *HELD.0.get() = Some(Pause { mask, domains, registry }) };
+    unsafe { *HELD.0.get() = Some(Pause { mask, domains, registry, snapshot_files }) };
 }
 
 extern "C" fn parent() {
@@ -102,7 +107,7 @@ extern "C" fn parent() {
     for domain in pause.domains {
         domain.resume_in_parent();
     }
-    drop(pause.registry);
+    drop((pause.registry, pause.snapshot_files));
     signal::restore(pause.mask);
 }
 
@@ -111,6 +116,7 @@ extern "C" fn child() {
     let Some(pause) = (unsafe { (*HELD.0.get()).take() }) else { return };
     thread::forget_all();
     upcall::forget_users();
+    let_go_of(&pause.snapshot_files);
     // Every place first: what is mapped from here on, be it by an allocation, may come to lie in one.
     for domain in pause.domains.iter().filter(|domain| domain.shared.is_ok()) {
         if domain.inner.map_in_child().is_err() {
@@ -120,8 +126,22 @@ extern "C" fn child() {
     for domain in pause.domains {
         domain.resume_in_child();
     }
-    drop(pause.registry);
+    drop((pause.registry, pause.snapshot_files));
     signal::restore(pause.mask);
+}
+
+/// In a forked child: the files that the parent writes snapshots to. Their locks are on what was opened, and would be held as long as the
+/// child lives. The descriptors stay, and are of an empty file: the child's copies of their owners close them.
+fn let_go_of(files: &[Arc<File>]) {
+    if files.is_empty() {
+        return;
+    }
+    // Without a descriptor to spare the locks are kept.
+    let Ok(empty) = rustix::fs::memfd_create(c"selfpage-none", rustix::fs::MemfdFlags::CLOEXEC) else { return };
+    for file in files {
+        // SAFETY: fd-number: the file goes on owning the number, and what is under it now.
+        unsafe { libc::dup3(empty.as_raw_fd(), file.as_raw_fd(), libc::O_CLOEXEC) };
+    }
 }
 
 impl PausedDomain {

@@ -415,8 +415,9 @@ fn read_at<'a>(domain: &DomainState, region: &'a Region, page: PageNo, into: &mu
     if seen.state() == State::Busy || seen.in_save() {
         return word.await_change(seen).map_or(Read::Again, |seen| Read::AwaitPage(word, seen));
     }
-    let want = if matches!(seen.state(), State::Absent | State::Poisoned) { MOST_FILLED.min(into.len()) } else { 1 };
-    if seen.state() == State::Absent && region.sets.inherited.contains(region.index(page)) {
+    let absent = matches!(seen.state(), State::Absent | State::Poisoned);
+    let want = if absent { MOST_FILLED.min(into.len()) } else { 1 };
+    if absent && region.sets.inherited.contains(region.index(page)) {
         return match inherit::inherit(domain, Context::PagerThread, region, page) {
             Step::Done(Outcome::Failed(failure)) => Read::Failed(failure),
             Step::AwaitFrame(_) => Read::AwaitFrame,
@@ -499,7 +500,10 @@ fn read_absent<'a>(
         + (1..most)
             .take_while(|step| {
                 let page = first.plus((*step).into());
-                region.sets.pending.contains(region.index(page))
+                let index = region.index(page);
+                region.sets.pending.contains(index)
+                    // The pager of a clone does not have what its source has.
+                    && !region.sets.inherited.contains(index)
                     && region.word(page).is_some_and(|word| {
                         let seen = word.load();
                         seen.state() == State::Absent && !seen.in_save() && word.claim(seen)

@@ -8,6 +8,7 @@ use selfpage_core::region::Access;
 use selfpage_core::sync::Ordering;
 use std::num::NonZeroU32;
 
+use crate::machine::Halves;
 use crate::pager::Backing;
 use crate::scheduler;
 use crate::threads::evict_some;
@@ -82,6 +83,17 @@ fn place_copies(world: &World, places: &mut Places) {
     }
 }
 
+/// What a page of the clone's source holds.
+fn held(world: &World, page: PageNo) -> Option<Halves> {
+    let part = world.part(page);
+    let word = part.region.word(page).expect("a page of the region").load();
+    match word.state() {
+        State::Absent | State::Poisoned => part.pager.kept(part.region.index(page)),
+        State::Resident => Some(world.mmu.read(page).unwrap_or_default()),
+        _ => world.mmu.in_slot(word.frame()),
+    }
+}
+
 /// Checks one page: its word, and what a child that was forked now would read in it.
 fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], places: &mut Places) -> Word {
     let (domain, at, index) = (&world.domain, world.at(page), part.region.index(page));
@@ -90,7 +102,10 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
     let mapped = world.mmu.read(page);
     let contents = match state {
         State::Busy => panic!("{page:?} is busy, and nobody is inside"),
-        State::Absent | State::Poisoned => part.pager.kept(index),
+        State::Absent | State::Poisoned => match world.ancestor(page) {
+            Some(ancestor) => held(world, ancestor),
+            None => part.pager.kept(index),
+        },
         State::Resident => Some(mapped.unwrap_or_default()),
         State::Standby => {
             assert_eq!(part.pager.kept(index), world.mmu.in_slot(frame), "{page:?}: standby, and the pager differs");

@@ -86,7 +86,7 @@ fn live(world: &World) {
             _ => {
                 range::discard(&world.domain, PageRange { first: page, count: 1 });
                 world.shadow.set_pins(world.at(page), 0);
-                world.shadow.clear(world.at(page));
+                world.shadow.turn(world.at(page), [0; 2]);
             }
         }
         while save(&world.domain) > 0 {}

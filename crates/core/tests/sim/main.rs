@@ -24,6 +24,7 @@ mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use snapshots::Cuts;
 use world::{Handlers, Life, World};
 
 /// Steps of the program in each run.
@@ -38,12 +39,12 @@ struct Run {
     counts: selfpage_core::trace::Counts,
 }
 
-fn run(seed: u64, handlers: Handlers) -> Result<Run, String> {
+fn run(seed: u64, handlers: Handlers, cuts: Cuts) -> Result<Run, String> {
     selfpage_core::sync::RACE.get_or_init(|| || scheduler::step_aside("a race"));
     dice::seed(seed);
     scheduler::reset();
     let mut life = Life::default();
-    let world = World::new(&mut life, STEPS, handlers);
+    let world = World::new(&mut life, STEPS, handlers, cuts);
     let result = catch_unwind(AssertUnwindSafe(|| -> Result<Run, String> {
         threads::spawn(world);
         steps::spawn(world);
@@ -92,7 +93,7 @@ fn contents_that_a_handler_gives_are_right() {
 fn run_all(handlers: Handlers, seeds: u64) {
     if let Some(seed) = number("SELFPAGE_SIM_SEED") {
         scheduler::keep_last(number("SELFPAGE_SIM_LAST").unwrap_or(0) as usize);
-        let run = run(seed, handlers).unwrap_or_else(|report| panic!("{report}"));
+        let run = run(seed, handlers, Cuts::AtOneInstant).unwrap_or_else(|report| panic!("{report}"));
         println!("seed {seed}: {} yields, {:?}", run.yields, run.counts);
         return;
     }
@@ -108,7 +109,7 @@ fn run_all(handlers: Handlers, seeds: u64) {
                     return None;
                 }
                 let seed = KEPT_SEEDS.get(at as usize).copied().unwrap_or(at);
-                match run(seed, handlers) {
+                match run(seed, handlers, Cuts::AtOneInstant) {
                     Ok(run) => yields.fetch_add(run.yields, Ordering::Relaxed),
                     Err(report) => {
                         next.store(total, Ordering::Relaxed);
@@ -126,4 +127,22 @@ fn run_all(handlers: Handlers, seeds: u64) {
         "{}\nagain: SELFPAGE_SIM_SEED=<seed> cargo test --release -p selfpage-core --test sim",
         failures.join("\n")
     );
+}
+
+#[test]
+fn a_clone_has_the_contents_of_its_instant() {
+    let only = number("SELFPAGE_SIM_SEED");
+    scheduler::keep_last(number("SELFPAGE_SIM_LAST").unwrap_or(0) as usize);
+    let seeds = number("SELFPAGE_SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) { 100 } else { 500 });
+    for seed in only.map_or(0..seeds, |seed| seed..seed + 1) {
+        run(seed, Handlers::None, Cuts::WithAClone).unwrap_or_else(|report| panic!("{report}"));
+    }
+}
+
+#[test]
+fn a_cut_without_the_stop_is_caught() {
+    let caught = (0..1000).any(|seed| {
+        run(seed, Handlers::None, Cuts::WithoutTheStop).err().is_some_and(|report| report.contains("in the image, and was"))
+    });
+    assert!(caught);
 }

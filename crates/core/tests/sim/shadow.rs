@@ -11,6 +11,8 @@ pub struct Page {
     now: Halves,
     /// It is being discarded, or given other contents: it turns to these some time, once.
     fading: Option<Halves>,
+    /// It may be zero instead: whoever looks first sees which.
+    doubtful: bool,
     pins: u32,
     /// How often it was dropped behind core's back.
     losses: u32,
@@ -44,9 +46,10 @@ impl Shadow {
     #[must_use]
     pub fn agrees(&self, at: usize, seen: Halves) -> bool {
         self.with(at, |page| {
-            if page.fading == Some(seen) {
+            if page.fading == Some(seen) || page.doubtful && seen == [0; 2] {
                 page.now = seen;
             }
+            page.doubtful = false;
             page.now == seen
         })
     }
@@ -54,7 +57,7 @@ impl Shadow {
     /// Somebody could see the page so, and has not.
     #[must_use]
     pub fn may_be(&self, at: usize, seen: Halves) -> bool {
-        self.with(at, |page| page.now == seen || page.fading == Some(seen))
+        self.with(at, |page| page.now == seen || page.fading == Some(seen) || page.doubtful && seen == [0; 2])
     }
 
     pub fn now(&self, at: usize) -> Halves {
@@ -73,7 +76,8 @@ impl Shadow {
     /// Begins an image: what every page holds now, what it may hold as well, and how often it was dropped.
     pub fn image(&self) -> Vec<(Halves, Option<Halves>, u32)> {
         let pages = self.0.try_lock().expect("one thread at a time");
-        pages.iter().map(|page| (page.now, page.fading, page.losses)).collect()
+        let other = |page: &Page| page.fading.or(page.doubtful.then_some([0; 2]));
+        pages.iter().map(|page| (page.now, other(page), page.losses)).collect()
     }
 
     /// How often the page was dropped behind core's back.
@@ -83,7 +87,7 @@ impl Shadow {
 
     /// The page is so from now on.
     pub fn turn(&self, at: usize, into: Halves) {
-        self.with(at, |page| (page.now, page.fading) = (into, None));
+        self.with(at, |page| (page.now, page.fading, page.doubtful) = (into, None, false));
     }
 
     pub fn fade(&self, at: usize, into: Halves) {
@@ -97,7 +101,22 @@ impl Shadow {
 
     /// Whether somebody is discarding it.
     pub fn fading(&self, at: usize) -> bool {
-        self.with(at, |page| page.fading)
+        self.with(at, |page| page.fading.is_some())
+    }
+
+    /// The pages from `clone` on hold what those from `source` on do, at this instant.
+    pub fn inherit(&self, source: usize, clone: usize, count: usize) {
+        let pages = &mut *self.0.try_lock().expect("one thread at a time");
+        for at in 0..count {
+            let Page { now, fading, doubtful, .. } = pages[source + at];
+            pages[clone + at] = Page { now, doubtful: fading.is_some() || doubtful, ..pages[clone + at] };
+        }
+    }
+
+    /// What the page was to get was dropped behind core's back: it may be zero instead.
+    pub fn doubt(&self, at: usize) {
+        self.with(at, |page| page.doubtful = true);
+        self.lose(at);
     }
 
     pub fn pins(&self, at: usize) -> u32 {

@@ -9,10 +9,23 @@ use crate::dice;
 use crate::machine::{Halves, halves};
 use crate::world::{Stage, World};
 
+/// How cuts are made, and what for.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Cuts {
+    AtOneInstant,
+    /// Page by page, while writers go on: what this must not be.
+    WithoutTheStop,
+    /// One is for a clone, the others for snapshots of it and its source.
+    WithAClone,
+}
+
 /// Takes snapshots until the program ends.
 pub fn run(world: &'static World) {
     let regions: Vec<&Region> = world.parts.iter().map(|part| part.region).collect();
     regions.iter().for_each(|region| copy_first::join(&world.domain, region));
+    if let Some(clone) = world.clone_part() {
+        make_clone(world, clone.region);
+    }
     let mut base: Option<Vec<Halves>> = None;
     // How often each page had been dropped behind core's back when an image last had it right.
     let mut noticed = vec![0; world.shadow.image().len()];
@@ -27,6 +40,20 @@ pub fn run(world: &'static World) {
     world.ended(Stage::PagerThreads, crate::threads::PAGER_THREADS);
 }
 
+/// Makes the last region a clone of the first, as a program does with one that it has just made.
+fn make_clone(world: &World, clone: &Region) {
+    let (domain, source) = (&world.domain, world.parts[0].region);
+    (0..dice::below(100)).for_each(|_| domain.cut.moved.wait(world.mmu, domain.cut.moved.count(), 100));
+    // SAFETY: region-in-map: both live as long as the world.
+    unsafe { clone.link(source) };
+    let cut = copy_first::cut(domain, &[source], || {
+        clone.sets.inherited.fill(source.range.count);
+        world.shadow.inherit(world.at(source.range.first), world.at(clone.range.first), source.range.count as usize);
+        world.cloned.set(true);
+    });
+    assert!(cut.is_ok(), "{cut:?}");
+}
+
 /// One snapshot over the one before. `None`: it failed, and the next one needs every page.
 fn take(world: &World, regions: &[&Region], base: Option<Vec<Halves>>, noticed: &mut [u32]) -> Option<Vec<Halves>> {
     let domain = &world.domain;
@@ -37,11 +64,19 @@ fn take(world: &World, regions: &[&Region], base: Option<Vec<Halves>>, noticed: 
     }
     domain.cut.lacks();
     let mut truth = Vec::new();
-    copy_first::cut(domain, regions, || {
+    let mut at_once = || {
         copy_first::note_image(regions);
         truth = world.shadow.image();
-    })
-    .ok()?;
+    };
+    match world.cuts {
+        Cuts::AtOneInstant | Cuts::WithAClone => copy_first::cut(domain, regions, at_once).map(drop).ok()?,
+        Cuts::WithoutTheStop => {
+            for region in regions {
+                copy_first::arm(domain, region, AtBusy::Wait).ok()?;
+            }
+            at_once();
+        }
+    }
     let mut image = base.unwrap_or_else(|| vec![[0; 2]; truth.len()]);
     let read = read_all(world, regions, &mut image);
     copy_first::end(domain, regions);

@@ -116,6 +116,10 @@ fn touch_mapped(world: &World, page: PageNo, touch: Touch) -> bool {
             true
         }),
         Touch::Write { half } => {
+            if let Some(seen) = world.mmu.read(page) {
+                let right = world.shadow.agrees(at, seen);
+                assert!(right, "{page:?} is {seen:?} before a write, and not {:?}", world.shadow.now(at));
+            }
             let value = world.value.get() + 1;
             let written = world.mmu.write(page, half, value);
             if written {
@@ -245,6 +249,10 @@ impl Program {
     fn discard(&mut self) {
         let world = self.world;
         let first = self.own_page();
+        if world.clone_part().is_some() && world.parts[0].region.range.contains(first) {
+            // Where the clone cannot have the page first, the source keeps it, and nobody is told (CAVEATS.md).
+            return;
+        }
         let end = world.part(first).region.range.end().0.min((first.0 / BLOCK + 1) * BLOCK);
         let range = PageRange { first, count: 1 + dice::below(end - first.0) };
         self.pinned.retain(|page| !range.contains(*page));
@@ -317,6 +325,9 @@ impl Program {
         if !self.pinned.contains(&page) && world.mmu.advise_away(page) {
             world.shadow.turn(world.at(page), [0; 2]);
             world.shadow.lose(world.at(page));
+            if let Some(heir) = world.heir(page) {
+                world.shadow.doubt(world.at(heir));
+            }
         }
     }
 

@@ -27,6 +27,7 @@ use crate::pager::{Backing, SimPager};
 use crate::policy::SimPolicy;
 use crate::scheduler;
 use crate::shadow::Shadow;
+use crate::snapshots::Cuts;
 use crate::weather::Weather;
 
 /// Where the first region begins.
@@ -68,6 +69,9 @@ pub struct World {
     pub policy: Mutex<SimPolicy>,
     pub handlers: Handlers,
     pub steps_left: Cell<u32>,
+    pub cuts: Cuts,
+    /// Whether the clone has been made; before that nobody knows of its pages.
+    pub cloned: Cell<bool>,
     /// The last value written anywhere.
     pub value: Cell<u64>,
     pub stage: Cell<Stage>,
@@ -130,19 +134,24 @@ impl Life {
 
 impl World {
     /// A world by chance.
-    pub fn new(life: &mut Life, steps: u32, handlers: Handlers) -> &'static World {
+    pub fn new(life: &mut Life, steps: u32, handlers: Handlers, cuts: Cuts) -> &'static World {
         let weather = life.keep(Weather::default());
         weather.begin();
         // From 64 frames on faults fetch ahead.
         let frames = if dice::once_in(4) { 64 + dice::below(96) } else { 8 + dice::below(33) } as u32;
         let pages = u64::from(frames) * if frames < 64 { 8 } else { 3 };
         let few = u64::from(frames / 8).max(1);
-        let kinds = [
+        let mut kinds = vec![
             (Trap::Worker, Context::PagerThread, Backing::Store, pages / 3),
             (Trap::Upcall, Context::Trap, Backing::Store, pages / 3),
             (Trap::Upcall, Context::PagerThread, Backing::Store, pages / 3),
             (Trap::Worker, Context::Trap, Backing::Nothing, few),
         ];
+        if cuts == Cuts::WithAClone {
+            // Of the first, whatever that is.
+            kinds.rotate_left(dice::below(3) as usize);
+            kinds.push(kinds[0]);
+        }
         let total: u64 = kinds.iter().map(|kind| kind.3 + 1).sum();
         let mmu = life.keep(SimMmu::new(FIRST, total as usize, frames as usize, weather));
         let regions = RegionMap::new([life.table(8), life.table(8)]);
@@ -196,6 +205,8 @@ impl World {
             policy: Mutex::new(SimPolicy::new(frames, weather)),
             handlers,
             steps_left: Cell::new(steps),
+            cuts,
+            cloned: Cell::new(false),
             value: Cell::new(0),
             stage: Cell::new(Stage::Programs),
             left: Cell::new(0),
@@ -214,6 +225,25 @@ impl World {
         self.parts.iter().find(|part| part.region.range.contains(page)).expect("a page of a region")
     }
 
+    /// The region that is made a clone of the first.
+    pub fn clone_part(&self) -> Option<&Part> {
+        self.parts.get(4)
+    }
+
+    /// Where the clone has the contents of a page of its source from that page still.
+    pub fn heir(&self, page: PageNo) -> Option<PageNo> {
+        let (source, clone) = (self.parts[0].region, self.clone_part()?.region);
+        let inherits = source.range.contains(page) && clone.sets.inherited.contains(source.index(page));
+        inherits.then(|| clone.range.first.plus(source.index(page)))
+    }
+
+    /// The page of the source that has the contents of a page of the clone.
+    pub fn ancestor(&self, page: PageNo) -> Option<PageNo> {
+        let clone = self.clone_part()?.region;
+        let inherits = clone.range.contains(page) && clone.sets.inherited.contains(clone.index(page));
+        inherits.then(|| self.parts[0].region.range.first.plus(clone.index(page)))
+    }
+
     /// What every handler here does: the page is the program's again.
     pub fn unprotect(&self, page: PageNo) {
         let _ = protect::protect(&self.domain, PageRange { first: page, count: 1 }, Protection::ReadWrite);
@@ -221,7 +251,10 @@ impl World {
 
     /// A page, more often one of a few.
     pub fn any_page(&self) -> PageNo {
-        let part = &self.parts[dice::below(if dice::once_in(8) { 4 } else { 3 }) as usize];
+        let part = match self.clone_part().filter(|_| self.cloned.get() && dice::once_in(3)) {
+            Some(clone) => clone,
+            None => &self.parts[dice::below(if dice::once_in(8) { 4 } else { 3 }) as usize],
+        };
         let count = part.region.range.count;
         let hot = (count / 12).max(1);
         part.region.range.first.plus(if dice::once_in(2) { dice::below(count) } else { dice::below(hot) })
@@ -243,7 +276,11 @@ impl World {
         let (part, climate) = (self.part(page), self.weather.climate());
         match failure {
             Failure::Pager(error) => {
-                let failed_ns = part.pager.failed_ns(part.region.index(page));
+                let own_ns = part.pager.failed_ns(part.region.index(page));
+                // Of a clone's page it may have been the source's pager.
+                let is_clone = self.clone_part().is_some_and(|clone| std::ptr::eq(clone, part));
+                let source_ns = if is_clone { self.parts[0].pager.failed_ns(part.region.index(page)) } else { 0 };
+                let failed_ns = own_ns.max(source_ns);
                 let waits = self.waits.try_lock().expect("one thread at a time");
                 let mut waits = waits.iter().filter(|wait| wait.range.contains(page));
                 assert!(waits.any(|wait| wait.since_ns <= failed_ns), "{page:?}: {error:?} is old: of {failed_ns}");

@@ -200,9 +200,9 @@ pub(super) fn newest(path: &Path, file: &File) -> Result<(Header, Current)> {
     }
 }
 
-/// Where the place for `sequence` is.
-pub(super) fn slot_at(header: &Header, sequence: u64) -> u64 {
-    header.encode().len() as u64 + sequence % 2 * PAGE
+/// Where the first or the second place is that says which snapshot is the newest.
+pub(super) fn slot_at(header: &Header, place: u64) -> u64 {
+    header.encode().len() as u64 + place * PAGE
 }
 
 /// Where data begins.

@@ -99,8 +99,8 @@ fn name_of(region: &SavedRegion) -> &[u8] {
     &region.name.as_bytes()[..end]
 }
 
-/// Which snapshot of a file is the one to restore. There are two places for it, used in turn: the write of one never touches
-/// the other.
+/// Which snapshot of a file is the one to restore. There are two places for it, in pages of their own: the second is written when the
+/// first is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Current {
     pub(super) sequence: u64,
@@ -108,6 +108,9 @@ pub(super) struct Current {
 }
 
 impl Current {
+    /// There is none yet.
+    pub(super) const NONE: Current = Current { sequence: 0, trailer_at: 0 };
+
     pub(super) fn encode(&self, identity: &[u8; 16]) -> Vec<u8> {
         let mut bytes = CURRENT.to_vec();
         bytes.extend(identity);

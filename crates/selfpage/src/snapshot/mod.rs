@@ -7,10 +7,12 @@ mod file;
 #[cfg(test)]
 mod file_tests;
 mod format;
+mod place;
 mod take;
 mod writing;
 
 pub use file::Snapshot;
 pub(crate) use file::{Index, Placed};
 pub use format::SavedRegion;
+pub(crate) use place::files;
 pub use take::{Snapshots, Taken};

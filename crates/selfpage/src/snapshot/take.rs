@@ -12,7 +12,7 @@ use selfpage_core::region::{self, Rights};
 
 use super::file::named;
 use super::format::{Run, SavedRegion};
-use super::writing::{Target, Writing, may_replace};
+use super::writing::{Target, Writing};
 use crate::config::DescriptorTable;
 use crate::domain::Life;
 use crate::error::{Error, Kind, Result, pages};
@@ -51,17 +51,12 @@ const MOST_GROWTH: u64 = 3;
 /// # Ok(()) }
 /// ```
 pub struct Snapshots {
-    life: Arc<Life>,
-    regions: Vec<Arc<Bound>>,
-    path: PathBuf,
-    /// The file that the next snapshot is added to; none where the next one begins a new file.
-    target: Option<Target>,
-    /// What was at the path before, locked.
-    _before: Option<std::fs::File>,
+    subject: Subject,
+    target: Target,
+    /// Whether the next snapshot begins a new file, with all pages.
+    anew: bool,
     /// How long the file was with its first snapshot.
     first_bytes: u64,
-    /// The process that may take snapshots: a forked child may not.
-    process: u32,
 }
 
 /// What became of one call of [`Snapshots::take`].
@@ -121,24 +116,21 @@ impl Snapshots {
             ));
         }
         regions.iter().try_for_each(|region| region.bound().may_change("take snapshots of"))?;
-        let before = may_replace(&path)?;
+        let subject = Subject {
+            life: first.life().clone(),
+            regions: regions.iter().map(|region| region.bound().clone()).collect(),
+            path: path.clone(),
+            process: std::process::id(),
+        };
+        let target = Target::at(&path, subject.saved_regions())?;
         if inner.snapshots.swap(true, Ordering::AcqRel) {
             return Err(Error::new(Kind::Held, "make", named(&path), "a domain has one `Snapshots` at a time"));
         }
-        let snapshots = Snapshots {
-            life: first.life().clone(),
-            regions: regions.iter().map(|region| region.bound().clone()).collect(),
-            path,
-            target: None,
-            _before: before,
-            first_bytes: 0,
-            process: std::process::id(),
-        };
-        for bound in &snapshots.regions {
+        for bound in &subject.regions {
             let _turn = inner.begin_cut();
             inner.undisturbed(|| copy_first::join(inner.state(), bound.core()));
         }
-        Ok(snapshots)
+        Ok(Snapshots { subject, target, anew: true, first_bytes: 0 })
     }
 
     /// Has every page tell of its next write, so that the cut has little left to do. [`Snapshots::take`] does it too; a program
@@ -147,6 +139,72 @@ impl Snapshots {
     /// # Errors
     /// A region is gone, or the kernel would not protect a page.
     pub fn arm(&mut self) -> Result<u64> {
+        self.subject.arm()
+    }
+
+    /// Takes a snapshot, and returns when it would survive a crash of the machine.
+    ///
+    /// # Errors
+    /// A region is gone; a page cannot be had; the file cannot be written. Then the newest snapshot of the file is the one
+    /// before, the program has gone on, and the next one is taken anew, with all pages.
+    pub fn take(&mut self) -> Result<Taken> {
+        let began = Instant::now();
+        self.subject.alive()?;
+        let taken = self.take_from(began);
+        if taken.is_err() {
+            self.anew = true;
+            self.target.give_up();
+        }
+        taken
+    }
+
+    fn take_from(&mut self, began: Instant) -> Result<Taken> {
+        let Snapshots { subject, target, .. } = self;
+        let cores = subject.cores();
+        // A snapshot in a file that has lost its name would be nobody's.
+        if self.anew || target.len_bytes() > MOST_GROWTH * self.first_bytes || !target.is_in_place() {
+            self.anew = true;
+            target.begin_file()?;
+            cores.iter().for_each(|region| region.sets.changed.fill(region.range.count));
+        }
+        let armed_ahead = subject.arm()?;
+        let inner = &subject.life.inner;
+        inner.state().cut.most_copies();
+        inner.state().cut.lacks();
+        let turn = inner.begin_cut();
+        let cut = Instant::now();
+        let armed_in_cut = inner.on_table(|| copy_first::cut(inner.state(), &cores, || copy_first::note_image(&cores)));
+        let pause = cut.elapsed();
+        drop(turn);
+        let armed_in_cut =
+            armed_in_cut.map_err(|why| Error::failure("take", named(&subject.path), Failure::Machine(why)))?;
+        let image = Reading { subject, cores };
+        let mut writing = target.begin(image.cores.iter().map(|region| region.sets.pending.count()).sum());
+        let (pages, copies) = image.write(&mut writing)?;
+        let in_core = image.in_core();
+        drop(image);
+        let bytes = writing.finish(&in_core)?;
+        let most_copies = inner.state().cut.most_copies();
+        if self.anew {
+            self.first_bytes = target.len_bytes();
+        }
+        self.anew = false;
+        let total = began.elapsed();
+        Ok(Taken { pause, total, armed_ahead, armed_in_cut, pages, copies, most_copies, bytes })
+    }
+}
+
+/// What snapshots are of.
+struct Subject {
+    life: Arc<Life>,
+    regions: Vec<Arc<Bound>>,
+    path: PathBuf,
+    /// The process that may take snapshots: a forked child may not.
+    process: u32,
+}
+
+impl Subject {
+    fn arm(&self) -> Result<u64> {
         self.alive()?;
         let state = self.life.inner.state();
         let _turn = self.life.inner.begin_cut();
@@ -163,57 +221,6 @@ impl Snapshots {
             left = now;
         }
         Ok(armed)
-    }
-
-    /// Takes a snapshot, and returns when it would survive a crash of the machine.
-    ///
-    /// # Errors
-    /// A region is gone; a page cannot be had; the file cannot be written. Then the newest snapshot of the file is the one
-    /// before, the program has gone on, and the next one is taken anew, with all pages.
-    pub fn take(&mut self) -> Result<Taken> {
-        let began = Instant::now();
-        self.alive()?;
-        let taken = self.take_from(began);
-        if taken.is_err() {
-            self.target = None;
-        }
-        taken
-    }
-
-    fn take_from(&mut self, began: Instant) -> Result<Taken> {
-        let grown = |target: &Target| target.len_bytes() > MOST_GROWTH * self.first_bytes;
-        let mut target = match self.target.take().filter(|target| !grown(target)) {
-            Some(target) => target,
-            None => {
-                self.cores().iter().for_each(|region| region.sets.changed.fill(region.range.count));
-                Target::create(&self.path, self.saved_regions())?
-            }
-        };
-        let armed_ahead = self.arm()?;
-        let cores = self.cores();
-        let inner = &self.life.inner;
-        inner.state().cut.most_copies();
-        inner.state().cut.lacks();
-        let turn = inner.begin_cut();
-        let cut = Instant::now();
-        let armed_in_cut = inner.on_table(|| copy_first::cut(inner.state(), &cores, || copy_first::note_image(&cores)));
-        let pause = cut.elapsed();
-        drop(turn);
-        let armed_in_cut =
-            armed_in_cut.map_err(|why| Error::failure("take", named(&self.path), Failure::Machine(why)))?;
-        let image = Reading { snapshots: self, cores };
-        let mut writing = target.begin(image.cores.iter().map(|region| region.sets.pending.count()).sum());
-        let (pages, copies) = image.write(&mut writing)?;
-        let in_core = image.in_core();
-        drop(image);
-        let bytes = writing.finish(&in_core)?;
-        let most_copies = inner.state().cut.most_copies();
-        if target.sequence() == 1 {
-            self.first_bytes = target.len_bytes();
-        }
-        self.target = Some(target);
-        let total = began.elapsed();
-        Ok(Taken { pause, total, armed_ahead, armed_in_cut, pages, copies, most_copies, bytes })
     }
 
     /// Whether the regions are all there, the thread may protect their pages, and this is the process that they are of.
@@ -258,15 +265,15 @@ impl Snapshots {
 impl Drop for Snapshots {
     fn drop(&mut self) {
         // Pages stay armed: the next write to each takes that off. In a forked child nothing is held.
-        if self.process == std::process::id() {
-            self.life.inner.snapshots.store(false, Ordering::Release);
+        if self.subject.process == std::process::id() {
+            self.subject.life.inner.snapshots.store(false, Ordering::Release);
         }
     }
 }
 
 /// An image after its cut. When it is dropped nobody waits any more, whether all of it was read or not.
 struct Reading<'a> {
-    snapshots: &'a Snapshots,
+    subject: &'a Subject,
     cores: Vec<&'a region::Region>,
 }
 
@@ -275,16 +282,16 @@ impl Reading<'_> {
     fn write(&self, writing: &mut Writing<'_>) -> Result<(u64, u64)> {
         let mut images: Vec<Image> = vec![(PageNo(0), [0; PAGE_BYTES]); BATCH];
         let (mut pages, mut copies) = (0, 0);
-        let inner = &self.snapshots.life.inner;
+        let inner = &self.subject.life.inner;
         let state = inner.state();
-        for (bound, region) in self.snapshots.regions.iter().zip(&self.cores) {
+        for (bound, region) in self.subject.regions.iter().zip(&self.cores) {
             let mut from = Some(0);
             while let Some(at) = from {
                 copies += self.write_copies(writing, &mut images)?;
                 let hurried = state.cut.hurried().filter(|page| region.range.contains(*page));
                 let first = hurried.map_or(at, |page| region.index(page));
                 let read = inner.on_pager_thread(|| copy_first::read(state, region, first, &mut images));
-                let (count, next) = read.map_err(|(page, why)| self.snapshots.failed(bound, Some(page), why))?;
+                let (count, next) = read.map_err(|(page, why)| self.subject.failed(bound, Some(page), why))?;
                 self.add(writing, &images[..count])?;
                 pages += count as u64;
                 // What was passed over for somebody in a hurry comes in its turn.
@@ -295,13 +302,13 @@ impl Reading<'_> {
         if state.cut.lacks() {
             let cause =
                 "there was no frame for the copy of a page that the program wrote to; give the domain more frames";
-            return Err(Error::new(Kind::OutOfSpace, "take", named(&self.snapshots.path), cause));
+            return Err(Error::new(Kind::OutOfSpace, "take", named(&self.subject.path), cause));
         }
         Ok((pages + copies, copies))
     }
 
     fn write_copies(&self, writing: &mut Writing<'_>, images: &mut [Image]) -> Result<u64> {
-        let inner = &self.snapshots.life.inner;
+        let inner = &self.subject.life.inner;
         let mut copies = 0;
         loop {
             let count = inner.on_table(|| copy_first::take_copies(inner.state(), &self.cores, images));
@@ -354,7 +361,7 @@ impl Reading<'_> {
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        let inner = &self.snapshots.life.inner;
+        let inner = &self.subject.life.inner;
         let _turn = inner.begin_cut();
         inner.on_table(|| copy_first::end(inner.state(), &self.cores));
     }

@@ -1,29 +1,71 @@
 //! Adding a snapshot to a file so that, whatever happens, the one before stays whole: first its pages, its table and its
-//! trailer, behind everything that is there; then, when they are safe on the disk, the one place that says which is the
-//! newest. The first snapshot goes to a new file, and a rename makes it known.
+//! trailer, behind everything that is there; then, when they are safe on the disk, the two places that say which is the newest, one
+//! after the other. The first snapshot goes to a new file, and a rename makes it known.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use selfpage_core::addr::PageBytes;
+use rustix::fs::{OFlags, fcntl_setfl};
+use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::file::{data_at, named, newest, slot_at};
+use super::file::{data_at, named, slot_at};
 use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
-use crate::error::{Error, Kind, Result, SystemError};
+use super::place::Place;
+use crate::error::{Error, Result, SystemError};
 use crate::pager::is_zero;
 
 /// Pages are written so many bytes at a time.
 const REQUEST_BYTES: usize = 1 << 20;
 
-/// A file that snapshots are added to. One process at a time may.
+/// Pages that are written together, past the page cache: that would take a page of memory for each of them, which is long in coming where
+/// a host has to supply it, and drop pages that somebody reads again.
+struct Request {
+    memory: Vec<u8>,
+    /// Where the first page is: at an address that a disk can read from.
+    first: usize,
+    len_bytes: usize,
+}
+
+impl Request {
+    fn new() -> Request {
+        let memory = vec![0; REQUEST_BYTES + PAGE_BYTES];
+        let first = memory.as_ptr().align_offset(PAGE_BYTES);
+        Request { memory, first, len_bytes: 0 }
+    }
+
+    fn add(&mut self, page: &PageBytes) {
+        self.memory[self.first + self.len_bytes..][..PAGE_BYTES].copy_from_slice(page);
+        self.len_bytes += PAGE_BYTES;
+    }
+
+    fn write(&self, file: &File, at: u64) -> io::Result<()> {
+        let bytes = &self.memory[self.first..][..self.len_bytes];
+        match file.write_all_at(bytes, at) {
+            // The file system wants larger steps than pages.
+            Err(cause) if cause.kind() == io::ErrorKind::InvalidInput => {
+                through_the_cache(file);
+                file.write_all_at(bytes, at)
+            }
+            written => written,
+        }
+    }
+}
+
+/// Where a file system cannot, all goes through the page cache.
+fn past_the_cache(file: &File) {
+    let _ = fcntl_setfl(file, OFlags::DIRECT);
+}
+
+fn through_the_cache(file: &File) {
+    let _ = fcntl_setfl(file, OFlags::empty());
+}
+
+/// A file that snapshots are added to.
 pub(super) struct Target {
-    path: PathBuf,
-    /// Where it is written before its first snapshot is whole; none afterwards.
-    unnamed: Option<PathBuf>,
-    file: File,
+    place: Place,
     header: Header,
     /// The newest snapshot; sequence 0: there is none yet.
     current: Current,
@@ -32,23 +74,31 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// A new file for snapshots of these regions. It takes the place of the one at `path`, which must be of ours, when its first
-    /// snapshot is whole.
-    pub(super) fn create(path: &Path, regions: Vec<SavedRegion>) -> Result<Target> {
-        let mut identity = [0; 16];
-        rustix::rand::getrandom(&mut identity, rustix::rand::GetRandomFlags::empty())
-            .map_err(|errno| Error::system("make", named(path), io::Error::from(errno)))?;
-        let header = Header { identity, regions };
-        let unnamed = unnamed(path);
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let file = options.open(&unnamed).map_err(|cause| Error::system("make", named(&unnamed), cause))?;
-        take_alone(&file, &unnamed)?;
-        let failed = |cause| failed(path, cause);
-        file.set_len(0).and_then(|()| file.write_all_at(&header.encode(), 0)).map_err(failed)?;
+    /// Takes the place at `path` for snapshots of these regions. [`Target::begin_file`] comes next.
+    pub(super) fn at(path: &Path, regions: Vec<SavedRegion>) -> Result<Target> {
+        let header = Header { identity: [0; 16], regions };
         let end = data_at(&header);
-        let current = Current { sequence: 0, trailer_at: 0 };
-        Ok(Target { path: path.into(), unnamed: Some(unnamed), file, header, current, end })
+        Ok(Target { place: Place::take(path)?, header, current: Current::NONE, end })
+    }
+
+    /// Begins a new file, which takes the place of the one that is there when its first snapshot is whole.
+    pub(super) fn begin_file(&mut self) -> Result<()> {
+        rustix::rand::getrandom(&mut self.header.identity, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| Error::system("make", named(self.place.path()), io::Error::from(errno)))?;
+        self.place.begin()?;
+        (self.current, self.end) = (Current::NONE, data_at(&self.header));
+        let written = self.place.file().write_all_at(&self.header.encode(), 0);
+        written.map_err(|cause| failed(self.place.path(), cause))
+    }
+
+    /// Whether the file is still the one of its name.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.place.is_ours()
+    }
+
+    /// A snapshot failed: what there is of a new file goes.
+    pub(super) fn give_up(&mut self) {
+        self.place.give_up();
     }
 
     /// How long the file is.
@@ -56,14 +106,10 @@ impl Target {
         self.end
     }
 
-    /// How many snapshots it has.
-    pub(super) fn sequence(&self) -> u64 {
-        self.current.sequence
-    }
-
     /// Begins another snapshot, of about so many pages, which builds on the newest, if there is one.
     pub(super) fn begin(&mut self, pages: u64) -> Writing<'_> {
-        let request = Vec::with_capacity(REQUEST_BYTES);
+        past_the_cache(self.place.file());
+        let request = Request::new();
         // In one piece: a list that grows is remapped, and every fault of the process waits for that.
         let mut entries = Vec::new();
         // Most of a first snapshot may be pages that hold zeros, which need no entry: without room for all it grows as it must.
@@ -73,66 +119,20 @@ impl Target {
     }
 
     /// The newest snapshot is `current` from now on.
+    ///
+    /// Both places say so in the end. What a crash tears is one of them, while the other says what held before; and one that is damaged
+    /// later is not missed.
     fn publish(&mut self, current: Current) -> io::Result<()> {
-        let Target { file, header, .. } = self;
-        file.write_all_at(&current.encode(&header.identity), slot_at(header, current.sequence))?;
-        file.sync_data()?;
-        if let Some(unnamed) = &self.unnamed {
-            file.sync_all()?;
-            std::fs::rename(unnamed, &self.path)?;
-            self.unnamed = None;
-            let directory = self.path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            // Where a directory cannot be synced, the name is as safe as that file system makes it.
-            let _ = File::open(directory).and_then(|directory| directory.sync_all());
-        }
+        let Target { place, header, .. } = self;
+        let bytes = current.encode(&header.identity);
+        let [first, second] = [0, 1].map(|place| slot_at(header, place));
+        place.file().write_all_at(&bytes, first)?;
+        place.file().sync_data()?;
+        place.file().write_all_at(&bytes, second)?;
+        place.publish()?;
         self.current = current;
         Ok(())
     }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        if let Some(unnamed) = &self.unnamed {
-            let _ = std::fs::remove_file(unnamed);
-        }
-    }
-}
-
-/// Where a file is written before it has a snapshot.
-fn unnamed(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    name.into()
-}
-
-/// Refuses what is at `path` if it is anything but a snapshot file that nobody else writes to.
-pub(super) fn may_replace(path: &Path) -> Result<Option<File>> {
-    let file = match OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path) {
-        Ok(file) => file,
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(cause) => return Err(Error::system("open", named(path), cause)),
-    };
-    let meta = file.metadata().map_err(|cause| Error::system("open", named(path), cause))?;
-    // What a crash of the machine left empty, or the user made so, is nobody's data.
-    if meta.is_file() && meta.len() > 0 {
-        let refused =
-            |_| Error::new(Kind::Invalid, "replace", named(path), "the file holds something else: move it away");
-        newest(path, &file).map_err(refused)?;
-    } else if !meta.is_file() {
-        return Err(Error::new(Kind::Invalid, "replace", named(path), "it is not a regular file"));
-    }
-    take_alone(&file, path)?;
-    Ok(Some(file))
-}
-
-/// Locks a file that this process writes to.
-fn take_alone(file: &File, path: &Path) -> Result<()> {
-    file.try_lock().map_err(|cause| match cause {
-        std::fs::TryLockError::WouldBlock => {
-            Error::new(Kind::Held, "lock", named(path), "another process, or this one, writes snapshots there")
-        }
-        std::fs::TryLockError::Error(cause) => Error::system("lock", named(path), cause),
-    })
 }
 
 fn failed(path: &Path, cause: impl SystemError) -> Error {
@@ -144,8 +144,7 @@ pub(super) struct Writing<'a> {
     target: &'a mut Target,
     /// Where `request` goes.
     at: u64,
-    /// Pages to be written together.
-    request: Vec<u8>,
+    request: Request,
     entries: Vec<Entry>,
     done: bool,
 }
@@ -157,10 +156,10 @@ impl Writing<'_> {
             self.zero(page, 1);
             return Ok(());
         }
-        let place = self.at + self.request.len() as u64;
+        let place = self.at + self.request.len_bytes as u64;
         self.entries.push(Entry::Page { page, place, hash: xxh3_128(bytes) });
-        self.request.extend_from_slice(bytes);
-        if self.request.len() >= REQUEST_BYTES { self.flush() } else { Ok(()) }
+        self.request.add(bytes);
+        if self.request.len_bytes == REQUEST_BYTES { self.flush() } else { Ok(()) }
     }
 
     /// These pages are zero. In the first snapshot of a file, every page is that is not said to be something else.
@@ -175,10 +174,10 @@ impl Writing<'_> {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let written = self.target.file.write_all_at(&self.request, self.at);
-        written.map_err(|cause| failed(&self.target.path, cause))?;
-        self.at += self.request.len() as u64;
-        self.request.clear();
+        let written = self.request.write(self.target.place.file(), self.at);
+        written.map_err(|cause| failed(self.target.place.path(), cause))?;
+        self.at += self.request.len_bytes as u64;
+        self.request.len_bytes = 0;
         Ok(())
     }
 
@@ -203,13 +202,15 @@ impl Writing<'_> {
         table.extend(trailer.encode(&self.target.header.identity));
         let end = self.at + table.len() as u64;
         let added = end - self.target.end;
-        let path = self.target.path.clone();
-        let file = &self.target.file;
-        file.write_all_at(&table, self.at).and_then(|()| file.sync_data()).map_err(|cause| failed(&path, cause))?;
+        let failed = |target: &Target, cause| failed(target.place.path(), cause);
+        let file = self.target.place.file();
+        through_the_cache(file);
+        let written = file.write_all_at(&table, self.at).and_then(|()| file.sync_data());
+        written.map_err(|cause| failed(self.target, cause))?;
         // From here on it may be the newest, even where the disk reports an error.
         self.done = true;
         let current = Current { sequence: sequence + 1, trailer_at };
-        self.target.publish(current).map_err(|cause| failed(&path, cause))?;
+        self.target.publish(current).map_err(|cause| failed(self.target, cause))?;
         self.target.end = end;
         Ok(added)
     }
@@ -218,8 +219,9 @@ impl Writing<'_> {
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
         if !self.done {
+            through_the_cache(self.target.place.file());
             // The disk may be full of it. What is left otherwise is written over by the next one.
-            let _ = self.target.file.set_len(self.target.end);
+            let _ = self.target.place.file().set_len(self.target.end);
         }
     }
 }

@@ -179,6 +179,37 @@ fn reads_fail() {
 }
 
 #[test]
+fn a_clone_lacks_what_its_source_could_not_read_when_it_went() {
+    for trap in TRAPS {
+        in_child(here!(), name(trap), || {
+            let store = Failing::new();
+            let (_domain, mut region) = with_failing(trap, &store);
+            number_pages(&mut region);
+            let mut clone = region.cow_clone(MemoryStore::new(1 << 30).unwrap()).unwrap();
+            store.read.store(libc::EIO as u32, SeqCst);
+            drop(region);
+            let mut lacking = 0;
+            for index in 0..4 * FRAMES {
+                match clone.pin(index * PAGE, PAGE) {
+                    Ok(()) => {
+                        check_pages(&clone, index..index + 1);
+                        clone.unpin(index * PAGE, PAGE).unwrap();
+                    }
+                    Err(error) => {
+                        assert_eq!(error.kind(), Kind::Lost, "{error}");
+                        lacking += 1;
+                    }
+                }
+            }
+            assert!((1..4 * FRAMES).contains(&lacking), "{lacking} pages");
+            clone.discard(0, 4 * FRAMES * PAGE).unwrap();
+            assert!(clone.as_slice::<u64>().iter().all(|word| *word == 0));
+        })
+        .well();
+    }
+}
+
+#[test]
 fn reads_fail_and_then_do_not() {
     for trap in TRAPS {
         in_child(here!(), name(trap), || {

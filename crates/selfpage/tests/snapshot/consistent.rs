@@ -19,14 +19,9 @@ fn region(domain: &Domain, trap: Trap) -> Region {
 }
 
 /// Two threads in turn write a number to each page of the chain: at any instant the pages from some place on have it still to
-/// come. Others write all over the region, so that the cut has much to arm.
-fn one_instant(trap: Trap, frames: usize) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("words.snap");
-    let domain = Domain::with_frames(frames * PAGE).build().unwrap();
-    let region = region(&domain, trap);
-    let words = Words::of(&region);
-    let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+/// come. Others write all over the region, so that the cut has much to arm. Meanwhile `body`, which is told how many writes to the
+/// chain there were.
+fn while_the_chain_is_written(words: Words, body: impl FnOnce(&AtomicU64)) {
     let (stop, turn) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for odd in [0, 1] {
@@ -56,21 +51,53 @@ fn one_instant(trap: Trap, frames: usize) {
                 }
             }
         });
-        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let mut newest = 0;
-            for _ in 0..25 {
-                let before = turn.load(Ordering::SeqCst) / CHAIN.len() as u64;
-                snapshots.take().unwrap();
-                let snapshot = Snapshot::open(&path).unwrap();
-                let found: Vec<u64> = CHAIN.iter().map(|page| saved(&snapshot, 0, *page)[7]).collect();
-                let (first, last) = (found[0], found[CHAIN.len() - 1]);
-                assert!(found.is_sorted_by(|left, right| left >= right) && first - last <= 1, "{found:?}");
-                assert!(last >= before && last >= newest, "{found:?}, {before} before");
-                newest = last;
-            }
-        }));
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&turn)));
         stop.store(true, Ordering::Relaxed);
         ended.unwrap_or_else(|why| std::panic::resume_unwind(why));
+    });
+}
+
+/// Whether the chain was ever so.
+fn is_of_one_instant(found: &[u64]) -> bool {
+    found.is_sorted_by(|left, right| left >= right) && found[0] - found[CHAIN.len() - 1] <= 1
+}
+
+fn one_instant(trap: Trap, frames: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("words.snap");
+    let domain = Domain::with_frames(frames * PAGE).build().unwrap();
+    let region = region(&domain, trap);
+    let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+    while_the_chain_is_written(Words::of(&region), |turn| {
+        let mut newest = 0;
+        for _ in 0..25 {
+            let before = turn.load(Ordering::SeqCst) / CHAIN.len() as u64;
+            snapshots.take().unwrap();
+            let snapshot = Snapshot::open(&path).unwrap();
+            let found: Vec<u64> = CHAIN.iter().map(|page| saved(&snapshot, 0, *page)[7]).collect();
+            assert!(is_of_one_instant(&found), "{found:?}");
+            let last = found[CHAIN.len() - 1];
+            assert!(last >= before && last >= newest, "{found:?}, {before} before");
+            newest = last;
+        }
+    });
+}
+
+/// What the tests below must catch: an image that is made page by page, while nobody is stopped.
+#[test]
+fn without_the_stop_the_invariant_breaks() {
+    let domain = Domain::with_frames(2 * PAGES * PAGE).build().unwrap();
+    let region = region(&domain, Trap::Worker);
+    let words = Words::of(&region);
+    while_the_chain_is_written(words, |_| {
+        let began = std::time::Instant::now();
+        loop {
+            let image: Vec<u64> = (0..PAGES).map(|page| words.at(page, 7).load(Ordering::SeqCst)).collect();
+            if !is_of_one_instant(&CHAIN.map(|page| image[page])) {
+                break;
+            }
+            assert!(began.elapsed().as_secs() < 60, "the writers do nothing that an image could show");
+        }
     });
 }
 

@@ -1,5 +1,6 @@
 //! Snapshots: what they have, that it is of one instant, and what happens where they cannot be taken.
 
+mod alone;
 mod clones;
 mod consistent;
 mod failed;
@@ -47,6 +48,11 @@ fn saved(snapshot: &selfpage::snapshot::Snapshot, region: usize, page: usize) ->
 
 /// Runs `work` in a forked child and says how it ended: 0 for success.
 fn in_child(work: impl FnOnce() -> bool) -> i32 {
+    fork(work).wait()
+}
+
+/// Begins `work` in a forked child.
+fn fork(work: impl FnOnce() -> bool) -> Child {
     // SAFETY: fork-quiet: the child only does `work` and ends; what it needs of the library was made ready by its handlers.
     match unsafe { libc::fork() } {
         0 => {
@@ -56,18 +62,28 @@ fn in_child(work: impl FnOnce() -> bool) -> i32 {
         }
         child => {
             assert!(child > 0);
-            let mut status = 0;
-            let began = std::time::Instant::now();
-            // SAFETY: fork-quiet: waits for our own child, and ends it where it hangs.
-            while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } != child {
-                if began.elapsed().as_secs() > 60 {
-                    // SAFETY: fork-quiet: as above.
-                    unsafe { libc::kill(child, libc::SIGKILL) };
-                    panic!("the child hangs");
-                }
-                std::thread::sleep(std::time::Duration::from_millis(2));
-            }
-            status
+            Child(child)
         }
+    }
+}
+
+/// A forked child.
+struct Child(i32);
+
+impl Child {
+    /// How it ended.
+    fn wait(self) -> i32 {
+        let mut status = 0;
+        let began = std::time::Instant::now();
+        // SAFETY: fork-quiet: waits for our own child, and ends it where it hangs.
+        while unsafe { libc::waitpid(self.0, &mut status, libc::WNOHANG) } != self.0 {
+            if began.elapsed().as_secs() > 60 {
+                // SAFETY: fork-quiet: as above.
+                unsafe { libc::kill(self.0, libc::SIGKILL) };
+                panic!("the child hangs");
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        status
     }
 }

@@ -1,0 +1,203 @@
+//! Where snapshots go: a path that one `Snapshots` at a time may write to, of this process or another.
+//!
+//! Whoever may has a lock on the file of that name; where there is none yet, on the one that is renamed to it when its first snapshot is
+//! whole. A lock is on a file and not on a name: who has taken one looks whether the name still has that file.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use selfpage_core::linux::signal;
+
+use super::file::{named, newest};
+use crate::error::{Error, Kind, Result};
+
+/// Looks for the file that has the name, while others rename theirs to it. Each time one of them gets on.
+const MOST_LOOKS: u32 = 100;
+
+/// The files of every place of this process. A lock is its holder's and that of all that are forked from it, so a child lets go of
+/// these. They are closed with the list held, so that no fork comes between.
+static FILES: Mutex<Vec<Arc<File>>> = Mutex::new(Vec::new());
+
+/// The open files of every place, for a fork.
+pub(crate) fn files() -> MutexGuard<'static, Vec<Arc<File>>> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A path that only this process writes snapshots to.
+pub(super) struct Place {
+    path: PathBuf,
+    /// Where a file is written before its first snapshot is whole.
+    unnamed: PathBuf,
+    /// What is at `path`. None: nothing is, and then there is a `new` one.
+    old: Option<Arc<File>>,
+    /// What is at `unnamed`.
+    new: Option<Arc<File>>,
+}
+
+impl Place {
+    /// Takes it. What is there must be a snapshot file, or empty.
+    pub(super) fn take(path: &Path) -> Result<Place> {
+        for _ in 0..MOST_LOOKS {
+            let old = existing(path)?;
+            let mut place = Place { path: path.into(), unnamed: unnamed(path), old, new: None };
+            if place.old.is_none() {
+                place.new = Some(made(&place.unnamed)?);
+            }
+            if place.is_ours() {
+                return Ok(place);
+            }
+        }
+        Err(held(path))
+    }
+
+    /// Whether both names still have the files that this process has locked.
+    pub(super) fn is_ours(&self) -> bool {
+        let old = match &self.old {
+            Some(file) => has(&self.path, file),
+            None => self.new.is_some() && matches!(std::fs::exists(&self.path), Ok(false)),
+        };
+        old && self.new.as_ref().is_none_or(|file| has(&self.unnamed, file))
+    }
+
+    /// Begins a new file, which has nothing yet. Where somebody has removed or replaced what was there, the place is taken anew.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        if !self.is_ours() {
+            let path = self.path.clone();
+            self.close();
+            *self = Place::take(&path)?;
+        }
+        if self.new.is_none() {
+            self.new = Some(made(&self.unnamed)?);
+        }
+        self.file().set_len(0).map_err(|cause| Error::system("write", named(&self.path), cause))
+    }
+
+    /// The file to write to. `begin` comes first.
+    pub(super) fn file(&self) -> &File {
+        self.new.as_ref().or(self.old.as_ref()).unwrap_or_else(|| crate::die("a place for snapshots has no file"))
+    }
+
+    /// The path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file has a whole snapshot: from now on the path is its name.
+    pub(super) fn publish(&mut self) -> io::Result<()> {
+        if self.new.is_none() {
+            return Ok(());
+        }
+        if !self.is_ours() {
+            return Err(io::Error::other("somebody else has put a file there, or taken it away, meanwhile"));
+        }
+        self.file().sync_all()?;
+        std::fs::rename(&self.unnamed, &self.path)?;
+        self.old = self.new.take();
+        close_unused();
+        let directory = self.path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // Where a directory cannot be synced, the name is as safe as that file system makes it.
+        let _ = File::open(directory).and_then(|directory| directory.sync_all());
+        Ok(())
+    }
+
+    /// The new file comes to nothing. It takes no room any more; where it is all that the lock is on it stays.
+    pub(super) fn give_up(&mut self) {
+        if self.old.is_some() {
+            self.remove_new();
+        } else if let Some(new) = &self.new {
+            let _ = new.set_len(0);
+        }
+    }
+
+    fn remove_new(&mut self) {
+        if let Some(new) = self.new.take()
+            && has(&self.unnamed, &new)
+        {
+            let _ = std::fs::remove_file(&self.unnamed);
+        }
+        close_unused();
+    }
+
+    fn close(&mut self) {
+        self.remove_new();
+        self.old = None;
+        close_unused();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn unnamed(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
+/// What is at `path`, locked. Refuses everything but a snapshot file that nobody else writes to.
+fn existing(path: &Path) -> Result<Option<Arc<File>>> {
+    let file = match opened(OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK), path) {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(cause) => return Err(Error::system("open", named(path), cause)),
+    };
+    let meta = file.metadata().map_err(|cause| Error::system("open", named(path), cause))?;
+    // What a crash of the machine left empty, or the user made so, is nobody's data.
+    if meta.is_file() && meta.len() > 0 {
+        let refused =
+            |_| Error::new(Kind::Invalid, "replace", named(path), "the file holds something else: move it away");
+        newest(path, &file).map_err(refused)?;
+    } else if !meta.is_file() {
+        return Err(Error::new(Kind::Invalid, "replace", named(path), "it is not a regular file"));
+    }
+    lock(&file, path)?;
+    Ok(Some(file))
+}
+
+fn made(unnamed: &Path) -> Result<Arc<File>> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = opened(&options, unnamed).map_err(|cause| Error::system("make", named(unnamed), cause))?;
+    lock(&file, unnamed)?;
+    Ok(file)
+}
+
+fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<File>> {
+    let _quiet = signal::Quiet::begin();
+    let mut files = files();
+    let file = Arc::new(options.open(path)?);
+    files.retain(|file| Arc::strong_count(file) > 1);
+    files.push(file.clone());
+    Ok(file)
+}
+
+fn close_unused() {
+    let _quiet = signal::Quiet::begin();
+    files().retain(|file| Arc::strong_count(file) > 1);
+}
+
+fn lock(file: &File, path: &Path) -> Result<()> {
+    file.try_lock().map_err(|cause| match cause {
+        TryLockError::WouldBlock => held(path),
+        TryLockError::Error(cause) => Error::system("lock", named(path), cause),
+    })
+}
+
+fn held(path: &Path) -> Error {
+    Error::new(Kind::Held, "lock", named(path), "another process, or this one, writes snapshots there")
+}
+
+/// Whether `path` is the name of this file.
+fn has(path: &Path, file: &File) -> bool {
+    let identity = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+    match (std::fs::metadata(path), file.metadata()) {
+        (Ok(there), Ok(ours)) => identity(there) == identity(ours),
+        _ => false,
+    }
+}

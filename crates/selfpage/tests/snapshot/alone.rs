@@ -1,0 +1,100 @@
+//! One `Snapshots` at a time writes to a path, whoever made it and whatever has become of the file.
+
+use std::io::Read;
+use std::sync::atomic::Ordering;
+
+use selfpage::snapshot::{Snapshot, Snapshots};
+use selfpage::{Domain, Kind, Region};
+
+use super::{PAGE, Words, saved};
+
+fn region(domain: &Domain) -> Region {
+    domain.region(16 * PAGE).zero().unwrap()
+}
+
+fn domain() -> Domain {
+    Domain::with_frames(64 * PAGE).build().unwrap()
+}
+
+fn kind(made: selfpage::Result<Snapshots>) -> Option<Kind> {
+    made.err().map(|error| error.kind())
+}
+
+#[test]
+fn the_second_is_refused_before_there_is_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let (here, there) = (domain(), domain());
+    let (mine, other) = (region(&here), region(&there));
+    let mut first = Snapshots::of(&[&mine], &path).unwrap();
+    assert_eq!(kind(Snapshots::of(&[&other], &path)), Some(Kind::Held));
+    assert!(!path.exists(), "it has no snapshot yet");
+    first.take().unwrap();
+    assert_eq!(kind(Snapshots::of(&[&other], &path)), Some(Kind::Held));
+    drop(first);
+    let second = Snapshots::of(&[&other], &path).unwrap();
+    assert_eq!(kind(Snapshots::of(&[&mine], &path)), Some(Kind::Held));
+    drop(second);
+    // One that never took a snapshot leaves nothing behind.
+    let path = dir.path().join("none.snap");
+    drop(Snapshots::of(&[&mine], &path).unwrap());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_file_that_loses_its_name_gets_no_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, kept) = (dir.path().join("one.snap"), dir.path().join("kept.snap"));
+    let (here, there) = (domain(), domain());
+    let (mine, other) = (region(&here), region(&there));
+    let words = Words::of(&mine);
+    let mut snapshots = Snapshots::of(&[&mine], &path).unwrap();
+    for round in 1..4u64 {
+        words.at(3, 0).store(round, Ordering::Relaxed);
+        snapshots.take().unwrap();
+        assert_eq!(saved(&Snapshot::open(&path).unwrap(), 0, 3)[0], round);
+        // Moved away, and removed.
+        match round {
+            1 => std::fs::rename(&path, &kept).unwrap(),
+            _ => std::fs::remove_file(&path).unwrap(),
+        }
+    }
+    assert_eq!(saved(&Snapshot::open(&kept).unwrap(), 0, 3)[0], 1);
+    // Where somebody else has the path meanwhile, that is said.
+    let mut second = Snapshots::of(&[&other], &path).unwrap();
+    second.take().unwrap();
+    assert_eq!(snapshots.take().err().map(|error| error.kind()), Some(Kind::Held));
+    Words::of(&other).at(3, 0).store(7, Ordering::Relaxed);
+    second.take().unwrap();
+    assert_eq!(saved(&Snapshot::open(&path).unwrap(), 0, 3)[0], 7);
+    drop(second);
+    snapshots.take().unwrap();
+    assert_eq!(saved(&Snapshot::open(&path).unwrap(), 0, 3)[0], 3);
+}
+
+#[test]
+fn a_child_that_lives_on_does_not_keep_the_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, unmade) = (dir.path().join("one.snap"), dir.path().join("two.snap"));
+    let (here, there) = (domain(), domain());
+    let (mine, other) = (region(&here), region(&there));
+    let mut first = Snapshots::of(&[&mine], &path).unwrap();
+    first.take().unwrap();
+    let second = Snapshots::of(&[&other], &unmade).unwrap();
+    let (mut told, writer) = std::io::pipe().unwrap();
+    let mut parents = Some((first, second, writer));
+    // What a child has of the parent's says nothing about the parent's files when it goes.
+    assert_eq!(super::in_child(|| parents.take().is_some()), 0);
+    assert!(dir.path().join("two.snap.new").exists());
+    let child = super::fork(|| {
+        let kept = parents.take().map(|(first, second, writer)| (first, second, drop(writer)));
+        told.read_to_end(&mut Vec::new()).is_ok() && kept.is_some()
+    });
+    let (mut first, second, writer) = parents.take().unwrap();
+    first.take().unwrap();
+    drop((first, second));
+    assert_eq!(kind(Snapshots::of(&[&mine], &path)), None);
+    assert_eq!(kind(Snapshots::of(&[&other], &unmade)), None);
+    drop(writer);
+    assert_eq!(child.wait(), 0);
+}
