@@ -105,8 +105,9 @@ type Begun = (Child, SignalsInfo<WithOrigin>, Records);
 fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
     let program = program::find(&args.program[0]).map_err(bad)?;
     let library = MALLOC.find().map_err(bad)?;
+    let preload = preload(&program, &library).map_err(bad)?;
     let mut command = Command::new(program);
-    command.args(&args.program[1..]).env("LD_PRELOAD", preload(&library)).env_remove(VARIABLE);
+    command.args(&args.program[1..]).env("LD_PRELOAD", preload).env_remove(VARIABLE);
     let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
     start(command, records)
 }
@@ -120,6 +121,7 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     let program = program::find(&args.program[0]).map_err(bad)?;
     let store = args.store.as_deref().map(place).transpose().map_err(bad)?;
     let library = FRAMES.find().map_err(bad)?;
+    let preload = preload(&program, &library).map_err(bad)?;
     if let Some(stats) = &args.stats {
         // The place is found wanting before the program has run for an hour.
         std::fs::write(stats, "").map_err(|cause| bad(format!("--stats {}: {cause}", stats.display())))?;
@@ -140,7 +142,7 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
         wishes.push(store);
     }
     let mut command = Command::new(&program);
-    command.args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload(&library));
+    command.args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload);
     start(command, records)
 }
 
@@ -172,9 +174,10 @@ fn follow(
             }
         }
     };
+    let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
+    told.complaints().for_each(|line| eprintln!("selfpage run: {line}"));
     if let Some(stats) = &args.stats {
-        let json = records.merge().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
-        std::fs::write(stats, json).map_err(|cause| failed(format!("--stats {}: {cause}", stats.display())))?;
+        std::fs::write(stats, told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", stats.display())))?;
     }
     Ok(status)
 }
@@ -250,14 +253,30 @@ impl Library {
     }
 }
 
-/// Ours first, then what was to be preloaded already.
-fn preload(library: &Path) -> OsString {
+/// Ours first, then what was to be preloaded already. The loader goes on without a library that it cannot load: it is asked first.
+fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
+    let shown = library.display();
+    if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
+        return Err(format!(
+            "{shown} cannot be preloaded: in LD_PRELOAD a name ends at a space or a colon; move selfpage to a directory \
+             whose path has neither"
+        ));
+    }
     let mut list = library.as_os_str().to_owned();
     if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
         list.push(":");
         list.push(before);
     }
-    list
+    // With this variable the loader lists what it loads, and the program does not begin.
+    let listed = Command::new(program).env("LD_PRELOAD", &list).env("LD_TRACE_LOADED_OBJECTS", "1").output();
+    let listed = listed.map_err(|cause| format!("cannot start {}: {cause}", program.display()))?;
+    let name = library.as_os_str().as_encoded_bytes();
+    if listed.stdout.windows(name.len()).any(|part| part == name) {
+        return Ok(list);
+    }
+    let why = String::from_utf8_lossy(&listed.stderr);
+    let why = why.lines().find(|line| line.contains(&*library.to_string_lossy())).unwrap_or("it does not say why");
+    Err(format!("the loader of {} does not load {shown}: {why}", program.display()))
 }
 
 /// Makes a small domain as the library will make a large one: what the kernel refuses, it refuses before anything runs.

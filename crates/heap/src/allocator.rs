@@ -1,9 +1,6 @@
-//! The heap as Rust sees it: the global allocator, and what stands under batches.
+//! The heap as Rust sees it: the global allocator.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::ptr::NonNull;
-
-use selfpage::alloc::batch::{Heap, Item};
 
 use crate::{allocate, allocate_aligned, allocate_zeroed, free, large, reallocate};
 
@@ -26,7 +23,7 @@ use crate::{allocate, allocate_aligned, allocate_zeroed, free, large, reallocate
 pub struct Allocator;
 
 /// What any object of at least as many bytes is aligned to.
-const ALIGN: usize = 16;
+pub(crate) const ALIGN: usize = 16;
 /// What larger blocks are aligned to, wherever they move.
 const PAGE: usize = 4096;
 /// From here on a request is a block of the page allocator: as `heap.c` has it.
@@ -96,23 +93,5 @@ unsafe impl GlobalAlloc for Allocator {
             }
             new
         }
-    }
-}
-
-// SAFETY: slot-held, heap-block: as above.
-unsafe impl Heap for Allocator {
-    fn allocate(&self, len_bytes: usize, align_bytes: usize) -> Item {
-        let block = if align_bytes <= ALIGN { allocate(len_bytes) } else { allocate_aligned(align_bytes, len_bytes) };
-        NonNull::new(block.cast())
-    }
-
-    unsafe fn free(&self, item: NonNull<u8>) {
-        // SAFETY: heap-block: passed on from our caller.
-        unsafe { free(item.as_ptr().cast()) }
-    }
-
-    unsafe fn resize(&self, item: NonNull<u8>, len_bytes: usize) -> Item {
-        // SAFETY: heap-block: passed on from our caller.
-        NonNull::new(unsafe { reallocate(item.as_ptr().cast(), len_bytes) }.cast())
     }
 }

@@ -28,8 +28,10 @@ pub fn begin(retain_bytes: Option<usize>) {
 /// Whether the keeper is wanted.
 static KEEPS: AtomicBool = AtomicBool::new(false);
 
-/// From now on the keeper is started when it pays.
+/// From now on the keeper is started when it pays. When memory is short it gives back what objects have left, too.
 pub fn keep() {
+    // SAFETY: heap-block: frees what nobody has.
+    keeper::on_pressure(|| unsafe { crate::selfpage_heap_collect() });
     KEEPS.store(true, Ordering::Relaxed);
 }
 

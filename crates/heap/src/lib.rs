@@ -10,12 +10,13 @@
 //!
 //! fn main() {
 //!     let mut numbers: Vec<u64> = Vec::new();
-//!     numbers.extend(0..1_000_000); // From 1 MiB on it grows by frames that move, and no byte is copied.
+//!     numbers.extend(0..1_000_000); // From 4 MiB on it grows by frames that move, and no byte is copied.
 //!     assert_eq!(numbers.iter().sum::<u64>(), 499_999_500_000);
 //! }
 //! ```
 
 mod allocator;
+mod items;
 mod large;
 mod misuse;
 
@@ -32,11 +33,16 @@ unsafe extern "C" {
         len: usize,
         purge_delay_ms: c_long,
     ) -> bool;
-    fn selfpage_heap_malloc(size: usize) -> *mut c_void;
+    /// As [`allocate`], to be jumped to.
+    pub fn selfpage_heap_malloc(size: usize) -> *mut c_void;
     fn selfpage_heap_calloc(count: usize, size: usize) -> *mut c_void;
     fn selfpage_heap_aligned(align: usize, size: usize) -> *mut c_void;
     fn selfpage_heap_realloc(block: *mut c_void, size: usize) -> *mut c_void;
-    fn selfpage_heap_free(block: *mut c_void);
+    /// As [`free`], to be jumped to.
+    ///
+    /// # Safety
+    /// As [`free`].
+    pub fn selfpage_heap_free(block: *mut c_void);
     fn selfpage_heap_usable(block: *mut c_void) -> usize;
     fn selfpage_heap_collect();
     fn selfpage_heap_stats(now: *mut usize, most: *mut usize);

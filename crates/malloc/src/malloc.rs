@@ -6,7 +6,16 @@ use crate::sys;
 
 const PAGE: usize = 4096;
 
+/// As in the C library. One jump: a call would go by way of the table of addresses that other libraries may change.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub extern "C" fn malloc(_size: usize) -> *mut c_void {
+    std::arch::naked_asm!("jmp {}", sym selfpage_heap::selfpage_heap_malloc)
+}
+
 /// As in the C library.
+#[cfg(not(target_arch = "x86_64"))]
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(size: usize) -> *mut c_void {
     selfpage_heap::allocate(size)
@@ -22,6 +31,18 @@ pub extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 ///
 /// # Safety
 /// As C has it.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn free(_block: *mut c_void) {
+    std::arch::naked_asm!("jmp {}", sym selfpage_heap::selfpage_heap_free)
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[cfg(not(target_arch = "x86_64"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
     // SAFETY: heap-block: C promises what we need.

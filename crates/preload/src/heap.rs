@@ -18,7 +18,7 @@ use selfpage_core::linux::thread;
 use crate::lock::Lock;
 use crate::space::{GRAIN, PAGE, Space};
 use crate::sys::Quiet;
-use crate::{managed, objects};
+use crate::{managed, maps, objects};
 
 /// Requests from here on get pages of their own.
 const LARGE_BYTES: usize = 1 << 20;
@@ -266,6 +266,7 @@ pub unsafe fn free(block: *mut u8) {
 
 unsafe fn free_large(start: usize) {
     let len = large_bytes("free", start);
+    maps::forget(start..start + len);
     large_pages(start).store(FREED, Ordering::Release);
     // SAFETY: owned-range, heap-block: the block's pages, which nobody uses any more: garbage, and never saved.
     unsafe { LARGE.give(start..start + len) };
@@ -324,6 +325,7 @@ pub fn trim() {
 unsafe fn resize_large(start: usize, size: usize) -> bool {
     let (len, new_len) = (large_bytes("realloc", start), size.next_multiple_of(PAGE));
     if new_len < len {
+        maps::forget(start + new_len..start + len);
         // SAFETY: owned-range, heap-block: the end of the block, which its owner gave up.
         unsafe { LARGE.give(start + new_len..start + len) };
     } else if new_len > len && !LARGE.extend(start, len, new_len) {

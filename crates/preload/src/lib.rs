@@ -12,6 +12,7 @@ mod maps;
 mod next;
 mod objects;
 mod process;
+mod program;
 mod ranges;
 mod record;
 mod setup;

@@ -96,16 +96,20 @@ impl Managed {
         })
     }
 
-    /// Makes a range of a region empty and out of reach again.
+    /// Puts a range of a region out of reach again, and makes it empty. An error is the kernel's, which may have no room for
+    /// one more mapping: then the range is as it was.
     ///
     /// # Safety
     /// *owned-range*: nobody uses the range any more.
-    pub unsafe fn close(&self, range: Range<usize>) {
-        let Some((region, offset)) = self.region_of(range.start) else { return };
+    pub unsafe fn close(&self, range: Range<usize>) -> isize {
         // SAFETY: owned-range: passed on from our caller.
-        let _ = unsafe {
-            region.while_empty(offset, range.len(), move || sys::protect(range.start, range.len(), libc::PROT_NONE))
-        };
+        unsafe {
+            let closed = self.protect(range.clone(), libc::PROT_NONE);
+            if closed >= 0 {
+                self.drop_contents(range);
+            }
+            closed
+        }
     }
 
     /// Drops the contents of a range of a region.

@@ -42,6 +42,10 @@ pub struct Maps {
     closed: Ranges,
     /// Managed, and not to be written.
     read_only: Ranges,
+    /// Managed, and to be executed.
+    executable: Ranges,
+    /// Managed, with guards in the place of pages.
+    guarded: Ranges,
     /// Managed, and kept in core.
     locked: Ranges,
     /// Managed, and not for a forked child.
@@ -60,6 +64,8 @@ static MAPS: Lock<Maps> = Lock::new(Maps {
     foreign: Ranges::new(),
     closed: Ranges::new(),
     read_only: Ranges::new(),
+    executable: Ranges::new(),
+    guarded: Ranges::new(),
     locked: Ranges::new(),
     not_for_child: Ranges::new(),
     empty_in_child: Ranges::new(),
@@ -146,6 +152,8 @@ impl Maps {
         for set in [
             &mut self.closed,
             &mut self.read_only,
+            &mut self.executable,
+            &mut self.guarded,
             &mut self.locked,
             &mut self.not_for_child,
             &mut self.empty_in_child,
@@ -159,7 +167,11 @@ impl Maps {
     fn note_access(&mut self, range: Range<usize>, prot: i32) {
         self.closed.remove(range.clone());
         self.read_only.remove(range.clone());
+        self.executable.remove(range.clone());
         self.unmanaged.remove(range.clone());
+        if prot & libc::PROT_EXEC != 0 {
+            self.executable.add(range.clone());
+        }
         match prot & ACCESS {
             libc::PROT_NONE => self.closed.add(range),
             access if access & libc::PROT_WRITE == 0 => self.read_only.add(range),
@@ -169,15 +181,20 @@ impl Maps {
         }
     }
 
-    /// The access that the program gave a managed range.
-    fn access(&self, range: &Range<usize>) -> i32 {
-        if self.closed.covers(range) {
-            libc::PROT_NONE
-        } else if self.read_only.covers(range) {
-            libc::PROT_READ
-        } else {
-            READ_WRITE
-        }
+    /// The access that the program gave a managed range; an error where its parts have different ones.
+    fn access(&self, range: &Range<usize>) -> Result<i32, Errno> {
+        let within = |set: &Ranges| match set.stretch(range) {
+            (end, standing) if end == range.end => Ok(standing == Standing::In),
+            _ => Err(libc::EFAULT),
+        };
+        let (closed, read_only, executable) =
+            (within(&self.closed)?, within(&self.read_only)?, within(&self.executable)?);
+        let prot = if read_only { libc::PROT_READ } else { READ_WRITE };
+        Ok(match closed {
+            true => libc::PROT_NONE,
+            false if executable => prot | libc::PROT_EXEC,
+            false => prot,
+        })
     }
 
     fn count_unmanaged(&mut self, range: Range<usize>) {
@@ -316,6 +333,7 @@ impl Maps {
                 self.reclaim(managed, part_range)?;
             }
         }
+        self.remove_guards(managed, &range);
         // The change is made by a pager thread, which does not have the program's files: it is handed the mapping.
         let elsewhere = if ours { 0 } else { map_elsewhere(args)? };
         let there = range.clone();
@@ -358,8 +376,11 @@ impl Maps {
                     kernel(call(libc::SYS_munmap, [range.start, range.len(), 0, 0, 0, 0]))?;
                 },
                 Part::Foreign => self.reclaim(managed, range.clone())?,
-                // SAFETY: owned-range: the program gives it up.
-                Part::Managed => unsafe { managed.close(range.clone()) },
+                Part::Managed => {
+                    // SAFETY: owned-range: the program gives it up.
+                    kernel(unsafe { managed.close(range.clone()) })?;
+                    self.remove_guards(managed, &range);
+                }
             }
             self.taken.remove(range.clone());
             self.forget(range);
@@ -488,6 +509,14 @@ pub unsafe fn drop_garbage(range: Range<usize>) {
     }
 }
 
+/// A part of a block of malloc's goes back to the heap: what the program said of it holds no longer.
+pub fn forget(range: Range<usize>) {
+    let Some(managed) = serving() else { return };
+    let mut table = table();
+    table.maps.remove_guards(managed, &range);
+    table.maps.forget(range);
+}
+
 /// Bytes of anonymous memory that was mapped and not managed, at most.
 pub fn unmanaged_bytes_max() -> usize {
     table().maps.unmanaged_max_bytes
@@ -516,8 +545,11 @@ pub fn settle_in_child() {
         let _ = maps.unmap(managed, range.clone());
         maps.not_for_child.remove(range);
     }
-    for range in maps.empty_in_child.all() {
+    let mut left = 0..usize::MAX;
+    while let Some(range) = maps.empty_in_child.first_within(&left) {
+        left.start = range.end;
         // SAFETY: owned-range: the program said that a child finds it empty.
         unsafe { managed.drop_contents(range.clone()) };
+        maps.lock_again(managed, range);
     }
 }

@@ -1,15 +1,19 @@
 //! How processes begin and end: fork, exec, exit, and the record that each leaves.
 
 use std::arch::naked_asm;
-use std::ffi::{c_char, c_int, c_long};
+use std::ffi::{c_char, c_int, c_long, c_void};
 
 use crate::next::next;
-use crate::{heap, maps, objects, record, sys};
+use crate::{heap, maps, objects, program, record, sys};
 
 type Strings = *const *const c_char;
 
 next!(EXECVE: c"execve" as fn(*const c_char, Strings, Strings) -> c_int, next_execve);
 next!(EXECVPE: c"execvpe" as fn(*const c_char, Strings, Strings) -> c_int, next_execvpe);
+next!(SPAWN: c"posix_spawn" as
+    fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int, next_spawn);
+next!(SPAWNP: c"posix_spawnp" as
+    fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int, next_spawnp);
 next!(FEXECVE: c"fexecve" as fn(c_int, Strings, Strings) -> c_int, next_fexecve);
 
 /// Has forks find our locks in order. Ours are taken before the library brings the domain to rest, and given back after
@@ -121,11 +125,10 @@ pub extern "C" fn _Exit(status: c_int) -> ! {
 /// As C has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, env: Strings) -> c_int {
-    record::end();
     // SAFETY: c-library: passed on from our caller.
-    let result = unsafe { next_execve()(path, args, env) };
-    record::go_on();
-    result
+    unsafe { program::see(path) };
+    // SAFETY: c-library: passed on from our caller.
+    record::over_exec(|| unsafe { next_execve()(path, args, env) })
 }
 
 /// As in the C library.
@@ -154,11 +157,10 @@ pub unsafe extern "C" fn execvp(file: *const c_char, args: Strings) -> c_int {
 /// As C has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, args: Strings, env: Strings) -> c_int {
-    record::end();
     // SAFETY: c-library: passed on from our caller.
-    let result = unsafe { next_execvpe()(file, args, env) };
-    record::go_on();
-    result
+    unsafe { program::see_in_path(file) };
+    // SAFETY: c-library: passed on from our caller.
+    record::over_exec(|| unsafe { next_execvpe()(file, args, env) })
 }
 
 /// As in the C library.
@@ -167,11 +169,48 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, args: Strings, env: String
 /// As C has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fexecve(file: c_int, args: Strings, env: Strings) -> c_int {
-    record::end();
     // SAFETY: c-library: passed on from our caller.
-    let result = unsafe { next_fexecve()(file, args, env) };
-    record::go_on();
-    result
+    record::over_exec(|| unsafe { next_fexecve()(file, args, env) })
+}
+
+/// As in the C library, whose own exec is not ours.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn(
+    pid: *mut libc::pid_t,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    args: Strings,
+    env: Strings,
+) -> c_int {
+    // SAFETY: c-library: passed on from our caller.
+    unsafe {
+        program::see(path);
+        next_spawn()(pid, path, actions, attributes, args, env)
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawnp(
+    pid: *mut libc::pid_t,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    args: Strings,
+    env: Strings,
+) -> c_int {
+    // SAFETY: c-library: passed on from our caller.
+    unsafe {
+        program::see_in_path(file);
+        next_spawnp()(pid, file, actions, attributes, args, env)
+    }
 }
 
 /// What a variadic exec was told lies in a row: the strings, null, and for `execle` the environment.

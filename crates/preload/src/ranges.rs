@@ -122,6 +122,13 @@ impl Ranges {
         }
     }
 
+    /// The first part of `range` that is in.
+    pub fn first_within(&self, range: &Range<usize>) -> Option<Range<usize>> {
+        let one = self.all().get(self.at(range.start))?;
+        let part = one.start.max(range.start)..one.end.min(range.end);
+        (!part.is_empty()).then_some(part)
+    }
+
     /// The lowest gap of `len` bytes within `limits` that begins at a multiple of `align`.
     pub fn gap(&self, limits: Range<usize>, len: usize, align: usize) -> Option<usize> {
         let mut start = limits.start.next_multiple_of(align);

@@ -1,7 +1,7 @@
 //! What this process's domain counted, appended to the file that `run` reads: one line of JSON, written when the process
 //! ends or becomes another program. A process that is killed leaves none.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString, c_int};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,15 +44,65 @@ pub fn begin() {
     WRITER.store(sys::pid(), Ordering::SeqCst);
 }
 
-/// It did, and lives on: the exec failed.
-pub fn go_on() {
-    begin();
+/// Runs `exec`, on the record. If it returns it has failed, and this process lives on: what was written is taken back.
+pub fn over_exec(exec: impl FnOnce() -> c_int) -> c_int {
+    let pid = sys::pid();
+    if WRITER.load(Ordering::SeqCst) != pid {
+        // After vfork the record is our parent's, whose memory this is.
+        return exec();
+    }
+    end();
+    let result = exec();
+    if let Some(file) = FILE.get() {
+        let mut line = Line::new();
+        if writeln!(line, "{{\"pid\":{pid},\"goes_on\":true}}").is_ok() {
+            line.append_to(file);
+        }
+        begin();
+    }
+    result
+}
+
+/// Says that a program is executed which will not be managed. A child after vfork may say so: nothing of its parent's changes.
+pub fn not_managed(path: &[u8], why: &str) {
+    let Some(file) = FILE.get() else { return };
+    let mut line = Line::new();
+    let said = line.quoted("{\"not_managed\":", &path[..path.len().min(1024)]);
+    if said.and_then(|()| writeln!(line, ",\"why\":\"{why}\"}}")).is_ok() {
+        line.append_to(file);
+    }
 }
 
 /// A line on the stack: nothing is allocated where a process ends.
 struct Line {
     bytes: [u8; 2048],
     len: usize,
+}
+
+impl Line {
+    fn new() -> Line {
+        Line { bytes: [0; 2048], len: 0 }
+    }
+
+    /// A key, and bytes as a string: what would end it, or is no ASCII, is replaced.
+    fn quoted(&mut self, key: &str, bytes: &[u8]) -> std::fmt::Result {
+        write!(self, "{key}\"")?;
+        let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\') || byte == b' ';
+        bytes.iter().try_for_each(|byte| self.write_char(if plain(*byte) { *byte as char } else { '?' }))?;
+        self.write_char('"')
+    }
+
+    fn append_to(&self, file: &CStr) {
+        // SAFETY: raw-call: the name ends with NUL, and the bytes outlive the call.
+        unsafe {
+            let flags = (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC) as usize;
+            let file = call(libc::SYS_open, [file.as_ptr() as usize, flags, 0, 0, 0, 0]);
+            if file >= 0 {
+                call(libc::SYS_write, [file as usize, self.bytes.as_ptr() as usize, self.len, 0, 0, 0]);
+                call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
+            }
+        }
+    }
 }
 
 impl std::fmt::Write for Line {
@@ -74,33 +124,20 @@ pub extern "C" fn end() {
     let (Some(file), Some(managed)) = (FILE.get(), managed::get()) else { return };
     let _quiet = Quiet::begin();
     managed.domain.flush_trace();
-    let mut line = Line { bytes: [0; 2048], len: 0 };
-    if describe(&mut line, writer, managed).is_err() {
-        return;
-    }
-    // SAFETY: raw-call: the name ends with NUL, and the bytes outlive the call.
-    unsafe {
-        let flags = (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC) as usize;
-        let file = call(libc::SYS_open, [file.as_ptr() as usize, flags, 0, 0, 0, 0]);
-        if file >= 0 {
-            call(libc::SYS_write, [file as usize, line.bytes.as_ptr() as usize, line.len, 0, 0, 0]);
-            call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
-        }
+    let mut line = Line::new();
+    if describe(&mut line, writer, managed).is_ok() {
+        line.append_to(file);
     }
 }
 
 fn describe(line: &mut Line, pid: u32, managed: &managed::Managed) -> std::fmt::Result {
     let stats = managed.domain.stats();
     let counts = stats.counts;
-    write!(line, "{{\"pid\":{pid},\"program\":\"")?;
+    write!(line, "{{\"pid\":{pid},")?;
     let mut name = [0u8; 16];
     // SAFETY: raw-call: the kernel writes at most 16 bytes, the last of them NUL.
     unsafe { call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0]) };
-    let plain = |byte: &&u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\') || **byte == b' ';
-    for byte in name.iter().take_while(|byte| **byte != 0) {
-        line.write_char(if plain(&byte) { *byte as char } else { '?' })?;
-    }
-    write!(line, "\"")?;
+    line.quoted("\"program\":", name.split(|byte| *byte == 0).next().unwrap_or_default())?;
     let unmanaged = heap::unmanaged_bytes() + maps::unmanaged_bytes_max();
     for (name, value) in [
         ("frames_bytes", stats.frames_bytes),

@@ -128,8 +128,12 @@ impl Space {
         let len = range.len();
         let mut taken = self.taken.take();
         match (self.under, managed::get()) {
-            // SAFETY: owned-range: passed on from our caller.
-            (Under::Domain, Some(managed)) => unsafe { managed.close(range.clone()) },
+            // SAFETY: owned-range: passed on from our caller. What cannot be closed is empty all the same.
+            (Under::Domain, Some(managed)) => unsafe {
+                if managed.close(range.clone()) < 0 {
+                    managed.drop_contents(range.clone());
+                }
+            },
             // SAFETY: owned-range: passed on from our caller.
             _ => unsafe {
                 sys::call(libc::SYS_madvise, [range.start, len, libc::MADV_DONTNEED as usize, 0, 0, 0]);

@@ -41,7 +41,7 @@ macro_rules! cases {
 }
 
 cases! {
-    storm, threads, fork_amid, fork_from_thread, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, own_stacks, signals,
+    storm, threads, fork_amid, fork_from_thread, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, robust_again, own_stacks, signals,
     main_ends_first, all_end_at_once, quick,
 }
 
@@ -57,7 +57,23 @@ fn fork_and_go_on() {
 #[test]
 fn fork_exec() {
     let Some(ran) = ok("fork_exec") else { return };
-    assert!(ran.stats["processes"].as_array().unwrap().iter().any(|process| process["program"] == "echo"));
+    let processes = ran.stats["processes"].as_array().unwrap();
+    assert!(processes.iter().any(|process| process["program"] == "echo"));
+    // An exec that failed leaves no record: what the process counts goes into one.
+    let mut who: Vec<_> = processes.iter().map(|one| format!("{} {}", one["pid"], one["program"])).collect();
+    who.sort_unstable();
+    let count = who.len();
+    who.dedup();
+    assert_eq!(who.len(), count, "{}", ran.stats);
+}
+
+#[test]
+fn an_exec_that_fails_after_vfork_leaves_the_parents_record_alone() {
+    let Some(ran) = ok("vfork_search") else { return };
+    let processes = ran.stats["processes"].as_array().unwrap();
+    let names: Vec<_> = processes.iter().map(|one| one["program"].as_str().unwrap()).collect();
+    assert!(names.len() == 2 && names[0] == "true" && names[1].starts_with("hazards"), "{}", ran.stats);
+    assert_ne!(processes[0]["pid"], processes[1]["pid"]);
 }
 
 #[test]

@@ -25,6 +25,7 @@ macro_rules! rows {
 }
 
 rows! {
+    moved_access, moved_wishes, block_again, no_room,
     partial_munmap, fixed_over, mremap, read_only, no_access, reserve_then_commit, executable, dontneed, free, guard,
     huge_page, dont_fork, mlock, mlockall, mincore, process_madvise, kinds,
 }

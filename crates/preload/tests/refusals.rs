@@ -4,16 +4,21 @@ mod run;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 #[track_caller]
 fn refused(arguments: &[&str], status: i32, names: &[&str]) {
     let output = Command::new(run::tool()).arg("run").args(arguments).output().unwrap();
+    is_refusal(&output, &format!("{arguments:?}"), status, names);
+}
+
+#[track_caller]
+fn is_refusal(output: &Output, what: &str, status: i32, names: &[&str]) {
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {errors}");
+    assert_eq!(output.status.code(), Some(status), "{what}: {errors}");
     assert!(errors.lines().count() == 1 && errors.starts_with("selfpage run: "), "{errors}");
-    assert!(names.iter().all(|name| errors.contains(name)), "{arguments:?}: {errors}");
-    assert!(output.stdout.is_empty(), "{arguments:?} ran");
+    assert!(names.iter().all(|name| errors.contains(name)), "{what}: {errors}");
+    assert!(output.stdout.is_empty(), "{what} ran");
 }
 
 fn write(path: &Path, contents: &[u8], mode: u32) {
@@ -65,6 +70,65 @@ fn programs_that_cannot_be_entered() {
     }
     std::fs::set_permissions(path("other"), std::fs::Permissions::from_mode(0o4755)).unwrap();
     refused(&path("other"), &["more rights", "setuid"]);
+}
+
+#[test]
+fn programs_that_are_executed_and_cannot_be_entered() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let alone = run::compile("alone", &["-static"]);
+    let alone = alone.to_str().unwrap();
+    let other = directory.path().join("other");
+    std::fs::copy("/bin/true", &other).unwrap();
+    let changes_user = std::os::unix::fs::chown(&other, Some(65534), Some(65534)).is_ok();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o4755)).unwrap();
+
+    // A script's shell calls execve; Python calls posix_spawn too, and looks through PATH.
+    let script = format!("{alone}; {alone}; {}; /bin/true; exit 3", other.display());
+    let spawn = "import os, sys; d, n = os.path.split(sys.argv[1]); os.environ['PATH'] = '/nonexistent:' + d
+pid = os.posix_spawnp(n, [n], os.environ); sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
+    let by_shell = run::run("8M", "/bin/sh", &["-c", &script]);
+    let by_python = run::run("8M", "/usr/bin/python3", &["-S", "-c", spawn, alone]);
+    assert_eq!((by_shell.code(), by_python.code()), (3, 7), "{}{}", by_shell.errors(), by_python.errors());
+    for (ran, also) in [(by_shell, changes_user), (by_python, false)] {
+        let errors = ran.errors();
+        assert_eq!(errors.lines().count(), 1 + usize::from(also), "{errors}");
+        assert!(errors.contains(alone) && errors.contains("linked statically"), "{errors}");
+        assert_eq!(errors.contains("other was executed and not managed: it runs with more rights"), also, "{errors}");
+        let told = ran.stats["not_managed"].as_array().unwrap();
+        assert!(told.len() == errors.lines().count() && told[0]["not_managed"] == alone, "{}", ran.stats);
+    }
+}
+
+#[test]
+fn a_library_that_the_loader_would_ignore() {
+    if !run::possible() {
+        return;
+    }
+    let tool = run::tool();
+    let directory = run::directory();
+    let refused_in = |name: &str, library: Option<&[u8]>, names: &[&str]| {
+        let there = directory.path().join(name);
+        std::fs::create_dir(&there).unwrap();
+        std::fs::copy(&tool, there.join("selfpage")).unwrap();
+        for file in ["libselfpage_frames.so", "libselfpage_malloc.so"] {
+            match library {
+                Some(bytes) => std::fs::write(there.join(file), bytes).unwrap(),
+                None => {
+                    std::fs::copy(tool.with_file_name("libselfpage_frames.so"), there.join(file)).map(drop).unwrap()
+                }
+            }
+        }
+        for arguments in [&["run", "--frames", "16M", "--"][..], &["run", "--"]] {
+            let ran = Command::new(there.join("selfpage")).args(arguments).args(["/bin/echo", "ran"]).output().unwrap();
+            is_refusal(&ran, &format!("{name}: {arguments:?}"), 2, names);
+        }
+    };
+    refused_in("a space", None, &["LD_PRELOAD", "space", "move selfpage"]);
+    refused_in("a:colon", None, &["LD_PRELOAD", "colon", "move selfpage"]);
+    refused_in("damaged", Some(b"no library"), &["loader", "/bin/echo", "damaged/libselfpage"]);
 }
 
 #[test]

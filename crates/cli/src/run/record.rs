@@ -28,13 +28,55 @@ impl Records {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// All records as one object.
-    pub fn merge(mut self) -> io::Result<String> {
+    /// What they say.
+    pub fn read(mut self) -> io::Result<Told> {
         let mut lines = String::new();
         self.0.rewind()?;
         self.0.read_to_string(&mut lines)?;
-        let processes: Vec<Value> = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        Ok(format!("{}\n", merged(processes)))
+        Ok(Told::of(lines.lines().filter_map(|line| serde_json::from_str(line).ok())))
+    }
+}
+
+/// What processes left.
+#[derive(Default)]
+pub struct Told {
+    /// The records that count.
+    processes: Vec<Value>,
+    /// Programs that were executed and could not be entered, each once.
+    not_managed: Vec<Value>,
+}
+
+impl Told {
+    fn of(lines: impl Iterator<Item = Value>) -> Told {
+        let mut told = Told::default();
+        for line in lines {
+            if line["not_managed"].is_string() {
+                if !told.not_managed.contains(&line) {
+                    told.not_managed.push(line);
+                }
+            } else if line["goes_on"] != true {
+                told.processes.push(line);
+            // The exec that the last record was written for has failed.
+            } else if let Some(index) = told.processes.iter().rposition(|record| record["pid"] == line["pid"]) {
+                told.processes.remove(index);
+            }
+        }
+        told
+    }
+
+    /// A line for each program that was executed and could not be entered.
+    pub fn complaints(&self) -> impl Iterator<Item = String> {
+        let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
+        self.not_managed.iter().map(move |line| {
+            format!("{} was executed and not managed: {}", text(line, "not_managed"), text(line, "why"))
+        })
+    }
+
+    /// All of it as one object.
+    pub fn json(self) -> String {
+        let mut whole = merged(self.processes);
+        whole["not_managed"] = Value::Array(self.not_managed);
+        format!("{whole}\n")
     }
 }
 
@@ -71,5 +113,23 @@ mod tests {
         assert_eq!(whole["resident_bytes_max"], 10);
         assert_eq!(whole["fault_us_p50"], 2.5);
         assert_eq!(whole["processes"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn an_exec_that_failed_takes_its_own_record_back() {
+        let record = |pid: u32, faults: u64| json!({"pid": pid, "faults_total": faults});
+        let goes_on = |pid: u32| json!({"pid": pid, "goes_on": true});
+        let lines = [record(1, 3), record(2, 5), goes_on(1), goes_on(1), record(1, 4), record(2, 9), goes_on(2)];
+        assert_eq!(Told::of(lines.into_iter()).processes, [record(2, 5), record(1, 4)]);
+    }
+
+    #[test]
+    fn a_program_that_was_not_entered_is_told_once() {
+        let line = |program: &str| json!({"not_managed": program, "why": "it is linked statically"});
+        let told = Told::of([line("/a"), line("/b"), line("/a")].into_iter());
+        let complaints: Vec<_> = told.complaints().collect();
+        assert_eq!(complaints.len(), 2);
+        assert!(complaints[0].contains("/a") && complaints[0].contains("statically"));
+        assert!(told.processes.is_empty());
     }
 }

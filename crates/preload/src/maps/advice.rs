@@ -10,9 +10,9 @@ const MADV_POPULATE_READ: i32 = 22;
 const MADV_POPULATE_WRITE: i32 = 23;
 const MADV_DONTNEED_LOCKED: i32 = 24;
 const MADV_COLLAPSE: i32 = 25;
-const MADV_GUARD_INSTALL: i32 = 102;
+pub(super) const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
-const MADV_WIPEONFORK: i32 = 18;
+pub(super) const MADV_WIPEONFORK: i32 = 18;
 const MADV_KEEPONFORK: i32 = 19;
 const MADV_COLD: i32 = 20;
 const MADV_PAGEOUT: i32 = 21;
@@ -38,7 +38,7 @@ pub unsafe fn madvise(address: usize, len: usize, advice: i32) -> isize {
 }
 
 impl Maps {
-    fn advise(&mut self, managed: &Managed, mut left: Range<usize>, advice: i32) -> Result<usize, Errno> {
+    pub(super) fn advise(&mut self, managed: &Managed, mut left: Range<usize>, advice: i32) -> Result<usize, Errno> {
         let mut result = Ok(0);
         while let Some((part, range)) = self.next(&mut left) {
             match part {
@@ -70,6 +70,7 @@ impl Maps {
                 unsafe { managed.drop_contents(range.clone()) };
                 self.lock_again(managed, range);
             }
+            MADV_GUARD_INSTALL if self.locked_within(&range) => return Err(libc::EINVAL),
             MADV_GUARD_INSTALL => {
                 let advise = move || {
                     // SAFETY: raw-call: the program asked for it, and the range is empty.
@@ -78,6 +79,7 @@ impl Maps {
                 // SAFETY: region-contents: a guard drops what it covers.
                 let result = unsafe { region.while_empty(offset, len, advise) };
                 kernel(result.map_err(|_| libc::EINVAL)?)?;
+                self.guarded.add(range);
             }
             // About dumps and guards the kernel knows; our pages may move under it meanwhile.
             MADV_GUARD_REMOVE | libc::MADV_DONTDUMP | libc::MADV_DODUMP => {
@@ -85,6 +87,9 @@ impl Maps {
                     // SAFETY: raw-call: the program asked for it.
                     unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
                 }))?;
+                if advice == MADV_GUARD_REMOVE {
+                    self.guarded.remove(range);
+                }
             }
             libc::MADV_WILLNEED => {
                 let _ = region.prefetch(offset, len);
@@ -112,6 +117,20 @@ impl Maps {
             _ => return Err(libc::EINVAL),
         }
         Ok(())
+    }
+}
+
+impl Maps {
+    /// Guards do not end with a mapping of the program's by themselves: the region's own mapping goes on.
+    pub(super) fn remove_guards(&mut self, managed: &Managed, range: &Range<usize>) {
+        while let Some(part) = self.guarded.first_within(range) {
+            let (start, len) = (part.start, part.len());
+            managed.maps.while_still(move || {
+                // SAFETY: raw-call: the program gives up the guards, or what they stand in.
+                unsafe { call(libc::SYS_madvise, [start, len, MADV_GUARD_REMOVE as usize, 0, 0, 0]) }
+            });
+            self.guarded.remove(part);
+        }
     }
 }
 

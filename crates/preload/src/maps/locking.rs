@@ -10,10 +10,9 @@ use crate::sys::call;
 impl Maps {
     /// Locks managed pages that are not locked yet: never more than half of the frames.
     pub(super) fn lock_managed(&mut self, managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
-        let most_bytes = managed.domain.stats().frames_bytes as usize / 2;
         let mut already = 0;
         self.locked.within(range.clone(), |part| already += part.len());
-        if self.locked.bytes() + range.len() - already > most_bytes {
+        if !self.may_lock(managed, range.len() - already) {
             return Err(libc::ENOMEM);
         }
         let mut at = range.start;
@@ -30,8 +29,13 @@ impl Maps {
         Ok(())
     }
 
-    fn unlock_managed(&mut self, managed: &Managed, range: Range<usize>) {
-        while let Some(part) = self.first_locked(&range) {
+    /// Whether so many bytes more can be locked.
+    pub(super) fn may_lock(&self, managed: &Managed, more_bytes: usize) -> bool {
+        self.locked.bytes() + more_bytes <= managed.domain.stats().frames_bytes as usize / 2
+    }
+
+    pub(super) fn unlock_managed(&mut self, managed: &Managed, range: Range<usize>) {
+        while let Some(part) = self.locked.first_within(&range) {
             if let Some((region, offset)) = managed.region_of(part.start) {
                 let _ = region.unpin(offset, part.len());
             }
@@ -42,7 +46,7 @@ impl Maps {
     /// After its contents were dropped, and with them the pins.
     pub(super) fn lock_again(&mut self, managed: &Managed, range: Range<usize>) {
         let mut left = range;
-        while let Some(part) = self.first_locked(&left) {
+        while let Some(part) = self.locked.first_within(&left) {
             self.locked.remove(part.clone());
             let _ = self.lock_managed(managed, part.clone());
             left.start = part.end;
@@ -50,15 +54,16 @@ impl Maps {
     }
 
     pub(super) fn locked_within(&self, range: &Range<usize>) -> bool {
-        self.first_locked(range).is_some()
+        self.locked.first_within(range).is_some()
     }
 
-    fn first_locked(&self, range: &Range<usize>) -> Option<Range<usize>> {
-        let mut first = None;
-        self.locked.within(range.clone(), |part| {
-            first.get_or_insert(part);
-        });
-        first
+    /// mlock2(2) on each part.
+    pub(super) fn lock(&mut self, managed: &Managed, range: Range<usize>, flags: usize) -> Result<usize, Errno> {
+        let lock = |range: Range<usize>| {
+            // SAFETY: raw-call: the program asked for it.
+            unsafe { call(libc::SYS_mlock2, [range.start, range.len(), flags, 0, 0, 0]) }
+        };
+        self.each_to_kernel(range, lock, |maps, range| maps.lock_managed(managed, range))
     }
 
     fn each_to_kernel(
@@ -91,14 +96,8 @@ fn touched(address: usize, len: usize) -> Result<Range<usize>, Errno> {
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn mlock(address: usize, len: usize, flags: usize) -> isize {
-    let lock = |range: Range<usize>| {
-        // SAFETY: raw-call: passed on from our caller.
-        unsafe { call(libc::SYS_mlock2, [range.start, range.len(), flags, 0, 0, 0]) }
-    };
     match (serving(), touched(address, len)) {
-        (Some(managed), Ok(range)) => {
-            as_kernel(table().maps.each_to_kernel(range, lock, |maps, range| maps.lock_managed(managed, range)))
-        }
+        (Some(managed), Ok(range)) => as_kernel(table().maps.lock(managed, range, flags)),
         // SAFETY: raw-call: passed on from our caller.
         _ => unsafe { call(libc::SYS_mlock2, [address, len, flags, 0, 0, 0]) },
     }

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::{Errno, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
+use crate::ranges::{Ranges, Standing};
 use crate::sys::call;
 
 /// mremap(2).
@@ -26,6 +28,39 @@ struct Wish {
     new_len: usize,
     flags: i32,
     new_address: usize,
+}
+
+/// Where a mapping goes.
+struct Move {
+    old: Range<usize>,
+    new: Range<usize>,
+    afterwards: Afterwards,
+}
+
+/// What becomes of the old place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Afterwards {
+    Gone,
+    Empty,
+}
+
+/// One of the sets of what was said.
+type SetOf = fn(&Maps) -> &Ranges;
+
+impl Move {
+    /// What moves: a mapping may become smaller on the way.
+    fn moved(&self) -> Range<usize> {
+        self.old.start..self.old.end.min(self.old.start + self.new.len())
+    }
+
+    /// The new place of a part. What is said of the whole is said of a new end too.
+    fn place_of(&self, part: &Range<usize>) -> Range<usize> {
+        if *part == self.moved() {
+            return self.new.clone();
+        }
+        let start = self.new.start + (part.start - self.old.start);
+        start..start + part.len()
+    }
 }
 
 impl Maps {
@@ -64,30 +99,39 @@ impl Maps {
         if (fixed || stays) && !moves || stays && new_len != old.len() {
             return Err(libc::EINVAL);
         }
+        if !fixed && !stays && new_len <= old.len() {
+            self.unmap(managed, old.start + new_len..old.end)?;
+            return Ok(old.start);
+        }
+        let prot = self.access(&old)?;
+        if self.locked.covers(&old) && !self.may_lock(managed, new_len.saturating_sub(old.len())) {
+            return Err(libc::EAGAIN);
+        }
+        let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
         if fixed {
             let new = pages(new_address, new_len)?;
             if new.start < old.end && old.start < new.end {
                 return Err(libc::EINVAL);
             }
             self.make_room(managed, new.clone())?;
-            return self.move_contents(managed, old, new, stays);
+            return self.move_contents(managed, &Move { old, new, afterwards }, prot);
         }
-        if !stays && new_len <= old.len() {
-            self.unmap(managed, old.start + new_len..old.end)?;
-            return Ok(old.start);
-        }
-        if !stays && self.grow(managed, &old, new_len) {
+        if !stays && self.grow(managed, &old, new_len, prot) {
             return Ok(old.start);
         }
         if !moves {
             return Err(libc::ENOMEM);
         }
         let new = self.map_anywhere(managed, new_len, READ_WRITE).ok_or(libc::ENOMEM)?;
-        self.move_contents(managed, old, new, stays)
+        let moved = self.move_contents(managed, &Move { old, new: new.clone(), afterwards }, prot);
+        if moved.is_err() {
+            let _ = self.unmap(managed, new);
+        }
+        moved
     }
 
     /// Makes a mapping larger where it stands, if what follows is free.
-    fn grow(&mut self, managed: &Managed, old: &Range<usize>, new_len: usize) -> bool {
+    fn grow(&mut self, managed: &Managed, old: &Range<usize>, new_len: usize, prot: i32) -> bool {
         let more = old.end..old.start + new_len;
         if !managed::maps_range().contains(&old.start)
             || more.end > managed::maps_range().end
@@ -95,14 +139,22 @@ impl Maps {
         {
             return false;
         }
-        let prot = self.access(old);
         // SAFETY: owned-range: nobody had it.
         if prot != libc::PROT_NONE && unsafe { managed.protect(more.clone(), prot) } < 0 {
             return false;
         }
         self.taken.add(more.clone());
         self.tell_reach(managed);
-        self.note_access(more, prot);
+        self.note_access(more.clone(), prot);
+        for set in [&mut self.not_for_child, &mut self.empty_in_child] {
+            if set.covers(old) {
+                set.add(more.clone());
+            }
+        }
+        if self.locked.covers(old) {
+            // As the kernel, which makes room for it later if there is none now.
+            let _ = self.lock_managed(managed, more);
+        }
         true
     }
 
@@ -121,35 +173,62 @@ impl Maps {
         Ok(())
     }
 
-    /// Moves what is in `old` to `new`, which is empty and open.
-    fn move_contents(
-        &mut self,
-        managed: &Managed,
-        old: Range<usize>,
-        new: Range<usize>,
-        stays: bool,
-    ) -> Result<usize, Errno> {
-        let prot = self.access(&old);
+    /// Moves what is in `old` to `new`, which is empty and open, with all that was said of it.
+    fn move_contents(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<usize, Errno> {
+        let Move { old, new, afterwards } = wish;
         if prot & libc::PROT_READ == 0 {
             // SAFETY: owned-range: the program's own, which is about to go.
             kernel(unsafe { managed.protect(old.clone(), libc::PROT_READ) })?;
         }
-        // SAFETY: owned-range: both are the program's, do not meet, and are open; faults on them are answered by pager
-        // threads, which do not take our lock.
-        unsafe {
-            std::ptr::copy_nonoverlapping(old.start as *const u8, new.start as *mut u8, old.len().min(new.len()));
+        let mut left = wish.moved();
+        while !left.is_empty() {
+            // What has a guard cannot be read.
+            let (end, guarded) = self.guarded.stretch(&left);
+            let there = new.start + (left.start - old.start);
+            let len = end - left.start;
+            if guarded == Standing::In {
+                self.advise(managed, there..there + len, MADV_GUARD_INSTALL)?;
+            } else {
+                // SAFETY: owned-range: both are the program's, do not meet, and are open; faults on them are answered by
+                // pager threads, which do not take our lock.
+                unsafe { std::ptr::copy_nonoverlapping(left.start as *const u8, there as *mut u8, len) };
+            }
+            left.start = end;
         }
-        if stays {
+        self.move_wishes(managed, wish)?;
+        if *afterwards == Afterwards::Gone {
+            self.unmap(managed, old.clone())?;
+        } else {
             // SAFETY: owned-range: the program asked for an empty mapping to stay.
             unsafe { managed.drop_contents(old.clone()) };
+            self.remove_guards(managed, old);
             // SAFETY: owned-range: as it was before.
             kernel(unsafe { managed.protect(old.clone(), prot) })?;
-        } else {
-            self.unmap(managed, old)?;
         }
         if prot != READ_WRITE {
             self.protect(managed, new.clone(), prot, super::Key::Unchanged)?;
         }
         Ok(new.start)
+    }
+
+    /// What was said of the old place's parts holds for those of the new one; only locks leave the old place.
+    fn move_wishes(&mut self, managed: &Managed, wish: &Move) -> Result<(), Errno> {
+        let children: [(SetOf, i32); 2] =
+            [(|maps| &maps.not_for_child, libc::MADV_DONTFORK), (|maps| &maps.empty_in_child, MADV_WIPEONFORK)];
+        for (set, advice) in children {
+            let mut left = wish.moved();
+            while let Some(part) = set(self).first_within(&left) {
+                left.start = part.end;
+                self.advise(managed, wish.place_of(&part), advice)?;
+            }
+        }
+        let mut left = wish.moved();
+        while let Some(part) = self.locked.first_within(&left) {
+            left.start = part.end;
+            // First there has to be room for it.
+            self.unlock_managed(managed, part.clone());
+            let _ = self.lock(managed, wish.place_of(&part), 0);
+        }
+        Ok(())
     }
 }

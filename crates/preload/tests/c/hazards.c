@@ -135,6 +135,20 @@ static void fork_from_thread(void) {
   for (int i = 0; i < 3; i++) CHECK(!pthread_create(&t, 0, fork_here, p) && !pthread_join(t, 0));
 }
 extern char **environ;
+// As a search through PATH: the child, in our memory, tries two programs that are not there before it ends or finds one.
+static void vfork_search(void) {
+  char *p = full(16 * MIB, 4), *args[] = {"true", 0};
+  for (int found = 0; found < 2; found++) {
+    pid_t child = vfork();
+    if (!child) {
+      execve("/nonexistent/true", args, environ), execv("/nonexistent/too/true", args);
+      if (found) execvp(args[0], args);
+      _exit(found ? 9 : 0);
+    }
+    wait_ok(child);
+  }
+  same(p, 16 * MIB, 4);
+}
 static void fork_exec(void) {
   char *p = full(16 * MIB, 4);
   char *args[] = {"/bin/sh", "-c", "x=$(echo in; /bin/echo out); test \"$x\" = 'in\nout' -o -n \"$x\"", 0};
@@ -231,6 +245,26 @@ static void robust(void) {
     CHECK(pthread_mutex_lock(&s->lock) == EOWNERDEAD && !pthread_mutex_consistent(&s->lock) && !pthread_mutex_unlock(&s->lock));
   }
 }
+// A block is freed with a robust mutex in it, and the next one lies where it lay.
+static void robust_again(void) {
+  char *first = malloc(2 * MIB);
+  pthread_mutexattr_t a;
+  pthread_mutexattr_init(&a), pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
+  for (int i = 0; i < 4; i++) {
+    char *p = i ? malloc(2 * MIB) : first;
+    CHECK(p == first);
+    pthread_mutex_t *in_tail = (pthread_mutex_t *)(p + MIB + MIB / 2), *lock = i < 3 ? (pthread_mutex_t *)p : in_tail;
+    // The end of the block is cut off, with a mutex in it: the last time one lies there again.
+    if (i == 2) CHECK(!pthread_mutex_init(in_tail, &a) && realloc(p, MIB + P) == p);
+    CHECK(!pthread_mutex_init(lock, &a));
+    flood();
+    pthread_t t;
+    CHECK(!pthread_create(&t, 0, die_with_lock, lock) && !pthread_join(t, 0));
+    flood();
+    CHECK(pthread_mutex_trylock(lock) == EOWNERDEAD && !pthread_mutex_consistent(lock) && !pthread_mutex_unlock(lock));
+    free(p);
+  }
+}
 static void *small_stack(void *n) { char here[20000]; memset(here, 1, sizeof here); flood(); for (int i = 0; i < 20; i++) free(malloc(3 * MIB)); return here[77] == 1 ? n : 0; }
 static void own_stacks(void) { // stacks in managed memory, and calls made from there
   for (int i = 0; i < 6; i++) {
@@ -297,7 +331,9 @@ static void status_seven(void) { flood(); exit(7); }
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec},
   {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
-  {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages}, {"robust", robust}, {"own_stacks", own_stacks},
+  {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages},
+  {"vfork_search", vfork_search}, {"robust_again", robust_again},
+  {"robust", robust}, {"own_stacks", own_stacks},
   {"signals", signals}, {"main_ends_first", main_ends_first}, {"all_end_at_once", all_end_at_once}, {"quick", quick}, {"change_user", change_user}, {"become", become},
   {"wait_for_end", wait_for_end}, {"status_seven", status_seven}};
 int main(int argc, char **argv) {

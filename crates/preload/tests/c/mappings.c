@@ -109,6 +109,97 @@ static void moving(void) {
   CHECK(writes(only) == SIGSEGV && writes(only + 5 * MIB) == SIGSEGV);
   CHECK(mremap(wall, MIB, 0, 0) == MAP_FAILED && errno == EINVAL);
 }
+// A mapping between others, so that it grows by moving.
+static char *walled(size_t n) {
+  char *p = full(n + P);
+  CHECK(!mprotect(p + n, P, PROT_NONE));
+  return p;
+}
+static void moved_access(void) {
+  unsigned char code[] = {0xb8, 42, 0, 0, 0, 0xc3}; // mov eax, 42; ret
+  char *p = walled(MIB);
+  memcpy(p, code, sizeof code);
+  CHECK(!mprotect(p, MIB, PROT_READ | PROT_EXEC));
+  char *q = mremap(p, MIB, 2 * MIB, MREMAP_MAYMOVE);
+  CHECK(q != MAP_FAILED && q != p && ((int (*)(void))q)() == 42 && writes(q) == SIGSEGV);
+  CHECK(mremap(q, 2 * MIB, MIB, 0) == q && mremap(q, MIB, 2 * MIB, 0) == q);
+  CHECK(reads(q + MIB) == 0 && writes(q + MIB) == SIGSEGV);
+  CHECK(!mprotect(q, MIB, 7));
+  memcpy(q + P, code, sizeof code);
+  CHECK(!mprotect(q + MIB, MIB, 7));
+  CHECK(mremap(q, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p && ((int (*)(void))(p + P))() == 42 && !writes(p));
+  // A new end has the access of what it follows.
+  q += MIB;
+  CHECK(mremap(q, MIB, 2 * MIB, 0) == q);
+  memcpy(q + MIB, code, sizeof code);
+  CHECK(((int (*)(void))(q + MIB))() == 42);
+  // Parts that differ cannot grow or move, whatever they differ in.
+  int kinds[] = {PROT_READ, PROT_NONE, PROT_READ | PROT_EXEC};
+  for (int i = 0; i < 3; i++) {
+    char *m = walled(MIB);
+    CHECK(!mprotect(m + MIB / 2, P, kinds[i]));
+    CHECK(mremap(m, MIB, 2 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
+    CHECK(mremap(m, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED && errno == EFAULT);
+    CHECK(((int (*)(void))(p + P))() == 42);
+    same(m, 0, MIB / 2), same(m, MIB / 2 + P, MIB);
+    CHECK(mremap(m, MIB, MIB / 2, 0) == m);
+    same(m, 0, MIB / 2);
+  }
+  char *closed = walled(MIB);
+  CHECK(!mprotect(closed, MIB, PROT_NONE));
+  q = mremap(closed, MIB, 2 * MIB, MREMAP_MAYMOVE);
+  CHECK(q != MAP_FAILED && reads(q) == SIGSEGV && reads(q + MIB) == SIGSEGV && !mprotect(q, 2 * MIB, 3));
+  same(q, 0, MIB), zero(q, MIB, 2 * MIB);
+}
+static int in_core(char *p, size_t n);
+static void moved_wishes(void) { // what was said of a mapping goes with it
+  char *p = walled(MIB), *q;
+  CHECK(!mlock(p, MIB));
+  q = mremap(p, MIB, MIB + MIB / 2, MREMAP_MAYMOVE);
+  CHECK(q != MAP_FAILED && q != p);
+  flood();
+  CHECK(in_core(q, MIB + MIB / 2) == 384);
+  same(q, 0, MIB);
+  CHECK(mremap(q, MIB + MIB / 2, 64 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EAGAIN);
+  // What is kept where it was is empty, and not locked.
+  p = mremap(q, MIB, MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0);
+  CHECK(p != MAP_FAILED);
+  CHECK(!madvise(q, MIB, MADV_DONTNEED));
+  CHECK(madvise(p, MIB, MADV_DONTNEED) == -1 && errno == EINVAL);
+  zero(q, 0, MIB), same(p, 0, MIB);
+  CHECK(!mlock(q, P));
+  flood();
+  CHECK(in_core(q, P) == 1 && in_core(p, MIB) == 256);
+  // Of a part: it goes with the part.
+  char *m = walled(MIB), *away;
+  CHECK(!mlock(m + P, P) && !madvise(m + 4 * P, P, MADV_DONTFORK) && !madvise(m + 6 * P, P, 18 /* WIPEONFORK */));
+  m = mremap(m, MIB, 2 * MIB, MREMAP_MAYMOVE);
+  CHECK(m != MAP_FAILED && madvise(m + P, P, MADV_DONTNEED) == -1 && !madvise(m + 2 * P, P, MADV_DONTNEED));
+  away = mremap(m, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)0x300000000000); // out of the regions
+  CHECK(away != MAP_FAILED);
+  pid_t child = fork();
+  if (!child) {
+    CHECK(reads(away + 4 * P) == SIGSEGV && *(word *)(away + 6 * P) == 0);
+    CHECK(*(word *)(away + 3 * P) == 3 * P + 1 && *(word *)(away + 5 * P) == 5 * P + 1);
+    _exit(5);
+  }
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 5);
+  CHECK(madvise(away + P, P, MADV_DONTNEED) == -1 && errno == EINVAL);
+}
+static void block_again(void) { // what was said of a block of malloc's ends with the block
+  char *first = malloc(2 * MIB);
+  for (int i = 0; i < 20; i++) {
+    char *p = i ? malloc(2 * MIB) : first;
+    CHECK(p == first && !madvise(p, 2 * MIB, MADV_DONTNEED));
+    for (size_t at = 0; at < 2 * MIB; at += P) *(word *)(p + at) = at + 1;
+    CHECK(!mlock(p, 2 * MIB));
+    flood();
+    CHECK(in_core(p, 2 * MIB) == 512);
+    if (i % 2) p = realloc(p, MIB + P);
+    free(p);
+  }
+}
 static void read_only(void) {
   char *p = full(8 * MIB);
   CHECK(!mprotect(p, 4 * MIB, PROT_READ));
@@ -181,6 +272,45 @@ static void guard(void) {
   same(p, P, 8 * MIB);
   CHECK(!madvise(p, P, 103));
   zero(p, 0, P);
+  // Guards move, and end with their mapping.
+  CHECK(!madvise(p, 2 * P, 102));
+  char *q = mremap(p, 8 * MIB, 8 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0);
+  CHECK(q != MAP_FAILED && reads(q) == SIGSEGV && reads(q + P) == SIGSEGV);
+  zero(p, 0, 8 * MIB), same(q, 2 * P, 8 * MIB);
+  char *r = mremap(q, 8 * MIB, 8 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, p);
+  CHECK(r == p && reads(p) == SIGSEGV && reads(p + P) == SIGSEGV);
+  same(p, 2 * P, 8 * MIB);
+  CHECK(!munmap(p, 8 * MIB));
+  q = map(8 * MIB, 3);
+  zero(q, 0, 8 * MIB);
+  CHECK(!madvise(q, P, 102));
+  CHECK(mmap(q, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == q);
+  zero(q, 0, MIB);
+  for (int i = 0; i < 3; i++) {
+    char *block = aligned_alloc(P, 2 * MIB);
+    zero(block, 0, 2 * MIB);
+    CHECK(!madvise(block, P, 102));
+    free(block);
+  }
+  CHECK(!mlock(q, 2 * P));
+  CHECK(madvise(q, P, 102) == -1 && errno == EINVAL);
+}
+static void no_room(void) { // the kernel takes no more mappings
+  char *p = full(MIB), *q = map(MIB, 3);
+  size_t pages = 70000;
+  char *filler = mmap(0, pages * P, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0), *at = filler;
+  CHECK(filler != MAP_FAILED);
+  while (at < filler + pages * P && !mprotect(at, P, PROT_NONE)) at += 2 * P;
+  CHECK(at < filler + pages * P && errno == ENOMEM);
+  errno = 0;
+  CHECK(munmap(p + 8 * P, P) == -1 && errno == ENOMEM);
+  CHECK(mremap(p, MIB, 8 * P, 0) == MAP_FAILED && errno == ENOMEM);
+  same(p, 0, MIB);
+  CHECK(!munmap(filler, pages * P));
+  CHECK(!munmap(p + 8 * P, P) && reads(p + 8 * P) == SIGSEGV);
+  char *closed = map(P, PROT_NONE);
+  CHECK(reads(closed) == SIGSEGV);
+  same(p, 9 * P, MIB), zero(q, 0, MIB);
 }
 static void huge_page(void) {
   char *p = full(8 * MIB);
@@ -269,6 +399,7 @@ static void kinds(void) { // what is not managed works as ever
 }
 static struct { const char *name; void (*row)(void); } rows[] = {
   {"partial_munmap", partial_munmap}, {"fixed_over", fixed_over}, {"mremap", moving}, {"read_only", read_only},
+  {"moved_access", moved_access}, {"moved_wishes", moved_wishes}, {"block_again", block_again}, {"no_room", no_room},
   {"no_access", no_access}, {"reserve_then_commit", reserve_then_commit}, {"executable", executable},
   {"dontneed", dontneed}, {"free", advise_free}, {"guard", guard}, {"huge_page", huge_page},
   {"dont_fork", dont_fork}, {"mlock", locked}, {"mlockall", lock_all}, {"mincore", core_map},

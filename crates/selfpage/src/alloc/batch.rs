@@ -110,7 +110,8 @@ pub fn allocate_each(heap: &impl Heap, lens_bytes: &[usize], align_bytes: usize,
 }
 
 /// Resizes each item to `len_bytes`, and notes where it is now. Returns how many it could, from the first on; those after are as they
-/// were. A place that is `None` stays so, and counts.
+/// were. A place that is `None` stays so, and counts. What was allocated in one call with others stays aligned as it was asked for there;
+/// an item that came alone, as its heap keeps it.
 ///
 /// # Safety
 /// *slot-held*: the items are the caller's and came from a batch of this `heap` or from it.
@@ -124,7 +125,7 @@ pub unsafe fn resize(heap: &impl Heap, items: &mut [Item], len_bytes: usize) -> 
                 unsafe { heap.resize(item, len_bytes) }
             }
             Some(run) if len_bytes <= run.item_bytes() => Some(item),
-            Some(run) => heap.allocate(len_bytes, 1).inspect(|new| {
+            Some(run) => heap.allocate(len_bytes, run.align_bytes()).inspect(|new| {
                 // SAFETY: slot-held: both are the caller's, and at least this long; the old one is not used any more.
                 unsafe { new.copy_from_nonoverlapping(item, run.item_bytes()) };
                 run.free(&[Some(item)]);

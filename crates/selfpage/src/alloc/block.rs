@@ -153,7 +153,8 @@ pub(super) fn blame(pages: Held<'static, Pages>, culprit: Culprit, call: &str, a
 }
 
 /// Makes a block `len_bytes` long, where it is or elsewhere, and returns where it is now. Its contents stay as far as the
-/// shorter of the two lengths; what is new holds anything. Frames move, not bytes.
+/// shorter of the two lengths; what is new holds anything. Where it has to move, its frames do, and no bytes, if it was longer than 4 MiB;
+/// shorter ones may be copied.
 ///
 /// `None`: no memory, and the block is as it was.
 ///
@@ -246,9 +247,15 @@ pub fn trap_on_use_after_free() {
     PAGES.take().begin_quarantine();
 }
 
-/// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks. Returns how many bytes went.
+/// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks, and all that it was left before and has
+/// not taken. Returns how many bytes went that were kept.
 pub fn trim(keep_bytes: usize) -> usize {
-    give_back(keep_bytes, frames::drop_frames)
+    let went = give_back(keep_bytes, frames::drop_frames);
+    let sweep = PAGES.take().begin_sweep();
+    if let Some(mut sweep) = sweep {
+        while PAGES.take().sweep(&mut sweep) {}
+    }
+    went
 }
 
 /// By `give`, which says whether the range reads as zeros afterwards.
@@ -280,14 +287,14 @@ pub enum Severity {
     Full,
 }
 
-/// Gives back frames because memory is short: half of those kept, which the kernel takes when it likes; or all of them, now. Returns
-/// how many bytes.
+/// Gives back frames because memory is short: half of those kept, which the kernel takes when it likes; or all of them, now, with what
+/// it was left before. Returns how many bytes.
 pub fn relieve(severity: Severity) -> usize {
     let kept = stats();
     let kept = kept.retained_bytes - kept.live_bytes;
     match severity {
         Severity::Some => give_back(kept / 2, frames::free_frames),
-        Severity::Full => give_back(0, frames::drop_frames),
+        Severity::Full => trim(0),
     }
 }
 
@@ -296,5 +303,15 @@ pub fn relieve(severity: Severity) -> usize {
 pub fn decay() {
     let mut pages = PAGES.take();
     pages.retention.decay();
+    settle(pages);
+}
+
+/// Lets blocks and what is kept grow by at most `more_bytes` from what they have now, or shrink, though never below what is live; `None`:
+/// as far as the bound says.
+pub(super) fn leave_room(more_bytes: Option<isize>) {
+    let mut pages = PAGES.take();
+    let framed_bytes = pages.retention.framed_bytes;
+    pages.retention.most_bytes =
+        more_bytes.map_or(usize::MAX, |more_bytes| framed_bytes.saturating_add_signed(more_bytes));
     settle(pages);
 }

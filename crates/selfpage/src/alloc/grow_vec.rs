@@ -1,4 +1,5 @@
-//! A vector that grows by remapping: it never copies its items, and never has more than a page to spare that nobody asked for.
+//! A vector that grows by remapping: from 4 MiB on it does not copy its items, and it never has more than a page to spare that nobody
+//! asked for.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -19,8 +20,8 @@ impl fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
-/// A growable array, as [`Vec`], in a block of the page allocator. Growing maps more frames behind it or moves frames, so a long one
-/// costs no copy, and no second copy's memory. An empty one has no block; any other has whole pages, so it is for arrays that become
+/// A growable array, as [`Vec`], in a block of the page allocator. Growing maps more frames behind it or moves frames, so one
+/// of more than 4 MiB costs no copy, and no second copy's memory. An empty one has no block; any other has whole pages, so it is for arrays that become
 /// long.
 ///
 /// # Source

@@ -2,19 +2,21 @@
 //! fast.
 
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage_core::linux::signal;
 
-use super::block::{self, PAGES, Severity};
+use super::block::{self, PAGES};
+use super::cgroup;
 use super::frames;
-use super::pressure::Watch;
+use super::pressure::{Reports, Watch};
 
 /// How often it looks.
 const PERIOD: Duration = Duration::from_secs(1);
-/// A second report of pressure within this time is severe.
-const SEVERE_WITHIN: Duration = Duration::from_secs(5);
+/// This part of what its control group may have is left alone by what is kept.
+const LEFT_OF_LIMIT: usize = 16;
 /// From this many bytes on that had no frames, since the process began, the thread is worth its cost: a process that has touched
 /// them has run for a tenth of a second or more.
 const PAYS_FROM_BYTES: u64 = 256 << 20;
@@ -24,6 +26,7 @@ const REFILL_FROM_BYTES: u64 = 32 << 20;
 const REFILL_BYTES: usize = 64 << 20;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
+static OTHERS: OnceLock<fn()> = OnceLock::new();
 
 /// Whether the process has taken so much memory that the keeper would pay.
 pub fn pays() -> bool {
@@ -51,28 +54,51 @@ pub(super) fn forget() {
     STARTED.store(false, Ordering::Relaxed);
 }
 
+/// Has the keeper call `relieve` too when memory is short: who has an object heap over this allocator gives its free pages back there.
+/// Only the first of them is called.
+pub fn on_pressure(relieve: fn()) {
+    OTHERS.get_or_init(|| relieve);
+}
+
 fn keep() {
-    let watch = Watch::of_process();
-    let (mut last_pressure, mut last_look) = (None::<Instant>, Instant::now());
+    let mut watch = Watch::of_process();
+    let (mut reports, mut last_look) = (Reports::default(), Instant::now());
     let mut cold_before = PAGES.take().counts.cold_bytes;
+    stay_below_limit();
     loop {
         if watch.wait(PERIOD.saturating_sub(last_look.elapsed())) {
-            let again = last_pressure.is_some_and(|last| last.elapsed() < SEVERE_WITHIN);
-            block::relieve(if again { Severity::Full } else { Severity::Some });
-            last_pressure = Some(Instant::now());
+            block::relieve(reports.add(Instant::now()));
+            relieve_others();
         }
         if last_look.elapsed() < PERIOD {
             continue;
         }
         last_look = Instant::now();
+        watch.renew();
         block::decay();
+        stay_below_limit();
         let cold = PAGES.take().counts.cold_bytes;
-        if cold - cold_before >= REFILL_FROM_BYTES
-            && last_pressure.is_none_or(|last| last.elapsed() > 10 * SEVERE_WITHIN)
-        {
+        if cold - cold_before >= REFILL_FROM_BYTES && reports.are_over(last_look) {
             refill();
         }
         cold_before = cold;
+    }
+}
+
+fn relieve_others() {
+    if let Some(relieve) = OTHERS.get() {
+        relieve();
+    }
+}
+
+/// Sees to it that what is kept leaves some of what the process's control groups may have. Until the next look the bound holds whatever
+/// blocks are allocated.
+fn stay_below_limit() {
+    let room = cgroup::room();
+    let left_bytes = |room: &cgroup::Room| room.limit_bytes / LEFT_OF_LIMIT;
+    block::leave_room(room.map(|room| room.free_bytes as isize - left_bytes(&room) as isize));
+    if room.is_some_and(|room| room.free_bytes < left_bytes(&room)) {
+        relieve_others();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use selfpage_core::linux::{futex, thread};
 
@@ -15,8 +15,9 @@ const SPINS: u32 = 100;
 #[derive(Debug)]
 pub(super) struct Lock<T> {
     word: AtomicU32,
-    /// The thread that forks. It may come again: handlers of the program's own allocate too.
-    forking: AtomicU32,
+    /// The block of the thread that forks, which is the same in the child. It may come again: handlers of the program's own allocate too,
+    /// in the child before [`Lock::let_go`].
+    forking: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
@@ -32,7 +33,7 @@ pub(super) struct Held<'a, T> {
 
 impl<T> Lock<T> {
     pub(super) const fn new(value: T) -> Lock<T> {
-        Lock { word: AtomicU32::new(FREE), forking: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Lock { word: AtomicU32::new(FREE), forking: AtomicUsize::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Waits for the lock.
@@ -47,7 +48,7 @@ impl<T> Lock<T> {
     #[cold]
     fn take_contended(&self) -> Held<'_, T> {
         let forking = self.forking.load(Ordering::Relaxed);
-        if forking != 0 && forking == thread::id() {
+        if forking != 0 && forking == thread::block() {
             return Held { lock: self, gives_back: false };
         }
         for _ in 0..SPINS {
@@ -65,7 +66,7 @@ impl<T> Lock<T> {
     /// Takes the lock over a fork, for this thread, until [`Lock::let_go`].
     pub(super) fn hold(&self) {
         std::mem::forget(self.take());
-        self.forking.store(thread::id(), Ordering::Relaxed);
+        self.forking.store(thread::block(), Ordering::Relaxed);
     }
 
     /// Ends [`Lock::hold`], in the process that called it and in its child.

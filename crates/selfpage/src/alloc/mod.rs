@@ -1,7 +1,8 @@
 //! The page allocator: blocks of whole pages, from frames that the process keeps.
 //!
 //! Freed frames stay in the process, under the addresses at which they were, so the next block of that size costs no system
-//! call, no fault and no clearing. Blocks grow where they are, since each has room behind it, or by moving frames, never bytes.
+//! call, no fault and no clearing. Blocks grow where they are, since each has room behind it, or by moving frames; bytes are copied only
+//! of short ones (up to 4 MiB).
 //!
 //! Nothing here uses the program's `malloc`: it may stand underneath it.
 //!
@@ -26,6 +27,7 @@
 pub mod batch;
 mod block;
 mod cache;
+mod cgroup;
 mod class;
 mod culprit;
 pub mod fork;

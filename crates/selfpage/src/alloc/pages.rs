@@ -13,6 +13,7 @@ use super::tails::Tails;
 
 mod exchange;
 mod quarantine;
+mod surplus;
 
 use quarantine::Quarantine;
 
@@ -28,8 +29,6 @@ const LENDERS: usize = 8;
 const PIECES_OF_SLOT: u16 = 256;
 /// Mappings that moved frames may add, of the 65,530 that a process may have.
 const MOST_PIECES: usize = 8 << 10;
-/// What is dropped of a tail at once: nobody can allocate meanwhile.
-const MOST_OF_TAIL: usize = 8 << 20;
 
 /// All that the allocator knows, under its lock.
 #[derive(Debug)]
@@ -45,6 +44,8 @@ pub(super) struct Pages {
     pieces: usize,
     /// Slots that somebody works on outside of the lock.
     pub(super) workers: usize,
+    /// Frames were left to the kernel since the last sweep, which may still be there.
+    lapsed: bool,
     /// Whether the kernel counts what may be written as if all of it were; `None`: nobody has asked yet.
     strict_overcommit: Option<bool>,
 }
@@ -60,14 +61,6 @@ pub(super) struct Given {
     pub(super) absent_bytes: usize,
 }
 
-/// The end of a free slot, whose frames are to be dropped outside of the lock.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Surplus {
-    id: SlotId,
-    pub(super) addr: usize,
-    pub(super) len_bytes: usize,
-}
-
 impl Pages {
     pub(super) const fn new() -> Pages {
         Pages {
@@ -80,6 +73,7 @@ impl Pages {
             frees: 0,
             pieces: 0,
             workers: 0,
+            lapsed: false,
             strict_overcommit: None,
         }
     }
@@ -200,13 +194,13 @@ impl Pages {
             let left = if rest_gone { end - len } else { framed };
             let slot = reservation.slot_mut(lender);
             slot.framed_bytes = left;
-            slot.dirty_bytes = slot.dirty_bytes.min(left);
+            slot.clear(left, framed);
             self.cache.put(reservation, lender);
             let slot = reservation.slot_mut(id);
             self.retention.framed_bytes += have + len;
             self.retention.framed_bytes -= slot.framed_bytes + framed - left;
             slot.framed_bytes = have + len;
-            slot.dirty_bytes = have + len;
+            slot.dirty_bytes = slot.dirty_bytes.max(have + len);
             slot.pieces += 1;
             self.pieces += 1;
             self.counts.lent_bytes += len as u64;
@@ -382,12 +376,13 @@ impl Pages {
         if lent || unsafe { frames::drop_frames(addr + from, len) } {
             let slot = reservation.slot_mut(id);
             slot.framed_bytes = from;
-            slot.dirty_bytes = slot.dirty_bytes.min(from);
+            slot.clear(from, end);
             self.retention.framed_bytes -= len;
         }
         if lent {
             let slot = reservation.slot_mut(heir);
-            (slot.framed_bytes, slot.dirty_bytes, slot.freed_at) = (len, len, self.frees);
+            (slot.framed_bytes, slot.freed_at) = (len, self.frees);
+            slot.dirty_bytes = slot.dirty_bytes.max(len);
             slot.pieces += 1;
             self.pieces += 1;
             self.retention.framed_bytes += len;
@@ -438,99 +433,5 @@ impl Pages {
         self.counts.moved += 1;
         self.free(id);
         Some(given.addr)
-    }
-
-    /// A free slot to fill with frames, at most `bytes` of them and no more than the bound leaves. [`Pages::end_reserve`] must follow.
-    pub(super) fn begin_reserve(&mut self, bytes: usize) -> Option<Surplus> {
-        let bound = self.retention.bound_bytes().saturating_sub(self.retention.framed_bytes);
-        let len_bytes = bytes.min(bound) / TABLE_BYTES * TABLE_BYTES;
-        let (reservation, cache) = self.ready()?;
-        let rank = reservation.rank_for(len_bytes)?.max(FIRST_LARGE);
-        let id = match cache.bare(rank) {
-            Some(id) => {
-                cache.remove(reservation, id);
-                id
-            }
-            None => reservation.fresh(rank)?,
-        };
-        if len_bytes == 0 || !reservation.open(id, len_bytes) {
-            cache.put(reservation, id);
-            return None;
-        }
-        reservation.slot_mut(id).holder = Holder::Worker;
-        let addr = reservation.addr(id);
-        self.workers += 1;
-        self.retention.framed_bytes += len_bytes;
-        Some(Surplus { id, addr, len_bytes })
-    }
-
-    /// Puts the slot into the cache that was filled with frames.
-    pub(super) fn end_reserve(&mut self, reserve: Surplus) {
-        let Some(reservation) = &mut self.reservation else { return };
-        self.workers -= 1;
-        let slot = reservation.slot_mut(reserve.id);
-        (slot.holder, slot.framed_bytes, slot.freed_at) = (Holder::Nobody, reserve.len_bytes, self.frees);
-        self.cache.put(reservation, reserve.id);
-    }
-
-    /// Gives at most `bytes` of a tail back, by `give`, which says whether they read as zeros afterwards, if tails have more than the
-    /// cache does. Returns how many bytes. It is done under the lock: the block may grow into its tail at any other time.
-    #[cold]
-    pub(super) fn give_tail(&mut self, bytes: usize, give: unsafe fn(usize, usize) -> bool) -> Option<usize> {
-        let reservation = self.reservation.as_mut()?;
-        let id = self.tails.first().filter(|_| bytes > 0 && self.tails.bytes > self.cache.bytes)?;
-        self.tails.remove(reservation, id);
-        let addr = reservation.addr(id);
-        reservation.forbid_huge(id.rank());
-        let slot = reservation.slot_mut(id);
-        let len = bytes.next_multiple_of(PAGE_BYTES).min(slot.framed_bytes - slot.len_bytes).min(MOST_OF_TAIL);
-        slot.framed_bytes -= len;
-        // SAFETY: slot-held: behind a block, in its slot.
-        if unsafe { give(addr + slot.framed_bytes, len) } {
-            slot.dirty_bytes = slot.dirty_bytes.min(slot.framed_bytes);
-        }
-        self.retention.framed_bytes -= len;
-        self.counts.dropped_bytes += len as u64;
-        self.tails.put(reservation, id);
-        Some(len)
-    }
-
-    /// The next frames that are to be dropped, if `bytes` of them are too many. [`Pages::dropped`] must follow.
-    pub(super) fn surplus(&mut self, bytes: usize) -> Option<Surplus> {
-        let Some(reservation) = &mut self.reservation else { return None };
-        if bytes == 0 {
-            return None;
-        }
-        let id = self.cache.oldest(reservation)?;
-        self.cache.remove(reservation, id);
-        self.workers += 1;
-        let addr = reservation.addr(id);
-        reservation.forbid_huge(id.rank());
-        let slot = reservation.slot_mut(id);
-        self.retention.begin_use(slot);
-        slot.holder = Holder::Worker;
-        let len = bytes.next_multiple_of(if id.rank() < FIRST_LARGE { PAGE_BYTES } else { TABLE_BYTES });
-        let len_bytes = len.min(slot.framed_bytes);
-        Some(Surplus { id, addr: addr + slot.framed_bytes - len_bytes, len_bytes })
-    }
-
-    /// Puts the slot back whose frames were dropped.
-    pub(super) fn dropped(&mut self, surplus: Surplus, gone: bool) {
-        let Some(reservation) = &mut self.reservation else { return };
-        self.workers -= 1;
-        let slot = reservation.slot_mut(surplus.id);
-        slot.holder = Holder::Nobody;
-        // What the kernel would not drop is forgotten all the same, or it would be asked for ever; it stays dirty.
-        slot.framed_bytes -= surplus.len_bytes;
-        self.retention.framed_bytes -= surplus.len_bytes;
-        self.counts.dropped_bytes += surplus.len_bytes as u64;
-        if gone {
-            slot.dirty_bytes = slot.dirty_bytes.min(slot.framed_bytes);
-        }
-        if slot.framed_bytes == 0 && slot.pieces > 0 {
-            self.mend(surplus.id);
-        }
-        let Some(reservation) = &mut self.reservation else { return };
-        self.cache.put(reservation, surplus.id);
     }
 }

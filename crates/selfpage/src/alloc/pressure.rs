@@ -1,64 +1,129 @@
 //! Memory pressure, as the kernel or the service manager reports it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::time::Duration;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::block::Severity;
+use super::cgroup;
+
+#[cfg(test)]
+#[path = "../../../../tests/skip.rs"]
+mod skip;
+
 /// Tasks waited for memory for 150 ms in 2 s: what the kernel lets everybody ask for.
 const TRIGGER: &[u8] = b"some 150000 2000000\0";
+/// A second report within this time is severe.
+const SEVERE_WITHIN: Duration = Duration::from_secs(5);
 
 /// What reports pressure, if anything does.
 #[derive(Debug)]
-pub(crate) struct Watch(Option<(OwnedFd, PollFlags)>);
+pub(crate) enum Watch {
+    /// What is polled, and for what.
+    On(OwnedFd, PollFlags),
+    /// It reported once, and reports no more: its group was removed, or the other side has gone.
+    Ended,
+    /// Nobody reports.
+    Off,
+}
 
 impl Watch {
     /// What `MEMORY_PRESSURE_WATCH` names (systemd's protocol), else the pressure of the process's cgroup, else the machine's.
     pub(crate) fn of_process() -> Watch {
-        if let Some(path) = std::env::var_os("MEMORY_PRESSURE_WATCH") {
-            let write = std::env::var("MEMORY_PRESSURE_WRITE").ok().and_then(|text| base64(&text));
-            return Watch(
-                path.to_str().filter(|path| *path != "/dev/null").and_then(|path| open(path, write.as_deref())),
-            );
+        let named = std::env::var_os("MEMORY_PRESSURE_WATCH");
+        if named.as_ref().is_some_and(|path| path == "/dev/null") {
+            return Watch::Off;
         }
-        let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let group = groups.lines().find_map(|line| line.strip_prefix("0::"));
-        let own = group.and_then(|group| open(&format!("/sys/fs/cgroup{group}/memory.pressure"), Some(TRIGGER)));
-        Watch(own.or_else(|| open("/proc/pressure/memory", Some(TRIGGER))))
+        let write = std::env::var("MEMORY_PRESSURE_WRITE").ok().and_then(|text| base64(&text));
+        let named = named.and_then(|path| Watch::open(Path::new(&path), write.as_deref()));
+        let own = || cgroup::pressure_files().iter().find_map(|file| Watch::open(file, Some(TRIGGER)));
+        let machine = || Watch::open(Path::new("/proc/pressure/memory"), Some(TRIGGER));
+        named.or_else(own).or_else(machine).unwrap_or(Watch::Off)
+    }
+
+    /// The kernel's file, or a FIFO or a socket that has something to read for each report.
+    fn open(path: &Path, write: Option<&[u8]>) -> Option<Watch> {
+        let kind = fs::metadata(path).ok()?.file_type();
+        if kind.is_socket() {
+            let mut socket = UnixStream::connect(path).ok()?;
+            socket.write_all(write.unwrap_or_default()).ok()?;
+            socket.set_nonblocking(true).ok()?;
+            return Some(Watch::On(socket.into(), PollFlags::IN));
+        }
+        let mut file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        file.write_all(write.unwrap_or_default()).ok()?;
+        Some(Watch::On(file.into(), if kind.is_fifo() { PollFlags::IN } else { PollFlags::PRI }))
     }
 
     /// Whether anything would report it.
     pub(crate) fn reports(&self) -> bool {
-        self.0.is_some()
+        matches!(self, Watch::On(..))
+    }
+
+    /// Looks again for what reports, where that has ended.
+    pub(super) fn renew(&mut self) {
+        if matches!(self, Watch::Ended) {
+            *self = Watch::of_process();
+        }
     }
 
     /// Waits for a report, at most `limit`. Whether there was one.
-    pub(super) fn wait(&self, limit: Duration) -> bool {
-        let Some((file, flags)) = &self.0 else {
+    pub(super) fn wait(&mut self, limit: Duration) -> bool {
+        let Watch::On(file, flags) = self else {
             std::thread::sleep(limit);
             return false;
         };
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
         let mut watched = [PollFd::from_borrowed_fd(file.as_fd(), *flags)];
-        let reported = matches!(poll(&mut watched, Some(&limit)), Ok(1..)) && watched[0].revents().intersects(*flags);
-        if reported && *flags == PollFlags::IN {
-            // What is in a pipe says nothing more, and must not be reported again.
-            let _ = rustix::io::read(file, &mut [0u8; 256]);
+        if !matches!(poll(&mut watched, Some(&limit)), Ok(1..)) {
+            return false;
+        }
+        // The file of a group that was removed reports without end, and so does a pipe or a socket without another side.
+        let gone = watched[0].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
+        let (reported, ended) = if *flags == PollFlags::IN { discard(file, gone) } else { (!gone, gone) };
+        if ended {
+            *self = Watch::Ended;
         }
         reported
     }
 }
 
-fn open(path: &str, write: Option<&[u8]>) -> Option<(OwnedFd, PollFlags)> {
-    let mut file: File = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
-    let is_pipe = file.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
-    if let Some(bytes) = write {
-        file.write_all(bytes).ok()?;
+/// Reads what is there: it says nothing more, and must not be reported again. Whether there was something, and whether there will be no
+/// more.
+fn discard(file: &OwnedFd, gone: bool) -> (bool, bool) {
+    let mut came = false;
+    loop {
+        match rustix::io::read(file, &mut [0u8; 256]) {
+            Ok(0) => return (came, true),
+            Ok(_) => came = true,
+            Err(_) => return (came, gone),
+        }
     }
-    Some((file.into(), if is_pipe { PollFlags::IN } else { PollFlags::PRI }))
+}
+
+/// When pressure was reported last.
+#[derive(Debug, Default)]
+pub(super) struct Reports(Option<Instant>);
+
+impl Reports {
+    /// There is another one, at `now`.
+    pub(super) fn add(&mut self, now: Instant) -> Severity {
+        match self.0.replace(now) {
+            Some(last) if now.duration_since(last) < SEVERE_WITHIN => Severity::Full,
+            _ => Severity::Some,
+        }
+    }
+
+    /// Whether none came for some time.
+    pub(super) fn are_over(&self, now: Instant) -> bool {
+        self.0.is_none_or(|last| now.duration_since(last) > 10 * SEVERE_WITHIN)
+    }
 }
 
 fn base64(text: &str) -> Option<Vec<u8>> {
@@ -90,11 +155,71 @@ mod tests {
     fn a_pipe_reports_pressure_once_for_each_write() {
         let path = std::env::temp_dir().join(format!("selfpage-pressure-{}", std::process::id()));
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
-        let watch = Watch(open(path.to_str().unwrap(), None));
+        let mut watch = Watch::open(&path, None).unwrap();
         assert!(!watch.wait(Duration::from_millis(1)));
         OpenOptions::new().write(true).open(&path).unwrap().write_all(b"x").unwrap();
         assert!(watch.wait(Duration::from_secs(60)));
         assert!(!watch.wait(Duration::from_millis(1)));
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_socket_reports_pressure_and_is_told_what_to_watch_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pressure");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let mut watch = Watch::open(&path, Some(TRIGGER)).unwrap();
+        let (mut manager, _) = listener.accept().unwrap();
+        let mut told = [0; TRIGGER.len()];
+        std::io::Read::read_exact(&mut manager, &mut told).unwrap();
+        assert_eq!(told, TRIGGER);
+        manager.write_all(&[1; 1000]).unwrap();
+        assert!(watch.wait(Duration::from_secs(60)));
+        assert!(!watch.wait(Duration::from_millis(1)) && watch.reports());
+        manager.write_all(b"x").unwrap();
+        drop(manager);
+        assert!(watch.wait(Duration::from_secs(60)));
+        assert!(!watch.reports());
+    }
+
+    #[test]
+    fn what_has_no_other_side_any_more_is_not_asked_again() {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        drop(write);
+        let mut watch = Watch::On(read, PollFlags::IN);
+        assert!(!watch.wait(Duration::from_secs(60)));
+        assert!(matches!(watch, Watch::Ended));
+        let begin = Instant::now();
+        assert!(!watch.wait(Duration::from_millis(50)));
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn a_group_that_is_removed_ends_its_watch() {
+        let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
+        let group = mounts.map(|mount| mount.join(format!("selfpage-pressure-{}", std::process::id())));
+        let made = group.iter().find(|group| group.parent().is_some_and(|mount| mount.join("cgroup.procs").exists()));
+        let Some(group) = made.filter(|group| fs::create_dir(group).is_ok()) else {
+            return skip::skip("cgroup", "no group of version 2 can be made: be root, outside of a container");
+        };
+        let watch = Watch::open(&group.join("memory.pressure"), Some(TRIGGER));
+        fs::remove_dir(group).unwrap();
+        let Some(mut watch) = watch else {
+            return skip::skip("psi", "groups report no pressure: boot with psi=1");
+        };
+        assert!(!watch.wait(Duration::from_secs(60)));
+        assert!(matches!(watch, Watch::Ended));
+    }
+
+    #[test]
+    fn a_second_report_soon_after_the_first_is_severe() {
+        let (mut reports, begin) = (Reports::default(), Instant::now());
+        let mut report = |seconds: u64| reports.add(begin + Duration::from_secs(seconds));
+        assert_eq!(report(0), Severity::Some);
+        assert_eq!(report(4), Severity::Full);
+        assert_eq!(report(8), Severity::Full);
+        assert_eq!(report(13), Severity::Some);
+        assert!(!reports.are_over(begin + Duration::from_secs(60)));
+        assert!(reports.are_over(begin + Duration::from_secs(64)));
     }
 }

@@ -25,8 +25,12 @@ pub(super) const RANKS: usize = FIRST_ROOMY + ROOMY_RANKS;
 pub(super) const SLOTS_OF_RANK: usize = 1 << SlotId::INDEX_BITS;
 /// From this rank on a slot has memory of its own to open, and huge pages; below, slots are opened many at a time.
 pub(super) const FIRST_LARGE: usize = FIRST_ROOMY + 7;
-/// What is opened of packed slots at a time: a huge page.
-pub(super) const CHUNK_BYTES: usize = TABLE_BYTES;
+/// What is opened of packed slots at a time, where so much may be: a huge page.
+const CHUNK_BYTES: usize = TABLE_BYTES;
+/// Where it may not, slots up to this length are opened ahead, which have their pages in fewer calls then. Longer ones have enough in one.
+const LONGEST_AHEAD: usize = LEAST_ROOM / 2;
+/// And no less than this.
+const LEAST_AHEAD: usize = 64 << 10;
 
 const LARGEST_RANK_BYTES: usize = 1 << 41;
 const LEAST_RANK_BYTES: usize = 16 << 20;
@@ -37,6 +41,14 @@ pub(super) const ALIGNMENT: usize = 1 << 30;
 /// A page of them.
 const RECORDS_AT_ONCE: usize = PAGE_BYTES / size_of::<Slot>();
 const OPENED_AT_ONCE: usize = 4 << 20;
+
+/// Addresses of packed slots that were opened together, and the slots that they complete.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) addr: usize,
+    pub(super) len_bytes: usize,
+    pub(super) slots: Range<usize>,
+}
 
 /// The reservation, and the records of its slots.
 #[derive(Debug)]
@@ -186,6 +198,11 @@ impl Reservation {
         unsafe { &mut *self.record(id.rank(), id.index()) }
     }
 
+    /// How many slots of this rank were ever used.
+    pub(super) fn used(&self, rank: usize) -> usize {
+        self.used[rank] as usize
+    }
+
     /// A slot of this roomy rank that was never used.
     pub(super) fn fresh(&mut self, rank: usize) -> Option<SlotId> {
         let most = (self.rank_bytes() / Reservation::room(rank)).min(self.slots_of_rank);
@@ -212,23 +229,28 @@ impl Reservation {
         Some(())
     }
 
-    /// The slots that a huge page more of this packed rank would complete.
-    pub(super) fn next_chunk(&self, rank: usize) -> Range<usize> {
-        self.used[rank] as usize..(self.opened[rank] + CHUNK_BYTES) / Reservation::room(rank)
-    }
-
-    /// Opens a huge page more of packed slots. Returns where it begins, and the slots that it completes.
-    pub(super) fn open_chunk(&mut self, rank: usize) -> Option<(usize, Range<usize>)> {
-        let (slots, end) = (self.next_chunk(rank), self.opened[rank] + CHUNK_BYTES);
+    /// Opens more packed slots, of at most `most_bytes` together: a huge page of them, or the rest of one that was begun; or of short
+    /// ones as many as may be. `None`: those would be too few, or there is no memory for their records.
+    pub(super) fn open_chunk(&mut self, rank: usize, most_bytes: usize) -> Option<Chunk> {
+        let (room, opened, used) = (Reservation::room(rank), self.opened[rank], self.used[rank] as usize);
+        let most = used + most_bytes / room;
+        let mut end = (opened + 1).next_multiple_of(CHUNK_BYTES);
+        if end / room > most {
+            if room > LONGEST_AHEAD || (most - used) * room < LEAST_AHEAD {
+                return None;
+            }
+            end = most * room;
+        }
+        let slots = used..end / room;
         if end > 1 << self.class_shift() || slots.end > self.slots_of_rank {
             return None;
         }
         self.keep_records(rank, slots.end)?;
-        let chunk = self.start_of(rank) + self.opened[rank];
+        let (addr, len_bytes) = (self.start_of(rank) + opened, end - opened);
         // SAFETY: owned-range: addresses that no block has had yet.
-        unsafe { memory::protect(chunk, CHUNK_BYTES, Access::ReadWrite) }.ok()?;
+        unsafe { memory::protect(addr, len_bytes, Access::ReadWrite) }.ok()?;
         (self.opened[rank], self.used[rank]) = (end, slots.end as u32);
-        Some((chunk, slots))
+        Some(Chunk { addr, len_bytes, slots })
     }
 
     /// Has the kernel give slots of this rank that were opened so far, if they are packed, single pages from now on. Otherwise the next

@@ -15,11 +15,20 @@ pub(super) struct Retention {
     pub(super) peak_bytes: usize,
     /// What may be kept beside what is live; `None`: a quarter of the peak beyond the peak.
     pub(super) keep_bytes: Option<usize>,
+    /// What the process's control groups leave to blocks and what is kept.
+    pub(super) most_bytes: usize,
 }
 
 impl Retention {
     pub(super) const fn new() -> Retention {
-        Retention { live_bytes: 0, framed_bytes: 0, spare_bytes: 0, peak_bytes: 0, keep_bytes: None }
+        Retention {
+            live_bytes: 0,
+            framed_bytes: 0,
+            spare_bytes: 0,
+            peak_bytes: 0,
+            keep_bytes: None,
+            most_bytes: usize::MAX,
+        }
     }
 
     pub(super) fn grow_live(&mut self, bytes: usize) {
@@ -29,10 +38,11 @@ impl Retention {
 
     /// Blocks and what is kept for later may have this much together.
     pub(super) fn bound_bytes(&self) -> usize {
-        match self.keep_bytes {
+        let bound_bytes = match self.keep_bytes {
             None => self.peak_bytes + self.peak_bytes / 4,
             Some(keep) => self.live_bytes.saturating_add(keep),
-        }
+        };
+        bound_bytes.min(self.most_bytes).max(self.live_bytes)
     }
 
     /// A slot that was taken out of the cache is no longer spare.
@@ -44,12 +54,12 @@ impl Retention {
         }
     }
 
-    /// Whether a huge page more, of slots of `chunk_bytes`, may be begun for a block of `len_bytes`, where `cached_bytes` are in the
-    /// cache: with what blocks have and all that is spare it must be within the bound. What is kept of freed blocks gives way to it.
-    pub(super) fn allows_chunk(&self, chunk_bytes: usize, cached_bytes: usize, len_bytes: usize) -> bool {
+    /// How many bytes of spare slots may be had for a block of `len_bytes`, its own included, where `cached_bytes` are in the cache: with
+    /// what blocks have and all that is spare they must be within the bound. What is kept of freed blocks gives way to them.
+    pub(super) fn spare_allowed(&self, cached_bytes: usize, len_bytes: usize) -> usize {
         let live_bytes = self.live_bytes + len_bytes;
         let then = Retention { live_bytes, peak_bytes: self.peak_bytes.max(live_bytes), ..*self };
-        self.framed_bytes - cached_bytes + self.spare_bytes + chunk_bytes <= then.bound_bytes()
+        then.bound_bytes().saturating_sub(self.framed_bytes - cached_bytes + self.spare_bytes)
     }
 
     /// What must go.
@@ -69,17 +79,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_huge_page_is_begun_where_its_rest_is_a_quarter_of_what_is_live() {
+    fn what_is_spare_is_a_quarter_of_what_is_live() {
         let mut retention = Retention::new();
         retention.grow_live(27 << 18);
         retention.framed_bytes = (27 << 18) + 1;
-        assert!(!retention.allows_chunk(2 << 20, 0, 256 << 10));
-        assert!(retention.allows_chunk(2 << 20, 1, 256 << 10));
+        assert_eq!(retention.spare_allowed(0, 256 << 10), (2 << 20) - 1);
+        assert_eq!(retention.spare_allowed(1, 256 << 10), 2 << 20);
         retention.spare_bytes = 1;
-        assert!(!retention.allows_chunk(2 << 20, 1, 256 << 10));
+        assert_eq!(retention.spare_allowed(1, 256 << 10), (2 << 20) - 1);
         retention.keep_bytes = Some(0);
         retention.spare_bytes = 0;
-        assert!(!retention.allows_chunk(2 << 20, 1, 1 << 20));
+        assert_eq!(retention.spare_allowed(1, 1 << 20), 1 << 20);
     }
 
     #[test]
@@ -94,5 +104,18 @@ mod tests {
         assert_eq!((retention.peak_bytes, retention.excess_bytes()), (0, 1 << 20));
         retention.keep_bytes = Some(3);
         assert_eq!(retention.excess_bytes(), (1 << 20) - 3);
+    }
+
+    #[test]
+    fn what_the_group_may_have_counts_before_what_may_be_kept() {
+        let mut retention = Retention::new();
+        retention.grow_live(1000);
+        retention.most_bytes = 1100;
+        assert_eq!(retention.bound_bytes(), 1100);
+        retention.grow_live(500);
+        assert_eq!(retention.bound_bytes(), 1500);
+        retention.keep_bytes = Some(7);
+        retention.most_bytes = usize::MAX;
+        assert_eq!(retention.bound_bytes(), 1507);
     }
 }

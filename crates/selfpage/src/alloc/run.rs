@@ -14,6 +14,7 @@ const BITS: usize = 64;
 #[repr(C)]
 struct Header {
     item_bytes: usize,
+    align_bytes: usize,
     count: usize,
     first: usize,
     /// Items that were not freed.
@@ -46,7 +47,7 @@ impl Run {
         unsafe {
             std::ptr::write_bytes(given.addr as *mut u8, 0, dirty_bytes);
             let live = AtomicUsize::new(items.len());
-            run.0.write(Header { item_bytes, count: items.len(), first, live });
+            run.0.write(Header { item_bytes, align_bytes, count: items.len(), first, live });
         }
         PAGES.take().make_run(given.addr);
         note(items, given.addr + first, item_bytes);
@@ -66,6 +67,11 @@ impl Run {
     /// How long each item is.
     pub(super) fn item_bytes(&self) -> usize {
         self.header().item_bytes
+    }
+
+    /// What each item is aligned to.
+    pub(super) fn align_bytes(&self) -> usize {
+        self.header().align_bytes
     }
 
     fn addr(&self) -> usize {

@@ -45,9 +45,9 @@ pub(super) enum Holder {
 pub(super) struct Slot {
     /// Of the block; 0 while the slot is free.
     pub(super) len_bytes: usize,
-    /// What may have frames: nothing beyond has any.
+    /// What may have frames: nothing beyond has any but those that were left to the kernel.
     pub(super) framed_bytes: usize,
-    /// What may hold other bytes than zeros.
+    /// What may hold other bytes than zeros: more than what may have frames, where the kernel was left some to take when it likes.
     pub(super) dirty_bytes: usize,
     /// What may be touched, in large ranks.
     pub(super) open_bytes: usize,
@@ -64,6 +64,13 @@ pub(super) struct Slot {
 impl Slot {
     /// Stands for when it was freed, in a packed slot that has frames of a huge page and was never used: such are dropped last.
     pub(super) const SPARE: u64 = u64::MAX;
+
+    /// `from..end` reads as zeros now. What was left to the kernel behind `end` may hold something for as long as the kernel likes.
+    pub(super) fn clear(&mut self, from: usize, end: usize) {
+        if self.dirty_bytes <= end {
+            self.dirty_bytes = self.dirty_bytes.min(from);
+        }
+    }
 }
 
 /// A link of a list. Zero, as in a fresh record, is no slot.

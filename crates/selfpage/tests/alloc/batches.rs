@@ -1,9 +1,11 @@
 //! Batches: items apart from each other, freed in any order, and their memory back at the end.
 
+use std::cell::Cell;
 use std::collections::HashSet;
+use std::ptr::NonNull;
 
 use selfpage::alloc;
-use selfpage::alloc::batch::{self, Blocks, Item};
+use selfpage::alloc::batch::{self, Blocks, Heap, Item};
 
 use crate::own_process;
 use crate::random::{Random, seed};
@@ -64,6 +66,42 @@ fn a_whole_run_is_freed_at_once_and_items_of_many_lengths_too() {
         // SAFETY: ours.
         unsafe { batch::free(&Blocks, &items) };
         assert_eq!(alloc::stats().live_bytes, 0);
+    });
+}
+
+/// Blocks, and what they were asked to be aligned to last.
+struct Aligned(Cell<usize>);
+
+// SAFETY: blocks are what the trait asks for.
+unsafe impl Heap for Aligned {
+    fn allocate(&self, len_bytes: usize, align_bytes: usize) -> Item {
+        self.0.set(align_bytes);
+        Blocks.allocate(len_bytes, align_bytes)
+    }
+    unsafe fn free(&self, item: NonNull<u8>) {
+        // SAFETY: passed on from our caller.
+        unsafe { Blocks.free(item) };
+    }
+    unsafe fn resize(&self, item: NonNull<u8>, len_bytes: usize) -> Item {
+        // SAFETY: passed on from our caller.
+        unsafe { Blocks.resize(item, len_bytes) }
+    }
+}
+
+#[test]
+fn an_item_that_grows_out_of_its_run_stays_aligned() {
+    own_process::run("batches::an_item_that_grows_out_of_its_run_stays_aligned", || {
+        for (align_bytes, least) in [(1, 16), (64, 64), (8192, 8192)] {
+            let heap = Aligned(Cell::new(0));
+            let mut items = vec![None; 2000];
+            assert_eq!(batch::allocate(&heap, 40, align_bytes, &mut items), 2000);
+            assert_eq!(heap.0.get(), 0, "no run");
+            // SAFETY: ours.
+            assert_eq!(unsafe { batch::resize(&heap, &mut items[7..8], 40_000) }, 1);
+            assert_eq!(heap.0.get(), least);
+            // SAFETY: ours.
+            unsafe { batch::free(&heap, &items) };
+        }
     });
 }
 

@@ -1,6 +1,7 @@
 //! How much is kept, and that it is given back.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage::alloc::{self, Severity};
@@ -71,6 +72,55 @@ fn pressure_takes_half_and_then_all() {
 }
 
 #[test]
+fn what_was_left_to_the_kernel_is_cleared_for_who_asks_for_zeros() {
+    own_process::run("bounds::what_was_left_to_the_kernel_is_cleared_for_who_asks_for_zeros", || {
+        let drops: [fn() -> usize; 3] = [
+            || alloc::relieve(Severity::Full),
+            || alloc::trim(0),
+            || {
+                (0..200).for_each(|_| alloc::decay());
+                0
+            },
+        ];
+        for drop_rest in drops {
+            use_up(64 << 20);
+            alloc::relieve(Severity::Some);
+            drop_rest();
+            assert_eq!(kept(), 0);
+            let zeroed = alloc::allocate_zeroed(64 << 20, 1).unwrap();
+            // SAFETY: ours, and this long.
+            let bytes = unsafe { std::slice::from_raw_parts(zeroed.as_ptr(), 64 << 20) };
+            assert_eq!(bytes.iter().position(|byte| *byte != 0), None);
+            // SAFETY: ours.
+            unsafe { alloc::free(zeroed) };
+        }
+    });
+}
+
+#[test]
+fn severe_pressure_takes_what_was_left_to_the_kernel_too() {
+    own_process::run("bounds::severe_pressure_takes_what_was_left_to_the_kernel_too", || {
+        let before = resident_bytes();
+        use_up(64 << 20);
+        // Behind a block, too.
+        let block = alloc::allocate(48 << 20, 1).unwrap();
+        // SAFETY: ours, and this long.
+        unsafe {
+            block.write_bytes(1, 48 << 20);
+            assert!(alloc::resize_in_place(block, 47 << 20));
+        }
+        while kept() > 0 {
+            alloc::relieve(Severity::Some);
+        }
+        alloc::relieve(Severity::Full);
+        let resident = resident_bytes() - before;
+        assert!(resident <= 55 << 20, "{} MiB beside 47", resident >> 20);
+        // SAFETY: ours.
+        unsafe { alloc::free(block) };
+    });
+}
+
+#[test]
 fn the_peak_is_forgotten_when_it_is_long_ago() {
     own_process::run("bounds::the_peak_is_forgotten_when_it_is_long_ago", || {
         use_up(64 << 20);
@@ -92,15 +142,27 @@ fn the_keeper_gives_back_when_told_that_memory_is_short() {
         pipe.write_all(b"x").unwrap();
         use_up(512 << 20);
         assert!(alloc::keeper::pays());
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        alloc::keeper::on_pressure(|| TOLD.store(true, Ordering::Release));
         alloc::keeper::start().unwrap();
         assert!(!alloc::keeper::pays());
         let begin = Instant::now();
-        while kept() == 512 << 20 {
+        while kept() == 512 << 20 || !TOLD.load(Ordering::Acquire) {
             assert!(begin.elapsed() < Duration::from_secs(120), "nothing was given back");
             std::thread::sleep(Duration::from_millis(10));
         }
         // Half, at once: what is forgotten each second is less.
         assert!(kept() <= 256 << 20, "{} MiB are kept", kept() >> 20);
+        // A second report soon after is served as severe.
+        TOLD.store(false, Ordering::Release);
+        pipe.write_all(b"x").unwrap();
+        while !TOLD.load(Ordering::Acquire) {
+            assert!(begin.elapsed() < Duration::from_secs(240), "the second report was not heard");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if begin.elapsed() < Duration::from_secs(5) {
+            assert_eq!(kept(), 0);
+        }
         std::fs::remove_file(path).unwrap();
     });
 }

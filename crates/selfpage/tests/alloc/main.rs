@@ -5,6 +5,7 @@ mod bounds;
 mod checked;
 mod exchanges;
 mod input;
+mod limits;
 mod model;
 mod own_process;
 mod packed;

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use selfpage::alloc;
+use selfpage::alloc::{self, Severity};
 
 use crate::random::Random;
 
@@ -67,7 +67,7 @@ fn calls(seed: u64, count: usize) {
     let mut blocks: Vec<Block> = Vec::new();
     for call in 0..count {
         let chosen = random.below(blocks.len().max(1));
-        match random.below(10) {
+        match random.below(12) {
             0..=2 if blocks.len() < 24 => {
                 let (len_bytes, align) = (length(&mut random), 1 << random.below(23));
                 let zeroed = random.below(2) == 0;
@@ -102,7 +102,9 @@ fn calls(seed: u64, count: usize) {
             }
             7 => drop(alloc::trim(random.below(64 << 20))),
             8 if chosen + 1 < blocks.len() => exchange(blocks.split_at_mut(chosen + 1)),
-            9 => blocks.iter().for_each(|block| block.check(block.len_bytes)),
+            9 => drop(alloc::relieve(if random.below(4) == 0 { Severity::Full } else { Severity::Some })),
+            10 => (0..random.below(8)).for_each(|_| alloc::decay()),
+            11 => blocks.iter().for_each(|block| block.check(block.len_bytes)),
             _ => {}
         }
         let stats = alloc::stats();

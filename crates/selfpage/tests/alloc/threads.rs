@@ -121,3 +121,40 @@ fn forks_in_a_storm_leave_both_sides_right() {
         mine.into_iter().for_each(Marked::free);
     });
 }
+
+/// As a library does whose handlers were registered before the allocator's, so that in the child they run before those let go.
+extern "C" fn allocates_over_a_fork() {
+    // A lock that nobody gives back would hold a child for ever.
+    // SAFETY: a call without pointers.
+    unsafe { libc::alarm(120) };
+    let mut block = Marked::new(3 << 20, 7);
+    block.resize(20 << 20);
+    block.free();
+    Marked::new(40 << 20, 8).free();
+}
+
+#[test]
+fn handlers_of_a_fork_may_allocate_whenever_they_were_registered() {
+    own_process::run("threads::handlers_of_a_fork_may_allocate_whenever_they_were_registered", || {
+        let handler: Option<unsafe extern "C" fn()> = Some(allocates_over_a_fork);
+        // SAFETY: functions without arguments.
+        unsafe { libc::pthread_atfork(handler, handler, handler) };
+        alloc::fork::register();
+        // SAFETY: as above.
+        unsafe { libc::pthread_atfork(handler, handler, handler) };
+        for _ in 0..10 {
+            // SAFETY: the child calls nothing but the allocator and `_exit`.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                allocates_over_a_fork();
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 0;
+            // SAFETY: our child, and a place for its status.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(status, 0, "the child");
+            allocates_over_a_fork();
+        }
+    });
+}

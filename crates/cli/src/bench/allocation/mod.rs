@@ -41,10 +41,12 @@ fn no_memory() -> Error {
     Error::Failed("no memory".into())
 }
 
-/// Bytes of the process that are in memory.
+/// Bytes of the process that are in memory, without what is mapped of files: code that is run for the first time is not kept memory.
 fn resident_bytes() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * super::raw::PAGE_BYTES
+    let mut fields = statm.split(' ').skip(1).map(|pages| pages.parse::<usize>().unwrap_or(0));
+    let (resident, of_files) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
+    resident.saturating_sub(of_files) * super::raw::PAGE_BYTES
 }
 
 pub fn sample(value: f64, figures: &[(&str, f64)]) -> Sample {

@@ -46,7 +46,8 @@ impl Pages {
             frames::shift(third, second, len);
             // What was copied from there is still there.
             if !frames::drop_frames(third, len) {
-                reservation.slot_mut(between).dirty_bytes = len;
+                let slot = reservation.slot_mut(between);
+                slot.dirty_bytes = slot.dirty_bytes.max(len);
             }
         }
         for id in [a, b, between] {

@@ -1,0 +1,57 @@
+// What is kept of freed blocks, and handlers of a fork that were registered before ours.
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1 << 20)
+
+static void handler(void) {
+    alarm(120);
+    char *block = malloc(2 * MIB);
+    memset(block, 1, 2 * MIB);
+    block = realloc(block, 9 * MIB);
+    memset(block, 2, 9 * MIB);
+    free(block);
+    free(calloc(1, 5 * MIB));
+}
+
+// Before any library's own functions: so it is this handler's turn in the child before it is the allocator's.
+static void register_first(void) { pthread_atfork(handler, handler, handler); }
+__attribute__((section(".preinit_array"), used)) static void (*first)(void) = register_first;
+
+static long resident_mib(void) {
+    long pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    if (statm == NULL || fscanf(statm, "%*d %ld", &pages) != 1) abort();
+    fclose(statm);
+    return pages * 4096 / MIB;
+}
+
+int main(int count, char **arguments) {
+    if (count > 1 && strcmp(arguments[1], "forks") == 0) {
+        for (int round = 0; round < 20; round++) {
+            int status = 0;
+            pid_t child = fork();
+            if (child == 0) {
+                handler();
+                _exit(0);
+            }
+            if (waitpid(child, &status, 0) != child || status != 0) abort();
+        }
+        puts("done");
+        return 0;
+    }
+    long before = resident_mib();
+    char *blocks[4];
+    for (int at = 0; at < 4; at++) {
+        blocks[at] = malloc(32 * MIB);
+        memset(blocks[at], 1, 32 * MIB);
+    }
+    for (int at = 0; at < 4; at++) free(blocks[at]);
+    printf("%ld\n", resident_mib() - before);
+    return 0;
+}

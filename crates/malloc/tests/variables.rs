@@ -1,0 +1,33 @@
+//! What the environment asks for is what the program gets; and handlers of its own that fork calls.
+
+mod preloaded;
+
+use preloaded::{compile, errors, preloaded, text};
+
+/// MiB of memory that a program still has, which touched 128 MiB and freed them.
+fn kept_mib(retain: Option<&str>) -> usize {
+    let mut command = preloaded(compile("variables.c", &[]));
+    if let Some(size) = retain {
+        command.env("SELFPAGE_RETAIN", size);
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", errors(&output));
+    text(&output).trim().parse().unwrap()
+}
+
+#[test]
+fn so_much_is_kept_of_freed_blocks_as_was_said() {
+    for (retain, least, most) in
+        [(Some("0"), 0, 4), (Some("20M"), 16, 24), (Some("64M"), 60, 68), (Some("1G"), 124, 132), (None, 124, 132)]
+    {
+        let kept = kept_mib(retain);
+        assert!((least..=most).contains(&kept), "SELFPAGE_RETAIN={retain:?}: {kept} MiB are kept");
+    }
+}
+
+#[test]
+fn handlers_of_a_fork_may_allocate_before_ours_have_run() {
+    let output = preloaded(compile("variables.c", &[])).arg("forks").output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+    assert_eq!(text(&output), "done\n");
+}

@@ -1,0 +1,126 @@
+//! Whether a program that is about to be executed can be entered by this library. Where not, it runs as it always did, and the
+//! record says so: `run` tells its user. Nothing is allocated: after `vfork` this is our parent's memory.
+
+use std::ffi::{CStr, c_char};
+
+use crate::record;
+use crate::sys::call;
+
+const LOADER: &[u8] = b"/ld-linux-x86-64.so.2";
+const PATH_BYTES: usize = 4096;
+
+/// Looks at the program at a path.
+///
+/// # Safety
+/// *c-library*: `path` is a string, or null.
+pub unsafe fn see(path: *const c_char) {
+    // SAFETY: c-library: passed on from our caller.
+    let Some(path) = (unsafe { path.as_ref().map(|path| CStr::from_ptr(path)) }) else { return };
+    if let Some(why) = why_not(path) {
+        record::not_managed(path.to_bytes(), why);
+    }
+}
+
+/// The same, looked for in PATH if its name has no slash.
+///
+/// # Safety
+/// *c-library*: `file` is a string, or null.
+pub unsafe fn see_in_path(file: *const c_char) {
+    // SAFETY: c-library: passed on from our caller; PATH is a string, if it is there.
+    let (file, dirs) = unsafe {
+        let Some(name) = file.as_ref().map(|file| CStr::from_ptr(file).to_bytes()) else { return };
+        if name.contains(&b'/') {
+            return see(file);
+        }
+        let Some(dirs) = libc::getenv(c"PATH".as_ptr()).as_ref().map(|dirs| CStr::from_ptr(dirs).to_bytes()) else {
+            return;
+        };
+        (name, dirs)
+    };
+    let mut path = [0u8; PATH_BYTES];
+    for dir in dirs.split(|byte| *byte == b':') {
+        let len = dir.len() + 1 + file.len();
+        if len >= PATH_BYTES {
+            continue;
+        }
+        path[..dir.len()].copy_from_slice(dir);
+        path[dir.len()] = b'/';
+        path[dir.len() + 1..len].copy_from_slice(file);
+        path[len] = 0;
+        // SAFETY: raw-call: the path ends with NUL.
+        if unsafe { call(libc::SYS_access, [path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0, 0]) } == 0 {
+            // SAFETY: c-library: as above.
+            return unsafe { see(path.as_ptr().cast()) };
+        }
+    }
+}
+
+/// Why a program will not be managed. What cannot be looked at may be.
+fn why_not(path: &CStr) -> Option<&'static str> {
+    // SAFETY: raw-call: the path ends with NUL.
+    if unsafe { call(libc::SYS_access, [path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0, 0]) } < 0 {
+        return None;
+    }
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
+    // SAFETY: raw-call: the path ends with NUL.
+    let file = unsafe { call(libc::SYS_open, [path.as_ptr() as usize, flags, 0, 0, 0, 0]) };
+    if file < 0 {
+        return None;
+    }
+    let why =
+        if gains_rights(file as usize) { Some("it runs with more rights") } else { wrong_kind(file as usize, path) };
+    // SAFETY: raw-call: our own descriptor.
+    unsafe { call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]) };
+    why
+}
+
+/// Whether it is setuid or setgid to somebody else: the loader preloads nothing there.
+fn gains_rights(file: usize) -> bool {
+    // SAFETY: raw-call: the kernel fills a structure of its own; the other calls take numbers.
+    unsafe {
+        let mut about: libc::stat = std::mem::zeroed();
+        if call(libc::SYS_fstat, [file, &raw mut about as usize, 0, 0, 0, 0]) < 0
+            || call(libc::SYS_prctl, [libc::PR_GET_NO_NEW_PRIVS as usize, 0, 0, 0, 0, 0]) == 1
+        {
+            return false;
+        }
+        let changes_user = about.st_mode & 0o4000 != 0 && about.st_uid != libc::geteuid();
+        let changes_group = about.st_mode & 0o2010 == 0o2010 && about.st_gid != libc::getegid();
+        about.st_mode & libc::S_IFMT == libc::S_IFREG && (changes_user || changes_group)
+    }
+}
+
+/// What of its ELF header keeps the library out.
+fn wrong_kind(file: usize, path: &CStr) -> Option<&'static str> {
+    let read = |bytes: &mut [u8], at: usize| {
+        // SAFETY: raw-call: the buffer has that many bytes.
+        unsafe { call(libc::SYS_pread64, [file, bytes.as_mut_ptr() as usize, bytes.len(), at, 0, 0]) }
+    };
+    let mut head = [0u8; 64];
+    let is_elf = read(&mut head, 0) == 64 && head.starts_with(b"\x7fELF");
+    // The loader itself is a program too, which loads what it is told.
+    if !is_elf || path.to_bytes().ends_with(LOADER) {
+        return None;
+    }
+    let number = |bytes: &[u8], at: usize, len: usize| {
+        bytes[at..at + len].iter().rev().fold(0usize, |number, byte| number << 8 | usize::from(*byte))
+    };
+    if head[4] != 2 || number(&head, 18, 2) != 62 {
+        return Some("it is not a 64-bit x86 program");
+    }
+    let (from, size, count) = (number(&head, 32, 8), number(&head, 54, 2), number(&head, 56, 2));
+    for index in 0..count {
+        let mut header = [0u8; 56];
+        if read(&mut header, from.wrapping_add(index * size)) != 56 {
+            return None;
+        }
+        if number(&header, 0, 4) == libc::PT_INTERP as usize {
+            let mut name = [0u8; 256];
+            let len = number(&header, 32, 8).min(name.len());
+            read(&mut name[..len], number(&header, 8, 8));
+            let is_glibcs = name[..len].split(|byte| *byte == 0).next().is_some_and(|name| name.ends_with(LOADER));
+            return (!is_glibcs).then_some("it uses another C library");
+        }
+    }
+    Some("it is linked statically")
+}

@@ -1,0 +1,2 @@
+// A program for linking statically.
+int main(void) { return 7; }

@@ -1,0 +1,207 @@
+//! Frames that are made ready ahead of need, or given back: of free slots outside of the lock, behind blocks under it.
+
+use selfpage_core::addr::PAGE_BYTES;
+
+use super::Pages;
+use crate::alloc::frames::{self, TABLE_BYTES};
+use crate::alloc::reservation::{FIRST_LARGE, RANKS};
+use crate::alloc::slot::{Holder, SlotId};
+
+/// What is dropped at once under the lock: nobody can allocate meanwhile.
+const MOST_AT_ONCE: usize = 8 << 20;
+/// Slots that a sweep looks at under one lock.
+const SLOTS_AT_ONCE: usize = 4 << 10;
+
+/// A part of a free slot, whose frames are to be made ready or dropped outside of the lock.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::alloc) struct Surplus {
+    id: SlotId,
+    pub(in crate::alloc) addr: usize,
+    pub(in crate::alloc) len_bytes: usize,
+}
+
+/// How far a sweep over all slots has come.
+#[derive(Debug, Default)]
+pub(in crate::alloc) struct Sweep {
+    rank: usize,
+    index: usize,
+}
+
+impl Pages {
+    /// A free slot to fill with frames, at most `bytes` of them and no more than the bound leaves. [`Pages::end_reserve`] must follow.
+    pub(in crate::alloc) fn begin_reserve(&mut self, bytes: usize) -> Option<Surplus> {
+        let bound = self.retention.bound_bytes().saturating_sub(self.retention.framed_bytes);
+        let len_bytes = bytes.min(bound) / TABLE_BYTES * TABLE_BYTES;
+        let (reservation, cache) = self.ready()?;
+        let rank = reservation.rank_for(len_bytes)?.max(FIRST_LARGE);
+        let id = match cache.bare(rank) {
+            Some(id) => {
+                cache.remove(reservation, id);
+                id
+            }
+            None => reservation.fresh(rank)?,
+        };
+        if len_bytes == 0 || !reservation.open(id, len_bytes) {
+            cache.put(reservation, id);
+            return None;
+        }
+        reservation.slot_mut(id).holder = Holder::Worker;
+        let addr = reservation.addr(id);
+        self.workers += 1;
+        self.retention.framed_bytes += len_bytes;
+        Some(Surplus { id, addr, len_bytes })
+    }
+
+    /// Puts the slot into the cache that was filled with frames.
+    pub(in crate::alloc) fn end_reserve(&mut self, reserve: Surplus) {
+        let Some(reservation) = &mut self.reservation else { return };
+        self.workers -= 1;
+        let slot = reservation.slot_mut(reserve.id);
+        (slot.holder, slot.framed_bytes, slot.freed_at) = (Holder::Nobody, reserve.len_bytes, self.frees);
+        self.cache.put(reservation, reserve.id);
+    }
+
+    /// Gives at most `bytes` of a tail back, by `give`, which says whether they read as zeros afterwards, if tails have more than the
+    /// cache does. Returns how many bytes. It is done under the lock: the block may grow into its tail at any other time.
+    #[cold]
+    pub(in crate::alloc) fn give_tail(&mut self, bytes: usize, give: unsafe fn(usize, usize) -> bool) -> Option<usize> {
+        let reservation = self.reservation.as_mut()?;
+        let id = self.tails.first().filter(|_| bytes > 0 && self.tails.bytes > self.cache.bytes)?;
+        self.tails.remove(reservation, id);
+        let addr = reservation.addr(id);
+        reservation.forbid_huge(id.rank());
+        let slot = reservation.slot_mut(id);
+        let len = bytes.next_multiple_of(PAGE_BYTES).min(slot.framed_bytes - slot.len_bytes).min(MOST_AT_ONCE);
+        slot.framed_bytes -= len;
+        // SAFETY: slot-held: behind a block, in its slot.
+        if unsafe { give(addr + slot.framed_bytes, len) } {
+            slot.clear(slot.framed_bytes, slot.framed_bytes + len);
+        } else {
+            self.lapsed = true;
+        }
+        self.retention.framed_bytes -= len;
+        self.counts.dropped_bytes += len as u64;
+        self.tails.put(reservation, id);
+        Some(len)
+    }
+
+    /// The next frames that are to be dropped, if `bytes` of them are too many. [`Pages::dropped`] must follow.
+    pub(in crate::alloc) fn surplus(&mut self, bytes: usize) -> Option<Surplus> {
+        let Some(reservation) = &mut self.reservation else { return None };
+        if bytes == 0 {
+            return None;
+        }
+        let id = self.cache.oldest(reservation)?;
+        self.cache.remove(reservation, id);
+        self.workers += 1;
+        let addr = reservation.addr(id);
+        reservation.forbid_huge(id.rank());
+        let slot = reservation.slot_mut(id);
+        self.retention.begin_use(slot);
+        slot.holder = Holder::Worker;
+        let len = bytes.next_multiple_of(if id.rank() < FIRST_LARGE { PAGE_BYTES } else { TABLE_BYTES });
+        let len_bytes = len.min(slot.framed_bytes);
+        Some(Surplus { id, addr: addr + slot.framed_bytes - len_bytes, len_bytes })
+    }
+
+    /// Puts the slot back whose frames were dropped.
+    pub(in crate::alloc) fn dropped(&mut self, surplus: Surplus, gone: bool) {
+        let Some(reservation) = &mut self.reservation else { return };
+        self.workers -= 1;
+        let slot = reservation.slot_mut(surplus.id);
+        slot.holder = Holder::Nobody;
+        // What the kernel would not drop is forgotten all the same, or it would be asked for ever; it stays dirty.
+        slot.framed_bytes -= surplus.len_bytes;
+        self.retention.framed_bytes -= surplus.len_bytes;
+        self.counts.dropped_bytes += surplus.len_bytes as u64;
+        if gone {
+            slot.clear(slot.framed_bytes, slot.framed_bytes + surplus.len_bytes);
+        } else {
+            self.lapsed = true;
+        }
+        if slot.framed_bytes == 0 && slot.pieces > 0 {
+            self.mend(surplus.id);
+        }
+        let Some(reservation) = &mut self.reservation else { return };
+        self.cache.put(reservation, surplus.id);
+    }
+
+    /// Whether frames were left to the kernel since this was asked last.
+    pub(in crate::alloc) fn begin_sweep(&mut self) -> Option<Sweep> {
+        std::mem::take(&mut self.lapsed).then(Sweep::default)
+    }
+
+    /// Drops what was left to the kernel and may still be there, in some slots more. False: that was all. Under the lock, and little at
+    /// once: it lies behind what slots count as theirs, so no list changes.
+    pub(in crate::alloc) fn sweep(&mut self, sweep: &mut Sweep) -> bool {
+        let Some(reservation) = &mut self.reservation else { return false };
+        for _ in 0..SLOTS_AT_ONCE {
+            if sweep.index == reservation.used(sweep.rank) {
+                *sweep = Sweep { rank: sweep.rank + 1, index: 0 };
+                if sweep.rank == RANKS {
+                    return false;
+                }
+                continue;
+            }
+            let id = SlotId::new(sweep.rank, sweep.index);
+            let addr = reservation.addr(id);
+            let slot = reservation.slot_mut(id);
+            let end = slot.dirty_bytes;
+            let from = slot.framed_bytes.max(end.saturating_sub(MOST_AT_ONCE));
+            if from < end && slot.holder != Holder::Worker {
+                // SAFETY: slot-held: behind a block, or in a free slot, and nobody needs what is there.
+                if unsafe { frames::drop_frames(addr + from, end - from) } {
+                    slot.clear(from, end);
+                    return true;
+                }
+            }
+            sweep.index += 1;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: usize = 8 << 20;
+
+    #[test]
+    fn frames_are_made_ready_within_the_bound_and_serve_the_next_block() {
+        let mut pages = Pages::new();
+        assert!(pages.begin_reserve(BYTES).is_none());
+        pages.retention.peak_bytes = BYTES;
+        pages.retention.most_bytes = BYTES - 1;
+        assert_eq!(pages.begin_reserve(2 * BYTES).unwrap().len_bytes, BYTES - TABLE_BYTES);
+        let mut pages = Pages::new();
+        pages.retention.peak_bytes = BYTES;
+        let reserve = pages.begin_reserve(2 * BYTES).unwrap();
+        assert_eq!((pages.workers, reserve.len_bytes), (1, BYTES + TABLE_BYTES));
+        assert!(pages.begin_reserve(BYTES).is_none(), "beyond the bound");
+        frames::populate(reserve.addr, reserve.len_bytes);
+        pages.end_reserve(reserve);
+        assert_eq!((pages.workers, pages.cache.bytes), (0, reserve.len_bytes));
+        let given = pages.allocate(BYTES, 1).unwrap();
+        assert_eq!((given.addr, given.dirty_bytes, given.absent_bytes, pages.counts.warm), (reserve.addr, 0, 0, 1));
+    }
+
+    #[test]
+    fn what_was_left_to_the_kernel_stays_dirty_until_it_is_swept() {
+        let mut pages = Pages::new();
+        let given = pages.allocate(4 * BYTES, 1).unwrap();
+        let id = pages.block(given.addr).unwrap();
+        pages.free(id);
+        let left = pages.surplus(2 * BYTES).unwrap();
+        pages.dropped(left, false);
+        // What lies before it goes for good; that behind it does not.
+        let dropped = pages.surplus(BYTES).unwrap();
+        pages.dropped(dropped, true);
+        let dirty = |pages: &Pages| pages.reservation.as_ref().unwrap().slot(id).dirty_bytes;
+        assert_eq!(dirty(&pages), 4 * BYTES);
+        let mut sweep = pages.begin_sweep().unwrap();
+        while pages.sweep(&mut sweep) {}
+        assert_eq!(dirty(&pages), BYTES);
+        assert!(pages.begin_sweep().is_none());
+    }
+}
