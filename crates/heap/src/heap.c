@@ -14,17 +14,25 @@
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #define HEAP_BYTES ((size_t)64 << 30)
 #define SEGMENT_BYTES ((size_t)32 << 20)
 // Up to here the heap has small pages: at most one huge page in so much memory is not all in use.
 #define SMALL_PAGES_BYTES ((size_t)16 << 20)
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
+// Requests from here on get pages of their own. What mimalloc keeps of threads is smaller.
+#define LARGE_BYTES ((size_t)1 << 20)
 
 // Where no program has memory, so that no pointer lies in a range that is not there yet: not even NULL, before the first malloc.
 #define NO_HEAP ((char *)((uintptr_t)1 << 63))
 
-static char *heap_start = NO_HEAP;
+static struct {
+    char *start;
+    // How much of it may be touched, in words of 8 bytes: beyond, no pointer is an object's. It only grows, and who was given an
+    // object sees it large enough for that, so that it is read like any other number.
+    size_t open_words;
+} range __attribute__((aligned(2 * sizeof(size_t)))) = {NO_HEAP, 0};
 // Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is.
 static bool objects_elsewhere;
 
@@ -49,21 +57,32 @@ static void *ground_mmap(size_t len) {
     return MAP_FAILED;
 }
 
+// How far into the range an address is; at least HEAP_BYTES if it is not in there.
+static inline size_t heap_offset(const void *at) {
+    return (size_t)((const char *)at - range.start);
+}
+
+// Whole segments: what mimalloc knows of one stands at its start, which is opened first.
+static void opened(size_t end) {
+    size_t words = (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES * (SEGMENT_BYTES / 8);
+    size_t before = range.open_words;
+    while (before < words && !__atomic_compare_exchange_n(&range.open_words, &before, words, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+    }
+}
+
 static void *heap_mmap(void *at, size_t len, int protection, int flags, int file, long offset) {
     if (ground != NULL) return ground_mmap(len);
-    if (len != HEAP_BYTES || heap_start != NO_HEAP) {
-        objects_elsewhere |= len >= SEGMENT_BYTES;
-        return mmap(at, len, protection, flags, file, offset);
+    if (len != HEAP_BYTES || range.start != NO_HEAP) {
+        void *found = mmap(at, len, protection, flags, file, offset);
+        objects_elsewhere |= found != MAP_FAILED && len >= LARGE_BYTES;
+        return found;
     }
     char *start = mmap(NULL, len + SEGMENT_BYTES, protection, flags, file, offset);
     if (start == MAP_FAILED) return start;
-    heap_start = (char *)(((uintptr_t)start + SEGMENT_BYTES - 1) & ~(SEGMENT_BYTES - 1));
-    return heap_start;
-}
-
-// How far into the range an address is; at least HEAP_BYTES if it is not in there.
-static inline size_t heap_offset(const void *at) {
-    return (size_t)((const char *)at - heap_start);
+    range.start = (char *)(((uintptr_t)start + SEGMENT_BYTES - 1) & ~(SEGMENT_BYTES - 1));
+    // A variable of mimalloc's has all of it accessible at once.
+    if (protection & PROT_WRITE) opened(HEAP_BYTES);
+    return range.start;
 }
 
 static int heap_munmap(void *at, size_t len) {
@@ -72,19 +91,31 @@ static int heap_munmap(void *at, size_t len) {
     return 0;
 }
 
+// mimalloc's variable for it is set.
+static bool opens_in_parts;
+
 static int heap_mprotect(void *at, size_t len, int protection) {
-    if (ground != NULL) {
-        if (!(protection & PROT_WRITE) || ground->open(at, len)) return 0;
-        errno = ENOMEM;
-        return -1;
-    }
     size_t from = heap_offset(at), end = from + len;
-    if (mprotect(at, len, protection) != 0) return -1;
-    if (from < HEAP_BYTES && end > SMALL_PAGES_BYTES && (protection & PROT_WRITE)) {
+    bool opens = from < HEAP_BYTES && (protection & PROT_WRITE);
+    if (ground != NULL) {
+        if ((protection & PROT_WRITE) && !ground->open(at, len)) {
+            errno = ENOMEM;
+            return -1;
+        }
+        if (opens) opened(end);
+        return 0;
+    }
+    // Where a whole segment cannot be had mimalloc would open it in parts, and later ask for a part that cannot be had again and
+    // again, instead of using what is free elsewhere.
+    bool rest = opens && !opens_in_parts && from != 0 && from % SEGMENT_BYTES == 0 && len < SEGMENT_BYTES;
+    if (rest) errno = ENOMEM;
+    if (rest || mprotect(at, len, protection) != 0) return -1;
+    if (opens) opened(end);
+    if (opens && end > SMALL_PAGES_BYTES) {
         if (from < SMALL_PAGES_BYTES) from = SMALL_PAGES_BYTES;
         // A kernel without huge pages goes on with small ones.
         int before = errno;
-        madvise(heap_start + from, end - from, MADV_HUGEPAGE);
+        madvise(range.start + from, end - from, MADV_HUGEPAGE);
         errno = before;
     }
     return 0;
@@ -103,7 +134,7 @@ static int heap_madvise(void *at, size_t len, int advice) {
     if (huge && (advice == MADV_DONTNEED || advice == MADV_FREE)) {
         size_t end = (from + len) & ~(HUGE_PAGE_BYTES - 1);
         from = (from + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);
-        return from < end ? madvise(heap_start + from, end - from, advice) : 0;
+        return from < end ? madvise(range.start + from, end - from, advice) : 0;
     }
     return madvise(at, len, advice);
 }
@@ -114,6 +145,8 @@ static int heap_madvise(void *at, size_t len, int advice) {
 #define madvise heap_madvise
 // Names for mappings, and the end of huge pages for all of the process: neither is wanted.
 #define prctl(...) (-1)
+// How long a page is, is all that is asked: the C library would look it up in tables that a small program has no other use for.
+#define sysconf(name) ((name) == _SC_PAGESIZE ? 4096L : -1L)
 #define MI_DEFAULT_ARENA_RESERVE ((long)(HEAP_BYTES >> 10))
 #define MI_DEFAULT_ARENA_EAGER_COMMIT 0
 // At exit the kernel takes everything at once.
@@ -137,26 +170,24 @@ static _Atomic(uintptr_t) purging;
 #undef mprotect
 #undef madvise
 #undef prctl
+#undef sysconf
 
 // What the Rust side does: blocks of whole pages, and programs that freed what they never had.
 extern void *selfpage_large_allocate(size_t size, size_t align, bool zeroed);
 extern void *selfpage_large_reallocate(void *block, size_t size);
 extern bool selfpage_large_free(void *block);
 extern size_t selfpage_large_usable(const void *block);
-extern _Noreturn void selfpage_foreign(const void *block);
+extern _Noreturn void selfpage_foreign(const char *call, const void *block);
 extern _Noreturn void selfpage_freed_already(const char *call, const void *block);
 extern _Noreturn void selfpage_damaged(void);
-
-// Requests from here on get pages of their own.
-#define LARGE_BYTES ((size_t)1 << 20)
 
 // Room for a link and a mark, in one line of the cache.
 #define SMALLEST_BYTES ((size_t)16)
 
-// In our range, and at a multiple of 8, in one comparison: the three low bits become the highest.
+// In the open part of our range, and at a multiple of 8, in one comparison: the three low bits become the highest.
 static inline bool is_object(const void *block) {
     size_t offset = heap_offset(block);
-    return mi_likely((offset >> 3 | offset << 61) < HEAP_BYTES >> 3);
+    return mi_likely((offset >> 3 | offset << 61) < range.open_words);
 }
 
 static void on_error(int error, void *unused) {
@@ -182,6 +213,7 @@ static inline void set_up_if_first(void) {
 void selfpage_heap_begin(long purge_delay_ms) {
     set_up_if_first();
     mi_option_set_default(mi_option_purge_delay, purge_delay_ms);
+    opens_in_parts = !mi_option_is_enabled(mi_option_eager_commit);
     mi_register_error(on_error, NULL);
 }
 
@@ -190,7 +222,7 @@ bool selfpage_heap_begin_over(const struct selfpage_ground *given, void *start, 
     // mimalloc's own variables can have given it memory already, which is not the ground's.
     if (mi_arena_get_count() != 0) return false;
     ground = given;
-    heap_start = start;
+    range.start = start;
     selfpage_heap_begin(purge_delay_ms);
     mi_option_set(mi_option_disallow_arena_alloc, 0);
     // The ground is told of each part when it is needed.
@@ -281,10 +313,20 @@ static inline size_t at_least(size_t size) {
     return size < SMALLEST_BYTES ? SMALLEST_BYTES : size;
 }
 
+// Where the process may have so few addresses that there is no range of ours, there are none for the page allocator either.
+static bool has_room(const void *block) {
+    return block != NULL || range.start != NO_HEAP;
+}
+
+static void *allocate_large(size_t size, size_t align) {
+    void *block = selfpage_large_allocate(size, align, false);
+    return mi_likely(has_room(block)) ? block : handed_out(mi_malloc_aligned(size, align));
+}
+
 static __attribute__((noinline)) void *malloc_rare(size_t size) {
     set_up_if_first();
     if (mi_likely(size < LARGE_BYTES)) return handed_out(mi_malloc(at_least(size)));
-    return selfpage_large_allocate(size, 1, false);
+    return allocate_large(size, 1);
 }
 
 // As `mi_malloc` begins. Its pages are for multiples of 16 bytes, but for the smallest, which have no room for a mark: to round up
@@ -307,19 +349,20 @@ void *selfpage_heap_calloc(size_t count, size_t size) {
     set_up_if_first();
     // All of the object becomes zero, the mark with it.
     if (mi_likely(total < LARGE_BYTES)) return mi_zalloc(at_least(total));
-    return selfpage_large_allocate(total, 1, true);
+    void *block = selfpage_large_allocate(total, 1, true);
+    return mi_likely(has_room(block)) ? block : mi_zalloc(total);
 }
 
 void *selfpage_heap_aligned(size_t align, size_t size) {
     set_up_if_first();
     // mimalloc would ask the kernel for objects at large alignments, outside of the range.
     if (size < LARGE_BYTES && align < LARGE_BYTES) return handed_out(mi_malloc_aligned(at_least(size), align));
-    return selfpage_large_allocate(size, align, false);
+    return allocate_large(size, align);
 }
 
 static __attribute__((noinline)) void free_other(void *block) {
     if (block == NULL || selfpage_large_free(block)) return;
-    if (!objects_elsewhere || ((uintptr_t)block & 7)) selfpage_foreign(block);
+    if (!objects_elsewhere || ((uintptr_t)block & 7)) selfpage_foreign("free", block);
     free_object(block);
 }
 
@@ -331,7 +374,7 @@ void selfpage_heap_free(void *block) {
 static size_t usable(const char *call, void *block) {
     size_t large = is_object(block) ? 0 : selfpage_large_usable(block);
     if (large != 0) return large;
-    if (!is_object(block) && !objects_elsewhere) selfpage_foreign(block);
+    if (!is_object(block) && !objects_elsewhere) selfpage_foreign(call, block);
     check_live(call, block);
     return mi_usable_size(block);
 }

@@ -4,7 +4,8 @@ use std::ptr::NonNull;
 
 use selfpage::alloc::batch::{Heap, Item};
 
-use super::{ALIGN, Allocator, allocate, allocate_aligned, free, reallocate};
+use crate::allocator::ALIGN;
+use crate::{Allocator, allocate, allocate_aligned, free, reallocate};
 
 // SAFETY: heap-block: blocks have the length and alignment asked for, and are nobody else's until they are freed.
 unsafe impl Heap for Allocator {

@@ -44,8 +44,9 @@ fn or_enomem(block: Option<NonNull<u8>>) -> *mut c_void {
     std::ptr::null_mut()
 }
 
+/// A block of whole pages, or null.
 #[unsafe(no_mangle)]
-extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
+pub extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: bool) -> *mut c_void {
     if size > isize::MAX as usize {
         return or_enomem(None);
     }
@@ -58,11 +59,24 @@ extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: bool) -
     or_enomem(block)
 }
 
+/// Makes a block larger or smaller; frames move where it does. Null: it is as it was.
+///
+/// # Safety
+/// *heap-block*: a live block of the page allocator, of which only the result is used afterwards.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
+pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
     let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
     // SAFETY: heap-block: the caller found it to be a block of the page allocator.
     or_enomem(block.and_then(|block| unsafe { alloc::resize(block, size) }))
+}
+
+/// Makes a block larger or smaller where it is. `false`: it is as it was.
+///
+/// # Safety
+/// *heap-block*: a live block of the page allocator, and nobody uses what is cut off.
+pub unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
+    // SAFETY: heap-block: passed on from our caller.
+    NonNull::new(block).is_some_and(|block| unsafe { alloc::resize_in_place(block, size) })
 }
 
 /// Whether it was one of these blocks.
@@ -80,6 +94,6 @@ unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
 
 /// How long one of these blocks is; 0: it is none of them.
 #[unsafe(no_mangle)]
-extern "C" fn selfpage_large_usable(block: *const c_void) -> usize {
+pub extern "C" fn selfpage_large_usable(block: *const c_void) -> usize {
     NonNull::new(block.cast_mut().cast()).and_then(alloc::usable_bytes).unwrap_or(0)
 }

@@ -15,13 +15,15 @@
 //! }
 //! ```
 
+mod allocator;
 mod items;
 mod large;
 mod misuse;
 
-use std::alloc::{GlobalAlloc, Layout};
+pub use allocator::Allocator;
+
 use std::ffi::{c_long, c_void};
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 unsafe extern "C" {
     fn selfpage_heap_begin(purge_delay_ms: c_long);
@@ -116,11 +118,17 @@ pub struct Stats {
     pub large_bytes_max: usize,
 }
 
+/// Bytes of pages for objects below 1 MiB, used or not, and the most of them so far.
+pub fn object_bytes() -> (usize, usize) {
+    let (mut now, mut most) = (0, 0);
+    // SAFETY: out-pointer: two numbers that outlive the call.
+    unsafe { selfpage_heap_stats(&raw mut now, &raw mut most) };
+    (now, most)
+}
+
 /// What the heap holds at this moment.
 pub fn stats() -> Stats {
-    let (mut object_bytes, mut object_bytes_max) = (0, 0);
-    // SAFETY: out-pointer: two numbers that outlive the call.
-    unsafe { selfpage_heap_stats(&raw mut object_bytes, &raw mut object_bytes_max) };
+    let (object_bytes, object_bytes_max) = object_bytes();
     let (large_bytes, large_retained_bytes, large_bytes_max) = large::stats();
     Stats { object_bytes, object_bytes_max, large_bytes, large_retained_bytes, large_bytes_max }
 }
@@ -136,14 +144,16 @@ pub fn trim() -> bool {
 ///
 /// `retain_bytes`: how much freed memory stays in the process, in place of a quarter of what is live; 0: none.
 pub fn begin(retain_bytes: Option<usize>) {
-    static BEGUN: Once = Once::new();
-    BEGUN.call_once(|| {
-        // SAFETY: no-pointers: a number is passed.
-        unsafe { selfpage_heap_begin(if retain_bytes == Some(0) { 0 } else { PURGE_DELAY_MS }) };
-        large::begin(retain_bytes);
-        // SAFETY: c-library: a function that stays loaded.
-        unsafe { libc::pthread_atfork(None, None, Some(settle_in_child)) };
-    });
+    // Not a `Once`: its code would be one more place of the library that every small program has in memory.
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+    if BEGUN.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: no-pointers: a number is passed.
+    unsafe { selfpage_heap_begin(if retain_bytes == Some(0) { 0 } else { PURGE_DELAY_MS }) };
+    large::begin(retain_bytes);
+    // SAFETY: c-library: a function that stays loaded.
+    unsafe { libc::pthread_atfork(None, None, Some(settle_in_child)) };
 }
 
 /// From now on a touch of a larger block that was freed is a `SIGSEGV`, at once. Objects below 1 MiB are as before.
@@ -190,70 +200,4 @@ pub fn keep() {
 pub extern "C" fn settle_in_child() {
     // SAFETY: heap-block: the child has this thread alone, which is in no call of the heap's.
     unsafe { selfpage_heap_settle_in_child() };
-}
-
-/// Rust's global allocator.
-///
-/// # Examples
-/// ```
-/// #[global_allocator]
-/// static HEAP: selfpage_heap::Allocator = selfpage_heap::Allocator;
-/// ```
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Allocator;
-
-/// What any object of at least as many bytes is aligned to.
-const ALIGN: usize = 16;
-
-impl Allocator {
-    fn is_plain(layout: Layout) -> bool {
-        layout.align() <= ALIGN && layout.align() <= layout.size()
-    }
-}
-
-// SAFETY: heap-block: blocks have the size and alignment asked for, and are freed once.
-unsafe impl GlobalAlloc for Allocator {
-    #[inline]
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if Self::is_plain(layout) {
-            return allocate(layout.size()).cast();
-        }
-        allocate_aligned(layout.align(), layout.size()).cast()
-    }
-
-    #[inline]
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if Self::is_plain(layout) {
-            return allocate_zeroed(1, layout.size()).cast();
-        }
-        let block = allocate_aligned(layout.align(), layout.size()).cast::<u8>();
-        if !block.is_null() {
-            // SAFETY: heap-block: just allocated, of that size.
-            unsafe { block.write_bytes(0, layout.size()) };
-        }
-        block
-    }
-
-    #[inline]
-    unsafe fn dealloc(&self, block: *mut u8, _layout: Layout) {
-        // SAFETY: heap-block: passed on from our caller.
-        unsafe { free(block.cast()) }
-    }
-
-    #[inline]
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if layout.align() <= ALIGN && layout.align() <= size {
-            // SAFETY: heap-block: passed on from our caller.
-            return unsafe { reallocate(block.cast(), size).cast() };
-        }
-        // SAFETY: heap-block: the caller's size fits the layout; the new block has at least as many bytes as are copied.
-        unsafe {
-            let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
-            if !new.is_null() {
-                new.copy_from_nonoverlapping(block, layout.size().min(size));
-                self.dealloc(block, layout);
-            }
-            new
-        }
-    }
 }

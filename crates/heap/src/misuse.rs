@@ -1,24 +1,36 @@
 //! Programs that free what they do not have: one line that names the pointer and what it is, and the end of the process.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::ptr::NonNull;
 
-use selfpage::alloc;
+use selfpage::alloc::{self, Culprit};
 
-/// The program freed or resized what is no block: the page allocator knows what it is, says so in one line, and ends the process.
+/// The name of a call, as `heap.c` has it.
+///
+/// # Safety
+/// *c-library*: it is a literal of `heap.c`.
+unsafe fn name(call: *const c_char) -> &'static str {
+    // SAFETY: c-library: passed on from our caller.
+    unsafe { CStr::from_ptr(call) }.to_str().unwrap_or("free")
+}
+
+/// The program passed `call` what is no block.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn selfpage_foreign(block: *const c_void) -> ! {
-    // SAFETY: heap-block: it is no block of the page allocator, which is what makes it end.
-    unsafe { alloc::free(NonNull::new(block.cast_mut().cast()).unwrap_or(NonNull::dangling())) };
-    std::process::abort()
+unsafe extern "C" fn selfpage_foreign(call: *const c_char, block: *const c_void) -> ! {
+    let addr = block.addr();
+    let culprit = match alloc::block_around(addr) {
+        Some((start, len_bytes)) => Culprit::Inside { block: start.as_ptr().addr(), len_bytes },
+        None if alloc::owns(addr) => Culprit::Freed,
+        None => Culprit::Foreign,
+    };
+    // SAFETY: c-library: a literal of `heap.c`.
+    culprit.die(unsafe { name(call) }, addr)
 }
 
 /// The program passed `call` an object that it had freed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn selfpage_freed_already(call: *const c_char, block: *const c_void) -> ! {
-    // SAFETY: c-library: the name is a literal of `heap.c`.
-    let call = unsafe { CStr::from_ptr(call) }.to_str().unwrap_or("free");
-    alloc::end_for_freed_already(call, block.addr())
+    // SAFETY: c-library: a literal of `heap.c`.
+    Culprit::Freed.die(unsafe { name(call) }, block.addr())
 }
 
 /// mimalloc found one of its lists changed by somebody else.

@@ -4,5 +4,5 @@ mod preloaded;
 
 #[test]
 fn multiprocessing_by_fork() {
-    preloaded::cpython(&["test_multiprocessing_fork"]);
+    preloaded::cpython(&["test_multiprocessing_fork"], "malloc");
 }

@@ -1,12 +1,14 @@
 //! Real programs with the library preloaded, and by `selfpage run`: the same output as without.
 
+#[path = "../../../tests/brought.rs"]
+mod brought;
 mod preloaded;
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-use preloaded::{cpython, directory, errors, preloaded, skip, text, tool};
+use preloaded::{compile, cpython, directory, errors, preloaded, skip, text, tool};
 
 fn same(directory: &Path, program: &str, arguments: &[&str]) {
     if !Path::new(program).exists() {
@@ -80,6 +82,42 @@ fn no_other_library_is_loaded() {
 }
 
 #[test]
+fn a_program_with_an_allocator_of_its_own_keeps_it() {
+    let output = preloaded(compile("own_malloc.c", &[])).arg("fork").output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+    assert_eq!(text(&output), "done\n");
+}
+
+#[test]
+fn programs_that_load_another_allocator() {
+    let program = compile("brought.c", &["-ldl"]);
+    for library in brought::LIBRARIES {
+        let run = |mut command: Command| command.arg(library).envs(brought::ROOM).output().unwrap();
+        let plain = run(Command::new(&program));
+        if !plain.status.success() {
+            skip(library, &format!("it cannot be loaded: {}", text(&plain)));
+            continue;
+        }
+        let with = run(preloaded(&program));
+        assert!(with.status.success(), "{library}: {:?} {}{}", with.status, text(&with), errors(&with));
+    }
+}
+
+/// Few addresses: neither the objects' range nor the page allocator's can be reserved. Little data: what is reserved cannot be opened.
+#[test]
+fn programs_are_told_in_time_that_memory_is_short_and_go_on() {
+    let program = compile("short.c", &[]);
+    let program = program.to_str().unwrap();
+    for size in ["16777216", "1048576", "300000", "5000", "100"] {
+        for limit in ["ulimit -v 400000; exec \"$0\" \"$1\"", "exec \"$0\" \"$1\" 200000000"] {
+            let output = preloaded("/bin/sh").args(["-c", limit, program, size]).output().unwrap();
+            assert!(output.status.success(), "{limit}, {size}: {:?} {}", output.status, errors(&output));
+            assert_eq!(text(&output), "done\n");
+        }
+    }
+}
+
+#[test]
 fn variables() {
     let ran = |name: &str, value: &str| preloaded("/bin/true").env(name, value).output().unwrap();
     let shown = errors(&ran("SELFPAGE_SHOW_STATS", "1"));
@@ -122,12 +160,14 @@ print(there())";
 #[test]
 fn cpythons_own_tests() {
     let tests = ["test_list", "test_dict", "test_threading", "test_fork1", "test_mmap", "test_ctypes"];
-    if tests.iter().all(|test| cpython(&[test])) {
+    if tests.iter().all(|test| cpython(&[test], "malloc")) {
+        // With the allocator of its own that Python has for small objects.
+        cpython(&["test_list", "test_dict"], "default");
         // All of it takes minutes: `cpython.rs`.
         let parts =
             ["Queue", "Lock", "Heap", "SharedCTypes", "Connection"].map(|part| format!("WithProcessesTest{part}"));
         let chosen = parts.iter().flat_map(|part| ["-m", part]);
         let arguments: Vec<&str> = ["test_multiprocessing_fork"].into_iter().chain(chosen).collect();
-        cpython(&arguments);
+        cpython(&arguments, "malloc");
     }
 }

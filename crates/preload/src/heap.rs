@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use dlmalloc::{Allocator, Dlmalloc};
+use selfpage::alloc::Culprit;
 use selfpage_core::linux::thread;
 
 use crate::lock::Lock;
@@ -24,12 +25,13 @@ const LARGE_BYTES: usize = 1 << 20;
 /// How much a heap of dlmalloc's asks for at least.
 const GROWTH_BYTES: usize = 1 << 20;
 const GRAINS: usize = managed::LARGE_BYTES / GRAIN;
+const FREED: u32 = u32::MAX;
 
 static LARGE: Space = Space::of_large_blocks();
 static QUIET: Space = Space::of_kernel(64 << 30);
 static OWN: Space = Space::of_kernel(8 << 30);
 
-/// How many pages the large block has that begins at each grain; 0: none does.
+/// How many pages the large block has that begins at each grain; 0: none ever did; [`FREED`]: the one that did was freed.
 static LARGE_PAGES: [AtomicU32; GRAINS] = [const { AtomicU32::new(0) }; GRAINS];
 
 static QUIET_HEAP: Lock<Dlmalloc<Pages>> = Lock::new(Dlmalloc::new_with_allocator(Pages(&QUIET)));
@@ -84,8 +86,10 @@ fn large_pages(address: usize) -> &'static AtomicU32 {
 pub enum Asker {
     /// The program.
     Program,
-    /// The C library or the dynamic loader, for itself.
+    /// The C library, for itself.
     Library,
+    /// The dynamic loader.
+    Loader,
     /// This library: Rust's own library asks past our allocator for what a thread's handle needs.
     Ourselves,
 }
@@ -122,6 +126,8 @@ pub fn starting_a_pager<T>(start: impl FnOnce() -> T) -> T {
 
 /// Small requests of the C library's stay out of the pager's way: among them are what threads and the loader stand on.
 const SMALL_BYTES: usize = 1024;
+/// And what the loader knows of a library, with its name: a forked child reads that to start a pager, when there is none yet.
+const LOADER_BYTES: usize = 16 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Heap {
@@ -143,7 +149,7 @@ fn heap_for(size: usize, asker: Asker) -> Heap {
         Heap::Quiet
     } else if is_pager() || STARTING.load(Ordering::Relaxed) != 0 {
         Heap::Own
-    } else if asker == Asker::Library && size <= SMALL_BYTES {
+    } else if asker == Asker::Library && size <= SMALL_BYTES || asker == Asker::Loader && size <= LOADER_BYTES {
         Heap::Quiet
     } else {
         Heap::Managed
@@ -158,7 +164,7 @@ fn on_own<T>(work: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
 
 /// A block of `size` bytes at a multiple of `align`, a power of two. Null: there is no room.
 pub fn allocate(size: usize, align: usize, asker: Asker) -> *mut u8 {
-    if size > isize::MAX as usize - align {
+    if size.checked_add(align).is_none_or(|most| most > isize::MAX as usize) {
         return std::ptr::null_mut();
     }
     // SAFETY: heap-block: any size and alignment may be asked for.
@@ -196,11 +202,26 @@ fn allocate_large(size: usize, align: usize) -> *mut u8 {
 }
 
 /// How many bytes a large block has, which begins with its first grain.
-fn large_bytes(start: usize) -> usize {
-    match large_pages(start).load(Ordering::Acquire) as usize {
-        0 => wrong(),
-        _ if !start.is_multiple_of(GRAIN) => wrong(),
-        pages => pages * PAGE,
+fn large_bytes(call: &str, start: usize) -> usize {
+    match large_pages(start).load(Ordering::Acquire) {
+        0 | FREED => culprit(start).die(call, start),
+        _ if !start.is_multiple_of(GRAIN) => culprit(start).die(call, start),
+        pages => pages as usize * PAGE,
+    }
+}
+
+/// What an address among large blocks is that none begins at.
+fn culprit(address: usize) -> Culprit {
+    let first = managed::large_range().start;
+    let live =
+        (first..address + 1).step_by(GRAIN).rev().find_map(|start| match large_pages(start).load(Ordering::Acquire) {
+            0 | FREED => None,
+            pages => Some((start, pages as usize * PAGE)),
+        });
+    match live {
+        Some((block, len_bytes)) if address < block + len_bytes => Culprit::Inside { block, len_bytes },
+        _ if address.is_multiple_of(GRAIN) && large_pages(address).load(Ordering::Acquire) == FREED => Culprit::Freed,
+        _ => Culprit::Foreign,
     }
 }
 
@@ -213,7 +234,7 @@ enum Home {
     Own,
 }
 
-fn home(address: usize) -> Home {
+fn home(call: &str, address: usize) -> Home {
     if managed::objects_range().contains(&address) {
         Home::Object
     } else if managed::large_range().contains(&address) {
@@ -223,14 +244,8 @@ fn home(address: usize) -> Home {
     } else if OWN.holds(address) {
         Home::Own
     } else {
-        wrong()
+        Culprit::Foreign.die(call, address)
     }
-}
-
-/// The program freed what it never had. The C library says so too, and ends.
-fn wrong() -> ! {
-    crate::sys::say("selfpage: the program freed or resized memory that malloc did not give it\n");
-    std::process::abort()
 }
 
 /// Ends the life of a block.
@@ -240,7 +255,7 @@ fn wrong() -> ! {
 pub unsafe fn free(block: *mut u8) {
     // SAFETY: heap-block: passed on from our caller.
     unsafe {
-        match home(block as usize) {
+        match home("free", block as usize) {
             Home::Object => selfpage_heap::free(block.cast()),
             Home::Large => free_large(block as usize),
             Home::Quiet => QUIET_HEAP.take().c_free(block),
@@ -250,9 +265,9 @@ pub unsafe fn free(block: *mut u8) {
 }
 
 unsafe fn free_large(start: usize) {
-    let len = large_bytes(start);
+    let len = large_bytes("free", start);
     maps::forget(start..start + len);
-    large_pages(start).store(0, Ordering::Release);
+    large_pages(start).store(FREED, Ordering::Release);
     // SAFETY: owned-range, heap-block: the block's pages, which nobody uses any more: garbage, and never saved.
     unsafe { LARGE.give(start..start + len) };
 }
@@ -262,10 +277,10 @@ unsafe fn free_large(start: usize) {
 /// # Safety
 /// *heap-block*: it came from here, and is live.
 pub unsafe fn usable_bytes(block: *mut u8) -> usize {
-    match home(block as usize) {
+    match home("malloc_usable_size", block as usize) {
         // SAFETY: heap-block: passed on from our caller.
         Home::Object => unsafe { selfpage_heap::usable_bytes(block.cast()) },
-        Home::Large => large_bytes(block as usize),
+        Home::Large => large_bytes("malloc_usable_size", block as usize),
         // SAFETY: heap-block, chunk-head: the word before a dlmalloc block is its size, with three flags below; what the owner
         // may use of it is all but that word.
         Home::Quiet | Home::Own => unsafe { (block.cast::<usize>().sub(1).read() & !7) - size_of::<usize>() },
@@ -283,7 +298,7 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
     let most_quiet_bytes = if managed::get().is_some() { SMALL_BYTES } else { usize::MAX };
     // SAFETY: heap-block: passed on from our caller.
     unsafe {
-        match home(block as usize) {
+        match home("realloc", block as usize) {
             Home::Object if size < LARGE_BYTES => return selfpage_heap::reallocate(block.cast(), size).cast(),
             Home::Large if size >= LARGE_BYTES && resize_large(block as usize, size) => return block,
             Home::Quiet if size <= most_quiet_bytes => return QUIET_HEAP.take().c_realloc(block, size),
@@ -308,7 +323,7 @@ pub fn trim() {
 
 /// Makes a large block larger or smaller where it stands.
 unsafe fn resize_large(start: usize, size: usize) -> bool {
-    let (len, new_len) = (large_bytes(start), size.next_multiple_of(PAGE));
+    let (len, new_len) = (large_bytes("realloc", start), size.next_multiple_of(PAGE));
     if new_len < len {
         maps::forget(start + new_len..start + len);
         // SAFETY: owned-range, heap-block: the end of the block, which its owner gave up.
@@ -318,6 +333,11 @@ unsafe fn resize_large(start: usize, size: usize) -> bool {
     }
     large_pages(start).store((new_len / PAGE) as u32, Ordering::Release);
     true
+}
+
+/// Bytes of pages for objects, and of large blocks.
+pub fn used_bytes() -> (usize, usize) {
+    (selfpage_heap::object_bytes().0, LARGE.used_bytes())
 }
 
 /// Bytes of memory that malloc gave out and that no domain manages.

@@ -60,8 +60,10 @@ unsafe extern "C" fn see_library(info: *mut libc::dl_phdr_info, _size: usize, _:
 
 /// Who called, by the address that the call returns to.
 fn asker(returns_to: usize) -> Asker {
-    if C_LIBRARY.holds(returns_to) || LOADER.holds(returns_to) {
+    if C_LIBRARY.holds(returns_to) {
         Asker::Library
+    } else if LOADER.holds(returns_to) {
+        Asker::Loader
     } else if OURS.holds(returns_to) {
         Asker::Ourselves
     } else {
@@ -121,8 +123,10 @@ unsafe extern "C" fn posix_memalign_for(out: *mut *mut c_void, align: usize, siz
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<usize>()) {
         return libc::EINVAL;
     }
+    let before = sys::errno();
     let block = heap::allocate(size, align, asker(returns_to));
     if block.is_null() {
+        sys::set_errno(before);
         return libc::ENOMEM;
     }
     // SAFETY: c-library: C promises a place for the result.
@@ -179,6 +183,26 @@ pub unsafe extern "C" fn free(block: *mut c_void) {
     }
 }
 
+/// As in C23.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_sized(block: *mut c_void, _size: usize) {
+    // SAFETY: heap-block: C promises what we need.
+    unsafe { free(block) }
+}
+
+/// As in C23.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_aligned_sized(block: *mut c_void, _align: usize, _size: usize) {
+    // SAFETY: heap-block: C promises what we need.
+    unsafe { free(block) }
+}
+
 /// As in the C library.
 ///
 /// # Safety
@@ -194,4 +218,28 @@ pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
 pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
     heap::trim();
     0
+}
+
+/// The C library's figures, as far as they mean something here: what is mapped, in large blocks and in all.
+#[repr(C)]
+#[derive(Default)]
+pub struct Mallinfo2 {
+    arena: usize,
+    ordblks: usize,
+    smblks: usize,
+    hblks: usize,
+    hblkhd: usize,
+    usmblks: usize,
+    fsmblks: usize,
+    uordblks: usize,
+    fordblks: usize,
+    keepcost: usize,
+}
+
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub extern "C" fn mallinfo2() -> Mallinfo2 {
+    let (objects, large) = heap::used_bytes();
+    let arena = objects + heap::unmanaged_bytes();
+    Mallinfo2 { arena, hblkhd: large, uordblks: arena + large, ..Mallinfo2::default() }
 }

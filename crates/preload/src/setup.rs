@@ -170,7 +170,8 @@ fn capacity_bytes(dir: &Path) -> u64 {
                 wanted = wanted.min(room.f_bavail * room.f_frsize);
             }
             if libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) == 0 {
-                wanted = wanted.min(limit.rlim_cur);
+                // The file has a page more than the store, for its mark.
+                wanted = wanted.min(limit.rlim_cur.saturating_sub(4096));
             }
         }
     }

@@ -37,6 +37,12 @@ pub fn in_c(result: isize) -> isize {
     result
 }
 
+/// The calling thread's errno.
+pub fn errno() -> i32 {
+    // SAFETY: thread-local-c: the C library's own location, valid on every thread that it started.
+    unsafe { *libc::__errno_location() }
+}
+
 /// Sets the calling thread's errno.
 pub fn set_errno(errno: i32) {
     // SAFETY: thread-local-c: the C library's own location, valid on every thread that it started.

@@ -1,6 +1,8 @@
 //! The program's objects: the patterns that break allocators, in frames fewer than they touch, and what becomes of free pages.
 
 mod run;
+#[path = "../../../tests/torture.rs"]
+mod torture;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -8,13 +10,15 @@ use std::sync::OnceLock;
 use run::Ran;
 
 /// One case of the tortures that the allocator without frames is tested with.
+fn torture(frames: &str, arguments: &[&str]) -> Option<Ran> {
+    static TORTURE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let flags = ["-fno-builtin", "-Wno-free-nonheap-object", "-Wno-use-after-free", "-Wno-alloc-size-larger-than"];
+    let program = TORTURE.get_or_init(|| run::possible().then(|| run::compile("torture", &flags)));
+    Some(run::run(frames, program.as_ref()?, arguments))
+}
+
 fn comes_through(arguments: &[&str]) -> Option<Ran> {
-    static TORTURE: OnceLock<PathBuf> = OnceLock::new();
-    if !run::possible() {
-        return None;
-    }
-    let torture = TORTURE.get_or_init(|| run::compile("torture", &["-Wno-free-nonheap-object", "-Wno-use-after-free"]));
-    let ran = run::run("4M", torture, arguments).ok();
+    let ran = torture("4M", arguments)?.ok();
     assert!(ran.text().contains("done"), "{arguments:?}: {}", ran.text());
     Some(ran)
 }
@@ -44,6 +48,47 @@ fn threads_that_come_and_go() {
 fn before_main_and_after_exit() {
     let Some(ran) = comes_through(&["ends"]) else { return };
     assert_eq!(ran.text(), "done\nended\n");
+}
+
+#[test]
+fn forks_while_a_thread_gives_memory_back() {
+    // Frames go back to the domain: what is resident does not tell.
+    comes_through(&["purges", "6", "contents"]);
+}
+
+#[test]
+fn sizes_and_alignments_as_c_says() {
+    comes_through(&["limits"]);
+}
+
+#[test]
+fn libraries_that_come_and_go() {
+    if run::possible() {
+        let library = run::compile("../../../malloc/tests/c/library", &["-shared", "-fPIC"]);
+        comes_through(&["library", library.to_str().unwrap()]);
+    }
+}
+
+fn ends_naming(arguments: &[&str], what: &str) {
+    let Some(ran) = torture("64M", arguments) else { return };
+    assert_eq!(ran.code(), 128 + libc::SIGABRT, "{arguments:?}: {}", ran.errors());
+    torture::names_what_it_is(arguments, &ran.text(), &ran.errors(), what);
+}
+
+#[test]
+fn a_pointer_that_is_no_block_is_named() {
+    for (program, what) in torture::NO_BLOCKS {
+        ends_naming(&[program], what);
+    }
+}
+
+#[test]
+fn an_object_that_is_freed_twice_is_named() {
+    for way in torture::WAYS_TO_FREE_TWICE {
+        for size in ["24", "20000"] {
+            ends_naming(&["object-freed-twice", way, size], "freed already");
+        }
+    }
 }
 
 #[test]

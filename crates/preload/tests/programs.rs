@@ -1,9 +1,11 @@
 //! Real programs in a quarter of the memory that their heap has: the same output, and pages that went.
 
+#[path = "../../../tests/brought.rs"]
+mod brought;
 mod run;
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What the program says without us.
@@ -100,6 +102,64 @@ rm -rf r; git init -q r; cd r; git config user.name n; git config user.email e@x
 for i in 1 2 3; do seq $i 150000 > numbers; seq 1 ${i}000 > few; git add .; git commit -qm $i; done
 git repack -adfq --window=20 --threads=1; git fsck --full 2>/dev/null; git log --stat --format=%H";
     same_in_a_quarter(directory.path(), "/bin/sh", &["-c", script], "git");
+}
+
+/// A program of the allocator's that is tested without frames.
+fn of_malloc(name: &str, flags: &[&str]) -> PathBuf {
+    run::compile(&format!("../../../malloc/tests/c/{name}"), &[&["-fno-builtin"], flags].concat())
+}
+
+#[test]
+fn a_program_with_an_allocator_of_its_own_keeps_it() {
+    if !run::possible() {
+        return;
+    }
+    // What it maps for its blocks is paged.
+    let ran = run::run("2M", of_malloc("own_malloc", &[]), &[]).ok();
+    assert_eq!(ran.text(), "done\n");
+    assert!(ran.stats["evictions_total"].as_u64().unwrap() > 100, "{}", ran.stats);
+}
+
+#[test]
+fn programs_that_load_another_allocator() {
+    if !run::possible() {
+        return;
+    }
+    let program = of_malloc("brought", &["-ldl"]);
+    for library in brought::LIBRARIES {
+        let plain = Command::new(&program).arg(library).envs(brought::ROOM).output().unwrap();
+        if !plain.status.success() {
+            run::skip(library, &format!("it cannot be loaded: {}", String::from_utf8_lossy(&plain.stdout)));
+            continue;
+        }
+        let room = brought::ROOM.map(|(name, value)| format!("{name}={value}"));
+        let arguments = [&room[0], program.to_str().unwrap(), library];
+        assert_eq!(run::run("4M", "/usr/bin/env", &arguments).ok().text(), "done\n", "{library}");
+    }
+}
+
+#[test]
+fn programs_are_told_in_time_that_memory_is_short_and_go_on() {
+    if !run::possible() {
+        return;
+    }
+    let program = of_malloc("short", &["-Wno-alloc-size-larger-than"]);
+    for size in ["16777216", "1048576", "300000", "5000"] {
+        let ran = run::run("64M", &program, &[size, "200000000"]);
+        assert_eq!((ran.code(), ran.text().as_str()), (0, "done\n"), "{size}: {}", ran.errors());
+    }
+}
+
+/// The store's file is as long as files may be.
+#[test]
+fn under_a_limit_on_files() {
+    if !run::possible() {
+        return;
+    }
+    let mut command = Command::new("prlimit");
+    command.arg("--fsize=67108864").arg(run::tool()).args(["run", "--frames", "4M", "--"]);
+    let output = command.arg(run::compile("objects", &[])).output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

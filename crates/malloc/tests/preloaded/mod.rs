@@ -47,8 +47,9 @@ pub fn preloaded(program: impl AsRef<Path>) -> Command {
     command
 }
 
-/// Runs CPython's own tests with the library preloaded. False, and said so, where they are not installed.
-pub fn cpython(tests: &[&str]) -> bool {
+/// Runs CPython's own tests with the library preloaded and Python's allocator of that name: "malloc" takes every object from `malloc`.
+/// False, and said so, where they are not installed.
+pub fn cpython(tests: &[&str], allocator: &str) -> bool {
     let python = "/usr/bin/python3";
     let have = Command::new(python).args(["-c", "import test.test_list"]).output();
     if !have.is_ok_and(|output| output.status.success()) {
@@ -60,9 +61,8 @@ pub fn cpython(tests: &[&str]) -> bool {
         command.args(["-m", "test", "-q"]).args(tests).stdin(Stdio::null()).current_dir(directory.path());
         command.output().unwrap()
     };
-    // Every object from `malloc`, none from an allocator of Python's own.
     let mut with = preloaded(python);
-    with.env("PYTHONMALLOC", "malloc");
+    with.env("PYTHONMALLOC", allocator);
     let with = ran(with);
     if !with.status.success() {
         assert!(!ran(Command::new(python)).status.success(), "{tests:?}: {}{}", text(&with), errors(&with));

@@ -17,17 +17,9 @@ impl Write for Line {
     }
 }
 
-/// Ends the process as for a block that was freed twice: for an object heap over this allocator, whose objects `addr` was one of.
-///
-/// # Context
-/// As for [`super::allocate`].
-pub fn end_for_freed_already(call: &str, addr: usize) -> ! {
-    Culprit::Freed.die(call, addr)
-}
-
-/// What a pointer is that is no block.
+/// What a pointer is that is no block: of this allocator's, or of one that stands on it or beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Culprit {
+pub enum Culprit {
     /// Not from this allocator.
     Foreign,
     /// A block that was freed.
@@ -42,9 +34,12 @@ pub(super) enum Culprit {
 }
 
 impl Culprit {
-    /// Names the pointer, says what it is, and ends the process.
+    /// Names the pointer that was passed to `call`, says what it is, and ends the process.
+    ///
+    /// # Context
+    /// As for [`super::allocate`].
     #[cold]
-    pub(super) fn die(self, call: &str, addr: usize) -> ! {
+    pub fn die(self, call: &str, addr: usize) -> ! {
         let mut line = Line { bytes: [0; 160], len: 0 };
         let _ = match self {
             Culprit::Foreign => write!(line, "{call}({addr:#x}): no block of this allocator"),

@@ -49,6 +49,6 @@ pub use block::{
     Severity, allocate, allocate_zeroed, block_around, decay, exchange, free, owns, relieve, resize, resize_in_place,
     set_retention, stats, trap_on_use_after_free, trim, usable_bytes,
 };
-pub use culprit::end_for_freed_already;
+pub use culprit::Culprit;
 pub use grow_vec::{GrowVec, IntoIter, OutOfMemory};
 pub use stats::{Counts, Stats};

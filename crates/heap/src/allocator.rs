@@ -1,0 +1,97 @@
+//! The heap as Rust sees it: the global allocator.
+
+use std::alloc::{GlobalAlloc, Layout};
+
+use crate::{allocate, allocate_aligned, allocate_zeroed, free, large, reallocate};
+
+/// Rust's global allocator.
+///
+/// Also the heap under [batches](selfpage::alloc::batch): items that are too few or too large for a run of their own then come from
+/// here, and not as pages.
+///
+/// # Examples
+/// ```
+/// #[global_allocator]
+/// static HEAP: selfpage_heap::Allocator = selfpage_heap::Allocator;
+///
+/// let mut items = [None; 100];
+/// assert_eq!(selfpage::alloc::batch::allocate(&HEAP, 48, 16, &mut items), 100);
+/// // SAFETY: the items are ours, and nobody uses them any more.
+/// unsafe { selfpage::alloc::batch::free(&HEAP, &items) };
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allocator;
+
+/// What any object of at least as many bytes is aligned to.
+pub(crate) const ALIGN: usize = 16;
+/// What larger blocks are aligned to, wherever they move.
+const PAGE: usize = 4096;
+/// From here on a request is a block of the page allocator: as `heap.c` has it.
+const LARGE_BYTES: usize = 1 << 20;
+
+impl Allocator {
+    fn is_plain(layout: Layout) -> bool {
+        layout.align() <= ALIGN && layout.align() <= layout.size()
+    }
+}
+
+// SAFETY: heap-block: blocks have the size and alignment asked for, and are freed once.
+unsafe impl GlobalAlloc for Allocator {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if Self::is_plain(layout) {
+            return allocate(layout.size()).cast();
+        }
+        allocate_aligned(layout.align(), layout.size()).cast()
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if Self::is_plain(layout) {
+            return allocate_zeroed(1, layout.size()).cast();
+        }
+        if layout.size() >= LARGE_BYTES {
+            // It knows what is zero already.
+            return large::selfpage_large_allocate(layout.size(), layout.align(), true).cast();
+        }
+        let block = allocate_aligned(layout.align(), layout.size()).cast::<u8>();
+        if !block.is_null() {
+            // SAFETY: heap-block: just allocated, of that size.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, _layout: Layout) {
+        // SAFETY: heap-block: passed on from our caller.
+        unsafe { free(block.cast()) }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if layout.align() <= ALIGN.min(size) {
+            // SAFETY: heap-block: passed on from our caller.
+            return unsafe { reallocate(block.cast(), size).cast() };
+        }
+        if layout.size().min(size) >= LARGE_BYTES && large::selfpage_large_usable(block.cast()) != 0 {
+            if layout.align() <= PAGE {
+                // SAFETY: heap-block: passed on from our caller, and large as was just found.
+                return unsafe { large::selfpage_large_reallocate(block.cast(), size).cast() };
+            }
+            // SAFETY: heap-block: as above.
+            if unsafe { large::resize_in_place(block, size) } {
+                return block;
+            }
+        }
+        // SAFETY: heap-block: the caller's size fits the layout; the new block has at least as many bytes as are copied.
+        unsafe {
+            let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
+            if !new.is_null() {
+                new.copy_from_nonoverlapping(block, layout.size().min(size));
+                self.dealloc(block, layout);
+            }
+            new
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Allocators that a program may load beside the one that it has: for `crates/malloc/tests/c/brought.c`. Include it where tests need it:
+//! `#[path = "../../../tests/brought.rs"] mod brought;`
+
+pub const LIBRARIES: [&str; 3] = ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2"];
+
+/// They keep more in each thread's own block than the loader leaves room for.
+pub const ROOM: [(&str, &str); 1] = [("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=20000")];
