@@ -142,7 +142,9 @@ fn a_clone_has_the_contents_of_its_instant() {
 #[test]
 fn a_cut_without_the_stop_is_caught() {
     let caught = (0..1000).any(|seed| {
-        run(seed, Handlers::None, Cuts::WithoutTheStop).err().is_some_and(|report| report.contains("in the image, and was"))
+        run(seed, Handlers::None, Cuts::WithoutTheStop)
+            .err()
+            .is_some_and(|report| report.contains("in the image, and was"))
     });
     assert!(caught);
 }
