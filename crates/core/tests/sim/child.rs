@@ -20,6 +20,10 @@ const STEPS: u64 = 100;
 
 /// Lets a child run, if now is a moment at which the library forks. With the gate closed.
 pub fn run(world: &World) {
+    // A clone takes a frame for what its source drops, and nobody evicts here while it waits for one.
+    if world.clone_part().is_some() {
+        return;
+    }
     // The library waits for all three.
     let Ok(policy) = world.policy.try_lock().map(|policy| policy.clone()) else { return };
     if !world.domain.saves_drained() || world.domain.stack.sampled() > 0 {
