@@ -96,7 +96,7 @@ pub unsafe fn mlock(address: usize, len: usize, flags: usize) -> isize {
         unsafe { call(libc::SYS_mlock2, [range.start, range.len(), flags, 0, 0, 0]) }
     };
     match (serving(), touched(address, len)) {
-        (Some(managed), Ok(range)) => {
+        (Some(managed), Ok(range)) if flags & !(libc::MLOCK_ONFAULT as usize) == 0 => {
             as_kernel(table().maps.each_to_kernel(range, lock, |maps, range| maps.lock_managed(managed, range)))
         }
         // SAFETY: raw-call: passed on from our caller.
