@@ -170,7 +170,8 @@ fn capacity_bytes(dir: &Path) -> u64 {
                 wanted = wanted.min(room.f_bavail * room.f_frsize);
             }
             if libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) == 0 {
-                wanted = wanted.min(limit.rlim_cur);
+                // One page more is the store's own.
+                wanted = wanted.min(limit.rlim_cur.saturating_sub(4096));
             }
         }
     }
