@@ -4,10 +4,12 @@ mod program;
 mod record;
 
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 
+use selfpage::store::{FileStore, StoreError};
 use selfpage::{DescriptorTable, Domain, POLICIES};
 use signal_hook::consts::{SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
@@ -128,6 +130,8 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     }
     let trace = args.trace.as_deref().map(fresh).transpose().map_err(bad)?;
     serves_system_calls()?;
+    let place = store.as_deref().unwrap_or(OsStr::new("/var/tmp"));
+    has_store(Path::new(place)).map_err(|error| bad(format!("--store {}: {error}", place.display())))?;
     let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
     let user = rustix::process::geteuid().as_raw();
     let record = records.path();
@@ -222,6 +226,21 @@ fn place(said: &OsStr) -> Result<OsString, String> {
     match directory.is_dir() {
         true => Ok(path.into_os_string()),
         false => Err(format!("--store {shown}: there is no directory {}", directory.display())),
+    }
+}
+
+/// Makes a small store where the library will make a large one: a place that cannot have it is refused before anything runs.
+fn has_store(place: &Path) -> Result<(), StoreError> {
+    const LEN_BYTES: u64 = 1 << 20;
+    let made = match place {
+        memory if memory == "memory" => return Ok(()),
+        directory if directory.is_dir() => FileStore::unnamed_in(directory, LEN_BYTES),
+        file => FileStore::create(file, LEN_BYTES),
+    };
+    match made {
+        // It belongs to another program that runs: ours gets one without a name beside it.
+        Err(error) if error.cause.kind() == ErrorKind::ResourceBusy => Ok(()),
+        made => made.map(drop),
     }
 }
 

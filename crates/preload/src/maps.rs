@@ -281,10 +281,10 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
     if let Ok(start) = kernel(result) {
         let range = start..start + range.len();
         maps.forget(range.clone());
-        match (anonymous, prot & ACCESS) {
-            (true, libc::PROT_NONE) => maps.reserved.add(range),
-            (true, _) => maps.count_unmanaged(range),
-            _ => {}
+        match (flags & libc::MAP_ANONYMOUS, prot & ACCESS) {
+            (0, _) => {}
+            (_, libc::PROT_NONE) => maps.reserved.add(range),
+            _ => maps.count_unmanaged(range),
         }
     }
     result

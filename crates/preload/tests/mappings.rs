@@ -2,17 +2,25 @@
 
 mod run;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// Frames are fewer than what each row touches.
 const FRAMES: &str = "8M";
 
-fn row(name: &str) {
-    static PROGRAMS: OnceLock<Option<[PathBuf; 2]>> = OnceLock::new();
-    let programs = PROGRAMS
-        .get_or_init(|| run::possible().then(|| [run::compile("mappings", &[]), run::compile("mappings", &["-DRAW"])]));
-    for program in programs.iter().flatten() {
+/// A program in both ways; `None`: nothing can be run here.
+type Both = Option<[PathBuf; 2]>;
+
+/// The program of that name in tests/c.
+fn programs(source: &'static str) -> Both {
+    static MADE: LazyLock<Mutex<HashMap<&'static str, Both>>> = LazyLock::new(Mutex::default);
+    let make = || run::possible().then(|| [run::compile(source, &[]), run::compile(source, &["-DRAW"])]);
+    MADE.lock().unwrap_or_else(PoisonError::into_inner).entry(source).or_insert_with(make).clone()
+}
+
+fn row(source: &'static str, name: &str) {
+    for program in programs(source).iter().flatten() {
         let ran = run::run(FRAMES, program, &[name]);
         assert_eq!(ran.text(), "ok\n", "{}: {}", program.display(), ran.errors());
         let ran = ran.ok();
@@ -21,11 +29,18 @@ fn row(name: &str) {
 }
 
 macro_rules! rows {
-    ($($name:ident,)*) => { $(#[test] fn $name() { row(stringify!($name)); })* };
+    (of $source:literal: $($name:ident,)*) => { $(#[test] fn $name() { row($source, stringify!($name)); })* };
+    ($($name:ident,)*) => { rows! { of "mappings": $($name,)* } };
 }
 
 rows! {
     moved_access, moved_wishes, block_again, no_room,
     partial_munmap, fixed_over, mremap, read_only, no_access, reserve_then_commit, executable, dontneed, free, guard,
     huge_page, dont_fork, mlock, mlockall, mincore, process_madvise, kinds,
+}
+
+rows! {
+    of "calls":
+    fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, populate, dump, fork_again, will_need,
+    other_advice, mremap_over_differing, other_clone,
 }

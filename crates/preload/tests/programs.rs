@@ -76,6 +76,61 @@ fn compiler() {
 }
 
 #[test]
+fn c_compiler() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let mut source = String::new();
+    for number in 0..700 {
+        let _ = writeln!(source, "struct s{number} {{ int a[{}]; char *name; }};", number % 50 + 1);
+        let _ = writeln!(source, "static const struct s{number} table{number} = {{ {{ {number} }}, \"s{number}\" }};");
+        let _ = writeln!(
+            source,
+            "int f{number}(struct s{number} *s) {{ int n = 0; for (int i = 0; i < {}; i++) if (s->a[i] > n) n ^= s->a[i] * \
+             {number}; return n + table{number}.a[0]; }}",
+            number % 50 + 1
+        );
+    }
+    std::fs::write(directory.path().join("large.c"), source).unwrap();
+    same_in_a_quarter(directory.path(), "/usr/bin/gcc", &["-O0", "-S", "-o", "-", "large.c"], "cc1");
+}
+
+/// A list that both kinds of children work on, in a pool and one by one; `fork` leaves it where it is, `spawn` sends it.
+const MULTIPROCESSING: &str = "
+import multiprocessing, sys
+def digits(words):
+    return sum(int(word) % 97 for word in words), words[0], words[-1]
+def answer(queue, words):
+    queue.put((len(words), digits(words[::3])))
+if __name__ == '__main__':
+    words = ['%06d' % n for n in range(70000)]
+    parts = [words[n::4] for n in range(4)]
+    for kind in 'fork', 'spawn':
+        context = multiprocessing.get_context(kind)
+        with context.Pool(2) as pool:
+            print(kind, pool.map(digits, parts), pool.apply(digits, (words,)))
+            pool.close()
+            pool.join()
+        queue = context.Queue()
+        one = context.Process(target=answer, args=(queue, words))
+        one.start()
+        print(queue.get())
+        one.join()
+        print(one.exitcode, words[::30000])
+";
+
+#[test]
+fn python_multiprocessing() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    std::fs::write(directory.path().join("several.py"), MULTIPROCESSING).unwrap();
+    same_in_a_quarter(directory.path(), "/usr/bin/python3", &["-S", "several.py"], "python3");
+}
+
+#[test]
 fn sqlite() {
     if !run::possible() {
         return;
@@ -184,5 +239,30 @@ fn cpythons_own_tests() {
         }
         let most = ran.largest("python3", "resident_bytes_max");
         assert!(most <= 12 << 20 && most > 1 << 20, "{test}: {most} bytes at most in {}", ran.stats);
+    }
+}
+
+#[test]
+fn cpythons_own_tests_of_forks_and_of_c() {
+    if !run::possible() {
+        return;
+    }
+    let have = Command::new("/usr/bin/python3").args(["-c", "import test.test_ctypes"]).output();
+    if !have.is_ok_and(|output| output.status.success()) {
+        return run::skip("cpython", "Python's own tests are not installed: apt-get install libpython3-testsuite");
+    }
+    let directory = run::directory();
+    // All tests of multiprocessing take more than a minute, most of it asleep.
+    let tests = [
+        &["test_fork1"][..],
+        &["test_ctypes"],
+        &["test_multiprocessing_fork", "-m", "WithProcessesTestPool", "-m", "WithProcessesTestSharedMemory"],
+    ];
+    for test in tests {
+        let arguments = [&["-m", "test", "-q"], test].concat();
+        let ran = run::run_in(directory.path(), "16M", "/usr/bin/python3", &arguments);
+        assert_eq!(ran.code(), 0, "{test:?}: {}{}", ran.text(), ran.errors());
+        let most_bytes = ran.largest("python3", "resident_bytes_max");
+        assert!((4 << 20..=16 << 20).contains(&most_bytes), "{test:?}: {}", ran.stats);
     }
 }

@@ -26,15 +26,19 @@ pub unsafe fn madvise(address: usize, len: usize, advice: i32) -> isize {
         // SAFETY: raw-call: passed on from our caller.
         return unsafe { call(libc::SYS_madvise, [address, len, advice as usize, 0, 0, 0]) };
     };
-    // The kernel populates by faults, which a pager thread answers: not under our lock.
-    if matches!(advice, MADV_POPULATE_READ | MADV_POPULATE_WRITE) {
+    let Ok(range) = pages(address, len) else { return -libc::EINVAL as isize };
+    let populates = matches!(advice, MADV_POPULATE_READ | MADV_POPULATE_WRITE);
+    // The program sees no mapping where nothing was mapped in a region; the kernel does.
+    if populates && table().maps.parts(range.clone()).any(|(part, _)| part == Part::Free) {
+        return -libc::ENOMEM as isize;
+    }
+    // The kernel populates by faults, which a pager thread answers: not under our lock. Asked about nothing, it says whether
+    // there is such advice.
+    if populates || range.is_empty() {
         // SAFETY: raw-call: passed on from our caller.
         return unsafe { call(libc::SYS_madvise, [address, len, advice as usize, 0, 0, 0]) };
     }
-    match pages(address, len) {
-        Ok(range) => as_kernel(table().maps.advise(managed, range, advice)),
-        Err(_) => -libc::EINVAL as isize,
-    }
+    as_kernel(table().maps.advise(managed, range, advice))
 }
 
 impl Maps {

@@ -97,7 +97,9 @@ fn touched(address: usize, len: usize) -> Result<Range<usize>, Errno> {
 /// *raw-call*: as for the call.
 pub unsafe fn mlock(address: usize, len: usize, flags: usize) -> isize {
     match (serving(), touched(address, len)) {
-        (Some(managed), Ok(range)) => as_kernel(table().maps.lock(managed, range, flags)),
+        (Some(managed), Ok(range)) if flags & !(libc::MLOCK_ONFAULT as usize) == 0 => {
+            as_kernel(table().maps.lock(managed, range, flags))
+        }
         // SAFETY: raw-call: passed on from our caller.
         _ => unsafe { call(libc::SYS_mlock2, [address, len, flags, 0, 0, 0]) },
     }

@@ -1,59 +1,5 @@
 // One row of the table in docs/run.md each. With -DRAW the calls are made by number.
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#ifdef RAW
-#define mmap(...) ((void *)syscall(SYS_mmap, __VA_ARGS__))
-#define munmap(...) syscall(SYS_munmap, __VA_ARGS__)
-#define mprotect(...) syscall(SYS_mprotect, __VA_ARGS__)
-#define mremap(...) ((void *)syscall(SYS_mremap, __VA_ARGS__))
-#define madvise(...) syscall(SYS_madvise, __VA_ARGS__)
-#define mlock(...) syscall(SYS_mlock, __VA_ARGS__)
-#define munlock(...) syscall(SYS_munlock, __VA_ARGS__)
-#define mlockall(...) syscall(SYS_mlockall, __VA_ARGS__)
-#define mincore(...) syscall(SYS_mincore, __VA_ARGS__)
-#define process_madvise(...) syscall(SYS_process_madvise, __VA_ARGS__)
-#endif
-#define P 4096ul
-#define MIB (1ul << 20)
-#define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); exit(1); } } while (0)
-typedef volatile uint64_t word;
-
-static sigjmp_buf out;
-static void *where;
-static void on_segv(int s, siginfo_t *i, void *c) { where = i->si_addr; siglongjmp(out, s); }
-// The signal that an access gets, 0 for none.
-static int reads(void *p) { int s = sigsetjmp(out, 1); if (!s) (void)*(volatile char *)p; return s; }
-static int writes(void *p) { int s = sigsetjmp(out, 1); if (!s) *(volatile char *)p = 7; return s; }
-static char *map(size_t n, int prot) {
-  char *p = mmap(0, n, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(p != MAP_FAILED);
-  return p;
-}
-static char *full(size_t n) {
-  char *p = map(n, PROT_READ | PROT_WRITE);
-  for (size_t i = 0; i < n; i += P) *(word *)(p + i) = i + 1;
-  return p;
-}
-static void same(char *p, size_t from, size_t to) {
-  for (size_t i = from; i < to; i += P) CHECK(*(word *)(p + i) == i + 1);
-}
-static void zero(char *p, size_t from, size_t to) {
-  for (size_t i = from; i < to; i += P) CHECK(*(word *)(p + i) == 0);
-}
-// Has everything else go out of core.
-static void flood(void) { char *p = full(24 * MIB); same(p, 0, 24 * MIB); CHECK(!munmap(p, 24 * MIB)); }
+#include "mappings.h"
 
 static void partial_munmap(void) {
   char *p = full(8 * MIB);
@@ -333,13 +279,6 @@ static void dont_fork(void) {
   int status;
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 5);
   same(p, 0, 4 * MIB), same(q, 0, 4 * MIB);
-}
-static int in_core(char *p, size_t n) {
-  unsigned char v[4096];
-  int count = 0;
-  CHECK(n / P <= sizeof v && !mincore(p, n, v));
-  for (size_t i = 0; i < n / P; i++) count += v[i] & 1;
-  return count;
 }
 static void locked(void) {
   char *p = full(2 * MIB);

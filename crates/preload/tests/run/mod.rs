@@ -91,11 +91,30 @@ pub fn run(frames: &str, program: impl AsRef<Path>, arguments: &[&str]) -> Ran {
 
 /// The same in a directory.
 pub fn run_in(directory: &Path, frames: &str, program: impl AsRef<Path>, arguments: &[&str]) -> Ran {
+    run_with(directory, &["--frames", frames], program, arguments)
+}
+
+/// The same with these options.
+pub fn run_with(directory: &Path, options: &[&str], program: impl AsRef<Path>, arguments: &[&str]) -> Ran {
+    run_under(&[], directory, options, program, arguments)
+}
+
+/// The same, with `selfpage run` started by another command.
+pub fn run_under(
+    command: &[&str],
+    directory: &Path,
+    options: &[&str],
+    program: impl AsRef<Path>,
+    arguments: &[&str],
+) -> Ran {
     let stats = tempfile::NamedTempFile::new().unwrap();
     let output = Command::new("timeout")
         .args(["--kill-after=1", "150"])
+        .args(command)
         .arg(tool())
-        .args(["run", "--frames", frames, "--stats"])
+        .arg("run")
+        .args(options)
+        .arg("--stats")
         .arg(stats.path())
         .arg("--")
         .arg(program.as_ref())

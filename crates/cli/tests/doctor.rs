@@ -1,0 +1,57 @@
+//! `selfpage doctor` as a user and a script meet it.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output};
+
+use selfpage::doctor::{can_run, examine};
+use serde_json::Value;
+
+fn doctor(arguments: &[&str]) -> (String, Output) {
+    let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("doctor").args(arguments).output().unwrap();
+    let expected = i32::from(!can_run(&examine()));
+    assert_eq!(output.status.code(), Some(expected), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    (String::from_utf8(output.stdout.clone()).unwrap(), output)
+}
+
+/// What no machine goes without a line for.
+#[rustfmt::skip]
+const FEATURES: [&str; 28] = [
+    "kernel", "seccomp", "userfaultfd", "/dev/userfaultfd", "UFFDIO_MOVE", "UFFDIO_MOVE keeps uffd-wp",
+    "UFFD_FEATURE_SIGBUS", "UFFD_FEATURE_THREAD_ID", "UFFD_FEATURE_WP_ASYNC", "UFFDIO_CONTINUE", "UFFDIO_POISON",
+    "PAGEMAP_SCAN", "/proc/self/mem", "MADV_POPULATE_WRITE", "MADV_GUARD_INSTALL", "transparent huge pages",
+    "vm.overcommit_memory", "huge pages for blocks", "overcommit for blocks", "memory pressure (PSI)",
+    "free page reporting", "protection keys", "RLIMIT_MEMLOCK", "swap", "vm.max_map_count", "io_uring", "O_DIRECT",
+    "store space",
+];
+
+#[test]
+fn each_feature_is_one_object_of_json() {
+    let (text, _) = doctor(&["--json"]);
+    let mut features = BTreeSet::new();
+    for line in text.lines() {
+        let object: Value = serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"));
+        let object = object.as_object().unwrap();
+        assert_eq!(object.keys().collect::<Vec<_>>(), ["feature", "remedy", "state", "why"], "{line}");
+        let state = object["state"].as_str().unwrap();
+        assert!(["present", "degraded", "refused", "absent"].contains(&state), "{line}");
+        assert!(object["why"].as_str().is_some_and(|why| !why.is_empty()), "{line}");
+        assert!(object["remedy"].is_null() || object["remedy"].as_str().is_some_and(|one| !one.is_empty()), "{line}");
+        assert!(features.insert(object["feature"].as_str().unwrap().to_owned()), "twice: {line}");
+    }
+    for feature in FEATURES {
+        assert!(features.contains(feature), "{feature} has no line in {features:?}");
+    }
+    let examined: BTreeSet<String> = examine().iter().map(|finding| finding.feature.to_owned()).collect();
+    assert_eq!(features, examined);
+}
+
+#[test]
+fn people_get_a_line_for_each_feature_and_no_colours_without_a_terminal() {
+    let (text, _) = doctor(&[]);
+    for finding in examine() {
+        let line = |line: &&str| line[line.find(' ').unwrap_or(0)..].trim_start().starts_with(finding.feature);
+        assert!(text.lines().any(|one| line(&one)), "{} has no line in {text}", finding.feature);
+    }
+    assert!(!text.contains('\x1b'), "{text}");
+}

@@ -1,0 +1,223 @@
+// Further rows of the table in docs/run.md, as in mappings.c.
+#include "mappings.h"
+
+static void fixed_noreplace(void) {
+  int anonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+  char *p = full(8 * MIB), *free_place = (char *)0x200000000000;
+  int f = open("/proc/self/exe", O_RDONLY);
+  CHECK(!munmap(p + 4 * MIB, MIB)); // the program's no more, and still in the region
+  for (size_t at = 0; at < 5 * MIB; at += 2 * MIB) {
+    CHECK(mmap(p + at, P, 3, anonymous, -1, 0) == MAP_FAILED && errno == EEXIST);
+    CHECK(mmap(p + at, P, PROT_READ, MAP_PRIVATE | MAP_FIXED_NOREPLACE, f, 0) == MAP_FAILED && errno == EEXIST);
+  }
+  CHECK(reads(p + 4 * MIB) == SIGSEGV);
+  flood();
+  same(p, 0, 4 * MIB), same(p, 5 * MIB, 8 * MIB);
+  CHECK(mmap(free_place, P, 3, anonymous, -1, 0) == free_place && !writes(free_place));
+  CHECK(mmap(free_place, P, 3, anonymous, -1, 0) == MAP_FAILED && errno == EEXIST);
+}
+// The number of an error that a call gives on memory that is not managed, 0 for none.
+static int in_kernel_memory(int prot, int (*does)(char *)) {
+  char *p = mmap(0, MIB, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+  CHECK(p != MAP_FAILED);
+  int result = does(p) ? errno : 0;
+  CHECK(!munmap(p, MIB));
+  return result;
+}
+static int key;
+static int with_key(char *p) { return pkey_mprotect(p, MIB, 3, key); }
+static void protection_key(void) {
+  char *p = full(4 * MIB);
+  CHECK(!pkey_mprotect(p, MIB, PROT_READ, -1) && writes(p) == SIGSEGV); // as mprotect
+  CHECK(!pkey_mprotect(p, MIB, 3, -1) && !writes(p + 8));
+  for (key = 0; key < 17; key++) { // keys that nobody allocated, or that there are none of
+    int expected = in_kernel_memory(3, with_key);
+    CHECK((with_key(p + MIB) ? errno : 0) == expected);
+  }
+  key = syscall(SYS_pkey_alloc, 0, 0);
+  if (key >= 0) {
+    CHECK(!with_key(p + 2 * MIB) && !pkey_set(key, PKEY_DISABLE_ACCESS));
+    CHECK(reads(p + 2 * MIB) == SIGSEGV && !pkey_set(key, 0));
+    flood();
+    *(word *)(p + 2 * MIB) = 2 * MIB + 1;
+  }
+  flood();
+  same(p, 0, 4 * MIB);
+}
+static void posix_advice(void) { // a call of the C library's alone
+  char *p = full(4 * MIB);
+  flood();
+  int core = in_core(p, MIB);
+  CHECK(!posix_madvise(p, 4 * MIB, POSIX_MADV_DONTNEED) && in_core(p, MIB) == core);
+  int known[] = {POSIX_MADV_NORMAL, POSIX_MADV_RANDOM, POSIX_MADV_SEQUENTIAL, POSIX_MADV_WILLNEED};
+  for (int i = 0; i < 4; i++) CHECK(!posix_madvise(p, 4 * MIB, known[i]));
+  same(p, 0, 4 * MIB);
+  errno = 0;
+  CHECK(posix_madvise(p, 4 * MIB, 77) == EINVAL && posix_madvise(p + 1, P, POSIX_MADV_WILLNEED) == EINVAL && !errno);
+  CHECK(!munmap(p, 4 * MIB));
+  CHECK(posix_madvise(p, 4 * MIB, POSIX_MADV_WILLNEED) == ENOMEM);
+}
+static void on_fault(void) { // MLOCK_ONFAULT too brings pages in
+  for (unsigned flags = 0; flags <= 1; flags++) {
+    char *p = full(2 * MIB);
+    flood();
+    CHECK(in_core(p, MIB) < 256);
+    CHECK(!mlock2(p, MIB, flags) && in_core(p, MIB) == 256);
+    flood();
+    CHECK(in_core(p, MIB) == 256);
+    same(p, 0, 2 * MIB);
+    CHECK(!munlock(p, MIB));
+  }
+  char *p = full(P);
+  CHECK(mlock2(p, P, 2) == -1 && errno == EINVAL);
+}
+static void unlock_all(void) {
+  char *p = full(8 * MIB);
+  CHECK(!mlock(p, 2 * MIB) && !mlock(p + 4 * MIB, 2 * MIB));
+  CHECK(mlock(p + 6 * MIB, MIB) == -1 && errno == ENOMEM);
+  flood();
+  CHECK(in_core(p, 2 * MIB) == 512 && in_core(p + 4 * MIB, 2 * MIB) == 512);
+  CHECK(!munlockall());
+  CHECK(!madvise(p, P, MADV_DONTNEED)); // which no locked page takes
+  *(word *)p = 1;
+  flood();
+  CHECK(in_core(p, 2 * MIB) < 512 && in_core(p + 4 * MIB, 2 * MIB) < 512);
+  CHECK(!mlock(p + 6 * MIB, MIB));
+  same(p, 0, 8 * MIB);
+}
+#define READ 22
+#define WRITE 23
+static int to_read(char *p) { return madvise(p, MIB, READ); }
+static int to_write(char *p) { return madvise(p, MIB, WRITE); }
+static void populate(void) {
+  char *p = map(4 * MIB, 3);
+  CHECK(!to_read(p) && in_core(p, MIB) == 256);
+  CHECK(!to_write(p + 2 * MIB) && in_core(p + 2 * MIB, MIB) == 256);
+  zero(p, 0, 4 * MIB);
+  char *q = full(4 * MIB);
+  flood();
+  CHECK(in_core(q, MIB) < 256 && !to_read(q) && in_core(q, MIB) == 256);
+  flood();
+  CHECK(!to_write(q) && in_core(q, MIB) == 256);
+  char *much = map(24 * MIB, 3); // more than there are frames: the first go for the last
+  CHECK(!madvise(much, 24 * MIB, WRITE));
+  same(q, 0, 4 * MIB), zero(much, 0, 24 * MIB);
+  int access[] = {PROT_READ, PROT_NONE};
+  for (int i = 0; i < 2; i++) {
+    char *closed = map(MIB, access[i]);
+    int reading = in_kernel_memory(access[i], to_read), writing = in_kernel_memory(access[i], to_write);
+    CHECK((to_read(closed) ? errno : 0) == reading && (to_write(closed) ? errno : 0) == writing && writing);
+  }
+  CHECK(!munmap(q + 2 * MIB, MIB));
+  CHECK(madvise(q, 4 * MIB, READ) == -1 && errno == ENOMEM && madvise(q + 2 * MIB, P, WRITE) == -1 && errno == ENOMEM);
+}
+// Whether the kernel has that flag for the mapping at p.
+static int has_flag(char *p, const char *flag) {
+  FILE *f = fopen("/proc/self/smaps", "r");
+  char line[4096];
+  uintptr_t from, to;
+  int inside = 0, has = -1;
+  while (has < 0 && fgets(line, sizeof line, f)) {
+    if (sscanf(line, "%lx-%lx ", &from, &to) == 2) inside = from <= (uintptr_t)p && (uintptr_t)p < to;
+    else if (inside && !strncmp(line, "VmFlags:", 8)) has = !!strstr(line, flag);
+  }
+  fclose(f);
+  return has;
+}
+static void dump(void) {
+  char *p = full(4 * MIB);
+  CHECK(!madvise(p + MIB, MIB, MADV_DONTDUMP));
+  CHECK(has_flag(p + MIB, " dd") == 1 && has_flag(p + 2 * MIB - P, " dd") == 1);
+  CHECK(has_flag(p, " dd") == 0 && has_flag(p + 2 * MIB, " dd") == 0);
+  flood();
+  same(p, 0, 4 * MIB);
+  CHECK(!madvise(p, 4 * MIB, MADV_DODUMP) && has_flag(p + MIB, " dd") == 0);
+  flood();
+  same(p, 0, 4 * MIB);
+}
+static void exits(pid_t child, int code) {
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == code);
+}
+static void fork_again(void) { // what was said of forks, taken back; and what a child's child gets
+  char *p = full(4 * MIB), *q = full(4 * MIB);
+  CHECK(!madvise(p, 4 * MIB, MADV_DONTFORK) && !madvise(p + MIB, 2 * MIB, MADV_DOFORK));
+  CHECK(!madvise(q, 4 * MIB, MADV_WIPEONFORK) && !madvise(q + MIB, 2 * MIB, MADV_KEEPONFORK));
+  pid_t child = fork();
+  if (!child) {
+    CHECK(reads(p) == SIGSEGV && reads(p + 3 * MIB) == SIGSEGV);
+    same(p, MIB, 3 * MIB), zero(q, 0, MIB), same(q, MIB, 3 * MIB), zero(q, 3 * MIB, 4 * MIB);
+    *(word *)q = 9; // the child's too is wiped
+    pid_t grandchild = fork();
+    if (!grandchild) { same(p, MIB, 3 * MIB), zero(q, 0, MIB), same(q, MIB, 3 * MIB); _exit(6); }
+    exits(grandchild, 6);
+    CHECK(*(word *)q == 9);
+    _exit(5);
+  }
+  exits(child, 5);
+  flood();
+  same(p, 0, 4 * MIB), same(q, 0, 4 * MIB);
+}
+static void will_need(void) {
+  char *p = full(4 * MIB);
+  flood();
+  CHECK(in_core(p, 2 * MIB) < 256);
+  CHECK(!madvise(p, 2 * MIB, MADV_WILLNEED));
+  for (int turns = 0; in_core(p, 2 * MIB) < 512; turns++) { CHECK(turns < 6000); usleep(10000); }
+  same(p, 0, 4 * MIB);
+}
+static void other_advice(void) {
+  char *p = full(2 * MIB);
+  int unknown[] = {5, 7, 9 /* REMOVE: of shared memory */, 26, 77, 1000, -1};
+  for (int i = 0; i < 7; i++)
+    for (size_t len = 0; len <= 2 * MIB; len += MIB) // asking about nothing tells what the kernel knows
+      CHECK((len || unknown[i] != 9) ? madvise(p, len, unknown[i]) == -1 && errno == EINVAL : 1);
+  CHECK(madvise(p + 1, P, MADV_DONTNEED) == -1 && errno == EINVAL && !madvise(p, 0, MADV_DONTNEED));
+  flood();
+  same(p, 0, 2 * MIB);
+  CHECK(!munmap(p + MIB, P));
+  CHECK(madvise(p, 2 * MIB, MADV_DONTNEED) == -1 && errno == ENOMEM); // the rest is advised all the same
+  zero(p, 0, MIB), zero(p, MIB + P, 2 * MIB);
+}
+static void differs(char *p, size_t len) {
+  CHECK(mremap(p, len, 2 * len, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
+}
+static void mremap_over_differing(void) {
+  int f = open("/proc/self/exe", O_RDONLY);
+  char *p = full(4 * MIB), *q = full(4 * MIB);
+  CHECK(mmap(p + MIB, P, PROT_READ, MAP_PRIVATE | MAP_FIXED, f, 0) == p + MIB);
+  differs(p, 4 * MIB);
+  CHECK(!munmap(q + MIB, P));
+  differs(q, 4 * MIB), differs(q + MIB, MIB);
+  flood();
+  same(p, 0, MIB), same(p, MIB + P, 4 * MIB), same(q, 0, MIB), same(q, MIB + P, 4 * MIB);
+  CHECK(!memcmp(p + MIB, "\177ELF", 4) && reads(q + MIB) == SIGSEGV);
+}
+static int without_managed_memory(void *p) { return reads(p) == SIGSEGV && where == p && writes((char *)p + MIB) == SIGSEGV ? 4 : 1; }
+static void other_clone(void) { // a process of its own that is no plain fork
+  static char stack[64 << 10] __attribute__((aligned(16)));
+  char *p = full(4 * MIB);
+  pid_t child;
+#ifdef RAW
+  (void)stack;
+  child = syscall(SYS_clone, CLONE_FS | SIGCHLD, 0, 0, 0, 0);
+  if (!child) syscall(SYS_exit, without_managed_memory(p));
+#else
+  child = clone(without_managed_memory, stack + sizeof stack, CLONE_FS | SIGCHLD, p);
+#endif
+  exits(child, 4);
+  flood();
+  same(p, 0, 4 * MIB);
+}
+static struct { const char *name; void (*row)(void); } rows[] = {
+  {"fixed_noreplace", fixed_noreplace},
+  {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all},
+  {"populate", populate}, {"dump", dump}, {"fork_again", fork_again}, {"will_need", will_need},
+  {"other_advice", other_advice}, {"mremap_over_differing", mremap_over_differing}, {"other_clone", other_clone}};
+int main(int argc, char **argv) {
+  struct sigaction a = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
+  sigaction(SIGSEGV, &a, 0), sigaction(SIGBUS, &a, 0);
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    if (argc == 2 && !strcmp(argv[1], rows[i].name)) { rows[i].row(); puts("ok"); return 0; }
+  return 2;
+}

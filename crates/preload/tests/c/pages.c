@@ -1,0 +1,170 @@
+// Programs with more pages than frames, for what `selfpage run` is told, counts, and does when its store fails.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define P 4096ul
+#define MIB (1ul << 20)
+#define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); fflush(stdout); _exit(1); } } while (0)
+typedef volatile uint64_t word;
+static const char *told;
+static char *map(size_t n, int prot, int flags, int file) {
+  char *p = mmap(0, n, prot, flags, file, 0);
+  CHECK(p != MAP_FAILED);
+  return p;
+}
+static char *managed(size_t n) { return map(n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1); }
+// Every page has a word of its own and a text that a store can be searched for.
+static void fill(char *p, size_t n, uint64_t seed) {
+  for (size_t i = 0; i < n; i += P) *(word *)(p + i) = i + seed, strcpy(p + i + 8, "selfpage keeps this page");
+}
+static void same(char *p, size_t n, uint64_t seed) {
+  for (size_t i = 0; i < n; i += P) CHECK(*(word *)(p + i) == i + seed && !strcmp(p + i + 8, "selfpage keeps this page"));
+}
+static long of_line(const char *file, const char *key) {
+  FILE *f = fopen(file, "r");
+  char line[256];
+  long number = -1;
+  while (f && number < 0 && fgets(line, sizeof line, f)) if (!strncmp(line, key, strlen(key))) number = atol(line + strlen(key));
+  CHECK(f && !fclose(f));
+  return number;
+}
+
+// Blocks and mappings three times the frames, forwards, backwards, and a part again and again.
+static void work(void) {
+  char *block = malloc(12 * MIB), *mapping = managed(12 * MIB);
+  fill(block, 12 * MIB, 1), fill(mapping, 12 * MIB, 2);
+  for (uint64_t turn = 0; turn < 3; turn++) {
+    same(block, 12 * MIB, 1 + turn), same(mapping, 12 * MIB, 2);
+    for (size_t i = 12 * MIB; i; i -= P) *(word *)(block + i - P) += 1;
+    for (int again = 0; again < 3; again++) same(mapping, 2 * MIB, 2);
+  }
+  free(block);
+}
+// A third more than the frames, again and again: what was used last is what should go.
+static void cycle(void) {
+  char *p = managed(11 * MIB);
+  fill(p, 11 * MIB, 1);
+  for (int turn = 0; turn < 16; turn++) same(p, 11 * MIB, 1);
+}
+static void work_and_say_what_was_written(void) {
+  work();
+  printf("%ld\n", of_line("/proc/self/io", "write_bytes:"));
+}
+// Works, and then looks at everything again when it is told to.
+static void work_twice(void) {
+  char *p = managed(24 * MIB), line[8];
+  fill(p, 24 * MIB, 5);
+  same(p, 24 * MIB, 5);
+  puts("up"), fflush(stdout);
+  CHECK(fgets(line, sizeof line, stdin));
+  same(p, 24 * MIB, 5);
+}
+static void fill_much(void) { fill(managed(24 * MIB), 24 * MIB, 1); }
+// Takes what is left of the disk that the store is on, and only then needs the store.
+static void fill_the_disk(void) {
+  static char ballast[MIB];
+  int file = open(told, O_WRONLY | O_CREAT, 0600);
+  CHECK(file >= 0);
+  while (write(file, ballast, MIB) > 0);
+  CHECK(errno == ENOSPC);
+  fill_much();
+}
+// The store's file may not grow any more from here on.
+static void limit_files(void) {
+  signal(SIGXFSZ, SIG_IGN);
+  CHECK(!setrlimit(RLIMIT_FSIZE, &(struct rlimit){MIB, MIB}));
+  fill_much();
+}
+static sigjmp_buf out;
+static void on_sigbus(int s) { siglongjmp(out, s); }
+// A program that handles SIGBUS goes on, and what it has is right.
+static void catch_sigbus(void) {
+  volatile size_t reached = 0;
+  struct sigaction a = {.sa_handler = on_sigbus};
+  sigaction(SIGBUS, &a, 0);
+  char *p = managed(24 * MIB);
+  if (!sigsetjmp(out, 1)) for (; reached < 24 * MIB; reached += P) fill(p + reached, P, reached + 1);
+  CHECK(reached >= 8 * MIB && reached < 24 * MIB);
+  char *failed = p + reached;
+  int zeros = open("/dev/zero", O_RDONLY);
+  CHECK(read(zeros, failed, 8) == -1 && errno == EFAULT); // a system call is told of it too
+  signal(SIGBUS, SIG_DFL);
+  CHECK(!munmap(p, 4 * MIB)); // makes room
+  for (size_t i = 4 * MIB; i < reached; i += P) same(p + i, P, i + 1);
+  fill(p + 20 * MIB, MIB, 3), same(p + 20 * MIB, MIB, 3);
+}
+
+#define COUNTED (16 * MIB)
+static int private = MAP_PRIVATE | MAP_ANONYMOUS;
+static void nothing(void) { fill(managed(COUNTED), COUNTED, 1); }
+static void shared(void) { map(COUNTED, 3, MAP_SHARED | MAP_ANONYMOUS, -1); }
+static void stack(void) { map(COUNTED, 3, private | MAP_STACK, -1); }
+static void low(void) { map(COUNTED, 3, private | MAP_32BIT, -1); }
+static void executable(void) { map(COUNTED, 7, private, -1); }
+static void made_executable(void) { CHECK(!mprotect(managed(COUNTED), COUNTED, 7)); }
+static void fixed(void) { CHECK(mmap((void *)0x200000000000, COUNTED, 3, private | MAP_FIXED, -1, 0) == (void *)0x200000000000); }
+static void over_a_region(void) { CHECK(mmap(managed(COUNTED), COUNTED, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED); }
+static void committed(void) { // a reservation counts from when it can be accessed, as far as it can
+  char *p = map(64 * MIB, PROT_NONE, private | MAP_STACK, -1);
+  CHECK(!mprotect(p + MIB, COUNTED, 3));
+}
+static void one_at_a_time(void) { // the most at once is told, not the sum
+  for (int i = 0; i < 4; i++) CHECK(!munmap(map(COUNTED, 3, private | MAP_STACK, -1), COUNTED));
+}
+static void grown(void) {
+  char *p = map(MIB, 3, private | MAP_STACK, -1);
+  CHECK(mremap(p, MIB, COUNTED, MREMAP_MAYMOVE) != MAP_FAILED);
+}
+static void reserved(void) { map(COUNTED, PROT_NONE, private | MAP_STACK, -1); }
+static void file(void) {
+  int file = memfd_create("file", 0);
+  CHECK(file >= 0 && !ftruncate(file, COUNTED));
+  memset(map(COUNTED, 3, MAP_SHARED, file), 1, COUNTED), map(COUNTED, 3, MAP_PRIVATE, file);
+}
+static void huge(void) {
+  char *p = mmap(0, COUNTED, 3, private | MAP_HUGETLB | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) puts("none");
+}
+
+// The child touches little of what its parent has, and writes less.
+static void small_child(void) {
+  char *p = managed(32 * MIB);
+  fill(p, 32 * MIB, 1);
+  pid_t child = fork();
+  if (!child) {
+    same(p + MIB, MIB, MIB + 1);
+    fill(p, 64 * P, 2), fill(managed(64 * P), 64 * P, 3);
+    printf("%d %ld\n", getpid(), of_line("/proc/self/smaps_rollup", "Private_Dirty:"));
+    exit(0);
+  }
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && !status);
+  same(p, 32 * MIB, 1);
+}
+static struct { const char *name; void (*what)(void); } cases[] = {
+  {"work", work}, {"cycle", cycle}, {"work_and_say_what_was_written", work_and_say_what_was_written}, {"work_twice", work_twice},
+  {"fill_much", fill_much}, {"fill_the_disk", fill_the_disk}, {"limit_files", limit_files}, {"catch_sigbus", catch_sigbus},
+  {"nothing", nothing}, {"shared", shared}, {"stack", stack}, {"low", low}, {"executable", executable},
+  {"made_executable", made_executable}, {"fixed", fixed}, {"over_a_region", over_a_region}, {"committed", committed},
+  {"one_at_a_time", one_at_a_time}, {"grown", grown}, {"reserved", reserved}, {"file", file}, {"huge", huge},
+  {"small_child", small_child}};
+int main(int argc, char **argv) {
+  told = argv[2];
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    if (argc > 1 && !strcmp(argv[1], cases[i].name)) {
+      cases[i].what();
+      if (cases[i].what != small_child) puts("ok");
+      return 0;
+    }
+  return 2;
+}

@@ -1,0 +1,226 @@
+//! Where pages go under `selfpage run`, and what becomes of a program whose store fails.
+
+mod run;
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use run::Ran;
+
+const FRAMES: [&str; 2] = ["--frames", "8M"];
+const PAGE: u64 = 4096;
+/// What tests/c/pages.c has on each of its pages.
+const TEXT: &[u8] = b"selfpage keeps this page";
+
+fn pages() -> Option<&'static Path> {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PROGRAM.get_or_init(|| run::possible().then(|| run::compile("pages", &[]))).as_deref()
+}
+
+fn case(options: &[&str], name: &str) -> Option<Ran> {
+    pages().map(|program| run::run_with(Path::new("/"), &[&FRAMES, options].concat(), program, &[name]))
+}
+
+/// Everything came back right, though pages went, and frames were as many as was said.
+#[track_caller]
+fn right(ran: Ran) -> Ran {
+    let ran = ran.ok();
+    assert!(ran.text().ends_with("ok\n"), "{}", ran.text());
+    assert!(ran.stats["evictions_total"].as_u64().unwrap() > 4096, "{}", ran.stats);
+    assert!(ran.stats["bytes_saved"].as_u64().unwrap() > 8 << 20, "{}", ran.stats);
+    assert!(ran.stats["resident_bytes_max"].as_u64().unwrap() <= 8 << 20, "{}", ran.stats);
+    ran
+}
+
+#[test]
+fn each_policy_runs_a_program_right() {
+    for policy in selfpage::POLICIES {
+        let Some(ran) = case(&["--policy", policy], "work") else { return };
+        right(ran);
+    }
+}
+
+#[test]
+fn the_policy_that_was_named_decides() {
+    let fills = |policy| Some(case(&["--policy", policy], "cycle")?.ok().stats["fills_total"].as_u64().unwrap());
+    let (Some(lru), Some(mru)) = (fills("lru"), fills("mru")) else { return };
+    assert!(mru * 3 < lru * 2, "{mru} fills with mru, {lru} with lru");
+}
+
+#[test]
+fn memory_as_a_store_writes_nothing_to_a_disk() {
+    let directory = run::directory();
+    let written_bytes = |store: &str| {
+        let ran = right(case(&["--store", store], "work_and_say_what_was_written")?);
+        Some(ran.text().lines().next().unwrap().parse::<u64>().unwrap())
+    };
+    let Some(written) = written_bytes("memory") else { return };
+    assert_eq!(written, 0);
+    // A disk it was that would have been written to.
+    let written = written_bytes(directory.path().to_str().unwrap()).unwrap();
+    assert!(written > 8 << 20, "{written} bytes");
+}
+
+/// How many pages of a store's file hold what the program had on them.
+fn kept(path: &Path) -> usize {
+    let file = std::fs::File::open(path).unwrap();
+    let mut page = vec![0; PAGE as usize];
+    let offsets = (PAGE..file.metadata().unwrap().len()).step_by(PAGE as usize);
+    // A file of the whole capacity is mostly holes; what lies in it lies at the front.
+    let pages = offsets.take(32 << 10).filter(|offset| {
+        file.read_exact_at(&mut page, *offset).unwrap();
+        page[8..].starts_with(TEXT)
+    });
+    pages.count()
+}
+
+#[test]
+fn a_named_store_has_the_pages_and_can_be_used_again() {
+    let directory = run::directory();
+    let path = directory.path().join("store");
+    for _ in 0..2 {
+        let Some(ran) = case(&["--store", path.to_str().unwrap()], "work") else { return };
+        right(ran);
+        let about = path.metadata().unwrap();
+        assert_eq!(about.mode() & 0o777, 0o600);
+        assert!(kept(&path) > 2048, "{} pages", kept(&path));
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_file_that_holds_something_else_is_refused_and_left_as_it_is() {
+    let Some(program) = pages() else { return };
+    let directory = run::directory();
+    let path = directory.path().join("letters");
+    for contents in [b"dear all".to_vec(), vec![b'x'; 3 << 20]] {
+        std::fs::write(&path, &contents).unwrap();
+        let options = [&FRAMES[..], &["--store", path.to_str().unwrap()]].concat();
+        let ran = run::run_with(Path::new("/"), &options, program, &["work"]);
+        assert_eq!(ran.code(), 2, "{}", ran.errors());
+        assert!(ran.errors().starts_with("selfpage run: ") && ran.errors().lines().count() == 1, "{}", ran.errors());
+        for part in [path.to_str().unwrap(), "something that is not a store's", "remove it, or name another"] {
+            assert!(ran.errors().contains(part), "{part} is missing: {}", ran.errors());
+        }
+        assert_eq!(ran.text(), "");
+        assert!(std::fs::read(&path).unwrap() == contents);
+    }
+}
+
+/// `work_twice`, when it has worked once; it goes on when it is told to.
+fn half_done(store: &Path) -> Option<Child> {
+    let program = pages()?;
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=1", "150"]).arg(run::tool()).arg("run").args(FRAMES).arg("--store").arg(store);
+    command.arg("--").arg(program).arg("work_twice");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "up\n");
+    Some(child)
+}
+
+/// Has it go on: its status, what it said, and its errors.
+fn go_on(mut child: Child) -> (i32, String, String) {
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_second_program_gets_a_store_of_its_own_beside_one_that_is_in_use() {
+    let directory = run::directory();
+    let path = directory.path().join("store");
+    let Some(first) = half_done(&path) else { return };
+    let second = case(&["--store", path.to_str().unwrap()], "work").unwrap();
+    right(second);
+    assert_eq!(go_on(first), (0, "ok\n".into(), String::new()));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "files were left");
+}
+
+/// A program ended by SIGBUS, with a line that says why.
+#[track_caller]
+fn ended_by_sigbus(code: i32, errors: &str, why: &str) {
+    assert_eq!(code, 128 + libc::SIGBUS, "{errors}");
+    let told: Vec<_> = errors.lines().filter(|line| line.contains(why)).collect();
+    assert!(!told.is_empty(), "{why} is not said: {errors}");
+    for line in told {
+        assert!(line.starts_with("selfpage: ") && line.contains("region mappings at 0x"), "{line}");
+    }
+}
+
+#[test]
+fn a_file_damaged_behind_the_programs_back_is_noticed() {
+    let directory = run::directory();
+    let path = directory.path().join("store");
+    let Some(child) = half_done(&path) else { return };
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    for offset in (PAGE..64 << 20).step_by(PAGE as usize) {
+        let _ = file.write_all_at(b"x", offset + 2000);
+    }
+    let (code, text, errors) = go_on(child);
+    assert_eq!(text, "");
+    ended_by_sigbus(code, &errors, "the store gave back other bytes than were saved");
+}
+
+#[test]
+fn a_file_cut_short_behind_the_programs_back_is_noticed() {
+    let directory = run::directory();
+    let path = directory.path().join("store");
+    let Some(child) = half_done(&path) else { return };
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(PAGE).unwrap();
+    let (code, text, errors) = go_on(child);
+    assert_eq!(text, "");
+    ended_by_sigbus(code, &errors, "the file ends before this page");
+}
+
+/// A limit on the size of files, of which one page is the store's own.
+const LIMIT: [&str; 2] = ["prlimit", "--fsize=4194304"];
+
+#[test]
+fn a_store_that_is_full_is_said_to_be() {
+    let Some(program) = pages() else { return };
+    let ran = run::run_under(&LIMIT, Path::new("/"), &FRAMES, program, &["fill_much"]);
+    assert_eq!(ran.text(), "");
+    ended_by_sigbus(ran.code(), &ran.errors(), "the store is full (ENOSPC)");
+    // Without a limit there is room.
+    assert_eq!(case(&[], "fill_much").unwrap().ok().text(), "ok\n");
+}
+
+#[test]
+fn a_program_that_handles_sigbus_goes_on() {
+    let Some(program) = pages() else { return };
+    let ran = run::run_under(&LIMIT, Path::new("/"), &FRAMES, program, &["catch_sigbus"]);
+    assert_eq!((ran.code(), ran.text().as_str()), (0, "ok\n"), "{}", ran.errors());
+    assert!(ran.errors().contains("the store is full (ENOSPC)"), "{}", ran.errors());
+}
+
+#[test]
+fn a_limit_on_files_that_comes_later_is_a_full_store() {
+    let Some(ran) = case(&[], "limit_files") else { return };
+    assert_eq!(ran.text(), "");
+    ended_by_sigbus(ran.code(), &ran.errors(), "no frame, because pages cannot be saved: the store is full");
+}
+
+#[test]
+fn a_disk_that_fills_up_under_the_store() {
+    let Some(program) = pages() else { return };
+    let directory = run::directory();
+    let at = directory.path().to_str().unwrap();
+    let mount = format!("mount -t tmpfs -o size=40m tmpfs {at} && exec \"$@\"");
+    let alone = ["unshare", "--mount", "sh", "-c", &mount, "sh"];
+    let tried = Command::new(alone[0]).args(&alone[1..]).arg("true").output();
+    if !tried.is_ok_and(|output| output.status.success()) {
+        return run::skip("mount", "a disk for this test alone cannot be mounted: it takes root");
+    }
+    let ballast = format!("{at}/ballast");
+    let options = [&FRAMES[..], &["--store", at]].concat();
+    let ran = run::run_under(&alone, Path::new("/"), &options, program, &["fill_the_disk", &ballast]);
+    assert_eq!(ran.text(), "");
+    ended_by_sigbus(ran.code(), &ran.errors(), "the store is full (ENOSPC)");
+}
