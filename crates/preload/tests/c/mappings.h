@@ -35,11 +35,16 @@
 typedef volatile uint64_t word;
 
 static sigjmp_buf out;
+static volatile sig_atomic_t expected; // whether an access may fail
 static void *where;
-static void on_segv(int s, siginfo_t *i, void *c) { where = i->si_addr; siglongjmp(out, s); }
+static void on_segv(int s, siginfo_t *i, void *c) {
+  where = i->si_addr;
+  if (!expected) _exit(99);
+  siglongjmp(out, s);
+}
 // The signal that an access gets, 0 for none.
-static int reads(void *p) { int s = sigsetjmp(out, 1); if (!s) (void)*(volatile char *)p; return s; }
-static int writes(void *p) { int s = sigsetjmp(out, 1); if (!s) *(volatile char *)p = 7; return s; }
+static int reads(void *p) { int s = sigsetjmp(out, expected = 1); if (!s) (void)*(volatile char *)p; expected = 0; return s; }
+static int writes(void *p) { int s = sigsetjmp(out, expected = 1); if (!s) *(volatile char *)p = 7; expected = 0; return s; }
 static char *map(size_t n, int prot) {
   char *p = mmap(0, n, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   CHECK(p != MAP_FAILED);
