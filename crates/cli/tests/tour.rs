@@ -61,7 +61,7 @@ fn check(shown: &str) {
     assert!(!shown.contains('\x1b') && !shown.contains('\r'), "escapes without a terminal");
 }
 
-/// The bytes that stand before and behind `word`, as in `in core 8.0 MiB of 8.0 MiB`.
+/// How many MiB stand behind `word`, as in `in core 8.0 MiB of 8.0 MiB`.
 fn mib_after(line: &str, word: &str) -> Option<f64> {
     line.split_once(word)?.1.split_once(" MiB")?.0.trim().parse().ok()
 }

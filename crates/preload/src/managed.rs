@@ -97,7 +97,7 @@ impl Managed {
     }
 
     /// Puts a range of a region out of reach again, and makes it empty. An error is the kernel's, which may have no room for
-    /// one more mapping: then the range is as it was.
+    /// one more mapping: then it holds what it held, though parts that had other access may be out of reach.
     ///
     /// # Safety
     /// *owned-range*: nobody uses the range any more.

@@ -333,9 +333,9 @@ impl Maps {
                 self.reclaim(managed, part_range)?;
             }
         }
-        self.remove_guards(managed, &range);
         // The change is made by a pager thread, which does not have the program's files: it is handed the mapping.
         let elsewhere = if ours { 0 } else { map_elsewhere(args)? };
+        self.remove_guards(managed, &range);
         let there = range.clone();
         let change = move || {
             let (start, len) = (there.start, there.len());
@@ -542,7 +542,10 @@ pub fn settle_in_child() {
     let mut table = table();
     let maps = &mut *table.maps;
     while let Some(range) = maps.not_for_child.all().first().cloned() {
-        let _ = maps.unmap(managed, range.clone());
+        if maps.unmap(managed, range.clone()).is_err() {
+            // SAFETY: owned-range: the program said that it is not for a child. What cannot be closed is empty all the same.
+            unsafe { managed.drop_contents(range.clone()) };
+        }
         maps.not_for_child.remove(range);
     }
     let mut left = 0..usize::MAX;

@@ -1,5 +1,6 @@
 //! What this process's domain counted, appended to the file that `run` reads: one line of JSON, written when the process
-//! ends or becomes another program. A process that is killed leaves none.
+//! ends or becomes another program. A process that is killed leaves none. An exec that failed takes the last line of its process back by
+//! one that says `goes_on`; and a program that was executed and cannot be entered has a line that says why not.
 
 use std::ffi::{CStr, CString, c_int};
 use std::fmt::Write as _;

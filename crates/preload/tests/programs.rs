@@ -211,8 +211,8 @@ fn under_a_limit_on_files() {
     if !run::possible() {
         return;
     }
-    let mut command = Command::new("prlimit");
-    command.arg("--fsize=67108864").arg(run::tool()).args(["run", "--frames", "4M", "--"]);
+    let mut command = Command::new("timeout");
+    command.args(["120", "prlimit", "--fsize=67108864"]).arg(run::tool()).args(["run", "--frames", "4M", "--"]);
     let output = command.arg(run::compile("objects", &[])).output().unwrap();
     assert!(output.status.success(), "{:?} {}", output.status, String::from_utf8_lossy(&output.stderr));
 }

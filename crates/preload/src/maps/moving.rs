@@ -173,13 +173,25 @@ impl Maps {
         Ok(())
     }
 
-    /// Moves what is in `old` to `new`, which is empty and open, with all that was said of it.
+    /// Moves what is in `old` to `new`, which is empty and open, with all that was said of it. After an error it is all in `old`.
     fn move_contents(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<usize, Errno> {
-        let Move { old, new, afterwards } = wish;
-        if prot & libc::PROT_READ == 0 {
+        let old = wish.old.clone();
+        let readable = prot & libc::PROT_READ != 0;
+        if !readable {
             // SAFETY: owned-range: the program's own, which is about to go.
             kernel(unsafe { managed.protect(old.clone(), libc::PROT_READ) })?;
         }
+        let moved = self.copy(managed, wish, prot).and_then(|()| self.give_up(managed, wish, prot));
+        if moved.is_err() && !readable {
+            // SAFETY: owned-range: as it was before.
+            unsafe { managed.protect(old, prot) };
+        }
+        moved.map(|()| wish.new.start)
+    }
+
+    /// Copies what is in `old`, which can be read, and has `new` be as `old` is.
+    fn copy(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
+        let Move { old, new, .. } = wish;
         let mut left = wish.moved();
         while !left.is_empty() {
             // What has a guard cannot be read.
@@ -195,20 +207,25 @@ impl Maps {
             }
             left.start = end;
         }
-        self.move_wishes(managed, wish)?;
-        if *afterwards == Afterwards::Gone {
-            self.unmap(managed, old.clone())?;
-        } else {
-            // SAFETY: owned-range: the program asked for an empty mapping to stay.
-            unsafe { managed.drop_contents(old.clone()) };
-            self.remove_guards(managed, old);
-            // SAFETY: owned-range: as it was before.
-            kernel(unsafe { managed.protect(old.clone(), prot) })?;
-        }
         if prot != READ_WRITE {
             self.protect(managed, new.clone(), prot, super::Key::Unchanged)?;
         }
-        Ok(new.start)
+        self.move_wishes(managed, wish)
+    }
+
+    /// Ends the old place, or empties it.
+    fn give_up(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
+        let old = wish.old.clone();
+        if wish.afterwards == Afterwards::Gone {
+            return self.unmap(managed, old).map(drop);
+        }
+        // SAFETY: owned-range: as it was before; the program asked for an empty mapping to stay.
+        unsafe {
+            kernel(managed.protect(old.clone(), prot))?;
+            managed.drop_contents(old.clone());
+        }
+        self.remove_guards(managed, &old);
+        Ok(())
     }
 
     /// What was said of the old place's parts holds for those of the new one; only locks leave the old place.
