@@ -51,8 +51,11 @@ unsafe impl GlobalAlloc for Allocator {
             return allocate_zeroed(1, layout.size()).cast();
         }
         if layout.size() >= LARGE_BYTES {
-            // It knows what is zero already.
-            return large::selfpage_large_allocate(layout.size(), layout.align(), true).cast();
+            // It knows what is zero already. Where it has no addresses, the objects' range may have room.
+            let block = large::selfpage_large_allocate(layout.size(), layout.align(), true);
+            if !block.is_null() {
+                return block.cast();
+            }
         }
         let block = allocate_aligned(layout.align(), layout.size()).cast::<u8>();
         if !block.is_null() {

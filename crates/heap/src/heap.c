@@ -91,7 +91,7 @@ static int heap_munmap(void *at, size_t len) {
     return 0;
 }
 
-// mimalloc's variable for it is set.
+// One of mimalloc's variables for it is set.
 static bool opens_in_parts;
 
 static int heap_mprotect(void *at, size_t len, int protection) {
@@ -204,6 +204,9 @@ static __attribute__((noinline)) void set_up(void) {
     is_set_up = true;
     os_preloading = false;
     mi_option_set_default(mi_option_eager_commit_delay, 0);
+    // Either may still be set otherwise by a variable.
+    bool at_once = mi_option_is_enabled(mi_option_eager_commit) && mi_option_get(mi_option_eager_commit_delay) == 0;
+    opens_in_parts = !at_once;
 }
 
 static inline void set_up_if_first(void) {
@@ -213,7 +216,6 @@ static inline void set_up_if_first(void) {
 void selfpage_heap_begin(long purge_delay_ms) {
     set_up_if_first();
     mi_option_set_default(mi_option_purge_delay, purge_delay_ms);
-    opens_in_parts = !mi_option_is_enabled(mi_option_eager_commit);
     mi_register_error(on_error, NULL);
 }
 

@@ -27,6 +27,7 @@
 mod broken;
 mod checks;
 mod chooser;
+#[allow(dead_code)]
 #[path = "../sim/dice.rs"]
 mod dice;
 mod directed;

@@ -306,12 +306,9 @@ pub fn decay() {
     settle(pages);
 }
 
-/// Lets blocks and what is kept grow by at most `more_bytes` from what they have now, or shrink, though never below what is live; `None`:
-/// as far as the bound says.
-pub(super) fn leave_room(more_bytes: Option<isize>) {
+/// Lets blocks and what is kept have at most `most_bytes`, though never less than what is live.
+pub(super) fn stay_below(most_bytes: usize) {
     let mut pages = PAGES.take();
-    let framed_bytes = pages.retention.framed_bytes;
-    pages.retention.most_bytes =
-        more_bytes.map_or(usize::MAX, |more_bytes| framed_bytes.saturating_add_signed(more_bytes));
+    pages.retention.most_bytes = most_bytes;
     settle(pages);
 }

@@ -94,9 +94,12 @@ fn relieve_others() {
 /// Sees to it that what is kept leaves some of what the process's control groups may have. Until the next look the bound holds whatever
 /// blocks are allocated.
 fn stay_below_limit() {
+    // First: what blocks take meanwhile is then in use, and no room.
+    let framed_bytes = PAGES.take().retention.framed_bytes;
     let room = cgroup::room();
     let left_bytes = |room: &cgroup::Room| room.limit_bytes / LEFT_OF_LIMIT;
-    block::leave_room(room.map(|room| room.free_bytes as isize - left_bytes(&room) as isize));
+    let more_bytes = |room: cgroup::Room| room.free_bytes as isize - left_bytes(&room) as isize;
+    block::stay_below(room.map_or(usize::MAX, |room| framed_bytes.saturating_add_signed(more_bytes(room))));
     if room.is_some_and(|room| room.free_bytes < left_bytes(&room)) {
         relieve_others();
     }

@@ -56,7 +56,7 @@ pub(super) struct Given {
     pub(super) addr: usize,
     /// What may hold other bytes than zeros, from the beginning.
     pub(super) dirty_bytes: usize,
-    /// What has no frames yet and could get them at once: the rest of the block, or a huge page that was begun for it.
+    /// What has no frames yet and could get them at once: the rest of the block, or what was begun with it.
     pub(super) absent: usize,
     pub(super) absent_bytes: usize,
 }

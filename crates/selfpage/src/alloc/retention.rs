@@ -9,7 +9,7 @@ pub(super) struct Retention {
     pub(super) live_bytes: usize,
     /// Bytes of slots that may have frames, those of blocks included.
     pub(super) framed_bytes: usize,
-    /// Of those, bytes of packed slots that were never used: the rests of huge pages.
+    /// Of those, bytes of packed slots that were never used: what was begun with others.
     pub(super) spare_bytes: usize,
     /// The most that was live lately.
     pub(super) peak_bytes: usize,

@@ -62,7 +62,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Stands for when it was freed, in a packed slot that has frames of a huge page and was never used: such are dropped last.
+    /// Stands for when it was freed, in a packed slot that was begun with others and never used: such count as freed last.
     pub(super) const SPARE: u64 = u64::MAX;
 
     /// `from..end` reads as zeros now. What was left to the kernel behind `end` may hold something for as long as the kernel likes.

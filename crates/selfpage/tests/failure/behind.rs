@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
@@ -35,7 +37,14 @@ fn over(config: Config, trap: Trap) -> (Domain, Region) {
 const TAIL: usize = 16;
 
 fn tail(region: &Region) -> *mut libc::c_void {
+    // The evictor may still be at work for the pages before.
+    let in_core = |page: &AtomicU8| page.load(Ordering::Relaxed) == 1;
     check_pages(region, ALL - TAIL..ALL);
+    std::thread::sleep(Duration::from_millis(20));
+    while !region.residency()[ALL - TAIL..].iter().all(in_core) {
+        check_pages(region, ALL - TAIL..ALL);
+        std::thread::sleep(Duration::from_millis(20));
+    }
     region.as_ptr().wrapping_add((ALL - TAIL) * PAGE).cast()
 }
 
