@@ -63,6 +63,13 @@ impl Dirty {
         }
     }
 
+    /// Empties it of whatever a scan added or marked before it failed.
+    pub(super) fn clear(&mut self) {
+        self.ranges.clear();
+        self.bits.fill(0);
+        self.pages = 0;
+    }
+
     /// Adds pages, which come after all that were added and lie within the range scanned.
     pub(super) fn add(&mut self, found: Range<usize>) {
         if found.is_empty() {

@@ -42,7 +42,7 @@ pub enum Mechanism {
 ///
 /// What counts as written: a page that anybody in this process wrote to, system calls included; a page whose contents were
 /// discarded; a mapping that was put over a part of the range; a page in a buffer that is registered with an io_uring of this process,
-/// at every scan; after a fork, in the child, everything until the child arms it.
+/// at every scan, and everything where those cannot be looked for; after a fork, in the child, everything until the child arms it.
 /// What does not: a hole that nobody touched, reading, a page that was swapped out or moved by the kernel.
 ///
 /// A huge page is written as a whole where the kernel keeps it whole: always with hugetlb; a transparent one is split by the
@@ -125,44 +125,29 @@ impl DirtyTracker {
     /// Finds the pages of `range` that were written since they were armed. A part that was never armed counts as written.
     ///
     /// # Errors
-    /// `Invalid`: as for [`DirtyTracker::arm`]. Any other: nothing is known, and nothing has changed.
+    /// `Invalid`: as for [`DirtyTracker::arm`]. Any other: nothing is known, and nothing has changed. `found` is empty.
     pub fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
-        check("scan", &range)?;
-        found.begin(&range);
-        let registered = registered::mark(&range, found)?;
-        match &self.protection {
+        fill(found, "scan", &range, |found| match &self.protection {
             None => traps::scan(range.clone(), found),
             Some(protection) => match tracked::region("scan", &range)? {
                 Some(region) => protection.scan_region(&region, range.clone(), Afterwards::Leave, found),
                 None => protection.scan(range.clone(), found),
             },
-        }?;
-        if registered == Registered::Some {
-            found.end(&range);
-        }
-        Ok(())
+        })
     }
 
     /// As [`DirtyTracker::scan`], and what was found is clean again. Each write is found by this call or by a later one.
     ///
     /// # Errors
-    /// As for [`DirtyTracker::arm`].
+    /// As for [`DirtyTracker::arm`]. `found` is empty.
     pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
-        check("scan and re-arm", &range)?;
-        found.begin(&range);
-        // First: after a scan in vain everything would have to count as written.
-        let registered = registered::mark(&range, found)?;
-        match &self.protection {
+        fill(found, "scan and re-arm", &range, |found| match &self.protection {
             None => traps::scan_and_rearm(range.clone(), found),
             Some(protection) => match tracked::region("scan and re-arm", &range)? {
                 Some(region) => protection.scan_region(&region, range.clone(), Afterwards::Protect, found),
                 None => protection.scan_and_rearm(range.clone(), found),
             },
-        }?;
-        if registered == Registered::Some {
-            found.end(&range);
-        }
-        Ok(())
+        })
     }
 
     /// Ends what [`DirtyTracker::arm`] began; the range counts as written afterwards.
@@ -178,6 +163,29 @@ impl DirtyTracker {
         }
         Ok(())
     }
+}
+
+/// Fills `found` with what `scan` finds and the buffers that devices write to; with nothing where that fails.
+fn fill(
+    found: &mut Dirty,
+    operation: &'static str,
+    range: &Range<usize>,
+    scan: impl FnOnce(&mut Dirty) -> Result<()>,
+) -> Result<()> {
+    let filled = check(operation, range).and_then(|()| {
+        found.begin(range);
+        // First: a buffer that is given back during the scan is seen.
+        let registered = registered::mark(range, found);
+        scan(found)?;
+        if registered == Registered::Some {
+            found.end(range);
+        }
+        Ok(())
+    });
+    if filled.is_err() {
+        found.clear();
+    }
+    filled
 }
 
 fn no_soft_dirty() -> &'static str {

@@ -10,12 +10,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{CWD, Mode, OFlags, RawDir};
-use rustix::io::Errno as SystemErrno;
+use rustix::io::Errno;
 use selfpage_core::addr::PAGE_BYTES;
-use selfpage_core::linux::{Errno, thread};
+use selfpage_core::linux::thread;
 
 use super::Dirty;
-use crate::error::{Error, Result};
 
 /// How often a ring is asked that somebody else uses just then.
 const MOST_TRIES: u32 = 10_000;
@@ -29,15 +28,10 @@ pub(super) enum Registered {
     Some,
 }
 
-/// Marks the pages of `range` that are in buffers registered with rings that this process has open; to be followed by [`Dirty::end`] where
-/// there are any.
-pub(super) fn mark(range: &Range<usize>, found: &mut Dirty) -> Result<Registered> {
+/// Marks the pages of `range` that are in buffers registered with rings that this process has open, and all of it where they cannot be
+/// looked for (no descriptor is free); to be followed by [`Dirty::end`] where there are any.
+pub(super) fn mark(range: &Range<usize>, found: &mut Dirty) -> Registered {
     let mut registered = Registered::None;
-    let is_pinned = |line: &[u8]| line.strip_prefix(b"VmPin:").map(|value| value.trim_ascii() != b"0 kB");
-    let pinned = open(CWD, c"/proc/self/status").and_then(|status| each_line(&status, is_pinned));
-    if !pinned.ok().flatten().unwrap_or(false) {
-        return Ok(registered);
-    }
     let mut each = |buffer: Range<usize>| {
         let (first, end) = (buffer.start / PAGE_BYTES * PAGE_BYTES, buffer.end.next_multiple_of(PAGE_BYTES));
         let pages = first.max(range.start)..end.min(range.end);
@@ -46,30 +40,49 @@ pub(super) fn mark(range: &Range<usize>, found: &mut Dirty) -> Result<Registered
             registered = Registered::Some;
         }
     };
-    // What cannot be listed has none.
-    let (Ok(links), Ok(infos)) = (open(CWD, c"/proc/self/fd"), open(CWD, c"/proc/self/fdinfo")) else {
-        return Ok(registered);
-    };
-    let mut room = [MaybeUninit::uninit(); 2048];
-    let mut entries = RawDir::new(&links, &mut room);
-    while let Some(Ok(entry)) = entries.next() {
-        let (name, mut link) = (entry.file_name(), [MaybeUninit::uninit(); 64]);
-        if rustix::fs::readlinkat_raw(&links, name, &mut link).is_ok_and(|(link, _)| link == b"anon_inode:[io_uring]") {
-            of_ring(&infos, name, &mut each)?;
-        }
+    if each_buffer(&mut each).is_err() {
+        // No error: it would have to be allocated, and all that is written is found this way, too.
+        found.mark(range.clone());
+        return Registered::Some;
     }
-    Ok(registered)
+    registered
 }
 
-fn open(dir: impl AsFd, name: &CStr) -> std::result::Result<OwnedFd, SystemErrno> {
+fn each_buffer(each: &mut impl FnMut(Range<usize>)) -> Result<(), Errno> {
+    let is_pinned = |line: &[u8]| line.strip_prefix(b"VmPin:").map(|value| value.trim_ascii() != b"0 kB");
+    let Some(status) = unless_gone(open(CWD, c"/proc/self/status"))? else { return Ok(()) };
+    if !each_line(&status, is_pinned)?.unwrap_or(false) {
+        return Ok(());
+    }
+    let (links, infos) = (open(CWD, c"/proc/self/fd")?, open(CWD, c"/proc/self/fdinfo")?);
+    let mut room = [MaybeUninit::uninit(); 2048];
+    let mut entries = RawDir::new(&links, &mut room);
+    while let Some(entry) = entries.next() {
+        let (entry, mut link) = (entry?, [MaybeUninit::uninit(); 64]);
+        match rustix::fs::readlinkat_raw(&links, entry.file_name(), &mut link) {
+            Ok((link, _)) if link == b"anon_inode:[io_uring]" => of_ring(&infos, entry.file_name(), each)?,
+            // No ring; closed meanwhile; no link, as `..`; a file below very many directories.
+            Ok(_) | Err(Errno::NOENT | Errno::INVAL | Errno::NAMETOOLONG) => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(())
+}
+
+fn open(dir: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
+/// None for what is not there, or no more.
+fn unless_gone<T>(done: Result<T, Errno>) -> Result<Option<T>, Errno> {
+    match done {
+        Err(Errno::NOENT) => Ok(None),
+        done => done.map(Some),
+    }
+}
+
 /// Shows `look` each line of a file, or the front of a long one, until it has found what it looks for.
-fn each_line<T>(
-    file: &OwnedFd,
-    mut look: impl FnMut(&[u8]) -> Option<T>,
-) -> std::result::Result<Option<T>, SystemErrno> {
+fn each_line<T>(file: &OwnedFd, mut look: impl FnMut(&[u8]) -> Option<T>) -> Result<Option<T>, Errno> {
     let mut buffer = [0; LINE_BYTES];
     // How much of it is there, and whether that is the rest of a line whose front was shown.
     let (mut len, mut is_rest) = (0, false);
@@ -101,18 +114,18 @@ fn each_line<T>(
 }
 
 /// The buffers of one ring. The kernel does not list them while the ring is being used.
-fn of_ring(infos: &OwnedFd, name: &CStr, each: &mut impl FnMut(Range<usize>)) -> Result<()> {
+fn of_ring(infos: &OwnedFd, name: &CStr, each: &mut impl FnMut(Range<usize>)) -> Result<(), Errno> {
     for _ in 0..MOST_TRIES {
         // A ring that was closed meanwhile has none.
-        let Ok(info) = open(infos, name) else { return Ok(()) };
+        let Some(info) = unless_gone(open(infos, name))? else { return Ok(()) };
         let mut listed = List::Unseen;
-        let read = each_line(&info, |line| listed.follow(line, each));
-        if read.is_err() || listed == List::Left(0) {
+        let read = unless_gone(each_line(&info, |line| listed.follow(line, each)))?;
+        if read.is_none() || listed == List::Left(0) {
             return Ok(());
         }
         thread::give_way();
     }
-    Err(Error::system("scan", "buffers registered with io_uring, which is in use all the time", Errno::AGAIN))
+    Err(Errno::AGAIN)
 }
 
 /// How far the list of a ring's buffers was read.

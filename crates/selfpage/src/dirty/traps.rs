@@ -29,9 +29,10 @@ struct Watch {
 
 static WATCHES: [AtomicPtr<Watch>; MOST_RANGES] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_RANGES];
 static CHANGE: Mutex<()> = Mutex::new(());
-/// What handlers of `SIGSEGV` are letting writes through to at this moment: a page's address, or [`WHOLE`] with that of a range. A
-/// scan counts it as written. Else a scan could take a handler's note, protect the page before the handler has allowed it, and so
-/// leave it open without any note until the handler goes on; what others write there meanwhile the next scan would miss.
+/// What handlers of `SIGSEGV` are letting writes through to at this moment: a page's address, [`WHOLE`] with that of a range, or
+/// [`EVERYWHERE`]. A scan counts it as written. Else a scan could take a handler's note, protect the page before the handler has
+/// allowed it, and so leave it open without any note until the handler goes on; what others write there meanwhile the next scan would
+/// miss.
 ///
 /// A handler that a fork left behind in the parent is one for good in the child: there its page is found by every scan.
 static OPENING: [AtomicUsize; MOST_OPENING] = [const { AtomicUsize::new(0) }; MOST_OPENING];
@@ -39,8 +40,14 @@ static OPENING: [AtomicUsize; MOST_OPENING] = [const { AtomicUsize::new(0) }; MO
 const MOST_OPENING: usize = 64;
 /// The address is that of a range, and stands for all of it.
 const WHOLE: usize = 1;
+/// No address: all ranges, and the process whose handler it is.
+const EVERYWHERE: usize = 1 << 63;
 static INSTALL: Once = Once::new();
 static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
+
+fn everywhere() -> usize {
+    EVERYWHERE | std::process::id() as usize
+}
 
 fn watches() -> impl Iterator<Item = &'static Watch> {
     // SAFETY: tracker-memory: a watch is leaked before it is listed.
@@ -71,11 +78,34 @@ impl Watch {
         let page = (addr - self.start) / PAGE_BYTES;
         // There may be as many mappings as there can be: then all of it, in one.
         let at = self.start + page * PAGE_BYTES;
-        self.open(at, page..page + 1, || self.allow(&(at..at + PAGE_BYTES), Access::ReadWrite)) || self.open_all()
+        self.open(at, page..page + 1, || self.allow(&(at..at + PAGE_BYTES), Access::ReadWrite))
+            || self.open_all()
+            || self.open_with_neighbours()
     }
 
     fn open_all(&self) -> bool {
         self.open(self.start | WHOLE, 0..self.size_pages, || self.allow(&self.range(), Access::ReadWrite))
+    }
+
+    /// Lets writes through to the ranges around it as well, which all count as written: where the kernel has made one mapping of
+    /// ranges side by side, and there are as many mappings as there can be, a part cannot be opened by itself.
+    fn open_with_neighbours(&self) -> bool {
+        // Before it is asked which are armed: `disarm` waits for its end.
+        let opening = Opening::begin(everywhere());
+        let armed = || watches().filter(|watch| watch.armed.load(Ordering::SeqCst));
+        let next = |end: &usize| armed().map(Watch::range).find(|range| range.start == *end).map(|range| range.end);
+        let before =
+            |start: &usize| armed().map(Watch::range).find(|range| range.end == *start).map(|range| range.start);
+        let range = self.range();
+        let starts = || iter::successors(Some(range.start), before);
+        let ends = || iter::successors(Some(range.end), next);
+        let allowed = starts().any(|start| ends().any(|end| self.allow(&(start..end), Access::ReadWrite)));
+        let (first, end) = (starts().last().unwrap_or(range.start), ends().last().unwrap_or(range.end));
+        for watch in armed().filter(|watch| (first..end).contains(&watch.start)) {
+            (0..watch.size_pages).for_each(|page| watch.note(page));
+        }
+        drop(opening);
+        allowed
     }
 
     /// Has `allow` let writes to `pages` through, which are `what` in [`OPENING`] until they are noted.
@@ -92,7 +122,7 @@ impl Watch {
         let range = self.range();
         for slot in &OPENING {
             match slot.load(Ordering::SeqCst) {
-                at if at == self.start | WHOLE => found.mark(range.clone()),
+                at if at & EVERYWHERE != 0 || at == self.start | WHOLE => found.mark(range.clone()),
                 at if range.contains(&at) && at & WHOLE == 0 => found.mark(at..at + PAGE_BYTES),
                 _ => {}
             }
@@ -180,9 +210,17 @@ fn list(range: &Range<usize>) -> Result<&'static Watch> {
 pub(super) fn disarm(range: Range<usize>) -> Result<()> {
     let _alone = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
     let watch = armed("disarm", &range)?;
-    watch.allow(&range, Access::ReadWrite);
+    if !watch.open_all() && !watch.open_with_neighbours() {
+        // A part may be opened by now. It stays armed, and written.
+        let cause = "the kernel cannot take its protection off; there are too many mappings, and it is one with others";
+        return Err(Error::new(Kind::OutOfSpace, "disarm", object(&range), cause));
+    }
     // Last: a thread that was trapped before finds its watch, and tries again.
     watch.armed.store(false, Ordering::SeqCst);
+    // A handler that saw it armed may be opening it for a neighbour, and from here on the memory may be somebody else's.
+    while OPENING.iter().any(|slot| slot.load(Ordering::SeqCst) == everywhere()) {
+        thread::give_way();
+    }
     Ok(())
 }
 

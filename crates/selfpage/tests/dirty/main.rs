@@ -12,6 +12,7 @@ mod traps;
 mod without;
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use memory::{Memory, PAGE};
 use selfpage::dirty::{Dirty, DirtyTracker};
@@ -39,9 +40,17 @@ fn in_child(work: impl FnOnce()) -> i32 {
         // SAFETY: as above.
         unsafe { libc::_exit(i32::from(right.is_err())) };
     }
-    let mut status = -1;
+    assert!(child > 0, "no child");
+    let (mut status, began) = (-1, Instant::now());
     // SAFETY: the child is ours, and the kernel fills in the number.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } != child {
+        if began.elapsed() > Duration::from_secs(300) {
+            // SAFETY: as above.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            panic!("the child hangs");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
     status
 }
 

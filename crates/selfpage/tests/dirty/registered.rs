@@ -4,18 +4,69 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use io_uring::{IoUring, opcode, types};
-use selfpage::dirty::Dirty;
+use selfpage::Kind;
+use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{Memory, PAGE};
-use crate::{arm, pages, skip, tracker};
+use crate::{arm, in_child, pages, skip, tracker};
+
+/// A ring, or none where the kernel gives none.
+fn ring() -> Option<IoUring> {
+    let refused = |why| skip::skip("io_uring", &format!("{why}: write 0 into /proc/sys/kernel/io_uring_disabled"));
+    IoUring::new(8).map_err(refused).ok()
+}
+
+fn register(ring: &IoUring, memory: &Memory, page: usize) {
+    let buffer = libc::iovec { iov_base: memory.page(page) as *mut _, iov_len: PAGE };
+    // SAFETY: test: no device writes to it.
+    unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
+}
+
+#[test]
+fn everything_counts_as_written_where_buffers_cannot_be_looked_for() {
+    let (Some(_), Some(_)) = (tracker(), ring()) else { return };
+    let ended = in_child(|| {
+        let (tracker, ring, memory) = (tracker().unwrap(), ring().unwrap(), Memory::anonymous(16));
+        register(&ring, &memory, 3);
+        arm(&tracker, &memory);
+        let mut found = Dirty::new();
+        let limit = |soft| {
+            let limit = libc::rlimit { rlim_cur: soft, rlim_max: 64 };
+            // SAFETY: of this child.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        };
+        limit(0); // No descriptor is free.
+        let counts = [0; 2].map(|_| {
+            tracker.scan(memory.range(), &mut found)?;
+            let looked_at = found.pages();
+            tracker.scan_and_rearm(memory.range(), &mut found)?;
+            Ok::<_, selfpage::Error>((looked_at, found.pages()))
+        });
+        limit(64);
+        counts.into_iter().for_each(|count| assert_eq!(count.unwrap(), (16, 16)));
+        tracker.scan(memory.range(), &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [3]);
+    });
+    assert_eq!(ended, 0, "how the child ended");
+}
+
+#[test]
+fn a_scan_that_fails_leaves_nothing_of_a_buffer_behind() {
+    let Some(ring) = ring() else { return };
+    let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
+    let (memory, mut found) = (Memory::anonymous(16), Dirty::new());
+    register(&ring, &memory, 3);
+    let refusals = [tracker.scan(memory.range(), &mut found), tracker.scan_and_rearm(memory.range(), &mut found)];
+    for refusal in refusals {
+        assert_eq!(refusal.unwrap_err().kind(), Kind::Invalid, "it is not armed");
+        assert!((0..16).all(|page| !found.contains(memory.page(page))) && found.pages() == 0);
+    }
+}
 
 #[test]
 fn a_buffer_registered_before_arming_counts_as_written_until_it_is_not() {
     let Some(tracker) = tracker() else { return };
-    let mut ring = match IoUring::new(8) {
-        Ok(ring) => ring,
-        Err(why) => return skip::skip("io_uring", &format!("{why}: write 0 into /proc/sys/kernel/io_uring_disabled")),
-    };
+    let Some(mut ring) = ring() else { return };
     let memory = Memory::anonymous(16);
     (0..16).for_each(|page| memory.write(page, 1));
     let buffer = libc::iovec { iov_base: (memory.page(3) + 100) as *mut _, iov_len: PAGE };

@@ -6,23 +6,97 @@ use selfpage::Kind;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{Memory, PAGE};
-use crate::{in_child, pages};
+use crate::{in_child, pages, skip};
 
-/// Has the process have as many mappings as it may: a mapping can be split no more.
-fn use_up_mappings() {
+/// As many mappings as the kernel may be made to allow here: each takes a few hundred bytes of the kernel's.
+const MOST_MAPPINGS: usize = 1 << 20;
+
+/// Mappings that a process may have, or none where they are too many to be made.
+fn mappings_allowed() -> Option<usize> {
+    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
+    if allowed > MOST_MAPPINGS {
+        skip::skip("mappings", &format!("{allowed} are allowed: sysctl -w vm.max_map_count={MOST_MAPPINGS}"));
+        return None;
+    }
+    Some(allowed)
+}
+
+/// Has the process have as many mappings as it may, which is `allowed`: a mapping can be split no more.
+fn use_up_mappings(allowed: usize) {
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    let len = (1 << 18) * PAGE;
+    let pages = allowed + 16;
     // SAFETY: a fresh mapping, of which parts are protected.
     unsafe {
-        let start = libc::mmap(ptr::null_mut(), len, access, flags | libc::MAP_NORESERVE, -1, 0);
+        let start = libc::mmap(ptr::null_mut(), pages * PAGE, access, flags | libc::MAP_NORESERVE, -1, 0);
         assert_ne!(start, libc::MAP_FAILED);
         let split = |page: usize| libc::mprotect(start.byte_add(page * PAGE), PAGE, libc::PROT_READ) == 0;
-        assert!((1..1 << 18).step_by(2).any(|page| !split(page)), "as many mappings as it likes");
+        assert!((1..pages).step_by(2).any(|page| !split(page)), "more mappings than allowed");
+    }
+}
+
+/// Memory that the kernel makes one mapping with no other.
+fn apart(pages: usize) -> (Memory, usize) {
+    let memory = Memory::anonymous(pages + 2);
+    for page in [0, pages + 1] {
+        // SAFETY: the test's own mapping.
+        assert_eq!(unsafe { libc::mprotect(memory.page(page) as *mut _, PAGE, libc::PROT_NONE) }, 0);
+    }
+    let start = memory.page(1);
+    (memory, start)
+}
+
+#[test]
+fn ranges_that_are_one_mapping_are_written_and_disarmed_where_it_cannot_be_split() {
+    let Some(allowed) = mappings_allowed() else { return };
+    for written in [true, false] {
+        let ended = in_child(|| {
+            let (memory, start) = apart(24);
+            let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
+            let part = |index: usize| start + index * 8 * PAGE..start + (index + 1) * 8 * PAGE;
+            let mut found = Dirty::with_room(8 * PAGE);
+            // SAFETY: the memory is the test's.
+            (0..3).for_each(|index| unsafe { tracker.arm(part(index)).unwrap() });
+            use_up_mappings(allowed);
+            if written {
+                memory.write(12, 1);
+                tracker.scan(part(1), &mut found).unwrap();
+                assert_eq!(found.pages(), 8, "what was opened counts as written");
+            }
+            tracker.disarm(part(1)).unwrap();
+            (1..25).for_each(|page| memory.write(page, 2));
+            for beside in [part(0), part(2)] {
+                tracker.scan(beside.clone(), &mut found).unwrap();
+                assert_eq!(found.ranges().collect::<Vec<_>>(), [beside], "what was opened counts as written");
+            }
+        });
+        assert_eq!(ended, 0, "how the child ended");
     }
 }
 
 #[test]
+fn a_range_that_is_one_mapping_with_others_stays_armed_where_it_cannot_be_split() {
+    let Some(allowed) = mappings_allowed() else { return };
+    let ended = in_child(|| {
+        let (_memory, start) = apart(24);
+        let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
+        let range = start..start + 8 * PAGE;
+        let mut found = Dirty::with_room(range.len());
+        // SAFETY: the test's own memory, which may only be read from now on.
+        assert_eq!(unsafe { libc::mprotect(range.end as *mut _, 16 * PAGE, libc::PROT_READ) }, 0);
+        // SAFETY: as above.
+        unsafe { tracker.arm(range.clone()).unwrap() };
+        use_up_mappings(allowed);
+        let why = tracker.disarm(range.clone()).unwrap_err();
+        assert_eq!(why.kind(), Kind::OutOfSpace, "{why}");
+        tracker.scan(range, &mut found).unwrap();
+        assert_eq!(found.pages(), 8, "it is armed, and all of it counts as written");
+    });
+    assert_eq!(ended, 0, "how the child ended");
+}
+
+#[test]
 fn arming_that_ends_half_way_leaves_every_write_through() {
+    let Some(allowed) = mappings_allowed() else { return };
     let ended = in_child(|| {
         // Two mappings side by side, the first shared, so that they stay two.
         let memory = Memory::anonymous(32);
@@ -37,7 +111,7 @@ fn arming_that_ends_half_way_leaves_every_write_through() {
         // SAFETY: the memory is the test's.
         unsafe { tracker.arm(range.clone()).unwrap() };
         tracker.disarm(range.clone()).unwrap();
-        use_up_mappings();
+        use_up_mappings(allowed);
         // The first mapping is protected as a whole, and the second cannot be split.
         // SAFETY: as above.
         let why = unsafe { tracker.arm(range.clone()) }.unwrap_err();
