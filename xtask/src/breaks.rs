@@ -6,11 +6,15 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Output};
 
 const BREAKS: &str = "crates/core/tests/sim/breaks";
 /// A break may make a run endless, which is noticed too.
 const LIMIT_SECONDS: &str = "120";
+/// How timeout(1) says that the time was up.
+const TIME_IS_UP: i32 = 124;
+/// The test that tries seeds of its own, whatever it is told.
+const OF_ITS_OWN: &str = "a_cut_without_the_stop_is_caught";
 
 /// Tries each break in a copy of the tree. Whether the seed of each fails, and all of them pass without it.
 pub fn run(root: &Path) -> bool {
@@ -24,8 +28,11 @@ pub fn run(root: &Path) -> bool {
             let seed = seed_of(patch)?;
             let noticed = bench.notices(patch, &seed)?;
             let name = patch.file_stem().unwrap_or_default().display();
-            println!("break {name}: seed {seed} {}", if noticed { "notices it" } else { "DOES NOT NOTICE IT" });
-            missed += usize::from(!noticed);
+            missed += usize::from(noticed.is_none());
+            match noticed {
+                Some(report) => println!("break {name}: noticed: {report}"),
+                None => println!("break {name}: seed {seed} DOES NOT NOTICE IT"),
+            }
             seeds.push(seed);
         }
         let sound = bench.sound(&seeds)?;
@@ -54,6 +61,11 @@ struct Bench {
 impl Bench {
     fn new(root: &Path) -> io::Result<Bench> {
         let bench = Bench { folder: root.join("target/breaks") };
+        // What git has removed since is not to be built.
+        match fs::remove_dir_all(bench.tree()) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
+            _ => {}
+        }
         let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output()?.stdout;
         for path in String::from_utf8_lossy(&listed).split_terminator('\0') {
             let (from, to) = (root.join(path), bench.tree().join(path));
@@ -67,9 +79,10 @@ impl Bench {
         self.folder.join("tree")
     }
 
-    fn notices(&self, patch: &Path, seed: &str) -> io::Result<bool> {
+    /// What the seed reports of the break.
+    fn notices(&self, patch: &Path, seed: &str) -> io::Result<Option<String>> {
         self.apply(&[], patch)?;
-        let noticed = self.build().and_then(|()| Ok(!self.simulate(seed)?.success()));
+        let noticed = self.build().and_then(|()| self.simulate(seed));
         self.apply(&["--reverse"], patch)?;
         noticed
     }
@@ -77,8 +90,8 @@ impl Bench {
     fn sound(&self, seeds: &[String]) -> io::Result<bool> {
         self.build()?;
         for seed in seeds {
-            if !self.simulate(seed)?.success() {
-                println!("seed {seed} fails with nothing broken");
+            if let Some(report) = self.simulate(seed)? {
+                println!("seed {seed} fails with nothing broken: {report}");
                 return Ok(false);
             }
         }
@@ -98,10 +111,11 @@ impl Bench {
         fine(status, "the simulation does not build")
     }
 
-    fn simulate(&self, seed: &str) -> io::Result<ExitStatus> {
+    fn simulate(&self, seed: &str) -> io::Result<Option<String>> {
         let mut limited = Command::new("timeout");
         limited.args([LIMIT_SECONDS, "cargo"]).env("SELFPAGE_SIM_SEED", seed);
-        self.in_tree(&mut limited).output().map(|output| output.status)
+        let output = self.in_tree(&mut limited).args(["--", "--skip", OF_ITS_OWN]).output()?;
+        reported(seed, &output)
     }
 
     /// Has cargo test the simulation.
@@ -113,4 +127,44 @@ impl Bench {
 
 fn fine(status: ExitStatus, else_say: &str) -> io::Result<()> {
     if status.success() { Ok(()) } else { Err(io::Error::other(else_say.to_owned())) }
+}
+
+/// What the simulation reported of the seed, or nothing where all is well.
+///
+/// # Errors
+/// It failed, and not by what this seed met.
+fn reported(seed: &str, output: &Output) -> io::Result<Option<String>> {
+    let said = String::from_utf8_lossy(&output.stdout);
+    let report = said.lines().find(|line| line.starts_with(&format!("seed {seed}: ")));
+    match (output.status.code(), report) {
+        (Some(0), _) => Ok(None),
+        (Some(TIME_IS_UP), _) => Ok(Some(format!("seed {seed}: does not end in {LIMIT_SECONDS} s"))),
+        (_, Some(report)) => Ok(Some(report.to_owned())),
+        (_, None) => {
+            let complaint = String::from_utf8_lossy(&output.stderr);
+            Err(io::Error::other(format!("the simulation did not run as it should:\n{complaint}{said}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn of(code: i32, said: &str) -> io::Result<Option<String>> {
+        let status = ExitStatus::from_raw(code << 8);
+        reported("7", &Output { status, stdout: said.into(), stderr: Vec::new() })
+    }
+
+    #[test]
+    fn only_what_the_seed_met_is_noticed() {
+        let failed = "thread 'contents_are_always_right' panicked at main.rs:97:\nseed 7: nobody can run\n  Calm";
+        assert_eq!(of(101, failed).unwrap().as_deref(), Some("seed 7: nobody can run"));
+        assert_eq!(of(0, "test result: ok").unwrap(), None);
+        assert!(of(TIME_IS_UP, "").unwrap().is_some());
+        assert!(of(127, "").is_err());
+        assert!(of(101, "seed 70: nobody can run").is_err());
+    }
 }

@@ -11,7 +11,6 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -26,7 +25,7 @@ use selfpage_core::policy::Policy;
 use crate::domain::{Inner, Regions};
 use crate::error::Result;
 use crate::region::Bound;
-use crate::snapshot;
+use crate::snapshot::{self, Opened};
 use crate::store::BackingStore;
 use crate::trap::{thread, upcall};
 
@@ -45,7 +44,7 @@ struct Pause {
     mask: SignalSet,
     domains: Vec<PausedDomain>,
     registry: MutexGuard<'static, Vec<Weak<Inner>>>,
-    snapshot_files: MutexGuard<'static, Vec<Arc<File>>>,
+    snapshot_files: MutexGuard<'static, Vec<Arc<Opened>>>,
 }
 
 /// A domain at rest. The guards borrow from `inner`, which comes last.
@@ -95,8 +94,9 @@ extern "C" fn prepare() {
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
     let mask = signal::block_all();
     let registry = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
-    let domains = registry.iter().filter_map(Weak::upgrade).map(PausedDomain::pause).collect();
+    // Before the gates close, like the registry: whoever has it allocates, and may touch an absent page.
     let snapshot_files = snapshot::files();
+    let domains = registry.iter().filter_map(Weak::upgrade).map(PausedDomain::pause).collect();
     // SAFETY: fork-held: the lock on `DOMAINS` is ours.
     unsafe { *HELD.0.get() = Some(Pause { mask, domains, registry, snapshot_files }) };
 }
@@ -132,15 +132,15 @@ extern "C" fn child() {
 
 /// In a forked child: the files that the parent writes snapshots to. Their locks are on what was opened, and would be held as long as the
 /// child lives. The descriptors stay, and are of an empty file: the child's copies of their owners close them.
-fn let_go_of(files: &[Arc<File>]) {
+fn let_go_of(files: &[Arc<Opened>]) {
     if files.is_empty() {
         return;
     }
     // Without a descriptor to spare the locks are kept.
     let Ok(empty) = rustix::fs::memfd_create(c"selfpage-none", rustix::fs::MemfdFlags::CLOEXEC) else { return };
-    for file in files {
-        // SAFETY: fd-number: the file goes on owning the number, and what is under it now.
-        unsafe { libc::dup3(empty.as_raw_fd(), file.as_raw_fd(), libc::O_CLOEXEC) };
+    for opened in files.iter().filter(|opened| opened.is_ours()) {
+        // SAFETY: fd-number: it names our file. The file goes on owning the number, and what is under it now.
+        unsafe { libc::dup3(empty.as_raw_fd(), opened.file.as_raw_fd(), libc::O_CLOEXEC) };
     }
 }
 
@@ -204,5 +204,52 @@ impl PausedDomain {
         state.gate.open(state.mmu);
         self.inner.set_reserve();
         tracing::info!("a forked child goes on with its parent's regions");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use selfpage_core::addr::PAGE_BYTES;
+
+    use super::*;
+    use crate::domain::Domain;
+
+    #[test]
+    fn whoever_holds_the_files_may_touch_an_absent_page() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let region = domain.region(4 * PAGE_BYTES).zero().unwrap();
+        let (held, is_held) = channel();
+        let words = region.as_slice::<u64>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let files = snapshot::files();
+                held.send(()).unwrap();
+                // Time for the fork to come to the files.
+                std::thread::sleep(Duration::from_millis(300));
+                assert_eq!(words[512], 0);
+                drop(files);
+            });
+            is_held.recv().unwrap();
+            // Without the child, which would have copies of what other tests have locked.
+            prepare();
+            parent();
+        });
+    }
+
+    #[test]
+    fn a_number_that_names_another_file_stays() {
+        let ours = Arc::new(Opened::new(tempfile::tempfile().unwrap()).unwrap());
+        let lost = Arc::new(Opened::new(tempfile::tempfile().unwrap()).unwrap());
+        let theirs = Opened::new(tempfile::tempfile().unwrap()).unwrap();
+        // SAFETY: fd-number: `lost` goes on owning the number.
+        let placed = unsafe { libc::dup3(theirs.file.as_raw_fd(), lost.file.as_raw_fd(), libc::O_CLOEXEC) };
+        assert_eq!(placed, lost.file.as_raw_fd());
+        let inode = |opened: &Opened| std::os::unix::fs::MetadataExt::ino(&opened.file.metadata().unwrap());
+        let_go_of(&[ours.clone(), lost.clone()]);
+        assert!(!ours.is_ours());
+        assert_eq!(inode(&lost), inode(&theirs));
     }
 }

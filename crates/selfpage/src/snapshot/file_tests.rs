@@ -1,5 +1,6 @@
 //! Files with snapshots: cut short, damaged, and restored.
 
+use std::fs::File;
 use std::path::Path;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
@@ -214,6 +215,42 @@ fn a_place_is_one_writers_from_the_first_moment_to_the_last() {
     assert_eq!(std::fs::read(&path).unwrap(), b"Dear Sir or Madam");
     drop(target);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "what was not finished is gone");
+}
+
+#[test]
+fn a_refused_place_leaves_nothing_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("letter.txt");
+    std::fs::write(&path, "Dear Sir or Madam").unwrap();
+    assert!(Place::take(&path).is_err());
+    let open = || {
+        let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
+        numbers.filter_map(|number| std::fs::read_link(number.unwrap().path()).ok()).any(|name| name == path)
+    };
+    assert!(!open());
+}
+
+#[test]
+fn a_new_file_that_another_made_by_mistake_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = made(dir.path());
+    let unnamed = dir.path().join("one.snap.new");
+    let mut target = Target::at(&path, regions()).unwrap();
+    // On a machine that is busy the other may be late, which is not what is asked here.
+    let waited = (0..20).any(|_| {
+        let other = File::create(&unnamed).unwrap();
+        other.lock().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                let _ = std::fs::remove_file(&unnamed);
+                drop(other);
+            });
+            target.begin_file().is_ok()
+        })
+    });
+    assert!(waited);
+    target.begin(1).finish(&[]).unwrap();
 }
 
 #[test]

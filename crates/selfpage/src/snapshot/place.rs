@@ -3,11 +3,12 @@
 //! Whoever may has a lock on the file of that name; where there is none yet, on the one that is renamed to it when its first snapshot is
 //! whole. A lock is on a file and not on a name: who has taken one looks whether the name still has that file.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use selfpage_core::linux::signal;
 
@@ -16,14 +17,44 @@ use crate::error::{Error, Kind, Result};
 
 /// Looks for the file that has the name, while others rename theirs to it. Each time one of them gets on.
 const MOST_LOOKS: u32 = 100;
+/// How long whoever holds the new file by mistake has to let go of it, each time.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// The files of every place of this process. A lock is its holder's and that of all that are forked from it, so a child lets go of
 /// these. They are closed with the list held, so that no fork comes between.
-static FILES: Mutex<Vec<Arc<File>>> = Mutex::new(Vec::new());
+static FILES: Mutex<Vec<Arc<Opened>>> = Mutex::new(Vec::new());
 
 /// The open files of every place, for a fork.
-pub(crate) fn files() -> MutexGuard<'static, Vec<Arc<File>>> {
+pub(crate) fn files() -> MutexGuard<'static, Vec<Arc<Opened>>> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An open file, and which one it is: a program may close its number and have another file there.
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    device: u64,
+    inode: u64,
+}
+
+impl Opened {
+    pub(crate) fn new(file: File) -> io::Result<Opened> {
+        let meta = file.metadata()?;
+        Ok(Opened { file, device: meta.dev(), inode: meta.ino() })
+    }
+
+    /// Whether the number still names it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.file.metadata().is_ok_and(|meta| self.is(&meta))
+    }
+
+    fn is(&self, meta: &Metadata) -> bool {
+        (meta.dev(), meta.ino()) == (self.device, self.inode)
+    }
+
+    /// Whether `path` is its name.
+    fn has_name(&self, path: &Path) -> bool {
+        self.is_ours() && std::fs::metadata(path).is_ok_and(|meta| self.is(&meta))
+    }
 }
 
 /// A path that only this process writes snapshots to.
@@ -32,17 +63,20 @@ pub(super) struct Place {
     /// Where a file is written before its first snapshot is whole.
     unnamed: PathBuf,
     /// What is at `path`. None: nothing is, and then there is a `new` one.
-    old: Option<Arc<File>>,
+    old: Option<Arc<Opened>>,
     /// What is at `unnamed`.
-    new: Option<Arc<File>>,
+    new: Option<Arc<Opened>>,
+    /// Whose it is: what a child has a copy of is not the child's to remove.
+    process: u32,
 }
 
 impl Place {
     /// Takes it. What is there must be a snapshot file, or empty.
     pub(super) fn take(path: &Path) -> Result<Place> {
         for _ in 0..MOST_LOOKS {
-            let old = existing(path)?;
-            let mut place = Place { path: path.into(), unnamed: unnamed(path), old, new: None };
+            let old = existing(path).inspect_err(|_| close_unused())?;
+            let process = std::process::id();
+            let mut place = Place { path: path.into(), unnamed: unnamed(path), old, new: None, process };
             if place.old.is_none() {
                 place.new = Some(made(&place.unnamed)?);
             }
@@ -56,10 +90,10 @@ impl Place {
     /// Whether both names still have the files that this process has locked.
     pub(super) fn is_ours(&self) -> bool {
         let old = match &self.old {
-            Some(file) => has(&self.path, file),
+            Some(file) => file.has_name(&self.path),
             None => self.new.is_some() && matches!(std::fs::exists(&self.path), Ok(false)),
         };
-        old && self.new.as_ref().is_none_or(|file| has(&self.unnamed, file))
+        old && self.new.as_ref().is_none_or(|file| file.has_name(&self.unnamed))
     }
 
     /// Begins a new file, which has nothing yet. Where somebody has removed or replaced what was there, the place is taken anew.
@@ -69,15 +103,38 @@ impl Place {
             self.close();
             *self = Place::take(&path)?;
         }
-        if self.new.is_none() {
-            self.new = Some(made(&self.unnamed)?);
-        }
+        self.make_new()?;
         self.file().set_len(0).map_err(|cause| Error::system("write", named(&self.path), cause))
+    }
+
+    /// Another process that saw nothing at `path` before the first snapshot was published may make and lock a new file too. It
+    /// looks again, and removes that.
+    fn make_new(&mut self) -> Result<()> {
+        for _ in 0..MOST_LOOKS {
+            if self.new.is_none() {
+                match made(&self.unnamed).inspect_err(|_| close_unused()) {
+                    Ok(new) => self.new = Some(new),
+                    Err(error) if error.kind() == Kind::Held => {
+                        std::thread::sleep(PAUSE);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            if self.is_ours() {
+                return Ok(());
+            }
+            self.remove_new();
+        }
+        Err(held(&self.path))
     }
 
     /// The file to write to. `begin` comes first.
     pub(super) fn file(&self) -> &File {
-        self.new.as_ref().or(self.old.as_ref()).unwrap_or_else(|| crate::die("a place for snapshots has no file"))
+        match self.new.as_ref().or(self.old.as_ref()) {
+            Some(opened) => &opened.file,
+            None => crate::die("a place for snapshots has no file"),
+        }
     }
 
     /// The path.
@@ -108,13 +165,14 @@ impl Place {
         if self.old.is_some() {
             self.remove_new();
         } else if let Some(new) = &self.new {
-            let _ = new.set_len(0);
+            let _ = new.file.set_len(0);
         }
     }
 
     fn remove_new(&mut self) {
         if let Some(new) = self.new.take()
-            && has(&self.unnamed, &new)
+            && self.process == std::process::id()
+            && new.has_name(&self.unnamed)
         {
             let _ = std::fs::remove_file(&self.unnamed);
         }
@@ -141,37 +199,38 @@ fn unnamed(path: &Path) -> PathBuf {
 }
 
 /// What is at `path`, locked. Refuses everything but a snapshot file that nobody else writes to.
-fn existing(path: &Path) -> Result<Option<Arc<File>>> {
-    let file = match opened(OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK), path) {
+fn existing(path: &Path) -> Result<Option<Arc<Opened>>> {
+    let opened = match opened(OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK), path) {
         Ok(file) => file,
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(cause) => return Err(Error::system("open", named(path), cause)),
     };
+    let file = &opened.file;
     let meta = file.metadata().map_err(|cause| Error::system("open", named(path), cause))?;
     // What a crash of the machine left empty, or the user made so, is nobody's data.
     if meta.is_file() && meta.len() > 0 {
         let refused =
             |_| Error::new(Kind::Invalid, "replace", named(path), "the file holds something else: move it away");
-        newest(path, &file).map_err(refused)?;
+        newest(path, file).map_err(refused)?;
     } else if !meta.is_file() {
         return Err(Error::new(Kind::Invalid, "replace", named(path), "it is not a regular file"));
     }
-    lock(&file, path)?;
-    Ok(Some(file))
+    lock(file, path)?;
+    Ok(Some(opened))
 }
 
-fn made(unnamed: &Path) -> Result<Arc<File>> {
+fn made(unnamed: &Path) -> Result<Arc<Opened>> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = opened(&options, unnamed).map_err(|cause| Error::system("make", named(unnamed), cause))?;
-    lock(&file, unnamed)?;
+    lock(&file.file, unnamed)?;
     Ok(file)
 }
 
-fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<File>> {
+fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<Opened>> {
     let _quiet = signal::Quiet::begin();
     let mut files = files();
-    let file = Arc::new(options.open(path)?);
+    let file = Arc::new(Opened::new(options.open(path)?)?);
     files.retain(|file| Arc::strong_count(file) > 1);
     files.push(file.clone());
     Ok(file)
@@ -193,11 +252,17 @@ fn held(path: &Path) -> Error {
     Error::new(Kind::Held, "lock", named(path), "another process, or this one, writes snapshots there")
 }
 
-/// Whether `path` is the name of this file.
-fn has(path: &Path, file: &File) -> bool {
-    let identity = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
-    match (std::fs::metadata(path), file.metadata()) {
-        (Ok(there), Ok(ours)) => identity(there) == identity(ours),
-        _ => false,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_childs_copy_removes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut place = Place::take(&dir.path().join("one.snap")).unwrap();
+        let unnamed = place.unnamed.clone();
+        place.process += 1;
+        drop(place);
+        assert!(unnamed.exists());
     }
 }
