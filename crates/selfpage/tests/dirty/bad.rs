@@ -4,7 +4,7 @@ use selfpage::Kind;
 use selfpage::dirty::{Dirty, DirtyTracker};
 
 use crate::memory::{Memory, PAGE};
-use crate::{arm, pages, tracker};
+use crate::{arm, in_child, pages, tracker};
 
 fn refused(tracker: &DirtyTracker, range: std::ops::Range<usize>, expected: &str) {
     let mut found = Dirty::new();
@@ -51,31 +51,35 @@ fn a_range_that_cannot_be_watched_is_refused_and_nothing_changes() {
 
 #[test]
 fn a_range_that_was_unmapped_or_mapped_over_is_never_clean() {
-    let Some(tracker) = tracker() else { return };
-    let (memory, mut found) = (Memory::anonymous(64), Dirty::new());
-    arm(&tracker, &memory);
-    let (from, len) = (memory.page(16), 8 * PAGE);
-    // SAFETY: the test's own memory, to which nobody holds a reference.
-    unsafe { libc::munmap(from as *mut _, len) };
-    refused(&tracker, memory.range(), "not mapped");
-    let why = tracker.scan(memory.range(), &mut found).unwrap_err();
-    assert!(why.to_string().contains("not mapped"), "{why}");
+    // By itself: what other threads map could come to lie in the hole.
+    let ended = in_child(|| {
+        let Some(tracker) = tracker() else { return };
+        let (memory, mut found) = (Memory::anonymous(64), Dirty::new());
+        arm(&tracker, &memory);
+        let (from, len) = (memory.page(16), 8 * PAGE);
+        // SAFETY: the test's own memory, to which nobody holds a reference.
+        unsafe { libc::munmap(from as *mut _, len) };
+        refused(&tracker, memory.range(), "not mapped");
+        let why = tracker.scan(memory.range(), &mut found).unwrap_err();
+        assert!(why.to_string().contains("not mapped"), "{why}");
 
-    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: the place is free.
-    let over = unsafe { libc::mmap(from as *mut _, len, access, flags | libc::MAP_FIXED_NOREPLACE, -1, 0) };
-    assert_eq!(over as usize, from);
-    let new: Vec<usize> = (16..24).collect();
-    for _ in 0..2 {
-        tracker.scan(memory.range(), &mut found).unwrap();
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: the place is free.
+        let over = unsafe { libc::mmap(from as *mut _, len, access, flags | libc::MAP_FIXED_NOREPLACE, -1, 0) };
+        assert_eq!(over as usize, from);
+        let new: Vec<usize> = (16..24).collect();
+        for _ in 0..2 {
+            tracker.scan(memory.range(), &mut found).unwrap();
+            assert_eq!(pages(&memory, &found), new);
+        }
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
         assert_eq!(pages(&memory, &found), new);
-    }
-    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
-    assert_eq!(pages(&memory, &found), new);
-    memory.write(17, 1);
-    memory.write(40, 1);
-    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
-    assert_eq!(pages(&memory, &found), [17, 40]);
+        memory.write(17, 1);
+        memory.write(40, 1);
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [17, 40]);
+    });
+    assert_eq!(ended, 0, "what the child found is above");
 }
 
 #[test]
