@@ -22,16 +22,18 @@ use crate::{allocate, allocate_aligned, allocate_zeroed, free, large, reallocate
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allocator;
 
-/// What any object of at least as many bytes is aligned to.
-pub(crate) const ALIGN: usize = 16;
+/// What every object is aligned to: none is shorter.
+const ALIGN: usize = 16;
 /// What larger blocks are aligned to, wherever they move.
 const PAGE: usize = 4096;
 /// From here on a request is a block of the page allocator: as `heap.c` has it.
 const LARGE_BYTES: usize = 1 << 20;
 
 impl Allocator {
-    fn is_plain(layout: Layout) -> bool {
-        layout.align() <= ALIGN && layout.align() <= layout.size()
+    /// A block at a multiple of `align`, a power of two. Null: there is no room.
+    #[inline]
+    pub(crate) fn place(align: usize, size: usize) -> *mut u8 {
+        if align <= ALIGN { allocate(size).cast() } else { allocate_aligned(align, size).cast() }
     }
 }
 
@@ -39,15 +41,12 @@ impl Allocator {
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if Self::is_plain(layout) {
-            return allocate(layout.size()).cast();
-        }
-        allocate_aligned(layout.align(), layout.size()).cast()
+        Self::place(layout.align(), layout.size())
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if Self::is_plain(layout) {
+        if layout.align() <= ALIGN {
             return allocate_zeroed(1, layout.size()).cast();
         }
         if layout.size() >= LARGE_BYTES {
@@ -57,7 +56,7 @@ unsafe impl GlobalAlloc for Allocator {
                 return block.cast();
             }
         }
-        let block = allocate_aligned(layout.align(), layout.size()).cast::<u8>();
+        let block = Self::place(layout.align(), layout.size());
         if !block.is_null() {
             // SAFETY: heap-block: just allocated, of that size.
             unsafe { block.write_bytes(0, layout.size()) };
@@ -73,7 +72,7 @@ unsafe impl GlobalAlloc for Allocator {
 
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if layout.align() <= ALIGN.min(size) {
+        if layout.align() <= ALIGN {
             // SAFETY: heap-block: passed on from our caller.
             return unsafe { reallocate(block.cast(), size).cast() };
         }

@@ -4,15 +4,12 @@ use std::ptr::NonNull;
 
 use selfpage::alloc::batch::{Heap, Item};
 
-use crate::allocator::ALIGN;
-use crate::{Allocator, allocate, allocate_aligned, free, reallocate};
+use crate::{Allocator, free, reallocate};
 
 // SAFETY: heap-block: blocks have the length and alignment asked for, and are nobody else's until they are freed.
 unsafe impl Heap for Allocator {
     fn allocate(&self, len_bytes: usize, align_bytes: usize) -> Item {
-        let plain = align_bytes <= ALIGN;
-        let block = if plain { allocate(len_bytes) } else { allocate_aligned(align_bytes, len_bytes) };
-        NonNull::new(block.cast())
+        NonNull::new(Allocator::place(align_bytes, len_bytes))
     }
 
     unsafe fn free(&self, item: NonNull<u8>) {

@@ -126,6 +126,22 @@ pub fn object_bytes() -> (usize, usize) {
     (now, most)
 }
 
+/// The C library's figures, as far as they mean something here: what is mapped for objects, in large blocks, and kept beside those.
+pub fn mallinfo2(object_bytes: usize, large_bytes: usize, kept_bytes: usize) -> libc::mallinfo2 {
+    libc::mallinfo2 {
+        arena: object_bytes,
+        ordblks: 0,
+        smblks: 0,
+        hblks: 0,
+        hblkhd: large_bytes,
+        usmblks: 0,
+        fsmblks: 0,
+        uordblks: object_bytes + large_bytes,
+        fordblks: kept_bytes,
+        keepcost: 0,
+    }
+}
+
 /// What the heap holds at this moment.
 pub fn stats() -> Stats {
     let (object_bytes, object_bytes_max) = object_bytes();

@@ -172,31 +172,10 @@ pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
     c_int::from(selfpage_heap::trim())
 }
 
-/// The C library's figures, as far as they mean something here: what is mapped, in large blocks and in all, and what is kept.
-#[repr(C)]
-#[derive(Default)]
-pub struct Mallinfo2 {
-    arena: usize,
-    ordblks: usize,
-    smblks: usize,
-    hblks: usize,
-    hblkhd: usize,
-    usmblks: usize,
-    fsmblks: usize,
-    uordblks: usize,
-    fordblks: usize,
-    keepcost: usize,
-}
-
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub extern "C" fn mallinfo2() -> Mallinfo2 {
+pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
     let stats = selfpage_heap::stats();
-    Mallinfo2 {
-        arena: stats.object_bytes,
-        hblkhd: stats.large_bytes,
-        uordblks: stats.object_bytes + stats.large_bytes,
-        fordblks: stats.large_retained_bytes.saturating_sub(stats.large_bytes),
-        ..Mallinfo2::default()
-    }
+    let kept_bytes = stats.large_retained_bytes.saturating_sub(stats.large_bytes);
+    selfpage_heap::mallinfo2(stats.object_bytes, stats.large_bytes, kept_bytes)
 }

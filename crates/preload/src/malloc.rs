@@ -220,26 +220,9 @@ pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
     0
 }
 
-/// The C library's figures, as far as they mean something here: what is mapped, in large blocks and in all.
-#[repr(C)]
-#[derive(Default)]
-pub struct Mallinfo2 {
-    arena: usize,
-    ordblks: usize,
-    smblks: usize,
-    hblks: usize,
-    hblkhd: usize,
-    usmblks: usize,
-    fsmblks: usize,
-    uordblks: usize,
-    fordblks: usize,
-    keepcost: usize,
-}
-
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub extern "C" fn mallinfo2() -> Mallinfo2 {
+pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
     let (objects, large) = heap::used_bytes();
-    let arena = objects + heap::unmanaged_bytes();
-    Mallinfo2 { arena, hblkhd: large, uordblks: arena + large, ..Mallinfo2::default() }
+    selfpage_heap::mallinfo2(objects + heap::unmanaged_bytes(), large, 0)
 }

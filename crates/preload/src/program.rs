@@ -16,6 +16,17 @@ const PATH_BYTES: usize = 4096;
 pub unsafe fn see(path: *const c_char) {
     // SAFETY: c-library: passed on from our caller.
     let Some(path) = (unsafe { path.as_ref().map(|path| CStr::from_ptr(path)) }) else { return };
+    if may_execute(path) {
+        look_at(path);
+    }
+}
+
+fn may_execute(path: &CStr) -> bool {
+    // SAFETY: raw-call: the path ends with NUL.
+    unsafe { call(libc::SYS_access, [path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0, 0]) == 0 }
+}
+
+fn look_at(path: &CStr) {
     if let Some(why) = why_not(path) {
         record::not_managed(path.to_bytes(), why);
     }
@@ -47,20 +58,16 @@ pub unsafe fn see_in_path(file: *const c_char) {
         path[dir.len()] = b'/';
         path[dir.len() + 1..len].copy_from_slice(file);
         path[len] = 0;
-        // SAFETY: raw-call: the path ends with NUL.
-        if unsafe { call(libc::SYS_access, [path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0, 0]) } == 0 {
-            // SAFETY: c-library: as above.
-            return unsafe { see(path.as_ptr().cast()) };
+        if let Ok(path) = CStr::from_bytes_until_nul(&path)
+            && may_execute(path)
+        {
+            return look_at(path);
         }
     }
 }
 
 /// Why a program will not be managed. What cannot be looked at may be.
 fn why_not(path: &CStr) -> Option<&'static str> {
-    // SAFETY: raw-call: the path ends with NUL.
-    if unsafe { call(libc::SYS_access, [path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0, 0]) } < 0 {
-        return None;
-    }
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     // SAFETY: raw-call: the path ends with NUL.
     let file = unsafe { call(libc::SYS_open, [path.as_ptr() as usize, flags, 0, 0, 0, 0]) };

@@ -209,15 +209,9 @@ static void other_clone(void) { // a process of its own that is no plain fork
   flood();
   same(p, 0, 4 * MIB);
 }
-static struct { const char *name; void (*row)(void); } rows[] = {
+static struct row rows[] = {
   {"fixed_noreplace", fixed_noreplace},
   {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all},
   {"populate", populate}, {"dump", dump}, {"fork_again", fork_again}, {"will_need", will_need},
   {"other_advice", other_advice}, {"mremap_over_differing", mremap_over_differing}, {"other_clone", other_clone}};
-int main(int argc, char **argv) {
-  struct sigaction a = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
-  sigaction(SIGSEGV, &a, 0), sigaction(SIGBUS, &a, 0);
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-    if (argc == 2 && !strcmp(argv[1], rows[i].name)) { rows[i].row(); puts("ok"); return 0; }
-  return 2;
-}
+int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }

@@ -339,17 +339,11 @@ static void kinds(void) { // what is not managed works as ever
   CHECK(mmap(0, 0, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EINVAL);
   CHECK(munmap((void *)1, P) == -1 && errno == EINVAL);
 }
-static struct { const char *name; void (*row)(void); } rows[] = {
+static struct row rows[] = {
   {"partial_munmap", partial_munmap}, {"fixed_over", fixed_over}, {"mremap", moving}, {"read_only", read_only},
   {"moved_access", moved_access}, {"moved_wishes", moved_wishes}, {"block_again", block_again}, {"no_room", no_room},
   {"no_access", no_access}, {"reserve_then_commit", reserve_then_commit}, {"executable", executable},
   {"dontneed", dontneed}, {"free", advise_free}, {"guard", guard}, {"huge_page", huge_page},
   {"dont_fork", dont_fork}, {"mlock", locked}, {"mlockall", lock_all}, {"mincore", core_map},
   {"process_madvise", for_process}, {"kinds", kinds}};
-int main(int argc, char **argv) {
-  struct sigaction a = {.sa_sigaction = on_segv, .sa_flags = SA_SIGINFO};
-  sigaction(SIGSEGV, &a, 0), sigaction(SIGBUS, &a, 0);
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-    if (argc == 2 && !strcmp(argv[1], rows[i].name)) { rows[i].row(); puts("ok"); return 0; }
-  return 2;
-}
+int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
