@@ -7,7 +7,7 @@ use super::data;
 use super::device::{Device, Traffic};
 use super::error::Error;
 use super::job::{Bench, Job, Place};
-use super::raw::{self, PAGE_BYTES, Usage};
+use super::raw::{self, InCore, PAGE_BYTES, Usage};
 use super::result::{Better, Sample, Unit};
 use super::system::{Condition, Contents, Entry, Group, Setup, System, Systems};
 use super::systems::{anonymous::Anonymous, mmap::Mmap, requests::Requests, selfpage::Selfpage};
@@ -110,16 +110,17 @@ impl Trial<'_> {
             data_bytes: sizes.data_bytes as usize,
             frames_bytes: sizes.frames_bytes as usize,
         };
-        let memory = system.map(&setup)?;
         let versions_path = data::versions_path_in(directory);
         let versions = match system.contents() {
             Contents::File => Versions::load(&versions_path)?,
-            Contents::Undefined => {
-                content::fill_memory(memory);
-                system.put_out()?;
-                Versions::zero(memory.size_pages())
-            }
+            Contents::Undefined => Versions::zero(setup.data_bytes / PAGE_BYTES),
         };
+        let in_core = InCore::since_now().map_err(not_counted)?;
+        let memory = system.map(&setup)?;
+        if system.contents() == Contents::Undefined {
+            content::fill_memory(memory);
+            system.put_out()?;
+        }
         let subject = Subject { memory, versions: &versions, access: self.case.access };
         self.warm(subject)?;
 
@@ -137,6 +138,8 @@ impl Trial<'_> {
             let check = Subject { access: Access::Read, ..subject };
             check.at_random(1, sizes.accesses / 10, sizes.limit, SAMPLE_SEED)?;
         }
+        counters.push(("core_max_bytes".into(), in_core.most_bytes().map_err(not_counted)? as f64));
+        counters.push(("swapped_bytes".into(), raw::swapped_bytes().map_err(not_counted)? as f64));
         let flush = std::time::Instant::now();
         system.finish()?;
         counters.push(("flush_s".into(), flush.elapsed().as_secs_f64()));
@@ -226,6 +229,10 @@ impl Trial<'_> {
         let figures = figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
         Sample { value, counts: reached(misses, traffic.read_bytes()), timing: None, figures }
     }
+}
+
+fn not_counted(error: std::io::Error) -> Error {
+    Error::Failed(format!("count the memory in core: {error}"))
 }
 
 /// True if there were misses and the device moved about what they hold: else a cache answered, and the case says nothing.

@@ -16,7 +16,7 @@ const PEERS: [(Group, &str); 8] = [
 ];
 
 /// The figures that get a column, where any record has them; and by what they are divided there.
-const FIGURES: [(&str, &str, f64); 25] = [
+const FIGURES: [(&str, &str, f64); 26] = [
     ("p50_us", "p50 us", 1.0),
     ("p99_us", "p99 us", 1.0),
     ("p99_9_us", "p99.9 us", 1.0),
@@ -25,6 +25,7 @@ const FIGURES: [(&str, &str, f64); 25] = [
     ("cpu_s_per_million_faults", "CPU s/M", 1.0),
     ("device_bytes_read", "read MiB", MIB),
     ("device_bytes_written", "written MiB", MIB),
+    ("core_max_bytes", "core MiB", MIB),
     ("collections", "collections", 1.0),
     ("pause_max_ms", "max pause ms", 1.0),
     ("pause_total_ms", "pauses ms", 1.0),
