@@ -110,6 +110,8 @@ fn whole(screen: &mut Screen, sizes: &Sizes) -> Result<Vec<Row>, Stop> {
     // Before any talk: can it be done here at all?
     drop(Domain::with_frames(MIB).build()?);
     screen.say(
+    // The most that is on disk at a time: the array, and what of it is being saved anew.
+    scratch::check_room(sizes.array_bytes + sizes.frames_bytes)?;
         "This is a normal process, without root and without a daemon. It claims a fixed number of frames (pages of memory),\n\
          uses more memory than that, and answers its own page faults: the kernel does not page for it.\n",
     );
