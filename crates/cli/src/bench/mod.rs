@@ -88,9 +88,11 @@ Examples:
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk
   selfpage bench apps --reps 5                            real programs with our allocator, each run paired with glibc's
-  selfpage bench paging --save papers/osdi99-selfpaging/runs/2025-01-31-box";
+  selfpage bench paging --save papers/osdi99-selfpaging/runs/2025-01-31-box
 
-/// Measures, against the kernel's own ways and the disk's limit, all in one run.
+Exit status: 0 done, 1 something failed, 2 bad usage, 130 stopped by a signal.";
+
+/// Measure, against the kernel's own ways and the disk's limit, all in one run.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -125,7 +127,7 @@ pub struct Args {
     cgroup: Option<PathBuf>,
 }
 
-/// Runs the subcommand and returns the exit status: 0 well, 1 something failed, 2 bad input, 130 stopped by a signal.
+/// Runs the subcommand and returns the exit status.
 pub fn run(args: Args) -> i32 {
     if args.name == "list" {
         list();
