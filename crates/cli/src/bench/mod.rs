@@ -44,6 +44,8 @@ use std::path::PathBuf;
 
 use selfpage::doctor::State;
 
+use crate::output;
+
 use error::Error;
 use job::{Bench, Job, Place};
 use progress::Progress;
@@ -130,8 +132,7 @@ pub struct Args {
 /// Runs the subcommand and returns the exit status.
 pub fn run(args: Args) -> i32 {
     if args.name == "list" {
-        list();
-        return 0;
+        return output::print("bench", &list());
     }
     let chosen = match Choice::of(&args) {
         Ok(chosen) => chosen,
@@ -146,11 +147,13 @@ pub fn run(args: Args) -> i32 {
     let mut outcome = Outcome { records: Vec::new(), failures: 0, skips: BTreeSet::new() };
     let result = Archive::open_if(args.save.as_deref()).map_err(|error| (2, error));
     let result = result.and_then(|archive| chosen.perform(&args, archive, &mut outcome).map_err(|error| (1, error)));
-    if !args.json && !outcome.records.is_empty() {
-        print!("{}", table::render(&outcome.records, &chosen.bench.systems()));
-    }
+    let printed = if !args.json && !outcome.records.is_empty() {
+        output::print("bench", &table::render(&outcome.records, &chosen.bench.systems()))
+    } else {
+        0
+    };
     match result {
-        Ok(()) if outcome.failures == 0 => 0,
+        Ok(()) if outcome.failures == 0 => printed,
         Ok(()) => 1,
         Err((_, Error::Interrupted)) => 130,
         Err((status, error)) => {
@@ -160,12 +163,12 @@ pub fn run(args: Args) -> i32 {
     }
 }
 
-fn list() {
-    for bench in BENCHES {
-        println!("{}: {}", bench.name(), bench.about());
-        println!("  cases:   {}", bench.cases().join(" "));
-        println!("  systems: {}", names(&bench.systems()).join(" "));
-    }
+fn list() -> String {
+    let lines = BENCHES.iter().map(|bench| {
+        let (cases, systems) = (bench.cases().join(" "), names(&bench.systems()).join(" "));
+        format!("{}: {}\n  cases:   {cases}\n  systems: {systems}\n", bench.name(), bench.about())
+    });
+    lines.collect()
 }
 
 fn names(systems: &[&'static Entry]) -> Vec<&'static str> {
@@ -191,16 +194,12 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Writes down a record where the options want it.
+    /// Writes down a record where the options want it. One that cannot be saved is shown all the same.
     fn keep(&mut self, record: Record, args: &Args, archive: Option<&Archive>) -> Result<(), Error> {
-        if let Some(archive) = archive {
-            archive.append(&record)?;
-        }
-        if args.json {
-            println!("{}", record.to_json());
-        }
+        let saved = archive.map_or(Ok(()), |archive| archive.append(&record));
+        let printed = if args.json { output::write(&(record.to_json() + "\n")) } else { Ok(()) };
         self.records.push(record);
-        Ok(())
+        saved.and(printed.map_err(|why| Error::Failed(format!("standard output: {why}"))))
     }
 }
 
