@@ -42,12 +42,10 @@ mod tables;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use selfpage::doctor::State;
-
 use crate::output;
 
 use error::Error;
-use job::{Bench, Job, Place};
+use job::{Bench, Job};
 use progress::Progress;
 use result::{Confinement, Record, Sample};
 use save::Archive;
@@ -269,10 +267,8 @@ impl Choice {
         if let Some(archive) = &archive {
             archive.describe(&self.described(), &args.dir)?;
         }
-        if self.bench.place() == Place::Memory
-            && let Some(finding) = host::reporting().filter(|finding| finding.state != State::Present)
-        {
-            progress.say(&format!("NOTE({}: {}; first touches may wait for the host)", finding.feature, finding.why));
+        for note in host::findings().iter().filter_map(|finding| host::note(finding, self.bench.place())) {
+            progress.say(&note);
         }
         for (case, systems) in pairs {
             for record in self.compare(&mut stage, &mut progress, case, &systems, outcome)? {
