@@ -222,6 +222,19 @@ fn a_disk_without_room_is_one_line_and_status_1() {
 }
 
 #[test]
+fn what_cannot_be_shown_is_one_line_and_status_1() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    let output = run.args(["tour", "--quick"]).stdout(full).stderr(std::process::Stdio::piped()).output().unwrap();
+    let errors = text(&output.stderr);
+    if errors.contains("selfpage doctor") {
+        return skip::skip("uffd", &errors);
+    }
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.lines().count() == 1 && errors.contains("standard output: No space left"), "{errors}");
+}
+
+#[test]
 fn every_verb_helps_with_what_it_is_and_examples() {
     let help = |arguments: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).args(arguments).arg("--help").output().unwrap();
