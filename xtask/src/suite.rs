@@ -102,20 +102,7 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
 
     let mut plans = vec![
         take("format", 2, [cargo(root, "fmt --all -- --check"), rustfmt]),
-        // `--all-targets` leaves out the tests that run in release alone.
-        take(
-            "clippy",
-            15,
-            [
-                cargo(root, "clippy --workspace --all-targets -- -D warnings"),
-                cargo(
-                    root,
-                    "clippy -p selfpage-core --test sim --test states --test layouts --test capability -- -D warnings",
-                ),
-                cargo(root, "clippy -p selfpage --test storm -- -D warnings"),
-                cargo(root, "clippy -p selfpage-malloc --test cpython -- -D warnings"),
-            ],
-        ),
+        take("clippy", 15, clippy(root)),
         take("style", 2, [check("style")]),
         take("link", 10, [check("link")]),
         // What tests of whole programs start, in the profile that they start it in.
@@ -140,8 +127,15 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
     plans
 }
 
-fn take<const N: usize>(name: &str, limit_minutes: u32, commands: [Command; N]) -> Plan {
+fn take(name: &str, limit_minutes: u32, commands: impl Into<Vec<Command>>) -> Plan {
     Plan::Take(Step { name: name.into(), limit: MINUTE * limit_minutes, commands: commands.into() })
+}
+
+/// `--all-targets` leaves out the tests that run in release alone.
+fn clippy(root: &Path) -> Vec<Command> {
+    let all = ["--workspace --all-targets".to_string()].into_iter();
+    let tests = release_tests(root).into_iter().map(|test| format!("-p {} --test {}", test.package, test.name));
+    all.chain(tests).map(|targets| cargo(root, &format!("clippy {targets} -- -D warnings"))).collect()
 }
 
 /// Cargo with arguments that hold no spaces.

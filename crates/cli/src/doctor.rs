@@ -2,25 +2,20 @@
 
 use selfpage::doctor::{Finding, State, can_run, examine};
 use std::fmt::Write as _;
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, IsTerminal};
+
+use crate::output;
 
 /// Examines the machine and prints what was found: aligned lines, or with `json` one object a line. Returns the exit status:
 /// 0 if selfpage can run, else 1.
 pub fn run(json: bool) -> i32 {
     let findings = examine();
-    let mut out = io::stdout().lock();
     let text = if json {
         lines_for_machines(&findings)
     } else {
-        lines_for_people(&findings, out.is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        lines_for_people(&findings, io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none())
     };
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(why) if why.kind() != ErrorKind::BrokenPipe => {
-            eprintln!("selfpage doctor: the findings could not be printed: {why}");
-            1
-        }
-        _ => i32::from(!can_run(&findings)),
-    }
+    output::print("doctor", &text).max(i32::from(!can_run(&findings)))
 }
 
 fn lines_for_machines(findings: &[Finding]) -> String {

@@ -4,6 +4,7 @@
 mod bench;
 mod doctor;
 mod heatmap;
+mod output;
 mod plot;
 mod run;
 mod svg;

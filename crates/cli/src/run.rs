@@ -34,19 +34,20 @@ struct Library {
     package: &'static str,
 }
 
-/// Run a program in a fixed number of frames, or with selfpage's allocator alone.
-///
-/// With --frames its heap and its anonymous mappings are paged by a domain of its own, to a store on disk. So are those of the
-/// programs that it executes and of the children that it forks, each in as many frames. Without, it has selfpage's allocator in place
-/// of the C library's, and is otherwise as it is; SELFPAGE_SHOW_STATS=1 shows what that did.
 const EXAMPLES: &str = "\
 Examples:
   selfpage run --frames 64M -- python3 script.py
   selfpage run --frames 64M --trace t -- sort lines && selfpage heatmap t -o t.svg
   selfpage run -- g++ -O2 -c large.cc
 
-Exit status: the program's own, 128 and the signal that ended it, or 2 for bad usage.";
+Exit status: the program's own, or 128 and the signal that ended it; 1 where its faults may not be served (`selfpage doctor` says
+why), 2 for bad usage.";
 
+/// Run a program in a fixed number of frames, or with selfpage's allocator alone.
+///
+/// With --frames its heap and its anonymous mappings are paged by a domain of its own, to a store on disk. So are those of the
+/// programs that it executes and of the children that it forks, each in as many frames. Without, it has selfpage's allocator in place
+/// of the C library's, and is otherwise as it is; SELFPAGE_SHOW_STATS=1 shows what that did.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

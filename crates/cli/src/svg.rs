@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use crate::output;
+
 /// A white picture, to be ended by [`close`].
 pub fn open(width: f64, height: f64) -> String {
     format!(
@@ -34,10 +36,7 @@ pub fn escaped(text: &str) -> String {
 
 /// Writes the picture that `verb` drew to a file, or to standard output. The status to end with.
 pub fn put(verb: &str, picture: &str, to: Option<&Path>) -> i32 {
-    let Some(path) = to else {
-        print!("{picture}");
-        return 0;
-    };
+    let Some(path) = to else { return output::print(verb, picture) };
     match std::fs::write(path, picture) {
         Ok(()) => 0,
         Err(why) => {

@@ -1,12 +1,14 @@
 //! `selfpage trace`: a trace as lines, for people or for machines.
 
 use std::fmt::Write as _;
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use selfpage::Access;
 use selfpage::trace::{Event, Kind, Record, Trace};
 use serde_json::{Value, json};
+
+use crate::output;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,13 +42,7 @@ pub fn run(args: &Args) -> i32 {
     let line = if args.json { for_machines } else { for_people };
     let mut out = BufWriter::new(io::stdout().lock());
     let printed = trace.records.iter().try_for_each(|record| writeln!(out, "{}", line(&trace, record)));
-    match printed.and_then(|()| out.flush()) {
-        Err(why) if why.kind() != ErrorKind::BrokenPipe => {
-            eprintln!("selfpage trace: the lines could not be printed: {why}");
-            1
-        }
-        _ => 0,
-    }
+    output::status("trace", printed.and_then(|()| out.flush()))
 }
 
 /// What a kind of event is called.

@@ -1,5 +1,7 @@
 //! `selfpage bench` as its user meets it.
 
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -392,5 +394,82 @@ fn a_signal_in_a_case_cleans_up() {
     assert!(Command::new("kill").arg(run.id().to_string()).status().unwrap().success());
     assert_eq!(run.wait().unwrap().code(), Some(130));
     assert!(is_empty(&scratch), "files were left");
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
+fn a_hangup_that_the_caller_ignores_ends_nothing() {
+    let scratch = directory("hangup");
+    let line =
+        r#"trap "" HUP; exec "$0" bench paging --quick --reps 2 --case rnd-read-1t --system raw-4k --json --dir "$1""#;
+    let mut run = Command::new("sh");
+    run.args(["-c", line, env!("CARGO_BIN_EXE_selfpage")]).arg(&scratch).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut run = run.spawn().unwrap();
+    let mut errors = std::io::BufReader::new(run.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("[1/") {
+        line.clear();
+        assert_ne!(std::io::BufRead::read_line(&mut errors, &mut line).unwrap(), 0, "ended early");
+    }
+    assert!(Command::new("kill").args(["-HUP", &run.id().to_string()]).status().unwrap().success());
+    std::io::copy(&mut errors, &mut std::io::sink()).unwrap();
+    let output = run.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stdout).lines().count()), (Some(0), 1));
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+/// A swap file in use, of a run of nobody's that was killed.
+struct Left(PathBuf);
+
+impl Left {
+    fn new(parent: &Path) -> Result<Left, String> {
+        let directory = parent.join("selfpage-bench-left");
+        let line = r#"PATH=$PATH:/sbin:/usr/sbin; mkdir "$1" && touch "$1/lock" && fallocate -l 1M "$1/swap" && chmod 600 "$1/swap" &&
+            mkswap -q "$1/swap" && chown -R 65534:65534 "$1" && chmod 755 "$1" && swapon "$1/swap""#;
+        let made =
+            Command::new("sh").args(["-c", line, "sh"]).arg(&directory).output().map_err(|why| why.to_string())?;
+        let left = Left(directory);
+        if made.status.success() { Ok(left) } else { Err(text(&made.stderr)) }
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        let line = r#"PATH=$PATH:/sbin:/usr/sbin; swapoff "$1/swap"; rm -rf "$1""#;
+        let _ = Command::new("sh").args(["-c", line, "sh"]).arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_swap_file_that_stays_in_use_is_named_by_every_run_until_it_is_not() {
+    let scratch = directory("left");
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(&scratch, open).unwrap();
+    let tool = scratch.join("selfpage");
+    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), &tool).unwrap();
+    let left = match Left::new(&scratch) {
+        Ok(left) => left,
+        Err(why) => return skip::skip("swap", &why),
+    };
+    for _ in 0..2 {
+        let mut run = Command::new(&tool);
+        run.args([
+            "bench",
+            "faults",
+            "--quick",
+            "--reps",
+            "1",
+            "--case",
+            "first-touch-4k",
+            "--system",
+            "kernel",
+            "--dir",
+        ]);
+        let output = run.arg(&scratch).current_dir("/").uid(65534).gid(65534).output().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(errors.contains(&format!("swapoff {}", left.0.join("swap").display())), "{errors}");
+    }
+    drop(left);
     std::fs::remove_dir_all(&scratch).unwrap();
 }

@@ -199,11 +199,57 @@ fn a_file_that_cannot_be_used_is_one_line_and_exit_2() {
 }
 
 #[test]
-fn every_verb_helps_with_examples() {
-    for verb in [&["--help"][..], &["tour", "--help"], &["doctor", "--help"], &["bench", "--help"]] {
-        let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).args(verb).output().unwrap();
+fn a_disk_without_room_is_one_line_and_status_1() {
+    let place = Place::new("room");
+    let line = r#"mount -t tmpfs -o size=16m none "$1" && export TMPDIR="$1" && exec "$0" tour --quick"#;
+    let mut run = Command::new("unshare");
+    run.args(["-m", "sh", "-c", line, env!("CARGO_BIN_EXE_selfpage")]).arg(&place.0);
+    let Ok(output) = run.output() else {
+        return skip::skip(
+            "mount",
+            "there is no unshare(1) for a mount that nobody else sees: apt-get install util-linux",
+        );
+    };
+    let errors = text(&output.stderr);
+    if errors.contains("unshare: ") || errors.contains("mount: ") {
+        return skip::skip("mount", &errors);
+    }
+    if errors.contains("selfpage doctor") {
+        return skip::skip("uffd", &errors);
+    }
+    assert_eq!(output.status.code(), Some(1), "{:?} {errors}", output.status);
+    assert!(errors.lines().count() == 1 && errors.contains("TMPDIR") && errors.contains(" MiB"), "{errors}");
+}
+
+#[test]
+fn what_cannot_be_shown_is_one_line_and_status_1() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    let output = run.args(["tour", "--quick"]).stdout(full).stderr(std::process::Stdio::piped()).output().unwrap();
+    let errors = text(&output.stderr);
+    if errors.contains("selfpage doctor") {
+        return skip::skip("uffd", &errors);
+    }
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.lines().count() == 1 && errors.contains("standard output: No space left"), "{errors}");
+}
+
+#[test]
+fn every_verb_helps_with_what_it_is_and_examples() {
+    let help = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).args(arguments).arg("--help").output().unwrap();
         assert_eq!(output.status.code(), Some(0));
-        assert!(text(&output.stdout).contains("Examples:\n  selfpage "), "{verb:?}");
+        text(&output.stdout)
+    };
+    let all = help(&[]);
+    for verb in ["tour", "doctor", "bench", "run", "trace", "heatmap", "plot"] {
+        let line = all.lines().find_map(|line| line.trim().strip_prefix(verb)).expect(verb);
+        assert!(line.trim().len() > 20, "{verb} has no description: {all}");
+        let own = help(&[verb]);
+        assert!(!own.starts_with("Usage"), "{verb} does not say what it is: {own}");
+        for part in ["Examples:\n  selfpage ", "\nExit status: "] {
+            assert!(own.contains(part) && all.contains(part), "no {part:?} in the help of {verb}: {own}");
+        }
     }
     for (arguments, status) in [(&["--version"][..], 0), (&["tuor"], 2), (&["tour", "--nonsense"], 2), (&[], 2)] {
         let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).args(arguments).output().unwrap();

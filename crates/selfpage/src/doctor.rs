@@ -1,6 +1,7 @@
 //! What this machine gives to selfpage, and what to do about the rest.
 
 mod allocator;
+mod idle;
 mod keys;
 mod limits;
 mod memory;
@@ -68,7 +69,7 @@ pub fn examine() -> Vec<Finding> {
     findings.extend(userfaultfd::examine());
     findings.extend(memory::examine());
     findings.extend(allocator::examine());
-    findings.push(keys::examine());
+    findings.extend([idle::examine(), keys::examine()]);
     findings.extend(limits::examine());
     findings.extend(storage::examine());
     findings

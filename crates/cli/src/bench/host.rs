@@ -1,16 +1,30 @@
-//! What the host of a virtual machine does to measurements of memory: it takes back what is free, and a first touch waits for it.
+//! What the host of a virtual machine does to measurements: it takes back free memory, and a first touch waits for it; it takes the
+//! CPU of a guest that is idle, and whoever is woken there waits for it.
 
-use selfpage::doctor::{self, Finding};
+use selfpage::doctor::{self, Finding, State};
 
 use super::error::Error;
+use super::job::Place;
 use super::raw::{Child, Mapping};
 
 /// As in `selfpage doctor`.
-const FEATURE: &str = "free page reporting";
+const REPORTING: &str = "free page reporting";
+const HALTING: &str = "guest_halt_poll_ns";
 
-/// What `selfpage doctor` says of the host taking back free memory.
-pub fn reporting() -> Option<Finding> {
-    doctor::examine().into_iter().find(|finding| finding.feature == FEATURE)
+/// What `selfpage doctor` says of what figures depend on and the host decides.
+pub fn findings() -> Vec<Finding> {
+    doctor::examine().into_iter().filter(|finding| [REPORTING, HALTING].contains(&finding.feature)).collect()
+}
+
+/// What a bench at `place` has to say of a finding beside its figures.
+pub fn note(finding: &Finding, place: Place) -> Option<String> {
+    let loss = match finding.feature {
+        // A bench on disk has its memory before the clock runs.
+        REPORTING if place == Place::Memory => "first touches may wait for the host",
+        HALTING => "whoever waits for a worker or the disk waits for the host as well",
+        _ => return None,
+    };
+    (finding.state != State::Present).then(|| format!("NOTE({}: {}; {loss})", finding.feature, finding.why))
 }
 
 /// Memory that a program can have.
@@ -35,4 +49,33 @@ pub fn supply(len_bytes: usize) -> Result<(), Error> {
     };
     let touched = Child::fork(touch).and_then(Child::wait);
     touched.map_err(|error| Error::Failed(format!("touch {} MiB before the job: {error}", len_bytes >> 20)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note_on(feature: &'static str, state: State, place: Place) -> Option<String> {
+        note(&Finding { feature, state, why: "on".into(), remedy: None }, place)
+    }
+
+    #[test]
+    fn what_spoils_figures_is_told_where_it_does() {
+        let said = note_on(REPORTING, State::Degraded, Place::Memory).unwrap();
+        assert_eq!(said, "NOTE(free page reporting: on; first touches may wait for the host)");
+        assert!(note_on(HALTING, State::Degraded, Place::Disk).unwrap().starts_with("NOTE(guest_halt_poll_ns: on; "));
+        for (feature, state, place) in [
+            (REPORTING, State::Degraded, Place::Disk),
+            (REPORTING, State::Present, Place::Memory),
+            (HALTING, State::Present, Place::Disk),
+            ("swap", State::Degraded, Place::Disk),
+        ] {
+            assert_eq!(note_on(feature, state, place), None);
+        }
+    }
+
+    #[test]
+    fn doctor_has_a_line_for_each() {
+        assert_eq!(findings().len(), 2, "{:?}", findings());
+    }
 }

@@ -42,10 +42,10 @@ mod tables;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use selfpage::doctor::State;
+use crate::output;
 
 use error::Error;
-use job::{Bench, Job, Place};
+use job::{Bench, Job};
 use progress::Progress;
 use result::{Confinement, Record, Sample};
 use save::Archive;
@@ -88,9 +88,11 @@ Examples:
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk
   selfpage bench apps --reps 5                            real programs with our allocator, each run paired with glibc's
-  selfpage bench paging --save papers/osdi99-selfpaging/runs/2025-01-31-box";
+  selfpage bench paging --save papers/osdi99-selfpaging/runs/2025-01-31-box
 
-/// Measures, against the kernel's own ways and the disk's limit, all in one run.
+Exit status: 0 done, 1 something failed, 2 bad usage, 130 stopped by a signal.";
+
+/// Measure, against the kernel's own ways and the disk's limit, all in one run.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -125,11 +127,10 @@ pub struct Args {
     cgroup: Option<PathBuf>,
 }
 
-/// Runs the subcommand and returns the exit status: 0 well, 1 something failed, 2 bad input, 130 stopped by a signal.
+/// Runs the subcommand and returns the exit status.
 pub fn run(args: Args) -> i32 {
     if args.name == "list" {
-        list();
-        return 0;
+        return output::print("bench", &list());
     }
     let chosen = match Choice::of(&args) {
         Ok(chosen) => chosen,
@@ -144,11 +145,13 @@ pub fn run(args: Args) -> i32 {
     let mut outcome = Outcome { records: Vec::new(), failures: 0, skips: BTreeSet::new() };
     let result = Archive::open_if(args.save.as_deref()).map_err(|error| (2, error));
     let result = result.and_then(|archive| chosen.perform(&args, archive, &mut outcome).map_err(|error| (1, error)));
-    if !args.json && !outcome.records.is_empty() {
-        print!("{}", table::render(&outcome.records, &chosen.bench.systems()));
-    }
+    let printed = if !args.json && !outcome.records.is_empty() {
+        output::print("bench", &table::render(&outcome.records, &chosen.bench.systems()))
+    } else {
+        0
+    };
     match result {
-        Ok(()) if outcome.failures == 0 => 0,
+        Ok(()) if outcome.failures == 0 => printed,
         Ok(()) => 1,
         Err((_, Error::Interrupted)) => 130,
         Err((status, error)) => {
@@ -158,12 +161,12 @@ pub fn run(args: Args) -> i32 {
     }
 }
 
-fn list() {
-    for bench in BENCHES {
-        println!("{}: {}", bench.name(), bench.about());
-        println!("  cases:   {}", bench.cases().join(" "));
-        println!("  systems: {}", names(&bench.systems()).join(" "));
-    }
+fn list() -> String {
+    let lines = BENCHES.iter().map(|bench| {
+        let (cases, systems) = (bench.cases().join(" "), names(&bench.systems()).join(" "));
+        format!("{}: {}\n  cases:   {cases}\n  systems: {systems}\n", bench.name(), bench.about())
+    });
+    lines.collect()
 }
 
 fn names(systems: &[&'static Entry]) -> Vec<&'static str> {
@@ -189,16 +192,12 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Writes down a record where the options want it.
+    /// Writes down a record where the options want it. One that cannot be saved is shown all the same.
     fn keep(&mut self, record: Record, args: &Args, archive: Option<&Archive>) -> Result<(), Error> {
-        if let Some(archive) = archive {
-            archive.append(&record)?;
-        }
-        if args.json {
-            println!("{}", record.to_json());
-        }
+        let saved = archive.map_or(Ok(()), |archive| archive.append(&record));
+        let printed = if args.json { output::write(&(record.to_json() + "\n")) } else { Ok(()) };
         self.records.push(record);
-        Ok(())
+        saved.and(printed.map_err(|why| Error::Failed(format!("standard output: {why}"))))
     }
 }
 
@@ -268,10 +267,8 @@ impl Choice {
         if let Some(archive) = &archive {
             archive.describe(&self.described(), &args.dir)?;
         }
-        if self.bench.place() == Place::Memory
-            && let Some(finding) = host::reporting().filter(|finding| finding.state != State::Present)
-        {
-            progress.say(&format!("NOTE({}: {}; first touches may wait for the host)", finding.feature, finding.why));
+        for note in host::findings().iter().filter_map(|finding| host::note(finding, self.bench.place())) {
+            progress.say(&note);
         }
         for (case, systems) in pairs {
             for record in self.compare(&mut stage, &mut progress, case, &systems, outcome)? {

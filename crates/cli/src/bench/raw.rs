@@ -372,11 +372,17 @@ extern "C" fn on_signal(_: libc::c_int) {
     }
 }
 
-/// Turns SIGINT, SIGTERM and SIGHUP into a flag and the end of the running case, so that everything is cleaned up.
+/// Turns SIGINT, SIGTERM and SIGHUP into a flag and the end of the running case, so that everything is cleaned up. What our caller
+/// ignores stays ignored: nohup's hangup, a shell's interrupt in the background.
 pub fn catch_interrupts() -> io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: plain-old-data: all zeros is a valid sigaction (no flags, an empty mask).
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        let (mut action, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
+        // SAFETY: out-pointer: a sigaction that outlives the call, which changes nothing.
+        check(unsafe { libc::sigaction(signal, ptr::null(), &mut before) })?;
+        if before.sa_sigaction == libc::SIG_IGN {
+            continue;
+        }
         action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as libc::sighandler_t;
         action.sa_flags = libc::SA_RESTART;
         // SAFETY: signal-safe: the handler does atomic accesses and kill only.

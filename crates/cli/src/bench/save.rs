@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::device::Device;
 use super::error::Error;
+use super::host;
 use super::result::Record;
 
 /// A directory that gets the run.
@@ -56,19 +57,17 @@ fn machine(options: &str, disk: &Device) -> String {
     let cpu = read("/proc/cpuinfo");
     let hypervisor =
         if field(&cpu, "flags").split(' ').any(|flag| flag == "hypervisor") { "virtual" } else { "bare metal" };
-    [
+    let own = [
         ("command", format!("selfpage bench {options}")),
         ("selfpage", env!("CARGO_PKG_VERSION").to_string()),
         ("kernel", read("/proc/sys/kernel/osrelease").trim().to_string()),
         ("cpu", format!("{}, {cpus} cores, {hypervisor}", field(&cpu, "model name"))),
         ("memory", field(&read("/proc/meminfo"), "MemTotal")),
         ("transparent huge pages", read("/sys/kernel/mm/transparent_hugepage/enabled").trim().to_string()),
-        ("free page reporting", super::host::reporting().map_or("unknown".into(), |finding| finding.why)),
         ("disk", disk.describe()),
-    ]
-    .iter()
-    .map(|(name, value)| format!("{name}: {value}\n"))
-    .collect()
+    ];
+    let of_host = host::findings().into_iter().map(|finding| (finding.feature, finding.why));
+    own.into_iter().chain(of_host).map(|(name, value)| format!("{name}: {value}\n")).collect()
 }
 
 #[cfg(test)]
@@ -82,7 +81,7 @@ mod tests {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         let words = || text.split(|mark: char| !mark.is_alphanumeric() && mark != '-');
         assert!(words().all(|word| word != host.trim()), "{text}");
-        for name in ["kernel", "cpu", "memory", "disk"] {
+        for name in ["kernel", "cpu", "memory", "disk", "free page reporting", "guest_halt_poll_ns"] {
             let line = text.lines().find(|line| line.starts_with(name)).unwrap();
             assert!(line.len() > name.len() + 4 && !line.contains(" /"), "{line}");
         }

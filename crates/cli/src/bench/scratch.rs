@@ -5,7 +5,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::error::Error;
-use super::raw;
+use super::{raw, swapfile};
 
 const PREFIX: &str = "selfpage-bench-";
 const LOCK: &str = "lock";
@@ -71,7 +71,7 @@ fn sweep(parent: &Path) -> Result<(), Error> {
         // A run that lives holds its lock; one that has no lock yet is being made.
         let dead = || File::open(directory.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok());
         if named && owned && dead() {
-            undo(&directory);
+            undo(&directory)?;
             fs::remove_dir_all(&directory).map_err(|error| Error::io("remove", &directory, error))?;
         }
     }
@@ -79,10 +79,18 @@ fn sweep(parent: &Path) -> Result<(), Error> {
 }
 
 /// Undoes what the dead run of `directory` did to the machine. What was undone already, or never done, does no harm.
-fn undo(directory: &Path) {
-    let swap = super::swapfile::path_in(directory);
-    if swap.exists() {
-        let _ = raw::swap_off(&swap);
+///
+/// # Errors
+/// Its swap file stays in use: so must its lock, for the next run to find.
+fn undo(directory: &Path) -> Result<(), Error> {
+    let swap = swapfile::path_in(directory);
+    if let Err(error) = raw::swap_off(&swap)
+        && swapfile::in_use(&swap)
+    {
+        let (path, why) = (swap.display(), "a run that was killed left it in use");
+        return Err(Error::Failed(format!(
+            "swapoff {path}: {error}; {why}: as root, with memory to spare, swapoff {path}"
+        )));
     }
     if let Ok(cgroup) = fs::read_to_string(directory.join(CGROUP)) {
         let _ = fs::remove_dir(cgroup);
@@ -91,6 +99,7 @@ fn undo(directory: &Path) {
     if let Some((value, file)) = note.split_once(' ') {
         let _ = fs::write(file, value);
     }
+    Ok(())
 }
 
 #[cfg(test)]

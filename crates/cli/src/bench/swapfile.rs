@@ -13,6 +13,14 @@ pub fn path_in(directory: &Path) -> PathBuf {
     directory.join("swap")
 }
 
+/// Whether the kernel swaps to the file at `path`.
+pub fn in_use(path: &Path) -> bool {
+    // The kernel names it whole, with numbers for spaces.
+    let path = fs::canonicalize(path).unwrap_or_default().to_string_lossy().replace(' ', "\\040");
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    swaps.lines().any(|line| line.split_whitespace().next() == Some(path.as_str()))
+}
+
 /// A swap file in use; out of use and removed when dropped.
 pub struct SwapFile {
     path: PathBuf,
@@ -50,12 +58,8 @@ impl SwapFile {
 
 impl Drop for SwapFile {
     fn drop(&mut self) {
-        let in_use = || {
-            let path = self.path.to_string_lossy().into_owned();
-            fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().any(|line| line.starts_with(&path)))
-        };
         if let Err(error) = raw::swap_off(&self.path)
-            && in_use()
+            && in_use(&self.path)
         {
             eprintln!("selfpage bench: swapoff {}: {error}; it is still in use", self.path.display());
             return;

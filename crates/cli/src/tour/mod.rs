@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use selfpage::{Domain, Kind};
 
+use crate::output;
 use screen::Screen;
 
 const MIB: usize = 1 << 20;
@@ -97,7 +98,7 @@ pub fn run(args: &Args) -> i32 {
     match rows {
         Ok(rows) => {
             screen.say(&table(&rows));
-            0
+            output::status("tour", screen.printed())
         }
         Err(stop) => {
             eprintln!("selfpage tour: {stop}");
@@ -109,6 +110,8 @@ pub fn run(args: &Args) -> i32 {
 fn whole(screen: &mut Screen, sizes: &Sizes) -> Result<Vec<Row>, Stop> {
     // Before any talk: can it be done here at all?
     drop(Domain::with_frames(MIB).build()?);
+    // The most that is on disk at a time: the array, and what of it is being saved anew.
+    scratch::check_room(sizes.array_bytes + sizes.frames_bytes)?;
     screen.say(
         "This is a normal process, without root and without a daemon. It claims a fixed number of frames (pages of memory),\n\
          uses more memory than that, and answers its own page faults: the kernel does not page for it.\n",

@@ -13,6 +13,22 @@ pub fn directory() -> PathBuf {
     std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
 }
 
+/// Looks whether there is room for `len_bytes`. Where a page cannot be saved there is no frame for the next one, and the tour would end by a
+/// signal in its middle.
+pub fn check_room(len_bytes: usize) -> Result<(), Stop> {
+    let directory = directory();
+    let failed = |error: rustix::io::Errno| Stop::Failed(format!("look at {}: {error}", directory.display()));
+    let disk = rustix::fs::statvfs(&directory).map_err(failed)?;
+    let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if free_bytes >= len_bytes as u64 {
+        return Ok(());
+    }
+    let (free, wanted, directory) = (mib(free_bytes), mib(len_bytes as u64), directory.display());
+    Err(Stop::Failed(format!(
+        "{free} are free in {directory}, and the tour takes {wanted}; TMPDIR=DIRECTORY names another"
+    )))
+}
+
 /// A file of data that has no name any more.
 pub struct Scratch(File);
 

@@ -1,10 +1,12 @@
 //! What the visitor sees: text, and one live line while something works. Without a terminal the live line becomes a plain
 //! line now and then.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::output;
 
 const LIVE_EVERY: Duration = Duration::from_millis(100);
 const PLAIN_EVERY: Duration = Duration::from_secs(1);
@@ -15,6 +17,8 @@ pub struct Screen {
     bar: Option<ProgressBar>,
     every: Duration,
     next: Instant,
+    /// What came of printing so far.
+    printed: io::Result<()>,
 }
 
 impl Screen {
@@ -28,18 +32,18 @@ impl Screen {
             }
         });
         let every = if bar.is_some() { LIVE_EVERY } else { PLAIN_EVERY };
-        Screen { bar, every, next: Instant::now() }
+        Screen { bar, every, next: Instant::now(), printed: Ok(()) }
     }
 
     /// Text that stays.
     pub fn say(&mut self, text: &str) {
-        let print = || {
-            // A reader that has gone away wants no more of it.
-            let _ = writeln!(io::stdout(), "{text}");
-        };
-        match &self.bar {
+        let print = || output::write(&format!("{text}\n"));
+        let printed = match &self.bar {
             Some(bar) => bar.suspend(print),
             None => print(),
+        };
+        if self.printed.is_ok() {
+            self.printed = printed;
         }
     }
 
@@ -68,6 +72,11 @@ impl Screen {
             None => self.say(&format!("  {line}")),
         }
         self.next = Instant::now() + self.every;
+    }
+
+    /// What came of printing all of it.
+    pub fn printed(self) -> io::Result<()> {
+        self.printed
     }
 
     /// Takes the live line away.

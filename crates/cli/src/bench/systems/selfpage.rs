@@ -33,6 +33,11 @@ impl Selfpage {
         Box::new(Selfpage { trap, backing, live: None })
     }
 
+    /// Frames for so much memory of which nothing is ever evicted: a reserve on top of what is touched stays free.
+    pub fn frames_without_eviction(touched_bytes: usize) -> usize {
+        touched_bytes + touched_bytes / 8
+    }
+
     /// Paged to a store, by upcalls.
     pub fn upcall() -> Box<dyn System> {
         Selfpage::over(Trap::Upcall, Backing::Store)
@@ -82,8 +87,7 @@ impl System for Selfpage {
         // Only what the case is about is chosen; everything else adapts itself.
         let policy = if setup.case.pattern == Pattern::CyclicMru { "mru" } else { "lru" };
         let frames_bytes = match self.backing {
-            // Nothing is ever evicted: a reserve on top of what is touched stays free.
-            Backing::Physical | Backing::Zero => setup.frames_bytes + setup.frames_bytes / 8,
+            Backing::Physical | Backing::Zero => Selfpage::frames_without_eviction(setup.frames_bytes),
             Backing::Store | Backing::File => setup.frames_bytes,
         };
         let domain = Domain::with_frames(frames_bytes).policy(policy).build().map_err(failed)?;

@@ -1,0 +1,27 @@
+//! Standard output, which may be a pipe that nobody reads any more, or a file on a disk that is full.
+
+use std::io::{self, ErrorKind, Write};
+
+/// Prints `text` for `verb`. The status to end with.
+pub fn print(verb: &str, text: &str) -> i32 {
+    status(verb, write(text))
+}
+
+/// Writes `text`, at once.
+pub fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
+}
+
+/// What came of printing for `verb`, in a line on standard error if that is an error. The status to end with.
+pub fn status(verb: &str, printed: io::Result<()>) -> i32 {
+    match printed {
+        Ok(()) => 0,
+        // A reader that has gone away wanted no more of it.
+        Err(why) if why.kind() == ErrorKind::BrokenPipe => 0,
+        Err(why) => {
+            eprintln!("selfpage {verb}: standard output: {why}");
+            1
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Standard output that takes no more: a disk that is full, and a reader that has gone away.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A directory with a trace of one fault in it.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let directory = Path::new("/var/tmp").join(format!("selfpage-output-test-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let mut trace = b"SELFPGTR\x01\0\0\0\0\x10\0\0\x20\0\0\0\x01\0\0\0".to_vec();
+        trace.extend_from_slice(&[0; 8]);
+        trace.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
+        [5u64, 1000, 0].iter().for_each(|word| trace.extend_from_slice(&word.to_le_bytes()));
+        std::fs::write(directory.join("trace"), trace).unwrap();
+        Place(directory)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A command of each verb that prints, and the name by which it speaks of itself.
+fn commands(place: &Place) -> Vec<(&'static str, Vec<String>)> {
+    let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../papers/arxiv11-umpa/runs/2026-11-22-vm2-page-alloc");
+    let (trace, dir) = (place.0.join("trace").display().to_string(), place.0.display().to_string());
+    let bench = |option: &str| {
+        let line = format!("bench faults --quick --reps 1 --case first-touch-4k --system kernel --dir {dir} {option}");
+        line.split_whitespace().map(String::from).collect()
+    };
+    vec![
+        ("bench", vec!["bench".into(), "list".into()]),
+        ("bench", bench("")),
+        ("bench", bench("--json")),
+        ("doctor", vec!["doctor".into()]),
+        ("heatmap", vec!["heatmap".into(), trace.clone()]),
+        ("plot", vec!["plot".into(), run.display().to_string()]),
+        ("trace", vec!["trace".into(), trace]),
+    ]
+}
+
+fn run(arguments: &[String], stdout: Stdio) -> (Output, String) {
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    let output = run.args(arguments).stdout(stdout).stderr(Stdio::piped()).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, errors)
+}
+
+#[test]
+fn a_full_disk_is_one_line_and_status_1() {
+    let place = Place::new("full");
+    for (verb, arguments) in commands(&place) {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let (output, errors) = run(&arguments, full.into());
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {errors}");
+        let said = errors.lines().filter(|line| line.starts_with(&format!("selfpage {verb}: "))).count();
+        assert!(said == 1 && errors.contains("No space left"), "{arguments:?}: {errors}");
+        assert!(!errors.contains("panicked"), "{arguments:?}: {errors}");
+    }
+}
+
+#[test]
+fn nobody_who_reads_is_no_panic() {
+    let place = Place::new("gone");
+    for (_, arguments) in commands(&place) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let (_, errors) = run(&arguments, writer.into());
+        assert!(!errors.contains("panicked"), "{arguments:?}: {errors}");
+    }
+}
