@@ -12,12 +12,12 @@ pub(super) const TABLE_BYTES: usize = 2 << 20;
 /// is one mapping.
 pub(super) const ENTRY_BYTES: usize = 1 << 30;
 
-/// Moves contents, by frames wherever the kernel lets us; what was at `to` is gone, and `from` is left absent, or holds what
-/// it held.
+/// Moves contents, by frames wherever the kernel lets us; what was at `to` is gone. Whether nothing is left at `from`: it reads as zeros
+/// then, else it holds what it held.
 ///
 /// # Safety
 /// *slot-held*: both ranges are slots' that the caller holds, open and apart.
-pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) {
+pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) -> bool {
     // What is at `to` afterwards has come from `from`.
     // SAFETY: slot-held: nobody needs what is there.
     unsafe { drop_frames(to, len_bytes) };
@@ -25,17 +25,15 @@ pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) {
         // Each half may be one.
         let half = (len_bytes / 2).next_multiple_of(TABLE_BYTES).min(len_bytes - PAGE_BYTES);
         // SAFETY: slot-held: parts of the ranges.
-        unsafe {
-            shift(from, to, half);
-            shift(from + half, to + half, len_bytes - half);
-        }
-        return;
+        return unsafe { shift(from, to, half) & shift(from + half, to + half, len_bytes - half) };
     }
     // SAFETY: slot-held: passed on from our caller.
-    if !unsafe { moved(from, to, len_bytes) } {
+    let moved = unsafe { moved(from, to, len_bytes) };
+    if !moved {
         // SAFETY: slot-held: passed on from our caller.
         unsafe { copy_rest(from, to, len_bytes) };
     }
+    moved
 }
 
 /// Has the kernel move frames. False: it did not, or not all, and has left some of `to` unmapped if it ran out of memory itself.
@@ -256,7 +254,7 @@ mod tests {
             assert!(!is_one_mapping(from, 301 * PAGE_BYTES) && !moved(from, to, PAGES * PAGE_BYTES));
             (0..PAGES).for_each(|at| page(from, at).write(at));
             page(to, 3).write(7);
-            shift(from, to, PAGES * PAGE_BYTES);
+            assert!(!shift(from, to, PAGES * PAGE_BYTES), "a boundary lies within what one page table maps");
             (0..PAGES).for_each(|at| assert_eq!(page(to, at).read(), at));
         }
     }

@@ -203,6 +203,21 @@ mod tests {
     }
 
     #[test]
+    fn where_a_block_moved_from_is_known_to_be_zero() {
+        let mut pages = Pages::new();
+        let given = pages.allocate(BYTES, 1).unwrap();
+        // SAFETY: slot-held: a new block, this long.
+        unsafe { (given.addr as *mut u8).write_bytes(1, BYTES) };
+        let id = pages.block(given.addr).unwrap();
+        let moved = pages.relocate(id, 5 * BYTES).unwrap();
+        assert_ne!(moved, given.addr);
+        let again = pages.allocate(BYTES, 1).unwrap();
+        assert_eq!((again.addr, again.dirty_bytes), (given.addr, 0));
+        // SAFETY: slot-held: as above.
+        assert_eq!(unsafe { (again.addr as *const u8).read() }, 0);
+    }
+
+    #[test]
     fn what_was_left_to_the_kernel_stays_dirty_until_it_is_swept() {
         let mut pages = Pages::new();
         let given = pages.allocate(4 * BYTES, 1).unwrap();
