@@ -203,6 +203,25 @@ mod tests {
     }
 
     #[test]
+    fn what_was_never_used_goes_after_what_was_freed() {
+        let mut pages = Pages::new();
+        let mut last = 0;
+        while pages.retention.spare_bytes == 0 {
+            last = pages.allocate(512 << 10, 1).unwrap().addr;
+        }
+        let (id, spare_bytes) = (pages.block(last).unwrap(), pages.retention.spare_bytes);
+        pages.free(id);
+        let dropped = pages.surplus(PAGE_BYTES).unwrap();
+        assert_eq!((dropped.id, pages.retention.spare_bytes), (id, spare_bytes));
+        pages.dropped(dropped, true);
+        let next = pages.surplus(1 << 20).unwrap();
+        assert_eq!(next.id, id, "what is left of it");
+        pages.dropped(next, true);
+        assert_ne!(pages.surplus(1).unwrap().id, id);
+        assert!(pages.retention.spare_bytes < spare_bytes);
+    }
+
+    #[test]
     fn where_a_block_moved_from_is_known_to_be_zero() {
         let mut pages = Pages::new();
         let given = pages.allocate(BYTES, 1).unwrap();
