@@ -509,6 +509,10 @@ fn the_calling_thread_is_known_and_bound() {
                 thread::close_descriptors(number, number).unwrap();
                 assert_eq!(inherited.close(), Err(Errno::BADF));
             });
+            scope.spawn(|| {
+                thread::leave_descriptors().unwrap();
+                assert_eq!(Descriptor::open(c"/dev/null", 0).unwrap().raw(), 0, "there is none but this");
+            });
         });
         assert_eq!(inherited.close(), Ok(()), "the other thread closed it in its own table only");
     })

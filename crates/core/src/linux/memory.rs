@@ -176,6 +176,15 @@ pub unsafe fn remap_contents(from: usize, len_bytes: usize, to: usize) -> Result
     unsafe { call(raw::__NR_mremap, [from, len_bytes, len_bytes, flags, to, 0]) }.map(drop)
 }
 
+/// Makes a mapping longer where it is, if what follows is free.
+///
+/// # Errors
+/// What mremap(2) says: `EFAULT` where the range is not within one mapping, before anything else is looked at.
+pub fn grow(addr: usize, len_bytes: usize, new_len_bytes: usize) -> Result<(), Errno> {
+    // SAFETY: syscall-contract: what is mapped stays as it is, and nothing is replaced.
+    unsafe { call(raw::__NR_mremap, [addr, len_bytes, new_len_bytes, 0, 0, 0]) }.map(drop)
+}
+
 /// Sets what the program may do with a range.
 ///
 /// # Errors

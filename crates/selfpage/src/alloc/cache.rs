@@ -7,8 +7,11 @@ use selfpage_core::addr::PAGE_SHIFT;
 
 /// Lists of roomy slots, by frames.
 const ROOMY_BINS: usize = 128;
-/// And after them one for each class of packed slots, which serve that class and no other.
-const BINS: usize = ROOMY_BINS + CLASSES;
+/// After them one for each class of packed slots, which serve that class and no other.
+const PACKED_BINS: usize = ROOMY_BINS;
+/// And one for those of each class that were begun with others and never used: they serve, and are dropped, after all that was.
+const SPARE_BINS: usize = PACKED_BINS + CLASSES;
+const BINS: usize = SPARE_BINS + CLASSES;
 const WORDS: usize = BINS.div_ceil(64);
 /// Slots that are looked at in one list.
 const LOOKS: usize = 8;
@@ -40,7 +43,11 @@ fn bin(framed_bytes: usize) -> usize {
 
 /// The list for a slot that has frames.
 fn bin_of(id: SlotId, slot: &Slot) -> usize {
-    if id.rank() < FIRST_ROOMY { ROOMY_BINS + id.rank() } else { bin(slot.framed_bytes) }
+    match id.rank() {
+        rank if rank >= FIRST_ROOMY => bin(slot.framed_bytes),
+        rank if slot.freed_at == Slot::SPARE => SPARE_BINS + rank,
+        rank => PACKED_BINS + rank,
+    }
 }
 
 impl Cache {
@@ -127,13 +134,18 @@ impl Cache {
     /// A free packed slot of the class for `len_bytes` that has as many bytes of frames.
     pub(super) fn packed(&self, reservation: &Reservation, len_bytes: usize) -> Option<SlotId> {
         let fits = |id: &SlotId| reservation.slot(*id).framed_bytes >= len_bytes;
-        self.list(reservation, ROOMY_BINS + class::class_for(len_bytes)?).take(LOOKS).find(fits)
+        let class = class::class_for(len_bytes)?;
+        let freed = self.list(reservation, PACKED_BINS + class).take(LOOKS).find(fits);
+        freed.or_else(|| self.first(SPARE_BINS + class))
     }
 
     /// A free packed slot of this rank, whatever frames it has.
     pub(super) fn any_packed(&self, rank: usize) -> Option<SlotId> {
-        let first = self.framed[ROOMY_BINS + rank].first.id();
-        if first.is_some() { Some(first) } else { self.bare(rank) }
+        self.first(PACKED_BINS + rank).or_else(|| self.first(SPARE_BINS + rank)).or_else(|| self.bare(rank))
+    }
+
+    fn first(&self, bin: usize) -> Option<SlotId> {
+        Some(self.framed[bin].first.id()).filter(|id| id.is_some())
     }
 
     /// A free slot of this rank without frames.
@@ -150,8 +162,7 @@ impl Cache {
 
     fn list<'a>(&self, reservation: &'a Reservation, bin: usize) -> impl Iterator<Item = SlotId> + 'a {
         let next = |id: &SlotId| Some(reservation.slot(*id).next.id()).filter(|id| id.is_some());
-        let first = self.framed[bin].first.id();
-        std::iter::successors(first.is_some().then_some(first), next)
+        std::iter::successors(self.first(bin), next)
     }
 
     fn filled_from(&self, bin: usize) -> Option<usize> {

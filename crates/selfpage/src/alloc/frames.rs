@@ -1,6 +1,7 @@
 //! Frames under addresses of ours: given, moved, exchanged and dropped, whole page tables at a time where it can be.
 
 use rustix::fs::{Mode, OFlags};
+use rustix::process::Resource;
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
@@ -11,31 +12,60 @@ pub(super) const TABLE_BYTES: usize = 2 << 20;
 /// is one mapping.
 pub(super) const ENTRY_BYTES: usize = 1 << 30;
 
-/// Moves contents, by frames wherever the kernel lets us; what was at `to` is gone, and `from` is left absent, or holds what
-/// it held.
+/// Moves contents, by frames wherever the kernel lets us; what was at `to` is gone. Whether nothing is left at `from`: it reads as zeros
+/// then, else it holds what it held.
 ///
 /// # Safety
 /// *slot-held*: both ranges are slots' that the caller holds, open and apart.
-pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) {
+pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) -> bool {
     // What is at `to` afterwards has come from `from`.
     // SAFETY: slot-held: nobody needs what is there.
     unsafe { drop_frames(to, len_bytes) };
+    if len_bytes > TABLE_BYTES && !is_one_mapping(from, len_bytes) {
+        // Each half may be one.
+        let half = (len_bytes / 2).next_multiple_of(TABLE_BYTES).min(len_bytes - PAGE_BYTES);
+        // SAFETY: slot-held: parts of the ranges.
+        return unsafe { shift(from, to, half) & shift(from + half, to + half, len_bytes - half) };
+    }
     // SAFETY: slot-held: passed on from our caller.
-    match unsafe { memory::remap_contents(from, len_bytes, to) } {
-        Ok(()) => {}
-        Err(Errno::FAULT) if len_bytes > TABLE_BYTES => {
-            // Linux before 6.17 moves one mapping in one call, and says so before it moves anything. Each half may be within one.
-            let half = (len_bytes / 2).next_multiple_of(TABLE_BYTES).min(len_bytes - PAGE_BYTES);
-            // SAFETY: slot-held: parts of the ranges.
-            unsafe {
-                map_again(to, len_bytes);
-                shift(from, to, half);
-                shift(from + half, to + half, len_bytes - half);
-            }
-        }
-        // Later ones move a mapping after the other, and may stop after any of them.
+    let moved = unsafe { moved(from, to, len_bytes) };
+    if !moved {
         // SAFETY: slot-held: passed on from our caller.
-        Err(_) => unsafe { copy_rest(from, to, len_bytes) },
+        unsafe { copy_rest(from, to, len_bytes) };
+    }
+    moved
+}
+
+/// Has the kernel move frames. False: it did not, or not all, and has left some of `to` unmapped if it ran out of memory itself.
+///
+/// It unmaps what is at `to` before it finds that it may not move what is at `from`; and until that is mapped again, another thread's new
+/// mapping could come to lie there. So it is not asked where it would refuse.
+///
+/// # Safety
+/// *slot-held*: as for [`shift`].
+unsafe fn moved(from: usize, to: usize, len_bytes: usize) -> bool {
+    // SAFETY: slot-held: passed on from our caller.
+    is_one_mapping(from, len_bytes)
+        && has_room_for(len_bytes)
+        && unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok()
+}
+
+/// Whether the range lies in one mapping: Linux before 6.17 moves no more in one call.
+fn is_one_mapping(addr: usize, len_bytes: usize) -> bool {
+    // What follows is mapped too, so it cannot grow; where it is several mappings the kernel says that first.
+    memory::grow(addr, len_bytes, len_bytes + PAGE_BYTES) != Err(Errno::FAULT)
+}
+
+/// Whether the process's limits let a moved range count twice, as it does for a moment. Somebody may have set them below what it has.
+fn has_room_for(len_bytes: usize) -> bool {
+    let unlimited = |resource| rustix::process::getrlimit(resource).current.is_none();
+    if unlimited(Resource::As) && unlimited(Resource::Data) {
+        return true;
+    }
+    // SAFETY: owned-range: a fresh mapping replaces nothing, and nobody knows of it.
+    unsafe {
+        memory::map_anonymous(Place::Anywhere, len_bytes, Access::ReadWrite)
+            .is_ok_and(|found| memory::unmap(found, len_bytes).is_ok())
     }
 }
 
@@ -94,7 +124,7 @@ unsafe fn map_again(addr: usize, len_bytes: usize) {
 /// *slot-held*: as for [`shift`].
 pub(super) unsafe fn lend(from: usize, to: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: passed on from our caller.
-    let lent = unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok();
+    let lent = unsafe { moved(from, to, len_bytes) };
     if !lent {
         // SAFETY: slot-held: as above; some may have been moved.
         unsafe {
@@ -209,6 +239,23 @@ mod tests {
             for at in 0..PAGES {
                 assert_eq!(page(to, at).read(), if at % 7 == 0 { 0 } else { at + 1 }, "page {at}");
             }
+        }
+    }
+
+    #[test]
+    fn a_range_of_several_mappings_moves_part_by_part() {
+        let (from, to) = (mapped(), mapped());
+        // SAFETY: slot-held: two ranges of our own, and what lies between two mappings of the first.
+        unsafe {
+            memory::advise(page(from, 300) as usize, 100 * PAGE_BYTES, Advice::NotInDump).unwrap();
+            assert!(
+                is_one_mapping(from, 300 * PAGE_BYTES) && is_one_mapping(page(from, 300) as usize, 100 * PAGE_BYTES)
+            );
+            assert!(!is_one_mapping(from, 301 * PAGE_BYTES) && !moved(from, to, PAGES * PAGE_BYTES));
+            (0..PAGES).for_each(|at| page(from, at).write(at));
+            page(to, 3).write(7);
+            assert!(!shift(from, to, PAGES * PAGE_BYTES), "a boundary lies within what one page table maps");
+            (0..PAGES).for_each(|at| assert_eq!(page(to, at).read(), at));
         }
     }
 

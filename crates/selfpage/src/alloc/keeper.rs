@@ -6,12 +6,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use selfpage_core::linux::signal;
+use selfpage_core::linux::{signal, thread};
 
 use super::block::{self, PAGES};
 use super::cgroup;
 use super::frames;
-use super::pressure::{Reports, Watch};
+use super::pressure::{Reports, Watch, Wishes};
 
 /// How often it looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -44,8 +44,11 @@ pub fn start() -> io::Result<()> {
     if STARTED.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
+    // Here, and once: another thread may change the environment while the keeper runs.
+    let wishes = Wishes::of_environment();
     let _quiet = signal::Quiet::begin();
-    let started = std::thread::Builder::new().name("selfpage-keeper".into()).stack_size(128 << 10).spawn(keep);
+    let builder = std::thread::Builder::new().name("selfpage-keeper".into()).stack_size(128 << 10);
+    let started = builder.spawn(move || keep(&wishes));
     started.map(drop).inspect_err(|_| STARTED.store(false, Ordering::Relaxed))
 }
 
@@ -60,8 +63,10 @@ pub fn on_pressure(relieve: fn()) {
     OTHERS.get_or_init(|| relieve);
 }
 
-fn keep() {
-    let mut watch = Watch::of_process();
+fn keep(wishes: &Wishes) {
+    // The program may close all descriptors that it finds, and have its own by those numbers then. Where a filter of system calls leaves
+    // us no table of our own, nothing is kept open.
+    let mut watch = if thread::leave_descriptors().is_ok() { Watch::of(wishes) } else { Watch::Off };
     let (mut reports, mut last_look) = (Reports::default(), Instant::now());
     let mut cold_before = PAGES.take().counts.cold_bytes;
     stay_below_limit();
@@ -74,7 +79,7 @@ fn keep() {
             continue;
         }
         last_look = Instant::now();
-        watch.renew();
+        watch.renew(wishes);
         block::decay();
         stay_below_limit();
         let cold = PAGES.take().counts.cold_bytes;

@@ -417,14 +417,17 @@ impl Pages {
             given
         } else {
             // SAFETY: slot-held: as above; nobody needs what is in the new one.
-            unsafe { frames::shift(source, target, before) };
+            let moved = unsafe { frames::shift(source, target, before) };
             let slot = reservation.slot_mut(to);
             if slot.pieces == 0 {
                 (slot.pieces, self.pieces) = (1, self.pieces + 1);
             }
             // The frames went along. Those behind the block did not: then all of the slot counts as before.
             let slot = reservation.slot_mut(id);
-            if slot.framed_bytes == before {
+            if moved {
+                slot.clear(0, before);
+            }
+            if moved && slot.framed_bytes == before {
                 self.retention.framed_bytes -= slot.framed_bytes;
                 slot.framed_bytes = 0;
             }

@@ -1,5 +1,6 @@
 //! Memory pressure, as the kernel or the service manager reports it.
 
+use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,6 +23,24 @@ const TRIGGER: &[u8] = b"some 150000 2000000\0";
 /// A second report within this time is severe.
 const SEVERE_WITHIN: Duration = Duration::from_secs(5);
 
+/// What the environment says of pressure, by systemd's protocol.
+#[derive(Debug)]
+pub(crate) struct Wishes {
+    /// `MEMORY_PRESSURE_WATCH`.
+    path: Option<OsString>,
+    /// `MEMORY_PRESSURE_WRITE`.
+    write: Option<Vec<u8>>,
+}
+
+impl Wishes {
+    pub(crate) fn of_environment() -> Wishes {
+        Wishes {
+            path: std::env::var_os("MEMORY_PRESSURE_WATCH"),
+            write: std::env::var("MEMORY_PRESSURE_WRITE").ok().and_then(|text| base64(&text)),
+        }
+    }
+}
+
 /// What reports pressure, if anything does.
 #[derive(Debug)]
 pub(crate) enum Watch {
@@ -34,14 +53,12 @@ pub(crate) enum Watch {
 }
 
 impl Watch {
-    /// What `MEMORY_PRESSURE_WATCH` names (systemd's protocol), else the pressure of the process's cgroup, else the machine's.
-    pub(crate) fn of_process() -> Watch {
-        let named = std::env::var_os("MEMORY_PRESSURE_WATCH");
-        if named.as_ref().is_some_and(|path| path == "/dev/null") {
+    /// What is wished for, else the pressure of the process's cgroup, else the machine's.
+    pub(crate) fn of(wishes: &Wishes) -> Watch {
+        if wishes.path.as_ref().is_some_and(|path| path == "/dev/null") {
             return Watch::Off;
         }
-        let write = std::env::var("MEMORY_PRESSURE_WRITE").ok().and_then(|text| base64(&text));
-        let named = named.and_then(|path| Watch::open(Path::new(&path), write.as_deref()));
+        let named = wishes.path.as_ref().and_then(|path| Watch::open(Path::new(path), wishes.write.as_deref()));
         let own = || cgroup::pressure_files().iter().find_map(|file| Watch::open(file, Some(TRIGGER)));
         let machine = || Watch::open(Path::new("/proc/pressure/memory"), Some(TRIGGER));
         named.or_else(own).or_else(machine).unwrap_or(Watch::Off)
@@ -67,9 +84,9 @@ impl Watch {
     }
 
     /// Looks again for what reports, where that has ended.
-    pub(super) fn renew(&mut self) {
+    pub(super) fn renew(&mut self, wishes: &Wishes) {
         if matches!(self, Watch::Ended) {
-            *self = Watch::of_process();
+            *self = Watch::of(wishes);
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the machine gives to the page allocator, and to the `malloc` over it.
 
 use super::{Finding, State, setting};
-use crate::alloc::pressure::Watch;
+use crate::alloc::pressure::{Watch, Wishes};
 use std::fs;
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub(super) fn examine() -> Vec<Finding> {
     vec![
         huge_pages(own.or_else(|| chosen("enabled")).as_deref(), chosen("defrag").as_deref()),
         overcommit(setting("/proc/sys/vm/overcommit_memory").as_deref()),
-        pressure(Watch::of_process().reports()),
+        pressure(Watch::of(&Wishes::of_environment()).reports()),
         page_reporting(is_reporting(Path::new(VIRTIO_DEVICES))),
     ]
 }

@@ -51,6 +51,41 @@ fn no_memory_is_none_and_everything_goes_on() {
     });
 }
 
+/// A block moves as a program makes it longer that limits itself to less than it has.
+fn moves_where_there_can_be_no_new_mappings(test: &str, resource: libc::__rlimit_resource_t) {
+    own_process::run(test, || {
+        let (kept, block) = (alloc::allocate(64 << 20, 1).unwrap(), alloc::allocate(3 << 20, 1).unwrap());
+        // SAFETY: ours, and this long.
+        unsafe {
+            kept.write_bytes(1, 64 << 20);
+            block.write_bytes(5, 3 << 20);
+            alloc::free(kept);
+        }
+        let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit.
+        unsafe { libc::setrlimit(resource, &raw const limit) };
+        // SAFETY: ours, as long as was asked for; where it was is forgotten.
+        unsafe {
+            let moved = alloc::resize(block, 40 << 20).unwrap();
+            assert!(moved != block);
+            assert!(std::slice::from_raw_parts(moved.as_ptr(), 3 << 20).iter().all(|byte| *byte == 5));
+            moved.add(3 << 20).write_bytes(6, 37 << 20);
+            assert!(alloc::resize_in_place(moved, 10 << 20));
+            alloc::free(moved);
+        }
+    });
+}
+
+#[test]
+fn blocks_move_where_addresses_are_limited() {
+    moves_where_there_can_be_no_new_mappings("input::blocks_move_where_addresses_are_limited", libc::RLIMIT_AS);
+}
+
+#[test]
+fn blocks_move_where_data_is_limited() {
+    moves_where_there_can_be_no_new_mappings("input::blocks_move_where_data_is_limited", libc::RLIMIT_DATA);
+}
+
 /// The line that the process says before it aborts.
 fn epitaph(test: &str, body: impl FnOnce()) -> String {
     let Some(output) = own_process::output(test, body) else { return String::new() };

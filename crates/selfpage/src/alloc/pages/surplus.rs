@@ -101,6 +101,8 @@ impl Pages {
         slot.holder = Holder::Worker;
         let len = bytes.next_multiple_of(if id.rank() < FIRST_LARGE { PAGE_BYTES } else { TABLE_BYTES });
         let len_bytes = len.min(slot.framed_bytes);
+        // At once: who looks meanwhile must not take them for too many again.
+        self.retention.framed_bytes -= len_bytes;
         Some(Surplus { id, addr: addr + slot.framed_bytes - len_bytes, len_bytes })
     }
 
@@ -112,7 +114,6 @@ impl Pages {
         slot.holder = Holder::Nobody;
         // What the kernel would not drop is forgotten all the same, or it would be asked for ever; it stays dirty.
         slot.framed_bytes -= surplus.len_bytes;
-        self.retention.framed_bytes -= surplus.len_bytes;
         self.counts.dropped_bytes += surplus.len_bytes as u64;
         if gone {
             slot.clear(slot.framed_bytes, slot.framed_bytes + surplus.len_bytes);
@@ -184,6 +185,55 @@ mod tests {
         assert_eq!((pages.workers, pages.cache.bytes), (0, reserve.len_bytes));
         let given = pages.allocate(BYTES, 1).unwrap();
         assert_eq!((given.addr, given.dirty_bytes, given.absent_bytes, pages.counts.warm), (reserve.addr, 0, 0, 1));
+    }
+
+    #[test]
+    fn what_one_thread_drops_is_not_too_much_for_another() {
+        let mut pages = Pages::new();
+        let blocks = [(); 4].map(|()| pages.allocate(BYTES, 1).unwrap().addr);
+        for addr in blocks {
+            let id = pages.block(addr).unwrap();
+            pages.free(id);
+        }
+        pages.retention.keep_bytes = Some(3 * BYTES);
+        let dropped = pages.surplus(pages.retention.excess_bytes()).unwrap();
+        assert_eq!((dropped.len_bytes, pages.retention.excess_bytes()), (BYTES, 0));
+        pages.dropped(dropped, true);
+        assert_eq!((pages.retention.framed_bytes, pages.cache.bytes), (3 * BYTES, 3 * BYTES));
+    }
+
+    #[test]
+    fn what_was_never_used_goes_after_what_was_freed() {
+        let mut pages = Pages::new();
+        let mut last = 0;
+        while pages.retention.spare_bytes == 0 {
+            last = pages.allocate(512 << 10, 1).unwrap().addr;
+        }
+        let (id, spare_bytes) = (pages.block(last).unwrap(), pages.retention.spare_bytes);
+        pages.free(id);
+        let dropped = pages.surplus(PAGE_BYTES).unwrap();
+        assert_eq!((dropped.id, pages.retention.spare_bytes), (id, spare_bytes));
+        pages.dropped(dropped, true);
+        let next = pages.surplus(1 << 20).unwrap();
+        assert_eq!(next.id, id, "what is left of it");
+        pages.dropped(next, true);
+        assert_ne!(pages.surplus(1).unwrap().id, id);
+        assert!(pages.retention.spare_bytes < spare_bytes);
+    }
+
+    #[test]
+    fn where_a_block_moved_from_is_known_to_be_zero() {
+        let mut pages = Pages::new();
+        let given = pages.allocate(BYTES, 1).unwrap();
+        // SAFETY: slot-held: a new block, this long.
+        unsafe { (given.addr as *mut u8).write_bytes(1, BYTES) };
+        let id = pages.block(given.addr).unwrap();
+        let moved = pages.relocate(id, 5 * BYTES).unwrap();
+        assert_ne!(moved, given.addr);
+        let again = pages.allocate(BYTES, 1).unwrap();
+        assert_eq!((again.addr, again.dirty_bytes), (given.addr, 0));
+        // SAFETY: slot-held: as above.
+        assert_eq!(unsafe { (again.addr as *const u8).read() }, 0);
     }
 
     #[test]
