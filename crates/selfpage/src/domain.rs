@@ -42,7 +42,7 @@ use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
 use crate::trap::handlers::{Handlers, start_one};
-use crate::trap::{errand, worker};
+use crate::trap::errand;
 use crate::{descriptors, trace};
 
 mod regions;
@@ -70,7 +70,6 @@ pub(crate) struct Inner {
     pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
     pub(crate) stop: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    pub(crate) bell: worker::Bell,
     pub(crate) handlers: Handlers,
     pub(crate) hash: Arc<PageHash>,
     /// Used by the evictor alone; fork holds it while it copies the process.
@@ -278,7 +277,6 @@ impl Inner {
         };
         let policy = Config::policy_over(policy, links)?;
         let standby_share = policy.standby_share();
-        let bell = worker::Bell::hang(descriptors.worker, config.workers)?;
         let inner = Inner {
             state,
             errands,
@@ -291,7 +289,6 @@ impl Inner {
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),
             threads: Mutex::default(),
-            bell,
             handlers: Handlers::new(calls),
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
@@ -316,10 +313,9 @@ impl Inner {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// In a forked child, before anything else is mapped: the places that it did not get.
+    /// In a forked child, before anything else is mapped: the place that it did not get.
     pub(crate) fn map_in_child(&self) -> Result<()> {
-        self.pool.map_in_child()?;
-        self.bell.map_in_child()
+        self.pool.map_in_child()
     }
 
     /// In a forked child: the domain with everything that a fork does not copy made anew. The caller has the gate closed,
@@ -339,7 +335,6 @@ impl Inner {
         unsafe { self.mmu.adopt(descriptors) };
         self.pool.lock(self.config.locking);
         self.pool.register(descriptors.pool)?;
-        self.bell.register(descriptors.worker)?;
         stack::forget_unmapped(state);
         copy_first::forget(state);
         self.snapshots.store(false, Ordering::Release);
