@@ -277,6 +277,14 @@ impl LinuxMmu {
 
     /// Unmaps one page that a batch stopped at.
     fn unmap_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
+        let why = if why == Errno::EXIST {
+            // The frame is mapped, so what is in its slot is nobody's: whoever touches all memory (mlockall(2), a debugger) had the
+            // kernel fill it.
+            drop_contents(slot, PAGE_BYTES);
+            Errno::INVAL
+        } else {
+            why
+        };
         match self.coax(uffd, slot, page, Waiters::Wake, why) {
             Ok(()) => Ok(()),
             Err(Errno::INVAL) => self.copy_and_drop(page, slot),
@@ -287,9 +295,6 @@ impl LinuxMmu {
     fn copy_and_drop(&self, page: usize, slot: usize) -> Result<(), Refusal> {
         if self.absent(page) {
             return Err(Refusal::Hole);
-        }
-        if !self.absent(slot) {
-            return Err(Refusal::Occupied);
         }
         // Nobody can write to a page that traps, and this thread must not.
         let fixed = self.categories(page).is_some_and(traps_writes);
@@ -302,7 +307,7 @@ impl LinuxMmu {
         self.copy_and_drop_fixed(page, slot)
     }
 
-    /// Copies a page that nobody can write, and drops it.
+    /// Copies a page that nobody can write into its frame's slot, whatever is there, and drops it.
     fn copy_and_drop_fixed(&self, page: usize, slot: usize) -> Result<(), Refusal> {
         // SAFETY: pool-owned: the caller holds the frame.
         unsafe { memory::advise(slot, PAGE_BYTES, Advice::PopulateWrite) }.map_err(|_| Refusal::NoMemory)?;
@@ -388,9 +393,6 @@ impl Mmu for LinuxMmu {
             Ok(()) => return Ok(()),
             Err(Errno::INVAL) => {}
             Err(why) => return Err(refusal(why, slot, addr)),
-        }
-        if !self.absent(slot) {
-            return Err(Refusal::Occupied);
         }
         if trap.is_tracked() {
             // Writes to a protected page are noted there, and do not wait.
