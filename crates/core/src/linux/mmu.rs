@@ -7,7 +7,7 @@ use super::memory::{self, Advice};
 use super::pagemap::{Categories, Pagemap, Stretch};
 use super::uffd::{Stopped, Uffd, Waiters, Writing};
 use super::{futex, thread};
-use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
+use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange, VirtAddr};
 use crate::mmu::{Mmu, Partial, Refusal, Trap};
 use crate::region::Access;
 use core::ptr::NonNull;
@@ -293,18 +293,36 @@ impl LinuxMmu {
     }
 
     fn copy_and_drop(&self, page: usize, slot: usize) -> Result<(), Refusal> {
-        if self.absent(page) {
+        let known = self.categories(page);
+        if known.is_some_and(|known| !known.populated()) {
             return Err(Refusal::Hole);
         }
         // Nobody can write to a page that traps, and this thread must not.
-        let fixed = self.categories(page).is_some_and(traps_writes);
+        if known.is_some_and(traps_writes) {
+            return self.copy_and_drop_fixed(page, slot);
+        }
         // SAFETY: region-owned: a populated page keeps its contents.
-        if !fixed && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
-            // The program may write it, and something else keeps it from moving (execute rights, locking, a key): a write
-            // between the copy and the drop would be lost.
+        if unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
+            // The program may write it, and something else keeps it from moving (execute rights, locking, a key): what a device
+            // writes between the copy and the drop would be lost.
             return Err(Refusal::Pinned);
         }
-        self.copy_and_drop_fixed(page, slot)
+        if known.is_some_and(|known| known.contains(Categories::NOTED)) {
+            // Writes to a protected page are noted there, and do not wait.
+            return self.copy_and_drop_fixed(page, slot);
+        }
+        // The program may write it again at any moment. Any userfaultfd protects pages of all of them.
+        self.copy_and_drop_held(Trap::Worker, VirtAddr(page).page(), slot)
+    }
+
+    /// Copies a page while every write to it waits, and drops it.
+    fn copy_and_drop_held(&self, trap: Trap, page: PageNo, slot: usize) -> Result<(), Refusal> {
+        self.set_writing(trap, page, 1, Writing::Protected)?;
+        let copied = self.copy_and_drop_fixed(page.addr().0, slot);
+        if copied.is_err() {
+            let _ = self.set_writing(trap, page, 1, Writing::Allowed);
+        }
+        copied
     }
 
     /// Copies a page that nobody can write into its frame's slot, whatever is there, and drops it.
@@ -398,12 +416,7 @@ impl Mmu for LinuxMmu {
             // Writes to a protected page are noted there, and do not wait.
             return Err(Refusal::Pinned);
         }
-        self.set_writing(trap, page, 1, Writing::Protected)?;
-        let copied = self.copy_and_drop_fixed(addr, slot);
-        if copied.is_err() {
-            let _ = self.set_writing(trap, page, 1, Writing::Allowed);
-        }
-        copied
+        self.copy_and_drop_held(trap, page, slot)
     }
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
