@@ -169,18 +169,18 @@ impl LinuxMmu {
 
     /// Whether a range lies in one mapping of a region still: the program may have mapped memory of its own over it, which is not
     /// ours to move, copy or drop. Where nothing tells (the descriptor is gone), it is taken to be ours.
-    fn ours(&self, addr: usize, len_bytes: usize) -> bool {
+    pub fn is_ours(&self, addr: usize, len_bytes: usize) -> bool {
         // Any userfaultfd answers for all of them.
         self.region_uffd(Trap::Worker).registered(addr, len_bytes) != Ok(false)
     }
 
     /// How many of the `count` pages from `addr` on are ours, at the front.
     fn ours_in_front(&self, addr: usize, count: u32) -> u32 {
-        if self.ours(addr, count as usize * PAGE_BYTES) {
+        if self.is_ours(addr, count as usize * PAGE_BYTES) {
             return count;
         }
         // The mapping may only be split, by other rights for a part of it.
-        (0..count).find(|at| !self.ours(addr.wrapping_add(*at as usize * PAGE_BYTES), PAGE_BYTES)).unwrap_or(count)
+        (0..count).find(|at| !self.is_ours(addr.wrapping_add(*at as usize * PAGE_BYTES), PAGE_BYTES)).unwrap_or(count)
     }
 
     /// Moves one page that a batch stopped at because of `why`, if a little patience is all it takes.
@@ -404,7 +404,7 @@ impl Mmu for LinuxMmu {
 
     fn unmap_by_copy(&self, trap: Trap, page: PageNo, frame: Frame) -> Result<(), Refusal> {
         let (slot, addr) = (self.slots(frame, 1).ok_or(Refusal::Foreign)?, page.addr().0);
-        if !self.ours(addr, PAGE_BYTES) {
+        if !self.is_ours(addr, PAGE_BYTES) {
             return Err(Refusal::Foreign);
         }
         match self.coax(Uffd(load(&self.pool_uffd)), slot, addr, Waiters::Wake, Errno::INVAL) {
@@ -421,7 +421,7 @@ impl Mmu for LinuxMmu {
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
         let slot = self.slots(frame, 1).ok_or(Refusal::Foreign)?;
-        if !self.ours(page.addr().0, PAGE_BYTES) {
+        if !self.is_ours(page.addr().0, PAGE_BYTES) {
             return Err(Refusal::Foreign);
         }
         if self.absent(page.addr().0) {
@@ -442,7 +442,7 @@ impl Mmu for LinuxMmu {
 
     fn drop_pages(&self, page: PageNo, count: u32) {
         for page in (PageRange { first: page, count: count.into() }).pages() {
-            if self.ours(page.addr().0, PAGE_BYTES) {
+            if self.is_ours(page.addr().0, PAGE_BYTES) {
                 drop_contents(page.addr().0, PAGE_BYTES);
             }
         }
@@ -452,7 +452,7 @@ impl Mmu for LinuxMmu {
         let addr = page.addr().0;
         let advice = if access == Access::Write { Advice::PopulateWrite } else { Advice::PopulateRead };
         // SAFETY: region-owned: a populated page keeps its contents.
-        !self.ours(addr, PAGE_BYTES) && unsafe { memory::advise(addr, PAGE_BYTES, advice) } == Err(Errno::FAULT)
+        !self.is_ours(addr, PAGE_BYTES) && unsafe { memory::advise(addr, PAGE_BYTES, advice) } == Err(Errno::FAULT)
     }
 
     fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool {
@@ -462,7 +462,7 @@ impl Mmu for LinuxMmu {
 
     fn poison(&self, trap: Trap, page: PageNo) {
         let (uffd, addr) = (self.region_uffd(trap), page.addr().0);
-        if !self.ours(addr, PAGE_BYTES) {
+        if !self.is_ours(addr, PAGE_BYTES) {
             // Whoever is stopped there meets what there is now.
             self.wake_faulters(trap, page, 1);
             return;

@@ -49,12 +49,6 @@ impl Inner {
         Ok(())
     }
 
-    /// In a forked child that does not get the domain: its threads are not here.
-    pub(crate) fn abandon(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
-    }
-
     /// Ends the domain's threads, as many as there are, and gives its descriptors back.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::SeqCst);

@@ -164,12 +164,16 @@ fn mapped_over() {
             for _ in 0..3 {
                 check_pages(&region, 0..ALL - TAIL);
             }
-            for page in 0..TAIL {
-                // SAFETY: test: the program's own memory.
-                assert_eq!(unsafe { own.byte_add(page * PAGE).cast::<u64>().read_volatile() }, 99);
-            }
+            let still_own = || {
+                for page in 0..TAIL {
+                    // SAFETY: test: the program's own memory.
+                    assert_eq!(unsafe { own.byte_add(page * PAGE).cast::<u64>().read_volatile() }, 99);
+                }
+            };
+            still_own();
             drop(region);
             no_frame_is_lost(&domain);
+            still_own();
         })
         .well();
     }

@@ -128,7 +128,7 @@ fn nothing_is_locked_that_shall_not() {
 }
 
 /// Runs `work` in a forked child, which does not unwind.
-fn forked(work: impl FnOnce()) {
+pub fn forked(work: impl FnOnce()) {
     // SAFETY: test: the child does `work` and ends.
     match unsafe { libc::fork() } {
         0 => {

@@ -12,19 +12,25 @@ pub use loud::skip;
 
 const FRAMES: usize = 64;
 
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     // SAFETY: test: asks for a number.
     unsafe { libc::geteuid() == 0 }
 }
 
 /// Makes this process nobody's.
-fn drop_rights() {
+pub fn drop_rights() {
     // SAFETY: test: the process gives its rights away; PR_SET_DUMPABLE keeps its own /proc files readable to it.
     unsafe {
         assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
         assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
         libc::prctl(libc::PR_SET_DUMPABLE, 1);
     }
+}
+
+/// Whether also a process without rights can serve the faults that the kernel takes.
+pub fn everybody_serves_system_calls() -> bool {
+    let unprivileged = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap();
+    unprivileged.trim() == "1" || std::fs::File::open("/dev/userfaultfd").is_ok()
 }
 
 /// Has the kernel refuse system call `number` with `errno`, where its argument number `1` (counted from 0) is `request`.
@@ -127,8 +133,7 @@ fn nobody() {
         }
         drop_rights();
         tried::catch();
-        let unprivileged = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap();
-        if unprivileged.trim() == "1" || std::fs::File::open("/dev/userfaultfd").is_ok() {
+        if everybody_serves_system_calls() {
             return skip("unprivileged", "this machine lets everybody serve the kernel's faults");
         }
         let error = Domain::with_frames(FRAMES * PAGE).needs_system_calls().build().err().expect("it cannot");
