@@ -266,6 +266,7 @@ impl Region {
 pub(crate) enum Trouble {
     Panicked,
     Nested,
+    NoThread,
     Repeated,
 }
 
@@ -331,6 +332,7 @@ impl Bound {
             match trouble {
                 Trouble::Panicked => "its handler panicked",
                 Trouble::Nested => "its handler faults within itself, again and again",
+                Trouble::NoThread => "its handler faults, and there is no thread to answer that",
                 Trouble::Repeated => "its handler says that it has handled the fault, and nothing changes",
             }
         );

@@ -1,7 +1,7 @@
 //! Kernels and users without what is needed: the error names the feature and the remedy.
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Kind, Trap};
+use selfpage::{Answer, Domain, FaultHandler, Kind, MemoryFault, Protection, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
@@ -178,4 +178,40 @@ fn no_threads_to_be_had() {
         crate::scenario::until("its threads are gone", || (fds(), threads()) == before);
     })
     .well();
+}
+
+/// The first page's handler meets its own fault on the next.
+struct Nests;
+
+impl FaultHandler for Nests {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        if fault.offset_bytes() < PAGE {
+            let next = (fault.address() & !(PAGE - 1)) + PAGE;
+            // SAFETY: test: the next page of the region.
+            unsafe { (next as *mut u64).write_volatile(1) };
+        }
+        fault.protect_page(Protection::ReadWrite).unwrap();
+        Answer::Handled
+    }
+}
+
+#[test]
+fn no_thread_for_a_handler_that_faults() {
+    for threads in [true, false] {
+        let ended = in_child(here!(), &format!("{threads}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = MemoryStore::new(1 << 20).unwrap();
+            let mut region = domain.region(4 * PAGE).name("heap").handler(Nests).stored(store).unwrap();
+            region.protect(0, 2 * PAGE, Protection::Read).unwrap();
+            if !threads {
+                refuse(libc::SYS_clone3, None, libc::EAGAIN);
+            }
+            region.as_mut_slice::<u64>()[0] = 1;
+        });
+        if threads {
+            ended.well();
+        } else {
+            ended.by(libc::SIGSEGV, &["heap", "its handler faults, and there is no thread to answer that"]);
+        }
+    }
 }
