@@ -159,6 +159,8 @@ impl MemoryFault<'_> {
     /// The page is not absent any more, or no access to it is allowed; or there is no frame.
     pub fn map(&self, contents: &PageBytes) -> Result<()> {
         let (state, page) = (self.inner.state(), self.page());
+        // They may be managed too: nobody must fault on them who is a pager thread, or has claimed the page.
+        let contents = &{ *contents };
         self.bound.changed();
         let mut given = self.inner.in_handler(|| range::supply(state, page, contents));
         if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
