@@ -222,20 +222,32 @@ impl Region {
     }
 
     /// Its contents as values of `T`, as many as fit.
+    ///
+    /// # Panics
+    /// A `T` is to be aligned to more than a page.
     pub fn as_slice<T: AnyBitPattern>(&self) -> &[T] {
+        let count = self.count_of::<T>();
         // SAFETY: region-view: the region is memory of its own, aligned to pages, initialised by its pager before it is
         // seen; it lives as long as `self`, and any bit pattern is a `T`.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.len_bytes() / size_of::<T>().max(1)) }
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), count) }
     }
 
     /// Its contents as values of `T`, to be changed.
     ///
     /// # Panics
-    /// The region is read-only: what is written to it would be lost.
+    /// The region is read-only: what is written to it would be lost. A `T` is to be aligned to more than a page.
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
         assert!(self.bound.region.rights == Rights::ReadWrite, "region {} is read-only", self.bound.name);
+        let count = self.count_of::<T>();
         // SAFETY: region-view: as for `as_slice`, and `&mut self` makes it the only view.
-        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), self.len_bytes() / size_of::<T>().max(1)) }
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), count) }
+    }
+
+    /// How many values of `T` fit into it.
+    fn count_of<T>(&self) -> usize {
+        let align = align_of::<T>();
+        assert!(align <= PAGE_BYTES, "region {} is aligned to {PAGE_BYTES} bytes, and not to {align}", self.bound.name);
+        self.len_bytes() / size_of::<T>().max(1)
     }
 
     /// Whether each page is in core: 1 or 0, a byte a page. Plain memory: reading it costs a load, not a call. A page that
