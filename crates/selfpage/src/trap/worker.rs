@@ -164,3 +164,55 @@ fn last_cpu(thread: u32) -> Option<u32> {
     // The name is in brackets and may hold anything; field 39 is the 37th after it.
     stat.rsplit_once(") ")?.1.split(' ').nth(36)?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The CPUs that this thread may run on.
+    fn allowed() -> Vec<u32> {
+        let set = CpuSet::of(0).unwrap();
+        (0..1024).filter(|cpu| set.contains(*cpu)).collect()
+    }
+
+    #[test]
+    fn a_worker_goes_to_the_cpu_of_the_thread_that_it_serves() {
+        for cpu in allowed() {
+            let (tell, told) = std::sync::mpsc::channel();
+            let (end, ends) = std::sync::mpsc::channel::<()>();
+            // A name may hold whatever the kernel's line is divided by.
+            let faulting = std::thread::Builder::new().name("a) R (b 1 2".into());
+            let faulting = faulting.spawn(move || {
+                CpuSet::only(cpu).bind(0).unwrap();
+                tell.send(this_thread::id()).unwrap();
+                let _ = ends.recv();
+            });
+            let thread = told.recv().unwrap();
+            assert_eq!(last_cpu(thread), Some(cpu));
+            std::thread::spawn(move || {
+                Follow::default().thread(thread);
+                assert_eq!(CpuSet::of(0), Ok(CpuSet::only(cpu)));
+            })
+            .join()
+            .unwrap();
+            drop(end);
+            faulting.unwrap().join().unwrap();
+        }
+        assert_eq!(last_cpu(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_worker_looks_where_to_go_only_now_and_then() {
+        let me = this_thread::id();
+        std::thread::spawn(move || {
+            let before = CpuSet::of(0).unwrap();
+            let mut follow = Follow { count: 1, cpu: None };
+            (1..FOLLOW_EVERY).for_each(|_| follow.thread(me));
+            assert_eq!(CpuSet::of(0), Ok(before));
+            follow.thread(me);
+            assert!(follow.cpu.is_some_and(|cpu| CpuSet::of(0) == Ok(CpuSet::only(cpu))));
+        })
+        .join()
+        .unwrap();
+    }
+}
