@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
+use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::contract::Contract;
 use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure, copy_first, protect, sample};
+use selfpage_core::fault::{self, Failure};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
@@ -25,11 +25,10 @@ use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
 use selfpage_core::linux::uffd::Reach;
 use selfpage_core::mmu::Trap;
-use selfpage_core::pager::Pager;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
 use selfpage_core::ring::{Ring, Slot};
-use selfpage_core::stack::{self, FrameStack};
+use selfpage_core::stack::FrameStack;
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
 use selfpage_core::tracer::Tracer;
@@ -41,12 +40,14 @@ use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::stats::Stats;
-use crate::trap::handlers::{Handlers, start_one};
-use crate::trap::{errand, worker};
+use crate::trap::errand;
+use crate::trap::handlers::Handlers;
 use crate::{descriptors, trace};
 
+mod child;
 mod regions;
 
+pub(crate) use child::Part;
 pub(crate) use regions::Regions;
 
 const MOST_REGIONS: usize = 1024;
@@ -62,15 +63,14 @@ pub(crate) struct Inner {
     pub(crate) pool: FramePool,
     mmu: &'static LinuxMmu,
     pub(crate) descriptors: Mutex<Descriptors>,
-    /// Which faults reach the worker's userfaultfd.
-    pub(crate) reach: Reach,
+    /// Whether faults that the kernel takes reach the worker's userfaultfd.
+    serves_system_calls: AtomicBool,
     /// A thread whose descriptor table has everything.
     pub(crate) table_thread: AtomicU32,
     /// By first page. A region is added and removed by whoever holds this.
     pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
     pub(crate) stop: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    pub(crate) bell: worker::Bell,
     pub(crate) handlers: Handlers,
     pub(crate) hash: Arc<PageHash>,
     /// Used by the evictor alone; fork holds it while it copies the process.
@@ -121,7 +121,7 @@ impl Domain {
         tracing::info!(
             frames = inner.config.frames,
             workers = inner.config.workers,
-            serves_system_calls = inner.reach == Reach::EveryFault,
+            serves_system_calls = inner.serves_system_calls.load(Ordering::Relaxed),
             residence = ?inner.pool.residence(),
             "domain built"
         );
@@ -199,7 +199,7 @@ impl Domain {
 
     /// Whether faults that the kernel takes inside a system call can be served by workers.
     pub fn serves_system_calls(&self) -> bool {
-        self.life.inner.reach == Reach::EveryFault
+        self.life.inner.serves_system_calls.load(Ordering::Relaxed)
     }
 }
 
@@ -278,7 +278,6 @@ impl Inner {
         };
         let policy = Config::policy_over(policy, links)?;
         let standby_share = policy.standby_share();
-        let bell = worker::Bell::hang(descriptors.worker, config.workers)?;
         let inner = Inner {
             state,
             errands,
@@ -286,12 +285,11 @@ impl Inner {
             pool,
             mmu,
             descriptors: Mutex::new(descriptors),
-            reach,
+            serves_system_calls: AtomicBool::new(reach == Reach::EveryFault),
             table_thread: AtomicU32::new(0),
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),
             threads: Mutex::default(),
-            bell,
             handlers: Handlers::new(calls),
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
@@ -314,60 +312,6 @@ impl Inner {
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// In a forked child, before anything else is mapped: the places that it did not get.
-    pub(crate) fn map_in_child(&self) -> Result<()> {
-        self.pool.map_in_child()?;
-        self.bell.map_in_child()
-    }
-
-    /// In a forked child: the domain with everything that a fork does not copy made anew. The caller has the gate closed,
-    /// and holds the regions and the policy.
-    pub(crate) fn rebuild_in_child(
-        self: &Arc<Self>,
-        regions: &BTreeMap<u64, Arc<Bound>>,
-        aside: &[(Frame, PageBytes)],
-    ) -> Result<()> {
-        let state = &self.state;
-        let refused = |why| Error::failure("make", "the pages of a forked child", Failure::Machine(why));
-        // They are the parent's: a call on them would work on its pages.
-        self.close_descriptors();
-        let (descriptors, _) = descriptors::open(&self.config)?;
-        *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
-        // SAFETY: pool-owned, region-owned: the descriptors are new, and no other thread is left.
-        unsafe { self.mmu.adopt(descriptors) };
-        self.pool.lock(self.config.locking);
-        self.pool.register(descriptors.pool)?;
-        self.bell.register(descriptors.worker)?;
-        stack::forget_unmapped(state);
-        copy_first::forget(state);
-        self.snapshots.store(false, Ordering::Release);
-        self.cutting.store(false, Ordering::Release);
-        for bound in regions.values() {
-            bound.lock_as(&self.pool)?;
-            bound.register(descriptors)?;
-            bound.core().disarm_all();
-            bound.core().pager().into_iter().for_each(Pager::forked);
-        }
-        let mut protected = Vec::new();
-        protect::each_protected(state, |page| protected.push(page));
-        protected.sort_unstable();
-        protect::protect_again(state, &protected).map_err(refused)?;
-        for (frame, contents) in aside {
-            protect::put_aside(state, *frame, contents).map_err(refused)?;
-        }
-        self.handlers.forget_all();
-        while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
-        state.handovers.forget_all();
-        state.counters.reset();
-        state.tracer.restart(monotonic_ns());
-        self.writing.restart();
-        // The handles are of threads that are not here.
-        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
-        self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())?;
-        let asks = |bound: &&Arc<Bound>| bound.handler().is_some() && bound.core().trap == Trap::Worker;
-        regions.values().find(asks).map_or(Ok(()), |_| start_one(self))
     }
 
     /// How many frames to keep ready: enough for the longest fetches to go on while pages are saved, never a large part.
@@ -393,24 +337,6 @@ impl Inner {
     pub(crate) fn close_gate(&self) {
         while !self.state.gate.close(self.state.mmu, 20_000) {
             std::thread::yield_now();
-        }
-    }
-
-    /// Closes the gate at a moment when nothing is on its way to a store, and no page is unmapped to see whether it is used: a
-    /// fork copies neither.
-    pub(crate) fn close_gate_drained(&self) {
-        loop {
-            self.close_gate();
-            if self.state.saves_drained() && self.state.stack.sampled() == 0 {
-                return;
-            }
-            self.state.gate.open(self.state.mmu);
-            if self.state.stack.sampled() > 0 {
-                self.samples.fetch_add(1, Ordering::SeqCst);
-                self.on_pager_thread(|| sample::end_all(&self.state));
-            }
-            self.state.to_save.signal(self.state.mmu);
-            std::thread::sleep(std::time::Duration::from_micros(200));
         }
     }
 

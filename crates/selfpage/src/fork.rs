@@ -22,11 +22,10 @@ use selfpage_core::linux::memory::Advice;
 use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::policy::Policy;
 
-use crate::domain::{Inner, Regions};
-use crate::error::Result;
+use crate::domain::{Inner, Part, Regions};
 use crate::region::Bound;
 use crate::snapshot::{self, Opened};
-use crate::store::BackingStore;
+use crate::store::{BackingStore, StoreError};
 use crate::trap::{thread, upcall};
 
 static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
@@ -43,6 +42,7 @@ unsafe impl Sync for Held {}
 struct Pause {
     mask: SignalSet,
     domains: Vec<PausedDomain>,
+    stores: Vec<PausedStore>,
     registry: MutexGuard<'static, Vec<Weak<Inner>>>,
     snapshot_files: MutexGuard<'static, Vec<Arc<Opened>>>,
 }
@@ -51,12 +51,19 @@ struct Pause {
 struct PausedDomain {
     policy: MutexGuard<'static, Box<dyn Policy>>,
     regions: Regions<'static>,
-    stores: Vec<Arc<dyn BackingStore>>,
+    /// What a child gets of its regions.
+    parts: Vec<Part>,
     /// What is in frames alone, which the child does not get: pages that nobody may access.
     aside: Vec<(Frame, PageBytes)>,
     /// Whether the child can have it, else why not.
-    shared: Result<()>,
+    shared: Result<(), String>,
     inner: Arc<Inner>,
+}
+
+/// A store of one domain or of several, and whether a child can have it.
+struct PausedStore {
+    store: Arc<dyn BackingStore>,
+    ready: Result<(), StoreError>,
 }
 
 /// Has forks come here. Handlers that are installed later come first before a fork, and last after it.
@@ -96,14 +103,20 @@ extern "C" fn prepare() {
     let registry = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     // Before the gates close, like the registry: whoever has it allocates, and may touch an absent page.
     let snapshot_files = snapshot::files();
-    let domains = registry.iter().filter_map(Weak::upgrade).map(PausedDomain::pause).collect();
+    let mut domains = hold(registry.iter().filter_map(Weak::upgrade));
+    close_gates(&domains);
+    let stores = ready_stores(&domains);
+    domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
     // SAFETY: fork-held: the lock on `DOMAINS` is ours.
-    unsafe { *HELD.0.get() = Some(Pause { mask, domains, registry, snapshot_files }) };
+    unsafe { *HELD.0.get() = Some(Pause { mask, domains, stores, registry, snapshot_files }) };
 }
 
 extern "C" fn parent() {
     // SAFETY: fork-held: this is the thread that ran `prepare`.
     let Some(pause) = (unsafe { (*HELD.0.get()).take() }) else { return };
+    for paused in &pause.stores {
+        paused.store.after_fork_in_parent();
+    }
     for domain in pause.domains {
         domain.resume_in_parent();
     }
@@ -118,10 +131,15 @@ extern "C" fn child() {
     upcall::forget_users();
     let_go_of(&pause.snapshot_files);
     // Every place first: what is mapped from here on, be it by an allocation, may come to lie in one.
-    for domain in pause.domains.iter().filter(|domain| domain.shared.is_ok()) {
-        if domain.inner.map_in_child().is_err() {
+    for domain in &pause.domains {
+        if domain.shared.is_err() {
+            domain.inner.reserve_in_child(&domain.parts);
+        } else if domain.inner.pool.map_in_child().is_err() {
             crate::die("a forked child cannot go on: the place of its pool is taken");
         }
+    }
+    for paused in pause.stores.iter().filter(|paused| paused.ready.is_ok()) {
+        paused.store.after_fork_in_child();
     }
     for domain in pause.domains {
         domain.resume_in_child();
@@ -144,59 +162,109 @@ fn let_go_of(files: &[Arc<Opened>]) {
     }
 }
 
-impl PausedDomain {
-    fn pause(inner: Arc<Inner>) -> PausedDomain {
-        // SAFETY: fork-held: the guards are dropped before `inner`, which keeps what they borrow alive and in place.
-        let still: &'static Inner = unsafe { &*Arc::as_ptr(&inner) };
-        let regions = still.regions();
+/// Holds the domains' regions and policies. All before the first gate closes, and in this order: whoever has a domain's regions may
+/// touch an absent page, perhaps of another domain, which takes a gate that is open and an evictor.
+fn hold(inners: impl Iterator<Item = Arc<Inner>>) -> Vec<PausedDomain> {
+    // SAFETY: fork-held: the guards are dropped before `inner`, which keeps what they borrow alive and in place.
+    let still = |inner: &Arc<Inner>| -> &'static Inner { unsafe { &*Arc::as_ptr(inner) } };
+    let mut held = Vec::new();
+    for inner in inners {
+        held.push((still(&inner).regions(), inner));
+    }
+    let mut with_parts = Vec::new();
+    for (regions, inner) in held {
+        let (own, map) = (&*inner, &*regions);
+        let parts = own.on_table(move || own.own_parts(map));
+        with_parts.push((regions, parts, inner));
+    }
+    let mut domains = Vec::new();
+    for (regions, parts, inner) in with_parts {
         // Nothing more is evicted from here on.
-        let policy = still.policy.lock().unwrap_or_else(PoisonError::into_inner);
-        still.close_gate_drained();
-        let mut stores: Vec<Arc<dyn BackingStore>> = Vec::new();
-        for store in regions.values().filter_map(|bound| bound.store()) {
-            if !stores.iter().any(|known| Arc::ptr_eq(known, store)) {
-                stores.push(store.clone());
+        let policy = still(&inner).policy.lock().unwrap_or_else(PoisonError::into_inner);
+        domains.push(PausedDomain { policy, regions, parts, aside: Vec::new(), shared: Ok(()), inner });
+    }
+    domains
+}
+
+/// Closes the gates of all domains, or none and tries again: whoever is inside one may wait for a lock of the kernel's whose holder
+/// waits to get into another.
+fn close_gates(domains: &[PausedDomain]) {
+    while let Some(busy) = domains.iter().position(|domain| !domain.inner.close_gate_drained()) {
+        for domain in &domains[..busy] {
+            domain.open_gate();
+        }
+        domains[busy].inner.drain();
+    }
+}
+
+/// Has each store get ready, once, however many domains use it.
+fn ready_stores(domains: &[PausedDomain]) -> Vec<PausedStore> {
+    let mut stores: Vec<PausedStore> = Vec::new();
+    for domain in domains {
+        let table_of = domain.inner.table_thread.load(Ordering::Acquire) as i32;
+        for store in domain.stores() {
+            if !stores.iter().any(|known| Arc::ptr_eq(&known.store, store)) {
+                stores.push(PausedStore { store: store.clone(), ready: store.before_fork(table_of) });
             }
         }
-        let table_of = still.table_thread.load(Ordering::Acquire) as i32;
-        let mut shared: Result<()> =
-            stores.iter().try_for_each(|store| store.before_fork(table_of)).map_err(Into::into);
-        if shared.is_ok() {
-            shared = regions.values().try_for_each(|bound| bound.give_to_child(Advice::ForChild));
+    }
+    stores
+}
+
+impl PausedDomain {
+    fn stores(&self) -> impl Iterator<Item = &Arc<dyn BackingStore>> {
+        self.regions.values().filter_map(|bound| bound.store())
+    }
+
+    fn open_gate(&self) {
+        let state = self.inner.state();
+        state.gate.open(state.mmu);
+    }
+
+    fn advise(&self, parts: &[Part], child: Advice) -> crate::error::Result<()> {
+        parts.iter().try_for_each(|(bound, part)| bound.give_to_child(part, child))
+    }
+
+    /// Has a child get all of the domain, or nothing of it.
+    fn give_to_child(&mut self, stores: &[PausedStore]) {
+        let refusal = |store: &Arc<dyn BackingStore>| {
+            stores.iter().find(|known| Arc::ptr_eq(&known.store, store))?.ready.as_ref().err()
+        };
+        let refused = self.stores().find_map(refusal);
+        self.shared = match refused {
+            Some(why) => Err(why.to_string()),
+            None => self.advise(&self.parts, Advice::ForChild).map_err(|why| why.to_string()),
+        };
+        if self.shared.is_err() {
+            self.keep_from_child();
         }
-        let mut aside = Vec::new();
-        protect::each_aside(still.state(), |frame, contents| aside.push((frame, *contents)));
-        PausedDomain { policy, regions, stores, aside, shared, inner }
+        let aside = &mut self.aside;
+        protect::each_aside(self.inner.state(), |frame, contents| aside.push((frame, *contents)));
+    }
+
+    fn keep_from_child(&self) {
+        let kept = self.advise(&self.parts, Advice::NotForChild);
+        // The program may have unmapped some of it meanwhile.
+        let kept = kept.or_else(|_| self.advise(&self.inner.own_parts(&self.regions), Advice::NotForChild));
+        if kept.is_err() {
+            crate::die("a region cannot be kept from children");
+        }
     }
 
     fn resume_in_parent(self) {
-        for store in &self.stores {
-            store.after_fork_in_parent();
-        }
-        for bound in self.regions.values() {
-            if bound.give_to_child(Advice::NotForChild).is_err() {
-                crate::die("a region cannot be kept from children");
-            }
-        }
-        let state = self.inner.state();
-        state.gate.open(state.mmu);
+        self.keep_from_child();
+        self.open_gate();
     }
 
     fn resume_in_child(self) {
         if let Err(why) = &self.shared {
             // The regions are not here: an access is a SIGSEGV, and never a zero that was not written.
             eprintln!("selfpage: this forked child does not get its parent's regions: {why}");
-            self.inner.abandon();
-            let state = self.inner.state();
-            return state.gate.open(state.mmu);
+            self.inner.abandon(&self.regions);
+            return self.open_gate();
         }
-        for bound in self.regions.values() {
-            let _ = bound.give_to_child(Advice::NotForChild);
-        }
-        for store in &self.stores {
-            store.after_fork_in_child();
-        }
-        if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.aside) {
+        let _ = self.advise(&self.parts, Advice::NotForChild);
+        if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.parts, &self.aside) {
             crate::die(&format!("a forked child cannot go on: {why}"));
         }
         drop(self.policy);
@@ -237,6 +305,29 @@ mod tests {
             prepare();
             parent();
         });
+    }
+
+    #[test]
+    fn whoever_holds_a_domains_regions_may_touch_an_absent_page_of_another() {
+        let [one, other] = [(); 2].map(|()| Domain::with_frames(16 * PAGE_BYTES).build().unwrap());
+        let regions = [&one, &other].map(|domain| domain.region(4 * PAGE_BYTES).zero().unwrap());
+        for (holder, region) in [(&one, &regions[1]), (&other, &regions[0])] {
+            let (held, is_held) = channel();
+            let words = region.as_slice::<u64>();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let regions = holder.life().inner.regions();
+                    held.send(()).unwrap();
+                    // Time for the fork to come to the regions.
+                    std::thread::sleep(Duration::from_millis(300));
+                    assert_eq!(words[512], 0);
+                    drop(regions);
+                });
+                is_held.recv().unwrap();
+                prepare();
+                parent();
+            });
+        }
     }
 
     #[test]

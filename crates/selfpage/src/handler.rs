@@ -159,6 +159,8 @@ impl MemoryFault<'_> {
     /// The page is not absent any more, or no access to it is allowed; or there is no frame.
     pub fn map(&self, contents: &PageBytes) -> Result<()> {
         let (state, page) = (self.inner.state(), self.page());
+        // They may be managed too: nobody must fault on them who is a pager thread, or has claimed the page.
+        let contents = &{ *contents };
         self.bound.changed();
         let mut given = self.inner.in_handler(|| range::supply(state, page, contents));
         if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
@@ -245,7 +247,7 @@ impl Region {
     /// # Source
     /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
-        self.bound().may_change("protect")?;
+        self.may_change("protect")?;
         let inner = self.inner();
         self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
             inner.on_table(|| protect::protect(inner.state(), range, protection))
@@ -266,6 +268,7 @@ impl Region {
 pub(crate) enum Trouble {
     Panicked,
     Nested,
+    NoThread,
     Repeated,
 }
 
@@ -331,6 +334,7 @@ impl Bound {
             match trouble {
                 Trouble::Panicked => "its handler panicked",
                 Trouble::Nested => "its handler faults within itself, again and again",
+                Trouble::NoThread => "its handler faults, and there is no thread to answer that",
                 Trouble::Repeated => "its handler says that it has handled the fault, and nothing changes",
             }
         );

@@ -4,6 +4,7 @@
 //! Nemesis §6.2 (the frames allocator), Cichlid §3.1. Frames are claimed lazily, in batches.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -107,6 +108,11 @@ impl FramePool {
             Swapping::Never(_) => Residence::NoSwap,
             Swapping::May { .. } => Residence::MaySwap,
         }
+    }
+
+    /// Where its slots are.
+    pub(crate) fn addresses(&self) -> Range<usize> {
+        self.start..self.start + self.len_bytes()
     }
 
     const fn len_bytes(&self) -> usize {

@@ -90,7 +90,7 @@ impl Region {
     /// # Errors
     /// The thread's protection domain lacks the right `META` on the region.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
-        self.bound().may_change("sample")?;
+        self.may_change("sample")?;
         Sample::begin(self.life(), self.core().range, sampling)
     }
 }

@@ -7,7 +7,7 @@ use super::memory::{self, Advice};
 use super::pagemap::{Categories, Pagemap, Stretch};
 use super::uffd::{Stopped, Uffd, Waiters, Writing};
 use super::{futex, thread};
-use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
+use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange, VirtAddr};
 use crate::mmu::{Mmu, Partial, Refusal, Trap};
 use crate::region::Access;
 use core::ptr::NonNull;
@@ -169,18 +169,18 @@ impl LinuxMmu {
 
     /// Whether a range lies in one mapping of a region still: the program may have mapped memory of its own over it, which is not
     /// ours to move, copy or drop. Where nothing tells (the descriptor is gone), it is taken to be ours.
-    fn ours(&self, addr: usize, len_bytes: usize) -> bool {
+    pub fn is_ours(&self, addr: usize, len_bytes: usize) -> bool {
         // Any userfaultfd answers for all of them.
         self.region_uffd(Trap::Worker).registered(addr, len_bytes) != Ok(false)
     }
 
     /// How many of the `count` pages from `addr` on are ours, at the front.
     fn ours_in_front(&self, addr: usize, count: u32) -> u32 {
-        if self.ours(addr, count as usize * PAGE_BYTES) {
+        if self.is_ours(addr, count as usize * PAGE_BYTES) {
             return count;
         }
         // The mapping may only be split, by other rights for a part of it.
-        (0..count).find(|at| !self.ours(addr.wrapping_add(*at as usize * PAGE_BYTES), PAGE_BYTES)).unwrap_or(count)
+        (0..count).find(|at| !self.is_ours(addr.wrapping_add(*at as usize * PAGE_BYTES), PAGE_BYTES)).unwrap_or(count)
     }
 
     /// Moves one page that a batch stopped at because of `why`, if a little patience is all it takes.
@@ -277,6 +277,14 @@ impl LinuxMmu {
 
     /// Unmaps one page that a batch stopped at.
     fn unmap_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
+        let why = if why == Errno::EXIST {
+            // The frame is mapped, so what is in its slot is nobody's: whoever touches all memory (mlockall(2), a debugger) had the
+            // kernel fill it.
+            drop_contents(slot, PAGE_BYTES);
+            Errno::INVAL
+        } else {
+            why
+        };
         match self.coax(uffd, slot, page, Waiters::Wake, why) {
             Ok(()) => Ok(()),
             Err(Errno::INVAL) => self.copy_and_drop(page, slot),
@@ -285,24 +293,39 @@ impl LinuxMmu {
     }
 
     fn copy_and_drop(&self, page: usize, slot: usize) -> Result<(), Refusal> {
-        if self.absent(page) {
+        let known = self.categories(page);
+        if known.is_some_and(|known| !known.populated()) {
             return Err(Refusal::Hole);
         }
-        if !self.absent(slot) {
-            return Err(Refusal::Occupied);
-        }
         // Nobody can write to a page that traps, and this thread must not.
-        let fixed = self.categories(page).is_some_and(traps_writes);
+        if known.is_some_and(traps_writes) {
+            return self.copy_and_drop_fixed(page, slot);
+        }
         // SAFETY: region-owned: a populated page keeps its contents.
-        if !fixed && unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
-            // The program may write it, and something else keeps it from moving (execute rights, locking, a key): a write
-            // between the copy and the drop would be lost.
+        if unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
+            // The program may write it, and something else keeps it from moving (execute rights, locking, a key): what a device
+            // writes between the copy and the drop would be lost.
             return Err(Refusal::Pinned);
         }
-        self.copy_and_drop_fixed(page, slot)
+        if known.is_some_and(|known| known.contains(Categories::NOTED)) {
+            // Writes to a protected page are noted there, and do not wait.
+            return self.copy_and_drop_fixed(page, slot);
+        }
+        // The program may write it again at any moment. Any userfaultfd protects pages of all of them.
+        self.copy_and_drop_held(Trap::Worker, VirtAddr(page).page(), slot)
     }
 
-    /// Copies a page that nobody can write, and drops it.
+    /// Copies a page while every write to it waits, and drops it.
+    fn copy_and_drop_held(&self, trap: Trap, page: PageNo, slot: usize) -> Result<(), Refusal> {
+        self.set_writing(trap, page, 1, Writing::Protected)?;
+        let copied = self.copy_and_drop_fixed(page.addr().0, slot);
+        if copied.is_err() {
+            let _ = self.set_writing(trap, page, 1, Writing::Allowed);
+        }
+        copied
+    }
+
+    /// Copies a page that nobody can write into its frame's slot, whatever is there, and drops it.
     fn copy_and_drop_fixed(&self, page: usize, slot: usize) -> Result<(), Refusal> {
         // SAFETY: pool-owned: the caller holds the frame.
         unsafe { memory::advise(slot, PAGE_BYTES, Advice::PopulateWrite) }.map_err(|_| Refusal::NoMemory)?;
@@ -381,7 +404,7 @@ impl Mmu for LinuxMmu {
 
     fn unmap_by_copy(&self, trap: Trap, page: PageNo, frame: Frame) -> Result<(), Refusal> {
         let (slot, addr) = (self.slots(frame, 1).ok_or(Refusal::Foreign)?, page.addr().0);
-        if !self.ours(addr, PAGE_BYTES) {
+        if !self.is_ours(addr, PAGE_BYTES) {
             return Err(Refusal::Foreign);
         }
         match self.coax(Uffd(load(&self.pool_uffd)), slot, addr, Waiters::Wake, Errno::INVAL) {
@@ -389,24 +412,16 @@ impl Mmu for LinuxMmu {
             Err(Errno::INVAL) => {}
             Err(why) => return Err(refusal(why, slot, addr)),
         }
-        if !self.absent(slot) {
-            return Err(Refusal::Occupied);
-        }
         if trap.is_tracked() {
             // Writes to a protected page are noted there, and do not wait.
             return Err(Refusal::Pinned);
         }
-        self.set_writing(trap, page, 1, Writing::Protected)?;
-        let copied = self.copy_and_drop_fixed(addr, slot);
-        if copied.is_err() {
-            let _ = self.set_writing(trap, page, 1, Writing::Allowed);
-        }
-        copied
+        self.copy_and_drop_held(trap, page, slot)
     }
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
         let slot = self.slots(frame, 1).ok_or(Refusal::Foreign)?;
-        if !self.ours(page.addr().0, PAGE_BYTES) {
+        if !self.is_ours(page.addr().0, PAGE_BYTES) {
             return Err(Refusal::Foreign);
         }
         if self.absent(page.addr().0) {
@@ -427,7 +442,7 @@ impl Mmu for LinuxMmu {
 
     fn drop_pages(&self, page: PageNo, count: u32) {
         for page in (PageRange { first: page, count: count.into() }).pages() {
-            if self.ours(page.addr().0, PAGE_BYTES) {
+            if self.is_ours(page.addr().0, PAGE_BYTES) {
                 drop_contents(page.addr().0, PAGE_BYTES);
             }
         }
@@ -437,7 +452,7 @@ impl Mmu for LinuxMmu {
         let addr = page.addr().0;
         let advice = if access == Access::Write { Advice::PopulateWrite } else { Advice::PopulateRead };
         // SAFETY: region-owned: a populated page keeps its contents.
-        !self.ours(addr, PAGE_BYTES) && unsafe { memory::advise(addr, PAGE_BYTES, advice) } == Err(Errno::FAULT)
+        !self.is_ours(addr, PAGE_BYTES) && unsafe { memory::advise(addr, PAGE_BYTES, advice) } == Err(Errno::FAULT)
     }
 
     fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool {
@@ -447,7 +462,7 @@ impl Mmu for LinuxMmu {
 
     fn poison(&self, trap: Trap, page: PageNo) {
         let (uffd, addr) = (self.region_uffd(trap), page.addr().0);
-        if !self.ours(addr, PAGE_BYTES) {
+        if !self.is_ours(addr, PAGE_BYTES) {
             // Whoever is stopped there meets what there is now.
             self.wake_faulters(trap, page, 1);
             return;

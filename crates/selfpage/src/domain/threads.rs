@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use selfpage_core::linux::descriptor::Descriptor;
-use selfpage_core::linux::uffd::Uffd;
 
 use super::Inner;
 use crate::config::DescriptorTable;
@@ -24,13 +23,19 @@ impl Inner {
         let own = self.clone();
         let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
         let first = thread::start("selfpage-pager", move || {
-            let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
+            let queue = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
-                start_others(&own, [descriptors.worker, descriptors.tracked_worker])
+                worker::Queue::over([descriptors.worker, descriptors.tracked_worker]).map(Arc::new)
             });
+            let (queue, started) = match queue {
+                Ok(queue) => (Some(queue.clone()), start_others(&own, queue)),
+                Err(cause) => (None, Err(cause)),
+            };
             let _ = send.send(started);
             drop(send);
             pager::serve(&own);
+            // The workers sleep in the kernel, and only a thread that shares their descriptors can tell them.
+            queue.iter().for_each(|queue| queue.end());
         });
         let started = first.and_then(|first| {
             self.threads().push(first);
@@ -44,13 +49,6 @@ impl Inner {
         Ok(())
     }
 
-    /// In a forked child that does not get the domain: its threads are not here.
-    pub(crate) fn abandon(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.bell.forget_workers();
-        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
-    }
-
     /// Ends the domain's threads, as many as there are, and gives its descriptors back.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::SeqCst);
@@ -60,7 +58,6 @@ impl Inner {
         for event in [&state.requested, &state.to_save, &state.stack.demand.wanted, &state.stack.demand.available] {
             event.signal(state.mmu);
         }
-        self.bell.ring();
         let threads = std::mem::take(&mut *self.threads());
         for thread in threads {
             let _ = thread.join();
@@ -83,15 +80,13 @@ impl Inner {
     }
 }
 
-fn start_others(inner: &Arc<Inner>, uffds: [Uffd; 2]) -> std::io::Result<()> {
+fn start_others(inner: &Arc<Inner>, queue: Arc<worker::Queue>) -> std::io::Result<()> {
     for _ in 1..inner.config.pagers {
         start(inner, "selfpage-pager", pager::serve)?;
     }
-    let queue = Arc::new(worker::Queue::over(uffds)?);
     for _ in 0..inner.config.workers {
         let queue = queue.clone();
         start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?;
-        inner.bell.add_worker();
     }
     if let Some(to) = &inner.config.trace {
         let writer = trace::Writer::begin(to)?;

@@ -48,7 +48,7 @@ impl Region {
     pub fn cow_clone(&self, store: impl BackingStore + 'static) -> Result<Region> {
         let refused =
             |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
-        self.bound.may_change("clone")?;
+        self.may_change("clone")?;
         if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
             return refused(Kind::Invalid, "clones are of regions that are stored, restored or zero at first");
         }

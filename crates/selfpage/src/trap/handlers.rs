@@ -110,7 +110,7 @@ pub(crate) fn start_one(inner: &Arc<Inner>) -> Result<()> {
 ///
 /// # Context
 /// PagerThread, on a worker.
-pub(super) fn call(inner: &Inner, fault: Fault, kind: FaultKind, thread: u32) {
+pub(super) fn call(inner: &Arc<Inner>, fault: Fault, kind: FaultKind, thread: u32) {
     let page = fault.addr.page();
     let Some(asked) = Asked::about(inner, page) else { return wake(inner, page) };
     let handlers = &inner.handlers;
@@ -118,10 +118,13 @@ pub(super) fn call(inner: &Inner, fault: Fault, kind: FaultKind, thread: u32) {
         return refuse(inner, &asked.bound, fault, kind);
     }
     let depth = handlers.depth_of(thread);
-    let all_busy =
-        handlers.idle.load(Ordering::SeqCst) == 0 && handlers.threads.load(Ordering::SeqCst) >= MOST_THREADS as u32;
-    if depth > MOST_NESTED || (depth > 0 && all_busy) {
+    if depth > MOST_NESTED {
         asked.bound.complain(fault.addr.0, Trouble::Nested);
+        return refuse(inner, &asked.bound, fault, kind);
+    }
+    // A handler that faults would wait for its own thread.
+    if depth > 0 && (start_one(inner).is_err() || handlers.idle.load(Ordering::SeqCst) == 0) {
+        asked.bound.complain(fault.addr.0, Trouble::NoThread);
         return refuse(inner, &asked.bound, fault, kind);
     }
     let what = Call { write: fault.access == Access::Write, missing: kind == FaultKind::Missing, depth, thread };
@@ -163,7 +166,7 @@ fn serve(inner: &Arc<Inner>) {
             continue;
         };
         if handlers.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
-            // A handler that faults needs another thread; where the system has none to give it may wait for ours.
+            // A handler that faults needs another thread; where the system has none to give its fault is refused.
             let _ = start_one(inner);
         }
         let call = Call::of(what);

@@ -17,7 +17,7 @@ const MOST_THREADS: usize = 256;
 /// No thread has this number: a place for one that is just being started.
 const TAKEN: u32 = u32::MAX;
 
-/// The stacks of pager threads: any address in each, 0 for a free place.
+/// The stacks of pager threads: the address where each begins to be used, 0 for a free place.
 static STACKS: [AtomicUsize; MOST_THREADS] = [const { AtomicUsize::new(0) }; MOST_THREADS];
 static TIDS: [AtomicU32; MOST_THREADS] = [const { AtomicU32::new(0) }; MOST_THREADS];
 static STARTING: AtomicU32 = AtomicU32::new(0);
@@ -30,11 +30,13 @@ static STARTING: AtomicU32 = AtomicU32::new(0);
 pub fn on_pager_thread() -> bool {
     let here = 0u8;
     let sp = &raw const here as usize;
-    STARTING.load(Ordering::Acquire) != 0
-        || STACKS.iter().any(|stack| {
-            let within = stack.load(Ordering::Relaxed);
-            within != 0 && within.abs_diff(sp) < STACK_BYTES
-        })
+    STARTING.load(Ordering::Acquire) != 0 || STACKS.iter().any(|stack| is_on(stack.load(Ordering::Relaxed), sp))
+}
+
+/// Whether `sp` is on the stack that a pager thread began to use at `began`, and on from there down. What lies above is another
+/// thread's.
+fn is_on(began: usize, sp: usize) -> bool {
+    began != 0 && began.wrapping_sub(sp) < STACK_BYTES
 }
 
 /// Whether thread `tid` is a pager thread of any domain: a fault of its own is an epitaph, never a wait.
@@ -109,4 +111,18 @@ pub(crate) fn own_descriptors(keep: &[i32]) -> Result<(), Errno> {
         from = fd + 1;
     }
     this_thread::close_descriptors(from, u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stack_just_above_or_below_is_another_threads() {
+        let began = 64 << 20;
+        assert!(is_on(began, began - 100) && is_on(began, began - STACK_BYTES + 1));
+        // The C library puts stacks side by side, and other threads may have small ones.
+        assert!(!is_on(began, began + 100) && !is_on(began, began - STACK_BYTES));
+        assert!(!is_on(0, usize::MAX - 100), "a free place");
+    }
 }

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, VirtAddr};
 use selfpage_core::domain::DomainState;
@@ -31,17 +31,19 @@ static DOMAINS: [Entry; MOST_DOMAINS] =
     [const { Entry { inner: AtomicPtr::new(ptr::null_mut()), users: AtomicU32::new(0) } }; MOST_DOMAINS];
 static INSTALL: Once = Once::new();
 static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
+/// The handler that was there before was to be called once, and has been.
+static SPENT: AtomicBool = AtomicBool::new(false);
 
 /// Has the domain's faults come here. `false`: there are too many domains with upcall regions.
 pub(crate) fn enlist(inner: *const Inner) -> bool {
     INSTALL.call_once(install);
-    DOMAINS.iter().any(|entry| {
-        ptr::eq(entry.inner.load(Ordering::Acquire), inner)
-            || entry
-                .inner
-                .compare_exchange(ptr::null_mut(), inner.cast_mut(), Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-    })
+    let is_there = |entry: &Entry| ptr::eq(entry.inner.load(Ordering::Acquire), inner);
+    let takes = |entry: &Entry| {
+        let free = ptr::null_mut();
+        entry.inner.compare_exchange(free, inner.cast_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    };
+    // A place that came free before its own must not become a second one.
+    DOMAINS.iter().any(is_there) || DOMAINS.iter().any(takes)
 }
 
 /// Ends that, and waits until no trap uses the domain any more.
@@ -74,7 +76,9 @@ fn install() {
         action.sa_sigaction = on_sigbus as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         libc::sigfillset(&mut action.sa_mask);
-        libc::sigaction(libc::SIGBUS, &action, (&raw mut BEFORE).cast());
+        // First to know it: a signal may come as soon as ours is there.
+        libc::sigaction(libc::SIGBUS, ptr::null(), (&raw mut BEFORE).cast());
+        libc::sigaction(libc::SIGBUS, &action, ptr::null_mut());
     }
 }
 
@@ -245,6 +249,9 @@ fn raise_segv(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         (*info).si_code = SEGV_ACCERR;
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGSEGV, ptr::null(), &mut action);
+        if action.sa_flags & libc::SA_RESETHAND != 0 {
+            libc::sigaction(libc::SIGSEGV, &default_action(), ptr::null_mut());
+        }
         call(libc::SIGSEGV, &action, info, context);
     }
 }
@@ -257,8 +264,17 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
     // SAFETY: signal-handler: `install` filled it in.
     unsafe {
         let before = &*(&raw const BEFORE).cast::<libc::sigaction>();
-        call(signal, before, info, context);
+        if before.sa_flags & libc::SA_RESETHAND != 0 && SPENT.swap(true, Ordering::Relaxed) {
+            call(signal, &default_action(), info, context);
+        } else {
+            call(signal, before, info, context);
+        }
     }
+}
+
+fn default_action() -> libc::sigaction {
+    // SAFETY: signal-handler: all zeros are an action, the default one.
+    unsafe { std::mem::zeroed() }
 }
 
 /// # Safety
@@ -273,9 +289,7 @@ pub(crate) unsafe fn call(
     unsafe {
         if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
             // A fault cannot be ignored. Sent again, it ends the process when the handler returns.
-            let mut default: libc::sigaction = std::mem::zeroed();
-            default.sa_sigaction = libc::SIG_DFL;
-            libc::sigaction(signal, &default, ptr::null_mut());
+            libc::sigaction(signal, &default_action(), ptr::null_mut());
             libc::raise(signal);
             return;
         }
@@ -314,5 +328,28 @@ unsafe fn own_mask(signal: libc::c_int, action: &libc::sigaction, context: *mut 
         let mut before: libc::sigset_t = std::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_SETMASK, &mask, &mut before);
         before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Domain;
+    use selfpage_core::mmu::Trap;
+
+    #[test]
+    fn a_domain_has_one_place_whatever_comes_free_before_it() {
+        let build = || Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let region = |domain: &Domain| domain.region(PAGE_BYTES).trap(Trap::Upcall).zero().unwrap();
+        let before: Vec<_> = [(); 8].map(|()| build()).into();
+        let their_regions: Vec<_> = before.iter().map(region).collect();
+        let domain = build();
+        let first = region(&domain);
+        drop((their_regions, before));
+        let second = region(&domain);
+        let inner = &raw const *domain.life().inner;
+        let places = DOMAINS.iter().filter(|entry| ptr::eq(entry.inner.load(Ordering::Acquire), inner));
+        assert_eq!(places.count(), 1);
+        drop((first, second));
     }
 }

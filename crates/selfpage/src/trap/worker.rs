@@ -5,22 +5,20 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rustix::event::epoll;
-use selfpage_core::addr::{PAGE_BYTES, VirtAddr};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use selfpage_core::addr::VirtAddr;
 use selfpage_core::fault::{self, Fault, Outcome};
 use selfpage_core::linux::Errno;
-use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::linux::thread::{self as this_thread, CpuSet};
-use selfpage_core::linux::uffd::{Message, Modes, Uffd, Waiters};
+use selfpage_core::linux::uffd::{Message, Uffd};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Context;
-use selfpage_core::region::Access as AccessKind;
+use selfpage_core::region::Access;
 
 use super::{ask, handlers, thread};
 use crate::domain::Inner;
-use crate::error::{Error, Result, SystemError};
+use crate::error::SystemError;
 use crate::store::borrow_number;
 
 /// Every so many faults a worker looks where the faulting thread runs, and goes there: the hand-over is twice as fast on
@@ -33,13 +31,18 @@ pub(crate) struct Queue {
     /// Of regions, and of tracked regions.
     uffds: [Uffd; 2],
     epoll: OwnedFd,
+    /// Can be read from once the domain ends, and nobody does.
+    end: OwnedFd,
 }
 
 impl Queue {
     /// A queue in the calling thread's descriptor table, for threads that share it.
     pub(crate) fn over(uffds: [Uffd; 2]) -> io::Result<Queue> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let queue = Queue { uffds, epoll };
+        let end = eventfd(0, EventfdFlags::CLOEXEC)?;
+        // Not edge-triggered: every worker is told.
+        epoll::add(&epoll, &end, Queue::data(uffds.len()), epoll::EventFlags::IN)?;
+        let queue = Queue { uffds, epoll, end };
         for (index, uffd) in uffds.iter().enumerate() {
             epoll::add(&queue.epoll, borrow_number(uffd.0.raw()), Queue::data(index), Queue::EVENTS)?;
         }
@@ -54,8 +57,15 @@ impl Queue {
         epoll::EventData::new_u64(index as u64)
     }
 
-    /// The next fault. Where more wait, the next worker is woken before this returns.
-    fn next(&self) -> io::Result<Message> {
+    /// Has every worker end.
+    pub(crate) fn end(&self) {
+        if rustix::io::write(&self.end, &1u64.to_ne_bytes()).is_err() {
+            crate::die("the workers of a domain cannot be told to end");
+        }
+    }
+
+    /// The next fault. Where more wait, the next worker is woken before this returns. `None`: the domain ends.
+    fn next(&self) -> io::Result<Option<Message>> {
         let mut event = [MaybeUninit::uninit(); 1];
         let mut message = Message::EMPTY;
         loop {
@@ -64,11 +74,11 @@ impl Queue {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),
             };
-            let uffd = self.uffds[index];
+            let Some(uffd) = self.uffds.get(index) else { return Ok(None) };
             match uffd.read(slice::from_mut(&mut message)) {
                 Ok(_) => {
                     epoll::modify(&self.epoll, borrow_number(uffd.0.raw()), Queue::data(index), Queue::EVENTS)?;
-                    return Ok(message);
+                    return Ok(Some(message));
                 }
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(errno) => return Err(SystemError::into_io(errno)),
@@ -80,17 +90,14 @@ impl Queue {
 /// Reads and resolves faults until the domain ends.
 pub(crate) fn serve(inner: &Arc<Inner>, queue: &Queue) {
     let mut follow = Follow::default();
-    loop {
-        let message = queue.next().unwrap_or_else(|_| crate::die("a worker cannot read its userfaultfd"));
+    let next = || queue.next().unwrap_or_else(|_| crate::die("a worker cannot read its userfaultfd"));
+    while let Some(message) = next() {
         let Some(fault) = message.fault() else { continue };
-        if inner.bell.answers(queue.uffds[0], fault.addr) {
-            return;
-        }
         if thread::is_pager_thread(fault.thread) {
             crate::die("a pager thread touched managed memory");
         }
         follow.thread(fault.thread);
-        let access = if fault.write { AccessKind::Write } else { AccessKind::Read };
+        let access = if fault.write { Access::Write } else { Access::Read };
         let own = Fault { addr: VirtAddr(fault.addr), access, thread: fault.thread };
         let outcome = fault::resolve_asking(inner.state(), Context::PagerThread, own);
         match ask::kind(outcome) {
@@ -158,85 +165,54 @@ fn last_cpu(thread: u32) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split(' ').nth(36)?.parse().ok()
 }
 
-/// How a worker that sleeps in a read is told to end: somebody touches a page that only a stopping domain's thread would.
-pub(crate) struct Bell {
-    start: usize,
-    pages: usize,
-    /// Workers that listen: whoever touches a page that nobody answers waits for ever.
-    workers: AtomicUsize,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Bell {
-    /// A page for each worker, whose faults `uffd` gets.
-    pub(crate) fn hang(uffd: Uffd, workers: u32) -> Result<Bell> {
-        let mut bell = Bell { start: 0, pages: workers as usize, workers: AtomicUsize::new(0) };
-        bell.start = bell.map(Place::Anywhere)?;
-        // Where the program has all new mappings locked (mlockall(2)), the kernel filled it, and a touch would not be told.
-        // SAFETY: owned-range: just mapped.
-        unsafe { memory::advise(bell.start, bell.pages * PAGE_BYTES, Advice::Drop) }.map_err(failed)?;
-        bell.register(uffd)?;
-        Ok(bell)
+    /// The CPUs that this thread may run on.
+    fn allowed() -> Vec<u32> {
+        let set = CpuSet::of(0).unwrap();
+        (0..1024).filter(|cpu| set.contains(*cpu)).collect()
     }
 
-    /// One worker more listens.
-    pub(crate) fn add_worker(&self) {
-        self.workers.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// In a forked child: nobody listens.
-    pub(crate) fn forget_workers(&self) {
-        self.workers.store(0, Ordering::SeqCst);
-    }
-
-    /// Ends every worker: each touch is read by one of them, which ends.
-    pub(crate) fn ring(&self) {
-        for page in 0..self.workers.swap(0, Ordering::SeqCst) {
-            // SAFETY: owned-range: our own mapping; the worker that reads the fault maps the page.
-            unsafe { ((self.start + page * PAGE_BYTES) as *const u8).read_volatile() };
+    #[test]
+    fn a_worker_goes_to_the_cpu_of_the_thread_that_it_serves() {
+        for cpu in allowed() {
+            let (tell, told) = std::sync::mpsc::channel();
+            let (end, ends) = std::sync::mpsc::channel::<()>();
+            // A name may hold whatever the kernel's line is divided by.
+            let faulting = std::thread::Builder::new().name("a) R (b 1 2".into());
+            let faulting = faulting.spawn(move || {
+                CpuSet::only(cpu).bind(0).unwrap();
+                tell.send(this_thread::id()).unwrap();
+                let _ = ends.recv();
+            });
+            let thread = told.recv().unwrap();
+            assert_eq!(last_cpu(thread), Some(cpu));
+            std::thread::spawn(move || {
+                Follow::default().thread(thread);
+                assert_eq!(CpuSet::of(0), Ok(CpuSet::only(cpu)));
+            })
+            .join()
+            .unwrap();
+            drop(end);
+            faulting.unwrap().join().unwrap();
         }
+        assert_eq!(last_cpu(u32::MAX), None);
     }
 
-    /// Whether a fault is a touch of the bell, which is answered here.
-    fn answers(&self, uffd: Uffd, addr: usize) -> bool {
-        let rung = addr.wrapping_sub(self.start) < self.pages * PAGE_BYTES;
-        if rung {
-            let page = addr & !(PAGE_BYTES - 1);
-            // SAFETY: owned-range: our own mapping.
-            let _ = unsafe { uffd.map_zeros(page, PAGE_BYTES, Waiters::Wake) };
-        }
-        rung
-    }
-
-    /// In a forked child, which did not get it: the place again.
-    pub(crate) fn map_in_child(&self) -> Result<()> {
-        self.forget_workers();
-        self.map(Place::Free(self.start)).map(drop)
-    }
-
-    /// Has `uffd` get its faults.
-    pub(crate) fn register(&self, uffd: Uffd) -> Result<()> {
-        // SAFETY: owned-range: our own mapping; absent pages of it are touched by `ring` alone.
-        unsafe { uffd.register(self.start, self.pages * PAGE_BYTES, Modes::MISSING) }.map_err(failed)
-    }
-
-    fn map(&self, place: Place) -> Result<usize> {
-        let len_bytes = self.pages * PAGE_BYTES;
-        // SAFETY: owned-range: a fresh mapping, or the place that DONTFORK left empty.
-        unsafe {
-            let start = memory::map_anonymous(place, len_bytes, Access::ReadWrite).map_err(failed)?;
-            memory::advise(start, len_bytes, Advice::NotForChild).map_err(failed)?;
-            Ok(start)
-        }
-    }
-}
-
-fn failed(errno: Errno) -> Error {
-    Error::system("map", "the bell of a domain", errno)
-}
-
-impl Drop for Bell {
-    fn drop(&mut self) {
-        // SAFETY: owned-range: no worker is left to ring for.
-        let _ = unsafe { memory::unmap(self.start, self.pages * PAGE_BYTES) };
+    #[test]
+    fn a_worker_looks_where_to_go_only_now_and_then() {
+        let me = this_thread::id();
+        std::thread::spawn(move || {
+            let before = CpuSet::of(0).unwrap();
+            let mut follow = Follow { count: 1, cpu: None };
+            (1..FOLLOW_EVERY).for_each(|_| follow.thread(me));
+            assert_eq!(CpuSet::of(0), Ok(before));
+            follow.thread(me);
+            assert!(follow.cpu.is_some_and(|cpu| CpuSet::of(0) == Ok(CpuSet::only(cpu))));
+        })
+        .join()
+        .unwrap();
     }
 }

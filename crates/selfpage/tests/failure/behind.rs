@@ -164,12 +164,16 @@ fn mapped_over() {
             for _ in 0..3 {
                 check_pages(&region, 0..ALL - TAIL);
             }
-            for page in 0..TAIL {
-                // SAFETY: test: the program's own memory.
-                assert_eq!(unsafe { own.byte_add(page * PAGE).cast::<u64>().read_volatile() }, 99);
-            }
+            let still_own = || {
+                for page in 0..TAIL {
+                    // SAFETY: test: the program's own memory.
+                    assert_eq!(unsafe { own.byte_add(page * PAGE).cast::<u64>().read_volatile() }, 99);
+                }
+            };
+            still_own();
             drop(region);
             no_frame_is_lost(&domain);
+            still_own();
         })
         .well();
     }
@@ -350,6 +354,47 @@ fn protected() {
             })
             .well();
         }
+    }
+}
+
+/// What is written the moment that it may be again must not be lost to an eviction that has copied the page by then.
+#[test]
+fn protected_and_written_again_while_it_is_evicted() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, region) = numbered(trap);
+            let page = region.as_ptr();
+            let done = AtomicU8::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while done.load(Ordering::Relaxed) == 0 {
+                        let _ = region.evict(0, PAGE);
+                    }
+                });
+                let word = page.cast::<u64>();
+                let rights = |rights| {
+                    // SAFETY: test: memory of the region.
+                    assert_eq!(unsafe { libc::mprotect(page.cast(), PAGE, rights) }, 0);
+                };
+                for turn in 1..30_000u64 {
+                    rights(libc::PROT_READ);
+                    // SAFETY: test: a word of the region.
+                    unsafe { word.read_volatile() };
+                    rights(libc::PROT_READ | libc::PROT_WRITE);
+                    // SAFETY: test: as above, which may be written.
+                    unsafe { word.write_volatile(turn) };
+                    std::thread::yield_now();
+                    // SAFETY: test: as above.
+                    let read = unsafe { word.read_volatile() };
+                    if read != turn {
+                        done.store(1, Ordering::Relaxed);
+                        panic!("a write was lost: {read} in place of {turn}");
+                    }
+                }
+                done.store(1, Ordering::Relaxed);
+            });
+        })
+        .well();
     }
 }
 

@@ -119,3 +119,21 @@ fn stores() {
     says(FileStore::create(&dir.path().join("mine"), 8192).err().unwrap(), &["mine", "not a store's", "name another"]);
     assert_eq!(std::fs::read(dir.path().join("mine")).unwrap(), b"precious");
 }
+
+/// To be aligned to more than a page.
+#[repr(C, align(8192))]
+#[derive(Clone, Copy)]
+struct Wide([u8; 8192]);
+
+// SAFETY: test: bytes.
+unsafe impl bytemuck::Zeroable for Wide {}
+// SAFETY: test: bytes, without padding.
+unsafe impl bytemuck::Pod for Wide {}
+
+#[test]
+#[should_panic(expected = "aligned to 4096 bytes, and not to 8192")]
+fn values_that_are_aligned_to_more_than_a_page() {
+    let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+    let mut region = domain.region(5 * PAGE).zero().unwrap();
+    region.as_mut_slice::<Wide>()[0] = Wide([1; 8192]);
+}

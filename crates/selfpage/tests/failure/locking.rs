@@ -128,7 +128,7 @@ fn nothing_is_locked_that_shall_not() {
 }
 
 /// Runs `work` in a forked child, which does not unwind.
-fn forked(work: impl FnOnce()) {
+pub fn forked(work: impl FnOnce()) {
     // SAFETY: test: the child does `work` and ends.
     match unsafe { libc::fork() } {
         0 => {
@@ -250,6 +250,33 @@ fn all_that_is_mapped_later_is_locked_by_the_program() {
             }
         })
         .well();
+    }
+}
+
+#[test]
+fn all_that_is_mapped_is_locked_by_the_program() {
+    for locking in [Locking::WherePermitted, Locking::Never] {
+        for (trap, name) in TRAPS {
+            in_child(here!(), &format!("{locking:?}-{name}"), || {
+                if !may_lock() {
+                    return;
+                }
+                let domain = config().locking(locking).build().unwrap();
+                let region = numbered(&domain, trap);
+                // SAFETY: test: the kernel locks every mapping, and touches each of its pages: those of regions, and slots whose
+                // frames are mapped.
+                assert_eq!(unsafe { libc::mlockall(libc::MCL_CURRENT) }, 0);
+                for _ in 0..3 {
+                    check_pages(&region, 0..pages(&region));
+                }
+                // All has come through the frames again, and faults are still served.
+                drop(region);
+                let domain = config().locking(locking).build().unwrap();
+                let later = numbered(&domain, trap);
+                check_pages(&later, 0..pages(&later));
+            })
+            .well();
+        }
     }
 }
 

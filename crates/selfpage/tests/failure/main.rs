@@ -2,6 +2,7 @@
 
 mod behind;
 mod descriptors;
+mod forked;
 mod held;
 mod input;
 mod lifetime;

@@ -1,7 +1,7 @@
 //! Kernels and users without what is needed: the error names the feature and the remedy.
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Kind, Trap};
+use selfpage::{Answer, Domain, FaultHandler, Kind, MemoryFault, Protection, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
@@ -12,19 +12,25 @@ pub use loud::skip;
 
 const FRAMES: usize = 64;
 
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     // SAFETY: test: asks for a number.
     unsafe { libc::geteuid() == 0 }
 }
 
 /// Makes this process nobody's.
-fn drop_rights() {
+pub fn drop_rights() {
     // SAFETY: test: the process gives its rights away; PR_SET_DUMPABLE keeps its own /proc files readable to it.
     unsafe {
         assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
         assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
         libc::prctl(libc::PR_SET_DUMPABLE, 1);
     }
+}
+
+/// Whether also a process without rights can serve the faults that the kernel takes.
+pub fn everybody_serves_system_calls() -> bool {
+    let unprivileged = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap();
+    unprivileged.trim() == "1" || std::fs::File::open("/dev/userfaultfd").is_ok()
 }
 
 /// Has the kernel refuse system call `number` with `errno`, where its argument number `1` (counted from 0) is `request`.
@@ -127,8 +133,7 @@ fn nobody() {
         }
         drop_rights();
         tried::catch();
-        let unprivileged = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap();
-        if unprivileged.trim() == "1" || std::fs::File::open("/dev/userfaultfd").is_ok() {
+        if everybody_serves_system_calls() {
             return skip("unprivileged", "this machine lets everybody serve the kernel's faults");
         }
         let error = Domain::with_frames(FRAMES * PAGE).needs_system_calls().build().err().expect("it cannot");
@@ -173,4 +178,40 @@ fn no_threads_to_be_had() {
         crate::scenario::until("its threads are gone", || (fds(), threads()) == before);
     })
     .well();
+}
+
+/// The first page's handler meets its own fault on the next.
+struct Nests;
+
+impl FaultHandler for Nests {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        if fault.offset_bytes() < PAGE {
+            let next = (fault.address() & !(PAGE - 1)) + PAGE;
+            // SAFETY: test: the next page of the region.
+            unsafe { (next as *mut u64).write_volatile(1) };
+        }
+        fault.protect_page(Protection::ReadWrite).unwrap();
+        Answer::Handled
+    }
+}
+
+#[test]
+fn no_thread_for_a_handler_that_faults() {
+    for threads in [true, false] {
+        let ended = in_child(here!(), &format!("{threads}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = MemoryStore::new(1 << 20).unwrap();
+            let mut region = domain.region(4 * PAGE).name("heap").handler(Nests).stored(store).unwrap();
+            region.protect(0, 2 * PAGE, Protection::Read).unwrap();
+            if !threads {
+                refuse(libc::SYS_clone3, None, libc::EAGAIN);
+            }
+            region.as_mut_slice::<u64>()[0] = 1;
+        });
+        if threads {
+            ended.well();
+        } else {
+            ended.by(libc::SIGSEGV, &["heap", "its handler faults, and there is no thread to answer that"]);
+        }
+    }
 }

@@ -185,6 +185,38 @@ fn a_program_that_answers_its_own_sigsegv() {
     }
 }
 
+/// Says so, and has the access tried again, as crash reporters do that are to be called once.
+extern "C" fn say_once(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    eprintln!("call {}", SEEN.fetch_add(1, SeqCst));
+    assert!(SEEN.load(SeqCst) < 3, "called again and again");
+}
+
+#[test]
+fn a_handler_that_is_to_be_called_once_is() {
+    for signal in [libc::SIGBUS, libc::SIGSEGV] {
+        in_child(here!(), &format!("{signal}"), || {
+            // SAFETY: test: installs a handler.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = say_once as *const () as usize;
+                action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESETHAND;
+                assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+            }
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+            file.as_file().set_len(4 * PAGE as u64).unwrap();
+            let region = domain.region(0).trap(Trap::Upcall).file(file.path(), 0, Rights::ReadWrite).unwrap();
+            if signal == libc::SIGBUS {
+                file.as_file().set_len(0).unwrap();
+            } else {
+                region.protect(0, PAGE, selfpage::Protection::Read).unwrap();
+            }
+            poke(&region, 0);
+        })
+        .by(signal, &["call 0"]);
+    }
+}
+
 #[test]
 fn a_page_that_may_only_be_read_can_be_read_after_a_write_failed() {
     for (trap, name) in TRAPS {

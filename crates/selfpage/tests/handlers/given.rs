@@ -2,7 +2,7 @@
 
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::MemoryStore;
-use selfpage::{Answer, Domain, FaultHandler, MemoryFault, Region, Trap};
+use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, MemoryFault, PageBytes, Region, Trap};
 
 use crate::scenario::{here, in_child};
 use crate::{PAGE, TRAPS, read, write};
@@ -78,6 +78,40 @@ fn a_handler_gives_contents_where_the_program_has_closed_all_descriptors() {
             // SAFETY: test: what a program does that closes whatever is open.
             assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
             assert!(PAGES.into_iter().all(|page| read(&region, page) == GIVEN), "{name}");
+        })
+        .well();
+    }
+}
+
+/// Gives each page what the same page of another region has.
+struct GivesFrom(usize);
+
+impl FaultHandler for GivesFrom {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        let from = (self.0 + fault.offset_bytes() / PAGE * PAGE) as *const PageBytes;
+        // SAFETY: test: a page of a region that lives as long, and that nobody writes to.
+        match fault.map(unsafe { &*from }) {
+            Ok(()) => Answer::Handled,
+            Err(_) => Answer::Refuse,
+        }
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn what_a_handler_gives_may_be_managed_itself() {
+    for table in [DescriptorTable::Shared, DescriptorTable::Private] {
+        in_child(here!(), &format!("{table:?}"), || {
+            let domain = Domain::with_frames(128 * PAGE).descriptor_table(table).build().unwrap();
+            let source = domain.region(64 * PAGE).stored(store()).unwrap();
+            (0..64).for_each(|page| write(&source, page, page as u64 + 1));
+            source.evict(0, source.len_bytes()).unwrap();
+            let from = GivesFrom(source.as_ptr() as usize);
+            let region = domain.region(64 * PAGE).handler(from).stored(store()).unwrap();
+            assert!((0..64).all(|page| read(&region, page) == page as u64 + 1));
         })
         .well();
     }

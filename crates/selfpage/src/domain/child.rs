@@ -1,0 +1,165 @@
+//! A domain over a fork: brought to rest before it, and in the child made anew or given up.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use selfpage_core::addr::{Frame, PageBytes};
+use selfpage_core::fault::{self, Failure, copy_first, protect, sample};
+use selfpage_core::linux::memory::{self, Access, Place};
+use selfpage_core::linux::mmu::Descriptors;
+use selfpage_core::linux::uffd::Reach;
+use selfpage_core::mmu::Trap;
+use selfpage_core::pager::Pager;
+use selfpage_core::stack;
+
+use super::{Inner, monotonic_ns};
+use crate::error::{Error, Result};
+use crate::region::Bound;
+use crate::trap::errand;
+use crate::trap::handlers::start_one;
+use crate::{descriptors, maps};
+
+/// A region, and a range of its addresses where its mapping is there still.
+pub(crate) type Part = (Arc<Bound>, Range<usize>);
+
+impl Inner {
+    /// What there is of the regions.
+    pub(crate) fn own_parts(&self, regions: &BTreeMap<u64, Arc<Bound>>) -> Vec<Part> {
+        let parts = |bound: &Arc<Bound>| self.parts_of(bound).into_iter().map(|part| (bound.clone(), part)).collect();
+        regions.values().flat_map::<Vec<Part>, _>(parts).collect()
+    }
+
+    /// Where the region's mapping is there still: the program may have unmapped a part, or mapped something else over it.
+    pub(crate) fn parts_of(&self, bound: &Bound) -> Vec<Range<usize>> {
+        let all = bound.addresses();
+        let is_ours = |part: &Range<usize>| self.mmu.is_ours(part.start, part.len());
+        let mappings = if is_ours(&all) { Vec::new() } else { maps::of_this_process() };
+        if mappings.is_empty() {
+            return vec![all];
+        }
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        for mapping in mappings {
+            let part = mapping.range.start.max(all.start)..mapping.range.end.min(all.end);
+            if part.is_empty() || !is_ours(&part) {
+                continue;
+            }
+            match parts.last_mut() {
+                // Split by other rights.
+                Some(before) if before.end == part.start => before.end = part.end,
+                _ => parts.push(part),
+            }
+        }
+        parts
+    }
+
+    /// Closes the gate, if nothing is on its way to a store just now, and no page is unmapped to see whether it is used: a fork copies
+    /// neither.
+    pub(crate) fn close_gate_drained(&self) -> bool {
+        let closed = self.state.gate.close(self.state.mmu, 20_000);
+        let drained = self.state.saves_drained() && self.state.stack.sampled() == 0;
+        if closed && !drained {
+            self.state.gate.open(self.state.mmu);
+        }
+        closed && drained
+    }
+
+    /// Has what keeps the gate from being closed so come to its end.
+    pub(crate) fn drain(&self) {
+        if self.state.stack.sampled() > 0 {
+            self.samples.fetch_add(1, Ordering::SeqCst);
+            self.on_pager_thread(|| sample::end_all(&self.state));
+        }
+        self.state.to_save.signal(self.state.mmu);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+
+    /// In a forked child: the domain with everything that a fork does not copy made anew, over the parts of its regions that are here.
+    /// The caller has the gate closed, and holds the regions and the policy.
+    pub(crate) fn rebuild_in_child(
+        self: &Arc<Self>,
+        regions: &BTreeMap<u64, Arc<Bound>>,
+        parts: &[Part],
+        aside: &[(Frame, PageBytes)],
+    ) -> Result<()> {
+        let state = &self.state;
+        let refused = |why| Error::failure("make", "the pages of a forked child", Failure::Machine(why));
+        // They are the parent's: a call on them would work on its pages.
+        self.close_descriptors();
+        let (descriptors, reach) = descriptors::open(&self.config)?;
+        self.serves_system_calls.store(reach == Reach::EveryFault, Ordering::Relaxed);
+        *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
+        // SAFETY: pool-owned, region-owned: the descriptors are new, and no other thread is left.
+        unsafe { self.mmu.adopt(descriptors) };
+        self.pool.lock(self.config.locking);
+        self.pool.register(descriptors.pool)?;
+        stack::forget_unmapped(state);
+        copy_first::forget(state);
+        self.snapshots.store(false, Ordering::Release);
+        self.cutting.store(false, Ordering::Release);
+        for (bound, part) in parts {
+            bound.lock_as(&self.pool, part)?;
+            bound.register(descriptors, part)?;
+        }
+        for bound in regions.values() {
+            bound.core().disarm_all();
+            bound.core().pager().into_iter().for_each(Pager::forked);
+        }
+        let mut protected = Vec::new();
+        let here = |addr: usize| parts.iter().any(|(_, part)| part.contains(&addr));
+        protect::each_protected(state, |page| {
+            if here(page.addr().0) {
+                protected.push(page);
+            }
+        });
+        protected.sort_unstable();
+        protect::protect_again(state, &protected).map_err(refused)?;
+        for (frame, contents) in aside {
+            protect::put_aside(state, *frame, contents).map_err(refused)?;
+        }
+        self.handlers.forget_all();
+        while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
+        state.handovers.forget_all();
+        state.counters.reset();
+        state.tracer.restart(monotonic_ns());
+        self.writing.restart();
+        self.forget_threads();
+        self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())?;
+        let asks = |bound: &&Arc<Bound>| bound.handler().is_some() && bound.core().trap == Trap::Worker;
+        regions.values().find(asks).map_or(Ok(()), |_| start_one(self))
+    }
+
+    /// In a forked child that does not get the domain, before anything else is mapped: nothing is to lie in the places of its memory,
+    /// where the child would take it for the domain's.
+    pub(crate) fn reserve_in_child(&self, parts: &[Part]) {
+        for place in parts.iter().map(|(_, part)| part.clone()).chain([self.pool.addresses()]) {
+            // SAFETY: owned-range: places that DONTFORK left empty.
+            let _ = unsafe { memory::map_anonymous(Place::Free(place.start), place.len(), Access::None) };
+        }
+    }
+
+    /// In a forked child that does not get the domain: it and its regions can be dropped, and nothing else, without touching what is the
+    /// parent's.
+    pub(crate) fn abandon(&self, regions: &BTreeMap<u64, Arc<Bound>>) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.close_descriptors();
+        *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = Descriptors::ABSENT;
+        // SAFETY: pool-owned, region-owned: no descriptor is left to work through, and no other thread.
+        unsafe { self.mmu.adopt(Descriptors::ABSENT) };
+        for bound in regions.values() {
+            let _ = self.state.regions.remove(bound.core());
+            // What its pager has in a store is the parent's, and would be given back with it.
+            std::mem::forget(bound.clone());
+        }
+        self.handlers.forget_all();
+        self.forget_threads();
+    }
+
+    /// In a forked child: the handles are of threads that are not here.
+    fn forget_threads(&self) {
+        std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
+    }
+}

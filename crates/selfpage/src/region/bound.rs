@@ -1,0 +1,266 @@
+//! A region with all that it stands on, from its making to its end.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, PoisonError};
+
+use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
+use selfpage_core::cut::PageSets;
+use selfpage_core::fault::range;
+use selfpage_core::linux::memory::{self, Advice};
+use selfpage_core::linux::mmu::Descriptors;
+use selfpage_core::linux::uffd::Modes;
+use selfpage_core::mmu::Trap;
+use selfpage_core::page::PageWord;
+use selfpage_core::pager::Pager;
+use selfpage_core::pageset::PageSet;
+use selfpage_core::region::{self, Rights};
+use selfpage_core::sync::{AtomicU8, AtomicU64};
+
+use super::{ADDRESS, Builder};
+use crate::arena::Arena;
+use crate::config::DescriptorTable;
+use crate::dirty;
+use crate::domain::Inner;
+use crate::error::{Error, Kind, Result};
+use crate::handler::Asking;
+use crate::pager::PageHash;
+use crate::placement;
+use crate::pool::FramePool;
+use crate::store::BackingStore;
+use crate::trap::upcall;
+
+/// Where a pager is, at an address that core can keep in one word.
+struct PagerAt(&'static dyn Pager);
+
+/// A region with all that it stands on. The tables and the pager live until it is dropped, which is after it has left its
+/// domain's map and the gate was closed once.
+pub(crate) struct Bound {
+    pub(super) region: Box<region::Region>,
+    /// What `region` points to; in this order, so that the pager goes before its tables.
+    _reference: Box<PagerAt>,
+    pub(super) pager: Option<Box<dyn Pager>>,
+    _pager_tables: Option<Arena>,
+    _tables: Arena,
+    descriptors: Vec<RawFd>,
+    pub(super) store: Option<Arc<dyn BackingStore>>,
+    pub(crate) name: String,
+    pub(super) len_bytes: usize,
+    pub(crate) asking: Asking,
+    /// What was still its own when it left its domain.
+    left: OnceLock<Vec<Range<usize>>>,
+}
+
+impl Bound {
+    pub(super) fn new(
+        builder: &Builder<'_>,
+        rights: Rights,
+        descriptors: Vec<RawFd>,
+        store: Option<Arc<dyn BackingStore>>,
+        asking: Asking,
+        make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
+    ) -> Result<Arc<Bound>> {
+        let inner = &builder.life.inner;
+        let object = || format!("a region of {} bytes", builder.len_bytes);
+        let (trap, table) = (builder.trap, inner.config.descriptor_table);
+        if builder.len_bytes == 0 || builder.len_bytes > isize::MAX as usize / 2 {
+            return Err(Error::new(Kind::Invalid, "make", object(), "a region needs bytes, and fewer than 2^62"));
+        }
+        dirty::check_tracked(trap, rights).map_err(|why| why.for_a(object()))?;
+        if trap.is_signal() && table == DescriptorTable::Private {
+            let cause =
+                "upcall regions need a domain whose descriptors the program's threads have (DescriptorTable::Shared)";
+            return Err(Error::new(Kind::Invalid, "make", object(), cause));
+        }
+        if trap.is_signal() && !upcall::enlist(&raw const **inner) {
+            let cause = "there are too many domains with upcall regions in this process";
+            return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
+        }
+        let len = builder.len_bytes.div_ceil(PAGE_BYTES);
+        let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
+        let armed = if trap.is_tracked() { len } else { 0 };
+        let set = Arena::bytes_for::<AtomicU64>(PageSet::words(len));
+        let bytes = Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len);
+        let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 4 * set;
+        let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
+        let len_bytes = len * PAGE_BYTES;
+        let start = placement::reserve(builder.placement, len_bytes, &object())?;
+        let first = VirtAddr(start).page();
+        let range = PageRange { first, count: len as u64 };
+        // SAFETY: table-memory: the tables are dropped after the region.
+        let region = unsafe { region::Region::new(range, trap, rights, tables.table(len), tables.table(len)) };
+        // SAFETY: table-memory: as above.
+        let mut region = region.track(unsafe { tables.table(armed) });
+        // SAFETY: table-memory: as above.
+        let mut set = || PageSet::new(unsafe { tables.table(PageSet::words(len)) });
+        let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
+        region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
+        region.priority.store(builder.priority, Ordering::Relaxed);
+        region.asks_first.store(asking.first.into(), Ordering::Relaxed);
+        // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
+        let reference = Box::new(PagerAt(unsafe { std::mem::transmute::<&dyn Pager, &'static dyn Pager>(&*pager) }));
+        let name = if builder.name.is_empty() { format!("{ADDRESS}{start:#x}") } else { builder.name.clone() };
+        let bound = Bound {
+            region: Box::new(region),
+            _reference: reference,
+            pager: Some(pager),
+            _pager_tables: pager_tables,
+            _tables: tables,
+            descriptors,
+            store,
+            name,
+            len_bytes,
+            asking,
+            left: OnceLock::new(),
+        };
+        // SAFETY: pager-outlives: as above.
+        let new = unsafe { bound.region.bind(&raw const bound._reference.0) };
+        debug_assert!(new);
+        for advice in [Advice::NoHugePages, Advice::NotForChild] {
+            // SAFETY: owned-range: just mapped.
+            unsafe { memory::advise(start, len_bytes, advice) }
+                .map_err(|errno| Error::system("set up", object(), errno))?;
+        }
+        bound.lock_as(&inner.pool, &bound.addresses())?;
+        // SAFETY: owned-range: just mapped.
+        unsafe { memory::protect(start, len_bytes, builder.reserved) }
+            .map_err(|errno| Error::system("reserve", object(), errno))?;
+        let bound = Arc::new(bound);
+        bound.region.keeper.store(Arc::as_ptr(&bound).cast_mut().cast(), Ordering::Release);
+        Ok(bound)
+    }
+
+    /// Locks a part of the region if the pool is locked: its pages as they come.
+    pub(crate) fn lock_as(&self, pool: &FramePool, part: &Range<usize>) -> Result<()> {
+        pool.lock_alike(part.start, part.len()).map_err(|errno| {
+            let object = format!("region {} of {} bytes", self.name, self.len_bytes);
+            let cause = format!(
+                "the domain's frames are locked, and the kernel locks no more for this process ({errno:?}): leave it \
+                 CAP_IPC_LOCK or an unlimited RLIMIT_MEMLOCK, or build the domain with Locking::Never"
+            );
+            Error::new(Kind::OutOfSpace, "lock", object, cause)
+        })
+    }
+
+    /// Registers the region for faults, and puts it into the map.
+    pub(super) fn join(self: &Arc<Bound>, inner: &Arc<Inner>) -> Result<()> {
+        let mut regions = inner.regions();
+        let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        // The program may have closed this thread's descriptors.
+        inner.on_pager_thread(move || self.register(descriptors, &self.addresses()))?;
+        // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
+        if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
+            let cause = "the domain has as many regions as its map can hold";
+            return Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause));
+        }
+        regions.insert(self.region.range.first.0, self.clone());
+        // What another region's store has in common with ours, pager threads have already, and the program no more.
+        let known = |number: &RawFd| {
+            regions.values().any(|bound| !Arc::ptr_eq(bound, self) && bound.descriptors().contains(number))
+        };
+        let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
+        let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(&numbers) };
+        drop(regions);
+        tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
+        match shared {
+            Ok(()) => inner.hide_descriptors(&numbers),
+            Err(_) => self.leave(inner),
+        }
+        shared
+    }
+
+    /// Has faults of a part of the region go to its userfaultfd.
+    pub(crate) fn register(&self, descriptors: Descriptors, part: &Range<usize>) -> Result<()> {
+        let uffd = match self.region.trap {
+            Trap::Worker => descriptors.worker,
+            Trap::Upcall => descriptors.upcall,
+            Trap::TrackedWorker => descriptors.tracked_worker,
+            Trap::TrackedUpcall => descriptors.tracked_upcall,
+        };
+        // A write to a page that is protected is told too, or noted.
+        let modes = Modes::MISSING.and(Modes::WP);
+        // SAFETY: owned-range: the region is ours, and absent pages of it are what the domain is for.
+        unsafe { uffd.register(part.start, part.len(), modes) }
+            .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
+    }
+
+    /// Takes the region out of its domain: its pages are dropped.
+    pub(super) fn leave(&self, inner: &Inner) {
+        if inner.stopping() {
+            // A forked child that did not get it.
+            return;
+        }
+        let state = inner.state();
+        let mut tried = false;
+        loop {
+            // What is pinned is dropped all the same: nobody may use the region any more.
+            let range = self.region.range;
+            inner.on_table(move || range::discard(state, range));
+            let mut regions = inner.regions();
+            inner.close_gate();
+            // Nobody is inside: what pager threads have read ahead since then shows now.
+            let empty = self.region.is_empty();
+            if empty || tried {
+                // What its clone could not be given by now it does not get.
+                self.region.part();
+            }
+            tried = true;
+            if empty {
+                let removed = state.regions.remove(&raw const *self.region);
+                debug_assert!(removed);
+                regions.remove(&self.region.range.first.0);
+            }
+            state.gate.open(state.mmu);
+            if empty {
+                let _ = self.left.set(inner.on_table(move || inner.parts_of(self)));
+                let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
+                let mut numbers = self.descriptors();
+                numbers.retain(|number| !used.contains(number));
+                // Still under the lock: the next region's descriptors may come at these numbers.
+                return inner.release_descriptors(&numbers);
+            }
+        }
+    }
+
+    pub(crate) fn start(&self) -> usize {
+        self.region.range.first.addr().0
+    }
+
+    pub(crate) fn addresses(&self) -> Range<usize> {
+        self.start()..self.start() + self.len_bytes
+    }
+
+    /// The descriptors that its pager uses now.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let stores = self.store().map_or_else(Vec::new, |store| store.descriptors());
+        self.descriptors.iter().copied().chain(stores).collect()
+    }
+
+    /// Whether a forked child gets a part of the region.
+    pub(crate) fn give_to_child(&self, part: &Range<usize>, child: Advice) -> Result<()> {
+        // SAFETY: owned-range: the region is ours; only what a child gets of it changes.
+        unsafe { memory::advise(part.start, part.len(), child) }
+            .map_err(|errno| Error::system("fork with", format!("region {}", self.name), errno))
+    }
+
+    pub(crate) fn core(&self) -> &region::Region {
+        &self.region
+    }
+
+    pub(crate) fn store(&self) -> Option<&Arc<dyn BackingStore>> {
+        self.store.as_ref()
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        drop(self.pager.take());
+        let all = [self.addresses()];
+        for part in self.left.get().map_or(&all[..], Vec::as_slice) {
+            // SAFETY: owned-range: the region is in no map, and nobody holds a reference into it.
+            let _ = unsafe { memory::unmap(part.start, part.len()) };
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Forks where a child cannot have all of its parent's memory, or has other rights.
+
+use std::io;
+use std::sync::Arc;
+
+use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, StoreError, WriteBlok};
+use selfpage::{Domain, Region, Trap};
+use selfpage_core::pager::{Context, PagerError};
+
+use crate::locking::forked;
+use crate::rights::{drop_rights, everybody_serves_system_calls, is_root, skip};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::tried;
+
+const FRAMES: usize = 64;
+const ALL: usize = 4 * FRAMES;
+const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+
+/// A store that no child can have.
+struct NotForChildren(FileStore);
+
+impl BackingStore for NotForChildren {
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        self.0.claim(want)
+    }
+    fn release(&self, first: Blok, count: u32) {
+        self.0.release(first, count);
+    }
+    fn reads_in_trap(&self) -> bool {
+        self.0.reads_in_trap()
+    }
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        self.0.read(context, bloks)
+    }
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        self.0.write(bloks);
+    }
+    fn descriptors(&self) -> Vec<i32> {
+        self.0.descriptors()
+    }
+    fn before_fork(&self, _: i32) -> Result<(), StoreError> {
+        Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" })
+    }
+}
+
+fn numbered(domain: &Domain, trap: Trap, store: Arc<dyn BackingStore>) -> Region {
+    let mut region = domain.region(ALL * PAGE).trap(trap).stored_in(store).unwrap();
+    number_pages(&mut region);
+    region
+}
+
+fn file_store() -> FileStore {
+    FileStore::unnamed_in("/var/tmp".as_ref(), (4 * ALL * PAGE) as u64).unwrap()
+}
+
+/// Maps a page of the program's own at `at`, where nothing may be.
+fn map_at(at: *mut u8) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: test: nothing is replaced.
+    unsafe { libc::mmap(at.cast(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) == at.cast() }
+}
+
+#[test]
+fn a_child_without_the_regions_does_no_harm() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let first: Arc<dyn BackingStore> = Arc::new(MemoryStore::new((4 * ALL * PAGE) as u64).unwrap());
+            let given = numbered(&domain, trap, first);
+            let store: Arc<dyn BackingStore> = Arc::new(NotForChildren(file_store()));
+            let region = numbered(&domain, trap, store.clone());
+            // Each is dropped in the child only, and once.
+            let (domain, given, region) = (Box::leak(Box::new(domain)), Some(given), Some(region));
+            let (mut given, mut region) = (given, region);
+            forked(|| {
+                for region in [&mut given, &mut region] {
+                    let region = region.take().unwrap();
+                    let at = region.as_ptr();
+                    assert_eq!(tried::read(at.cast()), Err(libc::SIGSEGV));
+                    assert!(!map_at(at), "what the child maps later comes to lie in a region");
+                    assert!(region.flush(0, PAGE).is_err() && region.pin(0, PAGE).is_err());
+                    assert!(region.evict(0, PAGE).is_err() && region.prefetch(0, PAGE).is_err());
+                    drop(region);
+                }
+                assert!(domain.region(PAGE).zero().is_err(), "there is nobody to serve it");
+                // SAFETY: test: leaked above, and used for the last time.
+                drop(unsafe { Box::from_raw(std::ptr::from_ref(domain).cast_mut()) });
+            });
+            // Had the child given back what the parent has saved, others' pages would go over it.
+            let others = numbered(domain, trap, store);
+            for region in [&given, &region] {
+                check_pages(region.as_ref().unwrap(), 0..ALL);
+            }
+            check_pages(&others, 0..ALL);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn part_of_a_region_is_the_programs_own() {
+    for (trap, name) in TRAPS {
+        for what in ["nothing", "memory", "file"] {
+            in_child(here!(), &format!("{name}-{what}"), || {
+                tried::catch();
+                let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                let region = numbered(&domain, trap, Arc::new(MemoryStore::new((4 * ALL * PAGE) as u64).unwrap()));
+                // Pages on both sides are in core, and others are not.
+                let (first, count) = (ALL - 16, 8);
+                check_pages(&region, ALL - 24..ALL);
+                let place = region.as_ptr().wrapping_add(first * PAGE);
+                let file = tempfile::tempfile().unwrap();
+                file.set_len((count * PAGE) as u64).unwrap();
+                let (flags, fd) = match what {
+                    "file" => (libc::MAP_SHARED, std::os::fd::AsRawFd::as_raw_fd(&file)),
+                    _ => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+                };
+                // SAFETY: test: the program's own memory in place of the region's.
+                unsafe {
+                    assert_eq!(libc::munmap(place.cast(), count * PAGE), 0);
+                    if what != "nothing" {
+                        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_FIXED);
+                        let own = libc::mmap(place.cast(), count * PAGE, rights, flags, fd, 0);
+                        assert_eq!(own, place.cast());
+                    }
+                }
+                let own = |page: usize| place.wrapping_add(page * PAGE).cast::<u64>();
+                if what != "nothing" {
+                    // The last page of it is touched by the child alone.
+                    (0..count - 1).for_each(|page| assert_eq!(tried::write(own(page), 99), Ok(())));
+                }
+                let right = || {
+                    for _ in 0..3 {
+                        check_pages(&region, (0..first).chain(first + count..ALL));
+                    }
+                    // Where there is nothing, the kernel may put whatever is mapped next.
+                    let expected = |page| if page == count - 1 { 0 } else { 99 };
+                    if what != "nothing" {
+                        (0..count)
+                            .for_each(|page| assert_eq!(tried::read(own(page)), Ok(expected(page)), "page {page}"));
+                    }
+                };
+                for _ in 0..2 {
+                    forked(right);
+                    right();
+                }
+                drop(region);
+            })
+            .well();
+        }
+    }
+}
+
+#[test]
+fn regions_of_two_domains_in_one_store() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let store: Arc<dyn BackingStore> = Arc::new(file_store());
+            let domains = [(); 2].map(|()| Domain::with_frames(FRAMES * PAGE).build().unwrap());
+            let mut regions = domains.each_ref().map(|domain| numbered(domain, trap, store.clone()));
+            forked(|| {
+                for region in &mut regions {
+                    check_pages(region, 0..pages(region));
+                    region.as_mut_slice::<u64>().fill(7);
+                    assert!(region.as_slice::<u64>().iter().all(|word| *word == 7));
+                }
+            });
+            regions.iter().for_each(|region| check_pages(region, 0..pages(region)));
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_child_that_may_no_longer_serve_system_calls_says_so() {
+    in_child(here!(), "", || {
+        if !is_root() {
+            return skip("root", "only root can become nobody");
+        }
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let region = numbered(&domain, Trap::Worker, Arc::new(MemoryStore::new((4 * ALL * PAGE) as u64).unwrap()));
+        drop_rights();
+        if everybody_serves_system_calls() || !domain.serves_system_calls() {
+            return skip("unprivileged", "this machine lets everybody serve the kernel's faults, or nobody");
+        }
+        forked(|| {
+            assert!(!domain.serves_system_calls());
+            check_pages(&region, 0..ALL);
+        });
+        assert!(domain.serves_system_calls());
+    })
+    .well();
+}
