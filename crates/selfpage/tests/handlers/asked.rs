@@ -396,3 +396,25 @@ fn protecting_over_what_the_program_has_mapped_there_ends_at_that_page() {
         .well();
     }
 }
+
+#[test]
+fn handlers_within_a_handler_may_jump_out_of_their_own() {
+    in_child(here!(), "upcall", || {
+        let base = Arc::new(AtomicUsize::new(0));
+        let from = base.clone();
+        let (_domain, region) = handled(Trap::Upcall, move |fault: &MemoryFault<'_>| {
+            if fault.offset_bytes() / PAGE == 1 {
+                tried::out(libc::SIGUSR1);
+            }
+            for _ in 0..100 {
+                assert_eq!(tried::write((from.load(SeqCst) + PAGE) as *mut u64, 1), Err(libc::SIGUSR1));
+            }
+            unprotect(fault)
+        });
+        base.store(region.as_ptr() as usize, SeqCst);
+        region.protect(0, 2 * PAGE, Protection::Read).unwrap();
+        write(&region, 0, 7);
+        assert_eq!((read(&region, 0), read(&region, 1)), (7, 2));
+    })
+    .well();
+}
