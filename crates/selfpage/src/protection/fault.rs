@@ -14,10 +14,9 @@ use selfpage_core::linux::{futex, key};
 
 use super::table::Core;
 use super::{keys, thread};
-use crate::trap::upcall;
+use crate::trap::upcall::{self, SEGV_ACCERR};
 
-/// The codes of a `SIGSEGV` for an access that the mapping, or the key's register, does not allow.
-const SEGV_ACCERR: libc::c_int = 2;
+/// The code of a `SIGSEGV` for an access that the key's register does not allow.
 const SEGV_PKUERR: libc::c_int = 4;
 
 /// Odd while protections change; another number after each change. Sleepers wait for one.
@@ -59,6 +58,8 @@ pub(super) fn install() {
             action.sa_sigaction = on_sigsegv as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
             libc::sigemptyset(&mut action.sa_mask);
+            // Known before ours can be called.
+            libc::sigaction(libc::SIGSEGV, ptr::null(), (&raw mut BEFORE).cast());
             libc::sigaction(libc::SIGSEGV, &action, (&raw mut BEFORE).cast());
         }
     });
@@ -101,7 +102,8 @@ fn is_worth_a_try(here: &thread::Here, addr: usize) -> bool {
     loop {
         let epoch = EPOCH.load(Ordering::Acquire);
         let wide = WIDE.load(Ordering::Acquire);
-        let foreign = !wide.is_null() && !here.entered().any(|core| ptr::eq(core, wide));
+        // Not where the thread has entered another since: that one's rights are what it has, in the place of the other's.
+        let foreign = !wide.is_null() && !ptr::eq(here.current(), wide);
         if epoch & 1 == 1 || foreign {
             let _ = futex::wait(&EPOCH, epoch, 0);
             continue;
