@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use selfpage_core::linux::{futex, key};
 
+use super::keys::Ours;
 use super::table::Core;
-use super::{keys, thread};
+use super::thread;
 use crate::trap::upcall::{self, SEGV_ACCERR};
 
 /// The code of a `SIGSEGV` for an access that the key's register does not allow.
@@ -126,6 +127,7 @@ const PKRU: u32 = 9;
 /// # Safety
 /// *signal-handler*: `context` is what the kernel passed to the handler.
 unsafe fn load_register(here: &thread::Here, context: *mut libc::c_void) -> bool {
+    let ours = Ours::now();
     // SAFETY: signal-handler: the kernel keeps the context, and what its pointer names, in place until the handler returns; the
     // magic number says that PKRU is where the CPU says.
     unsafe {
@@ -137,7 +139,7 @@ unsafe fn load_register(here: &thread::Here, context: *mut libc::c_void) -> bool
         let (parts, register) = (saved.add(HEADER).cast::<u64>(), saved.add(key::offset_in_xsave()).cast::<u32>());
         let is_there = parts.read_unaligned() >> PKRU & 1 == 1;
         let before = if is_there { register.read_unaligned() } else { key::EVERYTHING };
-        let after = keys::with_ours(before, here.current().as_ref().map_or(0, |core| core.word().denied()));
+        let after = ours.set(before, here.current().as_ref().map_or(0, |core| core.word().denied()));
         parts.write_unaligned(parts.read_unaligned() | 1 << PKRU);
         register.write_unaligned(after);
         before != after
