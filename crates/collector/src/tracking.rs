@@ -1,6 +1,7 @@
 //! Who tells the collector of writes, and when.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use selfpage::dirty::{DirtyTracker, Mechanism};
@@ -31,10 +32,10 @@ struct State {
     heap: Option<Heap>,
     /// Who was told of events before.
     next: Option<OnEvent>,
-    started: bool,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { heap: None, next: None, started: false });
+static STATE: Mutex<State> = Mutex::new(State { heap: None, next: None });
+static STARTED: AtomicBool = AtomicBool::new(false);
 
 fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -73,13 +74,11 @@ pub fn prepare(library: &Library, writes: Writes) -> Result<(), Error> {
         }
         Writes::Unknown | Writes::Own => None,
     };
-    {
-        let mut state = state();
-        if state.started || incremental != 0 {
-            return Err(Error::Started);
-        }
-        *state = State { heap, next, started: true };
+    // Without the lock: events may come already.
+    if incremental != 0 || STARTED.swap(true, Ordering::SeqCst) {
+        return Err(Error::Started);
     }
+    *state() = State { heap, next };
     // SAFETY: collector-call: both set a word; `on_event` stays loaded.
     unsafe {
         (library.allow_manual)(c_int::from(writes == Writes::Tracked));

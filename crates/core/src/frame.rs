@@ -303,6 +303,8 @@ const LISTED: u32 = 1;
 const ZEROED: u32 = 2;
 const AGAIN: u32 = 4;
 const USED: u32 = 8;
+/// Whether the page that was sampled in the frame still has it.
+const SAMPLED: u32 = 16;
 
 /// The frames of a domain, by number.
 pub struct FrameTable {
@@ -331,6 +333,9 @@ impl FrameTable {
     pub fn set_owner(&self, frame: Frame, page: Option<PageNo>) {
         if let Some(record) = self.records.get(frame.0 as usize) {
             record.owner.store(page.map_or(0, |page| page.0 + 1), Ordering::Release);
+            if record.marks.load(Ordering::Relaxed) & SAMPLED != 0 {
+                record.marks.fetch_and(!SAMPLED, Ordering::AcqRel);
+            }
         }
     }
 
@@ -354,14 +359,17 @@ impl FrameTable {
     /// # Context
     /// Trap.
     pub(crate) fn note_use(&self, frame: Frame) {
-        if let Some(record) = self.records.get(frame.0 as usize) {
+        if let Some(record) = self.records.get(frame.0 as usize)
+            && record.marks.load(Ordering::Acquire) & SAMPLED != 0
+        {
             record.marks.fetch_or(USED, Ordering::AcqRel);
         }
     }
 
-    /// From now on a use of the page in `frame` is news.
+    /// From now on a use of the page in `frame` is news, as long as the frame is that page's.
     pub(crate) fn forget_use(&self, frame: Frame) {
         if let Some(record) = self.records.get(frame.0 as usize) {
+            record.marks.fetch_or(SAMPLED, Ordering::AcqRel);
             record.marks.fetch_and(!USED, Ordering::AcqRel);
         }
     }

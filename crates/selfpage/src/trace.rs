@@ -124,8 +124,8 @@ fn create(path: &Path) -> io::Result<File> {
 pub(crate) struct Writer {
     file: File,
     bytes: Vec<u8>,
-    /// First page and number of pages of the regions that were told.
-    regions: BTreeMap<u64, u64>,
+    /// The regions that were told, by their first page: how many pages, and the name.
+    regions: BTreeMap<u64, (u64, String)>,
     every: Duration,
     sample: Option<(u64, Drawn)>,
 }
@@ -166,13 +166,15 @@ impl Writer {
         let Ok(regions) = inner.regions.try_lock() else { return };
         for bound in regions.values() {
             let range = bound.core().range;
-            if self.regions.insert(range.first.0, range.count) == Some(range.count) {
+            let given = bound.given_name();
+            let told = self.regions.get(&range.first.0);
+            if told.is_some_and(|(count, name)| *count == range.count && name == given) {
                 continue;
             }
+            self.regions.insert(range.first.0, (range.count, given.into()));
             self.put(REGION, [now_ns, range.first.0, range.count], 0, 0);
             let mut name = [0; RECORD_BYTES];
             name[0] = NAME;
-            let given = bound.given_name();
             let len = (0..=given.len().min(RECORD_BYTES - 1)).rev().find(|at| given.is_char_boundary(*at)).unwrap_or(0);
             name[1..1 + len].copy_from_slice(&given.as_bytes()[..len]);
             self.bytes.extend_from_slice(&name);
@@ -321,10 +323,14 @@ impl Trace {
                 (NAME, Some(Record::Region { name, .. })) => {
                     *name = String::from_utf8_lossy(&bytes[1..]).trim_end_matches('\0').to_owned();
                 }
-                _ => records.push(
-                    record(bytes)
-                        .ok_or_else(|| wrong(format!("record {at} is damaged: there is no kind {}", bytes[0])))?,
-                ),
+                _ => {
+                    let known = record(bytes).ok_or_else(|| format!("there is no kind {}", bytes[0]));
+                    let whole = known.and_then(|record| match lies_in_memory(&record, half(head, 12).into()) {
+                        true => Ok(record),
+                        false => Err("no address is that high".into()),
+                    });
+                    records.push(whole.map_err(|why| wrong(format!("record {at} is damaged: {why}")))?);
+                }
             }
         }
         Ok(Trace { pid: half(head, 20), page_bytes: half(head, 12), began_unix_ns: word(head, 24), records })
@@ -341,8 +347,19 @@ impl Trace {
     /// How many events were dropped because they came faster than they could be written.
     pub fn dropped(&self) -> u64 {
         let dropped = |record: &Record| if let Record::Dropped(count) = record { *count } else { 0 };
-        self.records.iter().map(dropped).sum()
+        self.records.iter().map(dropped).fold(0, u64::saturating_add)
     }
+}
+
+/// Whether all that it is about has addresses.
+fn lies_in_memory(record: &Record, page_bytes: u64) -> bool {
+    let end = match record {
+        Record::Event(event) => event.page.0.checked_add(1),
+        Record::Region { first, pages, .. } => first.0.checked_add(*pages),
+        Record::WorkingSet { pages, .. } => Some(*pages),
+        Record::Dropped(_) => Some(0),
+    };
+    end.is_some_and(|end| end.checked_mul(page_bytes).is_some())
 }
 
 fn record(bytes: &[u8]) -> Option<Record> {
@@ -363,4 +380,30 @@ fn record(bytes: &[u8]) -> Option<Record> {
             thread: half(bytes, 4),
         }),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A trace of one record.
+    fn parse(kind: u8, words: [u64; 3]) -> io::Result<Trace> {
+        let mut bytes = b"SELFPGTR\x01\0\0\0\0\x10\0\0\x20\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0".to_vec();
+        bytes.extend_from_slice(&[kind, 0, 0, 0, 0, 0, 0, 0]);
+        words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+        Trace::parse(&bytes)
+    }
+
+    #[test]
+    fn what_no_address_belongs_to_is_damaged() {
+        let last = (1 << 52) - 1;
+        for (kind, page, value) in
+            [(1, u64::MAX, 0), (1, last, 0), (REGION, u64::MAX, 1), (REGION, 1, last), (WORKING_SET, last + 1, 0)]
+        {
+            let why = parse(kind, [0, page, value]).unwrap_err().to_string();
+            assert!(why.contains("record 0 is damaged: no address is that high"), "{why}");
+        }
+        assert!(parse(1, [0, last - 1, 0]).is_ok() && parse(REGION, [0, 1, last - 1]).is_ok());
+        assert_eq!(parse(DROPPED, [0, 0, u64::MAX]).unwrap().dropped(), u64::MAX);
+    }
 }

@@ -103,6 +103,23 @@ fn discarded_pages_are_gone_and_flushed_ones_stay() {
     }
 }
 
+#[test]
+fn the_next_page_in_a_frame_is_another() {
+    let Some(domain) = domain(512) else { return };
+    let mut region = numbered(&domain, 64, Trap::Worker);
+    let sample = region.sample(Sampling::Whole).unwrap();
+    region.discard(0, 64 * PAGE).unwrap();
+    let other = numbered(&domain, 64, Trap::Worker);
+    for round in 0..4 {
+        // Onto standby, and back.
+        other.evict(0, 64 * PAGE).unwrap();
+        (0..64).for_each(|page| assert_eq!(word(&other, page), page as u64 + 1));
+        let usage = sample.usage().unwrap();
+        assert_eq!((usage.referenced, usage.gone), (0, 64), "round {round}");
+    }
+    assert!(domain.stats().counts.soft_faults_total > 0, "nothing came back from standby");
+}
+
 /// Four threads count in words of their own, with fewer frames than pages, while samples are taken one after the other.
 #[test]
 fn nothing_is_lost_while_threads_run() {

@@ -136,9 +136,9 @@ fn disarm(domain: &DomainState, region: &Region, page: PageNo, word: &PageWord) 
     region.sets.changed.insert(index);
     let wishes = word.load().wishes().without(Wishes::COPY_FIRST);
     if !wishes.write_protected()
-        && let Err(why) = domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed)
+        && let Err(partial) = domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed)
     {
-        return match why {
+        return match partial.why {
             Refusal::NoDescriptor => Step::HandOver,
             // Whatever is there now is not ours: the access is tried again and meets that.
             _ => {
@@ -261,13 +261,18 @@ fn protect(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) -> 
         && let Some(&(first, _)) = rest.first()
     {
         let run = rest.iter().zip(first.0..).take_while(|(entry, page)| entry.0.0 == *page).count();
-        if result.is_ok()
-            && let Err(why) = domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected)
-        {
-            result = Err(why);
+        let mut done = 0;
+        if result.is_ok() {
+            done = match domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected) {
+                Ok(()) => run,
+                Err(partial) => {
+                    result = Err(partial.why);
+                    partial.done as usize
+                }
+            };
         }
-        for &(page, frame) in rest.get(..run).unwrap_or(rest) {
-            if result.is_ok()
+        for (at, &(page, frame)) in rest.iter().take(run).enumerate() {
+            if at < done
                 && let Some(word) = region.word(page)
             {
                 region.sets.unarmed.remove(region.index(page));

@@ -7,7 +7,7 @@
 use super::{Outcome, Step, range};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::domain::DomainState;
-use crate::mmu::{Refusal, Writing};
+use crate::mmu::{Partial, Refusal, Writing};
 use crate::page::{PageWord, State, Wishes, Word};
 use crate::region::{Access, Region};
 
@@ -154,7 +154,8 @@ pub fn protect_again(domain: &DomainState, pages: &[PageNo]) -> Result<(), Refus
         let neighbours =
             (0..).zip(rest).take_while(|(step, page)| **page == first.plus(*step) && region.range.contains(**page));
         let run = neighbours.count();
-        domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected)?;
+        let again = domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected);
+        again.map_err(|partial| partial.why)?;
         rest = rest.get(run..).unwrap_or(&[]);
     }
     Ok(())
@@ -293,25 +294,35 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
         let protected = |page: PageNo| self.region.write_protected(page);
         let run = self.run(pages, |one, other| protected(one.0) == protected(other.0));
         let writing = if protected(first) { Writing::Protected } else { Writing::Allowed };
-        if let Err(why) = self.domain.mmu.set_writing(self.region.trap, first, run as u32, writing) {
-            return (0, Err(Unprotected::Machine(why)));
-        }
-        for &(page, frame, _) in pages.get(..run).unwrap_or(pages) {
-            self.domain.settle(self.region, page, Word::new(State::Resident, frame));
-        }
-        (run, Ok(()))
+        self.settle_run(
+            pages,
+            run,
+            State::Resident,
+            self.domain.mmu.set_writing(self.region.trap, first, run as u32, writing),
+        )
     }
 
     /// Unmaps the first run of the pages, whose frames keep their contents.
     fn unmap(&self, pages: &[Claimed]) -> (usize, Result<(), Unprotected>) {
         let Some(&(first, frame, _)) = pages.first() else { return (0, Ok(())) };
         let run = self.run(pages, |one, other| other.1.0 == one.1.0 + 1);
-        let (done, result) = match self.domain.mmu.unmap(first, frame, run as u32) {
+        self.settle_run(pages, run, State::Aside, self.domain.mmu.unmap(first, frame, run as u32))
+    }
+
+    /// Settles as many of the first `run` pages as the machine has followed for.
+    fn settle_run(
+        &self,
+        pages: &[Claimed],
+        run: usize,
+        state: State,
+        followed: Result<(), Partial>,
+    ) -> (usize, Result<(), Unprotected>) {
+        let (done, result) = match followed {
             Ok(()) => (run, Ok(())),
             Err(partial) => (partial.done as usize, Err(Unprotected::Machine(partial.why))),
         };
         for &(page, frame, _) in pages.get(..done).unwrap_or(pages) {
-            self.domain.settle(self.region, page, Word::new(State::Aside, frame));
+            self.domain.settle(self.region, page, Word::new(state, frame));
         }
         (done, result)
     }

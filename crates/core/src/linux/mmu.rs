@@ -317,7 +317,7 @@ impl LinuxMmu {
 
     /// Copies a page while every write to it waits, and drops it.
     fn copy_and_drop_held(&self, trap: Trap, page: PageNo, slot: usize) -> Result<(), Refusal> {
-        self.set_writing(trap, page, 1, Writing::Protected)?;
+        self.set_writing(trap, page, 1, Writing::Protected).map_err(|partial| partial.why)?;
         let copied = self.copy_and_drop_fixed(page.addr().0, slot);
         if copied.is_err() {
             let _ = self.set_writing(trap, page, 1, Writing::Allowed);
@@ -384,13 +384,23 @@ impl Mmu for LinuxMmu {
         if held < count { Err(Partial { done: held, why: Refusal::Hole }) } else { Ok(()) }
     }
 
-    fn set_writing(&self, trap: Trap, page: PageNo, count: u32, writing: Writing) -> Result<(), Refusal> {
-        let (addr, len_bytes) = (page.addr().0, count as usize * PAGE_BYTES);
-        // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
-        unsafe { self.region_uffd(trap).set_writing(addr, len_bytes, writing) }.map_err(|why| match why {
-            Errno::NOENT | Errno::INVAL => Refusal::Foreign,
-            why => refusal(why, addr, addr),
-        })
+    fn set_writing(&self, trap: Trap, page: PageNo, count: u32, writing: Writing) -> Result<(), Partial> {
+        let set = |page: PageNo, count: u32| {
+            // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
+            unsafe { self.region_uffd(trap).set_writing(page.addr().0, count as usize * PAGE_BYTES, writing) }
+        };
+        if set(page, count).is_ok() {
+            return Ok(());
+        }
+        // The kernel changes what is before the page that it cannot change, and does not say which one that is.
+        for done in 0..count {
+            let page = page.plus(done.into());
+            set(page, 1).map_err(|why| match why {
+                Errno::NOENT | Errno::INVAL => Partial { done, why: Refusal::Foreign },
+                why => Partial { done, why: refusal(why, page.addr().0, page.addr().0) },
+            })?;
+        }
+        Ok(())
     }
 
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {

@@ -269,10 +269,10 @@ impl Mmu for SimMmu {
         self.map_and(page, frame, count, Writing::Protected)
     }
 
-    fn set_writing(&self, _trap: Trap, page: PageNo, count: u32, writing: Writing) -> Result<(), Refusal> {
+    fn set_writing(&self, _trap: Trap, page: PageNo, count: u32, writing: Writing) -> Result<(), Partial> {
         scheduler::step_aside("set_writing");
         if self.descriptors_gone() {
-            return Err(Refusal::NoDescriptor);
+            return Err(Partial { done: 0, why: Refusal::NoDescriptor });
         }
         for at in 0..u64::from(count) {
             let index = self.index(page.plus(at));

@@ -109,7 +109,8 @@ impl DirtyTracker {
     ///
     /// # Errors
     /// `Invalid`, and nothing was changed: the range is no range of whole pages (of hugetlb pages, where there are some), part
-    /// of it is not mapped, or another userfaultfd watches part of it. Any other: the range counts as written.
+    /// of it is not mapped, or another userfaultfd watches part of it. Any other, and `Invalid` where the program has mapped something
+    /// else over a part of a region: the range counts as written.
     ///
     /// # Safety
     /// owned-range: the memory is the caller's: neither the library's own nor another component's that protects it.
@@ -117,7 +118,7 @@ impl DirtyTracker {
         check("arm", &range)?;
         let Some(protection) = &self.protection else { return traps::arm(range) };
         match tracked::region("arm", &range)? {
-            Some(region) => protection.scan_region(&region, range, Afterwards::Protect, &mut Dirty::new()),
+            Some(region) => protection.scan_region("arm", &region, range, Afterwards::Protect, &mut Dirty::new()),
             None => protection.arm(range),
         }
     }
@@ -130,7 +131,7 @@ impl DirtyTracker {
         fill(found, "scan", &range, |found| match &self.protection {
             None => traps::scan(range.clone(), found),
             Some(protection) => match tracked::region("scan", &range)? {
-                Some(region) => protection.scan_region(&region, range.clone(), Afterwards::Leave, found),
+                Some(region) => protection.scan_region("scan", &region, range.clone(), Afterwards::Leave, found),
                 None => protection.scan(range.clone(), found),
             },
         })
@@ -144,7 +145,9 @@ impl DirtyTracker {
         fill(found, "scan and re-arm", &range, |found| match &self.protection {
             None => traps::scan_and_rearm(range.clone(), found),
             Some(protection) => match tracked::region("scan and re-arm", &range)? {
-                Some(region) => protection.scan_region(&region, range.clone(), Afterwards::Protect, found),
+                Some(region) => {
+                    protection.scan_region("scan and re-arm", &region, range.clone(), Afterwards::Protect, found)
+                }
                 None => protection.scan_and_rearm(range.clone(), found),
             },
         })

@@ -84,14 +84,25 @@ impl WriteProtection {
     /// As the others, of a region that its domain pages.
     pub(super) fn scan_region(
         &self,
+        operation: &'static str,
         region: &Bound,
         range: Range<usize>,
         afterwards: Afterwards,
         found: &mut Dirty,
     ) -> Result<()> {
         let (_, pagemap) = self.descriptors()?;
-        tracked::scan(pagemap, region, &range, afterwards, found)
-            .map_err(|errno| Error::system("scan", object(&tracked::addresses(region)), errno))
+        tracked::scan(pagemap, region, &range, afterwards, found).map_err(|errno| {
+            if afterwards == Afterwards::Protect {
+                // What was found is told to nobody, and the kernel has it clean.
+                tracked::disarm(region, &range);
+            }
+            if errno != Errno::PERM {
+                return Error::system(operation, object(&range), errno);
+            }
+            let cause =
+                "the program has mapped something else over a part of the region; name the parts that are the region's";
+            Error::new(Kind::Invalid, operation, object(&range), cause)
+        })
     }
 
     /// This process's descriptors.

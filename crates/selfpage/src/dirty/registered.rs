@@ -144,7 +144,8 @@ impl List {
                 let count = line.strip_prefix(b"UserBufs:")?;
                 *self = List::Left(number(count.trim_ascii(), 10)?);
             }
-            List::Left(left) if left > 0 && line.starts_with(b" ") => {
+            // The number is padded to five places, and may have five itself.
+            List::Left(left) if left > 0 && line.trim_ascii_start().first().is_some_and(u8::is_ascii_digit) => {
                 // A place without a buffer is a line, too.
                 buffer(line).into_iter().for_each(each);
                 *self = List::Left(left - 1);
@@ -192,6 +193,9 @@ mod tests {
         assert_eq!(parse(info), (vec![0x7f00..0x9f00, 0x10064..0x1006e], true));
         assert_eq!(parse("UserFiles:\t0\nUserBufs:\t0\nPollList:\n"), (vec![], true));
         assert_eq!(parse("UserBufs:\t1\nPollList:\n"), (vec![], false));
+        let many: String = (0..10_001).map(|at| format!("{at:5}: 0x{:x}/4096\n", (at + 1) * 4096)).collect();
+        let (found, whole) = parse(&format!("UserBufs:\t10001\n{many}PollList:\n"));
+        assert_eq!((found.len(), found.last().cloned(), whole), (10_001, Some(10_001 * 4096..10_002 * 4096), true));
         assert_eq!(parse("UserBufs:\t1\n"), (vec![], false));
         assert_eq!(parse("SqMask:\t0x7\n"), (vec![], false));
     }

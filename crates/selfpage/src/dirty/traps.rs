@@ -15,6 +15,7 @@ use selfpage_core::linux::thread;
 
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
+use crate::trap::upcall::{self, SEGV_ACCERR};
 
 /// Ranges that can be armed at a time, in the whole process.
 const MOST_RANGES: usize = 64;
@@ -248,35 +249,23 @@ fn install() {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_sigsegv as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        // Known before ours can be called.
+        libc::sigaction(libc::SIGSEGV, ptr::null(), (&raw mut BEFORE).cast());
         libc::sigaction(libc::SIGSEGV, &action, (&raw mut BEFORE).cast());
     }
 }
 
 extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
-    let addr = unsafe { (*info).si_addr() } as usize;
-    if watches().any(|watch| watch.trapped(addr)) {
+    let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    // SAFETY: signal-handler: the kernel passes the interrupted context.
+    let writes = cfg!(not(target_arch = "x86_64")) || unsafe { upcall::write_access(context) };
+    // To let writes through helps nothing else: a jump to a page, or what a protection key refuses, would come back for ever.
+    if code == SEGV_ACCERR && writes && watches().any(|watch| watch.trapped(addr)) {
         return;
     }
-    // SAFETY: signal-handler: written by `install` before the first signal could come; the handler that was there before gets
-    // what it would have got.
-    unsafe {
-        let before = &*(&raw const BEFORE).cast::<libc::sigaction>();
-        match before.sa_sigaction {
-            libc::SIG_DFL | libc::SIG_IGN => {
-                libc::sigaction(signal, before, ptr::null_mut());
-            }
-            handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-                let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                    std::mem::transmute(handler);
-                handler(signal, info, context);
-            }
-            handler => {
-                let handler: extern "C" fn(libc::c_int) = std::mem::transmute(handler);
-                handler(signal);
-            }
-        }
-    }
+    // SAFETY: signal-handler: written by `install` before the first signal could come; the arguments are the kernel's.
+    unsafe { upcall::call(signal, &*(&raw const BEFORE).cast::<libc::sigaction>(), info, context) };
 }
 
 #[cfg(test)]

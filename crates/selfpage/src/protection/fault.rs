@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use selfpage_core::linux::{futex, key};
 
+use super::keys::Ours;
 use super::table::Core;
-use super::{keys, thread};
-use crate::trap::upcall;
+use super::thread;
+use crate::trap::upcall::{self, SEGV_ACCERR};
 
-/// The codes of a `SIGSEGV` for an access that the mapping, or the key's register, does not allow.
-const SEGV_ACCERR: libc::c_int = 2;
+/// The code of a `SIGSEGV` for an access that the key's register does not allow.
 const SEGV_PKUERR: libc::c_int = 4;
 
 /// Odd while protections change; another number after each change. Sleepers wait for one.
@@ -59,6 +59,8 @@ pub(super) fn install() {
             action.sa_sigaction = on_sigsegv as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
             libc::sigemptyset(&mut action.sa_mask);
+            // Known before ours can be called.
+            libc::sigaction(libc::SIGSEGV, ptr::null(), (&raw mut BEFORE).cast());
             libc::sigaction(libc::SIGSEGV, &action, (&raw mut BEFORE).cast());
         }
     });
@@ -101,7 +103,8 @@ fn is_worth_a_try(here: &thread::Here, addr: usize) -> bool {
     loop {
         let epoch = EPOCH.load(Ordering::Acquire);
         let wide = WIDE.load(Ordering::Acquire);
-        let foreign = !wide.is_null() && !here.entered().any(|core| ptr::eq(core, wide));
+        // Not where the thread has entered another since: that one's rights are what it has, in the place of the other's.
+        let foreign = !wide.is_null() && !ptr::eq(here.current(), wide);
         if epoch & 1 == 1 || foreign {
             let _ = futex::wait(&EPOCH, epoch, 0);
             continue;
@@ -124,6 +127,7 @@ const PKRU: u32 = 9;
 /// # Safety
 /// *signal-handler*: `context` is what the kernel passed to the handler.
 unsafe fn load_register(here: &thread::Here, context: *mut libc::c_void) -> bool {
+    let ours = Ours::now();
     // SAFETY: signal-handler: the kernel keeps the context, and what its pointer names, in place until the handler returns; the
     // magic number says that PKRU is where the CPU says.
     unsafe {
@@ -135,7 +139,7 @@ unsafe fn load_register(here: &thread::Here, context: *mut libc::c_void) -> bool
         let (parts, register) = (saved.add(HEADER).cast::<u64>(), saved.add(key::offset_in_xsave()).cast::<u32>());
         let is_there = parts.read_unaligned() >> PKRU & 1 == 1;
         let before = if is_there { register.read_unaligned() } else { key::EVERYTHING };
-        let after = keys::with_ours(before, here.current().as_ref().map_or(0, |core| core.word().denied()));
+        let after = ours.set(before, here.current().as_ref().map_or(0, |core| core.word().denied()));
         parts.write_unaligned(parts.read_unaligned() | 1 << PKRU);
         register.write_unaligned(after);
         before != after

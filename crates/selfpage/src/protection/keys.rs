@@ -23,19 +23,38 @@ use super::table::{Core, Table};
 use super::thread;
 use crate::error::{Error, Kind, Result};
 
-/// The bits of all keys that are ours.
+/// The bits of all keys that are ours, of each from when every domain's word says what may be done with it.
 static OURS: AtomicU32 = AtomicU32::new(0);
+
+/// The bits of the keys that are ours. To be read *before* the word of the domain whose register is loaded: a key that comes in between
+/// is none of these, and stays denied as it was. With the key, and a word from before it, the domain would be allowed what lies there.
+#[derive(Clone, Copy)]
+pub(super) struct Ours(u32);
+
+impl Ours {
+    #[inline]
+    pub(super) fn now() -> Ours {
+        Ours(OURS.load(Ordering::Acquire))
+    }
+
+    /// A register in which the bits of our keys are those of `denied`.
+    #[inline]
+    pub(super) fn set(self, register: u32, denied: u32) -> u32 {
+        register & !self.0 | denied
+    }
+}
 
 /// Gives the calling thread the rights that `denied` leaves it. The program's own keys stay as they are.
 #[inline]
-pub(super) fn load(register: Register, denied: u32) {
-    register.write(with_ours(register.read(), denied));
+pub(super) fn load(register: Register, ours: Ours, denied: u32) {
+    register.write(ours.set(register.read(), denied));
 }
 
-/// A register in which the bits of our keys are those of `denied`.
+/// Gives the calling thread the rights of the domain that it is in.
 #[inline]
-pub(super) fn with_ours(register: u32, denied: u32) -> u32 {
-    register & !OURS.load(Ordering::Relaxed) | denied
+pub(super) fn load_current(register: Register, here: &thread::Here) {
+    let ours = Ours::now();
+    load(register, ours, super::denied(here.current()));
 }
 
 /// The bits by which a register leaves these rights on a key.
@@ -100,7 +119,7 @@ impl Table {
             }
         }
         if let Some(register) = super::register() {
-            load(register, super::denied(thread::with(thread::Here::current)));
+            thread::with(|here| load_current(register, here));
         }
         outcome
     }
@@ -154,7 +173,6 @@ impl Table {
                 None => {
                     let key = Key::allocate().ok()?;
                     self.keys.push(key);
-                    OURS.fetch_or(key.deny_access(), Ordering::Relaxed);
                     key
                 }
             };
@@ -196,8 +214,8 @@ impl Table {
                 changed.push((*at, before));
             }
         }
+        let all = self.keys.iter().fold(0, |denied, key| denied | key.deny_access());
         for (place, one) in resident.iter().enumerate() {
-            let all = self.keys.iter().fold(0, |denied, key| denied | key.deny_access());
             let denied = classes.values().fold(all, |denied, class| {
                 let key = class.key.unwrap_or(Key::NONE);
                 if key == Key::NONE { denied } else { denied & !key.deny_access() | denial(key, class.rights[place]) }
@@ -206,6 +224,7 @@ impl Table {
             let nobody_else = entry.core.open(denied).users() <= one.mine;
             entry.issued = if nobody_else { denied } else { entry.issued & denied };
         }
+        OURS.store(all, Ordering::Release);
         Ok(())
     }
 }
@@ -214,5 +233,25 @@ impl Table {
 pub(crate) fn allow_everything() {
     if let Some(register) = Register::of_this_machine() {
         register.write(key::EVERYTHING);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_comes_while_a_thread_enters_stays_denied() {
+        let core = Core::new("entered");
+        core.open(0);
+        let ours = Ours::now();
+        let word = core.begin_use();
+        // What `carry_out` does in another thread now.
+        let key = 0b11 << 30;
+        core.open(key);
+        OURS.fetch_or(key, Ordering::Release);
+        assert_eq!(ours.set(u32::MAX, word.denied()) & key, key);
+        assert_eq!(Ours::now().set(u32::MAX, 0) & key, 0, "outside of all domains it is allowed from now on");
+        OURS.fetch_and(!key, Ordering::Release);
     }
 }

@@ -49,6 +49,7 @@ use selfpage_core::linux::key::{Key, Register};
 
 use crate::error::{Error, Kind, Result};
 pub use fault::Access;
+use keys::Ours;
 pub(crate) use keys::allow_everything;
 pub use memory::Memory;
 pub use rights::Rights;
@@ -91,7 +92,7 @@ fn register() -> Option<Register> {
 pub fn refresh() {
     // Where nobody has asked for it yet, nothing has a key.
     if let Some(register) = REGISTER.get().copied().flatten() {
-        keys::load(register, denied(thread::with(thread::Here::current)));
+        thread::with(|here| keys::load_current(register, here));
     }
 }
 
@@ -231,11 +232,12 @@ impl Door {
     #[inline]
     fn enter(&self) -> Result<Entered<'_>> {
         thread::with(|here| {
+            let ours = Ours::now();
             // From here on the domain keeps its keys.
             let word = self.core.begin_use();
             match self.register {
                 Some(register) if word.is_quick() && !is_wide(here.current()) && here.push(Arc::as_ptr(&self.core)) => {
-                    keys::load(register, word.denied());
+                    keys::load(register, ours, word.denied());
                 }
                 _ => self.enter_slowly(here).inspect_err(|_| self.core.end_use())?,
             }
@@ -262,7 +264,7 @@ impl Door {
         }
         here.push(core);
         if let Some(register) = self.register {
-            keys::load(register, self.core.word().denied());
+            keys::load_current(register, here);
         }
         Ok(())
     }
@@ -280,7 +282,7 @@ impl Drop for Entered<'_> {
                 here.pop();
             }
             if let Some(register) = self.door.register {
-                keys::load(register, denied(here.current()));
+                keys::load_current(register, here);
             }
             core.end_use();
         });

@@ -4,7 +4,7 @@
 
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::linux::{signal, thread};
@@ -14,16 +14,12 @@ use super::stack;
 const STACKS: usize = 64;
 const STACK_BYTES: usize = 256 << 10;
 const GUARD_BYTES: usize = 4096;
-/// How deep handlers may fault within handlers on one thread: each takes up to 12 KiB for the kernel's own frame.
-const MOST_NESTED: u32 = 8;
+/// What must be left of a stack for a handler to run there within others, each of which takes up to 12 KiB for the kernel's own frame.
+/// Not how many there are is counted: one that jumps out would have to be taken back.
+const ROOM_BYTES: usize = 96 << 10;
 
-/// Whose a stack is, by the thread's own block (0: nobody's), and how many handlers run on it.
-struct Owner {
-    thread: AtomicUsize,
-    depth: AtomicU32,
-}
-
-static OWNERS: [Owner; STACKS] = [const { Owner { thread: AtomicUsize::new(0), depth: AtomicU32::new(0) } }; STACKS];
+/// Whose each stack is, by the thread's own block; 0: nobody's.
+static OWNERS: [AtomicUsize; STACKS] = [const { AtomicUsize::new(0) }; STACKS];
 static FIRST: OnceLock<usize> = OnceLock::new();
 
 /// Handlers fault within handlers too deep.
@@ -53,18 +49,23 @@ pub(crate) fn lay_out() {
 pub(super) fn run<T>(work: impl FnOnce() -> T) -> Result<T, TooDeep> {
     let Some(first) = FIRST.get() else { return Err(TooDeep) };
     let here = 0u8;
-    let at = (&raw const here as usize).wrapping_sub(*first) / STACK_BYTES;
-    if let Some(owner) = OWNERS.get(at) {
+    let at = (&raw const here as usize).wrapping_sub(*first);
+    if at < STACKS * STACK_BYTES {
         // The handler that is at work here has faulted.
-        return nested(owner, work);
+        if at % STACK_BYTES < ROOM_BYTES {
+            return Err(TooDeep);
+        }
+        signal::let_faults_in();
+        return Ok(work());
     }
     let number = take(thread::block());
     let result = stack::run_at(first + (number + 1) * STACK_BYTES, || {
         disable_alternate_stack();
-        nested(&OWNERS[number], work)
+        signal::let_faults_in();
+        work()
     });
-    OWNERS[number].thread.store(0, Ordering::Release);
-    result
+    OWNERS[number].store(0, Ordering::Release);
+    Ok(result)
 }
 
 /// Blocks all signals, and puts the alternate signal stack of the interrupted code in use again: before a handler that the program
@@ -78,17 +79,6 @@ pub(super) unsafe fn end(context: *mut libc::c_void) {
     unsafe { libc::sigaltstack(&raw const (*context.cast::<libc::ucontext_t>()).uc_stack, ptr::null_mut()) };
 }
 
-fn nested<T>(owner: &Owner, work: impl FnOnce() -> T) -> Result<T, TooDeep> {
-    if owner.depth.fetch_add(1, Ordering::Relaxed) >= MOST_NESTED {
-        owner.depth.fetch_sub(1, Ordering::Relaxed);
-        return Err(TooDeep);
-    }
-    signal::let_faults_in();
-    let result = work();
-    owner.depth.fetch_sub(1, Ordering::Relaxed);
-    Ok(result)
-}
-
 /// From now on signals come on the stack that the thread is on.
 fn disable_alternate_stack() {
     let none = libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
@@ -99,17 +89,13 @@ fn disable_alternate_stack() {
 fn take(thread: usize) -> usize {
     loop {
         // A handler that jumped out has left its stack behind: this thread is not on it any more.
-        if let Some(left) = OWNERS.iter().position(|owner| owner.thread.load(Ordering::Relaxed) == thread) {
-            OWNERS[left].depth.store(0, Ordering::Relaxed);
+        if let Some(left) = OWNERS.iter().position(|owner| owner.load(Ordering::Relaxed) == thread) {
             return left;
         }
         let taken =
-            |owner: &Owner| owner.thread.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            |owner: &AtomicUsize| owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
         match OWNERS.iter().position(taken) {
-            Some(free) => {
-                OWNERS[free].depth.store(0, Ordering::Relaxed);
-                return free;
-            }
+            Some(free) => return free,
             None => selfpage_core::linux::thread::give_way(),
         }
     }
@@ -121,6 +107,6 @@ pub(super) fn forget_all() {
     let at = FIRST.get().map(|first| (&raw const here as usize).wrapping_sub(*first) / STACK_BYTES);
     for (number, owner) in OWNERS.iter().enumerate() {
         let whose = if at == Some(number) { thread::block() } else { 0 };
-        owner.thread.store(whose, Ordering::Relaxed);
+        owner.store(whose, Ordering::Relaxed);
     }
 }

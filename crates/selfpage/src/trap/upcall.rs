@@ -19,7 +19,7 @@ use crate::handler::{Answer, FaultKind, Trouble};
 
 const MOST_DOMAINS: usize = 64;
 /// The code of a `SIGSEGV` for an access that the mapping does not allow.
-const SEGV_ACCERR: libc::c_int = 2;
+pub(crate) const SEGV_ACCERR: libc::c_int = 2;
 
 /// A domain that takes upcalls, and who is using the pointer right now.
 struct Entry {
@@ -217,7 +217,7 @@ unsafe fn instruction(context: *mut libc::c_void) -> u64 {
 
 /// # Safety
 /// *signal-handler*: `context` is what the kernel passed to the handler.
-unsafe fn write_access(context: *mut libc::c_void) -> bool {
+pub(crate) unsafe fn write_access(context: *mut libc::c_void) -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns.

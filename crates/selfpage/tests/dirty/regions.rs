@@ -6,7 +6,7 @@ use selfpage::{Domain, Kind, Region, Rights, Trap};
 
 use crate::memory::{Memory, PAGE};
 use crate::shadow::{Beyond, compare};
-use crate::{arm, pages, skip};
+use crate::{arm, in_child, pages, skip};
 
 const FRAMES: usize = 128;
 const TRAPS: [Trap; 2] = [Trap::Worker, Trap::Upcall];
@@ -164,4 +164,27 @@ fn what_cannot_be_tracked_is_refused() {
     let (start, end) = (range.start.min(beside.range().start), range.end.max(beside.range().end));
     // SAFETY: as above.
     assert_eq!(unsafe { tracker.arm(start..end) }.unwrap_err().kind(), Kind::Invalid);
+}
+
+#[test]
+fn a_scan_that_ends_half_way_forgets_no_write() {
+    for trap in TRAPS {
+        // By itself, as others fork, which goes badly while something else lies over a part of a region.
+        let ended = in_child(|| {
+            let Some((_domain, region)) = region(trap, FRAMES / 2) else { return };
+            let (tracker, memory, mut found) = (DirtyTracker::new().unwrap(), Memory::of(&region), Dirty::new());
+            (0..FRAMES / 2).for_each(|page| memory.write(page, 1));
+            arm_at_rest(&tracker, &memory);
+            memory.write(3, 2);
+            let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: a page of the test's own region, to which nobody holds a reference.
+            let over = unsafe { libc::mmap(memory.page(32) as *mut _, PAGE, access, flags | libc::MAP_FIXED, -1, 0) };
+            assert_eq!(over as usize, memory.page(32));
+            let why = tracker.scan_and_rearm(memory.range(), &mut found).unwrap_err();
+            assert!(why.kind() == Kind::Invalid && why.to_string().contains("mapped something else"), "{why}");
+            tracker.scan(memory.page(0)..memory.page(32), &mut found).unwrap();
+            assert!(found.contains(memory.page(3)), "{trap:?}: {found:?}");
+        });
+        assert_eq!(ended, 0, "how the child ended");
+    }
 }

@@ -6,7 +6,7 @@ use selfpage::Kind;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{Memory, PAGE};
-use crate::{in_child, pages, skip};
+use crate::{arm, in_child, pages, skip};
 
 /// As many mappings as the kernel may be made to allow here: each takes a few hundred bytes of the kernel's.
 const MOST_MAPPINGS: usize = 1 << 20;
@@ -121,4 +121,21 @@ fn arming_that_ends_half_way_leaves_every_write_through() {
         assert_eq!(pages(&memory, &found), (0..24).collect::<Vec<_>>(), "all of it counts as written");
     });
     assert_eq!(ended, 0, "how the child ended");
+}
+
+#[test]
+fn a_jump_into_an_armed_page_ends_the_program() {
+    let ended = in_child(|| {
+        let memory = Memory::anonymous(1);
+        memory.write(0, 0xc3); // A return.
+        // SAFETY: the test's own mapping.
+        unsafe { libc::mprotect(memory.page(0) as *mut _, PAGE, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) };
+        arm(&DirtyTracker::with(Mechanism::Traps).unwrap(), &memory);
+        // SAFETY: if it went on for ever; what lies there would return at once.
+        unsafe {
+            libc::alarm(60);
+            std::mem::transmute::<usize, extern "C" fn()>(memory.page(0))();
+        }
+    });
+    assert_eq!(libc::WTERMSIG(ended), libc::SIGSEGV, "how the child ended");
 }

@@ -365,3 +365,56 @@ fn a_handler_sends_the_thread_elsewhere() {
     })
     .well();
 }
+
+#[test]
+fn protecting_over_what_the_program_has_mapped_there_ends_at_that_page() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            // Of the pages before it none is asked of for ever, and none is missed; those after it are as they were.
+            for (before, after, expected) in
+                [(Protection::ReadWrite, Protection::Read, 4), (Protection::Read, Protection::ReadWrite, 3)]
+            {
+                let asked = Arc::new(AtomicU32::new(0));
+                let noted = asked.clone();
+                let (_domain, region) = handled(trap, move |fault: &MemoryFault<'_>| {
+                    noted.fetch_add(1, SeqCst);
+                    unprotect(fault)
+                });
+                (0..8).for_each(|page| write(&region, page, 1));
+                region.protect(0, 8 * PAGE, before).unwrap();
+                let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+                // SAFETY: test: a page of the region, which nobody holds a reference into.
+                let over = unsafe { libc::mmap(word(&region, 4).cast(), PAGE, access, flags | libc::MAP_FIXED, -1, 0) };
+                assert_eq!(over, word(&region, 4).cast());
+                let why = region.protect(0, 8 * PAGE, after).unwrap_err();
+                assert!(why.to_string().contains("bytes 16384..20480"), "{why}");
+                assert!((0..4).all(|page| region.protection(page * PAGE).unwrap() == after), "{name}");
+                (0..8).for_each(|page| write(&region, page, 2));
+                assert_eq!(asked.load(SeqCst), expected, "{name}, {after:?}");
+            }
+        })
+        .well();
+    }
+}
+
+#[test]
+fn handlers_within_a_handler_may_jump_out_of_their_own() {
+    in_child(here!(), "upcall", || {
+        let base = Arc::new(AtomicUsize::new(0));
+        let from = base.clone();
+        let (_domain, region) = handled(Trap::Upcall, move |fault: &MemoryFault<'_>| {
+            if fault.offset_bytes() / PAGE == 1 {
+                tried::out(libc::SIGUSR1);
+            }
+            for _ in 0..100 {
+                assert_eq!(tried::write((from.load(SeqCst) + PAGE) as *mut u64, 1), Err(libc::SIGUSR1));
+            }
+            unprotect(fault)
+        });
+        base.store(region.as_ptr() as usize, SeqCst);
+        region.protect(0, 2 * PAGE, Protection::Read).unwrap();
+        write(&region, 0, 7);
+        assert_eq!((read(&region, 0), read(&region, 1)), (7, 2));
+    })
+    .well();
+}
