@@ -379,6 +379,17 @@ fn a_signal_in_a_case_cleans_up() {
     let scratch = directory("signal");
     let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"))
         .args(["bench", "paging", "--quick", "--reps", "50", "--case", "rnd-read-1t", "--system", "raw-4k", "--dir"])
+#[test]
+fn a_caller_that_ignores_the_end_of_children_hinders_nothing() {
+    let scratch = directory("children");
+    let mut run = Command::new("env");
+    run.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_selfpage"), "bench", "faults", "--quick", "--reps", "1"]);
+    run.args(["--case", "first-touch-4k", "--system", "kernel", "--dir"]).arg(&scratch);
+    let output = run.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
         .arg(&scratch)
         .stderr(Stdio::piped())
         .spawn()
