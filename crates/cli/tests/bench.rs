@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+#[path = "../../../tests/programs.rs"]
+mod programs;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
@@ -71,21 +73,9 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
     assert!((16_384.0..17_000.0).contains(&faults), "{lines}");
 }
 
-/// Builds what a bench preloads, beside the tool.
-fn build_beside_the_tool(packages: [&str; 2]) {
-    let profile = Path::new(env!("CARGO_BIN_EXE_selfpage")).parent().unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--target-dir"]).arg(profile.parent().unwrap());
-    build.args(packages.map(|package| ["-p", package]).concat()).current_dir(env!("CARGO_MANIFEST_DIR"));
-    if profile.ends_with("release") {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success(), "{packages:?} do not build");
-}
-
 #[test]
 fn objects_compares_ours_with_the_kept_library_and_glibc() {
-    build_beside_the_tool(["selfpage-malloc", "selfpage-mimalloc"]);
+    programs::build(&["selfpage-malloc", "selfpage-mimalloc"]);
     let mut arguments = vec!["objects", "--quick", "--json", "--reps", "1"];
     for system in ["selfpage", "mimalloc-2.3", "glibc"] {
         arguments.extend(["--system", system]);
@@ -283,15 +273,7 @@ fn blocks_that_are_not_touched_cost_something_all_the_same() {
 
 #[test]
 fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
-    let built = Path::new(env!("CARGO_BIN_EXE_selfpage")).parent().unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build
-        .args(["build", "--quiet", "-p", "selfpage-cli", "-p", "selfpage-malloc", "--target-dir"])
-        .arg(built.parent().unwrap());
-    if built.ends_with("release") {
-        build.arg("--release");
-    }
-    assert!(build.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+    programs::build(&["selfpage-malloc"]);
     let scratch = directory("apps");
     let kept = scratch.join("kept");
     let apps = |options: &[&str]| {
@@ -379,17 +361,6 @@ fn a_signal_in_a_case_cleans_up() {
     let scratch = directory("signal");
     let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"))
         .args(["bench", "paging", "--quick", "--reps", "50", "--case", "rnd-read-1t", "--system", "raw-4k", "--dir"])
-#[test]
-fn a_caller_that_ignores_the_end_of_children_hinders_nothing() {
-    let scratch = directory("children");
-    let mut run = Command::new("env");
-    run.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_selfpage"), "bench", "faults", "--quick", "--reps", "1"]);
-    run.args(["--case", "first-touch-4k", "--system", "kernel", "--dir"]).arg(&scratch);
-    let output = run.output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    std::fs::remove_dir_all(&scratch).unwrap();
-}
-
         .arg(&scratch)
         .stderr(Stdio::piped())
         .spawn()
@@ -405,6 +376,17 @@ fn a_caller_that_ignores_the_end_of_children_hinders_nothing() {
     assert!(Command::new("kill").arg(run.id().to_string()).status().unwrap().success());
     assert_eq!(run.wait().unwrap().code(), Some(130));
     assert!(is_empty(&scratch), "files were left");
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
+fn a_caller_that_ignores_the_end_of_children_hinders_nothing() {
+    let scratch = directory("children");
+    let mut run = Command::new("env");
+    run.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_selfpage"), "bench", "faults", "--quick", "--reps", "1"]);
+    run.args(["--case", "first-touch-4k", "--system", "kernel", "--dir"]).arg(&scratch);
+    let output = run.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     std::fs::remove_dir_all(&scratch).unwrap();
 }
 
