@@ -356,6 +356,16 @@ fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
     std::fs::remove_dir_all(&kept).unwrap();
 }
 
+/// Control groups below `directory` that the run with this process has made.
+fn groups_of(run: u32, directory: &Path) -> Vec<PathBuf> {
+    let below = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let groups = below.filter(|path| path.is_dir() && !path.is_symlink()).flat_map(|path| {
+        let own = path.ends_with(format!("selfpage-bench-{run}")).then(|| path.clone());
+        own.into_iter().chain(groups_of(run, &path)).collect::<Vec<_>>()
+    });
+    groups.collect()
+}
+
 #[test]
 fn a_signal_in_a_case_cleans_up() {
     let scratch = directory("signal");
@@ -373,9 +383,15 @@ fn a_signal_in_a_case_cleans_up() {
         assert_ne!(std::io::BufRead::read_line(&mut errors, &mut line).unwrap(), 0, "ended early");
     }
     assert!(!is_empty(&scratch));
+    let groups = Path::new("/sys/fs/cgroup");
+    let is_confined = !groups_of(run.id(), groups).is_empty();
     assert!(Command::new("kill").arg(run.id().to_string()).status().unwrap().success());
     assert_eq!(run.wait().unwrap().code(), Some(130));
     assert!(is_empty(&scratch), "files were left");
+    assert_eq!(groups_of(run.id(), groups), [] as [PathBuf; 0]);
+    if !is_confined {
+        skip::skip("cgroup", "nothing shows that the group goes: there was none; run as root");
+    }
     std::fs::remove_dir_all(&scratch).unwrap();
 }
 
