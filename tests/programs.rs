@@ -20,6 +20,7 @@ pub fn build(packages: &[&str]) -> PathBuf {
 }
 
 /// Compiles `source`, C or C++ by its ending, into a program of this call's own in `made`.
+#[allow(dead_code)]
 pub fn compile(made: &Path, source: &Path, flags: &[&str]) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     std::fs::create_dir_all(made).unwrap();

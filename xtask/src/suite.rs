@@ -122,7 +122,6 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
         plans.push(take("examples", 10, [cargo(root, "build --workspace --examples")]));
         plans.push(loom(root));
         plans.push(miri(root));
-        plans.extend(other_languages(root));
     }
     plans
 }
@@ -209,19 +208,6 @@ fn miri(root: &Path) -> Plan {
     let mut test = nightly("cargo", "miri test -p selfpage-core --lib --target-dir target/miri -- --show-output");
     test.env("MIRIFLAGS", "-Zmiri-disable-isolation");
     take("miri", 15, [nightly("cargo", "miri setup --target-dir target/miri"), test])
-}
-
-/// A crate with tests in another language brings an executable `run-tests`, which prints libtest's closing line.
-fn other_languages(root: &Path) -> Vec<Plan> {
-    let scripts = crates(root).into_iter().map(|dir| dir.join("run-tests")).filter(|script| script.exists());
-    scripts
-        .map(|script| {
-            let mut command = Command::new(&script);
-            command.current_dir(root);
-            let name = script.strip_prefix(root).unwrap_or(&script).display().to_string();
-            take(&name, 15, [command])
-        })
-        .collect()
 }
 
 #[cfg(test)]

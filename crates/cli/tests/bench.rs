@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+#[path = "../../../tests/programs.rs"]
+mod programs;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
@@ -71,21 +73,9 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
     assert!((16_384.0..17_000.0).contains(&faults), "{lines}");
 }
 
-/// Builds what a bench preloads, beside the tool.
-fn build_beside_the_tool(packages: [&str; 2]) {
-    let profile = Path::new(env!("CARGO_BIN_EXE_selfpage")).parent().unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--target-dir"]).arg(profile.parent().unwrap());
-    build.args(packages.map(|package| ["-p", package]).concat()).current_dir(env!("CARGO_MANIFEST_DIR"));
-    if profile.ends_with("release") {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success(), "{packages:?} do not build");
-}
-
 #[test]
 fn objects_compares_ours_with_the_kept_library_and_glibc() {
-    build_beside_the_tool(["selfpage-malloc", "selfpage-mimalloc"]);
+    programs::build(&["selfpage-malloc", "selfpage-mimalloc"]);
     let mut arguments = vec!["objects", "--quick", "--json", "--reps", "1"];
     for system in ["selfpage", "mimalloc-2.3", "glibc"] {
         arguments.extend(["--system", system]);
@@ -283,15 +273,7 @@ fn blocks_that_are_not_touched_cost_something_all_the_same() {
 
 #[test]
 fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
-    let built = Path::new(env!("CARGO_BIN_EXE_selfpage")).parent().unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build
-        .args(["build", "--quiet", "-p", "selfpage-cli", "-p", "selfpage-malloc", "--target-dir"])
-        .arg(built.parent().unwrap());
-    if built.ends_with("release") {
-        build.arg("--release");
-    }
-    assert!(build.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+    programs::build(&["selfpage-malloc"]);
     let scratch = directory("apps");
     let kept = scratch.join("kept");
     let apps = |options: &[&str]| {
@@ -374,6 +356,16 @@ fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
     std::fs::remove_dir_all(&kept).unwrap();
 }
 
+/// Control groups below `directory` that the run with this process has made.
+fn groups_of(run: u32, directory: &Path) -> Vec<PathBuf> {
+    let below = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let groups = below.filter(|path| path.is_dir() && !path.is_symlink()).flat_map(|path| {
+        let own = path.ends_with(format!("selfpage-bench-{run}")).then(|| path.clone());
+        own.into_iter().chain(groups_of(run, &path)).collect::<Vec<_>>()
+    });
+    groups.collect()
+}
+
 #[test]
 fn a_signal_in_a_case_cleans_up() {
     let scratch = directory("signal");
@@ -391,9 +383,26 @@ fn a_signal_in_a_case_cleans_up() {
         assert_ne!(std::io::BufRead::read_line(&mut errors, &mut line).unwrap(), 0, "ended early");
     }
     assert!(!is_empty(&scratch));
+    let groups = Path::new("/sys/fs/cgroup");
+    let is_confined = !groups_of(run.id(), groups).is_empty();
     assert!(Command::new("kill").arg(run.id().to_string()).status().unwrap().success());
     assert_eq!(run.wait().unwrap().code(), Some(130));
     assert!(is_empty(&scratch), "files were left");
+    assert_eq!(groups_of(run.id(), groups), [] as [PathBuf; 0]);
+    if !is_confined {
+        skip::skip("cgroup", "nothing shows that the group goes: there was none; run as root");
+    }
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
+fn a_caller_that_ignores_the_end_of_children_hinders_nothing() {
+    let scratch = directory("children");
+    let mut run = Command::new("env");
+    run.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_selfpage"), "bench", "faults", "--quick", "--reps", "1"]);
+    run.args(["--case", "first-touch-4k", "--system", "kernel", "--dir"]).arg(&scratch);
+    let output = run.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     std::fs::remove_dir_all(&scratch).unwrap();
 }
 

@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
 /// A directory with a trace of one fault in it.
 struct Place(PathBuf);
 
@@ -73,4 +76,23 @@ fn nobody_who_reads_is_no_panic() {
         let (_, errors) = run(&arguments, writer.into());
         assert!(!errors.contains("panicked"), "{arguments:?}: {errors}");
     }
+}
+
+#[test]
+fn a_record_that_cannot_be_saved_is_shown() {
+    let place = Place::new("unsaved");
+    // Room for one page, which machine.txt takes.
+    let line = r#"mount -t tmpfs -o size=4k none "$1" && exec "$0" bench faults --quick --reps 1 --case first-touch-4k \
+        --system kernel --save "$1/run""#;
+    let mut run = Command::new("unshare");
+    let Ok(output) = run.args(["-m", "sh", "-c", line, env!("CARGO_BIN_EXE_selfpage")]).arg(&place.0).output() else {
+        return skip::skip("mount", "there is no unshare(1): apt-get install util-linux");
+    };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("unshare: ") || errors.contains("mount: ") {
+        return skip::skip("mount", &errors);
+    }
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("raw.jsonl: No space left"), "{errors}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("first-touch-4k  kernel"), "{errors}");
 }

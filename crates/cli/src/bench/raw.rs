@@ -240,7 +240,8 @@ impl Child {
         // SAFETY: no-pointers: the child makes system calls on memory and a file that exist, and ends without returning.
         match unsafe { libc::fork() } {
             0 => {
-                let status = i32::from(work().is_err());
+                // Numbers of errors fit a status.
+                let status = work().map_or_else(|cause| cause.raw_os_error().unwrap_or(libc::EIO), |()| 0);
                 // SAFETY: no-pointers: as above.
                 unsafe { libc::_exit(status) }
             }
@@ -253,7 +254,14 @@ impl Child {
         let mut status = 0;
         // SAFETY: out-pointer: our own child, and a number that outlives the call.
         let ended = unsafe { libc::waitpid(self.0, &mut status, 0) };
-        if ended == self.0 && status == 0 { Ok(()) } else { Err(io::Error::other("the forked child failed")) }
+        match libc::WEXITSTATUS(status) {
+            _ if ended != self.0 => Err(io::Error::last_os_error()),
+            _ if !libc::WIFEXITED(status) => {
+                Err(io::Error::other(format!("a signal ended the forked child: {}", libc::WTERMSIG(status))))
+            }
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
     }
 }
 
@@ -373,8 +381,11 @@ extern "C" fn on_signal(_: libc::c_int) {
 }
 
 /// Turns SIGINT, SIGTERM and SIGHUP into a flag and the end of the running case, so that everything is cleaned up. What our caller
-/// ignores stays ignored: nohup's hangup, a shell's interrupt in the background.
+/// ignores stays ignored: nohup's hangup, a shell's interrupt in the background. But the end of children, without which none can be
+/// waited for.
 pub fn catch_interrupts() -> io::Result<()> {
+    // SAFETY: no-pointers: the default action is to do nothing.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: plain-old-data: all zeros is a valid sigaction (no flags, an empty mask).
         let (mut action, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
@@ -444,4 +455,22 @@ pub fn wait_with_usage(pid: u32) -> io::Result<ChildUsage> {
         cpu_s: seconds(usage.ru_utime) + seconds(usage.ru_stime),
         peak_bytes: usage.ru_maxrss as u64 * 1024,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_tells_why_it_failed() {
+        let of = |work: fn() -> io::Result<()>| Child::fork(work).and_then(Child::wait);
+        assert!(of(|| Ok(())).is_ok());
+        assert_eq!(
+            of(|| Err(io::Error::from_raw_os_error(libc::ENOMEM))).unwrap_err().raw_os_error(),
+            Some(libc::ENOMEM)
+        );
+        // SAFETY: no-pointers: a signal to oneself.
+        let killed = of(|| check(unsafe { libc::raise(libc::SIGKILL) }));
+        assert_eq!(killed.unwrap_err().to_string(), "a signal ended the forked child: 9");
+    }
 }
