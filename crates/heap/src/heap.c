@@ -177,6 +177,7 @@ extern void *selfpage_large_allocate(size_t size, size_t align, bool zeroed);
 extern void *selfpage_large_reallocate(void *block, size_t size);
 extern bool selfpage_large_free(void *block);
 extern size_t selfpage_large_usable(const void *block);
+extern void selfpage_prepare_for_forks(void);
 extern _Noreturn void selfpage_foreign(const char *call, const void *block);
 extern _Noreturn void selfpage_freed_already(const char *call, const void *block);
 extern _Noreturn void selfpage_damaged(void);
@@ -207,6 +208,9 @@ static __attribute__((noinline)) void set_up(void) {
     // Either may still be set otherwise by a variable.
     bool at_once = mi_option_is_enabled(mi_option_eager_commit) && mi_option_get(mi_option_eager_commit_delay) == 0;
     opens_in_parts = !at_once;
+    mi_register_error(on_error, NULL);
+    // Who lays out the range sees to forks as well.
+    if (ground == NULL) selfpage_prepare_for_forks();
 }
 
 static inline void set_up_if_first(void) {
@@ -216,7 +220,6 @@ static inline void set_up_if_first(void) {
 void selfpage_heap_begin(long purge_delay_ms) {
     set_up_if_first();
     mi_option_set_default(mi_option_purge_delay, purge_delay_ms);
-    mi_register_error(on_error, NULL);
 }
 
 // Over `len` bytes at `start`, both multiples of SEGMENT_BYTES, that are all zero and not open yet; at most HEAP_BYTES.

@@ -17,12 +17,12 @@ pub fn trim() -> bool {
     alloc::trim(0) != 0
 }
 
-/// Gets ready for forks, and keeps as much of freed blocks as is said.
-pub fn begin(retain_bytes: Option<usize>) {
+/// Has the C library's fork take care of all blocks, large or not: called once, for the first of them.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_prepare_for_forks() {
     alloc::fork::register();
-    if retain_bytes.is_some() {
-        alloc::set_retention(retain_bytes);
-    }
+    // SAFETY: c-library: a function that stays loaded.
+    unsafe { libc::pthread_atfork(None, None, Some(crate::settle_in_child)) };
 }
 
 /// Whether the keeper is wanted.

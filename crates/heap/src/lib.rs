@@ -149,16 +149,15 @@ pub fn stats() -> Stats {
     Stats { object_bytes, object_bytes_max, large_bytes, large_retained_bytes, large_bytes_max }
 }
 
-/// Gives back to the kernel what is free, as far as the calling thread knows of it. Whether there was something.
+/// Gives back to the kernel what is free, as far as the calling thread knows of it. Whether larger blocks had left some.
 pub fn trim() -> bool {
     // SAFETY: heap-block: frees what nobody has.
     unsafe { selfpage_heap_collect() };
     large::trim()
 }
 
-/// Gets ready: at the latest before a second thread and before a fork. Once is enough.
-///
-/// `retain_bytes`: how much freed memory stays in the process, in place of a quarter of what is live; 0: none.
+/// Says how much freed memory stays in the process, in place of a quarter of what is live; 0: none. Only the first call counts. A heap
+/// that nobody told works as well.
 pub fn begin(retain_bytes: Option<usize>) {
     // Not a `Once`: its code would be one more place of the library that every small program has in memory.
     static BEGUN: AtomicBool = AtomicBool::new(false);
@@ -167,9 +166,9 @@ pub fn begin(retain_bytes: Option<usize>) {
     }
     // SAFETY: no-pointers: a number is passed.
     unsafe { selfpage_heap_begin(if retain_bytes == Some(0) { 0 } else { PURGE_DELAY_MS }) };
-    large::begin(retain_bytes);
-    // SAFETY: c-library: a function that stays loaded.
-    unsafe { libc::pthread_atfork(None, None, Some(settle_in_child)) };
+    if retain_bytes.is_some() {
+        selfpage::alloc::set_retention(retain_bytes);
+    }
 }
 
 /// From now on a touch of a larger block that was freed is a `SIGSEGV`, at once. Objects below 1 MiB are as before.
@@ -211,8 +210,8 @@ pub fn keep() {
     large::keep();
 }
 
-/// In a forked child, before its first call: what threads that it does not have were about to do is done for them. [`begin`] sees
-/// to it by itself.
+/// In a forked child, before its first call: what threads that it does not have were about to do is done for them. A heap that
+/// stands on nothing but the kernel sees to it by itself.
 pub extern "C" fn settle_in_child() {
     // SAFETY: heap-block: the child has this thread alone, which is in no call of the heap's.
     unsafe { selfpage_heap_settle_in_child() };

@@ -288,13 +288,16 @@ impl Reservation {
         if len_bytes <= before {
             return true;
         }
-        let open = Reservation::open_at_once(before, len_bytes).min(Reservation::room(rank));
-        // SAFETY: owned-range: the slot's own addresses.
-        let opened = unsafe { memory::protect(addr + before, open - before, Access::ReadWrite) }.is_ok();
-        if opened {
+        let ahead = Reservation::open_at_once(before, len_bytes).min(Reservation::room(rank));
+        // Where a limit leaves no room for what is opened ahead, it may for the block.
+        let opened = [ahead, len_bytes].into_iter().find(|open| {
+            // SAFETY: owned-range: the slot's own addresses.
+            unsafe { memory::protect(addr + before, open - before, Access::ReadWrite) }.is_ok()
+        });
+        if let Some(open) = opened {
             self.slot_mut(id).open_bytes = open;
         }
-        opened
+        opened.is_some()
     }
 
     /// How far to open for `len_bytes`: a small block ends soon behind its end, so that no huge page goes beyond it; one that

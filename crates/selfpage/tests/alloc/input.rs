@@ -86,6 +86,27 @@ fn blocks_move_where_data_is_limited() {
     moves_where_there_can_be_no_new_mappings("input::blocks_move_where_data_is_limited", libc::RLIMIT_DATA);
 }
 
+#[test]
+fn a_block_grows_as_far_as_a_limit_lets_it() {
+    own_process::run("input::a_block_grows_as_far_as_a_limit_lets_it", || {
+        let block = alloc::allocate(256 << 20, 1).unwrap();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
+        let data_kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        let limit = libc::rlimit { rlim_cur: (data_kib << 10) + (8 << 20), rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
+        // SAFETY: ours.
+        let grew = unsafe { [260, 300].map(|mib| alloc::resize_in_place(block, mib << 20)) };
+        let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, ..limit };
+        // SAFETY: a valid limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
+        assert_eq!(grew, [true, false], "an eighth more than the first is too much");
+        // SAFETY: ours, and this long.
+        unsafe { block.add((260 << 20) - 1).write(1) };
+    });
+}
+
 /// The line that the process says before it aborts.
 fn epitaph(test: &str, body: impl FnOnce()) -> String {
     let Some(output) = own_process::output(test, body) else { return String::new() };
