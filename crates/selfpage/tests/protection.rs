@@ -369,6 +369,42 @@ fn keys_that_change_hands_give_nobody_more() {
 }
 
 #[test]
+fn the_rights_within_a_domain_of_the_whole_process_are_waited_for() {
+    let _alone = alone();
+    if mechanism() == Mechanism::PageTables {
+        return skip::skip(
+            "pku",
+            "this CPU has no protection keys, or the kernel does not use them; cargo xtask qemu-test --keys",
+        );
+    }
+    let start = mapped(1, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC);
+    // SAFETY: it stays mapped.
+    let code = unsafe { Memory::plain("code", start..start + PAGE) }.unwrap();
+    let (readers, runners) = (ProtectionDomain::new("readers"), ProtectionDomain::new("runners"));
+    readers.set(&code, Rights::READ).unwrap();
+    runners.set(&code, Rights::READ | Rights::EXECUTE).unwrap();
+    let (met, left) = (Barrier::new(2), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let entered = readers.enter().unwrap();
+            met.wait();
+            met.wait();
+            std::thread::sleep(Duration::from_millis(50));
+            left.store(true, Ordering::SeqCst);
+            drop(entered);
+        });
+        met.wait();
+        let outer = readers.enter().unwrap();
+        let inner = runners.enter().unwrap();
+        met.wait();
+        assert_eq!(executes(start), 2);
+        assert!(left.load(Ordering::SeqCst), "the page tables are the readers' until they have left");
+        drop(inner);
+        drop(outer);
+    });
+}
+
+#[test]
 fn a_forked_child_stays_in_its_domain_alone() {
     let _alone = alone();
     let (own, hidden) = (plain("own", 1), plain("hidden", 1));
