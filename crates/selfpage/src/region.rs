@@ -370,7 +370,7 @@ impl Bound {
         let mut tried = false;
         loop {
             // What is pinned is dropped all the same: nobody may use the region any more.
-            inner.on_table(|| range::discard(state, self.region.range));
+            let _ = inner.discard(self.region.range);
             let mut regions = inner.regions();
             inner.close_gate();
             // Nobody is inside: what pager threads have read ahead since then shows now.
@@ -484,9 +484,9 @@ impl Region {
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        self.life.inner.on_table(move || {
+        self.life.inner.on_table(move |context| {
             for page in range.pages() {
-                let why = match range::pin(state, page) {
+                let why = match range::pin(state, context, page) {
                     Outcome::Resolved => continue,
                     Outcome::Failed(failure) => Error::failure("pin", self.bound.page_name(page), failure),
                     other => Error::new(Kind::Held, "pin", self.bound.page_name(page), format!("{other:?}")),
@@ -529,12 +529,10 @@ impl Region {
     /// program has mapped over a part of it stays.
     ///
     /// # Errors
-    /// The range is not in the region.
+    /// The range is not in the region. A page that a clone still needs cannot be given to it: it is as it was, and the others are dropped.
     pub fn discard(&mut self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("discard", offset_bytes, len_bytes)?;
-        let state = self.life.inner.state();
-        self.life.inner.on_table(|| range::discard(state, range));
-        Ok(())
+        self.bound.discard(&self.life.inner, range)
     }
 
     /// Takes the frames of `[offset, offset+len)` back; changed pages are on their way to the store. Returns how many pages
@@ -580,7 +578,7 @@ impl Region {
     pub(crate) fn register_part(&self, start: usize, len_bytes: usize) -> Result<()> {
         let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         let bound = &*self.bound;
-        self.life.inner.on_table(move || bound.register_range(descriptors, start, len_bytes))
+        self.life.inner.on_table(move |_| bound.register_range(descriptors, start, len_bytes))
     }
 }
 

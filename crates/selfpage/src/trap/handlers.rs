@@ -205,7 +205,7 @@ fn answer(inner: &Arc<Inner>, addr: usize, call: &Call) {
 fn wake(inner: &Inner, page: PageNo) {
     let state = inner.state();
     if !state.mmu.wake_faulters(Trap::Worker, page, 1) {
-        while !fault::request(state, Request::Wake(page)) {
+        while !fault::request(state, Request::Wake(page, 1)) {
             thread::give_way();
         }
     }
