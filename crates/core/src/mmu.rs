@@ -123,9 +123,9 @@ pub trait Mmu: Sync {
     /// Makes writes to the mapped pages of `[page, page+count)` faults, or lets them go on and wakes whoever waits to write.
     ///
     /// # Errors
-    /// [`Refusal::NoDescriptor`], [`Refusal::Foreign`]: the pages are as before. [`Refusal::Denied`]: this machine cannot.
-    fn set_writing(&self, _trap: Trap, _page: PageNo, _count: u32, _writing: Writing) -> Result<(), Refusal> {
-        Err(Refusal::Denied)
+    /// [`Partial`]: it is so for the first `done` pages, the rest are as before. [`Refusal::Denied`]: this machine cannot.
+    fn set_writing(&self, _trap: Trap, _page: PageNo, _count: u32, _writing: Writing) -> Result<(), Partial> {
+        Err(Partial { done: 0, why: Refusal::Denied })
     }
 
     /// Unmaps the pages `[page, page+count)` into the slots of `[frame, frame+count)`: no later write can reach them.

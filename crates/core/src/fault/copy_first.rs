@@ -8,7 +8,7 @@
 use core::num::NonZeroU32;
 
 use super::image::take_copies;
-use super::{Step, inherit};
+use super::{Step, inherit, lost};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Zeroed;
@@ -135,9 +135,9 @@ fn disarm(domain: &DomainState, region: &Region, page: PageNo, word: &PageWord) 
     region.sets.changed.insert(index);
     let wishes = word.load().wishes().without(Wishes::COPY_FIRST);
     if !wishes.write_protected()
-        && let Err(why) = domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed)
+        && let Err(partial) = domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed)
     {
-        return match why {
+        return match partial.why {
             Refusal::NoDescriptor => Step::HandOver,
             // Whatever is there now is not ours: the access is tried again and meets that.
             _ => {
@@ -253,31 +253,42 @@ pub fn arm(domain: &DomainState, region: &Region, at_busy: AtBusy) -> Result<u64
     Ok(armed)
 }
 
-/// Arms claimed resident pages, ascending, in as few calls as their neighbourhood allows.
+/// Arms claimed resident pages, ascending, in as few calls as their neighbourhood allows. How many; where the program has mapped
+/// something of its own a page is lost.
 fn protect(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) -> Result<u64, Refusal> {
-    let mut result = Ok(pages.len() as u64);
-    let mut at = 0;
+    let (mut armed, mut at) = (0, 0);
     while let Some(rest) = pages.get(at..)
         && let Some(&(first, _)) = rest.first()
     {
         let run = rest.iter().zip(first.0..).take_while(|(entry, page)| entry.0.0 == *page).count();
-        if result.is_ok()
-            && let Err(why) = domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected)
-        {
-            result = Err(why);
-        }
-        for &(page, frame) in rest.get(..run).unwrap_or(rest) {
-            if result.is_ok()
-                && let Some(word) = region.word(page)
-            {
+        let (done, refusal) = match domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected) {
+            Ok(()) => (run, None),
+            Err(partial) => (partial.done as usize, Some(partial.why)),
+        };
+        for &(page, frame) in rest.get(..done).unwrap_or(rest) {
+            if let Some(word) = region.word(page) {
                 region.sets.unarmed.remove(region.index(page));
                 wish(word, word.load().wishes().and(Wishes::COPY_FIRST));
             }
             domain.settle(region, page, Word::new(State::Resident, frame));
         }
-        at += run;
+        armed += done as u64;
+        at += done;
+        match (refusal, pages.get(at), region.pager()) {
+            (None, ..) => {}
+            (Some(Refusal::Foreign), Some(&(page, frame)), Some(pager)) => {
+                lost(domain, region, pager, page, frame);
+                at += 1;
+            }
+            (Some(why), ..) => {
+                for &(page, frame) in pages.get(at..).unwrap_or(&[]) {
+                    domain.settle(region, page, Word::new(State::Resident, frame));
+                }
+                return Err(why);
+            }
+        }
     }
-    result
+    Ok(armed)
 }
 
 /// Makes the cut: at one instant of this call every page of `regions` is armed, and nobody writes before `at_once` has run. Returns

@@ -361,12 +361,19 @@ impl Mmu for LinuxMmu {
         if held < count { Err(Partial { done: held, why: Refusal::Hole }) } else { Ok(()) }
     }
 
-    fn set_writing(&self, trap: Trap, page: PageNo, count: u32, writing: Writing) -> Result<(), Refusal> {
-        let (addr, len_bytes) = (page.addr().0, count as usize * PAGE_BYTES);
-        // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
-        unsafe { self.region_uffd(trap).set_writing(addr, len_bytes, writing) }.map_err(|why| match why {
-            Errno::NOENT | Errno::INVAL => Refusal::Foreign,
-            why => refusal(why, addr, addr),
+    fn set_writing(&self, trap: Trap, page: PageNo, count: u32, writing: Writing) -> Result<(), Partial> {
+        let uffd = self.region_uffd(trap);
+        let set = |page: PageNo, count: u32| {
+            let (addr, len_bytes) = (page.addr().0, count as usize * PAGE_BYTES);
+            // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
+            unsafe { uffd.set_writing(addr, len_bytes, writing) }.map_err(|why| match why {
+                Errno::NOENT | Errno::INVAL => Refusal::Foreign,
+                why => refusal(why, addr, addr),
+            })
+        };
+        set(page, count).or_else(|_| {
+            // The kernel did what lies before the mapping that it refused, and does not say how much that is.
+            (0..count).try_for_each(|at| set(page.plus(at.into()), 1).map_err(|why| Partial { done: at, why }))
         })
     }
 
@@ -396,9 +403,13 @@ impl Mmu for LinuxMmu {
             // Writes to a protected page are noted there, and do not wait.
             return Err(Refusal::Pinned);
         }
-        self.set_writing(trap, page, 1, Writing::Protected)?;
+        // Where somebody wants it protected it is so already, and stays.
+        let fixed = self.categories(addr).is_some_and(traps_writes);
+        if !fixed {
+            self.set_writing(trap, page, 1, Writing::Protected).map_err(|partial| partial.why)?;
+        }
         let copied = self.copy_and_drop_fixed(addr, slot);
-        if copied.is_err() {
+        if copied.is_err() && !fixed {
             let _ = self.set_writing(trap, page, 1, Writing::Allowed);
         }
         copied
