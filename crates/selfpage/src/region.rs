@@ -254,7 +254,10 @@ impl Bound {
             return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
         }
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
-        let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
+        let made = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
+        // In this order: where the region cannot be made, the pager goes before its tables.
+        let pager_tables = made.1;
+        let pager = made.0;
         let armed = if trap.is_tracked() { len } else { 0 };
         let set = Arena::bytes_for::<AtomicU64>(PageSet::words(len));
         let bytes = Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len);
