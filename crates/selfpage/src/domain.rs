@@ -17,7 +17,7 @@ use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use selfpage_core::contract::Contract;
 use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure, copy_first, protect, range, sample};
+use selfpage_core::fault::{Failure, copy_first, protect, range, sample};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
@@ -358,7 +358,9 @@ impl Inner {
             protect::put_aside(state, *frame, contents).map_err(refused)?;
         }
         self.handlers.forget_all();
-        while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
+        // Other threads may have been in the middle of a push or a pop.
+        self.errands.reset();
+        state.requests.reset();
         state.handovers.forget_all();
         state.counters.reset();
         state.tracer.restart(monotonic_ns());

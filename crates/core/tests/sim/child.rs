@@ -67,7 +67,7 @@ fn begin(world: &World, aside: &[(selfpage_core::addr::Frame, selfpage_core::add
     for (frame, contents) in aside {
         protect::put_aside(domain, *frame, contents).expect("the machine has memory");
     }
-    while fault::next_request(domain).is_some() {}
+    domain.requests.reset();
     domain.handovers.forget_all();
     checks::at_rest(world);
     domain.gate.open(world.mmu);
