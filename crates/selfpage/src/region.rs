@@ -546,7 +546,7 @@ impl Region {
     pub fn evict(&self, offset_bytes: usize, len_bytes: usize) -> Result<u32> {
         let range = self.range("evict", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        let evict::Evicted { ready, queued, kept } = self.life.inner.on_pager_thread(|| range::evict(state, range));
+        let evict::Evicted { ready, queued, kept, .. } = self.life.inner.on_pager_thread(|| range::evict(state, range));
         if ready + queued == 0 && kept > 0 {
             let failure = Failure::Shortage(selfpage_core::shortage::Shortage::AllHeld);
             return Err(Error::failure("evict", self.bound.range_name(range), failure));
