@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU32;
 
-use crate::addr::{Frame, PageNo};
+use crate::addr::{Frame, PageNo, PageRange};
 use crate::cut::Cut;
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
@@ -90,12 +90,23 @@ impl DomainState {
         if let Some(word) = region.word(page) {
             self.mmu.rouse(word.low_half(), u32::MAX >> 1);
         }
-        if region.trap.is_read() && !self.mmu.wake_faulters(region.trap, page, 1) {
-            let mut seen = self.requested.count();
-            while !fault::request(self, Request::Wake(page)) {
-                self.requested.wait(self.mmu, seen, 1000);
-                seen = self.requested.count();
+        self.wake_stopped(region, PageRange { first: page, count: 1 });
+    }
+
+    /// Has the threads try again that are stopped on pages of `range`, of `region`; a pager thread does, where the program has closed this
+    /// thread's descriptors.
+    pub(crate) fn wake_stopped(&self, region: &Region, range: PageRange) {
+        let mut at = range.first;
+        while region.trap.is_read() && at < range.end() {
+            let count = (range.end().0 - at.0).min(MOST_WOKEN) as u32;
+            if !self.mmu.wake_faulters(region.trap, at, count) {
+                let mut seen = self.requested.count();
+                while !fault::request(self, Request::Wake(at, count)) {
+                    self.requested.wait(self.mmu, seen, 1000);
+                    seen = self.requested.count();
+                }
             }
+            at = at.plus(count.into());
         }
     }
 
@@ -199,6 +210,9 @@ impl DomainState {
         }
     }
 }
+
+/// Pages of a region that one call wakes the threads of, at most.
+const MOST_WOKEN: u64 = 1 << 20;
 
 /// Pages in a chunk that is read ahead, at most.
 pub const MOST_AHEAD: u32 = 512;

@@ -94,7 +94,7 @@ impl Refusal {
 /// A map or unmap that stopped early: `done` pages of it stand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Partial {
-    /// Pages at the front that were moved, or changed.
+    /// Pages at the front that were moved.
     pub done: u32,
     /// What stopped the next one.
     pub why: Refusal,
@@ -123,8 +123,7 @@ pub trait Mmu: Sync {
     /// Makes writes to the mapped pages of `[page, page+count)` faults, or lets them go on and wakes whoever waits to write.
     ///
     /// # Errors
-    /// [`Refusal::NoDescriptor`], [`Refusal::Foreign`]: those that are not done are as before. [`Refusal::Denied`]: this machine
-    /// cannot.
+    /// [`Partial`]: it is so for the first `done` pages, the rest are as before. [`Refusal::Denied`]: this machine cannot.
     fn set_writing(&self, _trap: Trap, _page: PageNo, _count: u32, _writing: Writing) -> Result<(), Partial> {
         Err(Partial { done: 0, why: Refusal::Denied })
     }

@@ -384,17 +384,23 @@ impl RegionMap {
         }
     }
 
-    /// Calls `visit` for each region, in order.
+    /// Calls `visit` for each region, in order; for all of them again where one came meanwhile.
     ///
     /// # Context
-    /// Inside the gate, or with it closed; no writer at work.
+    /// Inside the gate, or with it closed.
     pub fn each(&self, mut visit: impl FnMut(&Region)) {
-        let version = self.version.load(Ordering::Acquire);
-        let Some((lines, len)) = self.half(version) else { return };
-        for line in lines.iter().take(len.load(Ordering::Relaxed) as usize) {
-            // SAFETY: region-in-map: as in `find`.
-            if let Some(region) = unsafe { line.region.load(Ordering::Relaxed).as_ref() } {
-                visit(region);
+        loop {
+            let version = self.version.load(Ordering::Acquire);
+            let Some((lines, len)) = self.half(version) else { return };
+            for line in lines.iter().take(len.load(Ordering::Relaxed) as usize) {
+                // SAFETY: region-in-map: as in `find`; none goes, so whatever a writer puts into a line is in the map.
+                if let Some(region) = unsafe { line.region.load(Ordering::Relaxed).as_ref() } {
+                    visit(region);
+                }
+            }
+            fence(Ordering::Acquire);
+            if self.version.load(Ordering::Relaxed) == version {
+                return;
             }
         }
     }

@@ -121,3 +121,25 @@ impl Ring {
         self.slots.len()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::frame::table;
+
+    #[test]
+    fn a_ring_that_others_left_in_the_middle_of_something_is_whole_after_a_reset() {
+        let ring = Ring::new(table(4));
+        assert!(ring.push(1, 1) && ring.push(2, 2));
+        // One has taken a place and filled nothing in, and one has taken an entry and not given its place back.
+        ring.tail.fetch_add(1, Ordering::Relaxed);
+        ring.head.fetch_add(1, Ordering::Relaxed);
+        ring.reset();
+        for turn in 0..20 {
+            (0..4).for_each(|entry| assert!(ring.push(turn, entry)));
+            assert!(!ring.push(turn, 4));
+            (0..4).for_each(|entry| assert_eq!(ring.pop(), Some((turn, entry))));
+            assert_eq!(ring.pop(), None);
+        }
+    }
+}

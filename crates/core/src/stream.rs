@@ -84,7 +84,10 @@ pub struct Limits {
     pub chunk: u32,
 }
 
-const ALONE: Plan = Plan { count: 1, stride: 1, ahead: None };
+impl Plan {
+    /// One page, and nothing ahead of it.
+    pub const ALONE: Plan = Plan { count: 1, stride: 1, ahead: None };
+}
 
 impl Streams {
     /// No stream yet.
@@ -103,7 +106,7 @@ impl Streams {
     /// Trap.
     pub fn plan(&self, index: u64, limits: Limits) -> Plan {
         if self.turn.swap(1, Ordering::Acquire) != 0 {
-            return ALONE;
+            return Plan::ALONE;
         }
         let plan = self.plan_in_turn(index, limits);
         self.turn.store(0, Ordering::Release);
@@ -138,7 +141,7 @@ impl Streams {
             oldest.met.store(now, Ordering::Relaxed);
             oldest.asked.store(0, Ordering::Relaxed);
         }
-        ALONE
+        Plan::ALONE
     }
 
     /// Somebody reached the tripwire at page `index`: the chunk to ask for next, if the stream is still known.
@@ -269,7 +272,7 @@ mod tests {
         for stride in [3i64, -2] {
             let streams = Streams::new();
             let mut at = 10_000i64;
-            let mut last = ALONE;
+            let mut last = Plan::ALONE;
             for _ in 0..5 {
                 last = streams.plan(at as u64, LIMITS);
                 at += last.stride * i64::from(last.count).max(1);

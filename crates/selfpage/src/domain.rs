@@ -13,18 +13,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo};
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::contract::Contract;
 use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{self, Failure};
+use selfpage_core::fault::{Failure, range};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
 use selfpage_core::linux::uffd::Reach;
-use selfpage_core::mmu::Trap;
+use selfpage_core::mmu::{Refusal, Trap};
+use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
 use selfpage_core::ring::{Ring, Slot};
@@ -173,7 +174,7 @@ impl Domain {
             let cause = format!("a domain needs at least {} frames", crate::config::LEAST_FRAMES);
             return Err(Error::new(Kind::Invalid, "remove", object(), cause));
         }
-        let taken = self.life.inner.on_table(|| fault::range::give_up(state, frames));
+        let taken = self.life.inner.on_table(|_| range::give_up(state, frames));
         self.life.inner.set_reserve();
         match taken {
             Ok(()) => Ok(()),
@@ -362,20 +363,52 @@ impl Inner {
         work()
     }
 
-    /// Does `work` where the domain's descriptors are: here, or on a pager thread.
-    pub(crate) fn on_table<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    /// Does `work` where the domain's descriptors are: here, as in a trap, since the program may have closed them; or on a pager thread,
+    /// where nothing is left to another.
+    pub(crate) fn on_table<T: Send>(&self, work: impl FnOnce(Context) -> T + Send) -> T {
         match self.config.descriptor_table {
-            DescriptorTable::Shared => self.undisturbed(work),
-            DescriptorTable::Private => self.on_pager_thread(work),
+            DescriptorTable::Shared => self.undisturbed(|| work(Context::Trap)),
+            DescriptorTable::Private => self.on_pager_thread(|| work(Context::Normal)),
         }
     }
 
     /// The same in a handler of the program's own, which no other handler of a signal interrupts as it is.
-    pub(crate) fn in_handler<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn in_handler<T: Send>(&self, work: impl FnOnce(Context) -> T + Send) -> T {
         match self.config.descriptor_table {
-            DescriptorTable::Shared => work(),
-            DescriptorTable::Private => self.on_pager_thread(work),
+            DescriptorTable::Shared => work(Context::Trap),
+            DescriptorTable::Private => self.on_pager_thread(|| work(Context::Normal)),
         }
+    }
+
+    /// What [`Inner::on_table`] does, and on a pager thread what failed there because the program has closed the descriptors.
+    pub(crate) fn on_table_or_pager<T: Send>(
+        &self,
+        work: impl Fn() -> std::result::Result<T, Refusal> + Sync,
+    ) -> std::result::Result<T, Refusal> {
+        match self.on_table(|_| work()) {
+            Err(Refusal::NoDescriptor) => self.on_pager_thread(&work),
+            done => done,
+        }
+    }
+
+    /// Drops the contents of a range.
+    ///
+    /// # Errors
+    /// The first page that stays as it was, because a clone needs it and cannot have it.
+    pub(crate) fn discard(&self, range: PageRange) -> std::result::Result<(), (PageNo, Failure)> {
+        let state = &self.state;
+        let from = |first: PageNo| PageRange { first, count: range.end().0 - first.0 };
+        let mut done = self.on_table(move |context| range::discard(state, context, range));
+        if let Err((page, Failure::Machine(Refusal::NoDescriptor))) = done {
+            let rest = from(page);
+            done = self.on_pager_thread(move || range::discard(state, Context::Normal, rest));
+        }
+        let first = done;
+        while let Err((page, _)) = done {
+            let rest = from(page.plus(1));
+            done = self.on_pager_thread(move || range::discard(state, Context::Normal, rest));
+        }
+        first
     }
 
     /// Does `work` on a pager thread; where there are none any more, here.

@@ -5,7 +5,8 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use selfpage_core::fault::{evict, save};
+use selfpage_core::fault::evict::{self, Evicted};
+use selfpage_core::fault::save;
 use selfpage_core::shortage::Shortage;
 
 use crate::domain::Inner;
@@ -59,8 +60,12 @@ pub(crate) fn run(inner: &Inner) {
             continue;
         }
         let since = vain.get_or_insert_with(|| Vain::from_now(inner, seen, patience_ns));
-        since.note(evicted.kept + evicted.queued, want, stack.claimed());
+        since.note(evicted, state.frames.capacity());
         let since = *since;
+        if saves && !since.tried_all {
+            // The policy has named none that can go so far, and knows of others.
+            continue;
+        }
         if stack.saving() > 0 {
             // The saver is at work; it frees frames, or the queue.
             stack.demand.available.wait(state.mmu, available, 2000);
@@ -88,22 +93,23 @@ struct Vain {
     asked: u32,
     /// [`Inner::saver_turns`] when it began.
     turns: u64,
-    /// Pages that were tried.
-    tried: u32,
-    /// Whether every page in core was: on a busy machine one that a device holds may take a millisecond.
+    /// Suggestions of the policy that were looked at.
+    looked_at: u32,
+    /// Whether all that it knows were: on a busy machine a page that a device holds may take a millisecond.
     tried_all: bool,
 }
 
 impl Vain {
     fn from_now(inner: &Inner, asked: u32, patience_ns: u64) -> Vain {
         let turns = inner.saver_turns.load(Ordering::SeqCst);
-        Vain { deadline_ns: inner.state().mmu.now_ns() + patience_ns, asked, turns, tried: 0, tried_all: false }
+        Vain { deadline_ns: inner.state().mmu.now_ns() + patience_ns, asked, turns, looked_at: 0, tried_all: false }
     }
 
-    /// `tried` pages were tried of the `want` that were to be found.
-    fn note(&mut self, tried: u32, want: u32, claimed: u32) {
-        self.tried = self.tried.saturating_add(tried);
-        self.tried_all |= self.tried >= claimed || tried < want;
+    /// An eviction of a domain that has room for so many frames came to this. Each of them is listed once at most, but a policy may
+    /// say anything.
+    fn note(&mut self, evicted: Evicted, frames: u32) {
+        self.looked_at = self.looked_at.saturating_add(evicted.looked_at);
+        self.tried_all |= evicted.was_all || self.looked_at >= frames;
     }
 
     /// Whether it has lasted long enough, and the saver cannot end it: it has nothing to do, or it has failed with what it
@@ -143,5 +149,24 @@ pub(crate) fn save(inner: &Inner) {
             return;
         }
         state.to_save.wait(state.mmu, seen, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_that_must_stay_do_not_prove_that_all_must() {
+        let mut vain = Vain { deadline_ns: 0, asked: 0, turns: 0, looked_at: 0, tried_all: false };
+        // Pinned pages, as many as one eviction looks at, in a domain that wants more than that.
+        let pinned = Evicted { kept: 1024, looked_at: 1024, ..Evicted::default() };
+        (0..1023).for_each(|_| vain.note(pinned, 1 << 20));
+        assert!(!vain.tried_all);
+        vain.note(pinned, 1 << 20);
+        assert!(vain.tried_all, "each frame was looked at");
+        let mut few = Vain { looked_at: 0, tried_all: false, ..vain };
+        few.note(Evicted { kept: 3, looked_at: 3, was_all: true, ..Evicted::default() }, 1 << 20);
+        assert!(few.tried_all, "the policy knew of no more");
     }
 }

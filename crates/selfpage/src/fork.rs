@@ -174,7 +174,7 @@ fn hold(inners: impl Iterator<Item = Arc<Inner>>) -> Vec<PausedDomain> {
     let mut with_parts = Vec::new();
     for (regions, inner) in held {
         let (own, map) = (&*inner, &*regions);
-        let parts = own.on_table(move || own.own_parts(map));
+        let parts = own.on_table(move |_| own.own_parts(map));
         with_parts.push((regions, parts, inner));
     }
     let mut domains = Vec::new();

@@ -17,6 +17,7 @@ pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
 use selfpage_core::linux::{memory, thread};
 use selfpage_core::mmu::{Refusal, Trap};
+use selfpage_core::pager::Context;
 use selfpage_core::region::{Access, Rights};
 
 use crate::domain::Inner;
@@ -140,7 +141,7 @@ impl MemoryFault<'_> {
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
         let inner = self.inner;
         self.bound.protect(inner, offset_bytes, len_bytes, protection, |range| {
-            inner.in_handler(|| protect::protect(inner.state(), range, protection))
+            inner.in_handler(|_| protect::protect(inner.state(), range, protection))
         })
     }
 
@@ -162,10 +163,10 @@ impl MemoryFault<'_> {
         // They may be managed too: nobody must fault on them who is a pager thread, or has claimed the page.
         let contents = &{ *contents };
         self.bound.changed();
-        let mut given = self.inner.in_handler(|| range::supply(state, page, contents));
+        let mut given = self.inner.in_handler(|context| range::supply(state, context, page, contents));
         if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
             // The program has closed them.
-            given = self.inner.on_pager_thread(|| range::supply(state, page, contents));
+            given = self.inner.on_pager_thread(|| range::supply(state, Context::Normal, page, contents));
         }
         match given {
             Outcome::Resolved => Ok(()),
@@ -180,16 +181,14 @@ impl MemoryFault<'_> {
     /// As [`crate::Region::discard`], in the fault's region.
     ///
     /// # Errors
-    /// The range is not in the region.
+    /// As there.
     ///
     /// # Safety
     /// *region-contents*: nobody holds a reference into the range whose contents must stay.
     pub unsafe fn discard(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.bound.range("discard", offset_bytes, len_bytes)?;
-        let state = self.inner.state();
         self.bound.changed();
-        self.inner.in_handler(|| range::discard(state, range));
-        Ok(())
+        self.bound.discard(self.inner, range)
     }
 
     fn page(&self) -> PageNo {
@@ -250,7 +249,7 @@ impl Region {
         self.may_change("protect")?;
         let inner = self.inner();
         self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
-            inner.on_table(|| protect::protect(inner.state(), range, protection))
+            inner.on_table(|_| protect::protect(inner.state(), range, protection))
         })
     }
 

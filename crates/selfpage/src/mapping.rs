@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use selfpage_core::addr::PageRange;
 use selfpage_core::fault::range;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::pager::Context;
 
 use crate::error::{Error, Result};
 use crate::region::Region;
@@ -47,7 +48,8 @@ impl Region {
         let state = inner.state();
         Ok(inner.on_pager_thread(move || {
             loop {
-                range::discard(state, range);
+                // No clone needs what nobody may have cloned.
+                let _ = range::discard(state, Context::Normal, range);
                 inner.close_gate();
                 // A stream that is read ahead may have brought a page back.
                 if range::is_absent(state, range) {
@@ -69,15 +71,13 @@ impl Region {
     /// As [`Region::discard`], for callers that share the region.
     ///
     /// # Errors
-    /// The range is not in the region.
+    /// As there.
     ///
     /// # Safety
     /// *region-contents*: nobody holds a reference into the range whose contents must stay.
     pub unsafe fn drop_contents(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("discard", offset_bytes, len_bytes)?;
-        let state = self.inner().state();
-        self.inner().on_table(move || range::discard(state, range));
-        Ok(())
+        self.bound().discard(self.inner(), range)
     }
 
     /// Makes the region's mapping of `[offset, offset+len)` anew, empty and without access, where something else was mapped

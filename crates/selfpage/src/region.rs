@@ -269,9 +269,9 @@ impl Region {
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        self.life.inner.on_table(move || {
+        self.life.inner.on_table(move |context| {
             for page in range.pages() {
-                let why = match range::pin(state, page) {
+                let why = match range::pin(state, context, page) {
                     Outcome::Resolved => continue,
                     Outcome::Failed(failure) => Error::failure("pin", self.bound.page_name(page), failure),
                     other => Error::new(Kind::Held, "pin", self.bound.page_name(page), format!("{other:?}")),
@@ -314,12 +314,10 @@ impl Region {
     /// program has mapped over a part of it stays.
     ///
     /// # Errors
-    /// The range is not in the region.
+    /// The range is not in the region. A page that a clone still needs cannot be given to it: it is as it was, and the others are dropped.
     pub fn discard(&mut self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("discard", offset_bytes, len_bytes)?;
-        let state = self.life.inner.state();
-        self.life.inner.on_table(move || range::discard(state, range));
-        Ok(())
+        self.bound.discard(&self.life.inner, range)
     }
 
     /// Takes the frames of `[offset, offset+len)` back; changed pages are on their way to the store. Returns how many pages
@@ -330,7 +328,7 @@ impl Region {
     pub fn evict(&self, offset_bytes: usize, len_bytes: usize) -> Result<u32> {
         let range = self.range("evict", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        let evict::Evicted { ready, queued, kept } =
+        let evict::Evicted { ready, queued, kept, .. } =
             self.life.inner.on_pager_thread(move || range::evict(state, range));
         if ready + queued == 0 && kept > 0 {
             let failure = Failure::Shortage(selfpage_core::shortage::Shortage::AllHeld);
@@ -368,7 +366,7 @@ impl Region {
         let _regions = self.life.inner.regions();
         let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         let bound = &*self.bound;
-        self.life.inner.on_table(move || bound.register(descriptors, &(start..start + len_bytes)))
+        self.life.inner.on_table(move |_| bound.register(descriptors, &(start..start + len_bytes)))
     }
 }
 

@@ -34,6 +34,10 @@ pub struct Evicted {
     pub queued: u32,
     /// They had to stay.
     pub kept: u32,
+    /// How many suggestions of the policy that took, wrong ones among them.
+    pub looked_at: u32,
+    /// The policy knew of no more.
+    pub was_all: bool,
 }
 
 /// Whether changed pages find room on the way to the store.
@@ -76,6 +80,8 @@ pub fn evict(domain: &DomainState, policy: &mut dyn Policy, want: u32) -> Evicte
         && left > 0
         && evict_some(domain, policy, left, &mut search, &mut evicted)
     {}
+    evicted.looked_at = MOST_LOOKS - search.looks;
+    evicted.was_all = evicted.ready + evicted.queued < want && search.looks > 0 && search.tries > 0;
     evicted
 }
 

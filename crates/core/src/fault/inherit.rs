@@ -17,6 +17,7 @@ use crate::page::{State, Word};
 use crate::pager::{Context, FillPage, PagerError};
 use crate::region::Region;
 use crate::stack;
+use crate::trace::Counters;
 
 /// Gives a page of `clone` that it inherits a frame of its own.
 ///
@@ -56,6 +57,12 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     if state == State::Resident {
         clone.set_resident(page, 1);
         if let Err(partial) = domain.map(clone, page, frame, 1) {
+            if matches!(partial.why, Refusal::Occupied | Refusal::Foreign) {
+                // The program has mapped something of its own there: what was there is lost, and the source need not wait for it.
+                Counters::add(&domain.counters.lost_total, 1);
+                clone.sets.inherited.remove(index);
+                clone.sets.changed.insert(index);
+            }
             domain.settle_absent(clone, page, frame);
             return super::refused_whole(domain, clone, page, partial.why);
         }
@@ -121,8 +128,7 @@ pub(super) fn give(domain: &DomainState, context: Context, source: &Region, page
     if !heir.sets.inherited.contains(index) {
         return None;
     }
-    Some(match inherit(domain, context, heir, heir.range.first.plus(index)) {
-        Step::Done(Outcome::Resolved) => Step::Again,
-        step => step,
-    })
+    let step = inherit(domain, context, heir, heir.range.first.plus(index));
+    // It has the page, or has lost it.
+    Some(if heir.sets.inherited.contains(index) { step } else { Step::Again })
 }

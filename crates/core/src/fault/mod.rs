@@ -11,6 +11,7 @@ pub mod copy_first;
 pub mod evict;
 mod fill;
 pub mod handover;
+pub mod image;
 mod inherit;
 pub mod protect;
 pub mod range;
@@ -29,7 +30,7 @@ use crate::pager::{Context, Pager, PagerError};
 use crate::region::{Access, Region};
 use crate::shortage::{FrameWait, Shortage};
 use crate::stack;
-use crate::stream::Chunk;
+use crate::stream::{Chunk, Plan};
 use crate::sync::Ordering;
 use crate::trace::Counters;
 use crate::tracer::{Event, Kind};
@@ -262,7 +263,11 @@ fn bring_in(
     let ahead = if pager.reads_ahead() { ReadsAhead::Yes } else { ReadsAhead::No };
     let most = if context == Context::Trap { fill::MOST_IN_TRAP } else { fill::MOST_NOW };
     let index = region.index(page);
-    let plan = region.streams.plan(index, domain.limits(most, ahead));
+    let plan = match region.asks_first.load(Ordering::Relaxed) {
+        0 => region.streams.plan(index, domain.limits(most, ahead)),
+        // What comes along with a page the handler would not be asked of.
+        _ => Plan::ALONE,
+    };
     let result = if context == Context::Trap {
         fill::fetch::<{ fill::MOST_IN_TRAP as usize }>(domain, context, region, pager, page, plan)
     } else {
@@ -322,7 +327,12 @@ fn ask_ahead(domain: &DomainState, region: &Region, ahead: Chunk) {
     while at < ahead.count {
         let count = piece.min(ahead.count - at);
         let first = ahead.first.wrapping_add((ahead.stride as u64).wrapping_mul(u64::from(at)));
-        request(domain, Request::Ahead(region.range.first.plus(first), Chunk { first, count, stride: ahead.stride }));
+        let page = region.range.first.plus(first);
+        if !region.range.contains(page) {
+            // The stream ends with its region: what lies beyond may be another's.
+            return;
+        }
+        request(domain, Request::Ahead(page, Chunk { first, count, stride: ahead.stride }));
         at += count;
     }
 }

@@ -4,7 +4,7 @@
 //! AVM §2.1 and Appel & Li: a program changes the protection of its own pages, and answers the faults. Nemesis §6.1 protects whole
 //! stretches; ours are pages.
 
-use super::{Outcome, Step, range};
+use super::{Outcome, Step, lost, range};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::domain::DomainState;
 use crate::mmu::{Partial, Refusal, Writing};
@@ -154,8 +154,8 @@ pub fn protect_again(domain: &DomainState, pages: &[PageNo]) -> Result<(), Refus
         let neighbours =
             (0..).zip(rest).take_while(|(step, page)| **page == first.plus(*step) && region.range.contains(**page));
         let run = neighbours.count();
-        let again = domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected);
-        again.map_err(|partial| partial.why)?;
+        let protected = domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected);
+        protected.map_err(|partial| partial.why)?;
         rest = rest.get(run..).unwrap_or(&[]);
     }
     Ok(())
@@ -262,22 +262,34 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
         self.claimed.get(..self.len).unwrap_or(&[])
     }
 
-    /// Has the machine follow for the claimed pages, in as few calls as their neighbourhood allows, and settles them.
+    /// Has the machine follow for the claimed pages, in as few calls as their neighbourhood allows, and settles them. A page that the
+    /// program has dropped or mapped over is lost.
     fn apply(&self, protection: Protection) -> Result<(), (PageNo, Unprotected)> {
+        let state = if protection == Protection::None { State::Aside } else { State::Resident };
         let mut at = 0;
         while let Some(rest) = self.claimed().get(at..)
             && !rest.is_empty()
         {
-            let (done, result) = if protection == Protection::None { self.unmap(rest) } else { self.set_writing(rest) };
-            if let Err(why) = result {
-                let left = rest.get(done..).unwrap_or(&[]);
-                for &(page, frame, before) in left {
-                    self.wish(page, before);
-                    self.domain.settle(self.region, page, Word::new(State::Resident, frame));
-                }
-                return Err((left.first().map_or(PageNo(0), |entry| entry.0), why));
+            let (done, refusal) = if state == State::Aside { self.unmap(rest) } else { self.set_writing(rest) };
+            for &(page, frame, _) in rest.get(..done).unwrap_or(rest) {
+                self.domain.settle(self.region, page, Word::new(state, frame));
             }
             at += done;
+            match (refusal, self.claimed().get(at), self.region.pager()) {
+                (None, ..) => {}
+                (Some(Refusal::Hole | Refusal::Foreign), Some(&(page, frame, _)), Some(pager)) => {
+                    lost(self.domain, self.region, pager, page, frame);
+                    at += 1;
+                }
+                (Some(why), stopped, _) => {
+                    let first = stopped.map_or(PageNo(0), |entry| entry.0);
+                    for &(page, frame, before) in self.claimed().get(at..).unwrap_or(&[]) {
+                        self.wish(page, before);
+                        self.domain.settle(self.region, page, Word::new(State::Resident, frame));
+                    }
+                    return Err((first, Unprotected::Machine(why)));
+                }
+            }
         }
         Ok(())
     }
@@ -288,42 +300,27 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
         1 + pages.iter().zip(pages.iter().skip(1)).take_while(next).count()
     }
 
-    /// Allows or forbids writing to the first run of the pages.
-    fn set_writing(&self, pages: &[Claimed]) -> (usize, Result<(), Unprotected>) {
-        let Some(&(first, ..)) = pages.first() else { return (0, Ok(())) };
+    /// Allows or forbids writing to the first run of the pages. To how many, and what stopped it.
+    fn set_writing(&self, pages: &[Claimed]) -> (usize, Option<Refusal>) {
+        let Some(&(first, ..)) = pages.first() else { return (0, None) };
         let protected = |page: PageNo| self.region.write_protected(page);
         let run = self.run(pages, |one, other| protected(one.0) == protected(other.0));
         let writing = if protected(first) { Writing::Protected } else { Writing::Allowed };
-        self.settle_run(
-            pages,
-            run,
-            State::Resident,
-            self.domain.mmu.set_writing(self.region.trap, first, run as u32, writing),
-        )
+        stopped(run, self.domain.mmu.set_writing(self.region.trap, first, run as u32, writing))
     }
 
-    /// Unmaps the first run of the pages, whose frames keep their contents.
-    fn unmap(&self, pages: &[Claimed]) -> (usize, Result<(), Unprotected>) {
-        let Some(&(first, frame, _)) = pages.first() else { return (0, Ok(())) };
+    /// Unmaps the first run of the pages, whose frames keep their contents. How many, and what stopped it.
+    fn unmap(&self, pages: &[Claimed]) -> (usize, Option<Refusal>) {
+        let Some(&(first, frame, _)) = pages.first() else { return (0, None) };
         let run = self.run(pages, |one, other| other.1.0 == one.1.0 + 1);
-        self.settle_run(pages, run, State::Aside, self.domain.mmu.unmap(first, frame, run as u32))
+        stopped(run, self.domain.mmu.unmap(first, frame, run as u32))
     }
+}
 
-    /// Settles as many of the first `run` pages as the machine has followed for.
-    fn settle_run(
-        &self,
-        pages: &[Claimed],
-        run: usize,
-        state: State,
-        followed: Result<(), Partial>,
-    ) -> (usize, Result<(), Unprotected>) {
-        let (done, result) = match followed {
-            Ok(()) => (run, Ok(())),
-            Err(partial) => (partial.done as usize, Err(Unprotected::Machine(partial.why))),
-        };
-        for &(page, frame, _) in pages.get(..done).unwrap_or(pages) {
-            self.domain.settle(self.region, page, Word::new(state, frame));
-        }
-        (done, result)
+/// How many of `run` pages the machine has done, and what stopped it.
+fn stopped(run: usize, done: Result<(), Partial>) -> (usize, Option<Refusal>) {
+    match done {
+        Ok(()) => (run, None),
+        Err(partial) => (partial.done as usize, Some(partial.why)),
     }
 }

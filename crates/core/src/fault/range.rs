@@ -46,6 +46,8 @@ pub(super) fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnM
             }
             (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
             (Step::Pause, _) => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
+            // The caller knows of other threads.
+            (Step::HandOver, _) => return Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)),
             _ => {}
         }
     }
@@ -54,8 +56,9 @@ pub(super) fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnM
 /// Brings `page` in and keeps it in core until it is unpinned as often.
 ///
 /// # Context
-/// Normal.
-pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
+/// Normal. On a thread of the program's `context` is a trap's: the program may have closed the descriptors that this thread had, and
+/// opened others at their numbers. On a pager thread it is not, since that must not wait for a pager thread.
+pub fn pin(domain: &DomainState, context: Context, page: PageNo) -> Outcome {
     let mut tries = 0;
     loop {
         let outcome = settle_step(domain, page, |region| {
@@ -74,8 +77,7 @@ pub fn pin(domain: &DomainState, page: PageNo) -> Outcome {
         if outcome != Outcome::Retry {
             return outcome;
         }
-        // As in a trap: the program may have closed the descriptors that this thread had, and opened others at their numbers.
-        match resolve(domain, Context::Trap, Fault { addr: page.addr(), access: Access::Read, thread: 0 }) {
+        match resolve(domain, context, Fault { addr: page.addr(), access: Access::Read, thread: 0 }) {
             Outcome::Resolved => {}
             // What is there is not the region's, and tells nobody when that changes.
             Outcome::Retry if tries == MOST_TRIES => return Outcome::Failed(Failure::Machine(Refusal::Foreign)),
@@ -115,16 +117,12 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
 /// access it.
 ///
 /// # Context
-/// Normal. Where the descriptors are not this thread's it fails with [`Refusal::NoDescriptor`], and the page is as it was.
-pub fn supply(domain: &DomainState, page: PageNo, contents: &PageBytes) -> Outcome {
-    settle_step(domain, page, |region| match supply_at(domain, region, page, contents) {
-        // The contents are the caller's, who knows of other threads.
-        Step::HandOver => Step::Done(Outcome::Failed(Failure::Machine(Refusal::NoDescriptor))),
-        step => step,
-    })
+/// Normal; `context` as for [`pin`]. Where a pager thread must do it, it fails with [`Refusal::NoDescriptor`], and the page is as it was.
+pub fn supply(domain: &DomainState, context: Context, page: PageNo, contents: &PageBytes) -> Outcome {
+    settle_step(domain, page, |region| supply_at(domain, context, region, page, contents))
 }
 
-fn supply_at(domain: &DomainState, region: &Region, page: PageNo, contents: &PageBytes) -> Step {
+fn supply_at(domain: &DomainState, context: Context, region: &Region, page: PageNo, contents: &PageBytes) -> Step {
     let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
     let seen = word.load();
     match seen.state() {
@@ -133,7 +131,7 @@ fn supply_at(domain: &DomainState, region: &Region, page: PageNo, contents: &Pag
         _ => return Step::Done(Outcome::Violation),
     }
     // What the page reads as now is dropped: an image or a clone that needs it has it first.
-    let _dropping = match copy_first::begin_drop(domain, region, page) {
+    let _dropping = match copy_first::begin_drop(domain, context, region, page) {
         Ok(dropping) => dropping,
         Err(wait) => return wait,
     };
@@ -164,19 +162,28 @@ fn supply_at(domain: &DomainState, region: &Region, page: PageNo, contents: &Pag
 /// Drops the contents of `range`, which must lie in one region: they are garbage and are never saved. Pins on it go too.
 ///
 /// # Context
-/// Normal.
-pub fn discard(domain: &DomainState, range: PageRange) {
+/// Normal; `context` as for [`pin`].
+///
+/// # Errors
+/// The first page that a clone still needs and cannot have, and why: it is as it was, and those before it are dropped. Where a pager
+/// thread must give it to the clone, that is [`Refusal::NoDescriptor`].
+pub fn discard(domain: &DomainState, context: Context, range: PageRange) -> Result<(), (PageNo, Failure)> {
     let mut at = range.first;
     while at < range.end() {
         let mut next = at;
-        settle_step(domain, at, |region| {
+        let outcome = settle_step(domain, at, |region| {
             let step;
-            (next, step) = discard_stretch(domain, region, PageRange { first: at, count: range.end().0 - at.0 });
+            (next, step) =
+                discard_stretch(domain, context, region, PageRange { first: at, count: range.end().0 - at.0 });
             step
         });
+        if let Outcome::Failed(failure) = outcome {
+            return Err((next, failure));
+        }
         // Outside of any region nothing is done, and there is nothing to wait for.
         at = if next == at { at.plus(1) } else { next };
     }
+    Ok(())
 }
 
 /// Whether no page of `range` is in core, on its way, or on its way out.
@@ -194,7 +201,7 @@ pub fn is_absent(domain: &DomainState, range: PageRange) -> bool {
 }
 
 /// Discards pages from the front of `range` on, until there are many of them or one must be waited for. How far it came.
-fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (PageNo, Step) {
+fn discard_stretch(domain: &DomainState, context: Context, region: &Region, range: PageRange) -> (PageNo, Step) {
     let mut resident = [(PageNo(0), Frame(0)); STRETCH];
     let mut len = 0;
     let mut next = range.first;
@@ -210,7 +217,7 @@ fn discard_stretch(domain: &DomainState, region: &Region, range: PageRange) -> (
             }
             break;
         }
-        let _dropping = match copy_first::begin_drop(domain, region, next) {
+        let _dropping = match copy_first::begin_drop(domain, context, region, next) {
             Ok(dropping) => dropping,
             Err(wait) => {
                 if next == range.first {

@@ -15,8 +15,8 @@ use crate::stream::Chunk;
 pub enum Request {
     /// Resolve a fault on this page, and answer the thread that waits there.
     Fault(PageNo, Access, Place),
-    /// Wake the threads that are stopped on this page of a worker region.
-    Wake(PageNo),
+    /// Wake the threads that are stopped on so many pages, from this one on, of a worker region.
+    Wake(PageNo, u32),
     /// Read ahead, from this page on.
     Ahead(PageNo, Chunk),
     /// Bring in so many pages, from this one on, which the program will want.
@@ -36,7 +36,7 @@ pub fn request(domain: &DomainState, request: Request) -> bool {
             let write = u64::from(access == Access::Write) << 63;
             domain.requests.push(page.0, u64::from(place.0) << 32 | write)
         }
-        Request::Wake(page) => domain.requests.push(page.0, WAKE.into()),
+        Request::Wake(page, count) => domain.requests.push(page.0, u64::from(count) << 32 | u64::from(WAKE)),
         Request::Ahead(page, chunk) => {
             domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
         }
@@ -59,7 +59,7 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
             let access = if what >> 63 == 1 { Access::Write } else { Access::Read };
             Request::Fault(page, access, Place((what << 1 >> 33) as u32))
         }
-        WAKE => Request::Wake(page),
+        WAKE => Request::Wake(page, (what >> 32) as u32),
         count if what >> 32 == 0 => Request::Prefetch(page, count),
         count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
     })
@@ -77,9 +77,9 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome
         }
-        Request::Wake(page) => {
+        Request::Wake(page, count) => {
             for trap in [Trap::Worker, Trap::TrackedWorker] {
-                domain.mmu.wake_faulters(trap, page, 1);
+                domain.mmu.wake_faulters(trap, page, count);
             }
             Outcome::Resolved
         }

@@ -317,9 +317,13 @@ impl LinuxMmu {
 
     /// Copies a page while every write to it waits, and drops it.
     fn copy_and_drop_held(&self, trap: Trap, page: PageNo, slot: usize) -> Result<(), Refusal> {
-        self.set_writing(trap, page, 1, Writing::Protected).map_err(|partial| partial.why)?;
+        // Where somebody wants it protected it is so already, and stays.
+        let fixed = self.categories(page.addr().0).is_some_and(traps_writes);
+        if !fixed {
+            self.set_writing(trap, page, 1, Writing::Protected).map_err(|partial| partial.why)?;
+        }
         let copied = self.copy_and_drop_fixed(page.addr().0, slot);
-        if copied.is_err() {
+        if copied.is_err() && !fixed {
             let _ = self.set_writing(trap, page, 1, Writing::Allowed);
         }
         copied
@@ -385,22 +389,19 @@ impl Mmu for LinuxMmu {
     }
 
     fn set_writing(&self, trap: Trap, page: PageNo, count: u32, writing: Writing) -> Result<(), Partial> {
+        let uffd = self.region_uffd(trap);
         let set = |page: PageNo, count: u32| {
+            let (addr, len_bytes) = (page.addr().0, count as usize * PAGE_BYTES);
             // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
-            unsafe { self.region_uffd(trap).set_writing(page.addr().0, count as usize * PAGE_BYTES, writing) }
+            unsafe { uffd.set_writing(addr, len_bytes, writing) }.map_err(|why| match why {
+                Errno::NOENT | Errno::INVAL => Refusal::Foreign,
+                why => refusal(why, addr, addr),
+            })
         };
-        if set(page, count).is_ok() {
-            return Ok(());
-        }
-        // The kernel changes what is before the page that it cannot change, and does not say which one that is.
-        for done in 0..count {
-            let page = page.plus(done.into());
-            set(page, 1).map_err(|why| match why {
-                Errno::NOENT | Errno::INVAL => Partial { done, why: Refusal::Foreign },
-                why => Partial { done, why: refusal(why, page.addr().0, page.addr().0) },
-            })?;
-        }
-        Ok(())
+        set(page, count).or_else(|_| {
+            // The kernel did what lies before the mapping that it refused, and does not say how much that is.
+            (0..count).try_for_each(|at| set(page.plus(at.into()), 1).map_err(|why| Partial { done: at, why }))
+        })
     }
 
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {

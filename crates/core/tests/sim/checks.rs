@@ -1,7 +1,7 @@
 //! What holds of a whole domain whenever nobody is inside its gate.
 
-use selfpage_core::addr::{Frame, FrameRun, PageNo};
-use selfpage_core::fault::{self, Fault, Outcome, save::save};
+use selfpage_core::addr::{Frame, FrameRun, PageNo, PageRange};
+use selfpage_core::fault::{self, Fault, Outcome, sample, save::save};
 use selfpage_core::page::{State, Word};
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
@@ -156,6 +156,7 @@ pub fn at_the_end(world: &World) {
         }
     }
     at_rest(world);
+    sample_and_use(world);
     let mut last = 0;
     loop {
         let evicted = evict_some(world, 256);
@@ -174,6 +175,26 @@ pub fn at_the_end(world: &World) {
         }
     }
     assert_eq!(world.domain.stack.on_standby(), 0);
+}
+
+/// Pages are unmapped to see whether they are used: half of them are, and no others are said to be.
+fn sample_and_use(world: &World) {
+    let domain = &world.domain;
+    let everywhere = PageRange { first: PageNo(0), count: u64::MAX };
+    let found = sample::in_core(domain, 0..domain.frames.capacity(), everywhere);
+    let mut pages = found.pages().to_vec();
+    pages.sort_unstable_by_key(|entry| entry.0);
+    let sample = sample::begin(domain, &pages);
+    let (used, unused) = sample.pages().split_at(sample.pages().len() / 2);
+    for (page, _) in used {
+        let fault = Fault { addr: page.addr(), access: Access::Read, thread: 0 };
+        assert_eq!(fault::resolve(domain, Context::PagerThread, fault), Outcome::Resolved, "{page:?}");
+    }
+    assert_eq!(sample::unused(domain, sample.pages()), unused.len());
+    assert!(used.iter().all(|(_, frame)| domain.frames.used(*frame)), "a use that nobody noted");
+    assert!(unused.iter().all(|(_, frame)| !domain.frames.used(*frame)), "a use of a page that nobody used");
+    sample::end_all(domain);
+    at_rest(world);
 }
 
 /// Reads a page while nobody else runs.

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use selfpage_core::addr::PageRange;
 use selfpage_core::fault::{self, copy_first, protect, range, save::save};
-use selfpage_core::pager::Pager;
+use selfpage_core::pager::{Context, Pager};
 use selfpage_core::stack;
 
 use crate::checks;
@@ -67,7 +67,7 @@ fn begin(world: &World, aside: &[(selfpage_core::addr::Frame, selfpage_core::add
     for (frame, contents) in aside {
         protect::put_aside(domain, *frame, contents).expect("the machine has memory");
     }
-    while fault::next_request(domain).is_some() {}
+    domain.requests.reset();
     domain.handovers.forget_all();
     checks::at_rest(world);
     domain.gate.open(world.mmu);
@@ -88,7 +88,8 @@ fn live(world: &World) {
             }
             3..7 => drop(evict_some(world, 1 + dice::below(8) as u32)),
             _ => {
-                range::discard(&world.domain, PageRange { first: page, count: 1 });
+                let dropped = range::discard(&world.domain, Context::Normal, PageRange { first: page, count: 1 });
+                assert_eq!(dropped, Ok(()));
                 world.shadow.set_pins(world.at(page), 0);
                 world.shadow.turn(world.at(page), [0; 2]);
             }

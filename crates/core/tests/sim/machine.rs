@@ -274,15 +274,17 @@ impl Mmu for SimMmu {
         if self.descriptors_gone() {
             return Err(Partial { done: 0, why: Refusal::NoDescriptor });
         }
-        for at in 0..u64::from(count) {
+        let refused = dice::once_in(self.weather.no_memory_once_in.get() * 2);
+        let done = if refused { dice::below(u64::from(count)) as u32 } else { count };
+        for at in 0..u64::from(done) {
             let index = self.index(page.plus(at));
             self.with(|p| p.protected[index] = writing == Writing::Protected);
         }
         if writing == Writing::Allowed {
-            self.wake(page, count);
+            self.wake(page, done);
         }
         scheduler::step_aside("set_writing");
-        Ok(())
+        if refused { Err(Partial { done, why: Refusal::NoMemory }) } else { Ok(()) }
     }
 
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {

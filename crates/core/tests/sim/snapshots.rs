@@ -1,8 +1,8 @@
 //! A thread that takes snapshots all the time: an image is what every page held at the instant of its cut.
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo};
-use selfpage_core::fault::Failure;
-use selfpage_core::fault::copy_first::{self, AtBusy, Image};
+use selfpage_core::fault::copy_first::{self, AtBusy};
+use selfpage_core::fault::image::{self, Image};
 use selfpage_core::region::Region;
 
 use crate::dice;
@@ -44,6 +44,10 @@ pub fn run(world: &'static World) {
 fn make_clone(world: &World, clone: &Region) {
     let (domain, source) = (&world.domain, world.parts[0].region);
     (0..dice::below(100)).for_each(|_| domain.cut.moved.wait(world.mmu, domain.cut.moved.count(), 100));
+    // Its cut stops writers to whatever is armed.
+    for part in world.parts.iter().filter(|_| dice::once_in(2)) {
+        let _ = copy_first::arm(domain, part.region, AtBusy::Skip);
+    }
     // SAFETY: region-in-map: both live as long as the world.
     unsafe { clone.link(source) };
     let cut = copy_first::cut(domain, &[source], || {
@@ -105,7 +109,7 @@ fn read_all(world: &World, regions: &[&Region], image: &mut [Halves]) -> Option<
     let mut images: Vec<Image> = vec![(PageNo(0), [0; PAGE_BYTES]); 1 + dice::below(8) as usize];
     let take_copies = |images: &mut Vec<Image>, image: &mut [Halves]| {
         loop {
-            let count = copy_first::take_copies(&world.domain, regions, images);
+            let count = image::take_copies(&world.domain, images);
             images[..count].iter().for_each(|(page, bytes)| image[world.at(*page)] = halves(bytes));
             if count == 0 {
                 break;
@@ -117,11 +121,8 @@ fn read_all(world: &World, regions: &[&Region], image: &mut [Halves]) -> Option<
         while let Some(at) = from {
             take_copies(&mut images, image);
             let read = world.waiting_for(region.range, || {
-                copy_first::read(&world.domain, region, at, &mut images).map_err(|(page, failure)| {
-                    if !matches!(failure, Failure::Machine(_)) {
-                        world.judge(page, failure);
-                    }
-                })
+                image::read(&world.domain, region, at, &mut images)
+                    .map_err(|(page, failure)| world.judge(page, failure))
             });
             let (count, next) = read.ok()?;
             images[..count].iter().for_each(|(page, bytes)| image[world.at(*page)] = halves(bytes));

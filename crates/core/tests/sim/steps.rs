@@ -3,7 +3,7 @@
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::{self, Failure, Fault, Outcome, range, sample};
-use selfpage_core::mmu::Trap;
+use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
@@ -210,7 +210,7 @@ impl Program {
         }
         world.shadow.set_pinning(at, true);
         let range = PageRange { first: page, count: 1 };
-        world.waiting_for(range, || match with_signals(|| range::pin(&world.domain, page)) {
+        world.waiting_for(range, || match with_signals(|| range::pin(&world.domain, Context::Trap, page)) {
             Outcome::Resolved => {
                 self.pinned.push(page);
                 world.shadow.set_pins(at, world.shadow.pins(at) + 1);
@@ -249,16 +249,22 @@ impl Program {
     fn discard(&mut self) {
         let world = self.world;
         let first = self.own_page();
-        if world.clone_part().is_some() && world.parts[0].region.range.contains(first) {
-            // Where the clone cannot have the page first, the source keeps it, and nobody is told (CAVEATS.md).
-            return;
-        }
         let end = world.part(first).region.range.end().0.min((first.0 / BLOCK + 1) * BLOCK);
         let range = PageRange { first, count: 1 + dice::below(end - first.0) };
-        self.pinned.retain(|page| !range.contains(*page));
         range.pages().for_each(|page| world.shadow.fade(world.at(page), [0; 2]));
-        world.waiting_for(range, || with_signals(|| range::discard(&world.domain, range)));
-        for page in range.pages() {
+        let discard = |context| range::discard(&world.domain, context, range);
+        let done = world.waiting_for(range, || {
+            let done = with_signals(|| discard(Context::Trap));
+            // What a pager thread must do it does.
+            let handed = matches!(done, Err((_, Failure::Machine(Refusal::NoDescriptor))));
+            let done = if handed { discard(Context::Normal) } else { done };
+            // A page that the clone of its region needs, and cannot have.
+            done.inspect_err(|(page, failure)| world.judge(*page, *failure))
+        });
+        let dropped = done.map_or_else(|(page, _)| PageRange { count: page.0 - range.first.0, ..range }, |()| range);
+        self.pinned.retain(|page| !dropped.contains(*page));
+        range.pages().filter(|page| !dropped.contains(*page)).for_each(|page| world.shadow.stay(world.at(page)));
+        for page in dropped.pages() {
             world.shadow.set_pins(world.at(page), 0);
             world.shadow.turn(world.at(page), [0; 2]);
         }
@@ -274,7 +280,7 @@ impl Program {
         (0..2).for_each(|half| set_half(&mut contents, half, value));
         world.shadow.fade(at, [value; 2]);
         let range = PageRange { first: page, count: 1 };
-        match world.waiting_for(range, || range::supply(&world.domain, page, &contents)) {
+        match world.waiting_for(range, || range::supply(&world.domain, Context::Trap, page, &contents)) {
             Outcome::Resolved => return world.shadow.turn(at, [value; 2]),
             // It is not absent, or nobody may access it.
             Outcome::Violation => {}
@@ -316,8 +322,7 @@ impl Program {
         let found = sample::in_core(domain, 0..domain.frames.capacity(), self.any_range(24));
         let mut pages = found.pages().to_vec();
         pages.sort_unstable_by_key(|entry| entry.0);
-        let taken = sample::begin(domain, &pages);
-        assert!(sample::unused(domain, taken.pages()) <= taken.pages().len());
+        sample::begin(domain, &pages);
     }
 
     fn advise_away(&mut self) {

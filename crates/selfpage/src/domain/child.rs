@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use selfpage_core::addr::{Frame, PageBytes};
-use selfpage_core::fault::{self, Failure, copy_first, protect, sample};
+use selfpage_core::fault::{Failure, copy_first, protect, sample};
 use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Reach;
@@ -19,7 +19,6 @@ use selfpage_core::stack;
 use super::{Inner, monotonic_ns};
 use crate::error::{Error, Result};
 use crate::region::Bound;
-use crate::trap::errand;
 use crate::trap::handlers::start_one;
 use crate::{descriptors, maps};
 
@@ -121,7 +120,9 @@ impl Inner {
             protect::put_aside(state, *frame, contents).map_err(refused)?;
         }
         self.handlers.forget_all();
-        while errand::forget(&self.errands) || fault::next_request(state).is_some() {}
+        // Other threads may have been in the middle of a push or a pop.
+        self.errands.reset();
+        state.requests.reset();
         state.handovers.forget_all();
         state.counters.reset();
         state.tracer.restart(monotonic_ns());

@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
 use selfpage_core::cut::PageSets;
-use selfpage_core::fault::range;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Modes;
@@ -79,7 +78,10 @@ impl Bound {
             return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
         }
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
-        let (pager, pager_tables) = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
+        let made = make(len, inner.hash.clone()).map_err(|why| why.for_a(object()))?;
+        // In this order: where the region cannot be made, the pager goes before its tables.
+        let pager_tables = made.1;
+        let pager = made.0;
         let armed = if trap.is_tracked() { len } else { 0 };
         let set = Arena::bytes_for::<AtomicU64>(PageSet::words(len));
         let bytes = Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len);
@@ -196,8 +198,7 @@ impl Bound {
         let mut tried = false;
         loop {
             // What is pinned is dropped all the same: nobody may use the region any more.
-            let range = self.region.range;
-            inner.on_table(move || range::discard(state, range));
+            let _ = inner.discard(self.region.range);
             let mut regions = inner.regions();
             inner.close_gate();
             // Nobody is inside: what pager threads have read ahead since then shows now.
@@ -214,7 +215,7 @@ impl Bound {
             }
             state.gate.open(state.mmu);
             if empty {
-                let _ = self.left.set(inner.on_table(move || inner.parts_of(self)));
+                let _ = self.left.set(inner.on_table(move |_| inner.parts_of(self)));
                 let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
                 let mut numbers = self.descriptors();
                 numbers.retain(|number| !used.contains(number));

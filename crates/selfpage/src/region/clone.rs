@@ -70,10 +70,10 @@ impl Region {
         let failed = |why| Error::failure("clone", format!("region {}", self.bound.name()), Failure::Machine(why));
         inner.undisturbed(|| copy_first::join(state, self.core()));
         for _ in 0..2 {
-            inner.on_table(|| copy_first::arm(state, self.core(), AtBusy::Skip)).map_err(failed)?;
+            inner.on_table_or_pager(|| copy_first::arm(state, self.core(), AtBusy::Skip)).map_err(failed)?;
         }
         let all = || clone.core().sets.inherited.fill(self.core().range.count);
-        inner.on_table(|| copy_first::cut(state, &[self.core()], all)).map_err(failed)?;
+        inner.on_table_or_pager(|| copy_first::cut(state, &[self.core()], all)).map_err(failed)?;
         drop(turn);
         Ok(clone)
     }

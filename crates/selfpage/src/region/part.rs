@@ -75,6 +75,13 @@ impl Bound {
         Ok(PageRange { first: self.region.range.first.plus(first), count })
     }
 
+    /// Drops the contents of a range.
+    pub(crate) fn discard(&self, inner: &Inner, range: PageRange) -> Result<()> {
+        let stays =
+            |(page, why)| Error::failure("discard", format!("{}, which its clone needs", self.page_name(page)), why);
+        inner.discard(range).map_err(stays)
+    }
+
     pub(crate) fn page_name(&self, page: PageNo) -> String {
         pages(&self.name, self.region.index(page), 1)
     }

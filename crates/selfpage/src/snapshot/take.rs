@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::fault::Failure;
-use selfpage_core::fault::copy_first::{self, AtBusy, Image};
+use selfpage_core::fault::copy_first::{self, AtBusy};
+use selfpage_core::fault::image::{self, Image};
 use selfpage_core::region::{self, Rights};
 
 use super::file::named;
@@ -173,7 +174,8 @@ impl Snapshots {
         inner.state().cut.lacks();
         let turn = inner.begin_cut();
         let cut = Instant::now();
-        let armed_in_cut = inner.on_table(|| copy_first::cut(inner.state(), &cores, || copy_first::note_image(&cores)));
+        let cut_now = || copy_first::cut(inner.state(), &cores, || copy_first::note_image(&cores));
+        let armed_in_cut = inner.on_table_or_pager(cut_now);
         let pause = cut.elapsed();
         drop(turn);
         let armed_in_cut =
@@ -211,7 +213,7 @@ impl Subject {
         let (mut armed, mut left) = (0, u64::MAX);
         for _ in 0..MOST_ROUNDS {
             for region in &self.regions {
-                let done = self.life.inner.on_table(|| copy_first::arm(state, region.core(), AtBusy::Skip));
+                let done = self.life.inner.on_table_or_pager(|| copy_first::arm(state, region.core(), AtBusy::Skip));
                 armed += done.map_err(|why| self.failed(region, None, Failure::Machine(why)))?;
             }
             let now: u64 = self.cores().iter().map(|region| region.sets.unarmed.count()).sum();
@@ -290,7 +292,7 @@ impl Reading<'_> {
                 copies += self.write_copies(writing, &mut images)?;
                 let hurried = state.cut.hurried().filter(|page| region.range.contains(*page));
                 let first = hurried.map_or(at, |page| region.index(page));
-                let read = inner.on_pager_thread(|| copy_first::read(state, region, first, &mut images));
+                let read = inner.on_pager_thread(|| image::read(state, region, first, &mut images));
                 let (count, next) = read.map_err(|(page, why)| self.subject.failed(bound, Some(page), why))?;
                 self.add(writing, &images[..count])?;
                 pages += count as u64;
@@ -311,7 +313,7 @@ impl Reading<'_> {
         let inner = &self.subject.life.inner;
         let mut copies = 0;
         loop {
-            let count = inner.on_table(|| copy_first::take_copies(inner.state(), &self.cores, images));
+            let count = inner.on_table(|_| image::take_copies(inner.state(), images));
             if count == 0 {
                 return Ok(copies);
             }
@@ -363,6 +365,6 @@ impl Drop for Reading<'_> {
     fn drop(&mut self) {
         let inner = &self.subject.life.inner;
         let _turn = inner.begin_cut();
-        inner.on_table(|| copy_first::end(inner.state(), &self.cores));
+        inner.on_table(|_| copy_first::end(inner.state(), &self.cores));
     }
 }

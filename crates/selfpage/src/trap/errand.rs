@@ -64,8 +64,3 @@ pub(crate) fn serve(state: &DomainState, errands: &Ring) -> bool {
     }
     true
 }
-
-/// Drops one errand without doing it: its sender is not in this process. `false`: there is none.
-pub(crate) fn forget(errands: &Ring) -> bool {
-    errands.pop().is_some()
-}

@@ -54,7 +54,7 @@ impl Handlers {
 
     /// In a forked child none of the threads is here, nor those that wait for them.
     pub(crate) fn forget_all(&self) {
-        while self.calls.pop().is_some() {}
+        self.calls.reset();
         self.threads.store(0, Ordering::SeqCst);
         self.idle.store(0, Ordering::SeqCst);
         self.places.iter().for_each(|place| place.thread.store(0, Ordering::SeqCst));
@@ -208,7 +208,7 @@ fn answer(inner: &Arc<Inner>, addr: usize, call: &Call) {
 fn wake(inner: &Inner, page: PageNo) {
     let state = inner.state();
     if !state.mmu.wake_faulters(Trap::Worker, page, 1) {
-        while !fault::request(state, Request::Wake(page)) {
+        while !fault::request(state, Request::Wake(page, 1)) {
             thread::give_way();
         }
     }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use selfpage::pager::UserPager;
+use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Answer, Config, Domain, FaultHandler, Locking, MemoryFault, Region, Rights, Trap};
+use selfpage::{Answer, Config, Domain, FaultHandler, Locking, MemoryFault, Protection, Region, Rights, Trap};
 use selfpage_core::addr::PageBytes;
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
@@ -440,6 +441,91 @@ fn freed_lazily() {
                 let word = region.as_slice::<[u64; 512]>()[index][0];
                 assert!(word == 0 || word == index as u64 + 1, "page {index}: {word}");
             }
+        })
+        .well();
+    }
+}
+
+/// The clone loses what it would have had there; its source goes on.
+#[test]
+fn a_clone_that_lacks_its_pages_mapped_over() {
+    for (trap, name) in TRAPS {
+        for kind in ["own", "nothing"] {
+            in_child(here!(), &format!("{name}-{kind}"), || {
+                let domain = Domain::with_frames(4 * ALL * PAGE).build().unwrap();
+                let store = || MemoryStore::new(1 << 30).unwrap();
+                let mut source = domain.region(ALL * PAGE).trap(trap).stored(store()).unwrap();
+                number_pages(&mut source);
+                let clone = source.cow_clone(store()).unwrap();
+                let place = clone.as_ptr().wrapping_add((ALL - TAIL) * PAGE).cast();
+                let own = match kind {
+                    "own" => Some(replace(place, libc::MAP_ANONYMOUS, -1)),
+                    _ => {
+                        // SAFETY: test: memory of the region.
+                        assert_eq!(unsafe { libc::munmap(place, TAIL * PAGE) }, 0);
+                        None
+                    }
+                };
+                let half = ALL - TAIL / 2;
+                (half..ALL).for_each(|page| source.as_mut_slice::<[u64; 512]>()[page][3] = 7);
+                source.discard((ALL - TAIL) * PAGE, TAIL / 2 * PAGE).unwrap();
+                zero(&source, ALL - TAIL..half);
+                check_pages(&source, half..ALL);
+                check_pages(&clone, 0..ALL - TAIL);
+                own.into_iter().for_each(still_the_programs_own);
+                drop(source);
+                check_pages(&clone, 0..ALL - TAIL);
+                own.into_iter().for_each(still_the_programs_own);
+            })
+            .well();
+        }
+    }
+}
+
+/// The kernel protects what lies before the program's own memory, and stops there.
+#[test]
+fn protected_around_what_was_mapped_over() {
+    for (trap, name) in TRAPS {
+        for protection in [Protection::Read, Protection::None] {
+            in_child(here!(), &format!("{name}-{protection:?}"), || {
+                tried::catch();
+                let (_domain, region) = numbered(trap);
+                let first = ALL - TAIL - 8;
+                check_pages(&region, first..ALL);
+                let own = replace(tail(&region), libc::MAP_ANONYMOUS, -1);
+                check_pages(&region, first..ALL - TAIL);
+                let word = region.as_ptr().wrapping_add(first * PAGE + 64).cast::<u64>();
+                let protected = region.protect(first * PAGE, (8 + TAIL) * PAGE, protection);
+                // It is as it was, or as it is wanted.
+                let written = tried::write(word, 1);
+                assert_eq!((protected.is_ok(), written), (true, Err(libc::SIGSEGV)));
+                region.protect(first * PAGE, (8 + TAIL) * PAGE, Protection::ReadWrite).unwrap();
+                assert_eq!(tried::write(word, 2), Ok(()));
+                check_pages(&region, first..ALL - TAIL);
+                still_the_programs_own(own);
+            })
+            .well();
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_around_what_was_mapped_over() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(2 * ALL * PAGE).build().unwrap();
+            let store = MemoryStore::new(1 << 30).unwrap();
+            let mut region = domain.region(ALL * PAGE).trap(trap).stored(store).unwrap();
+            number_pages(&mut region);
+            let own = replace(tail(&region), libc::MAP_ANONYMOUS, -1);
+            let dir = tempfile::tempdir().unwrap();
+            let mut snapshots = Snapshots::of(&[&region], dir.path().join("one.snap")).unwrap();
+            for turn in 0..2 {
+                snapshots.take().unwrap();
+                (0..ALL - TAIL).for_each(|page| region.as_mut_slice::<[u64; 512]>()[page][3] = turn);
+            }
+            check_pages(&region, 0..ALL - TAIL);
+            still_the_programs_own(own);
         })
         .well();
     }

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use selfpage::snapshot::Snapshots;
 use selfpage::store::FileStore;
 use selfpage::{DescriptorTable, Domain, Region, Rights, Trap};
 
@@ -132,6 +133,39 @@ fn domains_and_regions_leave_none_behind() {
                 assert!(counts[9] <= counts[1] + 3, "descriptors of regions that are gone: {counts:?}");
             }
             assert!(open() <= before + 2, "{before} descriptors before, {} after", open());
+        })
+        .well();
+    }
+}
+
+/// A region that shares pages with its clone, and one whose snapshots are taken.
+#[test]
+fn all_closed_under_clones_and_snapshots() {
+    for case in CASES.iter().filter(|case| case.table == DescriptorTable::Shared) {
+        in_child(here!(), case.name, || {
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            let domain = Domain::with_frames(8 * FRAMES * PAGE).build().unwrap();
+            let store = || FileStore::unnamed_in("/var/tmp".as_ref(), (16 * FRAMES * PAGE) as u64).unwrap();
+            let mut source = domain.region(FRAMES * PAGE).trap(case.trap).stored(store()).unwrap();
+            number_pages(&mut source);
+            source.evict(0, 8 * PAGE).unwrap();
+            let clone = source.cow_clone(store()).unwrap();
+            close_all();
+            // One page that is in core and one that is in the store, then all by the first write to each.
+            source.discard(0, PAGE).unwrap();
+            source.discard(30 * PAGE, PAGE).unwrap();
+            assert_eq!((source.as_slice::<u64>()[0], source.as_slice::<u64>()[30 * PAGE / 8]), (0, 0));
+            number_pages(&mut source);
+            check_pages(&clone, 0..FRAMES);
+            drop(clone);
+            let clone = source.cow_clone(store()).unwrap();
+            source.as_mut_slice::<u64>().fill(7);
+            check_pages(&clone, 0..FRAMES);
+            let mut snapshots = Snapshots::of(&[&clone, &source], dir.path().join("both.snap")).unwrap();
+            snapshots.take().unwrap();
+            source.as_mut_slice::<u64>().fill(8);
+            snapshots.take().unwrap();
+            check_pages(&clone, 0..FRAMES);
         })
         .well();
     }

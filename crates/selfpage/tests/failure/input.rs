@@ -62,6 +62,9 @@ fn regions() {
         refused(region.flush(0, 6 * PAGE), Kind::Invalid, &["20480 bytes"]);
         refused(region.prefetch(usize::MAX, 1), Kind::Invalid, &["20480 bytes"]);
         refused(region.unpin(0, 1), Kind::Invalid, &["not pinned", "bytes 0..4096"]);
+        let there = region.as_ptr() as usize;
+        let store = MemoryStore::new(1 << 20).unwrap();
+        refused(domain.region(PAGE).at(there).stored(store), Kind::Invalid, &["region of 4096 bytes"]);
         refused(domain.add_frames(1), Kind::OutOfSpace, &["16 slots"]);
         refused(domain.add_frames(u32::MAX), Kind::OutOfSpace, &["16 slots"]);
         refused(domain.remove_frames(u32::MAX), Kind::Invalid, &["at least 16"]);

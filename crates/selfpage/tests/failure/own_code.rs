@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Kind, Policy, Trap};
+use selfpage::{DescriptorTable, Domain, Kind, Policy, Trap};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, until};
@@ -321,4 +321,25 @@ fn a_pager_that_touches_another_domain_in_a_call_of_the_program() {
         })
         .well();
     }
+}
+
+/// Each of them waits for a pager thread, and is on one.
+#[test]
+fn pins_of_a_private_domain_at_the_same_time() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(4 * FRAMES * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
+        let region = domain.region(2 * FRAMES * PAGE).user(Own::default()).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let region = &region;
+                scope.spawn(move || {
+                    for page in (thread..2 * FRAMES).step_by(4) {
+                        region.pin(page * PAGE, PAGE).unwrap();
+                        region.unpin(page * PAGE, PAGE).unwrap();
+                    }
+                });
+            }
+        });
+    })
+    .well();
 }

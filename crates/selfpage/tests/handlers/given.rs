@@ -16,19 +16,22 @@ struct Gives;
 
 impl FaultHandler for Gives {
     fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
-        if !PAGES.contains(&(fault.offset_bytes() / PAGE)) {
-            return Answer::Pass;
-        }
+        if PAGES.contains(&(fault.offset_bytes() / PAGE)) { Gives::give(fault) } else { Answer::Pass }
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+impl Gives {
+    fn give(fault: &MemoryFault<'_>) -> Answer {
         let mut contents = [0; PAGE];
         contents[..8].copy_from_slice(&GIVEN.to_ne_bytes());
         match fault.map(&contents) {
             Ok(()) => Answer::Handled,
             Err(_) => Answer::Refuse,
         }
-    }
-
-    fn asks_first(&self) -> bool {
-        true
     }
 }
 
@@ -126,5 +129,30 @@ fn a_clone_does_not_inherit_what_was_given_after_it() {
         assert!(PAGES.into_iter().all(|page| read(&source, page) == GIVEN), "{name}");
         assert!(PAGES.into_iter().all(|page| read(&clone, page) == 0), "{name}: as it was at the cut");
         assert_eq!(read(&clone, 20), 20, "{name}");
+    }
+}
+
+/// It passes the first pages of a sequence, and gives what follows.
+struct GivesLater;
+
+impl FaultHandler for GivesLater {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        if fault.offset_bytes() / PAGE < 8 { Answer::Pass } else { Gives::give(fault) }
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_handler_is_asked_of_each_page_of_a_sequence() {
+    for (trap, name) in TRAPS {
+        // Enough frames for a fault to bring its neighbours along.
+        let domain = Domain::with_frames(1024 * PAGE).build().unwrap();
+        let region = domain.region(64 * PAGE).trap(trap).handler(GivesLater).stored(store()).unwrap();
+        for page in 0..64 {
+            assert_eq!(read(&region, page), if page < 8 { 0 } else { GIVEN }, "{name}: page {page}");
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! Clones: two regions that share contents until one of them changes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Region, Trap};
 
@@ -151,4 +153,45 @@ fn a_forked_child_has_both() {
     };
     assert_eq!(super::in_child(|| diverge(5000)), 0);
     assert!(diverge(6000));
+}
+
+/// The cut for a clone keeps writers to every armed page waiting, whichever region it is of.
+#[test]
+fn writers_to_other_regions_go_on_after_the_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let domain = Domain::with_frames(4 * PAGES * PAGE).build().unwrap();
+    let (other, source) = (domain.region(PAGES * PAGE).zero().unwrap(), domain.region(PAGES * PAGE).zero().unwrap());
+    let (others, sources) = (Words::of(&other), Words::of(&source));
+    let mut snapshots = Snapshots::of(&[&other], dir.path().join("other.snap")).unwrap();
+    let (armed, written, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1.. {
+                while armed.load(Ordering::SeqCst) < number && !stop.load(Ordering::SeqCst) {
+                    std::hint::spin_loop();
+                }
+                if stop.load(Ordering::SeqCst) {
+                    return;
+                }
+                (0..PAGES).for_each(|page| others.at(page, 0).store(number, Ordering::Relaxed));
+                written.store(number, Ordering::SeqCst);
+            }
+        });
+        for number in 1..=20 {
+            snapshots.take().unwrap();
+            armed.store(number, Ordering::SeqCst);
+            let began = Instant::now();
+            while written.load(Ordering::SeqCst) < number {
+                (0..PAGES).for_each(|page| sources.at(page, 0).store(number, Ordering::Relaxed));
+                drop(source.cow_clone(store()).unwrap());
+                if began.elapsed() > Duration::from_secs(20) {
+                    stop.store(true, Ordering::SeqCst);
+                    // Its own cut lets the writer go on.
+                    let _ = snapshots.take();
+                    panic!("round {number}: a writer is stopped for good");
+                }
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
 }

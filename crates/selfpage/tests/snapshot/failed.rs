@@ -7,7 +7,7 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage::snapshot::{Snapshot, Snapshots};
-use selfpage::{Domain, Kind};
+use selfpage::{Domain, Kind, Locking};
 
 use super::{PAGE, Words, saved, skip};
 
@@ -94,5 +94,24 @@ fn a_region_that_goes_in_the_middle_is_waited_for_or_told() {
             }
             Err(error) => assert_eq!(error.kind(), Kind::Invalid),
         }
+    }
+}
+
+/// What madvise(2) has dropped is zero from then on, in the next snapshot too.
+#[test]
+fn a_page_that_the_program_has_dropped_is_zero() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let domain = Domain::with_frames(64 * PAGE).locking(Locking::Never).build().unwrap();
+    let region = domain.region(16 * PAGE).zero().unwrap();
+    let words = Words::of(&region);
+    let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+    for turn in 1..4 {
+        (0..16).for_each(|page| words.at(page, 0).store(turn, Ordering::Relaxed));
+        // SAFETY: test: a page of the region.
+        assert_eq!(unsafe { libc::madvise(region.as_ptr().add(5 * PAGE).cast(), PAGE, libc::MADV_DONTNEED) }, 0);
+        snapshots.take().unwrap();
+        let snapshot = Snapshot::open(&path).unwrap();
+        (0..16).for_each(|page| assert_eq!(saved(&snapshot, 0, page)[0], if page == 5 { 0 } else { turn }));
     }
 }
