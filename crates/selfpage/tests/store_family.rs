@@ -214,6 +214,37 @@ fn killed_at_any_instant() {
     }
 }
 
+/// A process that is made behind the C library's back, and does `work`.
+fn bare_child(work: impl FnOnce()) -> Pid {
+    // SAFETY: fork-quiet: as fork(2), without anybody's handlers; only this thread is at work, and the child leaves by `_exit`.
+    match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+        0 => {
+            // SAFETY: fork-quiet: a child that hangs is a failure, not a wait.
+            unsafe { libc::alarm(30) };
+            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            // SAFETY: fork-quiet: the child's end.
+            unsafe { libc::_exit(worked.is_err() as i32) }
+        }
+        pid => Pid::from_raw(pid as i32).expect("clone failed"),
+    }
+}
+
+/// A child that is no member gives back what it has of its parent's, and nothing of the parent's is free by that.
+fn a_child_that_is_no_member() {
+    let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 400 << 12).unwrap();
+    let (first, len) = store.claim(100).unwrap();
+    let child = bare_child(|| {
+        store.reclaim_dead();
+        store.release(first, len);
+        assert_eq!(store.claim(1), Err(PagerError::NoStore));
+        assert!(store.before_fork(gettid().as_raw_nonzero().get()).is_err());
+    });
+    assert_eq!(wait_for(child), Some(0));
+    assert_eq!(store.taken_bloks(), 100, "the parent's bloks were given back by a child");
+    store.release(first, len);
+    assert_eq!(store.taken_bloks(), 0);
+}
+
 /// The program has closed the descriptor; a pager thread with a table of its own still has it.
 fn closed_by_the_program() {
     let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 100 << 12).unwrap();
@@ -248,4 +279,5 @@ fn families() {
     orphans();
     killed_at_any_instant();
     closed_by_the_program();
+    a_child_that_is_no_member();
 }

@@ -163,6 +163,10 @@ impl FileStore {
     /// # Context
     /// PagerThread or Normal.
     pub fn reclaim_dead(&self) {
+        // A child that is no member has its parent's locks, and would take its parent for dead.
+        if self.bloks.me().is_none() {
+            return;
+        }
         // Locks tell processes apart, not our threads.
         if self.reclaiming.swap(true, Ordering::Acquire) {
             return;
@@ -214,6 +218,10 @@ impl BackingStore for FileStore {
     }
 
     fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {
+        if self.bloks.me().is_none() {
+            let cause = io::Error::other("it is an ancestor's, and this process was forked without it");
+            return Err(StoreError { object: self.object.clone(), cause, remedy: "make one of its own in the child" });
+        }
         let flags = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
         let file = self.file.reopen(table_of, flags).map_err(|cause| StoreError {
             object: self.object.clone(),
