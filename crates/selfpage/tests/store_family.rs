@@ -245,6 +245,29 @@ fn a_child_that_is_no_member() {
     assert_eq!(store.taken_bloks(), 0);
 }
 
+/// A process that is just being started has the store's descriptor, and its lock, until it calls exec.
+fn made_again_while_a_process_is_started() {
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = dir.path().join("store");
+    let store = FileStore::create(&path, 100 << 12).unwrap();
+    let (end, ends) = pipe().unwrap();
+    let child = bare_child(|| hear(end.try_clone().unwrap()));
+    drop(store);
+    let again = FileStore::create(&path, 100 << 12).map(drop);
+    say(&ends);
+    assert_eq!(wait_for(child), Some(0));
+    again.unwrap();
+    // What a child drops is its parent's still.
+    let store = FileStore::create(&path, 100 << 12).unwrap();
+    let child = bare_child(|| {
+        // SAFETY: fork-quiet: the child's copy, which is used no more.
+        drop(unsafe { std::ptr::read(&store) });
+    });
+    assert_eq!(wait_for(child), Some(0));
+    let error = FileStore::create(&path, 100 << 12).err().expect("the parent uses it").to_string();
+    assert!(error.contains("another running program"), "{error}");
+}
+
 /// The program has closed the descriptor; a pager thread with a table of its own still has it.
 fn closed_by_the_program() {
     let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 100 << 12).unwrap();
@@ -280,4 +303,5 @@ fn families() {
     killed_at_any_instant();
     closed_by_the_program();
     a_child_that_is_no_member();
+    made_again_while_a_process_is_started();
 }

@@ -259,6 +259,31 @@ impl BackingStore for FileStore {
     }
 }
 
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        // A process that another thread is just starting has our descriptor until it calls exec, and the lock with it: whoever
+        // makes the store anew need not wait for that.
+        if let Some(me) = self.bloks.me()
+            && self.file.is_ours()
+        {
+            let _ = unlock(self.file.borrow(), LOCKS_FROM + u64::from(me), 1);
+        }
+    }
+}
+
+/// A file that has a name for as long as it takes to remove it.
+fn briefly_named(dir: &Path, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let path = dir.join(format!(".selfpage-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+        match open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL, mode) {
+            // Left by a process of that number that was killed just then.
+            Err(Errno::EXIST) => {}
+            file => return file.and_then(|file| unlink(&path).map(|()| file)),
+        }
+    }
+}
+
 /// Whether nobody will miss the file's contents.
 fn is_scratch(file: &OwnedFd) -> io::Result<bool> {
     let mut bytes = vec![0; LOOK_BYTES];
