@@ -156,11 +156,17 @@ pub(crate) fn raised(
 
 /// Gives the calling thread's table descriptor `number` of `thread`'s, at the same number.
 pub(crate) fn take_descriptor(thread: u32, number: RawFd) -> io::Result<()> {
-    // SAFETY: fd-number: numbers go in, and a new descriptor of our own comes out.
-    let taken = unsafe {
-        let of = checked(libc::syscall(libc::SYS_pidfd_open, thread, PIDFD_THREAD))?;
-        let of = OwnedFd::from_raw_fd(of);
-        OwnedFd::from_raw_fd(checked(libc::syscall(libc::SYS_pidfd_getfd, of.as_raw_fd(), number, 0))?)
+    let taken = match of_table(thread, PIDFD_THREAD, number) {
+        // Before Linux 6.9 only the first thread's can be had, which the program's others share.
+        Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => {
+            let taken = of_table(std::process::id(), 0, number)?;
+            let (have, want) = (fstat(&taken)?, stat(format!("/proc/self/task/{thread}/fd/{number}"))?);
+            if (have.st_dev, have.st_ino) != (want.st_dev, want.st_ino) {
+                return Err(io::Error::from_raw_os_error(libc::EBADF));
+            }
+            taken
+        }
+        taken => taken?,
     };
     if taken.as_raw_fd() != number {
         // SAFETY: fd-number: in this table the number is nobody's: the program's numbers are not here.
@@ -170,6 +176,15 @@ pub(crate) fn take_descriptor(thread: u32, number: RawFd) -> io::Result<()> {
         let _ = taken.into_raw_fd();
     }
     Ok(())
+}
+
+/// A copy of descriptor `number` of the thread's table.
+fn of_table(thread: u32, flags: libc::c_int, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fd-number: numbers go in, and a new descriptor of our own comes out.
+    unsafe {
+        let of = OwnedFd::from_raw_fd(checked(libc::syscall(libc::SYS_pidfd_open, thread, flags))?);
+        Ok(OwnedFd::from_raw_fd(checked(libc::syscall(libc::SYS_pidfd_getfd, of.as_raw_fd(), number, 0))?))
+    }
 }
 
 const PIDFD_THREAD: libc::c_int = libc::O_EXCL;
