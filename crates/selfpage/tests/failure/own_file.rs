@@ -315,3 +315,37 @@ fn written_into_its_own_file_while_others_change_everything() {
     })
     .well();
 }
+
+#[test]
+fn saved_after_the_first_thread_has_ended() {
+    in_child(here!(), "", || {
+        let dir = on_disk();
+        let path = dir.path().join("data");
+        std::fs::write(&path, vec![7; 3 * PAGE + 100]).unwrap();
+        // A process whose first thread is this one's copy, and not the harness's.
+        // SAFETY: test: the child goes on by itself, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+            std::thread::spawn(move || {
+                let _domain = domain;
+                until("the first thread has ended", || {
+                    std::fs::read_to_string("/proc/self/stat").unwrap().contains(") Z ")
+                });
+                region.as_mut_slice::<u8>()[3 * PAGE + 99] = 8;
+                let flushed = region.flush(0, region.len_bytes());
+                // SAFETY: test: the child's end.
+                unsafe { libc::_exit(flushed.inspect_err(|error| eprintln!("{error}")).is_err().into()) };
+            });
+            // SAFETY: test: ends this thread, and no other.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+        let mut status = 0;
+        // SAFETY: test: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(std::fs::read(&path).unwrap()[3 * PAGE + 99], 8);
+    })
+    .well();
+}

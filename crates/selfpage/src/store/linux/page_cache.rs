@@ -34,9 +34,10 @@ pub fn write(
         let bytes = &page[part.clone()];
         let from = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let to = libc::iovec { iov_base: window.wrapping_byte_add(part.start), iov_len: bytes.len() };
-        // By a system call, to which a file that was cut, or has no room, is an error; to a store it is a signal.
+        // By a system call, to which a file that was cut, or has no room, is an error; to a store it is a signal. The process goes by
+        // the number of this thread: its own is that of the first thread, which may have ended.
         // SAFETY: cache-window: the kernel reads `bytes` and writes as many into the window, both alive.
-        let written = unsafe { libc::process_vm_writev(libc::getpid(), &from, 1, &to, 1, 0) };
+        let written = unsafe { libc::process_vm_writev(libc::gettid(), &from, 1, &to, 1, 0) };
         let why = std::io::Error::last_os_error().raw_os_error();
         match (usize::try_from(written), why) {
             (Ok(written), _) if written == bytes.len() => Ok(()),
