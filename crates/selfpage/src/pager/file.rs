@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
 
 use arrayvec::ArrayVec;
 use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
@@ -57,6 +57,9 @@ pub struct File {
     detached: AtomicBool,
     /// Whether a thread was sent to write in the ordinary way once, see [`File::open_way`].
     way_opened: AtomicBool,
+    /// Why the disk did not take what the page cache had; 0: it took all. The kernel says so once, and keeps those pages as if it had: no
+    /// sync after that says anything of them.
+    lost: AtomicI32,
 }
 
 /// What a [`File`] keeps of each page: an entry a page, zeroed. Empty where the program may not write.
@@ -133,6 +136,7 @@ impl File {
             tails,
             detached: false.into(),
             way_opened: false.into(),
+            lost: 0.into(),
         }
     }
 
@@ -356,7 +360,14 @@ impl Pager for File {
     }
 
     fn sync(&self) -> std::result::Result<(), PagerError> {
-        rustix::fs::fdatasync(self.buffered.borrow()).map_err(|errno| PagerError::Io(errno.raw_os_error()))
+        let errno = match self.lost.load(Ordering::Relaxed) {
+            0 => rustix::fs::fdatasync(self.buffered.borrow()).err().map_or(0, Errno::raw_os_error),
+            errno => errno,
+        };
+        if matches!(errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
+            self.lost.store(errno, Ordering::Relaxed);
+        }
+        if errno == 0 { Ok(()) } else { Err(PagerError::Io(errno)) }
     }
 
     /// What the program discards is dropped from memory; the file keeps what was saved last.
