@@ -20,7 +20,7 @@ use selfpage_core::sync::{AtomicU64, Ordering};
 
 use super::PageHash;
 use crate::error::{Error, Kind, Result};
-use crate::store::{Blok, Descriptor, IoEngines, LOCKED, WriteBlok, page_cache};
+use crate::store::{Blok, Descriptor, IoChoice, LOCKED, WriteBlok, forget_engines, page_cache};
 use crate::trap::thread;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -47,7 +47,7 @@ pub struct File {
     /// Page 0 of the region is this page of the file.
     first: u64,
     rights: Rights,
-    engines: IoEngines,
+    io: IoChoice,
     hash: Arc<PageHash>,
     /// The hash of each page as it was filled or saved last; none where the program may not write.
     hashes: Table<AtomicU64>,
@@ -130,7 +130,8 @@ impl File {
             buffered,
             first,
             rights,
-            engines: IoEngines::from_env(),
+            // What makes no sense there is what a store complains of.
+            io: IoChoice::from_env().unwrap_or(IoChoice::Auto),
             hash,
             hashes,
             tails,
@@ -318,7 +319,7 @@ impl Pager for File {
 
     fn forked(&self) {
         self.detached.store(true, Ordering::Relaxed);
-        self.engines.after_fork_in_child();
+        forget_engines();
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
@@ -335,7 +336,7 @@ impl Pager for File {
                 writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
             }
             let file = self.direct.as_ref().unwrap_or(&self.buffered).number();
-            self.engines.write_unless_locked(file, &mut writes);
+            self.io.write_unless_locked(file, &mut writes);
             let outcomes: ArrayVec<_, MOST> = writes.iter().map(|write| write.outcome).collect();
             drop(writes);
             let mut outcomes = outcomes.into_iter();

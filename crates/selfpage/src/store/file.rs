@@ -14,7 +14,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::pager::{Context, PagerError};
 
 use super::bloks::{Bloks, MEMBERS};
-use super::engine::{IoChoice, IoEngines};
+use super::engine::{IoChoice, forget_engines, read_in_trap};
 use super::linux::descriptor::{Descriptor, lock, unlock};
 use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
 
@@ -34,7 +34,7 @@ pub struct FileStore {
     file: Descriptor,
     direct: bool,
     bloks: Bloks,
-    engines: IoEngines,
+    io: IoChoice,
     /// The child's part of a fork that is under way.
     child: Mutex<Option<Child>>,
     reclaiming: AtomicBool,
@@ -104,7 +104,7 @@ impl FileStore {
     }
 
     fn new(object: String, file: OwnedFd, kind: FileType, count: u32) -> Result<FileStore, StoreError> {
-        let choice = IoChoice::from_env().map_err(|cause| StoreError {
+        let io = IoChoice::from_env().map_err(|cause| StoreError {
             object: object.clone(),
             cause: io::Error::new(io::ErrorKind::InvalidInput, cause),
             remedy: "set it to auto or pool, or not at all",
@@ -119,8 +119,7 @@ impl FileStore {
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
         let file = Descriptor::new(file).map_err(refused(&object))?;
-        let engines = IoEngines::new(choice);
-        Ok(FileStore { object, file, direct, bloks, engines, child: Mutex::new(None), reclaiming: false.into() })
+        Ok(FileStore { object, file, direct, bloks, io, child: Mutex::new(None), reclaiming: false.into() })
     }
 
     fn lock_all(object: &str, file: &OwnedFd) -> Result<(), StoreError> {
@@ -154,7 +153,7 @@ impl FileStore {
 
     /// Which way of many requests at a time to use, in place of what the environment says.
     pub fn with_io(mut self, choice: IoChoice) -> FileStore {
-        self.engines = IoEngines::new(choice);
+        self.io = choice;
         self
     }
 
@@ -204,13 +203,13 @@ impl BackingStore for FileStore {
     fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
         match context {
             // Whatever went wrong, it need not be our file that it went wrong with.
-            Context::Trap => IoEngines::read_in_trap(self.file.number(), bloks).map_err(|_| PagerError::WrongContext),
-            Context::PagerThread | Context::Normal => self.engines.read(self.file.number(), bloks),
+            Context::Trap => read_in_trap(self.file.number(), bloks).map_err(|_| PagerError::WrongContext),
+            Context::PagerThread | Context::Normal => self.io.read(self.file.number(), bloks),
         }
     }
 
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        self.engines.write(self.file.number(), bloks);
+        self.io.write(self.file.number(), bloks);
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
@@ -254,7 +253,7 @@ impl BackingStore for FileStore {
         let Some(Child { file, member }) = child else { panic!("store {}: not ready for a fork", self.object) };
         self.file.go_on_as(file);
         self.bloks.adopt(member);
-        self.engines.after_fork_in_child();
+        forget_engines();
         self.reclaiming.store(false, Ordering::Release);
     }
 }
