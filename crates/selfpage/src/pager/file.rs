@@ -165,13 +165,11 @@ impl File {
 
     /// The length of the file now. It may have changed since.
     fn file_len(&self, context: Context) -> std::result::Result<u64, PagerError> {
-        if context == Context::Trap && !self.buffered.is_ours() {
-            return Err(PagerError::WrongContext);
-        }
-        match rustix::fs::fstat(self.buffered.borrow()) {
-            Ok(stat) => Ok(stat.st_size as u64),
-            Err(errno) => Err(PagerError::Io(errno.raw_os_error())),
-        }
+        let stat = match context {
+            Context::Trap => self.buffered.stat().ok_or(PagerError::WrongContext)?,
+            _ => rustix::fs::fstat(self.buffered.borrow()).map_err(|errno| PagerError::Io(errno.raw_os_error()))?,
+        };
+        Ok(stat.st_size as u64)
     }
 
     fn fill_up_to<const N: usize>(
