@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, unlink};
@@ -22,7 +22,7 @@ use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
 const MARK: &[u8] = b"selfpage store: scratch, of no use to anybody but the program that runs\n";
 /// A file without the mark is only taken over where it begins with this much nothing.
 const LOOK_BYTES: usize = 1 << 20;
-/// The byte whose lock member 0 of the family holds; the other members' follow. No file has data there.
+/// The byte whose lock member 0 of the family holds; the other members' follow. Locks ask for no data, and none is in their way.
 const LOCKS_FROM: u64 = 1 << 40;
 
 /// Holds pages in a file, past the kernel's page cache where the file system lets it.
@@ -90,12 +90,8 @@ impl FileStore {
         let count = blok_count(&object, capacity_bytes)?;
         let mode = Mode::from_raw_mode(0o600);
         let file = match open(dir, OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE, mode) {
-            // File systems that cannot: a name for as long as it takes to remove it.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                let path = dir.join(format!(".selfpage-{}", process::id()));
-                let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL, mode);
-                file.and_then(|file| unlink(&path).map(|()| file))
-            }
+            // File systems that cannot.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => briefly_named(dir, mode),
             file => file,
         };
         let file = file.map_err(refused(&object))?;
@@ -228,15 +224,20 @@ impl BackingStore for FileStore {
             remedy: "a child needs the file opened anew: mount /proc, keep the right to open it, raise ulimit -n",
         })?;
         // The child's lock is held from now on, first by us: it never looks dead before it has lived.
-        let free = |&member: &u32| lock(file.borrow(), LOCKS_FROM + member as u64, 1).unwrap_or(false);
-        let Some(member) = (0..MEMBERS).find(free) else {
-            let cause = io::Error::new(io::ErrorKind::QuotaExceeded, "256 processes share it already");
-            return Err(StoreError {
-                object: self.object.clone(),
-                cause,
-                remedy: "have fewer forked children at a time",
-            });
+        let locked = |member: u32| match lock(file.borrow(), LOCKS_FROM + member as u64, 1) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(member)),
+            Err(cause) => Some(Err((cause, "a child needs a lock of its own, and the file system gives none"))),
         };
+        let all_taken = || {
+            let cause = io::Error::new(io::ErrorKind::QuotaExceeded, "256 processes share it already");
+            Err((cause, "have fewer forked children at a time"))
+        };
+        let member = (0..MEMBERS).find_map(locked).unwrap_or_else(all_taken).map_err(|(cause, remedy)| StoreError {
+            object: self.object.clone(),
+            cause,
+            remedy,
+        })?;
         self.bloks.hand_to(member);
         *self.child.lock().unwrap_or_else(PoisonError::into_inner) = Some(Child { file, member });
         Ok(())
