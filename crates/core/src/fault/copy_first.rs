@@ -1,4 +1,5 @@
-//! Snapshots: pages are armed, cut, copied before their first write, and read for the image. [`crate::cut`] tells the story.
+//! Snapshots: pages are armed, cut, and copied before their first write; [`super::image`] is what becomes of the copies. [`crate::cut`]
+//! tells the story.
 //!
 //! A page of a region that takes part is armed where its word wishes [`Wishes::COPY_FIRST`], and in
 //! [`crate::cut::PageSets::unarmed`] where it does not. Only the owner of a page moves it from one to the other, and takes it
@@ -6,15 +7,14 @@
 
 use core::num::NonZeroU32;
 
-use super::{Failure, Outcome, Step, inherit};
-use crate::addr::{Frame, PageBytes, PageNo};
+use super::{Step, image, inherit};
+use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Zeroed;
 use crate::mmu::{Refusal, Writing};
 use crate::page::{PageWord, State, Wishes, Word};
-use crate::pager::{Context, FillPage, Pager};
+use crate::pager::Context;
 use crate::region::Region;
-use crate::shortage::FrameWait;
 use crate::stack;
 use crate::sync::Ordering;
 
@@ -25,8 +25,6 @@ const STRETCH: usize = 64;
 const MOST_LOOKS: u32 = 4096;
 /// Copies take at most one frame in so many.
 const MOST_SHARE: u32 = 8;
-/// Pages that one request to a pager brings for the image, at most.
-const MOST_FILLED: usize = 16;
 
 /// A write to a resident page that is armed.
 ///
@@ -321,7 +319,7 @@ fn go_on(domain: &DomainState, regions: &[&Region]) {
 }
 
 /// Wakes the threads that are stopped on a write: they may try again.
-fn wake(domain: &DomainState, regions: &[&Region]) {
+pub(super) fn wake(domain: &DomainState, regions: &[&Region]) {
     domain.cut.moved.signal(domain.mmu);
     for region in regions {
         let mut at = region.range.first;
@@ -333,211 +331,6 @@ fn wake(domain: &DomainState, regions: &[&Region]) {
     }
 }
 
-/// A page of the image.
-pub type Image = (PageNo, PageBytes);
-
-/// Takes copies that were made before a first write, as many as `into` holds. How many. Whoever waits for room goes on.
-///
-/// # Context
-/// Normal or PagerThread, outside the gate; one thread at a time.
-pub fn take_copies(domain: &DomainState, regions: &[&Region], into: &mut [Image]) -> usize {
-    let inside = domain.gate.enter(domain.mmu);
-    let mut count = 0;
-    while let Some(entry) = into.get_mut(count)
-        && let Some((page, copy)) = domain.cut.take()
-    {
-        *entry = (page, *domain.lease(copy).get());
-        domain.stack.give(domain.mmu, copy, 1);
-        count += 1;
-    }
-    drop(inside);
-    if count > 0 {
-        wake(domain, regions);
-    }
-    count
-}
-
-/// Reads pages that the image needs from number `from` of `region` on, as many as `into` holds. How many, and where to go on;
-/// `None`: there is nothing more.
-///
-/// # Context
-/// PagerThread, outside the gate; one thread at a time.
-///
-/// # Errors
-/// A page cannot be had, or no frame to read it.
-pub fn read(
-    domain: &DomainState,
-    region: &Region,
-    from: u64,
-    into: &mut [Image],
-) -> Result<(usize, Option<u64>), (PageNo, Failure)> {
-    let mut count = 0;
-    let mut frame_wait = FrameWait::default();
-    let mut next = region.sets.pending.next(from);
-    while let Some(index) = next
-        && let Some(rest) = into.get_mut(count..).filter(|rest| !rest.is_empty())
-    {
-        let page = region.range.first.plus(index);
-        let available = domain.stack.demand.available.count();
-        let inside = domain.gate.enter(domain.mmu);
-        let step = read_at(domain, region, page, rest);
-        drop(inside);
-        match step {
-            Read::Pages(read) => {
-                count += read;
-                next = region.sets.pending.next(index + read.max(1) as u64);
-            }
-            Read::Again => next = region.sets.pending.next(index),
-            Read::AwaitPage(word, seen) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
-            Read::AwaitFrame => frame_wait
-                .sleep(&domain.stack.demand, domain.mmu, available)
-                .map_err(|shortage| (page, Failure::Shortage(shortage)))?,
-            Read::Failed(failure) => return Err((page, failure)),
-        }
-    }
-    // Whoever waits to drop one of them may.
-    domain.cut.moved.signal(domain.mmu);
-    Ok((count, next))
-}
-
-enum Read<'a> {
-    /// So many pages from this one on.
-    Pages(usize),
-    Again,
-    AwaitPage(&'a PageWord, Word),
-    AwaitFrame,
-    Failed(Failure),
-}
-
-fn read_at<'a>(domain: &DomainState, region: &'a Region, page: PageNo, into: &mut [Image]) -> Read<'a> {
-    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else { return Read::Pages(0) };
-    let seen = word.load();
-    if seen.state() == State::Busy || seen.in_save() {
-        return word.await_change(seen).map_or(Read::Again, |seen| Read::AwaitPage(word, seen));
-    }
-    let absent = matches!(seen.state(), State::Absent | State::Poisoned);
-    let want = if absent { MOST_FILLED.min(into.len()) } else { 1 };
-    if absent && region.sets.inherited.contains(region.index(page)) {
-        return match inherit::inherit(domain, Context::PagerThread, region, page) {
-            Step::Done(Outcome::Failed(failure)) => Read::Failed(failure),
-            Step::AwaitFrame(_) => Read::AwaitFrame,
-            _ => Read::Again,
-        };
-    }
-    let Some(run) = stack::take(domain, domain.affordable(want as u32)) else { return Read::AwaitFrame };
-    let (frame, held) = (run.first, run.count.get());
-    let read = if word.claim(seen) {
-        match seen.state() {
-            State::Absent | State::Poisoned => read_absent(domain, region, pager, (page, seen), (frame, held), into),
-            _ => read_claimed(domain, region, page, seen, frame, into),
-        }
-    } else {
-        Read::Again
-    };
-    domain.stack.give(domain.mmu, frame, held);
-    read
-}
-
-/// Reads a claimed page that a frame holds, and settles it as it was.
-fn read_claimed<'a>(
-    domain: &DomainState,
-    region: &Region,
-    page: PageNo,
-    seen: Word,
-    copy: Frame,
-    into: &mut [Image],
-) -> Read<'a> {
-    let index = region.index(page);
-    let needed = region.sets.pending.contains(index);
-    let mut read = Read::Pages(usize::from(needed));
-    let mut take = |from: Frame| {
-        if let Some(entry) = into.first_mut() {
-            *entry = (page, *domain.lease(from).get());
-        }
-    };
-    match seen.state() {
-        State::Resident => {
-            domain.frames.set_zeroed(copy, Zeroed::Unknown);
-            match domain.mmu.copy_out(page, copy) {
-                Ok(()) => take(copy),
-                Err(why) => read = Read::Failed(Failure::Machine(why)),
-            }
-        }
-        State::Standby | State::Aside => take(seen.frame()),
-        // It could not be had when it was last asked for.
-        _ => read = Read::Failed(Failure::Pager(crate::pager::PagerError::Corrupt)),
-    }
-    if matches!(read, Read::Pages(_)) {
-        region.sets.pending.remove(index);
-    }
-    if seen.state() == State::Standby {
-        domain.stack.leaves_standby();
-        domain.settle_standby(region, page, Word::new(State::Standby, seen.frame()));
-    } else {
-        domain.settle(region, page, Word::new(seen.state(), seen.frame()));
-    }
-    read
-}
-
-/// Reads a claimed page that its pager has, and those behind it that the image needs and the pager brings cheaply. They stay as they
-/// are.
-fn read_absent<'a>(
-    domain: &DomainState,
-    region: &Region,
-    pager: &dyn Pager,
-    (first, seen): (PageNo, Word),
-    (frame, held): (Frame, u32),
-    into: &mut [Image],
-) -> Read<'a> {
-    let index = region.index(first);
-    if !region.sets.pending.contains(index) {
-        // It came in, was copied, and went again.
-        domain.settle(region, first, Word::new(seen.state(), Frame(0)));
-        return Read::Again;
-    }
-    let most = held.min(pager.extent(index, held)).min(MOST_FILLED as u32).max(1);
-    let claimed = 1
-        + (1..most)
-            .take_while(|step| {
-                let page = first.plus((*step).into());
-                let index = region.index(page);
-                region.sets.pending.contains(index)
-                    // The pager of a clone does not have what its source has.
-                    && !region.sets.inherited.contains(index)
-                    && region.word(page).is_some_and(|word| {
-                        let seen = word.load();
-                        seen.state() == State::Absent && !seen.in_save() && word.claim(seen)
-                    })
-            })
-            .count();
-    let mut fills: [FillPage<'_>; MOST_FILLED] = core::array::from_fn(|step| {
-        let frame = if step < claimed { frame.plus(step as u32) } else { frame };
-        FillPage { index: index + step as u64, bytes: domain.lease(frame), zeroed: domain.frames.zeroed(frame) }
-    });
-    (0..claimed).for_each(|step| domain.frames.set_zeroed(frame.plus(step as u32), Zeroed::Unknown));
-    let mut done = claimed;
-    let mut filled = pager.fill(Context::PagerThread, fills.get_mut(..done).unwrap_or(&mut []));
-    if filled.is_err() && claimed > 1 {
-        // It may be a neighbour that cannot be had.
-        done = 1;
-        fills.iter_mut().for_each(|fill| fill.zeroed = false);
-        filled = pager.fill(Context::PagerThread, fills.get_mut(..done).unwrap_or(&mut []));
-    }
-    for (step, (fill, entry)) in fills.iter().zip(into.iter_mut()).take(claimed).enumerate() {
-        let page = first.plus(step as u64);
-        if filled.is_ok() && step < done {
-            *entry = (page, *fill.bytes.get());
-            region.sets.pending.remove(index + step as u64);
-        }
-        // A poisoned page could not be had when it was last asked for, which says nothing of now; whoever touches it asks by name.
-        domain.settle(region, page, if step == 0 { Word::new(seen.state(), Frame(0)) } else { Word::ABSENT });
-    }
-    match filled {
-        Ok(_) => Read::Pages(done),
-        Err(error) => Read::Failed(Failure::Pager(error)),
-    }
-}
-
 /// Gives the snapshot up, or ends it: nothing is pending any more, no copy is kept, and nobody waits.
 ///
 /// # Context
@@ -546,7 +339,7 @@ pub fn end(domain: &DomainState, regions: &[&Region]) {
     regions.iter().for_each(|region| region.sets.pending.clear());
     // Whoever is about to keep a copy has kept it then.
     domain.cut.close(domain.mmu);
-    while take_copies(domain, &[], &mut [(PageNo(0), [0; crate::addr::PAGE_BYTES])]) > 0 {}
+    while image::take_copies(domain, &[], &mut [(PageNo(0), [0; crate::addr::PAGE_BYTES])]) > 0 {}
     go_on(domain, regions);
 }
 

@@ -11,6 +11,7 @@ pub mod copy_first;
 pub mod evict;
 mod fill;
 pub mod handover;
+pub mod image;
 mod inherit;
 pub mod protect;
 pub mod range;

@@ -2,7 +2,8 @@
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::fault::Failure;
-use selfpage_core::fault::copy_first::{self, AtBusy, Image};
+use selfpage_core::fault::copy_first::{self, AtBusy};
+use selfpage_core::fault::image::{self, Image};
 use selfpage_core::region::Region;
 
 use crate::dice;
@@ -105,7 +106,7 @@ fn read_all(world: &World, regions: &[&Region], image: &mut [Halves]) -> Option<
     let mut images: Vec<Image> = vec![(PageNo(0), [0; PAGE_BYTES]); 1 + dice::below(8) as usize];
     let take_copies = |images: &mut Vec<Image>, image: &mut [Halves]| {
         loop {
-            let count = copy_first::take_copies(&world.domain, regions, images);
+            let count = image::take_copies(&world.domain, regions, images);
             images[..count].iter().for_each(|(page, bytes)| image[world.at(*page)] = halves(bytes));
             if count == 0 {
                 break;
@@ -117,7 +118,7 @@ fn read_all(world: &World, regions: &[&Region], image: &mut [Halves]) -> Option<
         while let Some(at) = from {
             take_copies(&mut images, image);
             let read = world.waiting_for(region.range, || {
-                copy_first::read(&world.domain, region, at, &mut images).map_err(|(page, failure)| {
+                image::read(&world.domain, region, at, &mut images).map_err(|(page, failure)| {
                     if !matches!(failure, Failure::Machine(_)) {
                         world.judge(page, failure);
                     }

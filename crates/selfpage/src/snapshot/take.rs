@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::fault::Failure;
-use selfpage_core::fault::copy_first::{self, AtBusy, Image};
+use selfpage_core::fault::copy_first::{self, AtBusy};
+use selfpage_core::fault::image::{self, Image};
 use selfpage_core::region::{self, Rights};
 
 use super::file::named;
@@ -290,7 +291,7 @@ impl Reading<'_> {
                 copies += self.write_copies(writing, &mut images)?;
                 let hurried = state.cut.hurried().filter(|page| region.range.contains(*page));
                 let first = hurried.map_or(at, |page| region.index(page));
-                let read = inner.on_pager_thread(|| copy_first::read(state, region, first, &mut images));
+                let read = inner.on_pager_thread(|| image::read(state, region, first, &mut images));
                 let (count, next) = read.map_err(|(page, why)| self.subject.failed(bound, Some(page), why))?;
                 self.add(writing, &images[..count])?;
                 pages += count as u64;
@@ -311,7 +312,7 @@ impl Reading<'_> {
         let inner = &self.subject.life.inner;
         let mut copies = 0;
         loop {
-            let count = inner.on_table(|| copy_first::take_copies(inner.state(), &self.cores, images));
+            let count = inner.on_table(|| image::take_copies(inner.state(), &self.cores, images));
             if count == 0 {
                 return Ok(copies);
             }
