@@ -268,9 +268,31 @@ impl File {
         });
     }
 
-    /// Writes what is the file's of a page, of which it has `there` bytes now, by way of the page cache. That needs no lock: a
-    /// program that writes to the file from absent pages of this very region holds it, and waits for a frame that only this save
-    /// may free.
+    /// Writes those of the pages that must not wait for the file's lock, neighbours together, by way of the page cache. That needs no lock:
+    /// a program that writes to the file from absent pages of this very region holds it, and waits for a frame that only this save may
+    /// free. Pages that the file has no blocks for come here too.
+    fn save_locked(&self, pages: &mut [SavePage<'_>]) {
+        let mut rest = pages;
+        while let Some(at) = rest.iter().position(|page| page.outcome == Err(LOCKED)) {
+            let found = &mut rest[at..];
+            let first = found[0].index;
+            let alike = |(page, index): &(&SavePage<'_>, u64)| page.index == *index && page.outcome == Err(LOCKED);
+            let run = found.iter().zip(first..).take(page_cache::MOST).take_while(alike).count();
+            self.open_way(&found[0]);
+            let bytes = found.iter().take(run).map(|page| page.bytes.get());
+            let written = page_cache::write_pages(self.buffered.borrow(), (self.first + first) * PAGE, bytes);
+            let done = written.map_or_else(|(done, _)| done, |()| run);
+            found[..done].iter_mut().for_each(|page| page.outcome = Ok(()));
+            if let Err((_, why)) = written {
+                // Those behind it may have what it lacks.
+                found[done].outcome = Err(why);
+            }
+            rest = &mut found[(done + 1).min(run)..];
+        }
+    }
+
+    /// Writes what is the file's of a page, of which it has `there` bytes now, by way of the page cache, as
+    /// [`File::save_locked`] does.
     ///
     /// Where the file has grown since the page was filled, the page holds zeros in place of what was appended: behind the old
     /// end only what is not zero was written by the program.
@@ -337,23 +359,19 @@ impl Pager for File {
             self.io.write_unless_locked(file, &mut writes);
             let outcomes: ArrayVec<_, MOST> = writes.iter().map(|write| write.outcome).collect();
             drop(writes);
-            let mut outcomes = outcomes.into_iter();
-            for page in part.iter_mut() {
+            for (page, outcome) in part.iter_mut().filter(|page| whole(page)).zip(outcomes) {
+                page.outcome = outcome;
+            }
+            self.save_locked(part);
+            for page in part.iter_mut().filter(|page| !whole(page)) {
                 page.outcome = match there(page) {
-                    PAGE if whole(page) => match outcomes.next().unwrap_or(Err(PagerError::NoStore)) {
-                        Err(LOCKED) => {
-                            self.open_way(page);
-                            self.save_past_the_lock(page, PAGE)
-                        }
-                        outcome => outcome,
-                    },
                     // The file was cut short under us; what is behind its end has nowhere to go.
                     0 => Err(PagerError::Truncated),
-                    part => self.save_past_the_lock(page, part),
+                    there => self.save_past_the_lock(page, there),
                 };
-                if page.outcome.is_ok() {
-                    self.set_hash(page.index, page.bytes.get());
-                }
+            }
+            for page in part.iter().filter(|page| page.outcome.is_ok()) {
+                self.set_hash(page.index, page.bytes.get());
             }
         }
     }
