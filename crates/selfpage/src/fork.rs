@@ -12,7 +12,6 @@
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
@@ -24,8 +23,8 @@ use selfpage_core::policy::Policy;
 
 use crate::domain::{Inner, Part, Regions};
 use crate::region::Bound;
-use crate::snapshot::{self, Opened};
-use crate::store::{BackingStore, StoreError};
+use crate::snapshot;
+use crate::store::{BackingStore, Descriptor, StoreError};
 use crate::trap::{thread, upcall};
 
 static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
@@ -44,7 +43,7 @@ struct Pause {
     domains: Vec<PausedDomain>,
     stores: Vec<PausedStore>,
     registry: MutexGuard<'static, Vec<Weak<Inner>>>,
-    snapshot_files: MutexGuard<'static, Vec<Arc<Opened>>>,
+    snapshot_files: MutexGuard<'static, Vec<Arc<Descriptor>>>,
 }
 
 /// A domain at rest. The guards borrow from `inner`, which comes last.
@@ -129,7 +128,8 @@ extern "C" fn child() {
     let Some(pause) = (unsafe { (*HELD.0.get()).take() }) else { return };
     thread::forget_all();
     upcall::forget_users();
-    let_go_of(&pause.snapshot_files);
+    // Their locks are on what was opened, and would be held as long as the child lives.
+    pause.snapshot_files.iter().for_each(|file| file.let_go());
     // Every place first: what is mapped from here on, be it by an allocation, may come to lie in one.
     for domain in &pause.domains {
         if domain.shared.is_err() {
@@ -146,20 +146,6 @@ extern "C" fn child() {
     }
     drop((pause.registry, pause.snapshot_files));
     signal::restore(pause.mask);
-}
-
-/// In a forked child: the files that the parent writes snapshots to. Their locks are on what was opened, and would be held as long as the
-/// child lives. The descriptors stay, and are of an empty file: the child's copies of their owners close them.
-fn let_go_of(files: &[Arc<Opened>]) {
-    if files.is_empty() {
-        return;
-    }
-    // Without a descriptor to spare the locks are kept.
-    let Ok(empty) = rustix::fs::memfd_create(c"selfpage-none", rustix::fs::MemfdFlags::CLOEXEC) else { return };
-    for opened in files.iter().filter(|opened| opened.is_ours()) {
-        // SAFETY: fd-number: it names our file. The file goes on owning the number, and what is under it now.
-        unsafe { libc::dup3(empty.as_raw_fd(), opened.file.as_raw_fd(), libc::O_CLOEXEC) };
-    }
 }
 
 /// Holds the domains' regions and policies. All before the first gate closes, and in this order: whoever has a domain's regions may
@@ -328,19 +314,5 @@ mod tests {
                 parent();
             });
         }
-    }
-
-    #[test]
-    fn a_number_that_names_another_file_stays() {
-        let ours = Arc::new(Opened::new(tempfile::tempfile().unwrap()).unwrap());
-        let lost = Arc::new(Opened::new(tempfile::tempfile().unwrap()).unwrap());
-        let theirs = Opened::new(tempfile::tempfile().unwrap()).unwrap();
-        // SAFETY: fd-number: `lost` goes on owning the number.
-        let placed = unsafe { libc::dup3(theirs.file.as_raw_fd(), lost.file.as_raw_fd(), libc::O_CLOEXEC) };
-        assert_eq!(placed, lost.file.as_raw_fd());
-        let inode = |opened: &Opened| std::os::unix::fs::MetadataExt::ino(&opened.file.metadata().unwrap());
-        let_go_of(&[ours.clone(), lost.clone()]);
-        assert!(!ours.is_ours());
-        assert_eq!(inode(&lost), inode(&theirs));
     }
 }

@@ -214,6 +214,60 @@ fn killed_at_any_instant() {
     }
 }
 
+/// A process that is made behind the C library's back, and does `work`.
+fn bare_child(work: impl FnOnce()) -> Pid {
+    // SAFETY: fork-quiet: as fork(2), without anybody's handlers; only this thread is at work, and the child leaves by `_exit`.
+    match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
+        0 => {
+            // SAFETY: fork-quiet: a child that hangs is a failure, not a wait.
+            unsafe { libc::alarm(30) };
+            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            // SAFETY: fork-quiet: the child's end.
+            unsafe { libc::_exit(worked.is_err() as i32) }
+        }
+        pid => Pid::from_raw(pid as i32).expect("clone failed"),
+    }
+}
+
+/// A child that is no member gives back what it has of its parent's, and nothing of the parent's is free by that.
+fn a_child_that_is_no_member() {
+    let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 400 << 12).unwrap();
+    let (first, len) = store.claim(100).unwrap();
+    let child = bare_child(|| {
+        store.reclaim_dead();
+        store.release(first, len);
+        assert_eq!(store.claim(1), Err(PagerError::NoStore));
+        assert!(store.before_fork(gettid().as_raw_nonzero().get()).is_err());
+    });
+    assert_eq!(wait_for(child), Some(0));
+    assert_eq!(store.taken_bloks(), 100, "the parent's bloks were given back by a child");
+    store.release(first, len);
+    assert_eq!(store.taken_bloks(), 0);
+}
+
+/// A process that is just being started has the store's descriptor, and its lock, until it calls exec.
+fn made_again_while_a_process_is_started() {
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = dir.path().join("store");
+    let store = FileStore::create(&path, 100 << 12).unwrap();
+    let (end, ends) = pipe().unwrap();
+    let child = bare_child(|| hear(end.try_clone().unwrap()));
+    drop(store);
+    let again = FileStore::create(&path, 100 << 12).map(drop);
+    say(&ends);
+    assert_eq!(wait_for(child), Some(0));
+    again.unwrap();
+    // What a child drops is its parent's still.
+    let store = FileStore::create(&path, 100 << 12).unwrap();
+    let child = bare_child(|| {
+        // SAFETY: fork-quiet: the child's copy, which is used no more.
+        drop(unsafe { std::ptr::read(&store) });
+    });
+    assert_eq!(wait_for(child), Some(0));
+    let error = FileStore::create(&path, 100 << 12).err().expect("the parent uses it").to_string();
+    assert!(error.contains("another running program"), "{error}");
+}
+
 /// The program has closed the descriptor; a pager thread with a table of its own still has it.
 fn closed_by_the_program() {
     let store = FileStore::unnamed_in(Path::new(env!("CARGO_MANIFEST_DIR")), 100 << 12).unwrap();
@@ -248,4 +302,6 @@ fn families() {
     orphans();
     killed_at_any_instant();
     closed_by_the_program();
+    a_child_that_is_no_member();
+    made_again_while_a_process_is_started();
 }

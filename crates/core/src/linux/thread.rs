@@ -27,12 +27,6 @@ pub fn block() -> usize {
     block
 }
 
-/// The kernel's number of this process.
-pub fn process() -> u32 {
-    // SAFETY: syscall-contract: the call takes no pointer and cannot fail.
-    unsafe { call(raw::__NR_getpid, [0; 6]) }.unwrap_or(0) as u32
-}
-
 /// The CPU that the calling thread runs on at this moment.
 pub fn cpu() -> u32 {
     let mut cpu = 0u32;

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
 
 use arrayvec::ArrayVec;
 use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
@@ -20,7 +20,7 @@ use selfpage_core::sync::{AtomicU64, Ordering};
 
 use super::PageHash;
 use crate::error::{Error, Kind, Result};
-use crate::store::{Blok, Descriptor, IoEngines, LOCKED, WriteBlok, page_cache};
+use crate::store::{Blok, Descriptor, IoChoice, LOCKED, WriteBlok, forget_engines, page_cache};
 use crate::trap::thread;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -47,7 +47,7 @@ pub struct File {
     /// Page 0 of the region is this page of the file.
     first: u64,
     rights: Rights,
-    engines: IoEngines,
+    io: IoChoice,
     hash: Arc<PageHash>,
     /// The hash of each page as it was filled or saved last; none where the program may not write.
     hashes: Table<AtomicU64>,
@@ -57,6 +57,9 @@ pub struct File {
     detached: AtomicBool,
     /// Whether a thread was sent to write in the ordinary way once, see [`File::open_way`].
     way_opened: AtomicBool,
+    /// Why the disk did not take what the page cache had; 0: it took all. The kernel says so once, and keeps those pages as if it had: no
+    /// sync after that says anything of them.
+    lost: AtomicI32,
 }
 
 /// What a [`File`] keeps of each page: an entry a page, zeroed. Empty where the program may not write.
@@ -127,12 +130,14 @@ impl File {
             buffered,
             first,
             rights,
-            engines: IoEngines::from_env(),
+            // What makes no sense there is what a store complains of.
+            io: IoChoice::from_env().unwrap_or(IoChoice::Auto),
             hash,
             hashes,
             tails,
             detached: false.into(),
             way_opened: false.into(),
+            lost: 0.into(),
         }
     }
 
@@ -160,13 +165,11 @@ impl File {
 
     /// The length of the file now. It may have changed since.
     fn file_len(&self, context: Context) -> std::result::Result<u64, PagerError> {
-        if context == Context::Trap && !self.buffered.is_ours() {
-            return Err(PagerError::WrongContext);
-        }
-        match rustix::fs::fstat(self.buffered.borrow()) {
-            Ok(stat) => Ok(stat.st_size as u64),
-            Err(errno) => Err(PagerError::Io(errno.raw_os_error())),
-        }
+        let stat = match context {
+            Context::Trap => self.buffered.stat().ok_or(PagerError::WrongContext)?,
+            _ => rustix::fs::fstat(self.buffered.borrow()).map_err(|errno| PagerError::Io(errno.raw_os_error()))?,
+        };
+        Ok(stat.st_size as u64)
     }
 
     fn fill_up_to<const N: usize>(
@@ -265,9 +268,31 @@ impl File {
         });
     }
 
-    /// Writes what is the file's of a page, of which it has `there` bytes now, by way of the page cache. That needs no lock: a
-    /// program that writes to the file from absent pages of this very region holds it, and waits for a frame that only this save
-    /// may free.
+    /// Writes those of the pages that must not wait for the file's lock, neighbours together, by way of the page cache. That needs no lock:
+    /// a program that writes to the file from absent pages of this very region holds it, and waits for a frame that only this save may
+    /// free. Pages that the file has no blocks for come here too.
+    fn save_locked(&self, pages: &mut [SavePage<'_>]) {
+        let mut rest = pages;
+        while let Some(at) = rest.iter().position(|page| page.outcome == Err(LOCKED)) {
+            let found = &mut rest[at..];
+            let first = found[0].index;
+            let alike = |(page, index): &(&SavePage<'_>, u64)| page.index == *index && page.outcome == Err(LOCKED);
+            let run = found.iter().zip(first..).take(page_cache::MOST).take_while(alike).count();
+            self.open_way(&found[0]);
+            let bytes = found.iter().take(run).map(|page| page.bytes.get());
+            let written = page_cache::write_pages(self.buffered.borrow(), (self.first + first) * PAGE, bytes);
+            let done = written.map_or_else(|(done, _)| done, |()| run);
+            found[..done].iter_mut().for_each(|page| page.outcome = Ok(()));
+            if let Err((_, why)) = written {
+                // Those behind it may have what it lacks.
+                found[done].outcome = Err(why);
+            }
+            rest = &mut found[(done + 1).min(run)..];
+        }
+    }
+
+    /// Writes what is the file's of a page, of which it has `there` bytes now, by way of the page cache, as
+    /// [`File::save_locked`] does.
     ///
     /// Where the file has grown since the page was filled, the page holds zeros in place of what was appended: behind the old
     /// end only what is not zero was written by the program.
@@ -314,7 +339,7 @@ impl Pager for File {
 
     fn forked(&self) {
         self.detached.store(true, Ordering::Relaxed);
-        self.engines.after_fork_in_child();
+        forget_engines();
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
@@ -331,32 +356,35 @@ impl Pager for File {
                 writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
             }
             let file = self.direct.as_ref().unwrap_or(&self.buffered).number();
-            self.engines.write_unless_locked(file, &mut writes);
+            self.io.write_unless_locked(file, &mut writes);
             let outcomes: ArrayVec<_, MOST> = writes.iter().map(|write| write.outcome).collect();
             drop(writes);
-            let mut outcomes = outcomes.into_iter();
-            for page in part.iter_mut() {
+            for (page, outcome) in part.iter_mut().filter(|page| whole(page)).zip(outcomes) {
+                page.outcome = outcome;
+            }
+            self.save_locked(part);
+            for page in part.iter_mut().filter(|page| !whole(page)) {
                 page.outcome = match there(page) {
-                    PAGE if whole(page) => match outcomes.next().unwrap_or(Err(PagerError::NoStore)) {
-                        Err(LOCKED) => {
-                            self.open_way(page);
-                            self.save_past_the_lock(page, PAGE)
-                        }
-                        outcome => outcome,
-                    },
                     // The file was cut short under us; what is behind its end has nowhere to go.
                     0 => Err(PagerError::Truncated),
-                    part => self.save_past_the_lock(page, part),
+                    there => self.save_past_the_lock(page, there),
                 };
-                if page.outcome.is_ok() {
-                    self.set_hash(page.index, page.bytes.get());
-                }
+            }
+            for page in part.iter().filter(|page| page.outcome.is_ok()) {
+                self.set_hash(page.index, page.bytes.get());
             }
         }
     }
 
     fn sync(&self) -> std::result::Result<(), PagerError> {
-        rustix::fs::fdatasync(self.buffered.borrow()).map_err(|errno| PagerError::Io(errno.raw_os_error()))
+        let errno = match self.lost.load(Ordering::Relaxed) {
+            0 => rustix::fs::fdatasync(self.buffered.borrow()).err().map_or(0, Errno::raw_os_error),
+            errno => errno,
+        };
+        if matches!(errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
+            self.lost.store(errno, Ordering::Relaxed);
+        }
+        if errno == 0 { Ok(()) } else { Err(PagerError::Io(errno)) }
     }
 
     /// What the program discards is dropped from memory; the file keeps what was saved last.

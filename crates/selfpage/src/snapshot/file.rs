@@ -1,7 +1,6 @@
 //! A snapshot file, opened to be read.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry as Place;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -230,7 +229,7 @@ struct Chain {
 
 impl Chain {
     fn read(path: &Path, file: &File, header: &Header, current: Current) -> Result<Chain> {
-        let mut pages: HashMap<u64, Option<Placed>> = HashMap::new();
+        let (mut pages, mut zero) = (HashMap::new(), Zero(Vec::new()));
         let mut in_core = Vec::new();
         let (mut sequence, mut trailer_at) = (current.sequence, current.trailer_at);
         // From the newest back: what is known of a page already is newer.
@@ -242,9 +241,8 @@ impl Chain {
             let table = table.filter(|table| xxh3_128(table) == trailer.table_hash);
             let table = table.ok_or_else(|| damaged(path, "a table"))?;
             let (entries, runs) = table.split_at(trailer.entries as usize * ENTRY_BYTES);
-            for entry in entries.chunks_exact(ENTRY_BYTES).filter_map(Entry::decode) {
-                note(&mut pages, header, entry).ok_or_else(|| damaged(path, "a table"))?;
-            }
+            let entries: Vec<Entry> = entries.chunks_exact(ENTRY_BYTES).filter_map(Entry::decode).collect();
+            note(&mut pages, &mut zero, header, &entries).ok_or_else(|| damaged(path, "a table"))?;
             if sequence == current.sequence {
                 in_core = runs.chunks_exact(RUN_BYTES).filter_map(Run::decode).collect();
             }
@@ -253,30 +251,54 @@ impl Chain {
             }
             (sequence, trailer_at) = (sequence.wrapping_sub(1), trailer.base_at);
         }
-        let mut placed: Vec<Placed> = pages.into_values().flatten().collect();
+        let mut placed: Vec<Placed> = pages.into_values().collect();
         placed.sort_unstable_by_key(|placed| placed.page);
         Ok(Chain { index: Index(placed), in_core })
     }
 }
 
-/// `None`: the entry makes no sense.
-fn note(pages: &mut HashMap<u64, Option<Placed>>, header: &Header, entry: Entry) -> Option<()> {
+/// Pages that are zero, as runs from first to end that ascend and do not meet: there may be more of them than there is memory for a note
+/// each.
+struct Zero(Vec<(u64, u64)>);
+
+impl Zero {
+    fn contains(&self, page: u64) -> bool {
+        let after = self.0.partition_point(|run| run.0 <= page);
+        after.checked_sub(1).and_then(|at| self.0.get(at)).is_some_and(|run| page < run.1)
+    }
+
+    fn add(&mut self, runs: impl Iterator<Item = (u64, u64)>) {
+        self.0.extend(runs);
+        self.0.sort_unstable();
+        self.0.dedup_by(|next, run| {
+            let meet = next.0 <= run.1;
+            if meet {
+                run.1 = run.1.max(next.1);
+            }
+            meet
+        });
+    }
+}
+
+/// Notes what a table says of pages that no later one has said anything of. `None`: it makes no sense.
+fn note(pages: &mut HashMap<u64, Placed>, zero: &mut Zero, header: &Header, entries: &[Entry]) -> Option<()> {
     let size_pages = header.size_pages();
-    match entry {
-        Entry::Page { page, place, hash } => {
-            if page >= size_pages || !place.is_multiple_of(PAGE) {
-                return None;
+    let mut cleared = Vec::new();
+    for entry in entries {
+        match *entry {
+            Entry::Page { page, place, hash } => {
+                if page >= size_pages || !place.is_multiple_of(PAGE) {
+                    return None;
+                }
+                if !zero.contains(page) {
+                    pages.entry(page).or_insert(Placed { page, place, hash });
+                }
             }
-            if let Place::Vacant(vacant) = pages.entry(page) {
-                vacant.insert(Some(Placed { page, place, hash }));
-            }
-        }
-        Entry::Zero { page, count } => {
-            let end = page.checked_add(count).filter(|end| *end <= size_pages)?;
-            for page in page..end {
-                pages.entry(page).or_insert(None);
+            Entry::Zero { page, count } => {
+                cleared.push((page, page.checked_add(count).filter(|end| *end <= size_pages)?));
             }
         }
     }
+    zero.add(cleared.into_iter());
     Some(())
 }

@@ -93,6 +93,23 @@ fn zero_pages_cost_nothing() {
     assert_eq!(writing.finish(&[]).unwrap(), PAGE);
 }
 
+#[test]
+fn pages_that_became_zero_cost_a_reader_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cleared.snap");
+    let mut target = target(&path);
+    add(&mut target, 0..100, 1);
+    let mut writing = target.begin(1);
+    // More than there is memory for, were each of them kept.
+    writing.zero(10, 1 << 30);
+    writing.finish(&[]).unwrap();
+    add(&mut target, 20..22, 3);
+    let snapshot = Snapshot::open(&path).unwrap();
+    let versions: Vec<u64> = (8..24).map(|page| version(&snapshot, page)).collect();
+    assert_eq!(versions, [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0]);
+    assert_eq!(snapshot.pages(), 12);
+}
+
 /// What a file is at each moment of the next snapshot: nobody ever reads a mixture.
 #[test]
 fn whenever_it_stops_a_whole_snapshot_is_left() {

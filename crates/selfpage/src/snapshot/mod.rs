@@ -14,5 +14,5 @@ mod writing;
 pub use file::Snapshot;
 pub(crate) use file::{Index, Placed};
 pub use format::SavedRegion;
-pub(crate) use place::{Opened, files};
+pub(crate) use place::files;
 pub use take::{Snapshots, Taken};

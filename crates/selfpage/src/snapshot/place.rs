@@ -3,9 +3,10 @@
 //! Whoever may has a lock on the file of that name; where there is none yet, on the one that is renamed to it when its first snapshot is
 //! whole. A lock is on a file and not on a name: who has taken one looks whether the name still has that file.
 
-use std::fs::{File, Metadata, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::mem::ManuallyDrop;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use selfpage_core::linux::signal;
 
 use super::file::{named, newest};
 use crate::error::{Error, Kind, Result};
+use crate::store::Descriptor;
 
 /// Looks for the file that has the name, while others rename theirs to it. Each time one of them gets on.
 const MOST_LOOKS: u32 = 100;
@@ -22,39 +24,11 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// The files of every place of this process. A lock is its holder's and that of all that are forked from it, so a child lets go of
 /// these. They are closed with the list held, so that no fork comes between.
-static FILES: Mutex<Vec<Arc<Opened>>> = Mutex::new(Vec::new());
+static FILES: Mutex<Vec<Arc<Descriptor>>> = Mutex::new(Vec::new());
 
 /// The open files of every place, for a fork.
-pub(crate) fn files() -> MutexGuard<'static, Vec<Arc<Opened>>> {
+pub(crate) fn files() -> MutexGuard<'static, Vec<Arc<Descriptor>>> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// An open file, and which one it is: a program may close its number and have another file there.
-pub(crate) struct Opened {
-    pub(crate) file: File,
-    device: u64,
-    inode: u64,
-}
-
-impl Opened {
-    pub(crate) fn new(file: File) -> io::Result<Opened> {
-        let meta = file.metadata()?;
-        Ok(Opened { file, device: meta.dev(), inode: meta.ino() })
-    }
-
-    /// Whether the number still names it.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.file.metadata().is_ok_and(|meta| self.is(&meta))
-    }
-
-    fn is(&self, meta: &Metadata) -> bool {
-        (meta.dev(), meta.ino()) == (self.device, self.inode)
-    }
-
-    /// Whether `path` is its name.
-    fn has_name(&self, path: &Path) -> bool {
-        self.is_ours() && std::fs::metadata(path).is_ok_and(|meta| self.is(&meta))
-    }
 }
 
 /// A path that only this process writes snapshots to.
@@ -63,9 +37,9 @@ pub(super) struct Place {
     /// Where a file is written before its first snapshot is whole.
     unnamed: PathBuf,
     /// What is at `path`. None: nothing is, and then there is a `new` one.
-    old: Option<Arc<Opened>>,
+    old: Option<Arc<Descriptor>>,
     /// What is at `unnamed`.
-    new: Option<Arc<Opened>>,
+    new: Option<Arc<Descriptor>>,
     /// Whose it is: what a child has a copy of is not the child's to remove.
     process: u32,
 }
@@ -104,7 +78,8 @@ impl Place {
             *self = Place::take(&path)?;
         }
         self.make_new()?;
-        self.file().set_len(0).map_err(|cause| Error::system("write", named(&self.path), cause))
+        let emptied = self.file().and_then(|file| file.set_len(0));
+        emptied.map_err(|cause| Error::system("write", named(&self.path), cause))
     }
 
     /// Another process that saw nothing at `path` before the first snapshot was published may make and lock a new file too. It
@@ -130,11 +105,12 @@ impl Place {
     }
 
     /// The file to write to. `begin` comes first.
-    pub(super) fn file(&self) -> &File {
-        match self.new.as_ref().or(self.old.as_ref()) {
-            Some(opened) => &opened.file,
-            None => crate::die("a place for snapshots has no file"),
-        }
+    ///
+    /// # Errors
+    /// The program has closed its descriptor: what is written to that number now may be the program's own.
+    pub(super) fn file(&self) -> io::Result<ManuallyDrop<File>> {
+        let opened = self.new.as_ref().or(self.old.as_ref()).filter(|opened| opened.is_ours());
+        opened.map(|opened| opened.as_file()).ok_or_else(|| io::Error::other("the program has closed its descriptor"))
     }
 
     /// The path.
@@ -150,7 +126,7 @@ impl Place {
         if !self.is_ours() {
             return Err(io::Error::other("somebody else has put a file there, or taken it away, meanwhile"));
         }
-        self.file().sync_all()?;
+        self.file()?.sync_all()?;
         std::fs::rename(&self.unnamed, &self.path)?;
         self.old = self.new.take();
         close_unused();
@@ -164,24 +140,34 @@ impl Place {
     pub(super) fn give_up(&mut self) {
         if self.old.is_some() {
             self.remove_new();
-        } else if let Some(new) = &self.new {
-            let _ = new.file.set_len(0);
+        } else if let Ok(new) = self.file() {
+            let _ = new.set_len(0);
         }
     }
 
     fn remove_new(&mut self) {
-        if let Some(new) = self.new.take()
-            && self.process == std::process::id()
-            && new.has_name(&self.unnamed)
-        {
-            let _ = std::fs::remove_file(&self.unnamed);
+        if let Some(new) = self.new.take() {
+            if self.process == std::process::id() && new.has_name(&self.unnamed) {
+                let _ = std::fs::remove_file(&self.unnamed);
+            }
+            self.part_with(new);
         }
-        close_unused();
     }
 
     fn close(&mut self) {
         self.remove_new();
-        self.old = None;
+        if let Some(old) = self.old.take() {
+            self.part_with(old);
+        }
+    }
+
+    /// A process that another thread is just starting has the descriptor until it calls exec, and the lock with it: whoever takes the
+    /// place next need not wait for that.
+    fn part_with(&self, file: Arc<Descriptor>) {
+        if self.process == std::process::id() && file.is_ours() {
+            let _ = file.as_file().unlock();
+        }
+        drop(file);
         close_unused();
     }
 }
@@ -199,38 +185,38 @@ fn unnamed(path: &Path) -> PathBuf {
 }
 
 /// What is at `path`, locked. Refuses everything but a snapshot file that nobody else writes to.
-fn existing(path: &Path) -> Result<Option<Arc<Opened>>> {
+fn existing(path: &Path) -> Result<Option<Arc<Descriptor>>> {
     let opened = match opened(OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK), path) {
         Ok(file) => file,
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(cause) => return Err(Error::system("open", named(path), cause)),
     };
-    let file = &opened.file;
+    let file = opened.as_file();
     let meta = file.metadata().map_err(|cause| Error::system("open", named(path), cause))?;
     // What a crash of the machine left empty, or the user made so, is nobody's data.
     if meta.is_file() && meta.len() > 0 {
         let refused =
             |_| Error::new(Kind::Invalid, "replace", named(path), "the file holds something else: move it away");
-        newest(path, file).map_err(refused)?;
+        newest(path, &file).map_err(refused)?;
     } else if !meta.is_file() {
         return Err(Error::new(Kind::Invalid, "replace", named(path), "it is not a regular file"));
     }
-    lock(file, path)?;
+    lock(&file, path)?;
     Ok(Some(opened))
 }
 
-fn made(unnamed: &Path) -> Result<Arc<Opened>> {
+fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = opened(&options, unnamed).map_err(|cause| Error::system("make", named(unnamed), cause))?;
-    lock(&file.file, unnamed)?;
+    lock(&file.as_file(), unnamed)?;
     Ok(file)
 }
 
-fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<Opened>> {
+fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<Descriptor>> {
     let _quiet = signal::Quiet::begin();
     let mut files = files();
-    let file = Arc::new(Opened::new(options.open(path)?)?);
+    let file = Arc::new(Descriptor::new(options.open(path)?.into())?);
     files.retain(|file| Arc::strong_count(file) > 1);
     files.push(file.clone());
     Ok(file)

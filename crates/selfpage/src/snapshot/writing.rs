@@ -87,7 +87,7 @@ impl Target {
             .map_err(|errno| Error::system("make", named(self.place.path()), io::Error::from(errno)))?;
         self.place.begin()?;
         (self.current, self.end) = (Current::NONE, data_at(&self.header));
-        let written = self.place.file().write_all_at(&self.header.encode(), 0);
+        let written = self.place.file().and_then(|file| file.write_all_at(&self.header.encode(), 0));
         written.map_err(|cause| failed(self.place.path(), cause))
     }
 
@@ -108,7 +108,9 @@ impl Target {
 
     /// Begins another snapshot, of about so many pages, which builds on the newest, if there is one.
     pub(super) fn begin(&mut self, pages: u64) -> Writing<'_> {
-        past_the_cache(self.place.file());
+        if let Ok(file) = self.place.file() {
+            past_the_cache(&file);
+        }
         let request = Request::new();
         // In one piece: a list that grows is remapped, and every fault of the process waits for that.
         let mut entries = Vec::new();
@@ -126,9 +128,10 @@ impl Target {
         let Target { place, header, .. } = self;
         let bytes = current.encode(&header.identity);
         let [first, second] = [0, 1].map(|place| slot_at(header, place));
-        place.file().write_all_at(&bytes, first)?;
-        place.file().sync_data()?;
-        place.file().write_all_at(&bytes, second)?;
+        let file = place.file()?;
+        file.write_all_at(&bytes, first)?;
+        file.sync_data()?;
+        file.write_all_at(&bytes, second)?;
         place.publish()?;
         self.current = current;
         Ok(())
@@ -174,7 +177,7 @@ impl Writing<'_> {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let written = self.request.write(self.target.place.file(), self.at);
+        let written = self.target.place.file().and_then(|file| self.request.write(&file, self.at));
         written.map_err(|cause| failed(self.target.place.path(), cause))?;
         self.at += self.request.len_bytes as u64;
         self.request.len_bytes = 0;
@@ -203,9 +206,11 @@ impl Writing<'_> {
         let end = self.at + table.len() as u64;
         let added = end - self.target.end;
         let failed = |target: &Target, cause| failed(target.place.path(), cause);
-        let file = self.target.place.file();
-        through_the_cache(file);
-        let written = file.write_all_at(&table, self.at).and_then(|()| file.sync_data());
+        let written = self.target.place.file().and_then(|file| {
+            through_the_cache(&file);
+            file.write_all_at(&table, self.at)?;
+            file.sync_data()
+        });
         written.map_err(|cause| failed(self.target, cause))?;
         // From here on it may be the newest, even where the disk reports an error.
         self.done = true;
@@ -218,10 +223,12 @@ impl Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        if !self.done {
-            through_the_cache(self.target.place.file());
+        if !self.done
+            && let Ok(file) = self.target.place.file()
+        {
+            through_the_cache(&file);
             // The disk may be full of it. What is left otherwise is written over by the next one.
-            let _ = self.target.place.file().set_len(self.target.end);
+            let _ = file.set_len(self.target.end);
         }
     }
 }

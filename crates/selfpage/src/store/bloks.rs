@@ -5,6 +5,10 @@
 //! bitmap. Nothing else is recorded, so nothing can disagree: whatever instant a member is killed at, its bitmap says what it
 //! held, and forgetting the bitmap gives all of that back.
 //!
+//! A child is no member before it [adopts](Bloks::adopt) a number: what it has of its parent's store it neither claims from nor
+//! gives back to. So one that was made behind our back, or that could not become a member, does its parent no harm when it
+//! drops what it has.
+//!
 //! A claim sets the bit in the member's own bitmap first and looks at the others' second. Of two members that want the same
 //! blok the later sees the earlier, so at most one keeps it; it may happen that both give way.
 //!
@@ -37,8 +41,8 @@ pub struct Bloks {
     map: Arc<Mapping>,
     count: u32,
     bitmap_pages: usize,
-    /// The member that this process is.
-    me: AtomicU32,
+    /// The number of the member that this process is, and one: 0 is none. A family's child finds 0.
+    me: Mapping,
     /// Where the next claim starts to look.
     hint: AtomicU32,
 }
@@ -64,8 +68,10 @@ impl Bloks {
     fn new(count: u32, members: u32, sharing: Sharing) -> io::Result<Bloks> {
         let bitmap_pages = (count as usize).div_ceil(PAGE_BYTES * 8);
         let map = Arc::new(Mapping::new(1 + members as usize * bitmap_pages, sharing)?);
-        let bloks = Bloks { map, count, bitmap_pages, me: 0.into(), hint: 1.into() };
+        let own = if sharing == Sharing::Family { Sharing::Own } else { Sharing::Private };
+        let bloks = Bloks { map, count, bitmap_pages, me: Mapping::new(1, own)?, hint: 1.into() };
         bloks.members_ever().store(1, SeqCst);
+        bloks.be(0);
         Ok(bloks)
     }
 
@@ -76,8 +82,11 @@ impl Bloks {
     /// Any: no lock, no allocation.
     ///
     /// # Errors
-    /// [`PagerError::Full`]: every blok is taken.
+    /// [`PagerError::Full`]: every blok is taken. [`PagerError::NoStore`]: this process is no member.
     pub fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        if self.me().is_none() {
+            return Err(PagerError::NoStore);
+        }
         let want = want.max(1);
         // Someone else's claim may get in the way of what was found, and give way itself: look again before saying no.
         for _ in 0..3 {
@@ -92,7 +101,7 @@ impl Bloks {
         Err(PagerError::Full)
     }
 
-    /// Gives `count` bloks from `first` on back.
+    /// Gives `count` bloks from `first` on back. Those of a process that is no member are its parent's, and stay.
     ///
     /// # Context
     /// Any: no lock, no allocation.
@@ -100,6 +109,9 @@ impl Bloks {
     /// # Panics
     /// Where this member does not hold them all.
     pub fn release(&self, first: Blok, count: u32) {
+        if self.me().is_none() {
+            return;
+        }
         for (word, mask) in masks(Run { first: first.0, len: count }) {
             let before = self.mine()[word].fetch_and(!mask, SeqCst);
             assert!(before & mask == mask, "bloks {first:?}+{count} are given back, but are not all held");
@@ -129,8 +141,8 @@ impl Bloks {
 
     /// The members that there are or have been, but for this process.
     pub fn others(&self) -> impl Iterator<Item = u32> {
-        let me = self.me.load(Relaxed);
-        (0..self.members_ever().load(SeqCst) as u32).filter(move |&member| member != me)
+        let me = self.me();
+        (0..self.members_ever().load(SeqCst) as u32).filter(move |&member| Some(member) != me)
     }
 
     /// Gives `child` a reference to every blok of this member, and forgets what an earlier member of that number held.
@@ -153,7 +165,7 @@ impl Bloks {
     /// # Context
     /// Normal, in a forked child, before its first claim.
     pub fn adopt(&self, member: u32) {
-        self.me.store(member, Relaxed);
+        self.be(member);
         // Apart from the parent, who would write side by side with us else.
         self.hint.store((self.count as u64 * member as u64 / MEMBERS as u64) as u32, Relaxed);
     }
@@ -266,8 +278,20 @@ impl Bloks {
         if word == 0 { valid & !1 } else { valid }
     }
 
+    /// The member that this process is.
+    pub fn me(&self) -> Option<u32> {
+        (self.me.words()[0].load(Relaxed) as u32).checked_sub(1)
+    }
+
+    fn be(&self, member: u32) {
+        self.me.words()[0].store(u64::from(member) + 1, Relaxed);
+    }
+
     fn mine(&self) -> &[AtomicU64] {
-        self.bitmap(self.me.load(Relaxed))
+        match self.me() {
+            Some(member) => self.bitmap(member),
+            None => panic!("this process has no part in the store"),
+        }
     }
 
     fn bitmap(&self, member: u32) -> &[AtomicU64] {

@@ -14,7 +14,7 @@ impl Bloks {
             map: Arc::clone(&self.map),
             count: self.count,
             bitmap_pages: self.bitmap_pages,
-            me: member.into(),
+            me: Mapping::new(1, Sharing::Own).unwrap(),
             hint: 1.into(),
         };
         other.adopt(member);

@@ -1,10 +1,8 @@
 //! Reads and writes of many pages: neighbours in one request, separate requests at the same time.
 
+use std::cell::RefCell;
 use std::os::fd::RawFd;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, Ordering};
 
-use rustix::thread::gettid;
 use selfpage_core::pager::PagerError;
 
 use super::linux::ring::Ring;
@@ -16,8 +14,6 @@ use super::{ReadBlok, WriteBlok};
 /// Pages in flight at a time, and how many of them a trap has room for on its stack.
 const WINDOW_PAGES: usize = 256;
 const TRAP_PAGES: usize = 32;
-/// More pager threads than that read and write one request at a time.
-const ENGINES: usize = 16;
 
 /// What to try for requests at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,18 +39,10 @@ impl IoChoice {
     }
 }
 
-/// The engines of one store: one for each thread that has moved more than one request, made by it and used by it alone,
-/// since rings and workers belong to a descriptor table, and each pager thread may have its own.
-pub(crate) struct IoEngines {
-    choice: IoChoice,
-    engines: [OwnedEngine; ENGINES],
-}
-
-#[derive(Default)]
-struct OwnedEngine {
-    /// The thread's number; 0 for none.
-    owner: AtomicI32,
-    engine: Mutex<Engine>,
+thread_local! {
+    /// The calling thread's engines, by choice: made by it when it first moves more than one request, used by it alone, and gone with
+    /// it, since rings and workers belong to a descriptor table, and pager threads have one of their own.
+    static MINE: RefCell<[Engine; 2]> = const { RefCell::new([Engine::None, Engine::None]) };
 }
 
 #[derive(Default)]
@@ -68,29 +56,20 @@ enum Engine {
     Serial,
 }
 
-impl IoEngines {
-    /// As the environment says; what makes no sense there is what a store complains of.
-    pub(crate) fn from_env() -> IoEngines {
-        IoEngines::new(IoChoice::from_env().unwrap_or(IoChoice::Auto))
+/// Reads in a trap: on the caller's stack, one request after the other.
+pub(super) fn read_in_trap(file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+    for part in bloks.chunks_mut(TRAP_PAGES) {
+        let mut window = Window::<TRAP_PAGES>::to_read(part);
+        let mut batch = window.batch();
+        batch.run_serially(file);
+        batch.result()?;
     }
+    Ok(())
+}
 
-    pub(super) fn new(choice: IoChoice) -> IoEngines {
-        IoEngines { choice, engines: Default::default() }
-    }
-
-    /// Reads in a trap: on the caller's stack, one request after the other.
-    pub(super) fn read_in_trap(file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        for part in bloks.chunks_mut(TRAP_PAGES) {
-            let mut window = Window::<TRAP_PAGES>::to_read(part);
-            let mut batch = window.batch();
-            batch.run_serially(file);
-            batch.result()?;
-        }
-        Ok(())
-    }
-
+impl IoChoice {
     /// Reads on a pager thread.
-    pub(super) fn read(&self, file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+    pub(super) fn read(self, file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
         for part in bloks.chunks_mut(WINDOW_PAGES) {
             let mut window = Window::<WINDOW_PAGES>::to_read(part);
             let mut batch = window.batch();
@@ -101,16 +80,16 @@ impl IoEngines {
     }
 
     /// Writes on a pager thread.
-    pub(crate) fn write(&self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
+    pub(crate) fn write(self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
         self.write_in(Direction::Write, file, bloks);
     }
 
     /// Writes on a pager thread what need not wait for the file's lock; the outcome of the rest is [`LOCKED`].
-    pub(crate) fn write_unless_locked(&self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
+    pub(crate) fn write_unless_locked(self, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
         self.write_in(Direction::WriteUnlessLocked, file, bloks);
     }
 
-    fn write_in(&self, direction: Direction, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
+    fn write_in(self, direction: Direction, file: RawFd, bloks: &mut [WriteBlok<'_>]) {
         for part in bloks.chunks_mut(WINDOW_PAGES) {
             let mut outcomes = [Ok(()); WINDOW_PAGES];
             let mut window = Window::<WINDOW_PAGES>::to_write(direction, part);
@@ -120,33 +99,24 @@ impl IoEngines {
         }
     }
 
-    fn run(&self, file: RawFd, batch: &mut Batch<'_>) {
-        match self.mine().map(|mine| mine.engine.try_lock()) {
-            Some(Ok(mut engine)) if batch.requests_len() > 1 => engine.run(self.choice, file, batch),
-            _ => batch.run_serially(file),
+    fn run(self, file: RawFd, batch: &mut Batch<'_>) {
+        let done = batch.requests_len() > 1
+            && MINE.try_with(|mine| match mine.try_borrow_mut() {
+                Ok(mut mine) => {
+                    mine[self as usize].run(self, file, batch);
+                    true
+                }
+                Err(_) => false,
+            }) == Ok(true);
+        if !done {
+            batch.run_serially(file);
         }
     }
+}
 
-    /// The calling thread's engine, if there is one left for it.
-    fn mine(&self) -> Option<&OwnedEngine> {
-        let me = gettid().as_raw_nonzero().get();
-        let owned = |engine: &&OwnedEngine| engine.owner.load(Ordering::Acquire) == me;
-        let take =
-            |engine: &&OwnedEngine| engine.owner.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        self.engines.iter().find(owned).or_else(|| self.engines.iter().find(take))
-    }
-
-    /// In a forked child the threads are gone, and the rings' descriptors are the parent's.
-    pub(crate) fn after_fork_in_child(&self) {
-        for owned in &self.engines {
-            // A locked one was in use at the fork, against the rules, and stays out of use.
-            let Ok(mut engine) = owned.engine.try_lock() else {
-                continue;
-            };
-            std::mem::take(&mut *engine).forget();
-            owned.owner.store(0, Ordering::Release);
-        }
-    }
+/// In a forked child: its engines' threads are the parent's, and so are the rings' descriptors.
+pub(crate) fn forget_engines() {
+    MINE.with_borrow_mut(|mine| mine.iter_mut().for_each(|engine| std::mem::take(engine).forget()));
 }
 
 impl Engine {

@@ -17,12 +17,12 @@ fn page(seed: u32) -> PageBytes {
     bytes
 }
 
-fn write(engines: &IoEngines, file: &File, bloks: &[u32]) -> Vec<Result<(), PagerError>> {
+fn write(io: IoChoice, file: &File, bloks: &[u32]) -> Vec<Result<(), PagerError>> {
     let pages: Vec<PageBytes> = bloks.iter().map(|&blok| page(blok)).collect();
     let unset = Err(PagerError::NoStore);
     let with = |(&blok, bytes)| WriteBlok { blok: Blok(blok), bytes, outcome: unset };
     let mut writes: Vec<WriteBlok<'_>> = bloks.iter().zip(&pages).map(with).collect();
-    engines.write(file.as_raw_fd(), &mut writes);
+    io.write(file.as_raw_fd(), &mut writes);
     writes.iter().map(|write| write.outcome).collect()
 }
 
@@ -44,8 +44,8 @@ proptest! {
         let mut bloks: Vec<u32> = picked.into_iter().collect();
         let turn = turn % bloks.len();
         bloks.rotate_left(turn);
-        let (auto, pool) = (IoEngines::new(IoChoice::Auto), IoEngines::new(IoChoice::Pool));
-        for (writer, reader) in [(&auto, &pool), (&pool, &auto)] {
+        let (auto, pool) = (IoChoice::Auto, IoChoice::Pool);
+        for (writer, reader) in [(auto, pool), (pool, auto)] {
             let file = tempfile::tempfile().unwrap();
             prop_assert!(write(writer, &file, &bloks).iter().all(Result::is_ok));
             for (&blok, _) in bloks.iter().zip(0..20) {
@@ -56,7 +56,7 @@ proptest! {
             let ways = [
                 read(&bloks, |reads| reader.read(file.as_raw_fd(), reads)),
                 read(&bloks, |reads| writer.read(file.as_raw_fd(), reads)),
-                read(&bloks, |reads| IoEngines::read_in_trap(file.as_raw_fd(), reads)),
+                read(&bloks, |reads| read_in_trap(file.as_raw_fd(), reads)),
             ];
             for pages in ways {
                 let pages = pages.unwrap();
@@ -69,52 +69,49 @@ proptest! {
 #[test]
 fn the_ways_are_what_they_say() {
     let file = tempfile::tempfile().unwrap();
-    let (auto, pool) = (IoEngines::new(IoChoice::Auto), IoEngines::new(IoChoice::Pool));
-    write(&auto, &file, &[1, 5, 9]);
-    write(&pool, &file, &[1, 5, 9]);
-    assert!(matches!(*pool.engines[0].engine.lock().unwrap(), Engine::Workers(_)));
+    let (auto, pool) = (IoChoice::Auto, IoChoice::Pool);
+    write(auto, &file, &[1, 5, 9]);
+    write(pool, &file, &[1, 5, 9]);
+    MINE.with_borrow(|mine| assert!(matches!(mine[pool as usize], Engine::Workers(_))));
     if Ring::new().is_err() {
         let wanted = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
         assert!(!wanted.split(',').any(|name| name == "io_uring"), "io_uring is required, and refused");
         return println!("SKIP(io_uring: refused here)");
     }
-    assert!(matches!(*auto.engines[0].engine.lock().unwrap(), Engine::Ring(_)));
+    MINE.with_borrow(|mine| assert!(matches!(mine[auto as usize], Engine::Ring(_))));
 }
 
 #[test]
 fn a_child_begins_with_no_engine() {
     let file = tempfile::tempfile().unwrap();
-    for choice in [IoChoice::Auto, IoChoice::Pool] {
-        let engines = IoEngines::new(choice);
-        write(&engines, &file, &[1, 3]);
-        engines.after_fork_in_child();
-        assert!(engines.engines.iter().all(|owned| owned.owner.load(Ordering::Relaxed) == 0));
-        assert!(matches!(*engines.engines[0].engine.lock().unwrap(), Engine::None));
-        assert!(write(&engines, &file, &[1, 3]).iter().all(Result::is_ok));
+    for io in [IoChoice::Auto, IoChoice::Pool] {
+        write(io, &file, &[1, 3]);
+        forget_engines();
+        MINE.with_borrow(|mine| assert!(mine.iter().all(|engine| matches!(engine, Engine::None))));
+        assert!(write(io, &file, &[1, 3]).iter().all(Result::is_ok));
     }
 }
 
 #[test]
 fn one_run_needs_no_engine() {
     let file = tempfile::tempfile().unwrap();
-    let engines = IoEngines::new(IoChoice::Auto);
-    assert!(write(&engines, &file, &[7, 8, 9]).iter().all(Result::is_ok));
-    assert!(matches!(*engines.engines[0].engine.lock().unwrap(), Engine::None));
+    assert!(write(IoChoice::Auto, &file, &[7, 8, 9]).iter().all(Result::is_ok));
+    MINE.with_borrow(|mine| assert!(mine.iter().all(|engine| matches!(engine, Engine::None))));
 }
 
 #[test]
 fn a_file_cut_short_is_noticed_on_every_way() {
     let file = tempfile::tempfile().unwrap();
-    let (auto, pool) = (IoEngines::new(IoChoice::Auto), IoEngines::new(IoChoice::Pool));
+    let (auto, pool) = (IoChoice::Auto, IoChoice::Pool);
     let bloks = [2, 3, 4, 10, 20, 21];
-    write(&auto, &file, &bloks);
+    write(auto, &file, &bloks);
     // In the middle of blok 20, and then in the middle of a run.
     for (len_bytes, whole) in [(20 * PAGE_BYTES as u64 + 100, &bloks[..4]), (3 * PAGE_BYTES as u64, &bloks[..1])] {
         file.set_len(len_bytes).unwrap();
         let fd = file.as_raw_fd();
         assert_eq!(read(&bloks, |reads| auto.read(fd, reads)).err(), Some(PagerError::Truncated));
         assert_eq!(read(&bloks, |reads| pool.read(fd, reads)).err(), Some(PagerError::Truncated));
-        assert_eq!(read(&bloks, |reads| IoEngines::read_in_trap(fd, reads)).err(), Some(PagerError::Truncated));
+        assert_eq!(read(&bloks, |reads| read_in_trap(fd, reads)).err(), Some(PagerError::Truncated));
         assert!(read(whole, |reads| auto.read(fd, reads)).is_ok());
     }
 }
@@ -124,26 +121,43 @@ fn what_the_system_refuses_is_told_page_by_page() {
     let mut full = File::options().read(true).write(true).open("/dev/full").unwrap();
     assert!(full.write_all(b"x").is_err() && full.read(&mut [0]).is_ok());
     let read_only = File::open("/dev/null").unwrap();
-    for choice in [IoChoice::Auto, IoChoice::Pool] {
-        let engines = IoEngines::new(choice);
-        assert_eq!(write(&engines, &full, &[1, 3, 4]), [Err(PagerError::Full); 3]);
-        assert_eq!(write(&engines, &read_only, &[1, 3, 4]), [Err(PagerError::Io(9)); 3]);
+    for io in [IoChoice::Auto, IoChoice::Pool] {
+        assert_eq!(write(io, &full, &[1, 3, 4]), [Err(PagerError::Full); 3]);
+        assert_eq!(write(io, &read_only, &[1, 3, 4]), [Err(PagerError::Io(9)); 3]);
     }
 }
 
+/// How many threads of this process are called so: a thread's workers have its name.
+fn threads_called(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let named = |task: &std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+    tasks.filter(|task| named(task).is_ok_and(|comm| comm.trim_end() == name)).count()
+}
+
 #[test]
-fn more_threads_than_engines_still_move_pages() {
+fn every_thread_has_engines_and_they_go_with_it() {
     let file = tempfile::tempfile().unwrap();
-    let engines = IoEngines::new(IoChoice::Auto);
-    std::thread::scope(|scope| {
-        for thread in 0..ENGINES as u32 + 4 {
-            let (file, engines) = (&file, &engines);
-            scope.spawn(move || {
-                let bloks: Vec<u32> = (0..100).map(|index| thread * 1000 + index * 3).collect();
-                assert!(write(engines, file, &bloks).iter().all(Result::is_ok));
-                let pages = read(&bloks, |reads| engines.read(file.as_raw_fd(), reads)).unwrap();
+    for turn in 0..20 {
+        let name = format!("engine-{turn}");
+        let work = || {
+            let bloks: Vec<u32> = (0..100).map(|index| turn * 1000 + index * 3).collect();
+            for io in [IoChoice::Auto, IoChoice::Pool] {
+                assert!(write(io, &file, &bloks).iter().all(Result::is_ok));
+                let pages = read(&bloks, |reads| io.read(file.as_raw_fd(), reads)).unwrap();
                 assert!(bloks.iter().zip(&pages).all(|(&blok, bytes)| *bytes == page(blok)));
-            });
+            }
+            threads_called(&name)
+        };
+        let with_workers = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name(name.clone()).spawn_scoped(scope, work).unwrap();
+            thread.join().unwrap()
+        });
+        assert!(with_workers > 1, "thread {turn} had no workers");
+        // Whoever has joined a thread may still see it for a moment.
+        let began = std::time::Instant::now();
+        while threads_called(&name) > 0 {
+            assert!(began.elapsed().as_secs() < 60, "workers of a thread that is gone");
+            std::thread::yield_now();
         }
-    });
+    }
 }

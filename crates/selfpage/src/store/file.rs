@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, unlink};
@@ -14,7 +14,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::pager::{Context, PagerError};
 
 use super::bloks::{Bloks, MEMBERS};
-use super::engine::{IoChoice, IoEngines};
+use super::engine::{IoChoice, forget_engines, read_in_trap};
 use super::linux::descriptor::{Descriptor, lock, unlock};
 use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
 
@@ -22,7 +22,7 @@ use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
 const MARK: &[u8] = b"selfpage store: scratch, of no use to anybody but the program that runs\n";
 /// A file without the mark is only taken over where it begins with this much nothing.
 const LOOK_BYTES: usize = 1 << 20;
-/// The byte whose lock member 0 of the family holds; the other members' follow. No file has data there.
+/// The byte whose lock member 0 of the family holds; the other members' follow. Locks ask for no data, and none is in their way.
 const LOCKS_FROM: u64 = 1 << 40;
 
 /// Holds pages in a file, past the kernel's page cache where the file system lets it.
@@ -34,7 +34,7 @@ pub struct FileStore {
     file: Descriptor,
     direct: bool,
     bloks: Bloks,
-    engines: IoEngines,
+    io: IoChoice,
     /// The child's part of a fork that is under way.
     child: Mutex<Option<Child>>,
     reclaiming: AtomicBool,
@@ -90,12 +90,8 @@ impl FileStore {
         let count = blok_count(&object, capacity_bytes)?;
         let mode = Mode::from_raw_mode(0o600);
         let file = match open(dir, OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE, mode) {
-            // File systems that cannot: a name for as long as it takes to remove it.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                let path = dir.join(format!(".selfpage-{}", process::id()));
-                let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL, mode);
-                file.and_then(|file| unlink(&path).map(|()| file))
-            }
+            // File systems that cannot.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => briefly_named(dir, mode),
             file => file,
         };
         let file = file.map_err(refused(&object))?;
@@ -104,7 +100,7 @@ impl FileStore {
     }
 
     fn new(object: String, file: OwnedFd, kind: FileType, count: u32) -> Result<FileStore, StoreError> {
-        let choice = IoChoice::from_env().map_err(|cause| StoreError {
+        let io = IoChoice::from_env().map_err(|cause| StoreError {
             object: object.clone(),
             cause: io::Error::new(io::ErrorKind::InvalidInput, cause),
             remedy: "set it to auto or pool, or not at all",
@@ -119,8 +115,7 @@ impl FileStore {
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
         let file = Descriptor::new(file).map_err(refused(&object))?;
-        let engines = IoEngines::new(choice);
-        Ok(FileStore { object, file, direct, bloks, engines, child: Mutex::new(None), reclaiming: false.into() })
+        Ok(FileStore { object, file, direct, bloks, io, child: Mutex::new(None), reclaiming: false.into() })
     }
 
     fn lock_all(object: &str, file: &OwnedFd) -> Result<(), StoreError> {
@@ -154,7 +149,7 @@ impl FileStore {
 
     /// Which way of many requests at a time to use, in place of what the environment says.
     pub fn with_io(mut self, choice: IoChoice) -> FileStore {
-        self.engines = IoEngines::new(choice);
+        self.io = choice;
         self
     }
 
@@ -163,6 +158,10 @@ impl FileStore {
     /// # Context
     /// PagerThread or Normal.
     pub fn reclaim_dead(&self) {
+        // A child that is no member has its parent's locks, and would take its parent for dead.
+        if self.bloks.me().is_none() {
+            return;
+        }
         // Locks tell processes apart, not our threads.
         if self.reclaiming.swap(true, Ordering::Acquire) {
             return;
@@ -200,13 +199,13 @@ impl BackingStore for FileStore {
     fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
         match context {
             // Whatever went wrong, it need not be our file that it went wrong with.
-            Context::Trap => IoEngines::read_in_trap(self.file.number(), bloks).map_err(|_| PagerError::WrongContext),
-            Context::PagerThread | Context::Normal => self.engines.read(self.file.number(), bloks),
+            Context::Trap => read_in_trap(self.file.number(), bloks).map_err(|_| PagerError::WrongContext),
+            Context::PagerThread | Context::Normal => self.io.read(self.file.number(), bloks),
         }
     }
 
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        self.engines.write(self.file.number(), bloks);
+        self.io.write(self.file.number(), bloks);
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
@@ -214,6 +213,10 @@ impl BackingStore for FileStore {
     }
 
     fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {
+        if self.bloks.me().is_none() {
+            let cause = io::Error::other("it is an ancestor's, and this process was forked without it");
+            return Err(StoreError { object: self.object.clone(), cause, remedy: "make one of its own in the child" });
+        }
         let flags = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
         let file = self.file.reopen(table_of, flags).map_err(|cause| StoreError {
             object: self.object.clone(),
@@ -221,15 +224,20 @@ impl BackingStore for FileStore {
             remedy: "a child needs the file opened anew: mount /proc, keep the right to open it, raise ulimit -n",
         })?;
         // The child's lock is held from now on, first by us: it never looks dead before it has lived.
-        let free = |&member: &u32| lock(file.borrow(), LOCKS_FROM + member as u64, 1).unwrap_or(false);
-        let Some(member) = (0..MEMBERS).find(free) else {
-            let cause = io::Error::new(io::ErrorKind::QuotaExceeded, "256 processes share it already");
-            return Err(StoreError {
-                object: self.object.clone(),
-                cause,
-                remedy: "have fewer forked children at a time",
-            });
+        let locked = |member: u32| match lock(file.borrow(), LOCKS_FROM + member as u64, 1) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(member)),
+            Err(cause) => Some(Err((cause, "a child needs a lock of its own, and the file system gives none"))),
         };
+        let all_taken = || {
+            let cause = io::Error::new(io::ErrorKind::QuotaExceeded, "256 processes share it already");
+            Err((cause, "have fewer forked children at a time"))
+        };
+        let member = (0..MEMBERS).find_map(locked).unwrap_or_else(all_taken).map_err(|(cause, remedy)| StoreError {
+            object: self.object.clone(),
+            cause,
+            remedy,
+        })?;
         self.bloks.hand_to(member);
         *self.child.lock().unwrap_or_else(PoisonError::into_inner) = Some(Child { file, member });
         Ok(())
@@ -246,8 +254,33 @@ impl BackingStore for FileStore {
         let Some(Child { file, member }) = child else { panic!("store {}: not ready for a fork", self.object) };
         self.file.go_on_as(file);
         self.bloks.adopt(member);
-        self.engines.after_fork_in_child();
+        forget_engines();
         self.reclaiming.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        // A process that another thread is just starting has our descriptor until it calls exec, and the lock with it: whoever
+        // makes the store anew need not wait for that.
+        if let Some(me) = self.bloks.me()
+            && self.file.is_ours()
+        {
+            let _ = unlock(self.file.borrow(), LOCKS_FROM + u64::from(me), 1);
+        }
+    }
+}
+
+/// A file that has a name for as long as it takes to remove it.
+fn briefly_named(dir: &Path, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let path = dir.join(format!(".selfpage-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+        match open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL, mode) {
+            // Left by a process of that number that was killed just then.
+            Err(Errno::EXIST) => {}
+            file => return file.and_then(|file| unlink(&path).map(|()| file)),
+        }
     }
 }
 

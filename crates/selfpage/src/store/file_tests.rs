@@ -53,6 +53,16 @@ fn an_unnamed_store_has_no_name() {
 }
 
 #[test]
+fn names_that_a_killed_process_left_are_passed_over() {
+    let dir = dir();
+    let left = |at| dir.path().join(format!(".selfpage-{}-{at}", process::id()));
+    (0..8).for_each(|at| drop(File::create(left(at)).unwrap()));
+    let file = briefly_named(dir.path(), Mode::from_raw_mode(0o600)).unwrap();
+    assert_eq!(fstat(&file).unwrap().st_nlink, 0);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 8);
+}
+
+#[test]
 fn a_named_store_is_sparse_kept_and_may_be_used_again() {
     let dir = dir();
     let path = dir.path().join("s");

@@ -23,7 +23,7 @@ mod linux;
 mod memory;
 
 pub use engine::IoChoice;
-pub(crate) use engine::{IoEngines, LOCKED};
+pub(crate) use engine::{LOCKED, forget_engines};
 pub use file::FileStore;
 pub(crate) use linux::descriptor::{Descriptor, borrow_number, raised, release_number, take_descriptor};
 pub(crate) use linux::page_cache;

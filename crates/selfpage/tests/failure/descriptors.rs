@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use selfpage::snapshot::Snapshots;
+use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::FileStore;
 use selfpage::{DescriptorTable, Domain, Region, Rights, Trap};
 
@@ -102,6 +102,37 @@ fn all_closed() {
 fn all_closed_and_their_numbers_taken() {
     for case in &CASES {
         in_child(here!(), case.name, || closed_then(case, take_the_numbers)).well();
+    }
+}
+
+#[test]
+fn snapshots_whose_numbers_were_taken() {
+    for (name, then) in [("closed", Vec::new as fn() -> Vec<OwnedFd>), ("taken", take_the_numbers)] {
+        in_child(here!(), name, || {
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            let path = dir.path().join("one.snap");
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(FRAMES / 2 * PAGE).zero().unwrap();
+            number_pages(&mut region);
+            let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+            snapshots.take().unwrap();
+            close_all();
+            let theirs = then();
+            region.as_mut_slice::<u64>()[0] = 77;
+            // The domain's own descriptors are gone from this thread, too.
+            assert!(snapshots.take().is_err());
+            drop(snapshots);
+            for file in &theirs {
+                // SAFETY: test: asks for the flags of a descriptor.
+                let open = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFD) } >= 0;
+                assert!(open, "{file:?} of the program's was closed");
+            }
+            drop(theirs);
+            let mut page = [0; PAGE];
+            Snapshot::open(&path).unwrap().read_page(0, 0, &mut page).unwrap();
+            assert_eq!(page[..8], 1u64.to_le_bytes());
+        })
+        .well();
     }
 }
 

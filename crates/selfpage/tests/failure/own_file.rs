@@ -315,3 +315,107 @@ fn written_into_its_own_file_while_others_change_everything() {
     })
     .well();
 }
+
+#[test]
+fn saved_after_the_first_thread_has_ended() {
+    in_child(here!(), "", || {
+        let dir = on_disk();
+        let path = dir.path().join("data");
+        std::fs::write(&path, vec![7; 3 * PAGE + 100]).unwrap();
+        // A process whose first thread is this one's copy, and not the harness's.
+        // SAFETY: test: the child goes on by itself, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+            std::thread::spawn(move || {
+                let _domain = domain;
+                until("the first thread has ended", || {
+                    std::fs::read_to_string("/proc/self/stat").unwrap().contains(") Z ")
+                });
+                region.as_mut_slice::<u8>()[3 * PAGE + 99] = 8;
+                let flushed = region.flush(0, region.len_bytes());
+                // SAFETY: test: the child's end.
+                unsafe { libc::_exit(flushed.inspect_err(|error| eprintln!("{error}")).is_err().into()) };
+            });
+            // SAFETY: test: ends this thread, and no other.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+        let mut status = 0;
+        // SAFETY: test: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(std::fs::read(&path).unwrap()[3 * PAGE + 99], 8);
+    })
+    .well();
+}
+
+/// Runs a program, and says whether it did what it was told.
+fn done(program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
+    let ended = std::process::Command::new(program).args(arguments).output();
+    ended.is_ok_and(|ended| ended.status.success())
+}
+
+/// A disk that has room for what it holds, and for nothing more: behind it is a file on a small one of memory.
+fn mount_disk_without_room(dir: &std::path::Path) -> Result<std::path::PathBuf, &'static str> {
+    let (memory, disk) = (dir.join("memory"), dir.join("disk"));
+    let image = memory.join("image");
+    std::fs::create_dir(&memory).unwrap();
+    std::fs::create_dir(&disk).unwrap();
+    let place = std::ffi::CString::new(memory.to_str().unwrap()).unwrap();
+    // SAFETY: test: strings that end, in a namespace of this thread's own.
+    let mounted = unsafe {
+        libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
+            && libc::mount(
+                std::ptr::null(),
+                c"/".as_ptr(),
+                std::ptr::null(),
+                libc::MS_REC | libc::MS_PRIVATE,
+                std::ptr::null(),
+            ) == 0
+            && libc::mount(c"tmpfs".as_ptr(), place.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=8m".as_ptr().cast()) == 0
+    };
+    if !mounted {
+        return Err("run as root");
+    }
+    File::create(&image).unwrap().set_len(32 << 20).unwrap();
+    let image = image.as_os_str();
+    let options = ["-q", "-F", "-b4096", "-O^has_journal", "-Elazy_itable_init=0"].map(std::ffi::OsStr::new);
+    if !done("mkfs.ext4", &[&options[..], &[image]].concat()) {
+        return Err("install e2fsprogs");
+    }
+    if !done("mount", &["-oloop".as_ref(), image, disk.as_os_str()]) {
+        return Err("the kernel has no loop devices");
+    }
+    Ok(disk)
+}
+
+#[test]
+fn what_a_disk_did_not_take_is_told_each_time() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = match mount_disk_without_room(dir.path()) {
+            Ok(disk) => disk,
+            Err(remedy) => return crate::rights::skip("mount", remedy),
+        };
+        let path = disk.join("data");
+        let file = File::create(&path).unwrap();
+        // Blocks of the file system that are in no memory yet.
+        // SAFETY: test: reserves room for a file.
+        assert_eq!(unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, (8 * PAGE + 100) as i64) }, 0);
+        file.sync_all().unwrap();
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+        // Somebody else takes all the room there is.
+        let mut filler = File::create(dir.path().join("memory/filler")).unwrap();
+        while filler.write_all(&[1; 1 << 12]).is_ok() {}
+        region.as_mut_slice::<u8>()[8 * PAGE + 99] = 8;
+        let refused = region.flush(0, region.len_bytes()).map_err(|error| error.to_string());
+        let again = region.flush(0, region.len_bytes()).map_err(|error| error.to_string());
+        drop((region, domain, file));
+        assert!(done("umount", &[disk.as_os_str()]));
+        assert!(refused.is_err(), "the disk took it");
+        assert!(again.is_err(), "what was not written is said to be safe: first {refused:?}");
+    })
+    .well();
+}

@@ -1,6 +1,6 @@
 //! Kernels and users without what is needed: the error names the feature and the remedy.
 
-use selfpage::store::MemoryStore;
+use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{Answer, Domain, FaultHandler, Kind, MemoryFault, Protection, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
@@ -99,6 +99,20 @@ fn a_kernel_without_userfaultfd() {
     in_child(here!(), "", || {
         refuse(libc::SYS_userfaultfd, None, libc::ENOSYS);
         unsupported(&["userfaultfd", "CONFIG_USERFAULTFD"]);
+    })
+    .well();
+}
+
+/// Linux 6.8, which has `UFFDIO_MOVE`, gives the descriptor table of a process alone.
+#[test]
+fn a_kernel_that_gives_no_threads_table() {
+    in_child(here!(), "", || {
+        refuse(libc::SYS_pidfd_open, Some(libc::O_EXCL as u32), libc::EINVAL);
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let store = FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 24).unwrap();
+        let mut region = domain.region(4 * FRAMES * PAGE).stored(store).unwrap();
+        number_pages(&mut region);
+        check_pages(&region, 0..pages(&region));
     })
     .well();
 }

@@ -98,3 +98,30 @@ fn a_child_that_lives_on_does_not_keep_the_place() {
     drop(writer);
     assert_eq!(child.wait(), 0);
 }
+
+#[test]
+fn a_process_that_is_just_being_started_does_not_keep_the_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, unmade) = (dir.path().join("one.snap"), dir.path().join("two.snap"));
+    let (here, there) = (domain(), domain());
+    let (mine, other) = (region(&here), region(&there));
+    let mut first = Snapshots::of(&[&mine], &path).unwrap();
+    first.take().unwrap();
+    let second = Snapshots::of(&[&other], &unmade).unwrap();
+    // Before exec it has all that this process has open, and no handler of a fork has run.
+    // SAFETY: test: as fork(2); the child waits for its end and does nothing else.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
+    if child == 0 {
+        // SAFETY: test: as above.
+        unsafe { libc::sleep(60) };
+        // SAFETY: test: as above.
+        unsafe { libc::_exit(0) };
+    }
+    drop((first, second));
+    let again = [kind(Snapshots::of(&[&mine], &path)), kind(Snapshots::of(&[&other], &unmade))];
+    let mut status = 0;
+    // SAFETY: test: ends our own child, and waits for it.
+    let ended = unsafe { libc::kill(child, libc::SIGKILL) == 0 && libc::waitpid(child, &mut status, 0) == child };
+    assert!(ended);
+    assert_eq!(again, [None, None]);
+}

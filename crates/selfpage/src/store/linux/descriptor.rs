@@ -1,15 +1,21 @@
 //! A file known by the number of its descriptor, and locks that the kernel drops with the last descriptor.
 
+use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::fs::{Mode, OFlags, Stat, fstat, open, stat};
 use rustix::io::fcntl_dupfd_cloexec;
 
 /// Numbers from here on are out of the way of programs that count on small ones; the second is for those that live under a
 /// low limit.
 const HIGH_NUMBERS: [RawFd; 2] = [700, 100];
+
+/// No table has this number.
+const NO_NUMBER: RawFd = RawFd::MAX;
 
 /// An open file by its number, which may stand in several descriptor tables: the program's and the pager threads'.
 ///
@@ -50,34 +56,54 @@ impl Descriptor {
         Ok(anew)
     }
 
+    /// The file, for the calls of the standard library.
+    pub fn as_file(&self) -> ManuallyDrop<File> {
+        // SAFETY: fd-number: it is not dropped, and so not closed.
+        ManuallyDrop::new(unsafe { File::from_raw_fd(self.number()) })
+    }
+
     /// Closes the number and goes on under that of `anew`, which is the same file.
     pub fn go_on_as(&self, anew: Descriptor) {
         // The program may have closed ours, and so made its number free for this one.
         if self.number() != anew.number() {
-            self.close();
-            release_number(self.number());
+            self.let_go();
         }
         self.number.store(anew.number(), Ordering::Relaxed);
         std::mem::forget(anew);
     }
 
-    /// Whether the number names our file, in the calling thread's table.
-    pub fn is_ours(&self) -> bool {
-        fstat(self.borrow()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode))
+    /// What the kernel knows of our file. `None`: the number does not name it in the calling thread's table.
+    pub fn stat(&self) -> Option<Stat> {
+        fstat(self.borrow()).ok().filter(|stat| self.is(stat))
     }
 
-    fn close(&self) {
+    /// Whether the number names our file, in the calling thread's table.
+    pub fn is_ours(&self) -> bool {
+        self.stat().is_some()
+    }
+
+    /// Whether `path` is a name of our file, which the number names.
+    pub fn has_name(&self, path: &Path) -> bool {
+        self.is_ours() && stat(path).is_ok_and(|stat| self.is(&stat))
+    }
+
+    fn is(&self, stat: &Stat) -> bool {
+        (stat.st_dev, stat.st_ino) == (self.device, self.inode)
+    }
+
+    /// Closes the number, where it names our file. It names nothing of ours from then on.
+    pub fn let_go(&self) {
         if self.is_ours() {
             // SAFETY: fd-number: it names our file, and nobody closes our file but us.
             drop(unsafe { OwnedFd::from_raw_fd(self.number()) });
         }
+        release_number(self.number.swap(NO_NUMBER, Ordering::Relaxed));
     }
 }
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        self.close();
-        release_number(self.number());
+        self.let_go();
     }
 }
 
@@ -130,11 +156,17 @@ pub(crate) fn raised(
 
 /// Gives the calling thread's table descriptor `number` of `thread`'s, at the same number.
 pub(crate) fn take_descriptor(thread: u32, number: RawFd) -> io::Result<()> {
-    // SAFETY: fd-number: numbers go in, and a new descriptor of our own comes out.
-    let taken = unsafe {
-        let of = checked(libc::syscall(libc::SYS_pidfd_open, thread, PIDFD_THREAD))?;
-        let of = OwnedFd::from_raw_fd(of);
-        OwnedFd::from_raw_fd(checked(libc::syscall(libc::SYS_pidfd_getfd, of.as_raw_fd(), number, 0))?)
+    let taken = match of_table(thread, PIDFD_THREAD, number) {
+        // Before Linux 6.9 only the first thread's can be had, which the program's others share.
+        Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => {
+            let taken = of_table(std::process::id(), 0, number)?;
+            let (have, want) = (fstat(&taken)?, stat(format!("/proc/self/task/{thread}/fd/{number}"))?);
+            if (have.st_dev, have.st_ino) != (want.st_dev, want.st_ino) {
+                return Err(io::Error::from_raw_os_error(libc::EBADF));
+            }
+            taken
+        }
+        taken => taken?,
     };
     if taken.as_raw_fd() != number {
         // SAFETY: fd-number: in this table the number is nobody's: the program's numbers are not here.
@@ -144,6 +176,15 @@ pub(crate) fn take_descriptor(thread: u32, number: RawFd) -> io::Result<()> {
         let _ = taken.into_raw_fd();
     }
     Ok(())
+}
+
+/// A copy of descriptor `number` of the thread's table.
+fn of_table(thread: u32, flags: libc::c_int, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fd-number: numbers go in, and a new descriptor of our own comes out.
+    unsafe {
+        let of = OwnedFd::from_raw_fd(checked(libc::syscall(libc::SYS_pidfd_open, thread, flags))?);
+        Ok(OwnedFd::from_raw_fd(checked(libc::syscall(libc::SYS_pidfd_getfd, of.as_raw_fd(), number, 0))?))
+    }
 }
 
 const PIDFD_THREAD: libc::c_int = libc::O_EXCL;

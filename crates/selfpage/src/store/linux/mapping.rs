@@ -15,6 +15,8 @@ pub enum Sharing {
     Private,
     /// Parent and children have one memory.
     Family,
+    /// A child finds zeros.
+    Own,
 }
 
 /// A range of anonymous memory, all zero at first.
@@ -34,7 +36,7 @@ impl Mapping {
     pub fn new(pages: usize, sharing: Sharing) -> io::Result<Mapping> {
         let len_bytes = pages.checked_mul(PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let flags = match sharing {
-            Sharing::Private => MapFlags::PRIVATE,
+            Sharing::Private | Sharing::Own => MapFlags::PRIVATE,
             Sharing::Family => MapFlags::SHARED,
         };
         // SAFETY: mapping-owned: the kernel picks an unused range.
@@ -42,7 +44,12 @@ impl Mapping {
             mmap_anonymous(null_mut(), len_bytes, ProtFlags::READ | ProtFlags::WRITE, flags | MapFlags::NORESERVE)
         }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { base, len_bytes, sharing })
+        let mapping = Mapping { base, len_bytes, sharing };
+        if sharing == Sharing::Own {
+            // SAFETY: mapping-owned: just mapped; what a child finds there are words, too.
+            unsafe { madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxWipeOnFork) }?;
+        }
+        Ok(mapping)
     }
 
     /// The memory, in words.
@@ -84,7 +91,7 @@ impl Mapping {
         let start_bytes = first_page * PAGE_BYTES;
         assert!(start_bytes + pages * PAGE_BYTES <= self.len_bytes, "pages lie outside the mapping");
         let advice = match self.sharing {
-            Sharing::Private => Advice::LinuxDontNeed,
+            Sharing::Private | Sharing::Own => Advice::LinuxDontNeed,
             Sharing::Family => Advice::LinuxRemove,
         };
         // SAFETY: mapping-owned: the range lies inside; turning to zero is a store like any other to those who see atomics.

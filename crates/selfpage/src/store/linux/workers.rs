@@ -7,6 +7,8 @@ use std::os::fd::RawFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use rustix::thread::{Pid, gettid};
+
 use super::transfer::{Batch, Direction, Request};
 
 /// Besides the thread that waits for them, which works too.
@@ -20,6 +22,7 @@ const STACK_BYTES: usize = 256 << 10;
 pub struct Workers {
     shared: Arc<Shared>,
     threads: Vec<libc::pthread_t>,
+    owner: Pid,
 }
 
 struct Shared {
@@ -59,7 +62,7 @@ impl Workers {
             stop: false,
         };
         let shared = Arc::new(Shared { work: Mutex::new(work), begin: Condvar::new(), end: Condvar::new() });
-        let mut workers = Workers { shared, threads: Vec::with_capacity(THREADS) };
+        let mut workers = Workers { shared, threads: Vec::with_capacity(THREADS), owner: gettid() };
         for _ in 0..THREADS {
             workers.threads.push(start(Arc::clone(&workers.shared))?);
         }
@@ -89,6 +92,10 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
+        if gettid() != self.owner {
+            // In a forked child there are none.
+            return;
+        }
         self.shared.lock().stop = true;
         self.shared.begin.notify_all();
         for &thread in &self.threads {
