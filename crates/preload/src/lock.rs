@@ -58,7 +58,16 @@ impl<T> Lock<T> {
     /// # Safety
     /// *lock-word*: the calling thread, or in a child the thread it is a copy of, holds the lock.
     pub unsafe fn let_go(&self) {
-        drop(Held(self));
+        // SAFETY: lock-word: passed on from our caller.
+        drop(unsafe { self.held() });
+    }
+
+    /// What [`Lock::hold`] took, to be let go of.
+    ///
+    /// # Safety
+    /// *lock-word*: as for [`Lock::let_go`].
+    pub unsafe fn held(&self) -> Held<'_, T> {
+        Held(self)
     }
 }
 

@@ -57,6 +57,8 @@ pub struct Maps {
     /// The same, as long as nobody has access.
     reserved: Ranges,
     unmanaged_max_bytes: usize,
+    /// Over a fork: keeps signals blocked.
+    forking: Option<Quiet>,
 }
 
 static MAPS: Lock<Maps> = Lock::new(Maps {
@@ -72,6 +74,7 @@ static MAPS: Lock<Maps> = Lock::new(Maps {
     unmanaged: Ranges::new(),
     reserved: Ranges::new(),
     unmanaged_max_bytes: 0,
+    forking: None,
 });
 
 /// How a part of a range stands.
@@ -522,9 +525,12 @@ pub fn unmanaged_bytes_max() -> usize {
     table().maps.unmanaged_max_bytes
 }
 
-/// Keeps mappings from changing over a fork.
+/// Keeps mappings from changing over a fork, and blocks signals: a handler that came meanwhile may map too, and would wait for its own
+/// thread.
 pub fn hold() {
-    MAPS.hold();
+    let Table { mut maps, _quiet } = table();
+    maps.forking = Some(_quiet);
+    std::mem::forget(maps);
 }
 
 /// Ends that.
@@ -533,7 +539,10 @@ pub fn hold() {
 /// *lock-word*: the caller, or the thread it is a copy of, called [`hold`].
 pub unsafe fn let_go() {
     // SAFETY: lock-word: passed on from our caller.
-    unsafe { MAPS.let_go() };
+    let mut maps = unsafe { MAPS.held() };
+    let quiet = maps.forking.take();
+    drop(maps);
+    drop(quiet);
 }
 
 /// In a forked child: takes away what the program said was not for it.

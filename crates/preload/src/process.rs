@@ -2,6 +2,7 @@
 
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next::next;
 use crate::{heap, maps, objects, program, record, sys};
@@ -16,18 +17,41 @@ next!(SPAWNP: c"posix_spawnp" as
     fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int, next_spawnp);
 next!(FEXECVE: c"fexecve" as fn(c_int, Strings, Strings) -> c_int, next_fexecve);
 
-/// Has forks find our locks in order. Ours are taken before the library brings the domain to rest, and given back after
-/// it has been rebuilt: handlers run backwards before a fork, and forwards after it.
-pub fn attend_forks_after_the_domain() {
-    // SAFETY: c-library: three functions that stay loaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+type Handler = Option<unsafe extern "C" fn()>;
+
+next!(REGISTER: c"__register_atfork" as fn(Handler, Handler, Handler, *mut c_void) -> c_int, next_register);
+
+/// Has forks find our locks, and the domain, in order: handlers run backwards before a fork, and forwards after it. Our own heap the
+/// library needs up to the last moment and from the first. Our other locks are taken before it brings the domain to rest, and
+/// given back after it has been rebuilt.
+pub fn attend_forks() {
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+    if BEGUN.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: c-library: six functions that stay loaded.
+    unsafe {
+        libc::pthread_atfork(Some(just_before_fork), Some(just_after_fork), Some(just_after_fork));
+        selfpage::attend_forks();
+        libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child));
+    }
 }
 
-/// The same for our own heap, which the library needs up to the last moment and from the first: call this before there is
-/// a domain.
-pub fn attend_forks_before_the_domain() {
-    // SAFETY: c-library: three functions that stay loaded.
-    unsafe { libc::pthread_atfork(Some(just_before_fork), Some(just_after_fork), Some(just_after_fork)) };
+/// As in the C library, where `pthread_atfork` comes here. The first may be a library's, whose constructor runs before ours: its
+/// handlers may use managed memory all the same.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __register_atfork(
+    prepare: Handler,
+    parent: Handler,
+    child: Handler,
+    library: *mut c_void,
+) -> c_int {
+    attend_forks();
+    // SAFETY: c-library: passed on from our caller.
+    unsafe { next_register()(prepare, parent, child, library) }
 }
 
 extern "C" fn before_fork() {

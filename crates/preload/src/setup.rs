@@ -47,6 +47,7 @@ static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
     malloc::find_libraries();
+    process::attend_forks();
     let Ok(said) = std::env::var(VARIABLE) else { return };
     let set_up = Wishes::read(&said).and_then(|wishes| wishes.set_up());
     if let Err(why) = set_up {
@@ -81,7 +82,6 @@ impl Wishes {
     }
 
     fn set_up(&self) -> Result<(), String> {
-        process::attend_forks_before_the_domain();
         // Before the domain: its descriptors' numbers are free again in our table, and must not be the store's.
         let store = self.place.store()?;
         let mut wanted = Domain::with_frames(self.frames_bytes);
@@ -117,7 +117,6 @@ impl Wishes {
         let maps = region(MAPS_BYTES, "mappings")?;
         managed::begin(Managed { domain, objects, large, maps });
         crate::objects::begin()?;
-        process::attend_forks_after_the_domain();
         threads::begin();
         if let Some(path) = &self.record {
             record::write_to(path);

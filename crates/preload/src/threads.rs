@@ -10,12 +10,16 @@ use crate::{heap, maps, sys};
 type Start = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 type C11Start = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 type Attributes = libc::pthread_attr_t;
+type Destructor = unsafe extern "C" fn(*mut c_void);
 
 next!(CREATE: c"pthread_create" as
     fn(*mut libc::pthread_t, *const Attributes, Start, *mut c_void) -> c_int, next_create);
 next!(C11_CREATE: c"thrd_create" as fn(*mut c_void, C11Start, *mut c_void) -> c_int, next_c11_create);
 next!(MUTEX_INIT: c"pthread_mutex_init" as
     fn(*mut libc::pthread_mutex_t, *const libc::pthread_mutexattr_t) -> c_int, next_mutex_init);
+
+next!(AT_THREAD_EXIT: c"__cxa_thread_atexit_impl" as
+    fn(Destructor, *mut c_void, *mut c_void) -> c_int, next_at_thread_exit);
 
 /// The program's threads that have not ended.
 static ALIVE: AtomicU32 = AtomicU32::new(1);
@@ -40,6 +44,12 @@ pub fn begin() {
         KEY.store(key, Ordering::Relaxed);
         watch();
     }
+}
+
+/// Whether threads that begin now are counted. Nobody would hear of the end of one that a constructor started before ours ran: while
+/// it lives it is one of the others.
+fn counts() -> bool {
+    KEY.load(Ordering::Relaxed) != u32::MAX
 }
 
 /// Has the end of this thread noticed.
@@ -134,8 +144,12 @@ pub unsafe extern "C" fn pthread_create(
     start: Start,
     argument: *mut c_void,
 ) -> c_int {
-    let begin = Box::into_raw(Box::new(Begin { start, argument }));
     let pager = selfpage::trap::on_pager_thread();
+    if !pager && !counts() {
+        // SAFETY: c-library: passed on from our caller.
+        return unsafe { next_create()(thread, attributes, start, argument) };
+    }
+    let begin = Box::into_raw(Box::new(Begin { start, argument }));
     if !pager {
         ALIVE.fetch_add(1, Ordering::SeqCst);
         keep_top(attributes);
@@ -160,6 +174,10 @@ pub unsafe extern "C" fn pthread_create(
 /// As C has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thrd_create(thread: *mut c_void, start: C11Start, argument: *mut c_void) -> c_int {
+    if !counts() {
+        // SAFETY: c-library: passed on from our caller.
+        return unsafe { next_c11_create()(thread, start, argument) };
+    }
     let begin = Box::into_raw(Box::new(Begin { start, argument }));
     ALIVE.fetch_add(1, Ordering::SeqCst);
     // SAFETY: c-library, thread-begin: as above.
@@ -215,4 +233,22 @@ pub unsafe extern "C" fn pthread_mutex_init(
         }
         next_mutex_init()(mutex, attributes)
     }
+}
+
+/// As in the C library, but on pager threads, which do not end: there it would take the loader's lock, whose holder a forked child may not
+/// have, and memory from a `malloc` of the program's own.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __cxa_thread_atexit_impl(
+    destructor: Destructor,
+    object: *mut c_void,
+    library: *mut c_void,
+) -> c_int {
+    if heap::is_pager() {
+        return 0;
+    }
+    // SAFETY: c-library: passed on from our caller.
+    unsafe { next_at_thread_exit()(destructor, object, library) }
 }

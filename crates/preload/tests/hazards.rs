@@ -41,7 +41,7 @@ macro_rules! cases {
 }
 
 cases! {
-    storm, threads, fork_amid, fork_from_thread, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, robust_again, own_stacks, signals,
+    storm, threads, fork_amid, fork_amid_signals, fork_from_thread, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, robust_again, own_stacks, signals,
     main_ends_first, all_end_at_once, quick,
 }
 
@@ -52,6 +52,36 @@ fn fork_and_go_on() {
     let processes = ran.stats["processes"].as_array().unwrap();
     assert_eq!(processes.len(), 9, "{}", ran.stats);
     assert!(processes.iter().all(|process| process["evictions_total"].as_u64().unwrap() > 100), "{}", ran.stats);
+}
+
+/// A program, and a library whose constructor runs before ours.
+fn with_an_early_library(arguments: &[&str]) -> Option<Ran> {
+    if !run::possible() {
+        return None;
+    }
+    let library = run::compile("early", &["-shared", "-fPIC", "-DLIBRARY"]);
+    let program = run::compile("early", &[library.to_str().unwrap()]);
+    Some(run::run("8M", program, arguments).ok())
+}
+
+#[test]
+fn handlers_of_forks_that_were_there_before_ours_may_use_managed_memory() {
+    let Some(ran) = with_an_early_library(&[]) else { return };
+    assert_eq!(ran.text(), "0 0 0\n");
+}
+
+#[test]
+fn a_thread_that_was_there_before_us_is_not_waited_for() {
+    with_an_early_library(&["end"]);
+}
+
+#[test]
+fn without_a_domain_forks_find_the_heap_whole() {
+    let Some(program) = programs() else { return };
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "100"]).arg(program).arg("fork_often");
+    let output = command.env("LD_PRELOAD", run::tool().with_file_name("libselfpage_frames.so")).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{:?}", output.status);
 }
 
 #[test]

@@ -65,8 +65,12 @@ struct PausedStore {
     ready: Result<(), StoreError>,
 }
 
-/// Has forks come here. Handlers that are installed later come first before a fork, and last after it.
-pub(crate) fn install() {
+/// Has forks attended to from here on, as the first domain does. Handlers of forks (`pthread_atfork`) that are installed later may touch
+/// managed memory: they come first before a fork, and last after it. Those that were there before may not.
+///
+/// # Context
+/// Normal.
+pub fn attend() {
     // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as domains can exist.
     INSTALL.call_once(|| unsafe {
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
@@ -75,7 +79,7 @@ pub(crate) fn install() {
 
 /// Has forks take care of the domain.
 pub(crate) fn enlist(inner: &Arc<Inner>) {
-    install();
+    attend();
     let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| domain.strong_count() > 0);

@@ -49,6 +49,7 @@ mod usage;
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;
 pub use error::{Error, Kind, Result};
+pub use fork::attend as attend_forks;
 pub use handler::{Answer, FaultHandler, FaultKind, MemoryFault, Protection};
 pub use pool::FramePool;
 pub use region::{Builder as RegionBuilder, Region};

@@ -129,6 +129,19 @@ static void fork_amid(void) {
   for (int i = 0; i < 2; i++) pthread_join(t[i], 0);
 }
 static void *fork_here(void *p) { pid_t child = fork(); if (!child) { same(p, 24 * MIB, 2); free(strdup("x")); exit(0); } wait_ok(child); return 0; }
+static void *churn_small(void *n) { while (!stop) free(malloc(100)), free(strdup("x")); return 0; }
+// The same, as often as it takes to meet every lock in use.
+static void fork_often(void) {
+  pthread_t t[3];
+  for (int i = 0; i < 3; i++) CHECK(!pthread_create(&t[i], 0, churn_small, 0));
+  for (int i = 0; i < 300; i++) {
+    pid_t child = fork();
+    if (!child) { free(malloc(100)); free(strdup("x")); _exit(0); }
+    wait_ok(child);
+  }
+  stop = 1;
+  for (int i = 0; i < 3; i++) pthread_join(t[i], 0);
+}
 static void fork_from_thread(void) {
   char *p = full(24 * MIB, 2);
   pthread_t t;
@@ -296,6 +309,23 @@ static void signals(void) { // the handler runs on a managed stack, reads absent
   CHECK(ticks > 20);
   same(seen_by_handler, 16 * MIB, 1);
 }
+static void map_here(int s) { ticks++; void *m = mmap(0, P, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); *(char *)m = 1; munmap(m, P); }
+static void fork_amid_signals(void) { // whose handler maps
+  char *p = full(16 * MIB, 1);
+  struct sigaction a = {.sa_handler = map_here, .sa_flags = SA_RESTART};
+  sigaction(SIGALRM, &a, 0);
+  struct sigevent e = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
+  timer_t timer;
+  struct itimerspec often = {{0, 2000000}, {0, 2000000}};
+  CHECK(!timer_create(CLOCK_MONOTONIC, &e, &timer) && !timer_settime(timer, 0, &often, 0));
+  for (int i = 0; i < 20; i++) {
+    pid_t child = fork();
+    if (!child) { same(p + MIB, MIB, MIB + 1); _exit(0); }
+    wait_ok(child);
+  }
+  timer_delete(timer);
+  same(p, 16 * MIB, 1);
+}
 static void *last(void *n) { flood(); usleep(100000); puts("ok"); return 0; }
 static void main_ends_first(void) {
   pthread_t t;
@@ -329,7 +359,7 @@ static void become(void) { full(16 * MIB, 1); flood(); fflush(stdout); execlp("e
 static void wait_for_end(void) { full(16 * MIB, 1); puts("up"); fflush(stdout); pause(); }
 static void status_seven(void) { flood(); exit(7); }
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec},
+  {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_often", fork_often}, {"fork_amid_signals", fork_amid_signals}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec},
   {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
   {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages},
   {"vfork_search", vfork_search}, {"robust_again", robust_again},

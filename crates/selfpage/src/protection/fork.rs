@@ -20,7 +20,7 @@ pub(super) fn install() {
     INSTALL.call_once(|| {
         // Ours come later, so that the table is held before domains come to rest, and regions are back when the child's
         // protections are changed.
-        crate::fork::install();
+        crate::fork::attend();
         // SAFETY: fork-handlers: three functions without arguments, which stay loaded.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     });
