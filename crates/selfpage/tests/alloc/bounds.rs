@@ -1,6 +1,6 @@
 //! How much is kept, and that it is given back.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -164,6 +164,48 @@ fn the_keeper_gives_back_when_told_that_memory_is_short() {
             assert_eq!(kept(), 0);
         }
         std::fs::remove_file(path).unwrap();
+    });
+}
+
+/// As a daemon does: what has the numbers afterwards that the keeper's had is the program's.
+#[test]
+fn the_keeper_leaves_the_programs_descriptors_alone() {
+    own_process::run("bounds::the_keeper_leaves_the_programs_descriptors_alone", || {
+        let path = std::env::temp_dir().join(format!("selfpage-numbers-{}", std::process::id()));
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a string that ends in zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        // SAFETY: the process has no other thread that looks at its environment.
+        unsafe { std::env::set_var("MEMORY_PRESSURE_WATCH", &path) };
+        let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        pipe.write_all(b"x").unwrap();
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        alloc::keeper::on_pressure(|| TOLD.store(true, Ordering::Release));
+        alloc::keeper::start().unwrap();
+        while !TOLD.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::fs::remove_file(path).unwrap();
+        std::mem::forget(pipe);
+        // SAFETY: nothing here uses any of them any more.
+        assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
+        let pairs: Vec<_> = (0..10).map(|_| std::os::unix::net::UnixStream::pair().unwrap()).collect();
+        for (one, other) in &pairs {
+            let (mut one, mut other) = (one, other);
+            one.write_all(b"1").unwrap();
+            other.write_all(b"2").unwrap();
+        }
+        // It looks again within a second.
+        std::thread::sleep(Duration::from_secs(3));
+        for (mut one, mut other) in pairs {
+            let mut read = [0; 2];
+            let (mine, its) = read.split_at_mut(1);
+            one.set_nonblocking(true).unwrap();
+            other.set_nonblocking(true).unwrap();
+            one.read_exact(mine).unwrap();
+            other.read_exact(its).unwrap();
+            assert_eq!(&read, b"21");
+        }
     });
 }
 
