@@ -149,7 +149,7 @@ pub fn stats() -> Stats {
     Stats { object_bytes, object_bytes_max, large_bytes, large_retained_bytes, large_bytes_max }
 }
 
-/// Gives back to the kernel what is free, as far as the calling thread knows of it. Whether there was something.
+/// Gives back to the kernel what is free, as far as the calling thread knows of it. Whether larger blocks had left some.
 pub fn trim() -> bool {
     // SAFETY: heap-block: frees what nobody has.
     unsafe { selfpage_heap_collect() };

@@ -166,7 +166,7 @@ pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
     unsafe { selfpage_heap::usable_bytes(block) }
 }
 
-/// As in the C library: 1 if memory went back to the kernel.
+/// As in the C library: 1 if memory went back to the kernel that larger blocks had left. Of objects nobody can tell.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
     c_int::from(selfpage_heap::trim())
