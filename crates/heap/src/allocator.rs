@@ -77,13 +77,16 @@ unsafe impl GlobalAlloc for Allocator {
             return unsafe { reallocate(block.cast(), size).cast() };
         }
         if layout.size().min(size) >= LARGE_BYTES && large::selfpage_large_usable(block.cast()) != 0 {
-            if layout.align() <= PAGE {
-                // SAFETY: heap-block: passed on from our caller, and large as was just found.
-                return unsafe { large::selfpage_large_reallocate(block.cast(), size).cast() };
-            }
-            // SAFETY: heap-block: as above.
-            if unsafe { large::resize_in_place(block, size) } {
-                return block;
+            // SAFETY: heap-block: passed on from our caller, and large as was just found.
+            let resized = unsafe {
+                match layout.align() {
+                    ..=PAGE => large::selfpage_large_reallocate(block.cast(), size).cast(),
+                    _ if large::resize_in_place(block, size) => block,
+                    _ => std::ptr::null_mut(),
+                }
+            };
+            if !resized.is_null() {
+                return resized;
             }
         }
         // SAFETY: heap-block: the caller's size fits the layout; the new block has at least as many bytes as are copied.

@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define HEAP_BYTES ((size_t)64 << 30)
@@ -318,14 +319,17 @@ static inline size_t at_least(size_t size) {
     return size < SMALLEST_BYTES ? SMALLEST_BYTES : size;
 }
 
-// Where the process may have so few addresses that there is no range of ours, there are none for the page allocator either.
-static bool has_room(const void *block) {
-    return block != NULL || range.start != NO_HEAP;
+// Whether that is all there is to say: else the block is one for mimalloc. Where the process may not have all addresses, the page allocator
+// has few long slots, or none, while there may be room in our range, or no such range, and room elsewhere.
+static bool is_settled(const void *block) {
+    if (block != NULL) return true;
+    struct rlimit addresses;
+    return range.start != NO_HEAP && getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur == RLIM_INFINITY;
 }
 
 static void *allocate_large(size_t size, size_t align) {
     void *block = selfpage_large_allocate(size, align, false);
-    return mi_likely(has_room(block)) ? block : handed_out(mi_malloc_aligned(size, align));
+    return mi_likely(is_settled(block)) ? block : handed_out(mi_malloc_aligned(size, align));
 }
 
 static __attribute__((noinline)) void *malloc_rare(size_t size) {
@@ -355,7 +359,7 @@ void *selfpage_heap_calloc(size_t count, size_t size) {
     // All of the object becomes zero, the mark with it.
     if (mi_likely(total < LARGE_BYTES)) return mi_zalloc(at_least(total));
     void *block = selfpage_large_allocate(total, 1, true);
-    return mi_likely(has_room(block)) ? block : mi_zalloc(total);
+    return mi_likely(is_settled(block)) ? block : mi_zalloc(total);
 }
 
 void *selfpage_heap_aligned(size_t align, size_t size) {
@@ -395,7 +399,8 @@ void *selfpage_heap_realloc(void *block, size_t size) {
         // It stays where it fits and is not too large.
         if (size <= before && size >= before / 2) return block;
     } else if (size >= LARGE_BYTES && selfpage_large_usable(block) != 0) {
-        return selfpage_large_reallocate(block, size);
+        void *resized = selfpage_large_reallocate(block, size);
+        if (mi_likely(is_settled(resized))) return resized;
     }
     void *new_block = selfpage_heap_malloc(size);
     if (new_block != NULL) {

@@ -82,6 +82,16 @@ fn new_and_delete() {
     assert!(output.status.success() && text(&output) == "done\n", "{}", errors(&output));
 }
 
+#[test]
+fn long_blocks_where_addresses_are_limited() {
+    let program = compile("torture.c", &["-ldl"]);
+    for kib in ["100000000", "75000000", "40000000"] {
+        let limit = format!("ulimit -v {kib}; exec \"$0\" long-blocks");
+        let output = preloaded("/bin/sh").args(["-c", &limit]).arg(&program).output().unwrap();
+        assert!(output.status.success(), "{kib}: {:?} {}", output.status, errors(&output));
+    }
+}
+
 fn ends_naming(arguments: &[&str], what: &str) {
     let output = torture(arguments);
     let (said, pointer) = (errors(&output), text(&output));

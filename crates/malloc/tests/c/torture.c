@@ -434,11 +434,38 @@ static void used_after_free(char **arguments) {
     block[size / 2] = 2;
 }
 
+// Long blocks where addresses are limited, but not so few that there is no range for objects.
+static void long_blocks(char **unused) {
+    (void)unused;
+    enum { COUNT = 16 };
+    const size_t size = (size_t)300 << 20;
+    static char *block[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        block[i] = i % 8 == 7 ? calloc(1, size) : i % 8 == 6 ? aligned_alloc(65536, size) : malloc(size);
+        CHECK(block[i] != NULL && malloc_usable_size(block[i]) >= size);
+        CHECK(i % 8 != 7 || block[i][size / 2] == 0);
+        block[i][0] = block[i][size - 1] = (char)i;
+    }
+    for (int i = 1; i < COUNT; i += 8) {
+        block[i] = realloc(block[i], size + (40 << 20));
+        CHECK(block[i] != NULL);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        CHECK(block[i][0] == (char)i && block[i][size - 1] == (char)i);
+        free(block[i]);
+    }
+    CHECK((block[0] = malloc((size_t)5 << 30)) != NULL);
+    free(block[0]);
+    volatile size_t more_than_all = (size_t)200 << 30;
+    errno = 0;
+    CHECK(malloc(more_than_all) == NULL && errno == ENOMEM);
+}
+
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(char **); } programs[] = {
         {"storm", storm}, {"forks", forks}, {"purges", purges}, {"threads", threads}, {"ends", ends}, {"library", library},
         {"limits", limits}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
-        {"askew", askew}, {"beyond", beyond}, {"maps", maps}, {"used-after-free", used_after_free},
+        {"askew", askew}, {"beyond", beyond}, {"maps", maps}, {"used-after-free", used_after_free}, {"long-blocks", long_blocks},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
         if (count > 1 && strcmp(arguments[1], programs[i].name) == 0) {

@@ -200,7 +200,8 @@ fn the_keeper_leaves_the_programs_descriptors_alone() {
         for (mut one, mut other) in pairs {
             let mut read = [0; 2];
             let (mine, its) = read.split_at_mut(1);
-            [&one, &other].iter().for_each(|side| side.set_nonblocking(true).unwrap());
+            one.set_nonblocking(true).unwrap();
+            other.set_nonblocking(true).unwrap();
             one.read_exact(mine).unwrap();
             other.read_exact(its).unwrap();
             assert_eq!(&read, b"21");
