@@ -50,7 +50,7 @@ pub(crate) fn enlist(inner: *const Inner) -> bool {
 pub(crate) fn delist(inner: *const Inner) {
     for entry in &DOMAINS {
         let cleared =
-            entry.inner.compare_exchange(inner.cast_mut(), ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
+            entry.inner.compare_exchange(inner.cast_mut(), ptr::null_mut(), Ordering::SeqCst, Ordering::Relaxed);
         while cleared.is_ok() && entry.users.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
         }
@@ -288,8 +288,9 @@ pub(crate) unsafe fn call(
     // SAFETY: signal-handler: the program's handler has the type that its flags say.
     unsafe {
         if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
-            // A fault cannot be ignored. Sent again, it ends the process when the handler returns.
+            // A fault cannot be ignored, nor blocked. Sent again, it ends the process when the handler returns.
             libc::sigaction(signal, &default_action(), ptr::null_mut());
+            libc::sigdelset(&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask, signal);
             libc::raise(signal);
             return;
         }

@@ -218,6 +218,25 @@ fn a_handler_that_is_to_be_called_once_is() {
 }
 
 #[test]
+fn an_access_that_is_refused_ends_a_thread_that_blocks_the_signal_for_it() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = domain.region(PAGE).trap(trap).zero().unwrap();
+            region.protect(0, PAGE, selfpage::Protection::Read).unwrap();
+            // SAFETY: test: this thread's own mask.
+            unsafe {
+                let mut mask: libc::sigset_t = std::mem::zeroed();
+                libc::sigaddset(&mut mask, libc::SIGSEGV);
+                assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, &mask, std::ptr::null_mut()), 0);
+            }
+            poke(&region, 0);
+        })
+        .by(libc::SIGSEGV, &[]);
+    }
+}
+
+#[test]
 fn a_page_that_may_only_be_read_can_be_read_after_a_write_failed() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
