@@ -24,10 +24,12 @@ impl Inner {
         let own = self.clone();
         let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
         let first = thread::start("selfpage-pager", move || {
-            let started = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
-                own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
-                start_others(&own, [descriptors.worker, descriptors.tracked_worker])
-            });
+            let started = thread::own_descriptors(&keep, own.config.descriptor_table)
+                .map_err(SystemError::into_io)
+                .and_then(|()| {
+                    own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
+                    start_others(&own, [descriptors.worker, descriptors.tracked_worker])
+                });
             let _ = send.send(started);
             drop(send);
             pager::serve(&own);
