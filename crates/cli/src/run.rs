@@ -5,7 +5,7 @@ mod record;
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 
@@ -106,13 +106,14 @@ type Begun = (Child, SignalsInfo<WithOrigin>, Records);
 
 /// The program with our allocator, and nothing of ours beside it.
 fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
+    let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
     let library = MALLOC.find().map_err(bad)?;
     let preload = preload(&program, &library).map_err(bad)?;
     let mut command = Command::new(program);
-    command.args(&args.program[1..]).env("LD_PRELOAD", preload).env_remove(VARIABLE);
+    command.arg0(&args.program[0]).args(&args.program[1..]).env("LD_PRELOAD", preload).env_remove(VARIABLE);
     let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
-    start(command, records)
+    start(command, signals, records)
 }
 
 fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
@@ -121,6 +122,7 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     if !POLICIES.contains(&policy) {
         return Err(bad(format!("there is no policy {policy}; there are {}", POLICIES.join(", "))));
     }
+    let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
     let store = args.store.as_deref().map(place).transpose().map_err(bad)?;
     let library = FRAMES.find().map_err(bad)?;
@@ -147,14 +149,23 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
         wishes.push(store);
     }
     let mut command = Command::new(&program);
-    command.args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload);
-    start(command, records)
+    command.arg0(&args.program[0]).args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload);
+    start(command, signals, records)
 }
 
-/// From here on signals are the program's.
-fn start(mut command: Command, records: Records) -> Result<Begun, Refused> {
-    let signals = SignalsInfo::<WithOrigin>::new(PASSED_ON.iter().chain(&[SIGCHLD]))
-        .map_err(|cause| bad(format!("cannot listen for signals: {cause}")))?;
+/// Hears of the ends of children, also where whoever started us ignores them.
+fn listen() -> Result<SignalsInfo<WithOrigin>, Refused> {
+    SignalsInfo::new([SIGCHLD]).map_err(|cause| bad(format!("cannot listen for signals: {cause}")))
+}
+
+/// From here on signals are the program's. What is ignored stays so, and the program ignores it as well: nohup(1) counts on that.
+fn start(mut command: Command, signals: SignalsInfo<WithOrigin>, records: Records) -> Result<Begun, Refused> {
+    let cannot = |cause: std::io::Error| bad(format!("cannot listen for signals: {cause}"));
+    let status = std::fs::read_to_string("/proc/self/status").map_err(cannot)?;
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    for signal in PASSED_ON.into_iter().filter(|signal| mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 0)) {
+        signals.handle().add_signal(signal).map_err(cannot)?;
+    }
     let program = command.get_program().to_owned();
     let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
     Ok((child, signals, records))
@@ -252,8 +263,9 @@ fn fresh(said: &Path) -> Result<OsString, String> {
         return Err(format!("--trace {}: a name without a semicolon, please", said.display()));
     }
     let path = std::path::absolute(said).map_err(wrong)?;
-    if path.exists() && !path.is_file() {
-        return Err(format!("--trace {}: it is no file", said.display()));
+    // What is there goes: a link to a file, as /dev/stdout may be one, is not the file.
+    if path.symlink_metadata().is_ok_and(|about| !about.is_file()) {
+        return Err(format!("--trace {}: it is no file of its own; name one that may be replaced", said.display()));
     }
     // The place is found wanting before the program has run for an hour.
     std::fs::write(&path, "").and_then(|()| std::fs::remove_file(&path)).map_err(wrong)?;

@@ -516,8 +516,15 @@ pub unsafe fn drop_garbage(range: Range<usize>) {
 pub fn forget(range: Range<usize>) {
     let Some(managed) = serving() else { return };
     let mut table = table();
-    table.maps.remove_guards(managed, &range);
-    table.maps.forget(range);
+    let maps = &mut *table.maps;
+    // What the program mapped into the block ends with it. The next block must not be a part of a file.
+    while let Some(part) = maps.foreign.first_within(&range) {
+        if maps.reclaim(managed, part).is_err() {
+            break;
+        }
+    }
+    maps.remove_guards(managed, &range);
+    maps.forget(range);
 }
 
 /// Bytes of anonymous memory that was mapped and not managed, at most.

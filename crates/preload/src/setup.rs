@@ -1,17 +1,23 @@
 //! What happens when the library is loaded, before the program's first line.
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
-use selfpage::{DescriptorTable, Domain, Kind, Locking};
+use selfpage::{DescriptorTable, Domain, Locking};
 
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
 use crate::{malloc, process, record, sys, threads};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=PATH;trace=PATH;sample=MS`.
 pub const VARIABLE: &str = "SELFPAGE_RUN";
+
+/// Where pages go if nobody says so, and where there is no place beside the one that was named.
+const ELSEWHERE: &str = "/var/tmp";
 
 /// As many addresses as there are in all.
 const MANAGED_BYTES: usize = OBJECTS_BYTES + LARGE_BYTES + MAPS_BYTES;
@@ -20,14 +26,14 @@ const MANAGED_BYTES: usize = OBJECTS_BYTES + LARGE_BYTES + MAPS_BYTES;
 enum Place {
     Memory,
     /// A file without a name in this directory.
-    Directory(String),
+    Directory(PathBuf),
     /// This file or device.
-    Named(String),
+    Named(PathBuf),
 }
 
 /// Where a trace goes, and how often the working set is estimated for it.
 struct Trace {
-    path: String,
+    path: PathBuf,
     every: Duration,
 }
 
@@ -48,7 +54,7 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     malloc::find_libraries();
     process::attend_forks();
-    let Ok(said) = std::env::var(VARIABLE) else { return };
+    let Some(said) = std::env::var_os(VARIABLE) else { return };
     let set_up = Wishes::read(&said).and_then(|wishes| wishes.set_up());
     if let Err(why) = set_up {
         sys::say(&format!("selfpage: {why}\n"));
@@ -58,14 +64,18 @@ extern "C" fn at_load() {
 }
 
 impl Wishes {
-    fn read(said: &str) -> Result<Wishes, String> {
-        let value =
-            |name: &str| said.split(';').find_map(|part| part.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned);
+    fn read(said: &OsStr) -> Result<Wishes, String> {
+        let named =
+            |name: &str, part: &[u8]| part.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec);
+        let bytes = |name: &str| said.as_bytes().split(|byte| *byte == b';').find_map(|part| named(name, part));
+        // A path is whatever bytes the program's user has.
+        let path = |name: &str| bytes(name).map(|path| PathBuf::from(OsStr::from_bytes(&path)));
+        let value = |name: &str| bytes(name).and_then(|value| String::from_utf8(value).ok());
         let frames = value("frames").and_then(|bytes| bytes.parse().ok());
-        let place = match value("store") {
-            None => Place::Directory("/var/tmp".into()),
-            Some(place) if place == "memory" => Place::Memory,
-            Some(place) if Path::new(&place).is_dir() => Place::Directory(place),
+        let place = match path("store") {
+            None => Place::Directory(ELSEWHERE.into()),
+            Some(place) if place == *"memory" => Place::Memory,
+            Some(place) if place.is_dir() => Place::Directory(place),
             Some(place) => Place::Named(place),
         };
         Ok(Wishes {
@@ -73,7 +83,7 @@ impl Wishes {
             policy: value("policy").unwrap_or_else(|| "lru".into()),
             place,
             record: value("record"),
-            trace: value("trace").map(|path| Trace {
+            trace: path("trace").map(|path| Trace {
                 path,
                 every: Duration::from_millis(value("sample").and_then(|ms| ms.parse().ok()).unwrap_or(0)),
             }),
@@ -82,6 +92,25 @@ impl Wishes {
     }
 
     fn set_up(&self) -> Result<(), String> {
+        let managed = match self.managed() {
+            Ok(managed) => managed,
+            // A program that a service executes as another user, say. It worked before; now it does without us.
+            Err(why) if self.is_another_user() => {
+                sys::say(&format!("selfpage: not managed, because it runs as another user: {why}\n"));
+                return Ok(());
+            }
+            Err(why) => return Err(why),
+        };
+        managed::begin(managed);
+        crate::objects::begin()?;
+        threads::begin();
+        if let Some(path) = &self.record {
+            record::write_to(path);
+        }
+        Ok(())
+    }
+
+    fn managed(&self) -> Result<Managed, String> {
         // Before the domain: its descriptors' numbers are free again in our table, and must not be the store's.
         let store = self.place.store()?;
         let mut wanted = Domain::with_frames(self.frames_bytes);
@@ -94,16 +123,8 @@ impl Wishes {
             // The regions' size would use up what the program itself may lock, and locked memory takes no guards.
             .locking(Locking::Never)
             .needs_system_calls()
-            .build();
-        let domain = match domain {
-            Ok(domain) => domain,
-            // A program that a service executes as another user, say. It worked before; now it does without us.
-            Err(error) if error.kind() == Kind::Unsupported && self.is_another_user() => {
-                sys::say(&format!("selfpage: not managed, because it runs as another user: {error}\n"));
-                return Ok(());
-            }
-            Err(error) => return Err(error.to_string()),
-        };
+            .build()
+            .map_err(|error| error.to_string())?;
         let region = |len_bytes, name| {
             domain
                 .region(len_bytes)
@@ -115,17 +136,9 @@ impl Wishes {
         let objects = region(OBJECTS_BYTES, "objects")?;
         let large = region(LARGE_BYTES, "large blocks")?;
         let maps = region(MAPS_BYTES, "mappings")?;
-        managed::begin(Managed { domain, objects, large, maps });
-        crate::objects::begin()?;
-        threads::begin();
-        if let Some(path) = &self.record {
-            record::write_to(path);
-        }
-        Ok(())
+        Ok(Managed { domain, objects, large, maps })
     }
-}
 
-impl Wishes {
     fn is_another_user(&self) -> bool {
         // SAFETY: c-library: the call has no arguments, and cannot fail.
         self.user.is_some_and(|user| user != unsafe { libc::geteuid() })
@@ -139,19 +152,34 @@ impl Place {
         Ok(match self {
             Place::Memory => Arc::new(MemoryStore::new(wanted).map_err(in_words)?),
             Place::Directory(dir) => Arc::new(unnamed_in(Path::new(dir)).map_err(in_words)?),
-            Place::Named(path) => {
-                let path = Path::new(path);
-                match FileStore::create(path, capacity_bytes(path.parent().unwrap_or(path))) {
-                    Ok(store) => Arc::new(store),
-                    // A program that one of ours executed finds it taken.
-                    Err(error) if error.cause.kind() == std::io::ErrorKind::ResourceBusy => {
-                        Arc::new(unnamed_in(path.parent().unwrap_or("/var/tmp".as_ref())).map_err(in_words)?)
-                    }
-                    Err(error) => return Err(error.to_string()),
+            Place::Named(path) => match FileStore::create(path, named_bytes(path)) {
+                Ok(store) => Arc::new(store),
+                // A program that one of ours executed finds it taken. Beside a device there is memory.
+                Err(error) if error.cause.kind() == std::io::ErrorKind::ResourceBusy => {
+                    let beside = path.parent().filter(|_| !is_device(path)).unwrap_or(ELSEWHERE.as_ref());
+                    Arc::new(unnamed_in(beside).map_err(in_words)?)
                 }
-            }
+                Err(error) => return Err(error.to_string()),
+            },
         })
     }
+}
+
+fn is_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|about| about.file_type().is_block_device())
+}
+
+/// As much as a file of that name may have, or the whole of a device.
+fn named_bytes(path: &Path) -> u64 {
+    use std::io::Seek;
+    if is_device(path)
+        && let Ok(device_bytes) =
+            std::fs::File::open(path).and_then(|mut device| device.seek(std::io::SeekFrom::End(0)))
+    {
+        // A page of it is for the mark of a store.
+        return (device_bytes / 4096 * 4096).saturating_sub(4096).min(MANAGED_BYTES as u64);
+    }
+    capacity_bytes(path.parent().unwrap_or(path))
 }
 
 fn unnamed_in(dir: &Path) -> Result<FileStore, selfpage::store::StoreError> {

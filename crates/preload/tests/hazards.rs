@@ -137,6 +137,37 @@ fn the_status_is_the_programs() {
     assert_eq!(ran.errors(), "");
 }
 
+/// Whoever reads what a daemon says has all of it when the daemon has closed it, not when the daemon ends.
+#[test]
+fn a_daemon_holds_no_pipe_open() {
+    let Some(program) = programs() else { return };
+    let directory = run::directory();
+    let end = directory.path().join("end");
+    let mut command = Command::new(run::tool());
+    command.args(["run", "--frames", "8M", "--"]).arg(program).arg("serve").env("SELFPAGE_TEST_END", &end);
+    let output = command.output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::write(&end, "").unwrap();
+    for _ in 0..600 {
+        if !end.exists() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    panic!("the daemon had ended before its pipe did");
+}
+
+#[test]
+fn what_is_ignored_stays_ignored() {
+    if !run::possible() {
+        return;
+    }
+    // As nohup has it, and a caller that does not wait for its children.
+    let script = "trap '' HUP CHLD; exec \"$0\" run --frames 8M -- sh -c 'kill -HUP $$; echo $0 lives'";
+    let output = Command::new("bash").args(["-c", script]).arg(run::tool()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "sh lives\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn signals_reach_the_program_and_nothing_is_left() {
     let Some(program) = programs() else { return };

@@ -2,8 +2,10 @@
 
 mod run;
 
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -90,6 +92,60 @@ fn a_named_store_has_the_pages_and_can_be_used_again() {
         assert!(kept(&path) > 2048, "{} pages", kept(&path));
     }
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_place_whose_name_is_no_text() {
+    let Some(program) = pages() else { return };
+    let directory = run::directory();
+    let (place, stats) = (directory.path().join(OsStr::from_bytes(b"caf\xe9")), directory.path().join("stats"));
+    std::fs::create_dir(&place).unwrap();
+    let mut command = Command::new(run::tool());
+    command.arg("run").args(FRAMES).arg("--store").arg(&place).arg("--trace").arg(place.join("trace"));
+    let output = command.arg("--stats").arg(&stats).arg("--").arg(program).arg("work").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let stats = std::fs::read_to_string(stats).unwrap();
+    assert!(stats.contains("\"pid\"") && place.join("trace").is_file(), "it was not managed: {stats}");
+}
+
+#[test]
+fn a_device() {
+    let Some(program) = pages() else { return };
+    let directory = run::directory();
+    let disk = directory.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(&disk).output();
+    let Ok(made) = made.map(|output| (output.status.success(), String::from_utf8(output.stdout).unwrap())) else {
+        return run::skip("losetup", "there is no losetup: apt-get install mount");
+    };
+    if !made.0 {
+        return run::skip("losetup", "a file cannot be made a device here: it takes root, and loop devices");
+    }
+    let device = made.1.trim();
+    let ran = run::run_with(Path::new("/"), &[&FRAMES[..], &["--store", device]].concat(), program, &["work"]);
+    assert!(Command::new("losetup").args(["--detach", device]).status().unwrap().success());
+    right(ran);
+    assert!(kept(&disk) > 2048, "{} pages", kept(&disk));
+}
+
+#[test]
+fn another_user_who_has_no_place_for_pages() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    // The directory is its maker's alone.
+    let place = directory.path().to_str().unwrap();
+    let become_another =
+        "import os; os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+os.execv('/bin/echo', ['echo', 'ran'])";
+    let options = [&FRAMES[..], &["--store", place]].concat();
+    let ran = run::run_with(Path::new("/"), &options, "/usr/bin/python3", &["-S", "-c", become_another]);
+    if ran.errors().contains("PermissionError") || ran.errors().contains("libselfpage_frames.so") {
+        return run::skip("root", "it takes root to become another user, and a place that such a one may read");
+    }
+    assert_eq!((ran.code(), ran.text().as_str()), (0, "ran\n"), "{}", ran.errors());
+    assert!(ran.errors().contains("not managed, because it runs as another user: ") && ran.errors().contains(place));
 }
 
 #[test]

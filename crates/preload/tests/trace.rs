@@ -149,3 +149,18 @@ fn a_trace_that_cannot_be_written_is_refused_before_anything_runs() {
     assert_eq!(ran.status.code(), Some(2));
     assert!(ran.stdout.is_empty() && String::from_utf8_lossy(&ran.stderr).contains("--trace"));
 }
+
+#[test]
+fn a_link_in_the_traces_place_is_refused_and_stays() {
+    // As /dev/stdout is one, to a file where that is redirected.
+    let directory = run::directory();
+    let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+    std::fs::write(&file, "kept").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let mut command = Command::new(run::tool());
+    let ran = command.args(["run", "--frames", "8M", "--trace"]).arg(&link).args(["--", "/bin/echo", "ran"]).output();
+    let ran = ran.unwrap();
+    let errors = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.code() == Some(2) && ran.stdout.is_empty() && errors.contains("no file of its own"), "{errors}");
+    assert_eq!((std::fs::read_to_string(&file).unwrap().as_str(), link.is_symlink()), ("kept", true));
+}

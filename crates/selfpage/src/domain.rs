@@ -20,6 +20,7 @@ use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{Failure, range};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
+use selfpage_core::linux::die;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
@@ -464,7 +465,7 @@ impl Inner {
             Cause(failure)
         );
         // This neither allocates nor locks.
-        let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+        die::tell(&[&line]);
     }
 
     /// Takes the descriptors of a region that is gone from the pager threads.

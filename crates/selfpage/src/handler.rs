@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
+use selfpage_core::linux::die;
 use selfpage_core::linux::{memory, thread};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::Context;
@@ -338,7 +339,7 @@ impl Bound {
             }
         );
         // This neither allocates nor locks.
-        let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+        die::tell(&[&line]);
     }
 
     /// Protects a part of the region by `change`, or on a pager thread if it has no descriptor.

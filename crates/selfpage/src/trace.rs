@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::sample;
+use selfpage_core::linux::die;
 use selfpage_core::region::Access;
 use selfpage_core::sync;
 pub use selfpage_core::tracer::{Event, Kind};
@@ -232,7 +233,7 @@ impl Writer {
                 self.put_working_set(inner, now_ns);
             }
             if let Err(why) = self.file.write_all(&self.bytes) {
-                eprintln!("selfpage: the trace ends here: {why}");
+                die::tell(&[&format!("selfpage: the trace ends here: {why}\n")]);
                 writing.ended.store(1, Ordering::SeqCst);
                 return;
             }

@@ -3,15 +3,30 @@
 use super::syscall::call;
 use linux_raw_sys::general as raw;
 
+/// Writes to standard error as the program has it at this moment: a pager thread's own table need not have it.
+///
+/// # Context
+/// Any.
+pub fn tell(parts: &[&str]) {
+    // SAFETY: syscall-contract: numbers, and bytes that are borrowed until the call returns.
+    unsafe {
+        let process = call(raw::__NR_getpid, [0; 6]).and_then(|own| call(raw::__NR_pidfd_open, [own, 0, 0, 0, 0, 0]));
+        let errors = process.and_then(|process| call(raw::__NR_pidfd_getfd, [process, 2, 0, 0, 0, 0]));
+        for part in parts {
+            let _ = call(raw::__NR_write, [errors.unwrap_or(2), part.as_ptr() as usize, part.len(), 0, 0, 0]);
+        }
+        for taken in [errors, process].into_iter().flatten() {
+            let _ = call(raw::__NR_close, [taken, 0, 0, 0, 0, 0]);
+        }
+    }
+}
+
 /// Writes the epitaph to standard error and ends the process with `SIGABRT`.
 ///
 /// # Context
 /// Any.
 pub fn die(epitaph: &str) -> ! {
-    for part in ["selfpage: ", epitaph, "\n"] {
-        // SAFETY: syscall-contract: the bytes are borrowed until the call returns.
-        let _ = unsafe { call(raw::__NR_write, [2, part.as_ptr() as usize, part.len(), 0, 0, 0]) };
-    }
+    tell(&["selfpage: ", epitaph, "\n"]);
     // The default, whatever the program made of it, and not blocked, as it is on pager threads.
     let (default, mask) = ([0usize; 4], 1u64 << (raw::SIGABRT - 1));
     let (default, mask) = (default.as_ptr() as usize, &raw const mask as usize);

@@ -149,15 +149,15 @@ pub fn munlockall() -> isize {
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn mincore(address: usize, len: usize, vector: *mut u8) -> isize {
-    let ask = |range: Range<usize>, at: usize| {
+    let ask = |address: usize, len: usize, at: usize| {
         // SAFETY: raw-call: passed on from our caller.
-        unsafe { call(libc::SYS_mincore, [range.start, range.len(), vector as usize + at, 0, 0, 0]) }
+        unsafe { call(libc::SYS_mincore, [address, len, vector as usize + at, 0, 0, 0]) }
     };
     let (Some(managed), Ok(range)) = (serving(), pages(address, len)) else {
-        return ask(address..address.wrapping_add(len), 0);
+        return ask(address, len, 0);
     };
     if !table().maps.touches_regions(&range) {
-        return ask(range, 0);
+        return ask(address, len, 0);
     }
     let mut left = range.clone();
     loop {
@@ -174,7 +174,7 @@ pub unsafe fn mincore(address: usize, len: usize, vector: *mut u8) -> isize {
             }
             (Part::Free, _) => return -libc::ENOMEM as isize,
             _ => {
-                let result = ask(piece, at);
+                let result = ask(piece.start, piece.len(), at);
                 if result < 0 {
                     return result;
                 }

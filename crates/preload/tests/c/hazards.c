@@ -357,6 +357,15 @@ static void change_user(void) { // every thread has to follow, pager threads too
 static void quick(void) { flood(); puts("ok"); fflush(stdout); quick_exit(0); }
 static void become(void) { full(16 * MIB, 1); flood(); fflush(stdout); execlp("echo", "echo", "ok", (char *)0); }
 static void wait_for_end(void) { full(16 * MIB, 1); puts("up"); fflush(stdout); pause(); }
+static void serve(void) { // as a daemon, until a file is there, which it removes
+  char *p = full(16 * MIB, 1);
+  CHECK(!daemon(0, 0));
+  for (int turns = 0; turns < 900; turns++) {
+    same(p, 16 * MIB, 1);
+    if (!unlink(getenv("SELFPAGE_TEST_END"))) return;
+    usleep(100000);
+  }
+}
 static void status_seven(void) { flood(); exit(7); }
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_often", fork_often}, {"fork_amid_signals", fork_amid_signals}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec},
@@ -365,7 +374,7 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"vfork_search", vfork_search}, {"robust_again", robust_again},
   {"robust", robust}, {"own_stacks", own_stacks},
   {"signals", signals}, {"main_ends_first", main_ends_first}, {"all_end_at_once", all_end_at_once}, {"quick", quick}, {"change_user", change_user}, {"become", become},
-  {"wait_for_end", wait_for_end}, {"status_seven", status_seven}};
+  {"wait_for_end", wait_for_end}, {"serve", serve}, {"status_seven", status_seven}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (argc == 2 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); puts("ok"); return 0; }

@@ -145,6 +145,18 @@ static void block_again(void) { // what was said of a block of malloc's ends wit
     if (i % 2) p = realloc(p, MIB + P);
     free(p);
   }
+  // A file that was mapped into a block is not in the next one.
+  int file = memfd_create("file", 0);
+  char kept[8];
+  CHECK(file >= 0 && !ftruncate(file, MIB) && pwrite(file, "contents", 8, 0) == 8);
+  CHECK(malloc(2 * MIB) == first && mmap(first + MIB, MIB, 3, MAP_SHARED | MAP_FIXED, file, 0) == first + MIB);
+  CHECK(!memcmp(first + MIB, "contents", 8));
+  free(first);
+  char *p = calloc(2, MIB);
+  CHECK(p == first);
+  zero(p, 0, 2 * MIB);
+  memset(p, 7, 2 * MIB);
+  CHECK(pread(file, kept, 8, 0) == 8 && !memcmp(kept, "contents", 8));
 }
 static void read_only(void) {
   char *p = full(8 * MIB);
@@ -314,7 +326,7 @@ static void core_map(void) {
   CHECK(in_core(p, MIB) < 256);
   CHECK(!munmap(p, 16 * MIB));
   unsigned char v;
-  CHECK(mincore(p, P, &v) == -1 && errno == ENOMEM);
+  CHECK(mincore(p, P, &v) == -1 && errno == ENOMEM && mincore(p, SIZE_MAX, &v) == -1 && errno == ENOMEM);
 }
 static void for_process(void) {
   char *p = full(4 * MIB), stack[P];

@@ -23,7 +23,8 @@ impl Inner {
         let own = self.clone();
         let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
         let first = thread::start("selfpage-pager", move || {
-            let queue = thread::own_descriptors(&keep).map_err(SystemError::into_io).and_then(|()| {
+            let own_table = thread::own_descriptors(&keep, own.config.descriptor_table);
+            let queue = own_table.map_err(SystemError::into_io).and_then(|()| {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
                 worker::Queue::over([descriptors.worker, descriptors.tracked_worker]).map(Arc::new)
             });

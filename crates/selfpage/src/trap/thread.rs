@@ -8,9 +8,12 @@ use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
+use rustix::fs::{Mode, OFlags};
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::signal;
 use selfpage_core::linux::thread as this_thread;
+
+use crate::config::DescriptorTable;
 
 const STACK_BYTES: usize = 512 << 10;
 const MOST_THREADS: usize = 256;
@@ -69,9 +72,12 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
         TIDS[place].store(this_thread::id(), Ordering::Release);
         let _ = up.send(());
         drop(up);
-        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+        if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+            let words = panic.downcast_ref::<&str>().copied();
+            let words =
+                words.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a word");
             // The domain's tables may be half changed, and threads wait for this one.
-            crate::die("a pager thread panicked");
+            crate::die(&format!("a pager thread panicked: {words}"));
         }
         STACKS[place].store(0, Ordering::Release);
         TIDS[place].store(0, Ordering::Release);
@@ -95,11 +101,12 @@ pub(crate) fn forget_all() {
 }
 
 /// Gives the calling thread, and those it starts from now on, a descriptor table of its own with `keep` in it and nothing
-/// else: what the program has open is not held open by us.
-pub(crate) fn own_descriptors(keep: &[i32]) -> Result<(), Errno> {
+/// else: what the program has open is not held open by us. But where it does not mind our descriptors it has standard error, for what
+/// code of its own says there.
+pub(crate) fn own_descriptors(keep: &[i32], table: DescriptorTable) -> Result<(), Errno> {
     this_thread::unshare_descriptors()?;
     let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
-    // Standard error stays, for epitaphs.
+    // What is opened later must not get this number: somebody may write there.
     keep.push(2);
     keep.sort_unstable();
     keep.dedup();
@@ -110,7 +117,14 @@ pub(crate) fn own_descriptors(keep: &[i32]) -> Result<(), Errno> {
         }
         from = fd + 1;
     }
-    this_thread::close_descriptors(from, u32::MAX)
+    this_thread::close_descriptors(from, u32::MAX)?;
+    // Whoever reads what a daemon says waits until nobody has the other end of the pipe. Epitaphs find the program's own.
+    if table == DescriptorTable::Private
+        && let Ok(nowhere) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    {
+        let _ = rustix::stdio::dup2_stderr(&nowhere);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
