@@ -10,7 +10,7 @@ use super::{Failure, Outcome, Step, inherit};
 use crate::addr::{Frame, PageBytes, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Zeroed;
-use crate::mmu::{Refusal, Writing};
+use crate::mmu::{Partial, Refusal, Writing};
 use crate::page::{PageWord, State, Wishes, Word};
 use crate::pager::{Context, FillPage, Pager};
 use crate::region::Region;
@@ -261,16 +261,11 @@ fn protect(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) -> 
         && let Some(&(first, _)) = rest.first()
     {
         let run = rest.iter().zip(first.0..).take_while(|(entry, page)| entry.0.0 == *page).count();
-        let mut done = 0;
-        if result.is_ok() {
-            done = match domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected) {
-                Ok(()) => run,
-                Err(partial) => {
-                    result = Err(partial.why);
-                    partial.done as usize
-                }
-            };
-        }
+        let protected = result.map_err(|why| Partial { done: 0, why });
+        let protected =
+            protected.and_then(|_| domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected));
+        let done = protected.map_or_else(|partial| partial.done as usize, |()| run);
+        result = protected.map(|()| pages.len() as u64).map_err(|partial| partial.why);
         for (at, &(page, frame)) in rest.iter().take(run).enumerate() {
             if at < done
                 && let Some(word) = region.word(page)
