@@ -1,9 +1,11 @@
 //! Which pages are used, as a sample shows it, on a real kernel.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use selfpage::store::MemoryStore;
-use selfpage::{Sampling, Trap};
+use selfpage::trace::{Record, Trace};
+use selfpage::{Domain, Sampling, Trap};
 
 mod sampled;
 
@@ -118,6 +120,30 @@ fn the_next_page_in_a_frame_is_another() {
         assert_eq!((usage.referenced, usage.gone), (0, 64), "round {round}");
     }
     assert!(domain.stats().counts.soft_faults_total > 0, "nothing came back from standby");
+}
+
+#[test]
+fn a_region_in_anothers_place_is_traced_by_its_own_name() {
+    if domain(16).is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("trace");
+    let domain = Domain::with_frames(16 * PAGE).trace(&path, Duration::ZERO).build().unwrap();
+    let first = domain.region(PAGE).name("first").zero().unwrap();
+    let addr = first.as_ptr() as usize;
+    domain.flush_trace();
+    drop(first);
+    let second = domain.region(PAGE).at(addr).name("second").zero().unwrap();
+    domain.flush_trace();
+    drop(second);
+    drop(domain);
+    let trace = Trace::read(&path).unwrap();
+    let names = trace.records.iter().filter_map(|record| match record {
+        Record::Region { first, name, .. } if first.addr().0 == addr => Some(name.as_str()),
+        _ => None,
+    });
+    assert_eq!(names.collect::<Vec<_>>(), ["first", "second"]);
 }
 
 /// Four threads count in words of their own, with fewer frames than pages, while samples are taken one after the other.
