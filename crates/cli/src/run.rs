@@ -135,9 +135,10 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     serves_system_calls()?;
     let place = store.as_deref().unwrap_or(OsStr::new("/var/tmp"));
     has_store(Path::new(place)).map_err(|error| bad(format!("--store {}: {error}", place.display())))?;
-    let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
+    let no_records = |cause: std::io::Error| bad(format!("cannot make a place for records: {cause}"));
+    let records = Records::new().map_err(no_records)?;
     let user = rustix::process::geteuid().as_raw();
-    let record = records.path();
+    let record = records.name().map_err(no_records)?;
     let mut wishes = OsString::from(format!("frames={frames_bytes};policy={policy};user={user};record={record}"));
     if let Some(trace) = trace {
         wishes.push(";trace=");

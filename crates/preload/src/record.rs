@@ -2,7 +2,7 @@
 //! ends or becomes another program. A process that is killed leaves none. An exec that failed takes the last line of its process back by
 //! one that says `goes_on`; and a program that was executed and cannot be entered has a line that says why not.
 
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CString, c_int};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,14 +12,43 @@ use crate::sys::{self, Quiet, call};
 use crate::{heap, maps};
 
 /// Where to write.
-static FILE: OnceLock<CString> = OnceLock::new();
+static FILE: OnceLock<Records> = OnceLock::new();
+
+/// The file that `run` reads. It may have ended, and another process have its number: then another file has this name.
+struct Records {
+    path: CString,
+    device: u64,
+    inode: u64,
+}
+
+impl Records {
+    /// From `DEVICE:INODE:PATH`.
+    fn read(said: &str) -> Option<Records> {
+        let mut parts = said.splitn(3, ':');
+        let mut number = || parts.next()?.parse().ok();
+        let (device, inode) = (number()?, number()?);
+        Some(Records { device, inode, path: CString::new(parts.next()?).ok()? })
+    }
+
+    /// Whether an open file is this one, and may become so much longer: beyond the program's limit would be a signal.
+    fn takes(&self, file: usize, len: usize) -> bool {
+        // SAFETY: raw-call: the kernel fills structures of its own.
+        unsafe {
+            let (mut about, mut limit): (libc::stat, libc::rlimit) = (std::mem::zeroed(), std::mem::zeroed());
+            call(libc::SYS_fstat, [file, &raw mut about as usize, 0, 0, 0, 0]) >= 0
+                && call(libc::SYS_prlimit64, [0, libc::RLIMIT_FSIZE as usize, 0, &raw mut limit as usize, 0, 0]) >= 0
+                && (about.st_dev, about.st_ino) == (self.device, self.inode)
+                && (about.st_size as u64).saturating_add(len as u64) <= limit.rlim_cur
+        }
+    }
+}
 /// The process that is to write; 0: it has.
 static WRITER: AtomicU32 = AtomicU32::new(0);
 
-/// Has a record written to `path`.
-pub fn write_to(path: &str) {
-    if let Ok(path) = CString::new(path) {
-        let _ = FILE.set(path);
+/// Has a record written to what is named as `DEVICE:INODE:PATH`.
+pub fn write_to(said: &str) {
+    if let Some(records) = Records::read(said) {
+        let _ = FILE.set(records);
         begin();
     }
     // SAFETY: c-library: the handler stays loaded; it runs after those that the program registers.
@@ -93,15 +122,19 @@ impl Line {
         self.write_char('"')
     }
 
-    fn append_to(&self, file: &CStr) {
+    fn append_to(&self, records: &Records) {
         // SAFETY: raw-call: the name ends with NUL, and the bytes outlive the call.
         unsafe {
-            let flags = (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC) as usize;
-            let file = call(libc::SYS_open, [file.as_ptr() as usize, flags, 0, 0, 0, 0]);
-            if file >= 0 {
-                call(libc::SYS_write, [file as usize, self.bytes.as_ptr() as usize, self.len, 0, 0, 0]);
-                call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
+            let flags =
+                (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as usize;
+            let file = call(libc::SYS_open, [records.path.as_ptr() as usize, flags, 0, 0, 0, 0]);
+            if file < 0 {
+                return;
             }
+            if records.takes(file as usize, self.len) {
+                call(libc::SYS_write, [file as usize, self.bytes.as_ptr() as usize, self.len, 0, 0, 0]);
+            }
+            call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
         }
     }
 }

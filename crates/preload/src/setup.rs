@@ -13,7 +13,7 @@ use selfpage::{DescriptorTable, Domain, Locking};
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
 use crate::{malloc, process, record, sys, threads};
 
-/// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=PATH;trace=PATH;sample=MS`.
+/// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;trace=PATH;sample=MS`.
 pub const VARIABLE: &str = "SELFPAGE_RUN";
 
 /// Where pages go if nobody says so, and where there is no place beside the one that was named.

@@ -3,6 +3,7 @@
 mod run;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -166,6 +167,23 @@ fn what_is_ignored_stays_ignored() {
     let script = "trap '' HUP CHLD; exec \"$0\" run --frames 8M -- sh -c 'kill -HUP $$; echo $0 lives'";
     let output = Command::new("bash").args(["-c", script]).arg(run::tool()).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "sh lives\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_record_is_written_to_the_file_for_it_alone_and_within_limits() {
+    let Some(program) = programs() else { return };
+    // `selfpage run` has ended, and its number is another's.
+    let other = tempfile::NamedTempFile::new().unwrap();
+    let about = std::fs::metadata("/").unwrap();
+    let named = |path: &str| format!("frames=8388608;record={}:{}:{path}", about.dev(), about.ino());
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "100"]).arg(program).arg("status_seven");
+    command.env("LD_PRELOAD", run::tool().with_file_name("libselfpage_frames.so"));
+    let ended = command.env("SELFPAGE_RUN", named(other.path().to_str().unwrap())).status().unwrap();
+    assert_eq!((ended.code(), other.as_file().metadata().unwrap().len()), (Some(7), 0));
+    // A limit on the size of files that a program sets itself is not its end.
+    let ran = run::run("8M", "/bin/sh", &["-c", "ulimit -f 0; exit 3"]);
+    assert_eq!((ran.code(), ran.errors().as_str()), (3, ""));
 }
 
 #[test]

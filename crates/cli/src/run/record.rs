@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::MemfdFlags;
 use serde_json::{Map, Value, json};
@@ -23,9 +24,12 @@ impl Records {
         Ok(Records(rustix::fs::memfd_create("selfpage-records", MemfdFlags::CLOEXEC)?.into()))
     }
 
-    /// Where other processes find it.
-    pub fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    /// Where other processes find it, and what it is by its device and inode: they may live longer than this one, and then another file
+    /// may have the name.
+    pub fn name(&self) -> io::Result<String> {
+        let about = self.0.metadata()?;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd());
+        Ok(format!("{}:{}:{path}", about.dev(), about.ino()))
     }
 
     /// What they say.
