@@ -22,8 +22,14 @@ pub unsafe fn see(path: *const c_char) {
 }
 
 fn may_execute(path: &CStr) -> bool {
-    // SAFETY: raw-call: the path ends with NUL.
-    unsafe { call(libc::SYS_access, [path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0, 0]) == 0 }
+    // SAFETY: raw-call: the path ends with NUL, and the kernel fills a structure of its own.
+    unsafe {
+        let mut about: libc::stat = std::mem::zeroed();
+        // A directory has the right too, and is passed over in a search.
+        call(libc::SYS_access, [path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0, 0]) == 0
+            && call(libc::SYS_stat, [path.as_ptr() as usize, &raw mut about as usize, 0, 0, 0, 0]) == 0
+            && about.st_mode & libc::S_IFMT == libc::S_IFREG
+    }
 }
 
 fn look_at(path: &CStr) {
@@ -50,6 +56,8 @@ pub unsafe fn see_in_path(file: *const c_char) {
     };
     let mut path = [0u8; PATH_BYTES];
     for dir in dirs.split(|byte| *byte == b':') {
+        // As the C library: an element that is empty is where we are.
+        let dir: &[u8] = if dir.is_empty() { b"." } else { dir };
         let len = dir.len() + 1 + file.len();
         if len >= PATH_BYTES {
             continue;

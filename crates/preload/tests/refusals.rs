@@ -103,6 +103,24 @@ pid = os.posix_spawnp(n, [n], os.environ); sys.exit(os.waitstatus_to_exitcode(os
 }
 
 #[test]
+fn the_search_for_a_program_is_the_c_librarys() {
+    if !run::possible() {
+        return;
+    }
+    // A directory of that name comes first in PATH, and then where we are, as an element that is empty.
+    let directory = run::directory();
+    let alone = run::compile("alone", &["-static"]);
+    let name = alone.file_name().unwrap().to_str().unwrap();
+    std::fs::create_dir(directory.path().join(name)).unwrap();
+    let spawn = "import os, sys; os.environ['PATH'] = sys.argv[1] + ':'
+pid = os.posix_spawnp(sys.argv[2], [sys.argv[2]], os.environ); sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
+    let arguments = ["-S", "-c", spawn, directory.path().to_str().unwrap(), name];
+    let ran = run::run_in(alone.parent().unwrap(), "8M", "/usr/bin/python3", &arguments);
+    assert_eq!(ran.code(), 7, "{}", ran.errors());
+    assert!(ran.errors().contains(&format!("./{name} was executed and not managed")), "{}", ran.errors());
+}
+
+#[test]
 fn a_library_that_the_loader_would_ignore() {
     if !run::possible() {
         return;
