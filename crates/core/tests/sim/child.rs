@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use selfpage_core::addr::PageRange;
-use selfpage_core::fault::{self, copy_first, protect, range, save::save};
+use selfpage_core::fault::{copy_first, protect, range, save::save};
 use selfpage_core::pager::{Context, Pager};
 use selfpage_core::stack;
 
