@@ -118,7 +118,7 @@ impl Domain {
 
     pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
         let inner = Arc::new(Inner::new(settings, policy)?);
-        inner.start_threads_keeping(Vec::new())?;
+        inner.start_threads_keeping(Vec::new(), Vec::new())?;
         crate::fork::enlist(&inner);
         tracing::info!(
             frames = inner.config.frames,

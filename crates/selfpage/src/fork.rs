@@ -24,7 +24,7 @@ use selfpage_core::policy::Policy;
 use crate::domain::{Inner, Part, Regions};
 use crate::region::Bound;
 use crate::snapshot;
-use crate::store::{BackingStore, Descriptor, StoreError};
+use crate::store::{BackingStore, Descriptor, Lost, StoreError};
 use crate::trap::{thread, upcall};
 
 static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
@@ -54,6 +54,8 @@ struct PausedDomain {
     parts: Vec<Part>,
     /// What is in frames alone, which the child does not get: pages that nobody may access.
     aside: Vec<(Frame, PageBytes)>,
+    /// Files of its regions that the forking thread does not have.
+    lost: Vec<Lost>,
     /// Whether the child can have it, else why not.
     shared: Result<(), String>,
     inner: Arc<Inner>,
@@ -171,7 +173,15 @@ fn hold(inners: impl Iterator<Item = Arc<Inner>>) -> Vec<PausedDomain> {
     for (regions, parts, inner) in with_parts {
         // Nothing more is evicted from here on.
         let policy = still(&inner).policy.lock().unwrap_or_else(PoisonError::into_inner);
-        domains.push(PausedDomain { policy, regions, parts, aside: Vec::new(), shared: Ok(()), inner });
+        domains.push(PausedDomain {
+            policy,
+            regions,
+            parts,
+            aside: Vec::new(),
+            lost: Vec::new(),
+            shared: Ok(()),
+            inner,
+        });
     }
     domains
 }
@@ -223,13 +233,23 @@ impl PausedDomain {
         let refused = self.stores().find_map(refusal);
         self.shared = match refused {
             Some(why) => Err(why.to_string()),
-            None => self.advise(&self.parts, Advice::ForChild).map_err(|why| why.to_string()),
+            None => self
+                .find_lost()
+                .and_then(|()| self.advise(&self.parts, Advice::ForChild).map_err(|why| why.to_string())),
         };
         if self.shared.is_err() {
             self.keep_from_child();
         }
         let aside = &mut self.aside;
         protect::each_aside(self.inner.state(), |frame, contents| aside.push((frame, *contents)));
+    }
+
+    fn find_lost(&mut self) -> Result<(), String> {
+        let table_of = self.inner.table_thread.load(Ordering::Acquire);
+        let numbers = self.regions.values().flat_map(|bound| bound.own_descriptors());
+        let lost = numbers.filter_map(|number| Lost::of(table_of, *number).transpose()).collect::<Result<_, _>>();
+        self.lost = lost.map_err(|why| format!("a file of its regions cannot be had for it ({why}): mount /proc"))?;
+        Ok(())
     }
 
     fn keep_from_child(&self) {
@@ -254,7 +274,7 @@ impl PausedDomain {
             return self.open_gate();
         }
         let _ = self.advise(&self.parts, Advice::NotForChild);
-        if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.parts, &self.aside) {
+        if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.parts, &self.aside, &self.lost) {
             crate::die(&format!("a forked child cannot go on: {why}"));
         }
         drop(self.policy);

@@ -19,6 +19,7 @@ use selfpage_core::stack;
 use super::{Inner, monotonic_ns};
 use crate::error::{Error, Result};
 use crate::region::Bound;
+use crate::store::Lost;
 use crate::trap::handlers::start_one;
 use crate::{descriptors, maps};
 
@@ -83,6 +84,7 @@ impl Inner {
         regions: &BTreeMap<u64, Arc<Bound>>,
         parts: &[Part],
         aside: &[(Frame, PageBytes)],
+        lost: &[Lost],
     ) -> Result<()> {
         let state = &self.state;
         let refused = |why| Error::failure("make", "the pages of a forked child", Failure::Machine(why));
@@ -128,7 +130,10 @@ impl Inner {
         state.tracer.restart(monotonic_ns());
         self.writing.restart();
         self.forget_threads();
-        self.start_threads_keeping(regions.values().flat_map(|bound| bound.descriptors()).collect())?;
+        let astray: Vec<_> = lost.iter().map(Lost::way).collect();
+        let mut keep: Vec<_> = regions.values().flat_map(|bound| bound.descriptors()).collect();
+        keep.retain(|number| astray.iter().all(|way| way.1 != *number));
+        self.start_threads_keeping(keep, astray)?;
         let asks = |bound: &&Arc<Bound>| bound.handler().is_some() && bound.core().trap == Trap::Worker;
         regions.values().find(asks).map_or(Ok(()), |_| start_one(self))
     }

@@ -9,13 +9,19 @@ use selfpage_core::linux::descriptor::Descriptor;
 use super::Inner;
 use crate::config::DescriptorTable;
 use crate::error::{Error, Result, SystemError};
+use crate::store::move_descriptor;
 use crate::trap::{pager, thread, upcall, worker};
 use crate::{descriptors, evictor, trace};
 
 impl Inner {
     /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
-    /// descriptors in it, and starts the others, who share it.
-    pub(super) fn start_threads_keeping(self: &Arc<Self>, mut keep: Vec<RawFd>) -> Result<()> {
+    /// descriptors in it, and starts the others, who share it. There, what is `astray` moves from the one number to the other.
+    pub(super) fn start_threads_keeping(
+        self: &Arc<Self>,
+        mut keep: Vec<RawFd>,
+        astray: Vec<(RawFd, RawFd)>,
+    ) -> Result<()> {
+        keep.extend(astray.iter().map(|way| way.0));
         let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         keep.extend(descriptors::numbers(&descriptors));
         let ours = keep.clone();
@@ -24,7 +30,9 @@ impl Inner {
         let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
         let first = thread::start("selfpage-pager", move || {
             let own_table = thread::own_descriptors(&keep, own.config.descriptor_table);
-            let queue = own_table.map_err(SystemError::into_io).and_then(|()| {
+            let own_table = own_table.map_err(SystemError::into_io);
+            let placed = own_table.and_then(|()| astray.into_iter().try_for_each(move_descriptor));
+            let queue = placed.and_then(|()| {
                 own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
                 worker::Queue::over([descriptors.worker, descriptors.tracked_worker]).map(Arc::new)
             });

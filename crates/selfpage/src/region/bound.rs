@@ -233,6 +233,11 @@ impl Bound {
         self.start()..self.start() + self.len_bytes
     }
 
+    /// The descriptors of its own, which are no store's.
+    pub(crate) fn own_descriptors(&self) -> &[RawFd] {
+        &self.descriptors
+    }
+
     /// The descriptors that its pager uses now.
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
         let stores = self.store().map_or_else(Vec::new, |store| store.descriptors());

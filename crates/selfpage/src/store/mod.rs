@@ -25,7 +25,9 @@ mod memory;
 pub use engine::IoChoice;
 pub(crate) use engine::{LOCKED, forget_engines};
 pub use file::FileStore;
-pub(crate) use linux::descriptor::{Descriptor, borrow_number, raised, release_number, take_descriptor};
+pub(crate) use linux::descriptor::{
+    Descriptor, Lost, borrow_number, move_descriptor, raised, release_number, take_descriptor,
+};
 pub(crate) use linux::page_cache;
 pub use memory::MemoryStore;
 

@@ -178,6 +178,39 @@ pub(crate) fn take_descriptor(thread: u32, number: RawFd) -> io::Result<()> {
     Ok(())
 }
 
+/// A file that a forking thread does not have under the number that pager threads know it by: how a child comes by it.
+pub(crate) struct Lost {
+    copy: Descriptor,
+    number: RawFd,
+}
+
+impl Lost {
+    /// Copies descriptor `number` of `thread`'s table. `None`: it is in the calling thread's too, and so in a child's.
+    pub(crate) fn of(thread: u32, number: RawFd) -> io::Result<Option<Lost>> {
+        let theirs = stat(format!("/proc/self/task/{thread}/fd/{number}"))?;
+        if fstat(borrow_number(number)).is_ok_and(|ours| (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)) {
+            return Ok(None);
+        }
+        let copy = Descriptor::new(of_table(thread, PIDFD_THREAD, number)?)?;
+        Ok(Some(Lost { copy, number }))
+    }
+
+    /// Where the copy is, and where it is to be.
+    pub(crate) fn way(&self) -> (RawFd, RawFd) {
+        (self.copy.number(), self.number)
+    }
+}
+
+/// Gives a descriptor another number, in a table that has nothing but what is ours.
+pub(crate) fn move_descriptor((from, to): (RawFd, RawFd)) -> io::Result<()> {
+    // SAFETY: fd-number: in this table both are ours, and nobody uses either yet.
+    unsafe {
+        checked(libc::c_long::from(libc::dup3(from, to, libc::O_CLOEXEC)))?;
+        libc::close(from);
+    }
+    Ok(())
+}
+
 /// A copy of descriptor `number` of the thread's table.
 fn of_table(thread: u32, flags: libc::c_int, number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: fd-number: numbers go in, and a new descriptor of our own comes out.
