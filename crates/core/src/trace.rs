@@ -83,7 +83,7 @@ impl Counters {
 }
 
 const SUB_BITS: u32 = 3;
-const BUCKETS: usize = (64 - SUB_BITS as usize) << SUB_BITS;
+const BUCKETS: usize = (65 - SUB_BITS as usize) << SUB_BITS;
 
 /// A histogram of 64-bit values with a relative error below 1/8.
 pub struct Histogram([AtomicU64; BUCKETS]);
@@ -150,6 +150,11 @@ mod tests {
             let floor = Histogram::floor(Histogram::bucket(value));
             assert!(floor <= value && value - floor <= value / 8, "{value} {floor}");
         }
+    }
+
+    #[test]
+    fn every_value_has_a_bucket() {
+        assert_eq!(Histogram::bucket(u64::MAX), BUCKETS - 1);
     }
 
     #[test]

@@ -274,7 +274,7 @@ impl Region {
                 let why = match range::pin(state, context, page) {
                     Outcome::Resolved => continue,
                     Outcome::Failed(failure) => Error::failure("pin", self.bound.page_name(page), failure),
-                    other => Error::new(Kind::Held, "pin", self.bound.page_name(page), format!("{other:?}")),
+                    other => Error::new(Kind::Held, "pin", self.bound.page_name(page), not_pinned(other)),
                 };
                 for pinned in range.pages().take_while(|pinned| *pinned < page) {
                     range::unpin(state, pinned);
@@ -367,6 +367,16 @@ impl Region {
         let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         let bound = &*self.bound;
         self.life.inner.on_table(move |_| bound.register(descriptors, &(start..start + len_bytes)))
+    }
+}
+
+/// Why a page cannot be pinned, and what helps.
+fn not_pinned(outcome: Outcome) -> String {
+    match outcome {
+        Outcome::Protected => "the program has it protected against reading: allow that first (Region::protect)".into(),
+        Outcome::Violation => format!("it is pinned {} times already: unpin it as often", range::MOST_PINS),
+        Outcome::NotOurs => "its region is gone".into(),
+        other => format!("it cannot be brought in ({other:?})"),
     }
 }
 

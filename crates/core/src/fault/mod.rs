@@ -131,7 +131,6 @@ enum Absent {
 
 fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Absent) -> Outcome {
     let began_ns = domain.mmu.now_ns();
-    Counters::add(&domain.counters.faults_total, 1);
     let page = fault.addr.page();
     let mut frame_wait = FrameWait::default();
     let outcome = loop {
@@ -188,7 +187,11 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             (Step::Again | Step::AwaitPage(_), _) => {}
         }
     };
-    domain.counters.fault_ns.record(domain.mmu.now_ns().saturating_sub(began_ns));
+    // Every domain with upcalls is asked of every signal: what is not its own is not its fault.
+    if outcome != Outcome::NotOurs {
+        Counters::add(&domain.counters.faults_total, 1);
+        domain.counters.fault_ns.record(domain.mmu.now_ns().saturating_sub(began_ns));
+    }
     outcome
 }
 
