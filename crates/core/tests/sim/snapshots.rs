@@ -50,13 +50,13 @@ fn make_clone(world: &World, clone: &Region) {
     }
     // SAFETY: region-in-map: both live as long as the world.
     unsafe { clone.link(source) };
-    let mut at_once = || {
+    let at_once = || {
         clone.sets.inherited.fill(source.range.count);
         world.shadow.inherit(world.at(source.range.first), world.at(clone.range.first), source.range.count as usize);
         world.cloned.set(true);
     };
     // The machine may have no memory to protect a page just now.
-    while copy_first::cut(domain, &[source], &mut at_once).is_err() {}
+    while copy_first::cut(domain, &[source], at_once).is_err() {}
 }
 
 /// One snapshot over the one before. `None`: it failed, and the next one needs every page.
