@@ -17,7 +17,8 @@ use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::contract::Contract;
 use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::{Failure, range};
+use selfpage_core::fault::Failure;
+use selfpage_core::fault::range::{self, Undone};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::die;
@@ -398,18 +399,32 @@ impl Inner {
     /// The first page that stays as it was, because a clone needs it and cannot have it.
     pub(crate) fn discard(&self, range: PageRange) -> std::result::Result<(), (PageNo, Failure)> {
         let state = &self.state;
-        let from = |first: PageNo| PageRange { first, count: range.end().0 - first.0 };
-        let mut done = self.on_table(move |context| range::discard(state, context, range));
-        if let Err((page, Failure::Machine(Refusal::NoDescriptor))) = done {
-            let rest = from(page);
-            done = self.on_pager_thread(move || range::discard(state, Context::Normal, rest));
+        let mut result = Ok(());
+        let mut rest = range;
+        while rest.count > 0 {
+            let mut done = self.on_table(move |context| range::discard(state, context, rest));
+            if let Err((page, Undone::Failed(Failure::Machine(Refusal::NoDescriptor)))) = done {
+                let one = PageRange { first: page, count: 1 };
+                done = self.on_pager_thread(move || range::discard(state, Context::Normal, one));
+                if done.is_ok() {
+                    rest = PageRange { first: page.plus(1), count: range.end().0 - page.0 - 1 };
+                    continue;
+                }
+            }
+            let Err((page, why)) = done else { break };
+            let first = match why {
+                Undone::AwaitCut(seen) => {
+                    state.cut.moved.wait(state.mmu, seen, 0);
+                    page
+                }
+                Undone::Failed(failure) => {
+                    result = result.and(Err((page, failure)));
+                    page.plus(1)
+                }
+            };
+            rest = PageRange { first, count: range.end().0 - first.0 };
         }
-        let first = done;
-        while let Err((page, _)) = done {
-            let rest = from(page.plus(1));
-            done = self.on_pager_thread(move || range::discard(state, Context::Normal, rest));
-        }
-        first
+        result
     }
 
     /// Does `work` on a pager thread; where there are none any more, here.

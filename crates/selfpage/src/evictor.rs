@@ -60,7 +60,7 @@ pub(crate) fn run(inner: &Inner) {
             continue;
         }
         let since = vain.get_or_insert_with(|| Vain::from_now(inner, seen, patience_ns));
-        since.note(evicted, state.frames.capacity());
+        since.note(evicted, stack.claimed());
         let since = *since;
         if saves && !since.tried_all {
             // The policy has named none that can go so far, and knows of others.
@@ -105,7 +105,7 @@ impl Vain {
         Vain { deadline_ns: inner.state().mmu.now_ns() + patience_ns, asked, turns, looked_at: 0, tried_all: false }
     }
 
-    /// An eviction of a domain that has room for so many frames came to this. Each of them is listed once at most, but a policy may
+    /// An eviction of a domain with so many frames in use came to this. Each of them is listed once at most, but a policy may
     /// say anything.
     fn note(&mut self, evicted: Evicted, frames: u32) {
         self.looked_at = self.looked_at.saturating_add(evicted.looked_at);

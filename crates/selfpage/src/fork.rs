@@ -108,7 +108,8 @@ extern "C" fn prepare() {
     let registry = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     // Before the gates close, like the registry: whoever has it allocates, and may touch an absent page.
     let snapshot_files = snapshot::files();
-    let mut domains = hold(registry.iter().filter_map(Weak::upgrade));
+    let alive = registry.iter().filter_map(Weak::upgrade).filter(|inner| !inner.stopping());
+    let mut domains = hold(alive);
     close_gates(&domains);
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
@@ -166,7 +167,8 @@ fn hold(inners: impl Iterator<Item = Arc<Inner>>) -> Vec<PausedDomain> {
     let mut with_parts = Vec::new();
     for (regions, inner) in held {
         let (own, map) = (&*inner, &*regions);
-        let parts = own.on_table(move |_| own.own_parts(map));
+        // There, where the program has not closed the descriptors that tell what is ours.
+        let parts = own.on_pager_thread(move || own.own_parts(map));
         with_parts.push((regions, parts, inner));
     }
     let mut domains = Vec::new();
@@ -233,15 +235,22 @@ impl PausedDomain {
         let refused = self.stores().find_map(refusal);
         self.shared = match refused {
             Some(why) => Err(why.to_string()),
-            None => self
-                .find_lost()
-                .and_then(|()| self.advise(&self.parts, Advice::ForChild).map_err(|why| why.to_string())),
+            None => self.find_lost().and_then(|()| self.let_child_have()),
         };
         if self.shared.is_err() {
             self.keep_from_child();
         }
         let aside = &mut self.aside;
         protect::each_aside(self.inner.state(), |frame, contents| aside.push((frame, *contents)));
+    }
+
+    fn let_child_have(&mut self) -> Result<(), String> {
+        let given = self.advise(&self.parts, Advice::ForChild).or_else(|_| {
+            // The program may have unmapped some of it meanwhile.
+            self.parts = self.inner.own_parts(&self.regions);
+            self.advise(&self.parts, Advice::ForChild)
+        });
+        given.map_err(|why| why.to_string())
     }
 
     fn find_lost(&mut self) -> Result<(), String> {

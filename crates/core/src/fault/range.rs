@@ -159,26 +159,46 @@ fn supply_at(domain: &DomainState, context: Context, region: &Region, page: Page
     Step::Done(Outcome::Resolved)
 }
 
+/// Why a page was not dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undone {
+    /// A clone still needs it, and cannot have it.
+    Failed(Failure),
+    /// The image of a snapshot needs it first, for which a pager thread must not wait: it may be the one that reads the image. Whoever
+    /// sent it waits until [`crate::cut::Cut::moved`] has gone on from this count.
+    AwaitCut(u32),
+}
+
 /// Drops the contents of `range`, which must lie in one region: they are garbage and are never saved. Pins on it go too.
 ///
 /// # Context
 /// Normal; `context` as for [`pin`].
 ///
 /// # Errors
-/// The first page that a clone still needs and cannot have, and why: it is as it was, and those before it are dropped. Where a pager
-/// thread must give it to the clone, that is [`Refusal::NoDescriptor`].
-pub fn discard(domain: &DomainState, context: Context, range: PageRange) -> Result<(), (PageNo, Failure)> {
+/// The first page that is as it was, and why; those before it are dropped. Where a pager thread must give it to a clone, that is
+/// [`Refusal::NoDescriptor`].
+pub fn discard(domain: &DomainState, context: Context, range: PageRange) -> Result<(), (PageNo, Undone)> {
     let mut at = range.first;
     while at < range.end() {
         let mut next = at;
+        let mut cut = None;
         let outcome = settle_step(domain, at, |region| {
+            let rest = PageRange { first: at, count: range.end().0 - at.0 };
             let step;
-            (next, step) =
-                discard_stretch(domain, context, region, PageRange { first: at, count: range.end().0 - at.0 });
-            step
+            (next, step) = discard_stretch(domain, context, region, rest);
+            match step {
+                Step::AwaitCut(seen) if context == Context::Normal => {
+                    cut = Some(seen);
+                    Step::Done(Outcome::Retry)
+                }
+                step => step,
+            }
         });
+        if let Some(seen) = cut {
+            return Err((next, Undone::AwaitCut(seen)));
+        }
         if let Outcome::Failed(failure) = outcome {
-            return Err((next, failure));
+            return Err((next, Undone::Failed(failure)));
         }
         // Outside of any region nothing is done, and there is nothing to wait for.
         at = if next == at { at.plus(1) } else { next };

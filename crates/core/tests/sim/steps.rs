@@ -2,7 +2,8 @@
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::protect::{self, Protection};
-use selfpage_core::fault::{self, Failure, Fault, Outcome, range, sample};
+use selfpage_core::fault::range::{self, Undone};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, sample};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
@@ -254,12 +255,20 @@ impl Program {
         range.pages().for_each(|page| world.shadow.fade(world.at(page), [0; 2]));
         let discard = |context| range::discard(&world.domain, context, range);
         let done = world.waiting_for(range, || {
-            let done = with_signals(|| discard(Context::Trap));
-            // What a pager thread must do it does.
-            let handed = matches!(done, Err((_, Failure::Machine(Refusal::NoDescriptor))));
-            let done = if handed { discard(Context::Normal) } else { done };
-            // A page that the clone of its region needs, and cannot have.
-            done.inspect_err(|(page, failure)| world.judge(*page, *failure))
+            loop {
+                let done = with_signals(|| discard(Context::Trap));
+                // What a pager thread must do it does, but it waits for no cut.
+                let handed = matches!(done, Err((_, Undone::Failed(Failure::Machine(Refusal::NoDescriptor)))));
+                match if handed { discard(Context::Normal) } else { done } {
+                    Err((_, Undone::AwaitCut(seen))) => world.domain.cut.moved.wait(world.mmu, seen, 0),
+                    // A page that the clone of its region needs, and cannot have.
+                    Err((page, Undone::Failed(failure))) => {
+                        world.judge(page, failure);
+                        return Err((page, failure));
+                    }
+                    Ok(()) => return Ok(()),
+                }
+            }
         });
         let dropped = done.map_or_else(|(page, _)| PageRange { count: page.0 - range.first.0, ..range }, |()| range);
         self.pinned.retain(|page| !dropped.contains(*page));

@@ -215,7 +215,7 @@ impl Bound {
             }
             state.gate.open(state.mmu);
             if empty {
-                let _ = self.left.set(inner.on_table(move |_| inner.parts_of(self)));
+                let _ = self.left.set(inner.on_pager_thread(move || inner.parts_of(self)));
                 let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
                 let mut numbers = self.descriptors();
                 numbers.retain(|number| !used.contains(number));
