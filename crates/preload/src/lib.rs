@@ -15,6 +15,7 @@ mod process;
 mod program;
 mod ranges;
 mod record;
+mod rights;
 mod setup;
 mod space;
 mod sys;

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next::next;
-use crate::{heap, maps, objects, program, record, sys};
+use crate::{heap, maps, objects, program, record, rights, sys};
 
 type Strings = *const *const c_char;
 
@@ -72,6 +72,7 @@ extern "C" fn after_fork_in_child() {
     objects::settle_in_child();
     crate::threads::settle_in_child();
     record::begin();
+    rights::settle_in_child();
     maps::settle_in_child();
 }
 
