@@ -11,6 +11,7 @@ mod managed;
 mod maps;
 mod next;
 mod objects;
+mod pagers;
 mod process;
 mod program;
 mod ranges;
