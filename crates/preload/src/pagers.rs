@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI64, AtomicIsize, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::heap;
 use crate::lock::Lock;
 use crate::sys::{self, Quiet, call};
 
@@ -22,6 +23,7 @@ static MADE: AtomicU32 = AtomicU32::new(0);
 static RESULT: AtomicIsize = AtomicIsize::new(0);
 /// The C library's handler, before ours.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
+
 /// As the kernel has it where a signal is queued.
 #[repr(C)]
 struct Info {
@@ -74,9 +76,9 @@ pub unsafe fn let_go() {
 
 /// Offers the call to one pager thread after the other, until something comes of it.
 fn ask<R>(number: i64, args: [usize; 5], mut offer: impl FnMut(u32) -> Option<R>) -> Option<R> {
-    // A handler that came here meanwhile would wait for its own thread; a pager thread has itself not open to the signal.
+    // A handler that came here meanwhile would wait for its own thread; and a pager thread would wait for itself.
     let _quiet = Quiet::begin();
-    if selfpage::trap::on_pager_thread() || !stand_in_front() {
+    if heap::is_pager() || !stand_in_front() {
         return None;
     }
     let _alone = ASKING.take();

@@ -47,6 +47,8 @@ const FLAGS: usize = (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | libc::
 
 /// The file's number in the pager threads' table, or -1.
 static KEPT: AtomicI32 = AtomicI32::new(-1);
+/// How system calls were filtered when it was opened. A filter that came since may end the process for what no program does itself.
+static FILTERED: AtomicI32 = AtomicI32::new(0);
 /// What a pager thread reads and fills: the stack may be managed memory.
 // SAFETY: zeroed-valid: plain numbers.
 static PASSED: Lock<Passed> = Lock::new(Passed { about: unsafe { std::mem::zeroed() }, bytes: [0; LINE_BYTES] });
@@ -102,9 +104,16 @@ pub fn keep_open() {
         return;
     }
     let Some(records) = FILE.get() else { return };
+    FILTERED.store(filtered(), Ordering::SeqCst);
     if let Some(file) = pagers::one_makes(libc::SYS_open, [records.path.as_ptr() as usize, FLAGS, 0, 0, 0]) {
         KEPT.store(file as i32, Ordering::SeqCst);
     }
+}
+
+/// How system calls of the calling thread are filtered, as the kernel numbers it.
+fn filtered() -> i32 {
+    // SAFETY: raw-call: no memory is passed.
+    unsafe { call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
 /// Runs `exec`, on the record. If it returns it has failed, and this process lives on: what was written is taken back.
@@ -174,6 +183,9 @@ impl Line {
 
     /// The same where the process became another user, who cannot open the file: pager threads have had it open since.
     fn append_by_pagers(&self, records: &Records) {
+        if filtered() != FILTERED.load(Ordering::SeqCst) {
+            return;
+        }
         // Whoever has it is about to say the same.
         let (Ok(file), Some(mut passed)) = (usize::try_from(KEPT.load(Ordering::SeqCst)), PASSED.try_take()) else {
             return;
