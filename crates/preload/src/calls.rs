@@ -1,9 +1,9 @@
-//! The mmap family as C sees it, and `syscall(2)`, which reaches the same calls by number.
+//! The mmap family and what changes a thread's rights as C sees them, and `syscall(2)`, which reaches the same calls by number.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 
 use crate::sys::{call, in_c};
-use crate::{maps, process};
+use crate::{maps, process, rights};
 
 /// Exported functions that have the kernel's arguments, and report in C's way.
 macro_rules! exports {
@@ -45,6 +45,8 @@ exports! {
     mincore(at: *mut c_void, len: usize, vector: *mut u8) -> c_int = maps::mincore(at as usize, len, vector);
     process_madvise(pidfd: c_int, vector: *const c_void, count: usize, advice: c_int, flags: u32) -> isize
         = maps::process_madvise([pidfd as usize, vector as usize, count, advice as usize, flags as usize, 0]);
+    capset(header: *mut c_void, data: *const c_void) -> c_int = rights::capset(header as usize, data as usize);
+    prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int = rights::prctl([option as usize, a, b, c, d]);
 }
 
 /// As in the C library: the error is what it returns, and `POSIX_MADV_DONTNEED` does nothing.
@@ -83,6 +85,15 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_munlockall => maps::munlockall(),
             libc::SYS_mincore => maps::mincore(a, b, c as *mut u8),
             libc::SYS_process_madvise => maps::process_madvise([a, b, c, d, e, 0]),
+            libc::SYS_capset => rights::capset(a, b),
+            libc::SYS_prctl => rights::prctl([a, b, c, d, e]),
+            libc::SYS_setgroups => rights::setgroups(a, b),
+            libc::SYS_setuid
+            | libc::SYS_setgid
+            | libc::SYS_setreuid
+            | libc::SYS_setregid
+            | libc::SYS_setresuid
+            | libc::SYS_setresgid => rights::change(number, [a, b, c, 0, 0]),
             libc::SYS_fork => return c_long::from(libc::fork()),
             libc::SYS_clone if process::is_fork(a, b) => {
                 return process::clone_as_fork(a, c as *mut i32, d as *mut i32);

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next::next;
-use crate::{heap, maps, objects, program, record, sys};
+use crate::{heap, maps, objects, pagers, program, record, rights, sys};
 
 type Strings = *const *const c_char;
 
@@ -56,6 +56,7 @@ pub unsafe extern "C" fn __register_atfork(
 
 extern "C" fn before_fork() {
     maps::hold();
+    pagers::hold();
     heap::hold();
 }
 
@@ -63,6 +64,7 @@ extern "C" fn after_fork_in_parent() {
     // SAFETY: lock-word: this thread ran `before_fork`.
     unsafe {
         heap::let_go();
+        pagers::let_go();
         maps::let_go();
     }
 }
@@ -71,7 +73,8 @@ extern "C" fn after_fork_in_child() {
     after_fork_in_parent();
     objects::settle_in_child();
     crate::threads::settle_in_child();
-    record::begin();
+    record::settle_in_child();
+    rights::settle_in_child();
     maps::settle_in_child();
 }
 

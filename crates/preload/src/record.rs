@@ -5,11 +5,12 @@
 use std::ffi::{CString, c_int};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
+use crate::lock::Lock;
 use crate::managed;
 use crate::sys::{self, Quiet, call};
-use crate::{heap, maps};
+use crate::{heap, maps, pagers};
 
 /// Where to write.
 static FILE: OnceLock<Records> = OnceLock::new();
@@ -31,17 +32,34 @@ impl Records {
     }
 
     /// Whether an open file is this one, and may become so much longer: beyond the program's limit would be a signal.
-    fn takes(&self, file: usize, len: usize) -> bool {
-        // SAFETY: raw-call: the kernel fills structures of its own.
+    fn takes(&self, about: &libc::stat, len: usize) -> bool {
+        // SAFETY: raw-call: the kernel fills a structure of its own.
         unsafe {
-            let (mut about, mut limit): (libc::stat, libc::rlimit) = (std::mem::zeroed(), std::mem::zeroed());
-            call(libc::SYS_fstat, [file, &raw mut about as usize, 0, 0, 0, 0]) >= 0
-                && call(libc::SYS_prlimit64, [0, libc::RLIMIT_FSIZE as usize, 0, &raw mut limit as usize, 0, 0]) >= 0
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            call(libc::SYS_prlimit64, [0, libc::RLIMIT_FSIZE as usize, 0, &raw mut limit as usize, 0, 0]) >= 0
                 && (about.st_dev, about.st_ino) == (self.device, self.inode)
                 && (about.st_size as u64).saturating_add(len as u64) <= limit.rlim_cur
         }
     }
 }
+
+const FLAGS: usize = (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as usize;
+
+/// The file's number in the pager threads' table, or -1.
+static KEPT: AtomicI32 = AtomicI32::new(-1);
+/// How system calls were filtered when it was opened. A filter that came since may end the process for what no program does itself.
+static FILTERED: AtomicI32 = AtomicI32::new(0);
+/// What a pager thread reads and fills: the stack may be managed memory.
+// SAFETY: zeroed-valid: plain numbers.
+static PASSED: Lock<Passed> = Lock::new(Passed { about: unsafe { std::mem::zeroed() }, bytes: [0; LINE_BYTES] });
+
+struct Passed {
+    about: libc::stat,
+    bytes: [u8; LINE_BYTES],
+}
+
+const LINE_BYTES: usize = 2048;
+
 /// The process that is to write; 0: it has.
 static WRITER: AtomicU32 = AtomicU32::new(0);
 
@@ -72,6 +90,30 @@ static AT_EXIT: extern "C" fn() = end;
 /// This process will write.
 pub fn begin() {
     WRITER.store(sys::pid(), Ordering::SeqCst);
+}
+
+/// A forked child will write, and has pager threads of its own.
+pub fn settle_in_child() {
+    KEPT.store(-1, Ordering::SeqCst);
+    begin();
+}
+
+/// Has pager threads open the file, since the process may become a user who cannot.
+pub fn keep_open() {
+    if WRITER.load(Ordering::SeqCst) != sys::pid() || KEPT.load(Ordering::SeqCst) >= 0 {
+        return;
+    }
+    let Some(records) = FILE.get() else { return };
+    FILTERED.store(filtered(), Ordering::SeqCst);
+    if let Some(file) = pagers::one_makes(libc::SYS_open, [records.path.as_ptr() as usize, FLAGS, 0, 0, 0]) {
+        KEPT.store(file as i32, Ordering::SeqCst);
+    }
+}
+
+/// How system calls of the calling thread are filtered, as the kernel numbers it.
+fn filtered() -> i32 {
+    // SAFETY: raw-call: no memory is passed.
+    unsafe { call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
 /// Runs `exec`, on the record. If it returns it has failed, and this process lives on: what was written is taken back.
@@ -105,13 +147,13 @@ pub fn not_managed(path: &[u8], why: &str) {
 
 /// A line on the stack: nothing is allocated where a process ends.
 struct Line {
-    bytes: [u8; 2048],
+    bytes: [u8; LINE_BYTES],
     len: usize,
 }
 
 impl Line {
     fn new() -> Line {
-        Line { bytes: [0; 2048], len: 0 }
+        Line { bytes: [0; LINE_BYTES], len: 0 }
     }
 
     /// A key, and bytes as a string: what would end it, or is no ASCII, is replaced.
@@ -123,18 +165,36 @@ impl Line {
     }
 
     fn append_to(&self, records: &Records) {
-        // SAFETY: raw-call: the name ends with NUL, and the bytes outlive the call.
+        // SAFETY: raw-call: the name ends with NUL; the bytes outlive the call, and the kernel fills a structure of its own.
         unsafe {
-            let flags =
-                (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as usize;
-            let file = call(libc::SYS_open, [records.path.as_ptr() as usize, flags, 0, 0, 0, 0]);
+            let file = call(libc::SYS_open, [records.path.as_ptr() as usize, FLAGS, 0, 0, 0, 0]);
             if file < 0 {
-                return;
+                return self.append_by_pagers(records);
             }
-            if records.takes(file as usize, self.len) {
+            let mut about: libc::stat = std::mem::zeroed();
+            if call(libc::SYS_fstat, [file as usize, &raw mut about as usize, 0, 0, 0, 0]) >= 0
+                && records.takes(&about, self.len)
+            {
                 call(libc::SYS_write, [file as usize, self.bytes.as_ptr() as usize, self.len, 0, 0, 0]);
             }
             call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
+        }
+    }
+
+    /// The same where the process became another user, who cannot open the file: pager threads have had it open since.
+    fn append_by_pagers(&self, records: &Records) {
+        if filtered() != FILTERED.load(Ordering::SeqCst) {
+            return;
+        }
+        // Whoever has it is about to say the same.
+        let (Ok(file), Some(mut passed)) = (usize::try_from(KEPT.load(Ordering::SeqCst)), PASSED.try_take()) else {
+            return;
+        };
+        let about = &raw mut passed.about as usize;
+        let is_known = pagers::one_makes(libc::SYS_fstat, [file, about, 0, 0, 0]).is_some_and(|result| result >= 0);
+        if is_known && records.takes(&passed.about, self.len) {
+            passed.bytes = self.bytes;
+            pagers::one_makes(libc::SYS_write, [file, passed.bytes.as_ptr() as usize, self.len, 0, 0]);
         }
     }
 }

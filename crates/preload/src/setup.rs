@@ -11,7 +11,7 @@ use selfpage::store::{BackingStore, FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Locking};
 
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
-use crate::{malloc, process, record, sys, threads};
+use crate::{malloc, process, record, rights, sys, threads};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;trace=PATH;sample=MS`.
 pub const VARIABLE: &str = "SELFPAGE_RUN";
@@ -104,6 +104,7 @@ impl Wishes {
         managed::begin(managed);
         crate::objects::begin()?;
         threads::begin();
+        rights::begin();
         if let Some(path) = &self.record {
             record::write_to(path);
         }

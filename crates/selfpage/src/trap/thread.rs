@@ -50,6 +50,11 @@ pub fn is_pager_thread(tid: u32) -> bool {
     tid != 0 && TIDS.iter().any(|known| known.load(Ordering::Relaxed) == tid)
 }
 
+/// The pager threads of all domains.
+pub fn pager_threads() -> impl Iterator<Item = u32> {
+    TIDS.iter().map(|tid| tid.load(Ordering::Acquire)).filter(|tid| ![0, TAKEN].contains(tid))
+}
+
 /// Starts a pager thread. When this returns the thread runs and is known.
 ///
 /// # Errors

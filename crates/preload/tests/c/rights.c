@@ -1,0 +1,130 @@
+// Programs that give up their rights, one way each, in frames fewer than they touch.
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#define P 4096ul
+#define LEN (24ul << 20)
+#define NOBODY 65534u
+#define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); fflush(stdout); _exit(1); } } while (0)
+int capset(struct __user_cap_header_struct *, const struct __user_cap_data_struct *);
+static volatile uint64_t *block;
+static volatile int stop;
+static void fill(void) { for (size_t i = 0; i < LEN / 8; i += P / 8) block[i] = i + 1; }
+static void same(void) { for (size_t i = 0; i < LEN / 8; i += P / 8) CHECK(block[i] == i + 1); }
+
+// What the kernel says of a thread's rights.
+static void rights(const char *thread, char *said, size_t room) {
+  char path[64], line[512];
+  snprintf(path, sizeof path, "/proc/self/task/%s/status", thread);
+  FILE *f = fopen(path, "r");
+  CHECK(f);
+  for (*said = 0; fgets(line, sizeof line, f);) {
+    int of_the_kernel = !strncmp(line, "Name:\tiou-", 10);
+    if (of_the_kernel) { *said = 0; break; }
+    if (!strncmp(line, "Uid", 3) || !strncmp(line, "Gid", 3) || !strncmp(line, "Groups", 6) || !strncmp(line, "Cap", 3))
+      strncat(said, line, room - strlen(said) - 1);
+  }
+  fclose(f);
+}
+static void all_threads_have_the_same(void) {
+  char own[2048], others[2048], number[16];
+  snprintf(number, sizeof number, "%d", getpid());
+  rights(number, own, sizeof own);
+  DIR *tasks = opendir("/proc/self/task");
+  CHECK(tasks);
+  int count = 0;
+  for (struct dirent *d; (d = readdir(tasks));) {
+    if (*d->d_name == '.') continue;
+    rights(d->d_name, others, sizeof others);
+    if (!*others) continue;
+    if (strcmp(own, others)) { printf("%s\n%s\n%s\n", own, d->d_name, others); fflush(stdout); _exit(1); }
+    count++;
+  }
+  closedir(tasks);
+  CHECK(count > 1 || !getenv("SELFPAGE_RUN"));
+}
+// As setpriv(1) does: what one may do goes along to another user, and is given up when the groups are gone.
+static void kept(void) {
+  struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, (int)syscall(SYS_gettid)};
+  struct __user_cap_data_struct *sets = calloc(2, sizeof *sets);
+  CHECK(!prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) && !setresuid(NOBODY, NOBODY, NOBODY));
+  sets[0].effective = sets[0].permitted = 1 << CAP_SETGID | 1 << CAP_SETUID;
+  CHECK(!capset(&header, sets));
+  all_threads_have_the_same();
+  same();
+  gid_t groups[] = {NOBODY, 1};
+  CHECK(!setgroups(2, groups) && !setresgid(NOBODY, NOBODY, NOBODY) && !setgroups(0, 0));
+  memset(sets, 0, 2 * sizeof *sets);
+  CHECK(!syscall(SYS_capset, &header, sets) && setuid(0) && errno == EPERM);
+  all_threads_have_the_same();
+}
+// By number, past what the C library has every thread do.
+static void by_number(void) {
+  gid_t *groups = malloc(2 * sizeof *groups);
+  groups[0] = NOBODY, groups[1] = 1;
+  CHECK(!syscall(SYS_setgroups, 2ul, groups) && !syscall(SYS_setresgid, NOBODY, NOBODY, NOBODY));
+  all_threads_have_the_same();
+  CHECK(!syscall(SYS_setresuid, NOBODY, NOBODY, NOBODY));
+  all_threads_have_the_same();
+  CHECK(setuid(0) && errno == EPERM && setgroups(0, 0) && errno == EPERM);
+}
+static void by_the_library(void) {
+  CHECK(!setgroups(0, 0) && !setresgid(NOBODY, NOBODY, NOBODY) && !setresuid(NOBODY, NOBODY, NOBODY));
+  all_threads_have_the_same();
+}
+static void *touch(void *of) { while (!stop) same(); return of; }
+static void amid_faults(void) {
+  pthread_t threads[3];
+  for (int i = 0; i < 3; i++) CHECK(!pthread_create(threads + i, 0, touch, 0));
+  for (int i = 0; i < 50; i++) CHECK(!seteuid(NOBODY) && !seteuid(0));
+  by_the_library();
+  stop = 1;
+  for (int i = 0; i < 3; i++) CHECK(!pthread_join(threads[i], 0));
+}
+static void *give_up(void *of) { CHECK(!syscall(SYS_setresuid, NOBODY, NOBODY, NOBODY)); return of; }
+// What a thread does to itself is no other's affair: the rest may change their user afterwards.
+static void another_threads_own(void) {
+  pthread_t thread;
+  CHECK(!pthread_create(&thread, 0, give_up, 0) && !pthread_join(thread, 0));
+  by_the_library();
+}
+static void then_fork(void) {
+  kept();
+  pid_t child = fork();
+  if (!child) { same(); fill(); same(); _exit(0); }
+  int status;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  if (WIFEXITED(status) && !WEXITSTATUS(status)) puts("the child went on");
+  else if (WIFSIGNALED(status)) printf("signal %d\n", WTERMSIG(status));
+  else CHECK(!"the child found something else");
+}
+static struct { const char *name; void (*what)(void); } cases[] = {
+  {"kept", kept}, {"by_number", by_number}, {"by_the_library", by_the_library}, {"amid_faults", amid_faults},
+  {"another_threads_own", another_threads_own}, {"then_fork", then_fork}};
+int main(int argc, char **argv) {
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
+      block = malloc(LEN);
+      CHECK(block);
+      fill();
+      same();
+      cases[i].what();
+      same();
+      fill();
+      same();
+      puts("ok");
+      return 0;
+    }
+  return 2;
+}

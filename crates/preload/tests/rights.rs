@@ -1,0 +1,66 @@
+//! Programs that give up their rights: each case of tests/c/rights.c, in frames fewer than it touches.
+
+mod run;
+
+use std::path::Path;
+
+use run::Ran;
+
+fn case(name: &str) -> Option<Ran> {
+    if !run::possible() {
+        return None;
+    }
+    if !is_root() {
+        run::skip("root", "only root can become another user");
+        return None;
+    }
+    Some(run::run("8M", run::compile("rights", &["-pthread"]), &[name]))
+}
+
+/// Whether this process may become another user and leave its groups.
+fn is_root() -> bool {
+    // SAFETY: test: a call without arguments.
+    unsafe { libc::geteuid() == 0 }
+}
+
+macro_rules! cases {
+    ($($name:ident,)*) => { $(
+        #[test]
+        fn $name() {
+            let Some(ran) = case(stringify!($name)) else { return };
+            let ran = ran.ok();
+            assert_eq!(ran.text(), "ok\n");
+            // The file for records is out of its reach, but not out of its pager threads'.
+            assert!(ran.stats["evictions_total"].as_u64().unwrap() > 1000, "{}", ran.stats);
+        }
+    )* };
+}
+
+cases! { kept, by_number, by_the_library, amid_faults, another_threads_own, }
+
+#[test]
+fn a_child_without_its_parents_rights_says_why_it_cannot_go_on() {
+    let Some(ran) = case("then_fork") else { return };
+    assert_eq!(ran.code(), 0, "{}{}", ran.text(), ran.errors());
+    match ran.text().as_str() {
+        "the child went on\nok\n" => assert_eq!(ran.errors(), ""),
+        text => {
+            assert_eq!(text, format!("signal {}\nok\n", libc::SIGSEGV), "{}", ran.errors());
+            let says = "selfpage: this forked child does not get its parent's regions: ";
+            assert!(ran.errors().starts_with(says) && ran.errors().lines().count() == 1, "{}", ran.errors());
+        }
+    }
+}
+
+#[test]
+fn setpriv_executes_what_runs_as_another_user() {
+    if !run::possible() {
+        return;
+    }
+    if !is_root() || !Path::new("/usr/bin/setpriv").exists() {
+        return run::skip("root", "only root can become another user, by setpriv: apt-get install util-linux");
+    }
+    let ran = run::run("8M", "/usr/bin/setpriv", &["--reuid=65534", "--clear-groups", "/bin/echo", "ran"]);
+    assert_eq!((ran.code(), ran.text().as_str()), (0, "ran\n"), "{}", ran.errors());
+    assert_eq!(ran.count("setpriv", "frames_bytes"), 8 << 20, "{}", ran.stats);
+}
