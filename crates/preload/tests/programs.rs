@@ -178,6 +178,8 @@ fn a_program_with_an_allocator_of_its_own_keeps_it() {
     for _ in 0..6 {
         assert_eq!(run::run("2M", &program, &["fork"]).ok().text(), "done\n");
     }
+    let program = run::compile("child_malloc", &["-fno-builtin"]);
+    assert_eq!(run::run("2M", &program, &[]).ok().text(), "done\n");
 }
 
 #[test]

@@ -257,7 +257,15 @@ impl PausedDomain {
         let table_of = self.inner.table_thread.load(Ordering::Acquire);
         let numbers = self.regions.values().flat_map(|bound| bound.own_descriptors());
         let lost = numbers.filter_map(|number| Lost::of(table_of, *number).transpose()).collect::<Result<_, _>>();
-        self.lost = lost.map_err(|why| format!("a file of its regions cannot be had for it ({why}): mount /proc"))?;
+        self.lost = lost.map_err(|why: std::io::Error| {
+            let remedy = match why.raw_os_error() {
+                Some(libc::ENOENT) => ": mount /proc",
+                Some(libc::EMFILE | libc::ENFILE) => ": raise ulimit -n",
+                Some(libc::EACCES | libc::EPERM) => ": keep the right to open it, and allow pidfd_getfd",
+                _ => "",
+            };
+            format!("a file of its regions cannot be had for it ({why}){remedy}")
+        })?;
         Ok(())
     }
 

@@ -47,7 +47,7 @@ unsafe fn moved(from: usize, to: usize, len_bytes: usize) -> bool {
         return unsafe { moved(from, to, half) && moved(from + half, to + half, len_bytes - half) };
     }
     // SAFETY: slot-held: passed on from our caller.
-    has_room_for(len_bytes) && unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok()
+    may_map() && unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok()
 }
 
 /// Whether the range lies in one mapping: Linux before 6.17 moves no more in one call.
@@ -56,16 +56,17 @@ fn is_one_mapping(addr: usize, len_bytes: usize) -> bool {
     memory::grow(addr, len_bytes, len_bytes + PAGE_BYTES) != Err(Errno::FAULT)
 }
 
-/// Whether the process's limits let a moved range count twice, as it does for a moment. Somebody may have set them below what it has.
-fn has_room_for(len_bytes: usize) -> bool {
+/// Whether the process's limits let it map anything: somebody may have set them below what it has. A move needs no room besides, since it
+/// unmaps its target before it looks at them.
+fn may_map() -> bool {
     let unlimited = |resource| rustix::process::getrlimit(resource).current.is_none();
     if unlimited(Resource::As) && unlimited(Resource::Data) {
         return true;
     }
     // SAFETY: owned-range: a fresh mapping replaces nothing, and nobody knows of it.
     unsafe {
-        memory::map_anonymous(Place::Anywhere, len_bytes, Access::ReadWrite)
-            .is_ok_and(|found| memory::unmap(found, len_bytes).is_ok())
+        memory::map_anonymous(Place::Anywhere, PAGE_BYTES, Access::ReadWrite)
+            .is_ok_and(|found| memory::unmap(found, PAGE_BYTES).is_ok())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads and writes of many pages: neighbours in one request, separate requests at the same time.
 
 use std::cell::RefCell;
+use std::mem::{ManuallyDrop, needs_drop};
 use std::os::fd::RawFd;
 
 use selfpage_core::pager::PagerError;
@@ -39,10 +40,27 @@ impl IoChoice {
     }
 }
 
+/// Never dropped by the thread-local that holds it. One with a destructor is registered with the C library on a thread's first use of it:
+/// that takes the loader's lock, whose holder may be waiting for this very thread, and memory from the program's `malloc`, which a
+/// forked child may not touch before its pagers are there.
+type Engines = ManuallyDrop<[Engine; 2]>;
+const _: () = assert!(!needs_drop::<Engines>());
+
 thread_local! {
     /// The calling thread's engines, by choice: made by it when it first moves more than one request, used by it alone, and gone with
-    /// it, since rings and workers belong to a descriptor table, and pager threads have one of their own.
-    static MINE: RefCell<[Engine; 2]> = const { RefCell::new([Engine::None, Engine::None]) };
+    /// its work ([`with_engines`]), since rings and workers belong to a descriptor table, and pager threads have one of their own.
+    static MINE: RefCell<Engines> = const { RefCell::new(NO_ENGINES) };
+}
+
+/// What a thread of the program's has: nobody would take engines back from it.
+const NO_ENGINES: Engines = ManuallyDrop::new([Engine::Serial, Engine::Serial]);
+
+/// Does the work of a pager thread, which may have engines meanwhile.
+pub(crate) fn with_engines<T>(work: impl FnOnce() -> T) -> T {
+    MINE.set(ManuallyDrop::new([Engine::None, Engine::None]));
+    let done = work();
+    drop(ManuallyDrop::into_inner(MINE.replace(NO_ENGINES)));
+    done
 }
 
 #[derive(Default)]
@@ -52,7 +70,7 @@ enum Engine {
     None,
     Ring(Box<Ring>),
     Workers(Workers),
-    /// Neither can be had.
+    /// None can be had, or this is no pager thread.
     Serial,
 }
 
@@ -101,13 +119,13 @@ impl IoChoice {
 
     fn run(self, file: RawFd, batch: &mut Batch<'_>) {
         let done = batch.requests_len() > 1
-            && MINE.try_with(|mine| match mine.try_borrow_mut() {
+            && MINE.with(|mine| match mine.try_borrow_mut() {
                 Ok(mut mine) => {
                     mine[self as usize].run(self, file, batch);
                     true
                 }
                 Err(_) => false,
-            }) == Ok(true);
+            });
         if !done {
             batch.run_serially(file);
         }
@@ -116,7 +134,7 @@ impl IoChoice {
 
 /// In a forked child: its engines' threads are the parent's, and so are the rings' descriptors.
 pub(crate) fn forget_engines() {
-    MINE.with_borrow_mut(|mine| mine.iter_mut().for_each(|engine| std::mem::take(engine).forget()));
+    ManuallyDrop::into_inner(MINE.replace(NO_ENGINES)).into_iter().for_each(Engine::forget);
 }
 
 impl Engine {

@@ -23,7 +23,7 @@ mod linux;
 mod memory;
 
 pub use engine::IoChoice;
-pub(crate) use engine::{LOCKED, forget_engines};
+pub(crate) use engine::{LOCKED, forget_engines, with_engines};
 pub use file::FileStore;
 pub(crate) use linux::descriptor::{
     Descriptor, Lost, borrow_number, move_descriptor, raised, release_number, take_descriptor,

@@ -14,6 +14,7 @@ use selfpage_core::linux::signal;
 use selfpage_core::linux::thread as this_thread;
 
 use crate::config::DescriptorTable;
+use crate::store::with_engines;
 
 const STACK_BYTES: usize = 512 << 10;
 const MOST_THREADS: usize = 256;
@@ -77,7 +78,7 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
         TIDS[place].store(this_thread::id(), Ordering::Release);
         let _ = up.send(());
         drop(up);
-        if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+        if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| with_engines(work))) {
             let words = panic.downcast_ref::<&str>().copied();
             let words =
                 words.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a word");

@@ -1,8 +1,9 @@
 //! Kernels and users without what is needed: the error names the feature and the remedy.
 
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{Answer, Domain, FaultHandler, Kind, MemoryFault, Protection, Trap};
+use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Rights, Trap};
 
+use crate::locking::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
 
@@ -113,6 +114,21 @@ fn a_kernel_that_gives_no_threads_table() {
         let mut region = domain.region(4 * FRAMES * PAGE).stored(store).unwrap();
         number_pages(&mut region);
         check_pages(&region, 0..pages(&region));
+    })
+    .well();
+}
+
+#[test]
+fn a_child_gets_a_file_where_no_threads_table_is_given() {
+    in_child(here!(), "", || {
+        refuse(libc::SYS_pidfd_open, Some(libc::O_EXCL as u32), libc::EINVAL);
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.as_file().set_len((4 * FRAMES * PAGE) as u64).unwrap();
+        let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
+        let mut region = domain.region(0).file(file.path(), 0, Rights::ReadWrite).unwrap();
+        number_pages(&mut region);
+        region.flush(0, region.len_bytes()).unwrap();
+        forked(|| check_pages(&region, 0..pages(&region)));
     })
     .well();
 }

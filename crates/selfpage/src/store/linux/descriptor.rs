@@ -191,7 +191,12 @@ impl Lost {
         if fstat(borrow_number(number)).is_ok_and(|ours| (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)) {
             return Ok(None);
         }
-        let copy = Descriptor::new(of_table(thread, PIDFD_THREAD, number)?)?;
+        let copy = match of_table(thread, PIDFD_THREAD, number) {
+            // Before Linux 6.9 only the first thread's can be had, whose table is not this one.
+            Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => opened_anew(thread, number)?,
+            taken => taken?,
+        };
+        let copy = Descriptor::new(copy)?;
         Ok(Some(Lost { copy, number }))
     }
 
@@ -209,6 +214,15 @@ pub(crate) fn move_descriptor((from, to): (RawFd, RawFd)) -> io::Result<()> {
         libc::close(from);
     }
     Ok(())
+}
+
+/// Opens the file of descriptor `number` of the thread's table once more, as it is open there.
+fn opened_anew(thread: u32, number: RawFd) -> io::Result<OwnedFd> {
+    let info = std::fs::read_to_string(format!("/proc/self/task/{thread}/fdinfo/{number}"))?;
+    let flags = info.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+    // That it was made without a name is no way to open it.
+    let flags = OFlags::from_bits_retain(flags.ok_or(io::ErrorKind::InvalidData)?).difference(OFlags::TMPFILE);
+    Ok(open(format!("/proc/self/task/{thread}/fd/{number}"), flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// A copy of descriptor `number` of the thread's table.
