@@ -2,8 +2,9 @@
 //! managed memory, since workers serve them. There is always one more than is at work, so that a handler may fault within a
 //! handler.
 
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::thread::Builder;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, VirtAddr};
@@ -38,7 +39,8 @@ pub(crate) struct Handlers {
     called: Event,
     places: [Place; MOST_THREADS],
     threads: AtomicU32,
-    idle: AtomicU32,
+    /// How many are at no handler. Less than none for a moment: the first is at work before it was counted.
+    idle: AtomicI32,
 }
 
 impl Handlers {
@@ -48,7 +50,7 @@ impl Handlers {
             called: Event::default(),
             places: [const { Place { thread: AtomicU32::new(0), depth: AtomicU32::new(0) } }; MOST_THREADS],
             threads: AtomicU32::new(0),
-            idle: AtomicU32::new(0),
+            idle: AtomicI32::new(0),
         }
     }
 
@@ -76,20 +78,28 @@ impl Handlers {
     }
 }
 
-/// Starts the first thread, or one more where none is idle.
+/// Starts the first thread, or one more where none is idle. Only for threads of the program's: it has their descriptors and CPUs.
 ///
 /// # Errors
 /// The system has no thread to give.
 pub(crate) fn start_one(inner: &Arc<Inner>) -> Result<()> {
     let handlers = &inner.handlers;
-    if handlers.idle.load(Ordering::SeqCst) > 0 {
+    let full = handlers.threads.load(Ordering::SeqCst) >= MOST_THREADS as u32;
+    if full || handlers.idle.load(Ordering::SeqCst) > 0 {
         return Ok(());
     }
+    start(inner).map_err(|cause| Error::system("start", "a thread for handlers", cause))?;
+    handlers.idle.fetch_add(1, Ordering::SeqCst);
+    Ok(())
+}
+
+/// Starts a thread, which the caller counts as idle.
+fn start(inner: &Arc<Inner>) -> io::Result<()> {
+    let handlers = &inner.handlers;
     if handlers.threads.fetch_add(1, Ordering::SeqCst) >= MOST_THREADS as u32 {
         handlers.threads.fetch_sub(1, Ordering::SeqCst);
-        return Ok(());
+        return Err(io::Error::from_raw_os_error(libc::EAGAIN));
     }
-    handlers.idle.fetch_add(1, Ordering::SeqCst);
     let own = inner.clone();
     let mask = signal::block_all();
     let started = Builder::new().name("selfpage-handler".into()).spawn(move || {
@@ -99,11 +109,24 @@ pub(crate) fn start_one(inner: &Arc<Inner>) -> Result<()> {
         handlers.threads.fetch_sub(1, Ordering::SeqCst);
     });
     signal::restore(mask);
-    started.map(drop).map_err(|cause| {
-        handlers.idle.fetch_sub(1, Ordering::SeqCst);
+    started.map(drop).inspect_err(|_| {
         handlers.threads.fetch_sub(1, Ordering::SeqCst);
-        Error::system("start", "a thread for handlers", cause)
     })
+}
+
+/// The calling thread is idle no longer. The last one starts another first, which takes its place in the count: that is nought only
+/// where the system had no thread to give.
+fn leave_idle(inner: &Arc<Inner>) {
+    let idle = &inner.handlers.idle;
+    loop {
+        let seen = idle.load(Ordering::SeqCst);
+        if seen <= 1 && start(inner).is_ok() {
+            return;
+        }
+        if idle.compare_exchange(seen, seen - 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            return;
+        }
+    }
 }
 
 /// Has a thread for handlers answer a fault of `thread`'s, which is stopped on it.
@@ -122,8 +145,8 @@ pub(super) fn call(inner: &Arc<Inner>, fault: Fault, kind: FaultKind, thread: u3
         asked.bound.complain(fault.addr.0, Trouble::Nested);
         return refuse(inner, &asked.bound, fault, kind);
     }
-    // A handler that faults would wait for its own thread.
-    if depth > 0 && (start_one(inner).is_err() || handlers.idle.load(Ordering::SeqCst) == 0) {
+    // A handler that faults would wait for its own thread. No worker starts one: it would have the descriptors and the CPU of a worker.
+    if depth > 0 && handlers.idle.load(Ordering::SeqCst) <= 0 {
         asked.bound.complain(fault.addr.0, Trouble::NoThread);
         return refuse(inner, &asked.bound, fault, kind);
     }
@@ -165,10 +188,7 @@ fn serve(inner: &Arc<Inner>) {
             handlers.called.wait(inner.state().mmu, seen, 0);
             continue;
         };
-        if handlers.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
-            // A handler that faults needs another thread; where the system has none to give its fault is refused.
-            let _ = start_one(inner);
-        }
+        leave_idle(inner);
         let call = Call::of(what);
         let place = handlers.places.iter().find(free);
         if let Some(place) = place {

@@ -245,3 +245,51 @@ fn no_thread_for_a_handler_that_faults() {
         }
     }
 }
+
+/// [`Nests`], once a thread could be had again.
+struct NestsLater;
+
+impl FaultHandler for NestsLater {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        most_threads(None);
+        Nests.handle(fault)
+    }
+}
+
+/// Sets how many threads the user may have, as far as the hard limit (`None`).
+fn most_threads(most: Option<libc::rlim_t>) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: test: a limit for this process, borrowed until each call returns.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NPROC, &mut limit), 0);
+        limit.rlim_cur = most.unwrap_or(limit.rlim_max);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NPROC, &limit), 0);
+    }
+}
+
+/// A worker would start it with the descriptors of pager threads, and on one CPU.
+#[test]
+fn a_worker_starts_no_thread_for_handlers() {
+    extern "C" fn refused(_: libc::c_int) {
+        // SAFETY: test: ends the process well.
+        unsafe { libc::_exit(0) }
+    }
+    in_child(here!(), "", || {
+        if is_root() {
+            drop_rights();
+        }
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let store = MemoryStore::new(1 << 20).unwrap();
+        let mut region = domain.region(4 * PAGE).handler(NestsLater).stored(store).unwrap();
+        region.protect(0, 2 * PAGE, Protection::Read).unwrap();
+        most_threads(Some(0));
+        if std::thread::Builder::new().spawn(|| ()).is_ok() {
+            return skip("nproc", "RLIMIT_NPROC does not hold here");
+        }
+        // SAFETY: test: the handler ends the process.
+        unsafe { libc::signal(libc::SIGSEGV, refused as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+        region.as_mut_slice::<u64>()[0] = 1;
+        panic!("the handler's own fault was answered by a thread that a worker started");
+    })
+    .well();
+}
