@@ -146,6 +146,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
 
 /// Nobody runs any more, and nothing goes wrong: every page can be read, and every frame that may go goes.
 pub fn at_the_end(world: &World) {
+    world.mmu.check_wakes();
     world.weather.clear_up();
     while save(&world.domain) > 0 {}
     at_rest(world);

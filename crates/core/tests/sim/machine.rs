@@ -58,6 +58,8 @@ pub struct Physical {
     /// Which mapped pages may only be read.
     protected: Box<[bool]>,
     faulters: Vec<Faulter>,
+    /// Wakes that a thread without descriptors could not make: somebody else is to make each of them.
+    owed_wakes: Vec<(PageNo, u32)>,
     void: Box<PageBytes>,
 }
 
@@ -87,6 +89,7 @@ impl SimMmu {
                 poisoned: vec![false; pages].into(),
                 protected: vec![false; pages].into(),
                 faulters: Vec::new(),
+                owed_wakes: Vec::new(),
                 void,
             }),
         }
@@ -165,6 +168,12 @@ impl SimMmu {
             let used = p.slots.iter().chain(p.table.iter()).flatten().count();
             assert_eq!(used + p.spare.len(), p.memory.len(), "memory is lost or used twice");
         });
+    }
+
+    /// Checks that somebody has made each wake that a thread could not make. Snapshots wake everybody all the time, so that few threads
+    /// would be missed for long.
+    pub fn check_wakes(&self) {
+        self.with(|p| assert_eq!(p.owed_wakes.first(), None, "nobody woke the threads there"));
     }
 
     /// A thread stops on a fault at an absent page of a worker region, until it is woken. A signal may call it away early.
@@ -332,11 +341,16 @@ impl Mmu for SimMmu {
         }
     }
 
-    fn wake_faulters(&self, _trap: Trap, page: PageNo, count: u32) -> bool {
+    fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool {
         scheduler::step_aside("wake_faulters");
         if self.descriptors_gone() {
+            // Threads stop at the pages of worker regions only.
+            if trap.is_read() {
+                self.with(|p| p.owed_wakes.push((page, count)));
+            }
             return false;
         }
+        self.with(|p| p.owed_wakes.retain(|owed| *owed != (page, count)));
         self.wake(page, count);
         true
     }

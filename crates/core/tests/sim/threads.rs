@@ -86,8 +86,8 @@ fn evictor(world: &'static World) {
     let (domain, stack) = (&world.domain, &world.domain.stack);
     let mut barren = 0;
     let mut asked = 0;
-    while world.stage.get() <= Stage::PagerThreads {
-        let seen = stack.demand.wanted.count();
+    let ends = || world.stage.get() > Stage::PagerThreads;
+    while let Some(seen) = stack.demand.wanted.count_unless(ends) {
         if stack.ready() >= stack.reserve.load(Ordering::Relaxed) {
             barren = 0;
             stack.demand.end_shortage();
@@ -110,7 +110,7 @@ fn evictor(world: &'static World) {
         if barren > MOST_BARREN {
             let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
             let why = domain.save_error().map_or(held, Shortage::Unsaved);
-            let seen = stack.demand.wanted.count();
+            let Some(seen) = stack.demand.wanted.count_unless(ends) else { break };
             stack.demand.state_shortage(world.mmu, asked, why);
             stack.demand.wanted.wait(world.mmu, seen, 0);
             barren = 0;
