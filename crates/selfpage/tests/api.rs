@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Config, Domain, Kind, Protection, Region, Rights, Trap};
+use selfpage::{Config, Domain, Kind, Region, Rights, Trap};
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
@@ -394,26 +394,6 @@ fn the_frames_are_never_exceeded() {
         assert!(stats.resident_bytes_max <= (256 * PAGE) as u64, "{stats:?}");
         assert_eq!(stats.frames_bytes, (256 * PAGE) as u64);
     }
-}
-
-#[test]
-fn an_upcall_counts_for_the_domain_whose_page_it_is() {
-    let (Some(one), Some(other)) = (domain(64), domain(64)) else { return };
-    let mut region = one.region(32 * PAGE).trap(Trap::Upcall).zero().unwrap();
-    let neighbour = other.region(PAGE).trap(Trap::Upcall).zero().unwrap();
-    write_marks(&mut region);
-    assert!(one.stats().counts.faults_total > 0);
-    assert_eq!(other.stats().counts.faults_total, 0);
-    drop(neighbour);
-}
-
-#[test]
-fn what_cannot_be_pinned_says_why() {
-    let Some(domain) = domain(64) else { return };
-    let region = domain.region(PAGE).zero().unwrap();
-    region.protect(0, PAGE, Protection::None).unwrap();
-    let error = region.pin(0, PAGE).unwrap_err().to_string();
-    assert!(error.contains("protected against reading") && error.contains("Region::protect"), "{error}");
 }
 
 #[test]

@@ -52,3 +52,13 @@ fn a_domain_tells_what_it_does() {
         assert!(heard.iter().any(|message| message == what), "no \"{what}\" in {heard:?}");
     }
 }
+
+#[test]
+fn an_upcall_counts_for_the_domain_whose_page_it_is() {
+    let [one, other] = [(); 2].map(|()| Domain::with_frames(64 * 4096).build().unwrap());
+    let region = |domain: &Domain| domain.region(4096).trap(Trap::Upcall).zero().unwrap();
+    // Signals come by the first of them first.
+    let (_neighbour, mut touched) = (region(&one), region(&other));
+    touched.as_mut_slice::<u64>()[0] = 1;
+    assert_eq!([&one, &other].map(|domain| domain.stats().counts.faults_total), [0, 1]);
+}

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{DescriptorTable, Domain, Error, Kind, Rights, Trap};
+use selfpage::{DescriptorTable, Domain, Error, Kind, Protection, Rights, Trap};
 
 use crate::scenario::{PAGE, here, in_child};
 
@@ -139,4 +139,15 @@ fn values_that_are_aligned_to_more_than_a_page() {
     let domain = Domain::with_frames(16 * PAGE).build().unwrap();
     let mut region = domain.region(5 * PAGE).zero().unwrap();
     region.as_mut_slice::<Wide>()[0] = Wide([1; 8192]);
+}
+
+#[test]
+fn what_cannot_be_pinned_says_why() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+        let region = domain.region(PAGE).zero().unwrap();
+        region.protect(0, PAGE, Protection::None).unwrap();
+        refused(region.pin(0, PAGE), Kind::Held, &["protected against reading", "Region::protect"]);
+    })
+    .well();
 }
