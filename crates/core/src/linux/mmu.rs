@@ -315,15 +315,11 @@ impl LinuxMmu {
         self.copy_and_drop_held(Trap::Worker, VirtAddr(page).page(), slot)
     }
 
-    /// Copies a page while every write to it waits, and drops it.
+    /// Copies a page that nobody wants protected while every write to it waits, and drops it.
     fn copy_and_drop_held(&self, trap: Trap, page: PageNo, slot: usize) -> Result<(), Refusal> {
-        // Where somebody wants it protected it is so already, and stays.
-        let fixed = self.categories(page.addr().0).is_some_and(traps_writes);
-        if !fixed {
-            self.set_writing(trap, page, 1, Writing::Protected).map_err(|partial| partial.why)?;
-        }
+        self.set_writing(trap, page, 1, Writing::Protected).map_err(|partial| partial.why)?;
         let copied = self.copy_and_drop_fixed(page.addr().0, slot);
-        if copied.is_err() && !fixed {
+        if copied.is_err() {
             let _ = self.set_writing(trap, page, 1, Writing::Allowed);
         }
         copied
@@ -427,7 +423,11 @@ impl Mmu for LinuxMmu {
             // Writes to a protected page are noted there, and do not wait.
             return Err(Refusal::Pinned);
         }
-        self.copy_and_drop_held(trap, page, slot)
+        // Where somebody wants it protected it is so already, and stays.
+        match self.categories(addr).is_some_and(traps_writes) {
+            true => self.copy_and_drop_fixed(addr, slot),
+            false => self.copy_and_drop_held(trap, page, slot),
+        }
     }
 
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal> {
