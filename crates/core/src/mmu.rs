@@ -100,6 +100,16 @@ pub struct Partial {
     pub why: Refusal,
 }
 
+impl Partial {
+    /// How many of the `count` pages of a call were done, and what stopped it.
+    pub fn split(called: Result<(), Partial>, count: usize) -> (usize, Option<Refusal>) {
+        match called {
+            Ok(()) => (count, None),
+            Err(partial) => (partial.done as usize, Some(partial.why)),
+        }
+    }
+}
+
 /// The translation system and the threads stopped on it.
 ///
 /// # Context

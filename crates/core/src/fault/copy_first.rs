@@ -12,7 +12,7 @@ use super::{Step, inherit, lost};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Zeroed;
-use crate::mmu::{Refusal, Writing};
+use crate::mmu::{Partial, Refusal, Writing};
 use crate::page::{PageWord, State, Wishes, Word};
 use crate::pager::Context;
 use crate::region::Region;
@@ -261,10 +261,8 @@ fn protect(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) -> 
         && let Some(&(first, _)) = rest.first()
     {
         let run = rest.iter().zip(first.0..).take_while(|(entry, page)| entry.0.0 == *page).count();
-        let (done, refusal) = match domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected) {
-            Ok(()) => (run, None),
-            Err(partial) => (partial.done as usize, Some(partial.why)),
-        };
+        let protected = domain.mmu.set_writing(region.trap, first, run as u32, Writing::Protected);
+        let (done, refusal) = Partial::split(protected, run);
         for &(page, frame) in rest.get(..done).unwrap_or(rest) {
             if let Some(word) = region.word(page) {
                 region.sets.unarmed.remove(region.index(page));

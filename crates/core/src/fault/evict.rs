@@ -9,7 +9,7 @@ use super::{lost, save};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Use;
-use crate::mmu::Refusal;
+use crate::mmu::{Partial, Refusal};
 use crate::page::{State, Word};
 use crate::pager::{Pager, Verdict};
 use crate::policy::Policy;
@@ -218,10 +218,7 @@ pub(super) fn unmap_each(
         && let Some(&(page, frame)) = rest.first()
     {
         let run = neighbours(rest);
-        let (done, refusal) = match domain.mmu.unmap(page, frame, run as u32) {
-            Ok(()) => (run, None),
-            Err(partial) => (partial.done as usize, Some(partial.why)),
-        };
+        let (done, refusal) = Partial::split(domain.mmu.unmap(page, frame, run as u32), run);
         for &(page, frame) in rest.get(..done).unwrap_or(rest) {
             if let Some(region) = domain.regions.find(page) {
                 then(region, page, frame, Ok(()));

@@ -7,6 +7,7 @@ use super::{Failure, Outcome, Step, refused};
 use crate::addr::{Frame, PageNo};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
+use crate::mmu::Partial;
 use crate::page::{State, Word};
 use crate::pager::{Context, FillPage, Pager, PagerError};
 use crate::region::Region;
@@ -190,10 +191,7 @@ impl<const N: usize> Batch<N> {
             for &(page, _) in rest.get(..run).unwrap_or(rest) {
                 region.set_resident(page, 1);
             }
-            let (done, refusal) = match domain.map(region, page, frame, run as u32) {
-                Ok(()) => (run, None),
-                Err(partial) => (partial.done as usize, Some(partial.why)),
-            };
+            let (done, refusal) = Partial::split(domain.map(region, page, frame, run as u32), run);
             for &(page, frame) in rest.get(..done).unwrap_or(rest) {
                 domain.settle(region, page, Word::new(State::Resident, frame));
                 domain.admit(region, frame, Use::First);

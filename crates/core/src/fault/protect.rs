@@ -306,21 +306,13 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
         let protected = |page: PageNo| self.region.write_protected(page);
         let run = self.run(pages, |one, other| protected(one.0) == protected(other.0));
         let writing = if protected(first) { Writing::Protected } else { Writing::Allowed };
-        stopped(run, self.domain.mmu.set_writing(self.region.trap, first, run as u32, writing))
+        Partial::split(self.domain.mmu.set_writing(self.region.trap, first, run as u32, writing), run)
     }
 
     /// Unmaps the first run of the pages, whose frames keep their contents. How many, and what stopped it.
     fn unmap(&self, pages: &[Claimed]) -> (usize, Option<Refusal>) {
         let Some(&(first, frame, _)) = pages.first() else { return (0, None) };
         let run = self.run(pages, |one, other| other.1.0 == one.1.0 + 1);
-        stopped(run, self.domain.mmu.unmap(first, frame, run as u32))
-    }
-}
-
-/// How many of `run` pages the machine has done, and what stopped it.
-fn stopped(run: usize, done: Result<(), Partial>) -> (usize, Option<Refusal>) {
-    match done {
-        Ok(()) => (run, None),
-        Err(partial) => (partial.done as usize, Some(partial.why)),
+        Partial::split(self.domain.mmu.unmap(first, frame, run as u32), run)
     }
 }

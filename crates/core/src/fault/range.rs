@@ -11,7 +11,7 @@ use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, 
 use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
-use crate::mmu::Refusal;
+use crate::mmu::{Partial, Refusal};
 use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, PagerError, SavePage, Verdict};
 use crate::region::{Access, Region};
@@ -291,10 +291,7 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         && let Some(&(page, frame)) = rest.first()
     {
         let run = fill::neighbours(rest);
-        let done = match domain.mmu.unmap(page, frame, run as u32) {
-            Ok(()) => run,
-            Err(partial) => partial.done as usize,
-        };
+        let (done, _) = Partial::split(domain.mmu.unmap(page, frame, run as u32), run);
         pager.forget(region.index(page), done as u64);
         for &(page, frame) in rest.get(..done).unwrap_or(&[]) {
             domain.frames.set_owner(frame, None);
