@@ -117,6 +117,16 @@ impl DomainState {
         self.publish_standby(region, page, next.frame());
     }
 
+    /// Ends the claim of a page that was only looked at: it is what it was.
+    pub(crate) fn put_back(&self, region: &Region, page: PageNo, seen: Word) {
+        if seen.state() == State::Standby {
+            self.stack.leaves_standby();
+            self.settle_standby(region, page, Word::new(State::Standby, seen.frame()));
+        } else {
+            self.settle(region, page, Word::new(seen.state(), seen.frame()));
+        }
+    }
+
     /// Lists a page that is on standby already, or takes its frame where the list is full.
     pub(crate) fn publish_standby(&self, region: &Region, page: PageNo, frame: Frame) {
         if stack::list_standby(self, frame, page) {

@@ -160,12 +160,7 @@ fn read_claimed<'a>(
     if matches!(read, Read::Pages(_)) {
         region.sets.pending.remove(index);
     }
-    if seen.state() == State::Standby {
-        domain.stack.leaves_standby();
-        domain.settle_standby(region, page, Word::new(State::Standby, seen.frame()));
-    } else {
-        domain.settle(region, page, Word::new(seen.state(), seen.frame()));
-    }
+    domain.put_back(region, page, seen);
     read
 }
 

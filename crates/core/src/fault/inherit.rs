@@ -111,12 +111,7 @@ fn copy(domain: &DomainState, context: Context, source: &Region, page: PageNo, i
         }
         _ => Err(Step::Done(Outcome::Failed(Failure::Pager(PagerError::Corrupt)))),
     };
-    if seen.state() == State::Standby {
-        domain.stack.leaves_standby();
-        domain.settle_standby(source, page, Word::new(State::Standby, seen.frame()));
-    } else {
-        domain.settle(source, page, Word::new(seen.state(), seen.frame()));
-    }
+    domain.put_back(source, page, seen);
     copied
 }
 
