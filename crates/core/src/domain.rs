@@ -7,7 +7,7 @@ use crate::cut::Cut;
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
-use crate::mmu::{Mmu, Partial};
+use crate::mmu::{Mmu, Partial, Trap};
 use crate::page::{PageWord, State, Word};
 use crate::region::{Region, RegionMap};
 use crate::ring::Ring;
@@ -90,16 +90,19 @@ impl DomainState {
         if let Some(word) = region.word(page) {
             self.mmu.rouse(word.low_half(), u32::MAX >> 1);
         }
-        self.wake_stopped(region, PageRange { first: page, count: 1 });
+        self.wake_stopped(region.trap, PageRange { first: page, count: 1 });
     }
 
-    /// Has the threads try again that are stopped on pages of `range`, of `region`; a pager thread does, where the program has closed this
-    /// thread's descriptors.
-    pub(crate) fn wake_stopped(&self, region: &Region, range: PageRange) {
+    /// Has the threads try again that are stopped on pages of `range`, of a region with this trap; a pager thread does, where the program
+    /// has closed this thread's descriptors.
+    ///
+    /// # Context
+    /// Any.
+    pub fn wake_stopped(&self, trap: Trap, range: PageRange) {
         let mut at = range.first;
-        while region.trap.is_read() && at < range.end() {
+        while trap.is_read() && at < range.end() {
             let count = (range.end().0 - at.0).min(MOST_WOKEN) as u32;
-            if !self.mmu.wake_faulters(region.trap, at, count) {
+            if !self.mmu.wake_faulters(trap, at, count) {
                 let mut seen = self.requested.count();
                 while !fault::request(self, Request::Wake(at, count)) {
                     self.requested.wait(self.mmu, seen, 1000);

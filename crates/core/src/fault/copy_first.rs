@@ -335,7 +335,7 @@ pub(super) fn wake(domain: &DomainState) {
     let _inside = domain.gate.enter(domain.mmu);
     domain.regions.each(|region| {
         if region.sets.joined.load(Ordering::Acquire) != 0 {
-            domain.wake_stopped(region, region.range);
+            domain.wake_stopped(region.trap, region.range);
         }
     });
 }

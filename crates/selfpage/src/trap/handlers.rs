@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::thread::Builder;
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo, VirtAddr};
-use selfpage_core::fault::{self, Fault, Request};
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
+use selfpage_core::fault::{self, Fault};
 use selfpage_core::linux::{memory, signal, thread};
 use selfpage_core::mmu::Trap;
 use selfpage_core::region::Access;
@@ -226,12 +226,7 @@ fn answer(inner: &Arc<Inner>, addr: usize, call: &Call) {
 
 /// Has the threads that are stopped on the page try their access again.
 fn wake(inner: &Inner, page: PageNo) {
-    let state = inner.state();
-    if !state.mmu.wake_faulters(Trap::Worker, page, 1) {
-        while !fault::request(state, Request::Wake(page, 1)) {
-            thread::give_way();
-        }
-    }
+    inner.state().wake_stopped(Trap::Worker, PageRange { first: page, count: 1 });
 }
 
 /// The access is the program's own fault. Only the kernel can send the stopped thread its `SIGSEGV`: the mapping itself forbids
