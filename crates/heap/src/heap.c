@@ -165,6 +165,11 @@ static _Atomic(uintptr_t) purging;
     for (bool once = mi_atomic_cas_strong_acq_rel(&purging, &free_to_go, (uintptr_t)1); once; \
          once = false, mi_atomic_store_release(&purging, (uintptr_t)0))
 
+// Pages of 64 KiB are for objects up to here; longer ones share 512 KiB. With up to 8 KiB, as mimalloc has it, up to a ninth of a page
+// would be left over at its end, and in memory that has huge pages what is left over is in core as well.
+#undef MI_SMALL_OBJ_SIZE_MAX
+#define MI_SMALL_OBJ_SIZE_MAX ((size_t)4 << 10)
+
 #include "static.c"
 #undef mmap
 #undef munmap
