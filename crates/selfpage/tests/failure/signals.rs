@@ -203,11 +203,13 @@ fn a_handler_that_is_to_be_called_once_is() {
                 assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
             }
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
-            file.as_file().set_len(4 * PAGE as u64).unwrap();
-            let region = domain.region(0).trap(Trap::Upcall).file(file.path(), 0, Rights::ReadWrite).unwrap();
+            let (file, path) = tempfile::NamedTempFile::new_in("/var/tmp").unwrap().into_parts();
+            file.set_len(4 * PAGE as u64).unwrap();
+            let region = domain.region(0).trap(Trap::Upcall).file(&path, 0, Rights::ReadWrite).unwrap();
+            // Gone before the end that comes.
+            drop(path);
             if signal == libc::SIGBUS {
-                file.as_file().set_len(0).unwrap();
+                file.set_len(0).unwrap();
             } else {
                 region.protect(0, PAGE, selfpage::Protection::Read).unwrap();
             }
