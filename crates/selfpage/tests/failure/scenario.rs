@@ -54,6 +54,9 @@ fn inside() -> bool {
 fn spawn(test: &str, name: &str) -> Ended {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(NAME, name);
+    // One that a signal ends does not clear up after itself.
+    let scratch = tempfile::tempdir().unwrap();
+    command.env("TMPDIR", scratch.path());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null());
     let mut child = command.spawn().unwrap();
     let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
