@@ -11,6 +11,7 @@ use super::preload::{Origin, Preload};
 use super::raw::blocks::{Filled, Source};
 use super::result::Sample;
 use super::system::{Entry, Group};
+use crate::process::status_bytes;
 
 const fn malloc(name: &'static str, file: &'static str, package: &'static str) -> (Entry, Source) {
     let preload = Some(Preload { name, file, origin: Origin::Distribution(package) });
@@ -43,10 +44,7 @@ fn no_memory() -> Error {
 
 /// Bytes of the process that are in memory, without what is mapped of files: code that is run for the first time is not kept memory.
 fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let mut fields = statm.split(' ').skip(1).map(|pages| pages.parse::<usize>().unwrap_or(0));
-    let (resident, of_files) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
-    resident.saturating_sub(of_files) * super::raw::PAGE_BYTES
+    status_bytes("RssAnon").unwrap_or(0) as usize
 }
 
 pub fn sample(value: f64, figures: &[(&str, f64)]) -> Sample {
