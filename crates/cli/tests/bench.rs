@@ -306,6 +306,29 @@ fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
 }
 
 #[test]
+fn a_reader_that_goes_away_ends_a_run_that_is_not_kept() {
+    let scratch = directory("unread");
+    let kept = scratch.join("kept");
+    let unread = |options: &[&str]| {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+        run.args(["bench", "faults", "--quick", "--json", "--reps", "1", "--system", "kernel"]).args(options);
+        let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(run.stdout.take());
+        let output = run.wait_with_output().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{errors}");
+        assert!(!errors.contains("selfpage bench:"), "{errors}");
+        errors
+    };
+    let errors = unread(&[]);
+    assert!(errors.contains("[1/2]") && !errors.contains("[2/2]"), "{errors}");
+    let errors = unread(&["--save", kept.to_str().unwrap()]);
+    assert!(errors.contains("[2/2]"), "{errors}");
+    assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap().lines().count(), 2);
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
 fn a_kept_run_is_drawn() {
     let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../papers/arxiv11-umpa/runs");
     let run = runs.join("2026-11-22-vm2-page-alloc");

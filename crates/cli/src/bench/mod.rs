@@ -40,6 +40,7 @@ mod table;
 mod tables;
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use crate::output;
@@ -151,8 +152,8 @@ pub fn run(args: Args) -> i32 {
         0
     };
     match result {
-        Ok(()) if outcome.failures == 0 => printed,
-        Ok(()) => 1,
+        Ok(()) | Err((_, Error::Unread)) if outcome.failures > 0 => 1,
+        Ok(()) | Err((_, Error::Unread)) => printed,
         Err((_, Error::Interrupted)) => 130,
         Err((status, error)) => {
             eprintln!("selfpage bench: {error}");
@@ -197,7 +198,12 @@ impl Outcome {
         let saved = archive.map_or(Ok(()), |archive| archive.append(&record));
         let printed = if args.json { output::write(&(record.to_json() + "\n")) } else { Ok(()) };
         self.records.push(record);
-        saved.and(printed.map_err(|why| Error::Failed(format!("standard output: {why}"))))
+        saved?;
+        match printed {
+            // A reader that has gone away wanted no more of it; who keeps the run wants all of it.
+            Err(why) if why.kind() == ErrorKind::BrokenPipe => archive.map(|_| ()).ok_or(Error::Unread),
+            printed => printed.map_err(|why| Error::Failed(format!("standard output: {why}"))),
+        }
     }
 }
 
