@@ -257,14 +257,15 @@ fn without_what_is_skipped<'a>(names: &[&'a str], output: &Output) -> Vec<&'a st
 
 #[test]
 fn blocks_that_are_not_touched_cost_something_all_the_same() {
-    let cases = ["untouched-64k", "fresh-64k", "fresh-1m"];
+    programs::build(&["selfpage-malloc"]);
+    let cases = ["untouched-4k", "untouched-64k", "fresh-64k", "fresh-1m"];
     let mut arguments = vec!["page-alloc", "--json", "--reps", "1"];
     arguments.extend(cases.iter().flat_map(|case| ["--case", case]));
     let output = bench(&arguments);
     let peers = without_what_is_skipped(&["jemalloc", "mimalloc", "tcmalloc"], &output);
     let lines = text(&output.stdout);
     for case in cases {
-        for system in ["selfpage", "glibc", "mmap"].iter().chain(&peers) {
+        for system in ["selfpage", "selfpage-malloc", "glibc", "mmap"].iter().chain(&peers) {
             // A call and a return: less, and the compiler has left out both `malloc` and `free`.
             assert!(value_of(&lines, case, system) >= 4.0, "{case} {system}: {lines}");
         }

@@ -18,8 +18,21 @@ const fn malloc(name: &'static str, file: &'static str, package: &'static str) -
     (Entry { preload, ..Entry::plain(name, Group::Malloc) }, Source::Malloc)
 }
 
+const fn built(name: &'static str, file: &'static str, package: &'static str, group: Group) -> (Entry, Source) {
+    let preload = Some(Preload { name, file, origin: Origin::Workspace(package) });
+    (Entry { preload, ..Entry::plain(name, group) }, Source::Malloc)
+}
+
+/// `malloc` of the library that `selfpage run` preloads.
+pub const fn our_malloc(name: &'static str) -> (Entry, Source) {
+    built(name, "libselfpage_malloc.so", "selfpage-malloc", Group::Ours)
+}
+
 // Each with where its blocks come from.
 pub const OURS: (Entry, Source) = (Entry::plain("selfpage", Group::Ours), Source::Pages);
+/// What a program gets of it: small blocks are objects there.
+pub const OUR_MALLOC: (Entry, Source) = our_malloc("selfpage-malloc");
+pub const KEPT: (Entry, Source) = built("mimalloc-2.3", "libselfpage_mimalloc.so", "selfpage-mimalloc", Group::Kept);
 pub const GLIBC: (Entry, Source) = (Entry::plain("glibc", Group::Glibc), Source::Malloc);
 pub const JEMALLOC: (Entry, Source) = malloc("jemalloc", "libjemalloc.so.2", "libjemalloc2");
 pub const MIMALLOC: (Entry, Source) = malloc("mimalloc", "libmimalloc.so.2.0", "libmimalloc2.0");

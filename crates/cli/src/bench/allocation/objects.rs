@@ -6,30 +6,17 @@ use std::time::Instant;
 
 use super::super::error::Error;
 use super::super::job::{Bench, Job};
-use super::super::preload::{Origin, Preload};
 use super::super::raw::blocks::Source;
 use super::super::raw::objects::{Object, Used};
 use super::super::result::{Better, Sample, Unit};
-use super::super::system::{Entry, Group, Systems};
-use super::{GLIBC, JEMALLOC, MIMALLOC, TCMALLOC};
+use super::super::system::{Entry, Systems};
+use super::{GLIBC, JEMALLOC, KEPT, MIMALLOC, TCMALLOC};
 
 /// The bench.
 pub struct Objects;
 
-const fn built(name: &'static str, file: &'static str, package: &'static str, group: Group) -> (Entry, Source) {
-    let preload = Some(Preload { name, file, origin: Origin::Workspace(package) });
-    (Entry { preload, ..Entry::plain(name, group) }, Source::Malloc)
-}
-
 /// All by `malloc` of the process: here it is ours in the same way as the others'.
-static SYSTEMS: Systems<Source> = Systems(&[
-    built("selfpage", "libselfpage_malloc.so", "selfpage-malloc", Group::Ours),
-    built("mimalloc-2.3", "libselfpage_mimalloc.so", "selfpage-mimalloc", Group::Kept),
-    GLIBC,
-    JEMALLOC,
-    MIMALLOC,
-    TCMALLOC,
-]);
+static SYSTEMS: Systems<Source> = Systems(&[super::our_malloc("selfpage"), KEPT, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC]);
 
 const PASSES: usize = 9;
 
