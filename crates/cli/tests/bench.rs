@@ -307,6 +307,25 @@ fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
 }
 
 #[test]
+fn glibc_is_what_a_program_gets_that_is_linked_with_another_malloc() {
+    let scratch = directory("bindings");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    run.args(["bench", "apps", "--quick", "--reps", "1", "--case", "redis", "--system", "glibc", "--dir"]);
+    // The loader writes a file for each process: which library each function was taken from.
+    let loader = [("LD_DEBUG", "bindings".into()), ("LD_DEBUG_OUTPUT", scratch.join("bound"))];
+    let output = run.arg(&scratch).envs(loader).output().unwrap();
+    if !without_what_is_skipped(&["redis-server", "redis-benchmark"], &output).is_empty() {
+        let files = std::fs::read_dir(&scratch).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+        let bound: String = files.map(|file| String::from_utf8_lossy(&file).into_owned()).collect();
+        let servers = bound.lines().filter(|line| line.contains("file redis-server ") && line.contains("`malloc'"));
+        let servers: Vec<&str> = servers.collect();
+        assert!(!servers.is_empty(), "no server is bound to any malloc");
+        assert!(servers.iter().all(|line| line.contains("/libc.so")), "{servers:#?}");
+    }
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
 fn a_reader_that_goes_away_ends_a_run_that_is_not_kept() {
     let scratch = directory("unread");
     let kept = scratch.join("kept");
