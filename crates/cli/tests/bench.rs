@@ -83,7 +83,7 @@ fn objects_compares_ours_with_the_kept_library_and_glibc() {
     let output = bench(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let lines = text(&output.stdout);
-    for case in ["producer-consumer", "larson", "sh6", "alloc-test"] {
+    for case in ["producer-consumer", "larson", "sh6", "alloc-test", "mixed", "mixed-large"] {
         for threads in ["1t", "2t"] {
             for system in ["selfpage", "mimalloc-2.3", "glibc"] {
                 let begin = format!(r#"{{"bench":"objects","case":"{case}-{threads}","system":"{system}","value":"#);

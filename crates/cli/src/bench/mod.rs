@@ -84,7 +84,7 @@ Examples:
   selfpage bench guest --quick                            a closure on page tables of its own; needs /dev/kvm
   selfpage bench snapshot                                 one instant of memory into a file, and fork; needs 3 GiB
   selfpage bench page-alloc                               what blocks of memory cost; also realloc, exchange, batch
-  selfpage bench objects                                  malloc and free of small objects, one and two threads
+  selfpage bench objects                                  malloc and free of small objects, and of sizes mixed
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk
