@@ -6,6 +6,7 @@ mod doctor;
 mod heatmap;
 mod output;
 mod plot;
+mod process;
 mod run;
 mod svg;
 mod tour;

@@ -83,7 +83,7 @@ fn objects_compares_ours_with_the_kept_library_and_glibc() {
     let output = bench(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let lines = text(&output.stdout);
-    for case in ["producer-consumer", "larson", "sh6", "alloc-test"] {
+    for case in ["producer-consumer", "larson", "sh6", "alloc-test", "mixed", "mixed-large"] {
         for threads in ["1t", "2t"] {
             for system in ["selfpage", "mimalloc-2.3", "glibc"] {
                 let begin = format!(r#"{{"bench":"objects","case":"{case}-{threads}","system":"{system}","value":"#);
@@ -257,14 +257,15 @@ fn without_what_is_skipped<'a>(names: &[&'a str], output: &Output) -> Vec<&'a st
 
 #[test]
 fn blocks_that_are_not_touched_cost_something_all_the_same() {
-    let cases = ["untouched-64k", "fresh-64k", "fresh-1m"];
+    programs::build(&["selfpage-malloc"]);
+    let cases = ["untouched-4k", "untouched-64k", "fresh-64k", "fresh-1m"];
     let mut arguments = vec!["page-alloc", "--json", "--reps", "1"];
     arguments.extend(cases.iter().flat_map(|case| ["--case", case]));
     let output = bench(&arguments);
     let peers = without_what_is_skipped(&["jemalloc", "mimalloc", "tcmalloc"], &output);
     let lines = text(&output.stdout);
     for case in cases {
-        for system in ["selfpage", "glibc", "mmap"].iter().chain(&peers) {
+        for system in ["selfpage", "selfpage-malloc", "glibc", "mmap"].iter().chain(&peers) {
             // A call and a return: less, and the compiler has left out both `malloc` and `free`.
             assert!(value_of(&lines, case, system) >= 4.0, "{case} {system}: {lines}");
         }
@@ -302,6 +303,48 @@ fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
     if !without_what_is_skipped(&["redis-server", "redis-benchmark"], &output).is_empty() {
         assert!(value_of(&text(&output.stdout), "redis", "selfpage") > 0.0);
     }
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
+fn glibc_is_what_a_program_gets_that_is_linked_with_another_malloc() {
+    let scratch = directory("bindings");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    run.args(["bench", "apps", "--quick", "--reps", "1", "--case", "redis", "--system", "glibc", "--dir"]);
+    // The loader writes a file for each process: which library each function was taken from.
+    let loader = [("LD_DEBUG", "bindings".into()), ("LD_DEBUG_OUTPUT", scratch.join("bound"))];
+    let output = run.arg(&scratch).envs(loader).output().unwrap();
+    if !without_what_is_skipped(&["redis-server", "redis-benchmark"], &output).is_empty() {
+        let files = std::fs::read_dir(&scratch).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+        let bound: String = files.map(|file| String::from_utf8_lossy(&file).into_owned()).collect();
+        let servers = bound.lines().filter(|line| line.contains("file redis-server ") && line.contains("`malloc'"));
+        let servers: Vec<&str> = servers.collect();
+        assert!(!servers.is_empty(), "no server is bound to any malloc");
+        assert!(servers.iter().all(|line| line.contains("/libc.so")), "{servers:#?}");
+    }
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_a_run_that_is_not_kept() {
+    let scratch = directory("unread");
+    let kept = scratch.join("kept");
+    let unread = |options: &[&str]| {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+        run.args(["bench", "faults", "--quick", "--json", "--reps", "1", "--system", "kernel"]).args(options);
+        let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(run.stdout.take());
+        let output = run.wait_with_output().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{errors}");
+        assert!(!errors.contains("selfpage bench:"), "{errors}");
+        errors
+    };
+    let errors = unread(&[]);
+    assert!(errors.contains("[1/2]") && !errors.contains("[2/2]"), "{errors}");
+    let errors = unread(&["--save", kept.to_str().unwrap()]);
+    assert!(errors.contains("[2/2]"), "{errors}");
+    assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap().lines().count(), 2);
     std::fs::remove_dir_all(&scratch).unwrap();
 }
 

@@ -13,6 +13,8 @@ pub enum Error {
     Failed(String),
     /// A signal asked us to stop.
     Interrupted,
+    /// Nobody reads the results any more, and they are not kept.
+    Unread,
 }
 
 impl Error {
@@ -33,6 +35,7 @@ impl fmt::Display for Error {
             Error::Skip { name, reason } => write!(out, "SKIP({name}: {reason})"),
             Error::Failed(reason) => write!(out, "{reason}"),
             Error::Interrupted => write!(out, "stopped by a signal"),
+            Error::Unread => write!(out, "nobody reads the results"),
         }
     }
 }

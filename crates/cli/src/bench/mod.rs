@@ -40,6 +40,7 @@ mod table;
 mod tables;
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use crate::output;
@@ -83,7 +84,7 @@ Examples:
   selfpage bench guest --quick                            a closure on page tables of its own; needs /dev/kvm
   selfpage bench snapshot                                 one instant of memory into a file, and fork; needs 3 GiB
   selfpage bench page-alloc                               what blocks of memory cost; also realloc, exchange, batch
-  selfpage bench objects                                  malloc and free of small objects, one and two threads
+  selfpage bench objects                                  malloc and free of small objects, and of sizes mixed
   selfpage bench paging --quick                           all of paging, small; root sets up cgroup, readahead and swap
   selfpage bench paging --case rnd-read-1t --system mmap-random --system raw-4k
   selfpage bench paging --json --dir /mnt/disk            one JSON object a line; files on another disk
@@ -151,8 +152,8 @@ pub fn run(args: Args) -> i32 {
         0
     };
     match result {
-        Ok(()) if outcome.failures == 0 => printed,
-        Ok(()) => 1,
+        Ok(()) | Err((_, Error::Unread)) if outcome.failures > 0 => 1,
+        Ok(()) | Err((_, Error::Unread)) => printed,
         Err((_, Error::Interrupted)) => 130,
         Err((status, error)) => {
             eprintln!("selfpage bench: {error}");
@@ -197,7 +198,12 @@ impl Outcome {
         let saved = archive.map_or(Ok(()), |archive| archive.append(&record));
         let printed = if args.json { output::write(&(record.to_json() + "\n")) } else { Ok(()) };
         self.records.push(record);
-        saved.and(printed.map_err(|why| Error::Failed(format!("standard output: {why}"))))
+        saved?;
+        match printed {
+            // A reader that has gone away wanted no more of it; who keeps the run wants all of it.
+            Err(why) if why.kind() == ErrorKind::BrokenPipe => archive.map(|_| ()).ok_or(Error::Unread),
+            printed => printed.map_err(|why| Error::Failed(format!("standard output: {why}"))),
+        }
     }
 }
 

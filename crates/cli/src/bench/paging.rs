@@ -11,6 +11,7 @@ use super::raw::{self, InCore, PAGE_BYTES, Usage};
 use super::result::{Better, Sample, Unit};
 use super::system::{Condition, Contents, Entry, Group, Setup, System, Systems};
 use super::systems::{anonymous::Anonymous, mmap::Mmap, requests::Requests, selfpage::Selfpage};
+use crate::process::status_bytes;
 
 /// The bench.
 pub struct Paging;
@@ -139,7 +140,7 @@ impl Trial<'_> {
             check.at_random(1, sizes.accesses / 10, sizes.limit, SAMPLE_SEED)?;
         }
         counters.push(("core_max_bytes".into(), in_core.most_bytes().map_err(not_counted)? as f64));
-        counters.push(("swapped_bytes".into(), raw::swapped_bytes().map_err(not_counted)? as f64));
+        counters.push(("swapped_bytes".into(), status_bytes("VmSwap").map_err(not_counted)? as f64));
         let flush = std::time::Instant::now();
         system.finish()?;
         counters.push(("flush_s".into(), flush.elapsed().as_secs_f64()));

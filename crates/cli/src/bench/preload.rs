@@ -22,6 +22,8 @@ pub enum Origin {
     Distribution(&'static str),
     /// This crate of ours, beside the tool.
     Workspace(&'static str),
+    /// The C library of this process.
+    Process,
 }
 
 /// Where Debian and others put shared libraries.
@@ -33,14 +35,47 @@ impl Preload {
         let (places, remedy) = match self.origin {
             Origin::Distribution(package) => (LIBRARIES.map(PathBuf::from).to_vec(), format!("install {package}")),
             Origin::Workspace(package) => {
-                let own = std::env::current_exe().ok();
-                let beside = own.as_deref().and_then(Path::parent).map(Path::to_owned);
-                (Vec::from_iter(beside), format!("build it with `cargo build --release -p {package}`"))
+                let remedy = format!("build it with `cargo build --release -p {package}`");
+                (directory_of(std::env::current_exe().ok()), remedy)
+            }
+            Origin::Process => {
+                let library = mapped_file(libc::getauxval as *const () as usize);
+                (directory_of(library), "build the tool for glibc, linked dynamically".to_string())
             }
         };
         let mut paths = places.into_iter().map(|directory| directory.join(self.file));
         paths
             .find(|path| path.exists())
             .ok_or_else(|| Error::skip(self.name, format!("no {} here: {remedy}", self.file)))
+    }
+}
+
+fn directory_of(file: Option<PathBuf>) -> Vec<PathBuf> {
+    file.as_deref().and_then(Path::parent).map(Path::to_owned).into_iter().collect()
+}
+
+/// The file that is mapped at `address` of this process.
+fn mapped_file(address: usize) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines().find_map(|line| {
+        let (range, rest) = line.split_once(' ')?;
+        let (begin, end) = range.split_once('-')?;
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        let path = rest.split_once('/')?.1;
+        (number(begin)?..number(end)?).contains(&address).then(|| Path::new("/").join(path))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_library_is_the_one_that_this_process_has() {
+        let library = Preload { name: "glibc", file: "libc.so.6", origin: Origin::Process }.path().unwrap();
+        let own = mapped_file(libc::malloc as *const () as usize).unwrap();
+        assert_eq!(library.canonicalize().unwrap(), own.canonicalize().unwrap());
+        assert_ne!(own, std::env::current_exe().unwrap());
+        assert_eq!(mapped_file(&raw const library as usize), None, "the stack is no file");
     }
 }

@@ -15,6 +15,7 @@ use selfpage_core::frame::Table;
 use selfpage_core::physical::{PhysAddr, PhysMemory};
 
 use super::case::Access;
+use crate::process::status_bytes;
 
 pub mod blocks;
 pub mod objects;
@@ -305,26 +306,13 @@ impl InCore {
     pub fn since_now() -> io::Result<InCore> {
         // The most that it ever had starts anew, too (proc(5)).
         std::fs::write("/proc/self/clear_refs", "5")?;
-        Ok(InCore { before_bytes: status_bytes("VmRSS:")? })
+        Ok(InCore { before_bytes: status_bytes("VmRSS")? })
     }
 
     /// The most that it had at any time, less what it had before. The kernel keeps it, so no moment is missed.
     pub fn most_bytes(&self) -> io::Result<u64> {
-        Ok(status_bytes("VmHWM:")?.saturating_sub(self.before_bytes))
+        Ok(status_bytes("VmHWM")?.saturating_sub(self.before_bytes))
     }
-}
-
-/// What of this process is swapped out.
-pub fn swapped_bytes() -> io::Result<u64> {
-    status_bytes("VmSwap:")
-}
-
-/// A size in /proc/self/status.
-fn status_bytes(name: &str) -> io::Result<u64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let size_kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    size_kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other(format!("/proc/self/status has no {name}")))
 }
 
 /// Gives `file` blocks for `len_bytes` without writing them: a full disk is noticed here and not halfway.

@@ -59,7 +59,7 @@ fn machine(options: &str, disk: &Device) -> String {
         if field(&cpu, "flags").split(' ').any(|flag| flag == "hypervisor") { "virtual" } else { "bare metal" };
     let own = [
         ("command", format!("selfpage bench {options}")),
-        ("selfpage", env!("CARGO_PKG_VERSION").to_string()),
+        ("selfpage", format!("{}, commit {}", env!("CARGO_PKG_VERSION"), env!("SELFPAGE_COMMIT"))),
         ("kernel", read("/proc/sys/kernel/osrelease").trim().to_string()),
         ("cpu", format!("{}, {cpus} cores, {hypervisor}", field(&cpu, "model name"))),
         ("memory", field(&read("/proc/meminfo"), "MemTotal")),
@@ -72,18 +72,35 @@ fn machine(options: &str, disk: &Device) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
     fn the_machine_is_told_without_host_name_or_path() {
         let text = machine("paging --quick", &Device::of(Path::new("/")).unwrap());
-        assert!(text.starts_with("command: selfpage bench paging --quick\n"));
+        assert!(text.starts_with("command: selfpage bench paging --quick\nselfpage: "));
+        assert!(text.contains(concat!(", commit ", env!("SELFPAGE_COMMIT"), "\n")), "{text}");
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         let words = || text.split(|mark: char| !mark.is_alphanumeric() && mark != '-');
         assert!(words().all(|word| word != host.trim()), "{text}");
         for name in ["kernel", "cpu", "memory", "disk", "free page reporting", "guest_halt_poll_ns"] {
             let line = text.lines().find(|line| line.starts_with(name)).unwrap();
             assert!(line.len() > name.len() + 4 && !line.contains(" /"), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_commit_is_the_one_that_is_checked_out() {
+        let git = |revision: &str| -> Option<String> {
+            let answer = Command::new("git").args(["rev-parse", "--verify", revision]).output().ok()?;
+            answer.status.success().then(|| String::from_utf8_lossy(&answer.stdout).trim().to_string())
+        };
+        let told = env!("SELFPAGE_COMMIT");
+        let commit = told.strip_suffix("-dirty").unwrap_or(told);
+        match git("HEAD") {
+            Some(head) if commit != "unknown" => assert_eq!(git(&format!("{commit}^{{commit}}")), Some(head)),
+            _ => assert!(!commit.is_empty()),
         }
     }
 

@@ -7,7 +7,8 @@ use selfpage::store::FileStore;
 use selfpage::{Domain, Region, Trap};
 
 use super::screen::Screen;
-use super::{PAGE_BYTES, Row, Sizes, Stop, mib, process, scratch};
+use super::{PAGE_BYTES, Row, Sizes, Stop, mib, scratch};
+use crate::process;
 
 const WORDS: usize = PAGE_BYTES / 8;
 /// Pages between two looks at the clock.
@@ -17,6 +18,11 @@ const STEP: usize = 64;
 pub fn in_core_bytes(region: &Region) -> u64 {
     let pages = region.residency().iter().filter(|page| page.load(Ordering::Relaxed) != 0).count();
     (pages * PAGE_BYTES) as u64
+}
+
+/// What the process has in memory, as the kernel counts it.
+fn resident_bytes() -> u64 {
+    process::status_bytes("VmRSS").unwrap_or(0)
 }
 
 /// The highest that was seen.
@@ -29,7 +35,7 @@ struct Highest {
 impl Highest {
     /// Looks once more; returns what is now.
     fn look(&mut self, region: &Region) -> (u64, u64) {
-        let (in_core, process) = (in_core_bytes(region), process::resident_bytes());
+        let (in_core, process) = (in_core_bytes(region), resident_bytes());
         self.in_core_bytes = self.in_core_bytes.max(in_core);
         self.process_bytes = self.process_bytes.max(process);
         (in_core, process)
@@ -48,7 +54,7 @@ pub fn work(screen: &mut Screen, sizes: &Sizes) -> Result<Vec<Row>, Stop> {
         mib(sizes.array_bytes as u64),
         mib(sizes.frames_bytes as u64)
     ));
-    let before = process::resident_bytes();
+    let before = resident_bytes();
     let domain = Domain::with_frames(sizes.frames_bytes).policy("lru").build()?;
     let store =
         FileStore::unnamed_in(&scratch::directory(), 2 * sizes.array_bytes as u64).map_err(selfpage::Error::from)?;

@@ -2,7 +2,6 @@
 
 mod array;
 mod passes;
-mod process;
 mod scratch;
 mod screen;
 mod verbs;

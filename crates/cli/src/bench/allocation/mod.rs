@@ -11,14 +11,28 @@ use super::preload::{Origin, Preload};
 use super::raw::blocks::{Filled, Source};
 use super::result::Sample;
 use super::system::{Entry, Group};
+use crate::process::status_bytes;
 
 const fn malloc(name: &'static str, file: &'static str, package: &'static str) -> (Entry, Source) {
     let preload = Some(Preload { name, file, origin: Origin::Distribution(package) });
     (Entry { preload, ..Entry::plain(name, Group::Malloc) }, Source::Malloc)
 }
 
+const fn built(name: &'static str, file: &'static str, package: &'static str, group: Group) -> (Entry, Source) {
+    let preload = Some(Preload { name, file, origin: Origin::Workspace(package) });
+    (Entry { preload, ..Entry::plain(name, group) }, Source::Malloc)
+}
+
+/// `malloc` of the library that `selfpage run` preloads.
+pub const fn our_malloc(name: &'static str) -> (Entry, Source) {
+    built(name, "libselfpage_malloc.so", "selfpage-malloc", Group::Ours)
+}
+
 // Each with where its blocks come from.
 pub const OURS: (Entry, Source) = (Entry::plain("selfpage", Group::Ours), Source::Pages);
+/// What a program gets of it: small blocks are objects there.
+pub const OUR_MALLOC: (Entry, Source) = our_malloc("selfpage-malloc");
+pub const KEPT: (Entry, Source) = built("mimalloc-2.3", "libselfpage_mimalloc.so", "selfpage-mimalloc", Group::Kept);
 pub const GLIBC: (Entry, Source) = (Entry::plain("glibc", Group::Glibc), Source::Malloc);
 pub const JEMALLOC: (Entry, Source) = malloc("jemalloc", "libjemalloc.so.2", "libjemalloc2");
 pub const MIMALLOC: (Entry, Source) = malloc("mimalloc", "libmimalloc.so.2.0", "libmimalloc2.0");
@@ -43,10 +57,7 @@ fn no_memory() -> Error {
 
 /// Bytes of the process that are in memory, without what is mapped of files: code that is run for the first time is not kept memory.
 fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let mut fields = statm.split(' ').skip(1).map(|pages| pages.parse::<usize>().unwrap_or(0));
-    let (resident, of_files) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
-    resident.saturating_sub(of_files) * super::raw::PAGE_BYTES
+    status_bytes("RssAnon").unwrap_or(0) as usize
 }
 
 pub fn sample(value: f64, figures: &[(&str, f64)]) -> Sample {

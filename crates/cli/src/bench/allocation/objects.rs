@@ -1,4 +1,4 @@
-//! `objects`: `malloc` and `free` of small objects by the usual patterns, with one thread and with two.
+//! `objects`: `malloc` and `free` by the usual patterns of small objects, and of sizes mixed, with one thread and with two.
 
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
@@ -6,39 +6,49 @@ use std::time::Instant;
 
 use super::super::error::Error;
 use super::super::job::{Bench, Job};
-use super::super::preload::{Origin, Preload};
 use super::super::raw::blocks::Source;
 use super::super::raw::objects::{Object, Used};
 use super::super::result::{Better, Sample, Unit};
-use super::super::system::{Entry, Group, Systems};
-use super::{GLIBC, JEMALLOC, MIMALLOC, TCMALLOC};
+use super::super::system::{Entry, Systems};
+use super::{GLIBC, JEMALLOC, KEPT, MIMALLOC, TCMALLOC};
 
 /// The bench.
 pub struct Objects;
 
-const fn built(name: &'static str, file: &'static str, package: &'static str, group: Group) -> (Entry, Source) {
-    let preload = Some(Preload { name, file, origin: Origin::Workspace(package) });
-    (Entry { preload, ..Entry::plain(name, group) }, Source::Malloc)
-}
-
 /// All by `malloc` of the process: here it is ours in the same way as the others'.
-static SYSTEMS: Systems<Source> = Systems(&[
-    built("selfpage", "libselfpage_malloc.so", "selfpage-malloc", Group::Ours),
-    built("mimalloc-2.3", "libselfpage_mimalloc.so", "selfpage-mimalloc", Group::Kept),
-    GLIBC,
-    JEMALLOC,
-    MIMALLOC,
-    TCMALLOC,
-]);
+static SYSTEMS: Systems<Source> = Systems(&[super::our_malloc("selfpage"), KEPT, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC]);
 
 const PASSES: usize = 9;
 
-/// A pattern: `pairs` of malloc and free by each of so many threads. What it is.
-type Pattern = fn(threads: usize, pairs: usize);
+struct Pattern {
+    name: &'static str,
+    /// Does `pairs` of malloc and free on each of so many threads.
+    run: fn(threads: usize, pairs: usize),
+    /// So many times fewer pairs than of small objects, since each costs more.
+    weight: usize,
+    /// What it may have at once, all threads together.
+    memory_bytes: usize,
+}
 
-const PATTERNS: [(&str, Pattern); 4] =
-    [("producer-consumer", producer_consumer), ("larson", larson), ("sh6", sh6), ("alloc-test", alloc_test)];
+const fn small(name: &'static str, run: fn(usize, usize)) -> Pattern {
+    Pattern { name, run, weight: 1, memory_bytes: 256 << 20 }
+}
+
+static PATTERNS: [Pattern; 6] = [
+    small("producer-consumer", producer_consumer),
+    small("larson", larson),
+    small("sh6", sh6),
+    small("alloc-test", alloc_test),
+    Pattern { name: "mixed", run: mixed, weight: 50, memory_bytes: 256 << 20 },
+    Pattern { name: "mixed-large", run: mixed_large, weight: 500, memory_bytes: 512 << 20 },
+];
 const THREADS: [(&str, usize); 2] = [("1t", 1), ("2t", 2)];
+
+fn case(name: &str) -> Option<(&'static Pattern, usize)> {
+    let (pattern, suffix) = name.rsplit_once('-')?;
+    let (_, threads) = THREADS.iter().find(|threads| threads.0 == suffix)?;
+    Some((PATTERNS.iter().find(|known| known.name == pattern)?, *threads))
+}
 
 impl Bench for Objects {
     fn name(&self) -> &'static str {
@@ -46,11 +56,11 @@ impl Bench for Objects {
     }
 
     fn about(&self) -> &'static str {
-        "malloc and free of small objects: handed to a thread that frees, larson-, sh6- and alloc-test-like"
+        "malloc and free of small objects: handed to a thread that frees, larson-, sh6- and alloc-test-like; of all sizes mixed"
     }
 
     fn cases(&self) -> Vec<String> {
-        let all = PATTERNS.iter().flat_map(|pattern| THREADS.iter().map(move |threads| (pattern.0, threads.0)));
+        let all = PATTERNS.iter().flat_map(|pattern| THREADS.iter().map(move |threads| (pattern.name, threads.0)));
         all.map(|(pattern, threads)| format!("{pattern}-{threads}")).collect()
     }
 
@@ -62,21 +72,18 @@ impl Bench for Objects {
         Unit { name: "ns/pair", better: Better::Lower }
     }
 
-    fn memory_bytes(&self, _: &str) -> usize {
-        256 << 20
+    fn memory_bytes(&self, name: &str) -> usize {
+        case(name).map_or(0, |(pattern, _)| pattern.memory_bytes)
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let unknown = || Error::Failed(format!("no case {}", job.case));
-        let (name, suffix) = job.case.rsplit_once('-').ok_or_else(unknown)?;
-        let (_, pattern) = PATTERNS.iter().find(|pattern| pattern.0 == name).ok_or_else(unknown)?;
-        let (_, threads) = THREADS.iter().find(|threads| threads.0 == suffix).ok_or_else(unknown)?;
-        super::need(self.memory_bytes(job.case))?;
-        let pairs = job.sizes.accesses * 5;
+        let (pattern, threads) = case(job.case).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        super::need(pattern.memory_bytes)?;
+        let pairs = job.sizes.accesses * 5 / pattern.weight;
         let mut took = Vec::new();
         for _ in 0..PASSES {
             let begin = Instant::now();
-            pattern(*threads, pairs);
+            (pattern.run)(threads, pairs);
             took.push(begin.elapsed().as_nanos() as u64);
         }
         // What a busy machine adds is never negative.
@@ -198,4 +205,40 @@ fn alloc_test(threads: usize, pairs: usize) {
             *place = Some(Used::new(16 << (bits * random.below(9) / 8)));
         }
     });
+}
+
+/// Blocks of 16 bytes to 1 MiB, each doubling as often as any other, replaced at random; a byte of each page is written.
+fn mixed(threads: usize, pairs: usize) {
+    on_each(threads, |thread| replace(&mut Random::of(thread), 16, 64 << 20, pairs));
+}
+
+/// The same to 16 MiB.
+fn mixed_large(threads: usize, pairs: usize) {
+    on_each(threads, |thread| replace(&mut Random::of(thread), 20, 128 << 20, pairs));
+}
+
+/// Blocks that are so many doublings of 16 bytes long, and less; `live_bytes` live at once, at most.
+fn replace(random: &mut Random, doublings: usize, live_bytes: usize, pairs: usize) {
+    const BLOCKS: usize = 512;
+    let mut blocks: Vec<Option<(Object, usize)>> = Vec::new();
+    blocks.resize_with(BLOCKS, || None);
+    let mut live = 0;
+    for _ in 0..pairs {
+        let least = 16 << random.below(doublings);
+        let len_bytes = least + random.below(least);
+        let place = random.below(BLOCKS);
+        // What is in its place goes, and what comes next as long as there is no room.
+        let mut goes = place;
+        loop {
+            if let Some((_, freed_bytes)) = blocks[goes].take() {
+                live -= freed_bytes;
+            }
+            if live + len_bytes <= live_bytes {
+                break;
+            }
+            goes = (goes + 1) % BLOCKS;
+        }
+        blocks[place] = Some((Object::touched(len_bytes), len_bytes));
+        live += len_bytes;
+    }
 }

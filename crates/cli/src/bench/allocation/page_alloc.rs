@@ -6,12 +6,14 @@ use super::super::raw::PAGE_BYTES;
 use super::super::raw::blocks::{Block, Source, cycles};
 use super::super::result::{Better, Sample, Unit};
 use super::super::system::{Entry, Systems};
-use super::{GLIBC, JEMALLOC, MIMALLOC, MMAP, OURS, POPULATE, TCMALLOC, THP};
+use super::{GLIBC, JEMALLOC, MIMALLOC, MMAP, OUR_MALLOC, OURS, POPULATE, TCMALLOC, THP};
 
 /// The bench.
 pub struct PageAlloc;
 
-const LENGTHS: [(&str, usize); 9] = [
+const LENGTHS: [(&str, usize); 11] = [
+    ("4k", 4 << 10),
+    ("8k", 8 << 10),
     ("16k", 16 << 10),
     ("64k", 64 << 10),
     ("256k", 256 << 10),
@@ -23,7 +25,8 @@ const LENGTHS: [(&str, usize); 9] = [
     ("512m", 512 << 20),
 ];
 
-static SYSTEMS: Systems<Source> = Systems(&[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, MMAP, POPULATE, THP]);
+static SYSTEMS: Systems<Source> =
+    Systems(&[OURS, OUR_MALLOC, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, MMAP, POPULATE, THP]);
 
 /// Blocks of one pass have this many bytes together, or there is one.
 const PASS_BYTES: usize = 16 << 20;

@@ -6,12 +6,12 @@ use super::super::raw::PAGE_BYTES;
 use super::super::raw::blocks::{Block, Source, cycles};
 use super::super::result::{Better, Sample, Unit};
 use super::super::system::{Entry, Systems};
-use super::{GLIBC, JEMALLOC, MIMALLOC, MMAP, OURS, TCMALLOC};
+use super::{GLIBC, JEMALLOC, MIMALLOC, MMAP, OUR_MALLOC, OURS, TCMALLOC};
 
 /// The bench.
 pub struct Resize;
 
-static SYSTEMS: Systems<Source> = Systems(&[OURS, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, MMAP]);
+static SYSTEMS: Systems<Source> = Systems(&[OURS, OUR_MALLOC, GLIBC, JEMALLOC, MIMALLOC, TCMALLOC, MMAP]);
 const CASES: [&str; 3] = ["64k-1g-warm", "64k-1g-cold", "128k-256k"];
 const PASSES: usize = 5;
 const STEPS: usize = 64;

@@ -7,7 +7,8 @@
 mod programs;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ use super::allocation;
 use super::error::Error;
 use super::host;
 use super::job::{Bench, Job};
-use super::preload::Preload;
+use super::preload::{Origin, Preload};
 use super::raw;
 use super::result::{Better, Confinement, Record, Sample, Unit};
 use super::sizes::Sizes;
@@ -25,33 +26,38 @@ use programs::Program;
 /// The bench.
 pub struct Apps;
 
-/// What a program gets in place of the C library's `malloc`.
+/// The `malloc` that a program gets, with a variable set or without.
 #[derive(Clone, Copy)]
-enum Malloc {
-    Selfpage,
-    /// The C library's own, with a variable set or without.
-    Glibc(Variable),
-    Other(Preload, Variable),
+struct Malloc {
+    library: Preload,
+    variable: Option<(&'static str, &'static str)>,
 }
-type Variable = Option<(&'static str, &'static str)>;
+
+/// The C library is preloaded like the others: a program may be linked with another `malloc` (Debian's redis-server, with jemalloc).
+const GLIBC: Malloc =
+    Malloc { library: Preload { name: "glibc", file: "libc.so.6", origin: Origin::Process }, variable: None };
+
+const fn of(system: (Entry, raw::blocks::Source)) -> Malloc {
+    Malloc { library: system.0.preload.expect("a library of its own"), variable: None }
+}
 
 const fn system(name: &'static str, malloc: Malloc) -> (Entry, Malloc) {
-    (Entry::plain(name, if let Malloc::Selfpage = malloc { Group::Ours } else { Group::Malloc }), malloc)
+    (Entry::plain(name, Group::Malloc), malloc)
 }
 
-const fn other(system: (Entry, raw::blocks::Source), variable: Variable) -> Malloc {
-    Malloc::Other(system.0.preload.expect("a library of its own"), variable)
+const fn with(name: &'static str, malloc: Malloc, variable: (&'static str, &'static str)) -> (Entry, Malloc) {
+    system(name, Malloc { variable: Some(variable), ..malloc })
 }
 
 /// `glibc` is compared with itself: what comes out is the noise.
 static SYSTEMS: Systems<Malloc> = Systems(&[
-    system("selfpage", Malloc::Selfpage),
-    system("glibc", Malloc::Glibc(None)),
-    system("glibc-thp", Malloc::Glibc(Some(("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")))),
-    system("jemalloc", other(allocation::JEMALLOC, None)),
-    system("mimalloc", other(allocation::MIMALLOC, None)),
-    system("mimalloc-large", other(allocation::MIMALLOC, Some(("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")))),
-    system("tcmalloc", other(allocation::TCMALLOC, None)),
+    (Entry::plain("selfpage", Group::Ours), of(allocation::our_malloc("selfpage"))),
+    system("glibc", GLIBC),
+    with("glibc-thp", GLIBC, ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")),
+    system("jemalloc", of(allocation::JEMALLOC)),
+    system("mimalloc", of(allocation::MIMALLOC)),
+    with("mimalloc-large", of(allocation::MIMALLOC), ("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")),
+    system("tcmalloc", of(allocation::TCMALLOC)),
 ]);
 
 const UNIT: Unit = Unit { name: "of glibc's time", better: Better::Lower };
@@ -84,9 +90,9 @@ impl Bench for Apps {
         let program = programs::ALL.iter().find(|program| program.name == job.case);
         let program = program.ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
         program.is_installed()?;
-        let (glibc, malloc) = (Malloc::Glibc(None), SYSTEMS.way(job.system));
+        let malloc = SYSTEMS.way(job.system);
         let workshop = Workshop::ready(program, job)?;
-        let runs = [glibc, malloc, malloc, glibc].map(|malloc| workshop.run(malloc));
+        let runs = [GLIBC, malloc, malloc, GLIBC].map(|malloc| workshop.run(malloc));
         let [first, second, third, fourth] = runs;
         let (first, second, third, fourth) = (first?, second?, third?, fourth?);
         let mean = |of: fn(&Taken) -> f64| (of(&second) + of(&third)) / 2.0;
@@ -152,8 +158,11 @@ impl<'a> Workshop<'a> {
             None => {
                 let made = fs::create_dir_all(&workshop.directory)
                     .and_then(|()| (program.prepare)(&workshop.directory, job.sizes == Sizes::QUICK));
-                made.map_err(|error| Error::io("make the input in", &workshop.directory, error))?;
-                let bytes = 2 * workshop.run(Malloc::Glibc(None))?.peak_bytes as usize;
+                made.map_err(|error| match error.kind() {
+                    ErrorKind::NotFound => Error::skip(program.name, error.to_string()),
+                    _ => Error::io("make the input in", &workshop.directory, error),
+                })?;
+                let bytes = 2 * workshop.run(GLIBC)?.peak_bytes as usize;
                 fs::write(&known, bytes.to_string()).map_err(|error| Error::io("write", &known, error))?;
                 bytes
             }
@@ -166,19 +175,7 @@ impl<'a> Workshop<'a> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", self.program.script]).current_dir(&self.directory);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.env_remove("LD_PRELOAD").env("ALLOCATOR", "");
-        let variable = match malloc {
-            Malloc::Selfpage => {
-                command.env("ALLOCATOR", own_library()?);
-                None
-            }
-            Malloc::Glibc(variable) => variable,
-            Malloc::Other(library, variable) => {
-                command.env("ALLOCATOR", library.path()?);
-                variable
-            }
-        };
-        command.envs(variable);
+        command.env_remove("LD_PRELOAD").env("ALLOCATOR", malloc.library.path()?).envs(malloc.variable);
         let failed = |why: String| Error::Failed(format!("{}: {why}", self.program.name));
         let began = Instant::now();
         let child = command.spawn().map_err(|error| failed(error.to_string()))?;
@@ -189,17 +186,6 @@ impl<'a> Workshop<'a> {
         let wall_s = began.elapsed().as_secs_f64();
         Ok(Taken { wall_s, cpu_s: usage.cpu_s, peak_bytes: usage.peak_bytes as f64 })
     }
-}
-
-/// What `selfpage run` preloads, which is built beside this program.
-fn own_library() -> Result<PathBuf, Error> {
-    let own = std::env::current_exe().map_err(|error| Error::io("find", Path::new("/proc/self/exe"), error))?;
-    let library = own.with_file_name("libselfpage_malloc.so");
-    if library.is_file() {
-        return Ok(library);
-    }
-    let build = "build it with `cargo build --release -p selfpage-malloc`";
-    Err(Error::Failed(format!("{} is missing; {build}", library.display())))
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::ptr::NonNull;
 
+use super::PAGE_BYTES;
+
 /// An object; dropped, it is freed.
 #[derive(Debug)]
 pub struct Object(NonNull<u8>);
@@ -21,6 +23,16 @@ impl Object {
         // SAFETY: bench-block: an object has at least a byte.
         unsafe { start.write_volatile(1) };
         Object(start)
+    }
+
+    /// An object with a byte written in each of its pages.
+    pub fn touched(len_bytes: usize) -> Object {
+        let object = Object::new(len_bytes);
+        for at in (PAGE_BYTES..len_bytes).step_by(PAGE_BYTES) {
+            // SAFETY: bench-block: within the object.
+            unsafe { object.0.add(at).write_volatile(1) };
+        }
+        object
     }
 }
 
