@@ -46,6 +46,8 @@ unsafe extern "C" {
     fn selfpage_heap_usable(block: *mut c_void) -> usize;
     fn selfpage_heap_collect();
     fn selfpage_heap_stats(now: *mut usize, most: *mut usize);
+    fn selfpage_heap_hold_over_fork();
+    fn selfpage_heap_let_go_after_fork();
     fn selfpage_heap_settle_in_child();
 }
 

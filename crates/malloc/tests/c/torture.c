@@ -122,7 +122,7 @@ static void storm(char **arguments) {
     pthread_join(other, NULL);
 }
 
-// Blocks that one thread allocates and another frees, while the main thread forks.
+// Blocks that one thread allocates and another frees, while threads begin and end and the main thread forks.
 static _Atomic(char *) ring[64];
 static atomic_bool stop;
 
@@ -140,24 +140,59 @@ static void *take(void *unused) {
     return unused;
 }
 
+// The allocator's locks are held for longer than it would: more forks find one taken.
+static atomic_bool slow;
+int pthread_mutex_unlock(pthread_mutex_t *mutex) {
+    static int (*_Atomic unlock)(pthread_mutex_t *);
+    if (unlock == NULL) unlock = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_unlock");
+    if (slow) usleep(100);
+    return unlock(mutex);
+}
+
+// A thread that leaves blocks when it ends.
+static void *leave(void *number) {
+    uint64_t state = (uintptr_t)number;
+    for (int i = 0; i < 50; i++) {
+        char *block = malloc(next(&state) % 3000 + 1);
+        CHECK(block != NULL);
+        block[0] = 1;
+        free(atomic_exchange(&ring[next(&state) % 64], block));
+    }
+    return NULL;
+}
+
+static void *begin_and_end(void *unused) {
+    for (uint64_t state = 13; !stop;) {
+        pthread_t pair[2];
+        for (int i = 0; i < 2; i++) CHECK(pthread_create(&pair[i], NULL, leave, (void *)next(&state)) == 0);
+        for (int i = 0; i < 2; i++) pthread_join(pair[i], NULL);
+    }
+    return unused;
+}
+
 static void *in_a_child(void *unused) {
     for (int i = 0; i < 2000; i++) free(malloc(i * 7));
     return unused;
 }
 
 static void forks(char **arguments) {
-    pthread_t giver, taker;
+    pthread_t giver, taker, churner;
     pthread_create(&giver, NULL, give, NULL);
     pthread_create(&taker, NULL, take, NULL);
+    pthread_create(&churner, NULL, begin_and_end, NULL);
+    slow = true;
     for (int n = atoi(arguments[0]); n > 0; n--) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
             alarm(120);
-            for (int i = 0; i < 64; i++) free(ring[i]);
+            slow = false;
+            for (int i = 0; i < 64; i++) free(atomic_exchange(&ring[i], NULL));
             in_a_child(NULL);
             pthread_t thread;
             CHECK(pthread_create(&thread, NULL, in_a_child, NULL) == 0);
+            pthread_join(thread, NULL);
+            CHECK(pthread_create(&thread, NULL, leave, (void *)17) == 0);
             pthread_join(thread, NULL);
             void *large = malloc(5 << 20);
             memset(large, 1, 5 << 20);
@@ -169,6 +204,7 @@ static void forks(char **arguments) {
     stop = true;
     pthread_join(giver, NULL);
     pthread_join(taker, NULL);
+    pthread_join(churner, NULL);
 }
 
 // Children of a process one of whose threads was giving memory back at that instant: they can, too.
