@@ -81,6 +81,11 @@ fn sizes_and_alignments_as_c_says() {
 }
 
 #[test]
+fn alignments_that_cannot_be_as_c_says() {
+    comes_through(&["alignments"]);
+}
+
+#[test]
 fn pieces_that_a_program_maps() {
     comes_through(&["maps"]);
 }

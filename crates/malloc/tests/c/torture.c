@@ -363,6 +363,40 @@ static void limits(char **unused) {
     CHECK(info.uordblks > 0);
 }
 
+// Alignments that no power of two is, or no address a multiple of. `memalign` rounds up, as glibc's does.
+static void alignments(char **unused) {
+    (void)unused;
+    const volatile size_t none = 0, odd = 3, hundred = 100, far = (size_t)1 << 48, farthest = (size_t)1 << 63, all = SIZE_MAX;
+    void *block;
+    for (int i = 0; i < 2; i++) {
+        size_t size = i == 0 ? 10 : 3 << 20;
+        CHECK((block = memalign(none, size)) != NULL), free(block);
+        CHECK((block = memalign(odd, size)) != NULL && (uintptr_t)block % 4 == 0), free(block);
+        CHECK((block = memalign(hundred, size)) != NULL && (uintptr_t)block % 128 == 0), free(block);
+        errno = 0; CHECK(memalign(far, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(memalign(farthest, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(memalign(all, size) == NULL && errno == EINVAL);
+        errno = 0; CHECK(aligned_alloc(none, size) == NULL && errno == EINVAL);
+        errno = 0; CHECK(aligned_alloc(odd, size) == NULL && errno == EINVAL);
+        errno = 0; CHECK(aligned_alloc(hundred, size) == NULL && errno == EINVAL);
+        errno = 0; CHECK(aligned_alloc(far, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(aligned_alloc(farthest, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(aligned_alloc(all, size) == NULL && errno == EINVAL);
+        errno = 77; CHECK(posix_memalign(&block, far, size) == ENOMEM && errno == 77);
+        errno = 77; CHECK(posix_memalign(&block, farthest, size) == ENOMEM && errno == 77);
+        errno = 77; CHECK(posix_memalign(&block, all, size) == EINVAL && errno == 77);
+    }
+    for (size_t align = 1; align < 16; align *= 2) {
+        CHECK((block = memalign(align, 10)) != NULL), free(block);
+        CHECK((block = aligned_alloc(align, 10)) != NULL), free(block);
+    }
+    CHECK((block = valloc(none)) != NULL && (uintptr_t)block % 4096 == 0), free(block);
+    CHECK((block = pvalloc(none)) != NULL && (uintptr_t)block % 4096 == 0), free(block);
+    errno = 0; CHECK(valloc(all) == NULL && errno == ENOMEM);
+    errno = 0; CHECK(pvalloc(all) == NULL && errno == ENOMEM);
+    errno = 0; CHECK(pvalloc(all - 4095) == NULL && errno == ENOMEM);
+}
+
 static void large_freed_twice(char **unused) {
     (void)unused;
     char *volatile block = malloc(5 << 20);
@@ -500,7 +534,7 @@ static void long_blocks(char **unused) {
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(char **); } programs[] = {
         {"storm", storm}, {"forks", forks}, {"purges", purges}, {"threads", threads}, {"ends", ends}, {"library", library},
-        {"limits", limits}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
+        {"limits", limits}, {"alignments", alignments}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
         {"askew", askew}, {"beyond", beyond}, {"maps", maps}, {"used-after-free", used_after_free}, {"long-blocks", long_blocks},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
