@@ -131,7 +131,7 @@ fn variables() {
     let ran = |name: &str, value: &str| preloaded("/bin/true").env(name, value).output().unwrap();
     let shown = errors(&ran("SELFPAGE_SHOW_STATS", "1"));
     assert!(shown.contains("objects below 1 MiB") && shown.contains("page faults"), "{shown}");
-    assert!(errors(&ran("SELFPAGE_VERBOSE", "1")).contains("retains a quarter"));
+    assert!(errors(&ran("SELFPAGE_VERBOSE", "1")).contains("1.25 times what was live at most"));
     assert_eq!(errors(&ran("SELFPAGE_RETAIN", "64M")), "");
     for (name, value) in [("SELFPAGE_RETAIN", "lots"), ("SELFPAGE_RETAIN", "-1"), ("SELFPAGE_SHOW_STATS", "maybe")] {
         let output = ran(name, value);
