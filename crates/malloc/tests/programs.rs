@@ -171,7 +171,9 @@ fn cpythons_own_tests() {
     let tests = ["test_list", "test_dict", "test_threading", "test_fork1", "test_mmap", "test_ctypes"];
     if tests.iter().all(|test| cpython(&[test], "malloc")) {
         // With the allocator of its own that Python has for small objects.
-        cpython(&["test_list", "test_dict"], "default");
+        for test in ["test_list", "test_dict"] {
+            cpython(&[test], "default");
+        }
         // All of it takes minutes: `cpython.rs`.
         let parts =
             ["Queue", "Lock", "Heap", "SharedCTypes", "Connection"].map(|part| format!("WithProcessesTest{part}"));
