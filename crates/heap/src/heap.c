@@ -165,6 +165,15 @@ static _Atomic(uintptr_t) purging;
     for (bool once = mi_atomic_cas_strong_acq_rel(&purging, &free_to_go, (uintptr_t)1); once; \
          once = false, mi_atomic_store_release(&purging, (uintptr_t)0))
 
+// Where there is no range, segments that threads leave when they end are in a list, under a lock. The thread that forks holds it
+// meanwhile, so that the child has all of the list, and comes again as it likes: handlers of the fork allocate too, on both sides.
+static void lock_acquire(mi_lock_t *lock);
+static bool lock_try_acquire(mi_lock_t *lock);
+static void lock_release(mi_lock_t *lock);
+#define mi_lock_acquire lock_acquire
+#define mi_lock_try_acquire lock_try_acquire
+#define mi_lock_release lock_release
+
 // Pages of 64 KiB are for objects up to here; longer ones share 512 KiB. With up to 8 KiB, as mimalloc has it, up to a ninth of a page
 // would be left over at its end, and in memory that has huge pages what is left over is in core as well.
 #undef MI_SMALL_OBJ_SIZE_MAX
@@ -177,6 +186,9 @@ static _Atomic(uintptr_t) purging;
 #undef madvise
 #undef prctl
 #undef sysconf
+#undef mi_lock_acquire
+#undef mi_lock_try_acquire
+#undef mi_lock_release
 
 // What the Rust side does: blocks of whole pages, and programs that freed what they never had.
 extern void *selfpage_large_allocate(size_t size, size_t align, bool zeroed);
@@ -448,10 +460,55 @@ void selfpage_heap_stats(size_t *now, size_t *most) {
     *most = (size_t)committed.peak;
 }
 
+// The thread that forks, while it does; 0 is no thread.
+static _Atomic(uintptr_t) forking;
+
+static bool is_held_over_fork(const mi_lock_t *lock) {
+    return lock == &mi_subproc_default.abandoned_os_lock && mi_atomic_load_relaxed(&forking) == _mi_prim_thread_id();
+}
+
+static void lock_acquire(mi_lock_t *lock) {
+    if (!is_held_over_fork(lock)) mi_lock_acquire(lock);
+}
+
+static bool lock_try_acquire(mi_lock_t *lock) {
+    return is_held_over_fork(lock) || mi_lock_try_acquire(lock);
+}
+
+static void lock_release(mi_lock_t *lock) {
+    if (!is_held_over_fork(lock)) mi_lock_release(lock);
+}
+
+void selfpage_heap_hold_over_fork(void) {
+    mi_lock_acquire(&mi_subproc_default.abandoned_os_lock);
+    mi_atomic_store_relaxed(&forking, _mi_prim_thread_id());
+}
+
+void selfpage_heap_let_go_after_fork(void) {
+    mi_atomic_store_relaxed(&forking, (uintptr_t)0);
+    mi_lock_release(&mi_subproc_default.abandoned_os_lock);
+}
+
+// mimalloc's locks are open in a child, whoever held them. What is under the one that is held over the fork is whole; the others have nothing
+// under them that could be torn: one lets one thread at a time walk along that list, two are taken where one of mimalloc's variables asks for
+// messages, or for visits. What is done once (`mi_atomic_do_once`) is done before there is a second thread. All else is atomic, and of
+// the flags that a thread sets for a while those that others heed are reset here and below.
+static void open_locks(void) {
+    mi_atomic_store_relaxed(&forking, (uintptr_t)0);
+    mi_lock_init(&mi_subproc_default.abandoned_os_lock);
+    mi_lock_init(&mi_subproc_default.abandoned_os_visit_lock);
+    mi_lock_init(&out_buf_lock);
+    for (size_t at = 0; at < mi_arena_get_count(); at++) {
+        mi_arena_t *arena = mi_arena_from_index(at);
+        if (arena != NULL) mi_lock_init(&arena->abandoned_visit_lock);
+    }
+}
+
 // A forked child has no other threads. One of them may have been freeing a block of ours at that instant, and would have
 // let go of the page's flag a moment later: nobody else does now.
 void selfpage_heap_settle_in_child(void) {
     mi_atomic_store_release(&purging, (uintptr_t)0);
+    open_locks();
     mi_heap_t *own = mi_prim_get_default_heap();
     if (own->tld == NULL) return;
     for (mi_heap_t *heap = own->tld->heaps; heap != NULL; heap = heap->next) {

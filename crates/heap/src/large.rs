@@ -21,8 +21,9 @@ pub fn trim() -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn selfpage_prepare_for_forks() {
     alloc::fork::register();
-    // SAFETY: c-library: a function that stays loaded.
-    unsafe { libc::pthread_atfork(None, None, Some(crate::settle_in_child)) };
+    let (prepare, parent) = (crate::selfpage_heap_hold_over_fork, crate::selfpage_heap_let_go_after_fork);
+    // SAFETY: c-library: functions that stay loaded.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(crate::settle_in_child)) };
 }
 
 /// Whether the keeper is wanted.

@@ -46,6 +46,8 @@ unsafe extern "C" {
     fn selfpage_heap_usable(block: *mut c_void) -> usize;
     fn selfpage_heap_collect();
     fn selfpage_heap_stats(now: *mut usize, most: *mut usize);
+    fn selfpage_heap_hold_over_fork();
+    fn selfpage_heap_let_go_after_fork();
     fn selfpage_heap_settle_in_child();
 }
 
@@ -156,8 +158,8 @@ pub fn trim() -> bool {
     large::trim()
 }
 
-/// Says how much freed memory stays in the process, in place of a quarter of what is live; 0: none. Only the first call counts. A heap
-/// that nobody told works as well.
+/// Says how much freed memory stays in the process beside what is live; 0: none. Unless it is said, both together have at most 1.25 times
+/// what was live at most lately. Only the first call counts. A heap that nobody told works as well.
 pub fn begin(retain_bytes: Option<usize>) {
     // Not a `Once`: its code would be one more place of the library that every small program has in memory.
     static BEGUN: AtomicBool = AtomicBool::new(false);

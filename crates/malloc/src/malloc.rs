@@ -5,6 +5,8 @@ use std::ffi::{c_int, c_void};
 use crate::sys;
 
 const PAGE: usize = 4096;
+/// No program has an address that is a multiple of more.
+const MOST_ALIGNED: usize = 1 << 47;
 
 /// As in the C library. One jump: a call would go by way of the table of addresses that other libraries may change.
 #[cfg(target_arch = "x86_64")]
@@ -99,26 +101,32 @@ pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, size: us
 }
 
 fn out_of_memory() -> *mut c_void {
-    sys::set_errno(libc::ENOMEM);
+    refused(libc::ENOMEM)
+}
+
+fn refused(errno: c_int) -> *mut c_void {
+    sys::set_errno(errno);
     std::ptr::null_mut()
+}
+
+/// A block at a multiple of `align`, a power of two.
+fn aligned(align: usize, size: usize) -> *mut c_void {
+    if align > MOST_ALIGNED { out_of_memory() } else { selfpage_heap::allocate_aligned(align, size) }
 }
 
 /// As in the C library: an alignment that is no power of two is rounded up to one.
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     match align.checked_next_power_of_two() {
-        Some(align) if align <= 1 << 47 => selfpage_heap::allocate_aligned(align, size),
-        _ => {
-            sys::set_errno(libc::EINVAL);
-            std::ptr::null_mut()
-        }
+        Some(align) => aligned(align, size),
+        None => refused(libc::EINVAL),
     }
 }
 
-/// As in C17: the size need not be a multiple of the alignment, which is a power of two.
+/// As in C17, and in the C library from 2.38 on: the alignment is a power of two; the size need not be a multiple of it.
 #[unsafe(no_mangle)]
 pub extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    memalign(align, size)
+    if align.is_power_of_two() { aligned(align, size) } else { refused(libc::EINVAL) }
 }
 
 /// As in the C library.
@@ -131,7 +139,7 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
         return libc::EINVAL;
     }
     let before = sys::errno();
-    let block = if align <= 1 << 47 { selfpage_heap::allocate_aligned(align, size) } else { std::ptr::null_mut() };
+    let block = aligned(align, size);
     if block.is_null() {
         sys::set_errno(before);
         return libc::ENOMEM;

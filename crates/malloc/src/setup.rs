@@ -21,7 +21,9 @@ extern "C" fn at_load() {
     if wishes.verbose {
         match wishes.retain_bytes {
             Some(bytes) => sys::say(format_args!("selfpage: retains {bytes} bytes of freed memory\n")),
-            None => sys::say(format_args!("selfpage: retains a quarter of what is live, of freed memory\n")),
+            None => sys::say(format_args!(
+                "selfpage: retains freed memory, up to 1.25 times what was live at most lately with what is live\n"
+            )),
         }
         if wishes.checked {
             sys::say(format_args!("selfpage: stops the use of larger blocks that were freed\n"));

@@ -104,13 +104,12 @@ fn programs_that_load_another_allocator() {
 }
 
 /// Few addresses: neither the objects' range nor the page allocator's can be reserved. Little data: what is reserved cannot be opened.
-#[test]
-fn programs_are_told_in_time_that_memory_is_short_and_go_on() {
+fn is_told_in_time_and_goes_on(threads: &str) {
     let program = compile("short.c", &[]);
     let program = program.to_str().unwrap();
     for size in ["16777216", "1048576", "300000", "5000", "100"] {
-        for limit in ["ulimit -v 400000; exec \"$0\" \"$1\"", "exec \"$0\" \"$1\" 200000000"] {
-            let output = preloaded("/bin/sh").args(["-c", limit, program, size]).output().unwrap();
+        for limit in ["ulimit -v 400000; exec \"$0\" \"$1\" 0 \"$2\"", "exec \"$0\" \"$1\" 200000000 \"$2\""] {
+            let output = preloaded("/bin/sh").args(["-c", limit, program, size, threads]).output().unwrap();
             assert!(output.status.success(), "{limit}, {size}: {:?} {}", output.status, errors(&output));
             assert_eq!(text(&output), "done\n");
         }
@@ -118,11 +117,21 @@ fn programs_are_told_in_time_that_memory_is_short_and_go_on() {
 }
 
 #[test]
+fn programs_are_told_in_time_that_memory_is_short_and_go_on() {
+    is_told_in_time_and_goes_on("1");
+}
+
+#[test]
+fn threads_that_run_out_of_memory_at_once_are_all_told_and_go_on() {
+    is_told_in_time_and_goes_on("4");
+}
+
+#[test]
 fn variables() {
     let ran = |name: &str, value: &str| preloaded("/bin/true").env(name, value).output().unwrap();
     let shown = errors(&ran("SELFPAGE_SHOW_STATS", "1"));
     assert!(shown.contains("objects below 1 MiB") && shown.contains("page faults"), "{shown}");
-    assert!(errors(&ran("SELFPAGE_VERBOSE", "1")).contains("retains a quarter"));
+    assert!(errors(&ran("SELFPAGE_VERBOSE", "1")).contains("1.25 times what was live at most"));
     assert_eq!(errors(&ran("SELFPAGE_RETAIN", "64M")), "");
     for (name, value) in [("SELFPAGE_RETAIN", "lots"), ("SELFPAGE_RETAIN", "-1"), ("SELFPAGE_SHOW_STATS", "maybe")] {
         let output = ran(name, value);
@@ -162,7 +171,9 @@ fn cpythons_own_tests() {
     let tests = ["test_list", "test_dict", "test_threading", "test_fork1", "test_mmap", "test_ctypes"];
     if tests.iter().all(|test| cpython(&[test], "malloc")) {
         // With the allocator of its own that Python has for small objects.
-        cpython(&["test_list", "test_dict"], "default");
+        for test in ["test_list", "test_dict"] {
+            cpython(&[test], "default");
+        }
         // All of it takes minutes: `cpython.rs`.
         let parts =
             ["Queue", "Lock", "Heap", "SharedCTypes", "Connection"].map(|part| format!("WithProcessesTest{part}"));

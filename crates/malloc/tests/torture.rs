@@ -33,8 +33,17 @@ fn storm() {
 }
 
 #[test]
-fn forks_while_threads_free_each_others_blocks() {
+fn forks_while_threads_free_each_others_blocks_and_begin_and_end() {
     comes_through(&["forks", "60"]);
+}
+
+/// There is no range for objects then: what threads leave that end is in a list, with a lock.
+#[test]
+fn forks_while_threads_begin_and_end_where_addresses_are_limited() {
+    let program = compile("torture.c", &["-ldl"]);
+    let limit = "ulimit -v 8000000; exec \"$0\" forks 60";
+    let output = preloaded("/bin/sh").args(["-c", limit]).arg(&program).output().unwrap();
+    assert!(output.status.success() && text(&output) == "done\n", "{:?} {}", output.status, errors(&output));
 }
 
 #[test]
@@ -69,6 +78,11 @@ fn libraries_that_come_and_go() {
 #[test]
 fn sizes_and_alignments_as_c_says() {
     comes_through(&["limits"]);
+}
+
+#[test]
+fn alignments_that_cannot_be_as_c_says() {
+    comes_through(&["alignments"]);
 }
 
 #[test]

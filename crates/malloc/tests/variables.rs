@@ -26,6 +26,15 @@ fn so_much_is_kept_of_freed_blocks_as_was_said() {
 }
 
 #[test]
+fn what_objects_had_goes_back_to_the_kernel_as_the_program_goes_on() {
+    let output = preloaded(compile("variables.c", &[])).arg("objects").output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+    let mib: Vec<usize> = text(&output).split_whitespace().map(|mib| mib.parse().unwrap()).collect();
+    let [with_all, left] = mib[..] else { panic!("{mib:?}") };
+    assert!(with_all >= 256 && left <= with_all / 8, "{left} of {with_all} MiB are left");
+}
+
+#[test]
 fn handlers_of_a_fork_may_allocate_before_ours_have_run() {
     let output = preloaded(compile("variables.c", &[])).arg("forks").output().unwrap();
     assert!(output.status.success(), "{:?} {}", output.status, errors(&output));

@@ -122,7 +122,7 @@ static void storm(char **arguments) {
     pthread_join(other, NULL);
 }
 
-// Blocks that one thread allocates and another frees, while the main thread forks.
+// Blocks that one thread allocates and another frees, while threads begin and end and the main thread forks.
 static _Atomic(char *) ring[64];
 static atomic_bool stop;
 
@@ -140,24 +140,59 @@ static void *take(void *unused) {
     return unused;
 }
 
+// The allocator's locks are held for longer than it would: more forks find one taken.
+static atomic_bool slow;
+int pthread_mutex_unlock(pthread_mutex_t *mutex) {
+    static int (*_Atomic unlock)(pthread_mutex_t *);
+    if (unlock == NULL) unlock = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_unlock");
+    if (slow) usleep(100);
+    return unlock(mutex);
+}
+
+// A thread that leaves blocks when it ends.
+static void *leave(void *number) {
+    uint64_t state = (uintptr_t)number;
+    for (int i = 0; i < 50; i++) {
+        char *block = malloc(next(&state) % 3000 + 1);
+        CHECK(block != NULL);
+        block[0] = 1;
+        free(atomic_exchange(&ring[next(&state) % 64], block));
+    }
+    return NULL;
+}
+
+static void *begin_and_end(void *unused) {
+    for (uint64_t state = 13; !stop;) {
+        pthread_t pair[2];
+        for (int i = 0; i < 2; i++) CHECK(pthread_create(&pair[i], NULL, leave, (void *)next(&state)) == 0);
+        for (int i = 0; i < 2; i++) pthread_join(pair[i], NULL);
+    }
+    return unused;
+}
+
 static void *in_a_child(void *unused) {
     for (int i = 0; i < 2000; i++) free(malloc(i * 7));
     return unused;
 }
 
 static void forks(char **arguments) {
-    pthread_t giver, taker;
+    pthread_t giver, taker, churner;
     pthread_create(&giver, NULL, give, NULL);
     pthread_create(&taker, NULL, take, NULL);
+    pthread_create(&churner, NULL, begin_and_end, NULL);
+    slow = true;
     for (int n = atoi(arguments[0]); n > 0; n--) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
             alarm(120);
-            for (int i = 0; i < 64; i++) free(ring[i]);
+            slow = false;
+            for (int i = 0; i < 64; i++) free(atomic_exchange(&ring[i], NULL));
             in_a_child(NULL);
             pthread_t thread;
             CHECK(pthread_create(&thread, NULL, in_a_child, NULL) == 0);
+            pthread_join(thread, NULL);
+            CHECK(pthread_create(&thread, NULL, leave, (void *)17) == 0);
             pthread_join(thread, NULL);
             void *large = malloc(5 << 20);
             memset(large, 1, 5 << 20);
@@ -169,6 +204,7 @@ static void forks(char **arguments) {
     stop = true;
     pthread_join(giver, NULL);
     pthread_join(taker, NULL);
+    pthread_join(churner, NULL);
 }
 
 // Children of a process one of whose threads was giving memory back at that instant: they can, too.
@@ -327,6 +363,40 @@ static void limits(char **unused) {
     CHECK(info.uordblks > 0);
 }
 
+// Alignments that no power of two is, or no address a multiple of. `memalign` rounds up, as glibc's does.
+static void alignments(char **unused) {
+    (void)unused;
+    const volatile size_t none = 0, odd = 3, hundred = 100, far = (size_t)1 << 48, farthest = (size_t)1 << 63, all = SIZE_MAX;
+    void *block;
+    for (int i = 0; i < 2; i++) {
+        size_t size = i == 0 ? 10 : 3 << 20;
+        CHECK((block = memalign(none, size)) != NULL), free(block);
+        CHECK((block = memalign(odd, size)) != NULL && (uintptr_t)block % 4 == 0), free(block);
+        CHECK((block = memalign(hundred, size)) != NULL && (uintptr_t)block % 128 == 0), free(block);
+        errno = 0; CHECK(memalign(far, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(memalign(farthest, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(memalign(all, size) == NULL && errno == EINVAL);
+        errno = 0; CHECK(aligned_alloc(none, size) == NULL && errno == EINVAL);
+        errno = 0; CHECK(aligned_alloc(odd, size) == NULL && errno == EINVAL);
+        errno = 0; CHECK(aligned_alloc(hundred, size) == NULL && errno == EINVAL);
+        errno = 0; CHECK(aligned_alloc(far, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(aligned_alloc(farthest, size) == NULL && errno == ENOMEM);
+        errno = 0; CHECK(aligned_alloc(all, size) == NULL && errno == EINVAL);
+        errno = 77; CHECK(posix_memalign(&block, far, size) == ENOMEM && errno == 77);
+        errno = 77; CHECK(posix_memalign(&block, farthest, size) == ENOMEM && errno == 77);
+        errno = 77; CHECK(posix_memalign(&block, all, size) == EINVAL && errno == 77);
+    }
+    for (size_t align = 1; align < 16; align *= 2) {
+        CHECK((block = memalign(align, 10)) != NULL), free(block);
+        CHECK((block = aligned_alloc(align, 10)) != NULL), free(block);
+    }
+    CHECK((block = valloc(none)) != NULL && (uintptr_t)block % 4096 == 0), free(block);
+    CHECK((block = pvalloc(none)) != NULL && (uintptr_t)block % 4096 == 0), free(block);
+    errno = 0; CHECK(valloc(all) == NULL && errno == ENOMEM);
+    errno = 0; CHECK(pvalloc(all) == NULL && errno == ENOMEM);
+    errno = 0; CHECK(pvalloc(all - 4095) == NULL && errno == ENOMEM);
+}
+
 static void large_freed_twice(char **unused) {
     (void)unused;
     char *volatile block = malloc(5 << 20);
@@ -464,7 +534,7 @@ static void long_blocks(char **unused) {
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(char **); } programs[] = {
         {"storm", storm}, {"forks", forks}, {"purges", purges}, {"threads", threads}, {"ends", ends}, {"library", library},
-        {"limits", limits}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
+        {"limits", limits}, {"alignments", alignments}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
         {"askew", askew}, {"beyond", beyond}, {"maps", maps}, {"used-after-free", used_after_free}, {"long-blocks", long_blocks},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {

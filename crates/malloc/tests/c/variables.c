@@ -1,4 +1,4 @@
-// What is kept of freed blocks, and handlers of a fork that were registered before ours.
+// What is kept of freed blocks and of objects, and handlers of a fork that were registered before ours.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -31,7 +31,29 @@ static long resident_mib(void) {
     return pages * 4096 / MIB;
 }
 
+// What objects had that are freed goes back to the kernel as the program goes on, in MiB: with all of them, and in the end.
+static void objects(void) {
+    enum { SIZE = 200, COUNT = 256 * MIB / SIZE };
+    static char *object[COUNT];
+    memset(object, 1, sizeof object);
+    long before = resident_mib();
+    for (int at = 0; at < COUNT; at++) memset(object[at] = malloc(SIZE), 1, SIZE);
+    long with_all = resident_mib() - before, left = with_all;
+    for (int at = 0; at < COUNT; at++) free(object[at]);
+    for (int wait = 0; wait < 600 && left > with_all / 8; wait++) {
+        usleep(100000);
+        for (int at = 0; at < 1000; at++) object[at] = malloc(at);
+        for (int at = 0; at < 1000; at++) free(object[at]);
+        left = resident_mib() - before;
+    }
+    printf("%ld %ld\n", with_all, left);
+}
+
 int main(int count, char **arguments) {
+    if (count > 1 && strcmp(arguments[1], "objects") == 0) {
+        objects();
+        return 0;
+    }
     if (count > 1 && strcmp(arguments[1], "forks") == 0) {
         for (int round = 0; round < 20; round++) {
             int status = 0;

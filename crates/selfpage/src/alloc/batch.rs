@@ -4,8 +4,8 @@
 //! They may be freed in any order, by [`free`], one by one or as a whole; the run's memory is kept until its last item is freed.
 //!
 //! # Source
-//! Douglas, "malloc() extensions" (N1527), `batch_alloc1` and `batch_alloc5`: as there, what could be done is counted, and what could not
-//! is left as it was. There every item is a block of its own; here those of a run share one.
+//! Douglas, "malloc() extensions" (N1527), `batch_alloc1` (one length for all) and `batch_alloc5` (one for each: [`allocate_each`],
+//! [`resize_each`]): as there, what could be done is counted, and what could not is left as it was. There every item is a block of its own; here those of a run share one.
 //!
 //! # Examples
 //! ```
@@ -116,27 +116,54 @@ pub fn allocate_each(heap: &impl Heap, lens_bytes: &[usize], align_bytes: usize,
 /// # Safety
 /// *slot-held*: the items are the caller's and came from a batch of this `heap` or from it.
 pub unsafe fn resize(heap: &impl Heap, items: &mut [Item], len_bytes: usize) -> usize {
-    for (done, place) in items.iter_mut().enumerate() {
-        let Some(item) = *place else { continue };
-        let run = PAGES.take().run(item.as_ptr() as usize).map(Run::at);
-        let now = match run {
-            None => {
-                // SAFETY: slot-held: passed on from our caller.
-                unsafe { heap.resize(item, len_bytes) }
-            }
-            Some(run) if len_bytes <= run.item_bytes() => Some(item),
-            Some(run) => heap.allocate(len_bytes, run.align_bytes()).inspect(|new| {
-                // SAFETY: slot-held: both are the caller's, and at least this long; the old one is not used any more.
-                unsafe { new.copy_from_nonoverlapping(item, run.item_bytes()) };
-                run.free(&[Some(item)]);
-            }),
-        };
-        match now {
-            Some(_) => *place = now,
-            None => return done,
+    // SAFETY: slot-held: passed on from our caller.
+    unsafe { resize_in_order(heap, items.iter_mut().map(|place| (place, len_bytes))) }
+}
+
+/// As [`resize`], with the item at place `i` to `lens_bytes[i]`, as far as both go.
+///
+/// # Safety
+/// *slot-held*: as for [`resize`].
+pub unsafe fn resize_each(heap: &impl Heap, lens_bytes: &[usize], items: &mut [Item]) -> usize {
+    // SAFETY: slot-held: passed on from our caller.
+    unsafe { resize_in_order(heap, items.iter_mut().zip(lens_bytes.iter().copied())) }
+}
+
+/// Resizes items, each to its length, as far as it can. Returns how many it could.
+///
+/// # Safety
+/// *slot-held*: as for [`resize`].
+unsafe fn resize_in_order<'a>(heap: &impl Heap, places: impl Iterator<Item = (&'a mut Item, usize)>) -> usize {
+    let mut done = 0;
+    for (place, len_bytes) in places {
+        if let Some(item) = *place {
+            // SAFETY: slot-held: passed on from our caller.
+            let Some(now) = (unsafe { resized(heap, item, len_bytes) }) else { return done };
+            *place = Some(now);
         }
+        done += 1;
     }
-    items.len()
+    done
+}
+
+/// Where an item is now that was made `len_bytes` long. `None`: no memory, and it is as it was.
+///
+/// # Safety
+/// *slot-held*: as for [`resize`].
+unsafe fn resized(heap: &impl Heap, item: NonNull<u8>, len_bytes: usize) -> Item {
+    let run = PAGES.take().run(item.as_ptr() as usize).map(Run::at);
+    match run {
+        None => {
+            // SAFETY: slot-held: passed on from our caller.
+            unsafe { heap.resize(item, len_bytes) }
+        }
+        Some(run) if len_bytes <= run.item_bytes() => Some(item),
+        Some(run) => heap.allocate(len_bytes, run.align_bytes()).inspect(|new| {
+            // SAFETY: slot-held: both are the caller's, and at least this long; the old one is not used any more.
+            unsafe { new.copy_from_nonoverlapping(item, run.item_bytes()) };
+            run.free(&[Some(item)]);
+        }),
+    }
 }
 
 /// Frees all items, in any order. Places that are `None` are passed over. A pointer that is no item ends the process.

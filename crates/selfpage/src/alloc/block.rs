@@ -229,8 +229,8 @@ pub fn stats() -> Stats {
     }
 }
 
-/// Keeps at most `bytes` of frames beside those of blocks, from now on; `None`: as many as a quarter of the most that was live
-/// lately beyond that. Gives back what is too many.
+/// Keeps at most `bytes` of frames beside those of blocks, from now on; `None`: as many as have, with those of blocks, 1.25 times what was
+/// live at most lately. Gives back what is too many.
 pub fn set_retention(bytes: Option<usize>) {
     let mut pages = PAGES.take();
     pages.retention.keep_bytes = bytes;

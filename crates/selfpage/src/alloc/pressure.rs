@@ -159,6 +159,8 @@ fn base64(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -226,6 +228,22 @@ mod tests {
         };
         assert!(!watch.wait(Duration::from_secs(60)));
         assert!(matches!(watch, Watch::Ended));
+    }
+
+    #[test]
+    fn the_kernels_own_file_is_watched_where_nobody_wishes_for_another() {
+        let machine = Watch::open(Path::new("/proc/pressure/memory"), Some(TRIGGER));
+        if machine.is_none() {
+            return skip::skip("psi", "the machine reports no pressure, or not to everybody: boot with psi=1, be root");
+        }
+        let watch = Watch::of(&Wishes { path: None, write: None });
+        let Watch::On(file, flags) = watch else { panic!("nothing reports") };
+        assert_eq!(flags, PollFlags::PRI);
+        let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        // Its group's, where that reports.
+        assert!(path.ends_with("memory.pressure") || path == Path::new("/proc/pressure/memory"), "{path:?}");
+        // One that has a trigger takes no other.
+        assert_eq!(rustix::io::write(&file, TRIGGER), Err(rustix::io::Errno::BUSY));
     }
 
     #[test]

@@ -106,6 +106,40 @@ fn an_item_that_grows_out_of_its_run_stays_aligned() {
 }
 
 #[test]
+fn each_item_is_resized_to_its_own_length() {
+    own_process::run("batches::each_item_is_resized_to_its_own_length", || {
+        let heap = Aligned(Cell::new(0));
+        // Of a run, alone, and none at all.
+        let mut items = vec![None; 3003];
+        assert_eq!(batch::allocate(&heap, 40, 64, &mut items[..3000]), 3000);
+        assert_eq!(batch::allocate(&heap, 100_000, 1, &mut items[3000..3002]), 2);
+        write_numbers(&items);
+        let before = items.clone();
+        let mut lens: Vec<usize> = (0..3003).map(|at| if at % 1000 == 7 { 40_000 + at } else { 8 + at % 32 }).collect();
+        lens[3001] = 5 << 20;
+        // SAFETY: ours.
+        assert_eq!(unsafe { batch::resize_each(&heap, &lens, &mut items) }, 3003);
+        for (at, item) in items[..3002].iter().enumerate() {
+            assert_eq!(number(*item), at as u64);
+            assert!(alloc::usable_bytes(item.unwrap()).unwrap() >= lens[at], "{at}");
+            assert!(at % 1000 == 7 || at >= 3000 || *item == before[at], "{at} moved");
+        }
+        assert_eq!(items[3002], None);
+        // As far as both go, and as far as there is memory.
+        // SAFETY: ours.
+        unsafe {
+            assert_eq!(batch::resize_each(&heap, &[50, 60], &mut items), 2);
+            assert_eq!(batch::resize_each(&heap, &[50; 9], &mut items[..3]), 3);
+            let kept = items.clone();
+            assert_eq!(batch::resize_each(&heap, &[70, usize::MAX, 80_000], &mut items), 1);
+            assert!(items[1..] == kept[1..]);
+            batch::free(&heap, &items);
+        }
+        assert_eq!(alloc::stats().live_bytes, 0);
+    });
+}
+
+#[test]
 fn what_cannot_be_had_is_counted() {
     let mut items = vec![None; 3];
     assert_eq!(batch::allocate(&Blocks, usize::MAX, 1, &mut items), 0);

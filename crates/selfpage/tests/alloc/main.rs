@@ -10,6 +10,7 @@ mod model;
 mod own_process;
 mod packed;
 mod random;
+mod reserve;
 mod threads;
 mod vector;
 

@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use selfpage::alloc::{GrowVec, OutOfMemory};
+use selfpage::alloc::{self, GrowVec, OutOfMemory};
 
+use crate::own_process;
 use crate::random::{Random, seed};
 
 #[test]
@@ -72,4 +73,37 @@ fn items_without_size_and_with_alignment() {
     words.extend_from_slice(&[1, 2, 3]);
     words[1] = 5;
     assert_eq!(format!("{words:?}"), "[1, 5, 3]");
+}
+
+/// Faults of this thread so far.
+fn faults() -> i64 {
+    // SAFETY: the structure is numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: it outlives the call.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_minflt
+}
+
+/// A copy would touch the place that it goes to: 64 huge pages at least.
+#[test]
+fn a_long_one_grows_by_frames_and_copies_nothing() {
+    own_process::run("vector::a_long_one_grows_by_frames_and_copies_nothing", || {
+        const MIB: usize = (1 << 20) / size_of::<u64>();
+        let mut vec: GrowVec<u64> = (0..128 * MIB as u64).collect();
+        let begin = vec.as_ptr();
+        let grown_to = |vec: &mut GrowVec<u64>, mib: usize| {
+            let (before, faults_before) = (alloc::stats().counts, faults());
+            vec.reserve(mib * MIB - vec.len());
+            assert!(faults() - faults_before < 32, "{} faults for {mib} MiB", faults() - faults_before);
+            assert_eq!(vec.capacity(), mib * MIB, "it has room that nobody asked for");
+            let after = alloc::stats().counts;
+            (after.in_place - before.in_place, after.moved - before.moved)
+        };
+        // There is room behind it, up to four times the length that it began with.
+        assert_eq!((grown_to(&mut vec, 300), vec.as_ptr()), ((1, 0), begin));
+        assert_eq!(grown_to(&mut vec, 1024), (0, 1));
+        assert_ne!(vec.as_ptr(), begin);
+        assert_eq!(grown_to(&mut vec, 1300), (1, 0));
+        assert!(vec.iter().enumerate().all(|(at, item)| *item == at as u64));
+    });
 }
