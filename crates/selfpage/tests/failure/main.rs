@@ -2,6 +2,8 @@
 
 mod behind;
 mod descriptors;
+#[path = "../disk/mod.rs"]
+mod disk;
 mod forked;
 mod held;
 mod input;

@@ -362,22 +362,7 @@ fn mount_disk_without_room(dir: &std::path::Path) -> Result<std::path::PathBuf, 
     let image = memory.join("image");
     std::fs::create_dir(&memory).unwrap();
     std::fs::create_dir(&disk).unwrap();
-    let place = std::ffi::CString::new(memory.to_str().unwrap()).unwrap();
-    // SAFETY: test: strings that end, in a namespace of this thread's own.
-    let mounted = unsafe {
-        libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
-            && libc::mount(
-                std::ptr::null(),
-                c"/".as_ptr(),
-                std::ptr::null(),
-                libc::MS_REC | libc::MS_PRIVATE,
-                std::ptr::null(),
-            ) == 0
-            && libc::mount(c"tmpfs".as_ptr(), place.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=8m".as_ptr().cast()) == 0
-    };
-    if !mounted {
-        return Err("run as root");
-    }
+    crate::disk::mount(&memory, 8 << 20).map_err(|_| "run as root")?;
     File::create(&image).unwrap().set_len(32 << 20).unwrap();
     let image = image.as_os_str();
     let options = ["-q", "-F", "-b4096", "-O^has_journal", "-Elazy_itable_init=0"].map(std::ffi::OsStr::new);

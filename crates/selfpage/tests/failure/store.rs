@@ -10,7 +10,7 @@ use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, Writ
 use selfpage::{Domain, Kind, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, until};
-use crate::tried;
+use crate::{disk, tried};
 
 const FRAMES: usize = 64;
 const TRAPS: [Trap; 2] = [Trap::Worker, Trap::Upcall];
@@ -78,22 +78,8 @@ fn cpu_us() -> i64 {
 fn a_full_disk() {
     in_child(here!(), "", || {
         let dir = tempfile::tempdir().unwrap();
-        let place = std::ffi::CString::new(dir.path().to_str().unwrap()).unwrap();
-        // SAFETY: test: strings that end, in a namespace of this thread's own.
-        let mounted = unsafe {
-            libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
-                && libc::mount(
-                    std::ptr::null(),
-                    c"/".as_ptr(),
-                    std::ptr::null(),
-                    libc::MS_REC | libc::MS_PRIVATE,
-                    std::ptr::null(),
-                ) == 0
-                && libc::mount(c"tmpfs".as_ptr(), place.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=256k".as_ptr().cast())
-                    == 0
-        };
-        if !mounted {
-            return crate::rights::skip("mount", "needs root, to mount a disk of 256 KiB");
+        if let Err(error) = disk::mount(dir.path(), 256 << 10) {
+            return crate::rights::skip("mount", &format!("{error}: run as root"));
         }
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         let store = FileStore::unnamed_in(dir.path(), (8 * FRAMES * PAGE) as u64).unwrap();

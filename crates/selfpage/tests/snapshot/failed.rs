@@ -1,33 +1,17 @@
 //! A snapshot that cannot be written: nobody hangs, and the one before stays.
 
-use std::ffi::CString;
-use std::io;
-use std::path::Path;
-use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::{Domain, Kind, Locking};
 
-use super::{PAGE, Words, saved, skip};
-
-/// Mounts a small disk where only this thread, and those it starts, see it: nothing is left of it when they end.
-fn mount_small_disk(dir: &Path, pages: usize) -> io::Result<()> {
-    let (dir, options) = (CString::new(dir.to_str().unwrap())?, CString::new(format!("size={}", pages * PAGE))?);
-    // SAFETY: mount-own-namespace: strings that end, and a namespace that is this thread's own.
-    let done = unsafe {
-        libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
-            && libc::mount(null(), c"/".as_ptr(), null(), libc::MS_REC | libc::MS_PRIVATE, null()) == 0
-            && libc::mount(c"tmpfs".as_ptr(), dir.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast()) == 0
-    };
-    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
+use super::{PAGE, Words, disk, saved, skip};
 
 #[test]
 fn on_a_full_disk_the_old_one_stays_and_the_program_goes_on() {
     const PAGES: usize = 200;
     let dir = tempfile::tempdir().unwrap();
-    if let Err(error) = mount_small_disk(dir.path(), PAGES + 100) {
+    if let Err(error) = disk::mount(dir.path(), (PAGES + 100) * PAGE) {
         return skip::skip("mount", &format!("{error}: run as root"));
     }
     let path = dir.path().join("one.snap");

@@ -7,6 +7,8 @@ mod failed;
 mod killed;
 mod kinds;
 
+#[path = "../disk/mod.rs"]
+mod disk;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 
