@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::{Domain, Kind, Region};
 
-use super::{PAGE, Words, saved};
+use super::{PAGE, Words, child, saved};
 
 fn region(domain: &Domain) -> Region {
     domain.region(16 * PAGE).zero().unwrap()
@@ -84,9 +84,9 @@ fn a_child_that_lives_on_does_not_keep_the_place() {
     let (mut told, writer) = std::io::pipe().unwrap();
     let mut parents = Some((first, second, writer));
     // What a child has of the parent's says nothing about the parent's files when it goes.
-    assert_eq!(super::in_child(|| parents.take().is_some()), 0);
+    assert_eq!(child::in_child(|| parents.take().is_some()), 0);
     assert!(dir.path().join("two.snap.new").exists());
-    let child = super::fork(|| {
+    let child = child::fork(|| {
         let kept = parents.take().map(|(first, second, writer)| (first, second, drop(writer)));
         told.read_to_end(&mut Vec::new()).is_ok() && kept.is_some()
     });
