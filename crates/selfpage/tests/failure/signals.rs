@@ -1,6 +1,6 @@
 //! Signals: the program's own faults, its handlers, and system calls on absent pages.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use selfpage::dirty::{DirtyTracker, Mechanism};
@@ -8,7 +8,7 @@ use selfpage::protection::ProtectionDomain;
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Region, Rights, Trap};
 
-use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, sevens};
 use crate::tried;
 
 const FRAMES: usize = 64;
@@ -19,17 +19,6 @@ fn four_times_the_frames(trap: Trap) -> (Domain, Region) {
     let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 30).unwrap()).unwrap();
     number_pages(&mut region);
     (domain, region)
-}
-
-/// A pipe with a page of sevens in it.
-fn sevens() -> (OwnedFd, OwnedFd) {
-    let mut ends = [0; 2];
-    // SAFETY: test: two descriptors come out, and the bytes are ours.
-    unsafe {
-        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
-        assert_eq!(libc::write(ends[1], [7u8; PAGE].as_ptr().cast(), PAGE), PAGE as isize);
-        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
-    }
 }
 
 /// read(2) into the absent page 0: it works where the kernel's faults can be served; else it is `EFAULT`, and works with the

@@ -9,7 +9,7 @@ use selfpage::pager::{Context, PagerError};
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region, Trap};
 
-use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, until};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages, until};
 use crate::{disk, tried};
 
 const FRAMES: usize = 64;
@@ -38,14 +38,7 @@ fn full_and_then_not() {
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         let store = MemoryStore::new((FRAMES * PAGE) as u64).unwrap();
         let mut region = domain.region(4 * FRAMES * PAGE).stored(store).unwrap();
-        let mut written = 0;
-        // As much as fits, by asking before each page.
-        while region.pin(written * PAGE, PAGE).is_ok() {
-            let page = &mut region.as_mut_slice::<[u64; 512]>()[written];
-            (page[0], page[511]) = (written as u64 + 1, !(written as u64));
-            region.unpin(written * PAGE, PAGE).unwrap();
-            written += 1;
-        }
+        let written = number_what_fits(&mut region);
         assert!(written > FRAMES, "{written}");
         let error = region.pin(written * PAGE, PAGE).unwrap_err();
         assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
