@@ -399,30 +399,28 @@ impl Inner {
     /// The first page that stays as it was, because a clone needs it and cannot have it.
     pub(crate) fn discard(&self, range: PageRange) -> std::result::Result<(), (PageNo, Failure)> {
         let state = &self.state;
-        let mut result = Ok(());
-        let mut rest = range;
-        while rest.count > 0 {
-            let mut done = self.on_table(move |context| range::discard(state, context, rest));
-            if let Err((page, Undone::Failed(Failure::Machine(Refusal::NoDescriptor)))) = done {
-                let one = PageRange { first: page, count: 1 };
-                done = self.on_pager_thread(move || range::discard(state, Context::Normal, one));
-                if done.is_ok() {
-                    rest = PageRange { first: page.plus(1), count: range.end().0 - page.0 - 1 };
-                    continue;
+        let (mut next, mut result) = (range.first, Ok(()));
+        while next < range.end() {
+            let rest = PageRange { first: next, count: range.end().0 - next.0 };
+            let Err((page, why)) = self.on_table(|context| range::discard(state, context, rest)) else { break };
+            let done = match why {
+                Undone::Failed(Failure::Machine(Refusal::NoDescriptor)) => {
+                    let one = PageRange { first: page, count: 1 };
+                    self.on_pager_thread(|| range::discard(state, Context::Normal, one)).map_err(|(_, why)| why)
                 }
-            }
-            let Err((page, why)) = done else { break };
-            let first = match why {
-                Undone::AwaitCut(seen) => {
+                why => Err(why),
+            };
+            next = match done {
+                Err(Undone::AwaitCut(seen)) => {
                     state.cut.moved.wait(state.mmu, seen, 0);
                     page
                 }
-                Undone::Failed(failure) => {
+                Err(Undone::Failed(failure)) => {
                     result = result.and(Err((page, failure)));
                     page.plus(1)
                 }
+                Ok(()) => page.plus(1),
             };
-            rest = PageRange { first, count: range.end().0 - first.0 };
         }
         result
     }

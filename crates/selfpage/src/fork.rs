@@ -311,21 +311,20 @@ mod tests {
 
     use super::*;
     use crate::domain::Domain;
+    use crate::region::Region;
 
-    #[test]
-    fn whoever_holds_the_files_may_touch_an_absent_page() {
-        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
-        let region = domain.region(4 * PAGE_BYTES).zero().unwrap();
+    /// Forks while another thread has what `hold` takes, and then touches an absent page of the region.
+    fn fork_while_held<Guard>(hold: impl FnOnce() -> Guard + Send, region: &Region) {
         let (held, is_held) = channel();
         let words = region.as_slice::<u64>();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                let files = snapshot::files();
+                let guard = hold();
                 held.send(()).unwrap();
-                // Time for the fork to come to the files.
+                // Time for the fork to come to it.
                 std::thread::sleep(Duration::from_millis(300));
                 assert_eq!(words[512], 0);
-                drop(files);
+                drop(guard);
             });
             is_held.recv().unwrap();
             // Without the child, which would have copies of what other tests have locked.
@@ -335,25 +334,16 @@ mod tests {
     }
 
     #[test]
+    fn whoever_holds_the_files_may_touch_an_absent_page() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        fork_while_held(snapshot::files, &domain.region(4 * PAGE_BYTES).zero().unwrap());
+    }
+
+    #[test]
     fn whoever_holds_a_domains_regions_may_touch_an_absent_page_of_another() {
         let [one, other] = [(); 2].map(|()| Domain::with_frames(16 * PAGE_BYTES).build().unwrap());
         let regions = [&one, &other].map(|domain| domain.region(4 * PAGE_BYTES).zero().unwrap());
-        for (holder, region) in [(&one, &regions[1]), (&other, &regions[0])] {
-            let (held, is_held) = channel();
-            let words = region.as_slice::<u64>();
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    let regions = holder.life().inner.regions();
-                    held.send(()).unwrap();
-                    // Time for the fork to come to the regions.
-                    std::thread::sleep(Duration::from_millis(300));
-                    assert_eq!(words[512], 0);
-                    drop(regions);
-                });
-                is_held.recv().unwrap();
-                prepare();
-                parent();
-            });
-        }
+        fork_while_held(|| one.life().inner.regions(), &regions[1]);
+        fork_while_held(|| other.life().inner.regions(), &regions[0]);
     }
 }

@@ -5,38 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{Domain, Region, Trap};
 
+mod child;
+
+use child::in_child;
+
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
-
-/// Runs `work` in a forked child and says how it ended: 0 for success.
-fn in_child(work: impl FnOnce() -> bool) -> i32 {
-    // SAFETY: fork-quiet: the child only does `work` and ends; what it needs of the library was made ready by its handlers.
-    match unsafe { libc::fork() } {
-        0 => {
-            let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(false);
-            // SAFETY: fork-quiet: ends without running what belongs to the parent.
-            unsafe { libc::_exit(i32::from(!right)) }
-        }
-        child => {
-            assert!(child > 0);
-            let mut status = 0;
-            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-            loop {
-                // SAFETY: fork-quiet: waits for our own child.
-                let ended = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
-                if ended == child {
-                    return status;
-                }
-                if std::time::Instant::now() > deadline {
-                    // SAFETY: fork-quiet: ends our own child.
-                    unsafe { libc::kill(child, libc::SIGKILL) };
-                    panic!("the child hangs");
-                }
-                std::thread::sleep(std::time::Duration::from_millis(2));
-            }
-        }
-    }
-}
 
 fn region(domain: &Domain, trap: Trap, pages: usize, memory: bool) -> Region {
     let builder = domain.region(pages * PAGE).trap(trap);

@@ -3,10 +3,9 @@
 //! Discarding is not noticed, a system call that writes to a clean page fails with `EFAULT`, and the memory must be readable
 //! and writable. A forked child goes on with what its parent had noted.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::{iter, ptr};
 
 use selfpage_core::addr::PAGE_BYTES;
@@ -15,6 +14,7 @@ use selfpage_core::linux::thread;
 
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
+use crate::trap::takeover::{Blocked, Takeover};
 use crate::trap::upcall::{self, SEGV_ACCERR};
 
 /// Ranges that can be armed at a time, in the whole process.
@@ -43,8 +43,7 @@ const MOST_OPENING: usize = 64;
 const WHOLE: usize = 1;
 /// No address: all ranges, and the process whose handler it is.
 const EVERYWHERE: usize = 1 << 63;
-static INSTALL: Once = Once::new();
-static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
+static SIGSEGV: Takeover = Takeover::of(libc::SIGSEGV);
 
 fn everywhere() -> usize {
     EVERYWHERE | std::process::id() as usize
@@ -168,7 +167,8 @@ pub(super) fn arm(range: Range<usize>) -> Result<()> {
     if range.is_empty() {
         return Ok(());
     }
-    INSTALL.call_once(install);
+    // SAFETY: signal-handler: `on_sigsegv` sets bits, calls mprotect(2), and the handler that was there before.
+    unsafe { SIGSEGV.install(on_sigsegv, Blocked::NoOther) };
     let _alone = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
     let meets = |watch: &Watch| watch.range().start < range.end && range.start < watch.range().end;
     let same = watches().find(|watch| watch.range() == range);
@@ -243,19 +243,7 @@ pub(super) fn scan_and_rearm(range: Range<usize>, found: &mut Dirty) -> Result<(
     Ok(())
 }
 
-fn install() {
-    // SAFETY: signal-handler: `on_sigsegv` sets bits, calls mprotect(2), and the handler that was there before.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_sigsegv as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        // Known before ours can be called.
-        libc::sigaction(libc::SIGSEGV, ptr::null(), (&raw mut BEFORE).cast());
-        libc::sigaction(libc::SIGSEGV, &action, (&raw mut BEFORE).cast());
-    }
-}
-
-extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
     let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     // SAFETY: signal-handler: the kernel passes the interrupted context.
@@ -264,8 +252,8 @@ extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, contex
     if code == SEGV_ACCERR && writes && watches().any(|watch| watch.trapped(addr)) {
         return;
     }
-    // SAFETY: signal-handler: written by `install` before the first signal could come; the arguments are the kernel's.
-    unsafe { upcall::call(signal, &*(&raw const BEFORE).cast::<libc::sigaction>(), info, context) };
+    // SAFETY: signal-handler: the arguments are the kernel's.
+    unsafe { SIGSEGV.chain(info, context) };
 }
 
 #[cfg(test)]

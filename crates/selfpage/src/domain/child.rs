@@ -1,6 +1,7 @@
 //! A domain over a fork: brought to rest before it, and in the child made anew or given up.
 #![allow(unsafe_code)]
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -26,25 +27,37 @@ use crate::{descriptors, maps};
 /// A region, and a range of its addresses where its mapping is there still.
 pub(crate) type Part = (Arc<Bound>, Range<usize>);
 
+/// The mappings of the process, by address, read when they are first asked for.
+type Mappings = LazyCell<Vec<maps::Mapping>>;
+
 impl Inner {
-    /// What there is of the regions.
+    /// What there is of the regions, by address.
     pub(crate) fn own_parts(&self, regions: &BTreeMap<u64, Arc<Bound>>) -> Vec<Part> {
-        let parts = |bound: &Arc<Bound>| self.parts_of(bound).into_iter().map(|part| (bound.clone(), part)).collect();
-        regions.values().flat_map::<Vec<Part>, _>(parts).collect()
+        let mappings = Mappings::new(maps::of_this_process);
+        let mut parts = Vec::new();
+        for bound in regions.values() {
+            parts.extend(self.parts_among(bound, &mappings).into_iter().map(|part| (bound.clone(), part)));
+        }
+        parts
     }
 
     /// Where the region's mapping is there still: the program may have unmapped a part, or mapped something else over it.
     pub(crate) fn parts_of(&self, bound: &Bound) -> Vec<Range<usize>> {
+        self.parts_among(bound, &Mappings::new(maps::of_this_process))
+    }
+
+    /// The same, where these are the mappings of the process: they are looked at only if something is missing.
+    fn parts_among(&self, bound: &Bound, mappings: &Mappings) -> Vec<Range<usize>> {
         let all = bound.addresses();
         let is_ours = |part: &Range<usize>| self.mmu.is_ours(part.start, part.len());
-        let mappings = if is_ours(&all) { Vec::new() } else { maps::of_this_process() };
-        if mappings.is_empty() {
+        if is_ours(&all) || mappings.is_empty() {
             return vec![all];
         }
         let mut parts: Vec<Range<usize>> = Vec::new();
-        for mapping in mappings {
+        let first = mappings.partition_point(|mapping| mapping.range.end <= all.start);
+        for mapping in mappings[first..].iter().take_while(|mapping| mapping.range.start < all.end) {
             let part = mapping.range.start.max(all.start)..mapping.range.end.min(all.end);
-            if part.is_empty() || !is_ours(&part) {
+            if !is_ours(&part) {
                 continue;
             }
             match parts.last_mut() {
@@ -110,7 +123,10 @@ impl Inner {
             bound.core().pager().into_iter().for_each(Pager::forked);
         }
         let mut protected = Vec::new();
-        let here = |addr: usize| parts.iter().any(|(_, part)| part.contains(&addr));
+        let here = |addr: usize| {
+            let at = parts.partition_point(|(_, part)| part.end <= addr);
+            parts.get(at).is_some_and(|(_, part)| part.contains(&addr))
+        };
         protect::each_protected(state, |page| {
             if here(page.addr().0) {
                 protected.push(page);

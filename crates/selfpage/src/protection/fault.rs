@@ -5,9 +5,7 @@
 //! a signal begin with a register that denies all keys but 0, and keys may have changed since the register was loaded. The
 //! handler writes what the domain has into the register that is saved for the return.
 
-use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use selfpage_core::linux::{futex, key};
@@ -15,7 +13,8 @@ use selfpage_core::linux::{futex, key};
 use super::keys::Ours;
 use super::table::Core;
 use super::thread;
-use crate::trap::upcall::{self, SEGV_ACCERR};
+use crate::trap::takeover::{Blocked, Takeover};
+use crate::trap::upcall::SEGV_ACCERR;
 
 /// The code of a `SIGSEGV` for an access that the key's register does not allow.
 const SEGV_PKUERR: libc::c_int = 4;
@@ -24,8 +23,7 @@ const SEGV_PKUERR: libc::c_int = 4;
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 /// The domain whose rights the whole process has.
 static WIDE: AtomicPtr<Core> = AtomicPtr::new(ptr::null_mut());
-static INSTALL: Once = Once::new();
-static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
+static SIGSEGV: Takeover = Takeover::of(libc::SIGSEGV);
 
 /// A time in which protections change. Whoever meets them tries again afterwards.
 pub(super) struct Change(());
@@ -51,19 +49,9 @@ impl Drop for Change {
 }
 
 pub(super) fn install() {
-    INSTALL.call_once(|| {
-        // SAFETY: signal-handler: `on_sigsegv` reads atomics and its thread's own cells, changes the interrupted context, waits on
-        // a futex, and calls the handler that was there before. SA_ONSTACK: the stack itself may have overflowed.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_sigsegv as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-            libc::sigemptyset(&mut action.sa_mask);
-            // Known before ours can be called.
-            libc::sigaction(libc::SIGSEGV, ptr::null(), (&raw mut BEFORE).cast());
-            libc::sigaction(libc::SIGSEGV, &action, (&raw mut BEFORE).cast());
-        }
-    });
+    // SAFETY: signal-handler: `on_sigsegv` reads atomics and its thread's own cells, changes the interrupted context, waits on
+    // a futex, and calls the handler that was there before.
+    unsafe { SIGSEGV.install(on_sigsegv, Blocked::NoOther) };
 }
 
 /// How the refused access came about.
@@ -77,7 +65,7 @@ pub enum Access {
     Execute,
 }
 
-extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
     let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     let again = thread::with(|here| match code {
@@ -94,8 +82,8 @@ extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, contex
         // SAFETY: signal-handler: as above.
         thread::with(|here| unsafe { super::sandbox::stop(here, addr, access(context)) });
     }
-    // SAFETY: signal-handler: `install` filled it in; the arguments are the kernel's.
-    unsafe { upcall::call(signal, &*(&raw const BEFORE).cast::<libc::sigaction>(), info, context) };
+    // SAFETY: signal-handler: the arguments are the kernel's.
+    unsafe { SIGSEGV.chain(info, context) };
 }
 
 /// Whether the access may be allowed by now. Waits for as long as protections change, or another domain's are in force.

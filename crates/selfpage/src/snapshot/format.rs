@@ -57,8 +57,7 @@ impl Header {
             bytes.extend((name_of(region).len() as u16).to_le_bytes());
             bytes.extend(name_of(region));
         }
-        bytes.resize(len_bytes - HASH_BYTES, 0);
-        sealed(bytes)
+        sealed(bytes, len_bytes)
     }
 
     /// How long the header is that begins with these bytes. `None`: this is no snapshot file.
@@ -112,19 +111,15 @@ impl Current {
     pub(super) const NONE: Current = Current { sequence: 0, trailer_at: 0 };
 
     pub(super) fn encode(&self, identity: &[u8; 16]) -> Vec<u8> {
-        let mut bytes = CURRENT.to_vec();
-        bytes.extend(identity);
+        let mut bytes = [&CURRENT[..], identity].concat();
         bytes.extend(self.sequence.to_le_bytes());
         bytes.extend(self.trailer_at.to_le_bytes());
-        bytes.resize(PAGE as usize - HASH_BYTES, 0);
-        sealed(bytes)
+        sealed(bytes, PAGE as usize)
     }
 
     pub(super) fn decode(bytes: &[u8], identity: &[u8; 16]) -> Option<Current> {
-        let mut reader = Reader(unsealed(bytes)?);
-        let ours = reader.take::<8>()? == CURRENT && reader.take::<16>()? == *identity;
-        let current = Current { sequence: reader.u64()?, trailer_at: reader.u64()? };
-        ours.then_some(current)
+        let mut reader = Reader::past([&CURRENT[..], identity], bytes)?;
+        Some(Current { sequence: reader.u64()?, trailer_at: reader.u64()? })
     }
 }
 
@@ -145,28 +140,24 @@ pub(super) struct Trailer {
 
 impl Trailer {
     pub(super) fn encode(&self, identity: &[u8; 16]) -> Vec<u8> {
-        let mut bytes = TRAILER.to_vec();
-        bytes.extend(identity);
+        let mut bytes = [&TRAILER[..], identity].concat();
         for number in [self.sequence, self.base_at, self.table_at, self.entries, self.runs] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(self.table_hash.to_le_bytes());
-        bytes.resize(PAGE as usize - HASH_BYTES, 0);
-        sealed(bytes)
+        sealed(bytes, PAGE as usize)
     }
 
     pub(super) fn decode(bytes: &[u8], identity: &[u8; 16]) -> Option<Trailer> {
-        let mut reader = Reader(unsealed(bytes)?);
-        let ours = reader.take::<8>()? == TRAILER && reader.take::<16>()? == *identity;
-        let trailer = Trailer {
+        let mut reader = Reader::past([&TRAILER[..], identity], bytes)?;
+        Some(Trailer {
             sequence: reader.u64()?,
             base_at: reader.u64()?,
             table_at: reader.u64()?,
             entries: reader.u64()?,
             runs: reader.u64()?,
             table_hash: u128::from_le_bytes(reader.take()?),
-        };
-        ours.then_some(trailer)
+        })
     }
 
     /// How long the table is. `None`: longer than any file.
@@ -225,7 +216,9 @@ impl Run {
     }
 }
 
-fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+/// The structure of these bytes, `len_bytes` long.
+fn sealed(mut bytes: Vec<u8>, len_bytes: usize) -> Vec<u8> {
+    bytes.resize(len_bytes - HASH_BYTES, 0);
     let hash = xxh3_128(&bytes);
     bytes.extend(hash.to_le_bytes());
     bytes
@@ -240,6 +233,10 @@ fn unsealed(bytes: &[u8]) -> Option<&[u8]> {
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
+    /// Of a whole structure that begins with these two.
+    fn past(front: [&[u8]; 2], structure: &'a [u8]) -> Option<Reader<'a>> {
+        unsealed(structure)?.strip_prefix(&*front.concat()).map(Reader)
+    }
     fn some(&mut self, count: usize) -> Option<&'a [u8]> {
         let (front, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::fs::syncfs;
 use selfpage_core::linux::signal;
 
 use super::file::{named, newest};
@@ -126,14 +127,12 @@ impl Place {
         if !self.is_ours() {
             return Err(io::Error::other("somebody else has put a file there, or taken it away, meanwhile"));
         }
-        self.file()?.sync_all()?;
+        let file = self.file()?;
+        file.sync_all()?;
         std::fs::rename(&self.unnamed, &self.path)?;
         self.old = self.new.take();
         close_unused();
-        let directory = self.path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Where a directory cannot be synced, the name is as safe as that file system makes it.
-        let _ = File::open(directory).and_then(|directory| directory.sync_all());
-        Ok(())
+        sync_name(&self.path, &file)
     }
 
     /// The new file comes to nothing. It takes no room any more; where it is all that the lock is on it stays.
@@ -176,6 +175,17 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Has the name of `file` survive a crash of the machine. Where the file system syncs no directories it is as safe as that makes it.
+fn sync_name(path: &Path, file: &File) -> io::Result<()> {
+    let directory = path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let synced = match File::open(directory) {
+        // Names may be made in it, and not read: it is synced with all that there is.
+        Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => return Ok(syncfs(file)?),
+        opened => opened?.sync_all(),
+    };
+    synced.or_else(|cause| if cause.raw_os_error() == Some(libc::EINVAL) { Ok(()) } else { Err(cause) })
 }
 
 fn unnamed(path: &Path) -> PathBuf {

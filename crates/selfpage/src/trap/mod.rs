@@ -10,6 +10,7 @@ pub(crate) mod handler_stack;
 pub(crate) mod handlers;
 pub(crate) mod pager;
 pub(crate) mod stack;
+pub(crate) mod takeover;
 pub(crate) mod thread;
 pub(crate) mod upcall;
 pub(crate) mod worker;

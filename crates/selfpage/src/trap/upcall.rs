@@ -1,9 +1,7 @@
 //! The upcall trap: `SIGBUS` on the faulting thread, which resolves its own fault. Nemesis's notification handler.
 
-use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, VirtAddr};
 use selfpage_core::domain::DomainState;
@@ -13,6 +11,7 @@ use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
 use super::ask::{self, Asked};
+use super::takeover::{self, Blocked, Takeover};
 use super::{handler_stack, stack};
 use crate::domain::Inner;
 use crate::handler::{Answer, FaultKind, Trouble};
@@ -29,14 +28,14 @@ struct Entry {
 
 static DOMAINS: [Entry; MOST_DOMAINS] =
     [const { Entry { inner: AtomicPtr::new(ptr::null_mut()), users: AtomicU32::new(0) } }; MOST_DOMAINS];
-static INSTALL: Once = Once::new();
-static mut BEFORE: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
-/// The handler that was there before was to be called once, and has been.
-static SPENT: AtomicBool = AtomicBool::new(false);
+static SIGBUS: Takeover = Takeover::of(libc::SIGBUS);
 
 /// Has the domain's faults come here. `false`: there are too many domains with upcall regions.
 pub(crate) fn enlist(inner: *const Inner) -> bool {
-    INSTALL.call_once(install);
+    stack::lay_out();
+    // SAFETY: signal-handler: `on_sigbus` calls core in a trap's context, and the handler that was there before. Every signal is
+    // blocked in it: a handler that came in and touched the page at hand would wait for itself.
+    unsafe { SIGBUS.install(on_sigbus, Blocked::Every) };
     let is_there = |entry: &Entry| ptr::eq(entry.inner.load(Ordering::Acquire), inner);
     let takes = |entry: &Entry| {
         let free = ptr::null_mut();
@@ -66,29 +65,13 @@ pub(crate) fn forget_users() {
     handler_stack::forget_all();
 }
 
-fn install() {
-    stack::lay_out();
-    // SAFETY: signal-handler: `on_sigbus` is async-signal-safe: it calls core in a trap's context, and the handler that was
-    // there before. SA_ONSTACK: the faulting thread's own stack may be what is absent. Every signal is blocked in the
-    // handler: one that came in and touched the page at hand would wait for itself.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_sigbus as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        libc::sigfillset(&mut action.sa_mask);
-        // First to know it: a signal may come as soon as ours is there.
-        libc::sigaction(libc::SIGBUS, ptr::null(), (&raw mut BEFORE).cast());
-        libc::sigaction(libc::SIGBUS, &action, ptr::null_mut());
-    }
-}
-
-extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
     let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     if code != libc::BUS_ADRERR {
         // Sent by somebody, or the hardware lost the page: no fill helps there, and the access would come back for ever.
-        // SAFETY: signal-handler: installed before the first signal could come.
-        return unsafe { chain(signal, info, context) };
+        // SAFETY: signal-handler: the arguments are the kernel's.
+        return unsafe { SIGBUS.chain(info, context) };
     }
     // The kernel begins a handler with no right to any memory with a key.
     crate::protection::refresh();
@@ -126,8 +109,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
             Outcome::Failed(_) => break,
         }
     }
-    // SAFETY: signal-handler: installed before the first signal could come.
-    unsafe { chain(signal, info, context) }
+    // SAFETY: signal-handler: the arguments are the kernel's.
+    unsafe { SIGBUS.chain(info, context) }
 }
 
 fn resolve(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, FaultKind)>) {
@@ -242,93 +225,11 @@ fn violation(page: PageNo, info: *mut libc::siginfo_t, context: *mut libc::c_voi
 
 /// The same, made by us.
 fn raise_segv(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: signal-handler: sigaction and the call of a handler that the program installed itself, with the arguments that
-    // the kernel made; the default action is taken by returning to the faulting access with the handler reset.
+    // SAFETY: signal-handler: the arguments that the kernel made, of which the first now tells of this signal.
     unsafe {
         (*info).si_signo = libc::SIGSEGV;
         (*info).si_code = SEGV_ACCERR;
-        let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(libc::SIGSEGV, ptr::null(), &mut action);
-        if action.sa_flags & libc::SA_RESETHAND != 0 {
-            libc::sigaction(libc::SIGSEGV, &default_action(), ptr::null_mut());
-        }
-        call(libc::SIGSEGV, &action, info, context);
-    }
-}
-
-/// Hands the signal to whoever handled it before us.
-///
-/// # Safety
-/// *signal-handler*: called from the handler, with its arguments.
-unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: signal-handler: `install` filled it in.
-    unsafe {
-        let before = &*(&raw const BEFORE).cast::<libc::sigaction>();
-        if before.sa_flags & libc::SA_RESETHAND != 0 && SPENT.swap(true, Ordering::Relaxed) {
-            call(signal, &default_action(), info, context);
-        } else {
-            call(signal, before, info, context);
-        }
-    }
-}
-
-fn default_action() -> libc::sigaction {
-    // SAFETY: signal-handler: all zeros are an action, the default one.
-    unsafe { std::mem::zeroed() }
-}
-
-/// # Safety
-/// *signal-handler*: `action` was installed for `signal`; the rest as the kernel passed it.
-pub(crate) unsafe fn call(
-    signal: libc::c_int,
-    action: &libc::sigaction,
-    info: *mut libc::siginfo_t,
-    context: *mut libc::c_void,
-) {
-    // SAFETY: signal-handler: the program's handler has the type that its flags say.
-    unsafe {
-        if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
-            // A fault cannot be ignored, nor blocked. Sent again, it ends the process when the handler returns.
-            libc::sigaction(signal, &default_action(), ptr::null_mut());
-            libc::sigdelset(&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask, signal);
-            libc::raise(signal);
-            return;
-        }
-        let before = own_mask(signal, action, context);
-        if action.sa_flags & libc::SA_SIGINFO != 0 {
-            let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                std::mem::transmute(action.sa_sigaction);
-            handler(signal, info, context);
-        } else {
-            let handler: extern "C" fn(libc::c_int) = std::mem::transmute(action.sa_sigaction);
-            handler(signal);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
-    }
-}
-
-/// Blocks what the kernel would block for this handler, and no more: the handler may touch managed memory, so `SIGBUS`
-/// stays open. Returns what was blocked.
-///
-/// # Safety
-/// *signal-handler*: as for [`call`].
-unsafe fn own_mask(signal: libc::c_int, action: &libc::sigaction, context: *mut libc::c_void) -> libc::sigset_t {
-    // SAFETY: signal-handler: sets of this thread's signals; the kernel saved the interrupted mask in `context`, of which
-    // the first 64 bits are its own.
-    unsafe {
-        let mut mask: libc::sigset_t = std::mem::zeroed();
-        let interrupted = &raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask;
-        ptr::copy_nonoverlapping(interrupted.cast::<u64>(), (&raw mut mask).cast::<u64>(), 1);
-        for other in (1..=64).filter(|other| libc::sigismember(&action.sa_mask, *other) == 1) {
-            libc::sigaddset(&mut mask, other);
-        }
-        if action.sa_flags & libc::SA_NODEFER == 0 {
-            libc::sigaddset(&mut mask, signal);
-        }
-        libc::sigdelset(&mut mask, libc::SIGBUS);
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &mask, &mut before);
-        before
+        takeover::raise(libc::SIGSEGV, info, context);
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 use selfpage::dirty::Dirty;
 
 use crate::memory::{HUGE, Memory, PAGE};
-use crate::{arm, pages, skip, tracker};
+use crate::{arm, fork, pages, skip, tracker};
 
 #[test]
 fn discarded_pages_count_as_written_once() {
@@ -58,28 +58,22 @@ fn a_forked_child_has_everything_dirty_until_it_arms() {
     (0..16).for_each(|page| memory.write(page, 1));
     arm(&tracker, &memory);
     memory.write(3, 2);
-    // SAFETY: the child uses what it has and ends without the harness.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            tracker.scan(memory.range(), &mut found).unwrap();
-            assert_eq!(found.pages(), 32);
-            tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
-            assert_eq!(found.pages(), 32);
-            memory.write(5, 2);
-            memory.write(20, 2);
-            tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
-            assert_eq!(pages(&memory, &found), [5, 20]);
-            drop(tracker);
-        }));
-        // SAFETY: as above.
-        unsafe { libc::_exit(i32::from(right.is_err())) };
-    }
+    let mut tracker = Some(tracker);
+    let child = fork(|| {
+        let tracker = tracker.take().unwrap();
+        tracker.scan(memory.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), 32);
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), 32);
+        memory.write(5, 2);
+        memory.write(20, 2);
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [5, 20]);
+        drop(tracker);
+    });
+    let tracker = tracker.unwrap();
     memory.write(7, 2);
-    let mut status = -1;
-    // SAFETY: the child is ours, and the kernel fills in the number.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0, "what the child found");
+    assert_eq!(child.wait(), 0, "what the child found");
     tracker.scan(memory.range(), &mut found).unwrap();
     assert_eq!(pages(&memory, &found), [3, 7], "the child's arming and its end are nothing to the parent");
     memory.write(8, 2);

@@ -1,6 +1,8 @@
 //! The tracker of written pages, over each kind of memory that the kernel has.
 
 mod bad;
+#[path = "../child/mod.rs"]
+mod child;
 mod kinds;
 mod memory;
 mod regions;
@@ -12,7 +14,6 @@ mod traps;
 mod without;
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
 
 use memory::{Memory, PAGE};
 use selfpage::dirty::{Dirty, DirtyTracker};
@@ -33,25 +34,15 @@ fn arm(tracker: &DirtyTracker, memory: &Memory) {
 
 /// Runs `work` in a forked child, and says how that ended: 0 for well.
 fn in_child(work: impl FnOnce()) -> i32 {
-    // SAFETY: the child uses what it has and ends without the harness.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        // SAFETY: as above.
-        unsafe { libc::_exit(i32::from(right.is_err())) };
-    }
-    assert!(child > 0, "no child");
-    let (mut status, began) = (-1, Instant::now());
-    // SAFETY: the child is ours, and the kernel fills in the number.
-    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } != child {
-        if began.elapsed() > Duration::from_secs(300) {
-            // SAFETY: as above.
-            unsafe { libc::kill(child, libc::SIGKILL) };
-            panic!("the child hangs");
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    status
+    fork(work).wait()
+}
+
+/// Begins `work` in a forked child.
+fn fork(work: impl FnOnce()) -> child::Child {
+    child::fork(|| {
+        work();
+        true
+    })
 }
 
 #[test]

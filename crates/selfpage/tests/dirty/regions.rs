@@ -6,7 +6,7 @@ use selfpage::{Domain, Kind, Region, Rights, Trap};
 
 use crate::memory::{Memory, PAGE};
 use crate::shadow::{Beyond, compare};
-use crate::{arm, in_child, pages, skip};
+use crate::{arm, fork, in_child, pages, skip};
 
 const FRAMES: usize = 128;
 const TRAPS: [Trap; 2] = [Trap::Worker, Trap::Upcall];
@@ -127,24 +127,15 @@ fn a_forked_child_has_the_region_dirty_until_it_arms() {
     (0..16).for_each(|page| assert_eq!(memory.read(page), 1));
     arm(&tracker, &memory);
     memory.write(3, 2);
-    // SAFETY: the child uses what it has and ends without the harness.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
-            assert_eq!(found.pages(), 2 * FRAMES as u64);
-            memory.write(5, 2);
-            tracker.scan(memory.range(), &mut found).unwrap();
-            assert!(found.contains(memory.page(5)));
-        }));
-        // SAFETY: as above.
-        unsafe { libc::_exit(i32::from(right.is_err())) };
-    }
+    let child = fork(|| {
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), 2 * FRAMES as u64);
+        memory.write(5, 2);
+        tracker.scan(memory.range(), &mut found).unwrap();
+        assert!(found.contains(memory.page(5)));
+    });
     memory.write(7, 2);
-    let mut status = -1;
-    // SAFETY: the child is ours, and the kernel fills in the number.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0, "what the child found");
+    assert_eq!(child.wait(), 0, "what the child found");
     tracker.scan(memory.range(), &mut found).unwrap();
     assert!(found.contains(memory.page(3)) && found.contains(memory.page(7)));
 }

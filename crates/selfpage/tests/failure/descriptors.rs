@@ -6,6 +6,7 @@ use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::FileStore;
 use selfpage::{DescriptorTable, Domain, Region, Rights, Trap};
 
+use crate::child::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 
 const FRAMES: usize = 64;
@@ -231,20 +232,9 @@ fn files_of_a_child_whose_parent_has_no_descriptor() {
             close_all();
             for _ in 0..2 {
                 let theirs = take_the_numbers();
-                // SAFETY: test: the child looks at its pages, and ends.
-                let child = unsafe { libc::fork() };
-                if child == 0 {
-                    check_pages(&file, 0..4 * FRAMES);
-                    check_pages(&restored, 0..4 * FRAMES);
-                    // SAFETY: test: the child's end.
-                    unsafe { libc::_exit(0) };
-                }
-                let mut status = 0;
-                // SAFETY: test: waits for our own child.
-                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-                assert_eq!(status, 0);
-                check_pages(&file, 0..4 * FRAMES);
-                check_pages(&restored, 0..4 * FRAMES);
+                let look = || [&file, &restored].iter().for_each(|region| check_pages(region, 0..4 * FRAMES));
+                forked(look);
+                look();
                 drop(theirs);
             }
         })

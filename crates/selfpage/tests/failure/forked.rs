@@ -7,7 +7,7 @@ use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, Stor
 use selfpage::{Domain, Region, Trap};
 use selfpage_core::pager::{Context, PagerError};
 
-use crate::locking::forked;
+use crate::child::forked;
 use crate::rights::{drop_rights, everybody_serves_system_calls, is_root, skip};
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;

@@ -5,6 +5,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use selfpage::store::MemoryStore;
 use selfpage::{Config, Domain, Kind, Locking, Region, Residence, Rights, Trap};
 
+use crate::child::forked;
 use crate::rights::skip;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
@@ -125,24 +126,6 @@ fn nothing_is_locked_that_shall_not() {
         check_pages(&region, 0..pages(&region));
     })
     .well();
-}
-
-/// Runs `work` in a forked child, which does not unwind.
-pub fn forked(work: impl FnOnce()) {
-    // SAFETY: test: the child does `work` and ends.
-    match unsafe { libc::fork() } {
-        0 => {
-            let right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok();
-            // SAFETY: test: ends without running what belongs to the parent.
-            unsafe { libc::_exit(i32::from(!right)) }
-        }
-        child => {
-            let mut status = 0;
-            // SAFETY: test: waits for our own child.
-            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            assert_eq!(status, 0, "the forked child's end");
-        }
-    }
 }
 
 #[test]

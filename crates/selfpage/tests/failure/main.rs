@@ -1,7 +1,11 @@
 //! Bad input and failure: a clear error, no hang, and no wrong or lost data.
 
 mod behind;
+#[path = "../child/mod.rs"]
+mod child;
 mod descriptors;
+#[path = "../disk/mod.rs"]
+mod disk;
 mod forked;
 mod held;
 mod input;

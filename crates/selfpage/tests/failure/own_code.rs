@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{DescriptorTable, Domain, Kind, Policy, Trap};
+use selfpage::{DescriptorTable, Domain, Kind, Policy, Region, Trap};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
-use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, until};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages, until};
 use crate::tried;
 
 const FRAMES: usize = 64;
@@ -27,6 +27,14 @@ impl Policy for Liar {
     fn victim(&mut self) -> Option<Frame> {
         (self.0)(&mut self.1).map(Frame)
     }
+}
+
+fn numbered_under(trap: Trap, liar: Lie) -> (Domain, Region) {
+    let domain = Domain::with_frames(FRAMES * PAGE).own_policy(Box::new(Liar(liar, 1))).build().unwrap();
+    let store = MemoryStore::new(1 << 26).unwrap();
+    let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
+    number_pages(&mut region);
+    (domain, region)
 }
 
 fn next(seed: &mut u32) -> u32 {
@@ -50,11 +58,7 @@ fn policies_that_lie_but_help() {
     for (trap, name) in TRAPS {
         for (lie, liar) in liars {
             in_child(here!(), &format!("{name}-{lie}"), || {
-                let policy = Box::new(Liar(liar, 1));
-                let domain = Domain::with_frames(FRAMES * PAGE).own_policy(policy).build().unwrap();
-                let store = MemoryStore::new(1 << 26).unwrap();
-                let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).stored(store).unwrap();
-                number_pages(&mut region);
+                let (domain, region) = numbered_under(trap, liar);
                 for _ in 0..3 {
                     check_pages(&region, 0..pages(&region));
                 }
@@ -72,11 +76,7 @@ fn policies_that_never_name_a_victim() {
     for (trap, name) in TRAPS {
         for (lie, liar) in liars {
             in_child(here!(), &format!("{name}-{lie}"), || {
-                let policy = Box::new(Liar(liar, 1));
-                let domain = Domain::with_frames(FRAMES * PAGE).own_policy(policy).build().unwrap();
-                let store = MemoryStore::new(1 << 26).unwrap();
-                let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
-                number_pages(&mut region);
+                numbered_under(trap, liar);
             })
             .by(libc::SIGBUS, &["heap", "no frame"]);
         }
@@ -222,13 +222,7 @@ fn saves_that_fail_and_then_do_not() {
                 let own = Own { fails: fails.clone(), ..Own::default() };
                 let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).user(own).unwrap();
                 fails.save.store(how, SeqCst);
-                let mut written = 0;
-                while region.pin(written * PAGE, PAGE).is_ok() {
-                    let page = &mut region.as_mut_slice::<[u64; 512]>()[written];
-                    (page[0], page[511]) = (written as u64 + 1, !(written as u64));
-                    region.unpin(written * PAGE, PAGE).unwrap();
-                    written += 1;
-                }
+                let written = number_what_fits(&mut region);
                 assert!(written > FRAMES - 8, "{written}");
                 fails.save.store(0, SeqCst);
                 number_pages(&mut region);

@@ -227,18 +227,24 @@ fn write_own(file: &File, region: &Region, from: usize, len: usize, to: usize) -
     unsafe { libc::pwrite(file.as_raw_fd(), at.cast(), len, to as i64) }
 }
 
+/// A region over a file of `count` numbered pages, and the file, if system calls on absent pages are served.
+fn over_its_own(dir: &tempfile::TempDir, count: usize) -> Option<(Domain, Region, File)> {
+    let path = numbered(dir, count);
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    if !domain.serves_system_calls() {
+        crate::rights::skip("uffd", "faults inside system calls cannot be served");
+        return None;
+    }
+    let region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    Some((domain, region, file))
+}
+
 #[test]
 fn written_into_its_own_file_while_absent() {
     in_child(here!(), "", || {
-        let dir = on_disk();
-        let count = 8 * FRAMES;
-        let path = numbered(&dir, count);
-        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        if !domain.serves_system_calls() {
-            return crate::rights::skip("uffd", "faults inside system calls cannot be served");
-        }
-        let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
-        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let (dir, count) = (on_disk(), 8 * FRAMES);
+        let Some((domain, mut region, file)) = over_its_own(&dir, count) else { return };
         // The second half changes all the time: there is always something to save, to the very file.
         for round in 0..3u64 {
             for page in &mut region.as_mut_slice::<[u64; 512]>()[count / 2..] {
@@ -277,15 +283,8 @@ fn written_into_its_own_file_while_absent() {
 #[test]
 fn written_into_its_own_file_while_others_change_everything() {
     in_child(here!(), "", || {
-        let dir = on_disk();
-        let count = 4 * FRAMES;
-        let path = numbered(&dir, count);
-        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        if !domain.serves_system_calls() {
-            return crate::rights::skip("uffd", "faults inside system calls cannot be served");
-        }
-        let region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
-        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let (dir, count) = (on_disk(), 4 * FRAMES);
+        let Some((domain, region, file)) = over_its_own(&dir, count) else { return };
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             for thread in 0..3 {
@@ -362,22 +361,7 @@ fn mount_disk_without_room(dir: &std::path::Path) -> Result<std::path::PathBuf, 
     let image = memory.join("image");
     std::fs::create_dir(&memory).unwrap();
     std::fs::create_dir(&disk).unwrap();
-    let place = std::ffi::CString::new(memory.to_str().unwrap()).unwrap();
-    // SAFETY: test: strings that end, in a namespace of this thread's own.
-    let mounted = unsafe {
-        libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
-            && libc::mount(
-                std::ptr::null(),
-                c"/".as_ptr(),
-                std::ptr::null(),
-                libc::MS_REC | libc::MS_PRIVATE,
-                std::ptr::null(),
-            ) == 0
-            && libc::mount(c"tmpfs".as_ptr(), place.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=8m".as_ptr().cast()) == 0
-    };
-    if !mounted {
-        return Err("run as root");
-    }
+    crate::disk::mount(&memory, 8 << 20).map_err(|_| "run as root")?;
     File::create(&image).unwrap().set_len(32 << 20).unwrap();
     let image = image.as_os_str();
     let options = ["-q", "-F", "-b4096", "-O^has_journal", "-Elazy_itable_init=0"].map(std::ffi::OsStr::new);

@@ -3,7 +3,7 @@
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Rights, Trap};
 
-use crate::locking::forked;
+use crate::child::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
 

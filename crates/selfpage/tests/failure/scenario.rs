@@ -1,7 +1,7 @@
 //! Scenarios that may end or hang their process run in a process of their own, with a time limit.
 
 use std::fmt::Write as _;
-use std::io::{Read, Write as _};
+use std::io::{PipeReader, PipeWriter, Read, Write as _};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -145,6 +145,25 @@ pub fn check_pages(region: &Region, pages: impl IntoIterator<Item = usize>) {
         let page = &all[index];
         assert_eq!((page[0], page[511]), (index as u64 + 1, !(index as u64)), "page {index}");
     }
+}
+
+/// Numbers pages from the first on as long as there is room, asking before each, and says how many that are.
+pub fn number_what_fits(region: &mut Region) -> usize {
+    let mut written = 0;
+    while region.pin(written * PAGE, PAGE).is_ok() {
+        let page = &mut region.as_mut_slice::<[u64; 512]>()[written];
+        (page[0], page[511]) = (written as u64 + 1, !(written as u64));
+        region.unpin(written * PAGE, PAGE).unwrap();
+        written += 1;
+    }
+    written
+}
+
+/// A pipe with a page of sevens in it.
+pub fn sevens() -> (PipeReader, PipeWriter) {
+    let (from, mut into) = std::io::pipe().unwrap();
+    into.write_all(&[7; PAGE]).unwrap();
+    (from, into)
 }
 
 /// How many pages a region has.

@@ -1,12 +1,14 @@
 //! Signals: the program's own faults, its handlers, and system calls on absent pages.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
+use selfpage::dirty::{DirtyTracker, Mechanism};
+use selfpage::protection::ProtectionDomain;
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Region, Rights, Trap};
 
-use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, sevens};
 use crate::tried;
 
 const FRAMES: usize = 64;
@@ -17,17 +19,6 @@ fn four_times_the_frames(trap: Trap) -> (Domain, Region) {
     let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 30).unwrap()).unwrap();
     number_pages(&mut region);
     (domain, region)
-}
-
-/// A pipe with a page of sevens in it.
-fn sevens() -> (OwnedFd, OwnedFd) {
-    let mut ends = [0; 2];
-    // SAFETY: test: two descriptors come out, and the bytes are ours.
-    unsafe {
-        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
-        assert_eq!(libc::write(ends[1], [7u8; PAGE].as_ptr().cast(), PAGE), PAGE as isize);
-        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
-    }
 }
 
 /// read(2) into the absent page 0: it works where the kernel's faults can be served; else it is `EFAULT`, and works with the
@@ -187,21 +178,29 @@ fn a_program_that_answers_its_own_sigsegv() {
 
 /// Says so, and has the access tried again, as crash reporters do that are to be called once.
 extern "C" fn say_once(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    eprintln!("call {}", SEEN.fetch_add(1, SeqCst));
-    assert!(SEEN.load(SeqCst) < 3, "called again and again");
+    let call = SEEN.fetch_add(1, SeqCst);
+    eprintln!("call {call}");
+    if call > 0 {
+        // SAFETY: test: ends the process, and not by a signal.
+        unsafe { libc::_exit(1) };
+    }
+}
+
+fn handle_once(signal: libc::c_int) {
+    // SAFETY: test: installs a handler.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = say_once as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESETHAND;
+        assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+    }
 }
 
 #[test]
 fn a_handler_that_is_to_be_called_once_is() {
     for signal in [libc::SIGBUS, libc::SIGSEGV] {
         in_child(here!(), &format!("{signal}"), || {
-            // SAFETY: test: installs a handler.
-            unsafe {
-                let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = say_once as *const () as usize;
-                action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESETHAND;
-                assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
-            }
+            handle_once(signal);
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             let (file, path) = tempfile::NamedTempFile::new_in("/var/tmp").unwrap().into_parts();
             file.set_len(4 * PAGE as u64).unwrap();
@@ -216,6 +215,28 @@ fn a_handler_that_is_to_be_called_once_is() {
             poke(&region, 0);
         })
         .by(signal, &["call 0"]);
+    }
+}
+
+#[repr(align(4096))]
+struct Page([u8; PAGE]);
+
+#[test]
+fn a_handler_that_is_to_be_called_once_is_behind_one_of_ours() {
+    for ours in ["tracker", "protection"] {
+        in_child(here!(), ours, || {
+            handle_once(libc::SIGSEGV);
+            let page = Box::new(Page([0; PAGE]));
+            let start = page.0.as_ptr().addr();
+            match ours {
+                // SAFETY: test: a page that nobody else has, and that is not freed before the end.
+                "tracker" => unsafe { DirtyTracker::with(Mechanism::Traps).unwrap().arm(start..start + PAGE).unwrap() },
+                _ => drop(ProtectionDomain::new("one")),
+            }
+            // SAFETY: test: there is nothing there.
+            unsafe { std::hint::black_box(std::ptr::without_provenance_mut::<u64>(8)).write_volatile(1) };
+        })
+        .by(libc::SIGSEGV, &["call 0"]);
     }
 }
 

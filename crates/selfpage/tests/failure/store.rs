@@ -9,8 +9,8 @@ use selfpage::pager::{Context, PagerError};
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region, Trap};
 
-use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, until};
-use crate::tried;
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages, until};
+use crate::{disk, tried};
 
 const FRAMES: usize = 64;
 const TRAPS: [Trap; 2] = [Trap::Worker, Trap::Upcall];
@@ -38,14 +38,7 @@ fn full_and_then_not() {
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         let store = MemoryStore::new((FRAMES * PAGE) as u64).unwrap();
         let mut region = domain.region(4 * FRAMES * PAGE).stored(store).unwrap();
-        let mut written = 0;
-        // As much as fits, by asking before each page.
-        while region.pin(written * PAGE, PAGE).is_ok() {
-            let page = &mut region.as_mut_slice::<[u64; 512]>()[written];
-            (page[0], page[511]) = (written as u64 + 1, !(written as u64));
-            region.unpin(written * PAGE, PAGE).unwrap();
-            written += 1;
-        }
+        let written = number_what_fits(&mut region);
         assert!(written > FRAMES, "{written}");
         let error = region.pin(written * PAGE, PAGE).unwrap_err();
         assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
@@ -78,22 +71,8 @@ fn cpu_us() -> i64 {
 fn a_full_disk() {
     in_child(here!(), "", || {
         let dir = tempfile::tempdir().unwrap();
-        let place = std::ffi::CString::new(dir.path().to_str().unwrap()).unwrap();
-        // SAFETY: test: strings that end, in a namespace of this thread's own.
-        let mounted = unsafe {
-            libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
-                && libc::mount(
-                    std::ptr::null(),
-                    c"/".as_ptr(),
-                    std::ptr::null(),
-                    libc::MS_REC | libc::MS_PRIVATE,
-                    std::ptr::null(),
-                ) == 0
-                && libc::mount(c"tmpfs".as_ptr(), place.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=256k".as_ptr().cast())
-                    == 0
-        };
-        if !mounted {
-            return crate::rights::skip("mount", "needs root, to mount a disk of 256 KiB");
+        if let Err(error) = disk::mount(dir.path(), 256 << 10) {
+            return crate::rights::skip("mount", &format!("{error}: run as root"));
         }
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         let store = FileStore::unnamed_in(dir.path(), (8 * FRAMES * PAGE) as u64).unwrap();
@@ -157,10 +136,30 @@ impl BackingStore for Failing {
     }
 }
 
-fn with_failing(trap: Trap, store: &Arc<Failing>) -> (Domain, Region) {
+/// A region with its pages numbered, most of them in the store.
+fn numbered_over(trap: Trap, store: Arc<dyn BackingStore>) -> (Domain, Region) {
     let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-    let region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored_in(store.clone()).unwrap();
+    let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored_in(store).unwrap();
+    number_pages(&mut region);
     (domain, region)
+}
+
+/// The pages that cannot be read: each says why when it is asked for by name. The others are right.
+fn unreadable(region: &Region, why: Kind) -> Vec<usize> {
+    let fails = |index: &usize| match tried::read(region.as_ptr().wrapping_add(index * PAGE).cast()) {
+        Ok(word) => {
+            assert_eq!(word, *index as u64 + 1);
+            false
+        }
+        Err(signal) => {
+            assert_eq!(signal, libc::SIGBUS);
+            let error = region.pin(index * PAGE, PAGE).unwrap_err();
+            assert_eq!(error.kind(), why, "{error}");
+            assert!(error.to_string().contains("heap"), "{error}");
+            true
+        }
+    };
+    (0..pages(region)).filter(fails).collect()
 }
 
 #[test]
@@ -168,8 +167,7 @@ fn reads_fail() {
     for trap in TRAPS {
         in_child(here!(), name(trap), || {
             let store = Failing::new();
-            let (_domain, mut region) = with_failing(trap, &store);
-            number_pages(&mut region);
+            let (_domain, region) = numbered_over(trap, store.clone());
             store.read.store(libc::EIO as u32, SeqCst);
             let sum: u64 = region.as_slice::<[u64; 512]>().iter().map(|page| page[0]).sum();
             println!("read {sum}");
@@ -183,8 +181,7 @@ fn a_clone_lacks_what_its_source_could_not_read_when_it_went() {
     for trap in TRAPS {
         in_child(here!(), name(trap), || {
             let store = Failing::new();
-            let (_domain, mut region) = with_failing(trap, &store);
-            number_pages(&mut region);
+            let (_domain, region) = numbered_over(trap, store.clone());
             let mut clone = region.cow_clone(MemoryStore::new(1 << 30).unwrap()).unwrap();
             store.read.store(libc::EIO as u32, SeqCst);
             drop(region);
@@ -215,22 +212,9 @@ fn reads_fail_and_then_do_not() {
         in_child(here!(), name(trap), || {
             tried::catch();
             let store = Failing::new();
-            let (_domain, mut region) = with_failing(trap, &store);
-            number_pages(&mut region);
+            let (_domain, region) = numbered_over(trap, store.clone());
             store.read.store(libc::EIO as u32, SeqCst);
-            let mut failed = Vec::new();
-            for index in 0..pages(&region) {
-                match tried::read(region.as_ptr().wrapping_add(index * PAGE).cast()) {
-                    Ok(word) => assert_eq!(word, index as u64 + 1),
-                    Err(signal) => {
-                        assert_eq!(signal, libc::SIGBUS);
-                        let error = region.pin(index * PAGE, PAGE).unwrap_err();
-                        assert_eq!(error.kind(), Kind::Io, "{error}");
-                        assert!(error.to_string().contains("heap"), "{error}");
-                        failed.push(index);
-                    }
-                }
-            }
+            let failed = unreadable(&region, Kind::Io);
             assert!(failed.len() >= 2 * FRAMES, "{failed:?}");
             store.read.store(0, SeqCst);
             // A failed page is asked for again by name; in an upcall region any access does that.
@@ -250,8 +234,7 @@ fn a_failed_page_that_is_discarded_is_new() {
         in_child(here!(), name(trap), || {
             tried::catch();
             let store = Failing::new();
-            let (_domain, mut region) = with_failing(trap, &store);
-            number_pages(&mut region);
+            let (_domain, mut region) = numbered_over(trap, store.clone());
             region.evict(0, PAGE).unwrap();
             until("page 0 is saved and its frame used", || {
                 let _ = region.as_slice::<[u64; 512]>()[FRAMES..].iter().map(|page| page[0]).sum::<u64>();
@@ -273,8 +256,7 @@ fn writes_fail() {
         in_child(here!(), name(trap), || {
             let store = Failing::new();
             store.write.store(libc::EIO as u32, SeqCst);
-            let (_domain, mut region) = with_failing(trap, &store);
-            number_pages(&mut region);
+            numbered_over(trap, store.clone());
         })
         .by(libc::SIGBUS, &["heap", "offset", "no frame, because pages cannot be saved", "errno 5"]);
     }
@@ -285,8 +267,7 @@ fn writes_fail_and_then_do_not() {
     for trap in TRAPS {
         in_child(here!(), name(trap), || {
             let store = Failing::new();
-            let (domain, mut region) = with_failing(trap, &store);
-            number_pages(&mut region);
+            let (domain, mut region) = numbered_over(trap, store.clone());
             region.flush(0, region.len_bytes()).unwrap();
             store.write.store(libc::EIO as u32, SeqCst);
             let some = FRAMES / 2;
@@ -333,10 +314,8 @@ fn a_damaged_page_is_noticed() {
         in_child(here!(), name(trap), || {
             let dir = tempfile::tempdir_in("/var/tmp").unwrap();
             let path = dir.path().join("store");
-            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
-            let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
-            number_pages(&mut region);
+            let (_domain, region) = numbered_over(trap, Arc::new(store));
             assert!(damage(&path) > FRAMES);
             // Gone before the end that comes.
             drop(dir);
@@ -353,24 +332,10 @@ fn damaged_pages_are_lost_and_the_others_right() {
             tried::catch();
             let dir = tempfile::tempdir_in("/var/tmp").unwrap();
             let path = dir.path().join("store");
-            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
-            let mut region = domain.region(4 * FRAMES * PAGE).name("heap").trap(trap).stored(store).unwrap();
-            number_pages(&mut region);
+            let (_domain, region) = numbered_over(trap, Arc::new(store));
             let damaged = damage(&path);
-            let mut lost = 0;
-            for index in 0..pages(&region) {
-                let at = region.as_ptr().wrapping_add(index * PAGE).cast::<u64>();
-                match tried::read(at) {
-                    Ok(word) => assert_eq!(word, index as u64 + 1),
-                    Err(signal) => {
-                        assert_eq!(signal, libc::SIGBUS);
-                        let error = region.pin(index * PAGE, PAGE).unwrap_err();
-                        assert_eq!(error.kind(), Kind::Lost, "{error}");
-                        lost += 1;
-                    }
-                }
-            }
+            let lost = unreadable(&region, Kind::Lost).len();
             assert!(lost > FRAMES && lost <= damaged, "{lost} of {damaged}");
         })
         .well();

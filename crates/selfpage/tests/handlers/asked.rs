@@ -1,13 +1,13 @@
 //! What a handler is asked, what it may do, and what becomes of its answer.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use selfpage::store::MemoryStore;
 use selfpage::{Access, Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Trap};
 
-use crate::scenario::{here, in_child};
+use crate::scenario::{here, in_child, sevens};
 use crate::{PAGE, TRAPS, handled, read, tried, word, write};
 
 fn unprotect(fault: &MemoryFault<'_>) -> Answer {
@@ -205,17 +205,6 @@ fn four_threads_share_protected_pages() {
             "{name}"
         );
         drop(domain);
-    }
-}
-
-/// A pipe with a page of sevens in it.
-fn sevens() -> (OwnedFd, OwnedFd) {
-    let mut ends = [0; 2];
-    // SAFETY: test: two descriptors come out, and the bytes are ours.
-    unsafe {
-        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
-        assert_eq!(libc::write(ends[1], [7u8; PAGE].as_ptr().cast(), PAGE), PAGE as isize);
-        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
     }
 }
 

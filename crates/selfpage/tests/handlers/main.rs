@@ -1,5 +1,7 @@
 //! Protected pages, and handlers of the program's own.
 
+#[path = "../child/mod.rs"]
+mod child;
 #[allow(dead_code)]
 #[path = "../failure/scenario.rs"]
 mod scenario;

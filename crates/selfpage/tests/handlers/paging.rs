@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use selfpage::store::MemoryStore;
 use selfpage::{Answer, Domain, MemoryFault, Protection, Region, Trap};
 
+use crate::child::forked;
 use crate::scenario::{here, in_child, until};
 use crate::{FRAMES, PAGE, TRAPS, WORDS, handled, read, tried, word, write};
 
@@ -160,24 +161,6 @@ fn a_page_that_is_not_in_the_region_is_an_error() {
     let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
     let region = domain.region(0).file(file.path(), 0, selfpage::Rights::Read).unwrap();
     assert_eq!(region.protect(0, PAGE, Protection::ReadWrite).unwrap_err().kind(), selfpage::Kind::Invalid);
-}
-
-/// Runs `work` in a forked child, which ends well.
-fn forked(work: impl FnOnce()) {
-    // SAFETY: test: the child does `work` and ends.
-    unsafe {
-        match libc::fork() {
-            0 => {
-                let well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok();
-                libc::_exit(i32::from(!well));
-            }
-            child => {
-                let mut status = 0;
-                assert_eq!(libc::waitpid(child, &mut status, 0), child);
-                assert_eq!(status, 0);
-            }
-        }
-    }
 }
 
 fn asks_of_all(region: &Region, asked: &AtomicU32, name: &str) {

@@ -1,31 +1,45 @@
 //! One `Snapshots` at a time writes to a path, whoever made it and whatever has become of the file.
 
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::{Domain, Kind, Region};
 
-use super::{PAGE, Words, saved};
+use super::{PAGE, Words, child, saved};
 
-fn region(domain: &Domain) -> Region {
-    domain.region(16 * PAGE).zero().unwrap()
-}
-
-fn domain() -> Domain {
-    Domain::with_frames(64 * PAGE).build().unwrap()
+/// Two domains with a region each.
+fn two() -> [(Domain, Region); 2] {
+    [(); 2].map(|()| {
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let region = domain.region(16 * PAGE).zero().unwrap();
+        (domain, region)
+    })
 }
 
 fn kind(made: selfpage::Result<Snapshots>) -> Option<Kind> {
     made.err().map(|error| error.kind())
 }
 
+/// Two places: at the first there is a snapshot, and at the second none yet.
+fn begun(dir: &Path, regions: &[(Domain, Region); 2]) -> ([PathBuf; 2], Snapshots, Snapshots) {
+    let places = ["one.snap", "two.snap"].map(|name| dir.join(name));
+    let mut first = Snapshots::of(&[&regions[0].1], &places[0]).unwrap();
+    first.take().unwrap();
+    let second = Snapshots::of(&[&regions[1].1], &places[1]).unwrap();
+    (places, first, second)
+}
+
+fn taken_anew(places: &[PathBuf; 2], regions: &[(Domain, Region); 2]) -> [Option<Kind>; 2] {
+    [0, 1].map(|at| kind(Snapshots::of(&[&regions[at].1], &places[at])))
+}
+
 #[test]
 fn the_second_is_refused_before_there_is_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("one.snap");
-    let (here, there) = (domain(), domain());
-    let (mine, other) = (region(&here), region(&there));
+    let [(_here, mine), (_there, other)] = two();
     let mut first = Snapshots::of(&[&mine], &path).unwrap();
     assert_eq!(kind(Snapshots::of(&[&other], &path)), Some(Kind::Held));
     assert!(!path.exists(), "it has no snapshot yet");
@@ -45,8 +59,7 @@ fn the_second_is_refused_before_there_is_a_file() {
 fn a_file_that_loses_its_name_gets_no_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let (path, kept) = (dir.path().join("one.snap"), dir.path().join("kept.snap"));
-    let (here, there) = (domain(), domain());
-    let (mine, other) = (region(&here), region(&there));
+    let [(_here, mine), (_there, other)] = two();
     let words = Words::of(&mine);
     let mut snapshots = Snapshots::of(&[&mine], &path).unwrap();
     for round in 1..4u64 {
@@ -74,40 +87,29 @@ fn a_file_that_loses_its_name_gets_no_snapshot() {
 
 #[test]
 fn a_child_that_lives_on_does_not_keep_the_place() {
-    let dir = tempfile::tempdir().unwrap();
-    let (path, unmade) = (dir.path().join("one.snap"), dir.path().join("two.snap"));
-    let (here, there) = (domain(), domain());
-    let (mine, other) = (region(&here), region(&there));
-    let mut first = Snapshots::of(&[&mine], &path).unwrap();
-    first.take().unwrap();
-    let second = Snapshots::of(&[&other], &unmade).unwrap();
+    let (dir, regions) = (tempfile::tempdir().unwrap(), two());
+    let (places, first, second) = begun(dir.path(), &regions);
     let (mut told, writer) = std::io::pipe().unwrap();
     let mut parents = Some((first, second, writer));
     // What a child has of the parent's says nothing about the parent's files when it goes.
-    assert_eq!(super::in_child(|| parents.take().is_some()), 0);
+    assert_eq!(child::in_child(|| parents.take().is_some()), 0);
     assert!(dir.path().join("two.snap.new").exists());
-    let child = super::fork(|| {
+    let child = child::fork(|| {
         let kept = parents.take().map(|(first, second, writer)| (first, second, drop(writer)));
         told.read_to_end(&mut Vec::new()).is_ok() && kept.is_some()
     });
     let (mut first, second, writer) = parents.take().unwrap();
     first.take().unwrap();
     drop((first, second));
-    assert_eq!(kind(Snapshots::of(&[&mine], &path)), None);
-    assert_eq!(kind(Snapshots::of(&[&other], &unmade)), None);
+    assert_eq!(taken_anew(&places, &regions), [None, None]);
     drop(writer);
     assert_eq!(child.wait(), 0);
 }
 
 #[test]
 fn a_process_that_is_just_being_started_does_not_keep_the_place() {
-    let dir = tempfile::tempdir().unwrap();
-    let (path, unmade) = (dir.path().join("one.snap"), dir.path().join("two.snap"));
-    let (here, there) = (domain(), domain());
-    let (mine, other) = (region(&here), region(&there));
-    let mut first = Snapshots::of(&[&mine], &path).unwrap();
-    first.take().unwrap();
-    let second = Snapshots::of(&[&other], &unmade).unwrap();
+    let (dir, regions) = (tempfile::tempdir().unwrap(), two());
+    let (places, first, second) = begun(dir.path(), &regions);
     // Before exec it has all that this process has open, and no handler of a fork has run.
     // SAFETY: test: as fork(2); the child waits for its end and does nothing else.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
@@ -118,7 +120,7 @@ fn a_process_that_is_just_being_started_does_not_keep_the_place() {
         unsafe { libc::_exit(0) };
     }
     drop((first, second));
-    let again = [kind(Snapshots::of(&[&mine], &path)), kind(Snapshots::of(&[&other], &unmade))];
+    let again = taken_anew(&places, &regions);
     let mut status = 0;
     // SAFETY: test: ends our own child, and waits for it.
     let ended = unsafe { libc::kill(child, libc::SIGKILL) == 0 && libc::waitpid(child, &mut status, 0) == child };

@@ -151,7 +151,7 @@ fn a_forked_child_has_both() {
             (source.as_slice::<u64>()[page * 512], clone.as_slice::<u64>()[page * 512]) == expected
         })
     };
-    assert_eq!(super::in_child(|| diverge(5000)), 0);
+    assert_eq!(super::child::in_child(|| diverge(5000)), 0);
     assert!(diverge(6000));
 }
 

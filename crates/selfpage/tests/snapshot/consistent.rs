@@ -216,7 +216,7 @@ fn a_fork_in_the_middle_disturbs_neither() {
         });
         let own = dir.path().join("child.snap");
         for _ in 0..10 {
-            let ended = super::in_child(|| {
+            let ended = super::child::in_child(|| {
                 (0..PAGES).all(|page| {
                     let right = words.at(page, 0).load(Ordering::Relaxed) == page as u64 + 1;
                     words.at(page, 2).store(7, Ordering::Relaxed);

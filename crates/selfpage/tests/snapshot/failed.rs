@@ -1,33 +1,18 @@
 //! A snapshot that cannot be written: nobody hangs, and the one before stays.
 
-use std::ffi::CString;
 use std::io;
-use std::path::Path;
-use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::{Domain, Kind, Locking};
 
-use super::{PAGE, Words, saved, skip};
-
-/// Mounts a small disk where only this thread, and those it starts, see it: nothing is left of it when they end.
-fn mount_small_disk(dir: &Path, pages: usize) -> io::Result<()> {
-    let (dir, options) = (CString::new(dir.to_str().unwrap())?, CString::new(format!("size={}", pages * PAGE))?);
-    // SAFETY: mount-own-namespace: strings that end, and a namespace that is this thread's own.
-    let done = unsafe {
-        libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
-            && libc::mount(null(), c"/".as_ptr(), null(), libc::MS_REC | libc::MS_PRIVATE, null()) == 0
-            && libc::mount(c"tmpfs".as_ptr(), dir.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast()) == 0
-    };
-    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
+use super::{PAGE, Words, disk, saved, skip};
 
 #[test]
 fn on_a_full_disk_the_old_one_stays_and_the_program_goes_on() {
     const PAGES: usize = 200;
     let dir = tempfile::tempdir().unwrap();
-    if let Err(error) = mount_small_disk(dir.path(), PAGES + 100) {
+    if let Err(error) = disk::mount(dir.path(), (PAGES + 100) * PAGE) {
         return skip::skip("mount", &format!("{error}: run as root"));
     }
     let path = dir.path().join("one.snap");
@@ -68,6 +53,62 @@ fn on_a_full_disk_the_old_one_stays_and_the_program_goes_on() {
     snapshots.take().unwrap();
     let new = Snapshot::open(&path).unwrap();
     assert!((0..PAGES).all(|page| saved(&new, 0, page)[0] == 3000 + page as u64));
+}
+
+/// A system call that fails: its number, which argument to look at, what that is at the most, and the errno.
+type Refused = (libc::c_long, u32, u32, i32);
+
+/// Has it fail on this thread from now on.
+fn refuse((call, argument, most, errno): Refused) -> io::Result<()> {
+    let line = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = |at| line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
+    let end = |what| line(libc::BPF_RET | libc::BPF_K, what, 0, 0);
+    let mut lines = [
+        load(0),
+        line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 3),
+        load(16 + 8 * argument),
+        line(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, most, 1, 0),
+        end(libc::SECCOMP_RET_ERRNO | errno as u32),
+        end(libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
+    // SAFETY: test: the kernel copies the program.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0) == 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[test]
+fn a_name_that_need_not_survive_is_told() {
+    // Files of snapshots have high numbers: what has a low one is the directory.
+    let sync = |errno| (libc::SYS_fsync, 0, 99, errno);
+    // To be read only, as nothing is but the directory.
+    let open = (libc::SYS_openat, 2, libc::O_CLOEXEC as u32, libc::EACCES);
+    let sync_all = (libc::SYS_syncfs, 0, u32::MAX, libc::EIO);
+    let cases: [(&[Refused], _); 4] = [
+        (&[sync(libc::EIO)], Some(Kind::Io)),
+        (&[sync(libc::EINVAL)], None),
+        (&[open], None),
+        (&[open, sync_all], Some(Kind::Io)),
+    ];
+    for (refused, told) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one.snap");
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let region = domain.region(16 * PAGE).zero().unwrap();
+        let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+        let first = || refused.iter().try_for_each(|call| refuse(*call)).map(|()| snapshots.take());
+        let first = match std::thread::scope(|scope| scope.spawn(first).join().unwrap()) {
+            Ok(taken) => taken,
+            Err(why) => return skip::skip("seccomp", &format!("system calls cannot be made to fail: {why}")),
+        };
+        assert_eq!(first.as_ref().err().map(|error| error.kind()), told, "{refused:?}: {first:?}");
+        let second = snapshots.take().unwrap();
+        assert_eq!(second.pages == 16, told.is_some(), "anew where the first may be lost: {second:?}");
+        Snapshot::open(&path).unwrap().verify().unwrap();
+    }
 }
 
 #[test]

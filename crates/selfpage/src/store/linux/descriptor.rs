@@ -1,5 +1,6 @@
 //! A file known by the number of its descriptor, and locks that the kernel drops with the last descriptor.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -23,8 +24,30 @@ const NO_NUMBER: RawFd = RawFd::MAX;
 /// closed where it still names our file, and whoever reads through it must be able to tell right bytes from wrong ones.
 pub struct Descriptor {
     number: AtomicI32,
+    identity: Identity,
+}
+
+/// Which file it is, whatever number or name leads to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Identity {
     device: u64,
     inode: u64,
+}
+
+impl Identity {
+    fn of(stat: &Stat) -> Identity {
+        Identity { device: stat.st_dev, inode: stat.st_ino }
+    }
+
+    /// That the other is the same file, or an error.
+    fn check(self, other: Identity) -> io::Result<()> {
+        if self == other { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EBADF)) }
+    }
+}
+
+/// A name for what descriptor `number` of `thread`'s table is.
+fn name_in_table(thread: impl Display, number: RawFd) -> String {
+    format!("/proc/self/task/{thread}/fd/{number}")
 }
 
 impl Descriptor {
@@ -32,7 +55,7 @@ impl Descriptor {
     pub fn new(file: OwnedFd) -> io::Result<Descriptor> {
         let stat = fstat(&file)?;
         let number = raise(file).into_raw_fd();
-        Ok(Descriptor { number: AtomicI32::new(number), device: stat.st_dev, inode: stat.st_ino })
+        Ok(Descriptor { number: AtomicI32::new(number), identity: Identity::of(&stat) })
     }
 
     /// The number.
@@ -48,11 +71,9 @@ impl Descriptor {
     /// Opens the same file anew: another open file description, so other locks. `table_of` is a thread of this process
     /// that has the descriptor in its table.
     pub fn reopen(&self, table_of: i32, flags: OFlags) -> io::Result<Descriptor> {
-        let path = format!("/proc/self/task/{table_of}/fd/{}", self.number());
-        let anew = Descriptor::new(open(path, OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty())?)?;
-        if (anew.device, anew.inode) != (self.device, self.inode) {
-            return Err(io::Error::from_raw_os_error(libc::EBADF));
-        }
+        let name = name_in_table(table_of, self.number());
+        let anew = Descriptor::new(open(name, OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty())?)?;
+        anew.identity.check(self.identity)?;
         Ok(anew)
     }
 
@@ -88,7 +109,7 @@ impl Descriptor {
     }
 
     fn is(&self, stat: &Stat) -> bool {
-        (stat.st_dev, stat.st_ino) == (self.device, self.inode)
+        Identity::of(stat) == self.identity
     }
 
     /// Closes the number, where it names our file. It names nothing of ours from then on.
@@ -160,10 +181,7 @@ pub(crate) fn take_descriptor(thread: u32, number: RawFd) -> io::Result<()> {
         // Before Linux 6.9 only the first thread's can be had, which the program's others share.
         Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => {
             let taken = of_table(std::process::id(), 0, number)?;
-            let (have, want) = (fstat(&taken)?, stat(format!("/proc/self/task/{thread}/fd/{number}"))?);
-            if (have.st_dev, have.st_ino) != (want.st_dev, want.st_ino) {
-                return Err(io::Error::from_raw_os_error(libc::EBADF));
-            }
+            Identity::of(&fstat(&taken)?).check(Identity::of(&stat(name_in_table(thread, number))?))?;
             taken
         }
         taken => taken?,
@@ -187,8 +205,8 @@ pub(crate) struct Lost {
 impl Lost {
     /// Copies descriptor `number` of `thread`'s table. `None`: it is in the calling thread's too, and so in a child's.
     pub(crate) fn of(thread: u32, number: RawFd) -> io::Result<Option<Lost>> {
-        let theirs = stat(format!("/proc/self/task/{thread}/fd/{number}"))?;
-        if fstat(borrow_number(number)).is_ok_and(|ours| (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)) {
+        let theirs = Identity::of(&stat(name_in_table(thread, number))?);
+        if fstat(borrow_number(number)).is_ok_and(|ours| Identity::of(&ours) == theirs) {
             return Ok(None);
         }
         let copy = match of_table(thread, PIDFD_THREAD, number) {
@@ -222,7 +240,7 @@ fn opened_anew(thread: u32, number: RawFd) -> io::Result<OwnedFd> {
     let flags = info.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
     // That it was made without a name is no way to open it.
     let flags = OFlags::from_bits_retain(flags.ok_or(io::ErrorKind::InvalidData)?).difference(OFlags::TMPFILE);
-    Ok(open(format!("/proc/self/task/{thread}/fd/{number}"), flags | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(open(name_in_table(thread, number), flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// A copy of descriptor `number` of the thread's table.

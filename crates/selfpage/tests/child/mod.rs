@@ -1,0 +1,59 @@
+//! Forked children of a test.
+#![allow(dead_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+/// How long one may take before it hangs.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// A forked child.
+pub struct Child(i32);
+
+/// Begins `work` in one, which ends well where that returns true.
+pub fn fork(work: impl FnOnce() -> bool) -> Child {
+    // SAFETY: test: the child only does `work` and ends; what it needs of the library was made ready by its handlers.
+    match unsafe { libc::fork() } {
+        0 => {
+            let right = catch_unwind(AssertUnwindSafe(work)).unwrap_or(false);
+            // SAFETY: test: ends without running what belongs to the parent.
+            unsafe { libc::_exit(i32::from(!right)) }
+        }
+        child => {
+            assert!(child > 0, "no child");
+            Child(child)
+        }
+    }
+}
+
+impl Child {
+    /// How it ended: 0 for well.
+    pub fn wait(self) -> i32 {
+        let (mut status, began) = (0, Instant::now());
+        // SAFETY: test: waits for our own child.
+        while unsafe { libc::waitpid(self.0, &mut status, libc::WNOHANG) } != self.0 {
+            if began.elapsed() > LIMIT {
+                // SAFETY: test: ends it.
+                unsafe { libc::kill(self.0, libc::SIGKILL) };
+                panic!("the child hangs");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        status
+    }
+}
+
+/// Runs `work` in a forked child, and says how that ended: 0 for well.
+pub fn in_child(work: impl FnOnce() -> bool) -> i32 {
+    fork(work).wait()
+}
+
+/// Runs `work` in a forked child, which ends well.
+#[track_caller]
+pub fn forked(work: impl FnOnce()) {
+    let status = in_child(|| {
+        work();
+        true
+    });
+    assert_eq!(status, 0, "the forked child's end");
+}
