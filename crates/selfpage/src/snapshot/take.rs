@@ -302,8 +302,8 @@ impl Reading<'_> {
         }
         copies += self.write_copies(writing, &mut images)?;
         if state.cut.lacks() {
-            let cause =
-                "there was no frame for the copy of a page that the program wrote to; give the domain more frames";
+            let cause = "a page that the program wrote to could not be copied before, most likely because there was no frame for \
+                         the copy: give the domain more frames";
             return Err(Error::new(Kind::OutOfSpace, "take", named(&self.subject.path), cause));
         }
         Ok((pages + copies, copies))
