@@ -16,7 +16,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
 use selfpage_core::linux::die;
-use selfpage_core::linux::{memory, thread};
+use selfpage_core::linux::{Errno, memory, thread};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::region::{Access, Rights};
@@ -287,12 +287,30 @@ impl Bound {
         self.asking.changes.load(Ordering::Relaxed)
     }
 
-    /// The mapping itself is about to refuse an access.
-    pub(crate) fn note_refusal(&self) {
+    /// Has the mapping itself refuse what `access` does not allow in a page, as long as that is `right`: only the kernel can fail an
+    /// access of a thread that it has stopped.
+    ///
+    /// # Errors
+    /// There are as many mappings as there can be.
+    pub(crate) fn refuse(
+        &self,
+        page: PageNo,
+        access: memory::Access,
+        right: impl FnOnce() -> bool,
+    ) -> std::result::Result<(), Errno> {
         self.asking.refusals.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: region-owned: a page that the program has no such access to now.
+        let refused = unsafe { memory::protect(page.addr().0, PAGE_BYTES, access) };
+        // Whoever makes it wrong looks for refusals afterwards, and we for that: one of us sees the other.
+        if !right() {
+            self.take_refusals_back(PageRange { first: page, count: 1 });
+            return Ok(());
+        }
+        refused
     }
 
-    /// Has the mapping refuse nothing in a range any more, after what is wanted of its pages has changed.
+    /// Has the mapping refuse nothing in a range any more, after what is wanted of its pages has changed, or somebody has asked for them
+    /// by name.
     pub(crate) fn take_refusals_back(&self, range: PageRange) {
         if self.asking.refusals.load(Ordering::SeqCst) > 0
             && self.asking.access == memory::Access::ReadWrite

@@ -96,6 +96,19 @@ pub(super) fn forgo(domain: &DomainState, page: PageNo) -> bool {
     false
 }
 
+/// Whether `page` is in core, and its contents must be given to a clone before they may change.
+///
+/// # Context
+/// Any, outside the gate.
+pub fn is_owed(domain: &DomainState, page: PageNo) -> bool {
+    let _inside = domain.gate.enter(domain.mmu);
+    domain.regions.find(page).is_some_and(|region| {
+        let resident = |word: &PageWord| word.load().state() == State::Resident;
+        let owed = |heir: &Region| heir.sets.inherited.contains(region.index(page));
+        region.word(page).is_some_and(resident) && region.heir().is_some_and(owed)
+    })
+}
+
 enum Kept {
     Yes,
     /// The image has the page, or does without.

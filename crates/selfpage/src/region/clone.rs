@@ -21,7 +21,8 @@ impl Region {
     ///
     /// The clone has no frame at first. A page that is first read or written in the clone, or about to be written to in this
     /// region, gets one, with a copy; until then this region's is the only one. (One frame under two addresses is not to be had of
-    /// private memory.) This region's pages are armed, as for a snapshot: the first write to each is a fault.
+    /// private memory.) This region's pages are armed, as for a snapshot: the first write to each is a fault. It fails where no frame
+    /// can be had for the clone's page.
     ///
     /// A region has one clone at a time that has not all its pages yet. Dropping this region gives the clone what it lacks;
     /// dropping the clone costs nothing more.

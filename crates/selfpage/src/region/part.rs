@@ -79,7 +79,9 @@ impl Bound {
     pub(crate) fn discard(&self, inner: &Inner, range: PageRange) -> Result<()> {
         let stays =
             |(page, why)| Error::failure("discard", format!("{}, which its clone needs", self.page_name(page)), why);
-        inner.discard(range).map_err(stays)
+        let done = inner.discard(range).map_err(stays);
+        self.take_refusals_back(range);
+        done
     }
 
     pub(crate) fn page_name(&self, page: PageNo) -> String {

@@ -138,7 +138,7 @@ fn resolve(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, FaultKin
     }
     let outcome = fault::resolve_asking(state, Context::Trap, fault);
     if let Outcome::Failed(failure) = outcome {
-        inner.report(page, failure);
+        inner.report("SIGBUS", page, failure);
     }
     if is_the_programs_own(state, outcome, fault) {
         return (Outcome::NotOurs, None);
@@ -197,7 +197,7 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void)
 fn fetch(inner: &Inner, fault: Fault) -> Outcome {
     let outcome = fault::resolve(inner.state(), Context::Trap, fault);
     if let Outcome::Failed(failure) = outcome {
-        inner.report(fault.addr.page(), failure);
+        inner.report("SIGBUS", fault.addr.page(), failure);
     }
     outcome
 }

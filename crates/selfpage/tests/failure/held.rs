@@ -1,5 +1,6 @@
 //! Pages that the program or the kernel holds when they should go.
 
+use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use io_uring::IoUring;
@@ -122,6 +123,48 @@ fn all_by_the_kernel() {
             check_pages(&region, 0..pages(&region));
         })
         .well();
+    }
+}
+
+#[test]
+fn all_by_pins_when_a_clone_needs_a_frame() {
+    for (trap, name) in TRAPS {
+        let signal = if trap == Trap::Upcall { libc::SIGBUS } else { libc::SIGSEGV };
+        let clone = || {
+            let (domain, region) = four_times_the_frames(trap);
+            let clone = region.cow_clone(MemoryStore::new(1 << 30).unwrap()).unwrap();
+            let held = (0..pages(&region)).take_while(|page| region.pin(page * PAGE, PAGE).is_ok()).count();
+            assert!(held > FRAMES - 8, "{held}");
+            (domain, region, clone, held)
+        };
+        in_child(here!(), name, || {
+            tried::catch();
+            let (_domain, region, clone, held) = clone();
+            let first = region.as_ptr().cast::<u64>();
+            for _ in 0..2 {
+                assert_eq!(tried::write(first, 7), Err(signal));
+                // SAFETY: test: a page of the region, which nobody holds a reference into.
+                let page = unsafe { std::slice::from_raw_parts_mut(first.cast::<u8>(), PAGE) };
+                let error = std::fs::File::open("/dev/zero").unwrap().read(page).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "a system call");
+                assert_eq!(tried::read(first), Ok(1), "what is there can be read");
+            }
+            region.unpin(0, held * PAGE).unwrap();
+            // Whoever asks for it by name has it anew.
+            region.pin(0, PAGE).unwrap();
+            region.unpin(0, PAGE).unwrap();
+            assert_eq!((tried::write(first, 7), tried::read(first)), (Ok(()), Ok(7)));
+            check_pages(&region, 1..pages(&region));
+            check_pages(&clone, 0..pages(&clone));
+        })
+        .well();
+        in_child(here!(), &format!("{name}, told"), || {
+            let (_domain, region, _clone, _held) = clone();
+            let third = region.as_ptr().wrapping_add(2 * PAGE);
+            // SAFETY: test: a page of the region, which nobody holds a reference into.
+            unsafe { third.write_volatile(7) };
+        })
+        .by(signal, &["region heap", "offset 8192: no frame: every page in core is held there"]);
     }
 }
 

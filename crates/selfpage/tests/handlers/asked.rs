@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
 use selfpage::store::MemoryStore;
 use selfpage::{Access, Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Trap};
@@ -265,6 +265,31 @@ fn what_is_refused_goes_to_the_handler_that_was_there_before() {
         })
         .well();
     }
+}
+
+#[test]
+fn a_page_that_was_unprotected_before_its_handler_refused_is_not_refused() {
+    in_child(here!(), "worker", || {
+        tried::catch();
+        let [asked, unprotected] = [(); 2].map(|()| Arc::new(Barrier::new(2)));
+        let (is_asked, is_unprotected) = (asked.clone(), unprotected.clone());
+        let (_domain, region) = handled(Trap::Worker, move |_: &MemoryFault<'_>| {
+            is_asked.wait();
+            is_unprotected.wait();
+            Answer::Refuse
+        });
+        for page in 0..8 {
+            region.protect(page * PAGE, PAGE, Protection::Read).unwrap();
+            std::thread::scope(|scope| {
+                let writer = scope.spawn(|| tried::write(word(&region, page), 9));
+                asked.wait();
+                region.protect(page * PAGE, PAGE, Protection::ReadWrite).unwrap();
+                unprotected.wait();
+                assert_eq!(writer.join().unwrap(), Ok(()), "page {page}");
+            });
+        }
+    })
+    .well();
 }
 
 #[test]
