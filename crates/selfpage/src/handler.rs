@@ -269,6 +269,7 @@ pub(crate) enum Trouble {
     Panicked,
     Nested,
     NoThread,
+    NoStack,
     Repeated,
 }
 
@@ -353,6 +354,7 @@ impl Bound {
                 Trouble::Panicked => "its handler panicked",
                 Trouble::Nested => "its handler faults within itself, again and again",
                 Trouble::NoThread => "its handler faults, and there is no thread to answer that",
+                Trouble::NoStack => "there is no memory for a stack that its handler could run on",
                 Trouble::Repeated => "its handler says that it has handled the fault, and nothing changes",
             }
         );

@@ -169,8 +169,8 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void)
                     Answer::Refuse
                 }
                 Ok(answer) => answer,
-                Err(handler_stack::TooDeep) => {
-                    bound.complain(fault.addr.0, Trouble::Nested);
+                Err(trouble) => {
+                    bound.complain(fault.addr.0, trouble);
                     Answer::Refuse
                 }
             }

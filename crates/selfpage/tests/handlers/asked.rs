@@ -369,6 +369,38 @@ fn a_handler_may_jump_out() {
 }
 
 #[test]
+fn more_threads_than_were_given_stacks_at_first_jump_out() {
+    const THREADS: usize = 80;
+    in_child(here!(), "upcall", || {
+        let jumping = Arc::new(AtomicBool::new(true));
+        let jumps = jumping.clone();
+        let (_domain, region) = handled(Trap::Upcall, move |fault: &MemoryFault<'_>| match jumps.load(SeqCst) {
+            true => tried::out(libc::SIGUSR1),
+            false => unprotect(fault),
+        });
+        region.protect(0, THREADS * PAGE, Protection::Read).unwrap();
+        let (region, together) = (&region, &Barrier::new(THREADS));
+        let jumping = &jumping;
+        std::thread::scope(|scope| {
+            for page in 0..THREADS {
+                scope.spawn(move || {
+                    for _ in 0..3 {
+                        assert_eq!(tried::write(word(region, page), 1), Err(libc::SIGUSR1));
+                    }
+                    together.wait();
+                    jumping.store(false, SeqCst);
+                    // All of them live on, and each handler of theirs runs.
+                    together.wait();
+                    write(region, page, 1000 + page as u64);
+                    assert_eq!(read(region, page), 1000 + page as u64);
+                });
+            }
+        });
+    })
+    .well();
+}
+
+#[test]
 fn a_handler_sends_the_thread_elsewhere() {
     extern "C" fn landing() -> ! {
         std::process::exit(0)
