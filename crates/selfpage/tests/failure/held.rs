@@ -2,8 +2,10 @@
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 use io_uring::IoUring;
+use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Config, Domain, Kind, Locking, Region, Trap};
 
@@ -253,4 +255,41 @@ fn locked_pages_stay() {
         })
         .well();
     }
+}
+
+#[test]
+fn by_the_image_of_a_snapshot_when_regions_are_emptied() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir().unwrap();
+        let domain = Domain::with_frames(16 * FRAMES * PAGE).build().unwrap();
+        // As many as there are pager threads, which the image is read on.
+        let regions = [(); 2].map(|()| domain.region(4 * FRAMES * PAGE).zero().unwrap());
+        let mut snapshots = Snapshots::of(&regions.each_ref(), dir.path().join("held.snap")).unwrap();
+        let stop = AtomicBool::new(false);
+        let emptied = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for region in &regions {
+                let (stop, emptied) = (&stop, &emptied);
+                scope.spawn(move || {
+                    let first = region.as_ptr() as usize;
+                    while !stop.load(SeqCst) {
+                        for page in 0..pages(region) {
+                            // SAFETY: test: a page of the region, which nobody holds a reference into.
+                            unsafe { ((first + page * PAGE) as *mut u64).write_volatile(7) };
+                        }
+                        // SAFETY: test: as above.
+                        unsafe { region.while_empty(0, region.len_bytes(), || emptied.fetch_add(1, SeqCst)) }.unwrap();
+                        // SAFETY: test: as above.
+                        assert_eq!(unsafe { (first as *const u64).read_volatile() }, 0);
+                    }
+                });
+            }
+            for _ in 0..20 {
+                snapshots.take().unwrap();
+            }
+            stop.store(true, SeqCst);
+        });
+        assert!(emptied.load(SeqCst) >= 2);
+    })
+    .well();
 }
