@@ -247,8 +247,8 @@ impl Region {
     /// # Source
     /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
-        self.may_change("protect")?;
         let inner = self.inner();
+        self.bound().may_change(inner, "protect")?;
         self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
             inner.on_table(|_| protect::protect(inner.state(), range, protection))
         })

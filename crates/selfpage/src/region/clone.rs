@@ -49,7 +49,7 @@ impl Region {
     pub fn cow_clone(&self, store: impl BackingStore + 'static) -> Result<Region> {
         let refused =
             |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
-        self.may_change("clone")?;
+        self.bound.may_change(&self.life.inner, "clone")?;
         if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
             return refused(Kind::Invalid, "clones are of regions that are stored, restored or zero at first");
         }

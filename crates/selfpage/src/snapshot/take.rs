@@ -116,7 +116,7 @@ impl Snapshots {
                 "they need a domain whose descriptors the program's threads have (DescriptorTable::Shared)",
             ));
         }
-        regions.iter().try_for_each(|region| region.bound().may_change("take snapshots of"))?;
+        regions.iter().try_for_each(|region| region.bound().may_change(inner, "take snapshots of"))?;
         let subject = Subject {
             life: first.life().clone(),
             regions: regions.iter().map(|region| region.bound().clone()).collect(),
@@ -241,7 +241,7 @@ impl Subject {
         };
         match self.regions.iter().find(gone) {
             Some(bound) => invalid(format!("region {} is gone", bound.name())),
-            None => self.regions.iter().try_for_each(|bound| bound.may_change("take a snapshot of")),
+            None => self.regions.iter().try_for_each(|bound| bound.may_change(&self.life.inner, "take a snapshot of")),
         }
     }
 
