@@ -14,7 +14,7 @@ pub enum Context {
     Trap,
     /// On a thread of the domain's own: may block on a store or a deadline.
     PagerThread,
-    /// In a call that the program made.
+    /// In a call that the program made; perhaps on a thread of the domain's own, which makes it for the program and leaves nothing to another.
     Normal,
 }
 

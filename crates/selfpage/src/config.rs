@@ -126,8 +126,8 @@ impl Config {
         self
     }
 
-    /// What to call, with the address and the cause, before an access that cannot be satisfied gets its `SIGBUS`; in place of
-    /// a line on standard error.
+    /// What to call, with the address and the cause, before an access that cannot be satisfied gets its `SIGBUS` (`SIGSEGV`
+    /// for a write to a worker region whose clone cannot have the page first); in place of a line on standard error.
     ///
     /// # Context
     /// The function runs in a trap: it must not allocate, lock, or touch managed memory.

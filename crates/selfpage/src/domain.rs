@@ -448,12 +448,12 @@ impl Inner {
         self.state.mmu.wake_faulters(Trap::Worker, page, 1);
     }
 
-    /// Says why a fault failed, before the program is sent its `SIGBUS`: to the program's own callback, else in one line on
-    /// standard error.
+    /// Says why a fault failed, before the program is sent the signal of this name: to the program's own callback, else in one
+    /// line on standard error.
     ///
     /// # Context
     /// Trap.
-    pub(crate) fn report(&self, page: PageNo, failure: Failure) {
+    pub(crate) fn report(&self, signal: &str, page: PageNo, failure: Failure) {
         if let Some(callback) = self.config.on_failure {
             return callback(page.addr().0, failure);
         }
@@ -471,7 +471,7 @@ impl Inner {
         let mut line = arrayvec::ArrayString::<512>::new();
         let _ = writeln!(
             line,
-            "selfpage: SIGBUS: region {name}{}at {:#x}, offset {}: {}",
+            "selfpage: {signal}: region {name}{}at {:#x}, offset {}: {}",
             if name.is_empty() { "" } else { " " },
             range.first.addr().0,
             index * PAGE_BYTES as u64,

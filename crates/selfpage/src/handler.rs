@@ -16,7 +16,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
 use selfpage_core::linux::die;
-use selfpage_core::linux::{memory, thread};
+use selfpage_core::linux::{Errno, memory, thread};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::region::{Access, Rights};
@@ -247,8 +247,8 @@ impl Region {
     /// # Source
     /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
-        self.may_change("protect")?;
         let inner = self.inner();
+        self.bound().may_change(inner, "protect")?;
         self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
             inner.on_table(|_| protect::protect(inner.state(), range, protection))
         })
@@ -269,6 +269,7 @@ pub(crate) enum Trouble {
     Panicked,
     Nested,
     NoThread,
+    NoStack,
     Repeated,
 }
 
@@ -287,12 +288,30 @@ impl Bound {
         self.asking.changes.load(Ordering::Relaxed)
     }
 
-    /// The mapping itself is about to refuse an access.
-    pub(crate) fn note_refusal(&self) {
+    /// Has the mapping itself refuse what `access` does not allow in a page, as long as that is `right`: only the kernel can fail an
+    /// access of a thread that it has stopped.
+    ///
+    /// # Errors
+    /// There are as many mappings as there can be.
+    pub(crate) fn refuse(
+        &self,
+        page: PageNo,
+        access: memory::Access,
+        right: impl FnOnce() -> bool,
+    ) -> std::result::Result<(), Errno> {
         self.asking.refusals.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: region-owned: a page that the program has no such access to now.
+        let refused = unsafe { memory::protect(page.addr().0, PAGE_BYTES, access) };
+        // Whoever makes it wrong looks for refusals afterwards, and we for that: one of us sees the other.
+        if !right() {
+            self.take_refusals_back(PageRange { first: page, count: 1 });
+            return Ok(());
+        }
+        refused
     }
 
-    /// Has the mapping refuse nothing in a range any more, after what is wanted of its pages has changed.
+    /// Has the mapping refuse nothing in a range any more, after what is wanted of its pages has changed, or somebody has asked for them
+    /// by name.
     pub(crate) fn take_refusals_back(&self, range: PageRange) {
         if self.asking.refusals.load(Ordering::SeqCst) > 0
             && self.asking.access == memory::Access::ReadWrite
@@ -335,6 +354,7 @@ impl Bound {
                 Trouble::Panicked => "its handler panicked",
                 Trouble::Nested => "its handler faults within itself, again and again",
                 Trouble::NoThread => "its handler faults, and there is no thread to answer that",
+                Trouble::NoStack => "there is no memory for a stack that its handler could run on",
                 Trouble::Repeated => "its handler says that it has handled the fault, and nothing changes",
             }
         );

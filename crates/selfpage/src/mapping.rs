@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::PageRange;
-use selfpage_core::fault::range;
+use selfpage_core::fault::range::{self, Undone};
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::pager::Context;
 
@@ -30,10 +30,10 @@ impl Region {
     }
 
     /// Drops the contents of `[offset, offset+len)`, and runs `change` as [`Region::while_still`] does, with no page of the
-    /// range in core.
+    /// range in core. Waits while the image of a snapshot needs one of them.
     ///
     /// # Errors
-    /// The range is not in the region.
+    /// The range is not in the region. A page that a clone still needs cannot be given to it: `change` has not run.
     ///
     /// # Safety
     /// *region-contents*: nobody holds a reference into the range whose contents must stay.
@@ -46,20 +46,36 @@ impl Region {
         let range = self.range("empty", offset_bytes, len_bytes)?;
         let inner = self.inner();
         let state = inner.state();
-        Ok(inner.on_pager_thread(move || {
-            loop {
-                // No clone needs what nobody may have cloned.
-                let _ = range::discard(state, Context::Normal, range);
+        let (mut change, mut left) = (change, range);
+        loop {
+            let tried = inner.on_pager_thread(move || {
+                if let Err(undone) = range::discard(state, Context::Normal, left) {
+                    return Err((change, Some(undone)));
+                }
                 inner.close_gate();
                 // A stream that is read ahead may have brought a page back.
-                if range::is_absent(state, range) {
-                    let result = change();
-                    state.gate.open(state.mmu);
-                    return result;
-                }
+                let tried = if range::is_absent(state, range) { Ok(change()) } else { Err((change, None)) };
                 state.gate.open(state.mmu);
-            }
-        }))
+                tried
+            });
+            left = match tried {
+                Ok(result) => return Ok(result),
+                Err((again, undone)) => {
+                    change = again;
+                    match undone {
+                        None => range,
+                        // Here, since pager threads read the image.
+                        Some((page, Undone::AwaitCut(seen))) => {
+                            state.cut.moved.wait(state.mmu, seen, 0);
+                            PageRange { first: page, count: range.end().0 - page.0 }
+                        }
+                        Some((page, Undone::Failed(why))) => {
+                            return Err(Error::failure("empty", self.bound().page_name(page), why));
+                        }
+                    }
+                }
+            };
+        }
     }
 
     /// Nothing from `len_bytes` on is fetched before it is asked for: the program has no access there.

@@ -262,7 +262,7 @@ impl Region {
     }
 
     /// Brings `[offset, offset+len)` in and keeps it in core until it is unpinned as often: for system calls in upcall
-    /// regions, and for I/O.
+    /// regions, and for I/O. What could not be had for an earlier access is tried anew.
     ///
     /// # Errors
     /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned.
@@ -282,7 +282,9 @@ impl Region {
                 return Err(why);
             }
             Ok(())
-        })
+        })?;
+        self.bound.take_refusals_back(range);
+        Ok(())
     }
 
     /// Takes one pin of each page back.

@@ -78,8 +78,9 @@ impl Domain {
     /// # Errors
     /// The thread's protection domain lacks the right `META` on one of the regions.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
-        let regions: Vec<_> = self.life().inner.regions().values().cloned().collect();
-        regions.iter().try_for_each(|bound| bound.may_change("sample"))?;
+        let inner = &self.life().inner;
+        let regions: Vec<_> = inner.regions().values().cloned().collect();
+        regions.iter().try_for_each(|bound| bound.may_change(inner, "sample"))?;
         Sample::begin(self.life(), PageRange { first: PageNo(0), count: u64::MAX }, sampling)
     }
 }
@@ -90,7 +91,7 @@ impl Region {
     /// # Errors
     /// The thread's protection domain lacks the right `META` on the region.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
-        self.may_change("sample")?;
+        self.bound().may_change(self.inner(), "sample")?;
         Sample::begin(self.life(), self.core().range, sampling)
     }
 }

@@ -7,11 +7,10 @@
 
 use core::num::NonZeroU32;
 
-use super::image::take_copies;
+use super::image::{copy_resident, take_copies};
 use super::{Step, inherit, lost};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
-use crate::frame::Zeroed;
 use crate::mmu::{Partial, Refusal, Writing};
 use crate::page::{PageWord, State, Wishes, Word};
 use crate::pager::Context;
@@ -70,7 +69,6 @@ pub(super) fn first_write(domain: &DomainState, context: Context, region: &Regio
     let step = match kept {
         Kept::Yes | Kept::NotNeeded => disarm(domain, region, page, word),
         Kept::Full => Step::AwaitCut(moved),
-        Kept::Gone => Step::Again,
         Kept::NoDescriptor => Step::HandOver,
     };
     domain.settle(region, page, Word::new(State::Resident, seen.frame()));
@@ -98,26 +96,38 @@ pub(super) fn forgo(domain: &DomainState, page: PageNo) -> bool {
     false
 }
 
+/// Whether `page` is in core, and its contents must be given to a clone before they may change.
+///
+/// # Context
+/// Any, outside the gate.
+pub fn is_owed(domain: &DomainState, page: PageNo) -> bool {
+    let _inside = domain.gate.enter(domain.mmu);
+    domain.regions.find(page).is_some_and(|region| {
+        let resident = |word: &PageWord| word.load().state() == State::Resident;
+        let owed = |heir: &Region| heir.sets.inherited.contains(region.index(page));
+        region.word(page).is_some_and(resident) && region.heir().is_some_and(owed)
+    })
+}
+
 enum Kept {
     Yes,
+    /// The image has the page, or does without.
     NotNeeded,
     /// There are as many copies as there may be.
     Full,
-    /// The program dropped the page behind our back.
-    Gone,
     NoDescriptor,
 }
 
 /// Copies a claimed page for the image.
 fn keep(domain: &DomainState, region: &Region, page: PageNo, copy: Frame) -> Kept {
-    domain.frames.set_zeroed(copy, Zeroed::Unknown);
-    match domain.mmu.copy_out(page, copy) {
+    match copy_resident(domain, page, copy) {
         Ok(()) => {}
         Err(Refusal::NoDescriptor) => return Kept::NoDescriptor,
         Err(_) => {
-            // What it held at the cut is lost, and what it holds now is as good as anything.
+            // It cannot be read: the image does without it, and is none.
+            domain.cut.lack();
             region.sets.pending.remove(region.index(page));
-            return Kept::Gone;
+            return Kept::NotNeeded;
         }
     }
     if !domain.cut.keep(page, copy) {

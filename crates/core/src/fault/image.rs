@@ -123,6 +123,22 @@ fn read_at<'a>(domain: &DomainState, region: &'a Region, page: PageNo, into: &mu
     read
 }
 
+/// Copies what is mapped at a claimed resident page into `copy`, which is the caller's. A page that the program dropped behind our back,
+/// or mapped over, is zero: what it held before is gone, and the region's page reads so from now on.
+///
+/// # Errors
+/// The page is there, and the machine cannot read it.
+pub(super) fn copy_resident(domain: &DomainState, page: PageNo, copy: Frame) -> Result<(), Refusal> {
+    domain.frames.set_zeroed(copy, Zeroed::Unknown);
+    match domain.mmu.copy_out(page, copy) {
+        Err(why) if why == Refusal::Foreign || !domain.mmu.present(page) => {
+            domain.lease(copy).clear();
+            Ok(())
+        }
+        copied => copied,
+    }
+}
+
 /// Reads a claimed page that a frame holds, and settles it as it was.
 fn read_claimed<'a>(
     domain: &DomainState,
@@ -141,18 +157,10 @@ fn read_claimed<'a>(
         }
     };
     match seen.state() {
-        State::Resident => {
-            domain.frames.set_zeroed(copy, Zeroed::Unknown);
-            match domain.mmu.copy_out(page, copy) {
-                Ok(()) => take(copy),
-                // The program dropped it behind our back, or mapped something else there: the region's page is zero.
-                Err(why) if why == Refusal::Foreign || !domain.mmu.present(page) => {
-                    domain.lease(copy).clear();
-                    take(copy);
-                }
-                Err(why) => read = Read::Failed(Failure::Machine(why)),
-            }
-        }
+        State::Resident => match copy_resident(domain, page, copy) {
+            Ok(()) => take(copy),
+            Err(why) => read = Read::Failed(Failure::Machine(why)),
+        },
         State::Standby | State::Aside => take(seen.frame()),
         // It could not be had when it was last asked for.
         _ => read = Read::Failed(Failure::Pager(PagerError::Corrupt)),

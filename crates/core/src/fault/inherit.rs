@@ -8,6 +8,7 @@
 
 use core::num::NonZeroU32;
 
+use super::image::copy_resident;
 use super::{Failure, Outcome, Step};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
@@ -89,15 +90,10 @@ fn copy(domain: &DomainState, context: Context, source: &Region, page: PageNo, i
     let zeroed = domain.frames.zeroed(into);
     domain.frames.set_zeroed(into, Zeroed::Unknown);
     let copied = match seen.state() {
-        State::Resident => match domain.mmu.copy_out(page, into) {
-            Ok(()) => Ok(()),
-            Err(Refusal::NoDescriptor) => Err(Step::HandOver),
-            // The program dropped it behind our back: zero.
-            Err(_) => {
-                domain.lease(into).clear();
-                Ok(())
-            }
-        },
+        State::Resident => copy_resident(domain, page, into).map_err(|why| match why {
+            Refusal::NoDescriptor => Step::HandOver,
+            why => Step::Done(Outcome::Failed(Failure::Machine(why))),
+        }),
         State::Absent | State::Poisoned => {
             let mut fill = [FillPage { index: source.index(page), bytes: domain.lease(into), zeroed }];
             pager.fill(context, &mut fill).map(drop).map_err(|error| match error {

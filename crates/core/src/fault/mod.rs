@@ -170,8 +170,8 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             (Step::AwaitCut(_), _) if context == Context::PagerThread => break Outcome::Retry,
             (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
             (Step::Pause, _) => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
-            // There is nobody else who could.
-            (Step::HandOver, _) if context == Context::PagerThread => {
+            // A pager thread, or one that makes a call for the program: there is nobody else who could.
+            (Step::HandOver, _) if context != Context::Trap => {
                 break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
             }
             (Step::HandOver, _) => match handover::hand_over(domain, page, fault.access) {

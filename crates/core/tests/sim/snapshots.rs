@@ -69,9 +69,13 @@ fn take(world: &World, regions: &[&Region], base: Option<Vec<Halves>>, noticed: 
     }
     domain.cut.lacks();
     let mut truth = Vec::new();
+    let mut needed = Vec::new();
     let mut at_once = || {
         copy_first::note_image(regions);
         truth = world.shadow.image();
+        needed = vec![false; truth.len()];
+        let pages = regions.iter().flat_map(|region| region.range.pages().map(move |page| (region, page)));
+        pages.for_each(|(region, page)| needed[world.at(page)] = region.sets.pending.contains(region.index(page)));
     };
     match world.cuts {
         Cuts::AtOneInstant | Cuts::WithAClone => copy_first::cut(domain, regions, at_once).map(drop).ok()?,
@@ -90,9 +94,13 @@ fn take(world: &World, regions: &[&Region], base: Option<Vec<Halves>>, noticed: 
         for page in region.range.pages() {
             let at = world.at(page);
             let (now, may_be, losses) = truth[at];
-            // A page that is dropped behind core's back is not missed before somebody touches it.
-            let missing = world.shadow.losses(at) != noticed[at];
-            let right = image[at] == now || may_be == Some(image[at]) || missing;
+            let dropped = match needed[at] {
+                // What is dropped behind core's back before it was copied is zero.
+                true => world.shadow.losses(at) != losses && image[at] == [0; 2],
+                // It is not missed before somebody touches it.
+                false => world.shadow.losses(at) != noticed[at],
+            };
+            let right = image[at] == now || may_be == Some(image[at]) || dropped;
             assert!(right, "{page:?} is {:?} in the image, and was {now:?}", image[at]);
             if image[at] == now {
                 noticed[at] = losses;

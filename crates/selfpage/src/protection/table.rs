@@ -111,14 +111,21 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Sets protection and key, as they are to be from now on.
+    /// Sets protection and key, as they are to be from now on; where the kernel refuses, they are as before.
     pub(super) fn protect(&mut self, prot: u32, key: Key) -> Result<(), Errno> {
         let (start, len_bytes) = (self.start, self.len_bytes);
         let key_to_set = (key != self.key).then_some(key);
-        let change = move || {
+        let set = move |prot: u32, key: Option<Key>| {
             // SAFETY: protected-memory: the mapping is there as long as the record; what threads may do there is what their
             // domains have rights to.
-            unsafe { key::protect(start, len_bytes, prot, key_to_set) }
+            unsafe { key::protect(start, len_bytes, prot, key) }
+        };
+        let (now, own_key) = (self.now, key_to_set.map(|_| self.key));
+        let change = move || {
+            set(prot, key_to_set).inspect_err(|_| {
+                // What lies before the part that the kernel refused is changed. Here it stops at the same part.
+                let _ = set(now, own_key);
+            })
         };
         let same_access = prot == self.now;
         match self.region.as_ref().and_then(Weak::upgrade) {
@@ -206,5 +213,39 @@ impl Table {
     /// The memory at an address.
     pub(super) fn memory_at(&self, addr: usize) -> Option<&Record> {
         self.memory.iter().find(|record| addr.wrapping_sub(record.start) < record.len_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use selfpage_core::addr::PAGE_BYTES;
+    use selfpage_core::linux::descriptor::Descriptor;
+    use selfpage_core::linux::memory::{self, Access, Advice, Place, Sharing};
+
+    use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_changed_as_a_whole_is_not_changed_in_part() {
+        let len_bytes = 2 * PAGE_BYTES;
+        // SAFETY: owned-range: a fresh mapping.
+        let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::Read) }.unwrap();
+        // Opened to be read: nobody may write to a shared mapping of it.
+        let file = File::open("/proc/self/exe").unwrap();
+        let (second, file) = (Place::Over(start + PAGE_BYTES), Descriptor::from_raw(file.as_raw_fd()));
+        // SAFETY: owned-range: the second page of what was just mapped; its contents are never looked at.
+        unsafe { memory::map_file(second, PAGE_BYTES, Access::Read, Sharing::Shared, file, 0) }.unwrap();
+        let (most, now) = (Rights::READ, Rights::READ.prot());
+        let mut record =
+            Record { id: 1, name: String::new(), start, len_bytes, most, now, key: Key::NONE, region: None };
+        assert_eq!(record.protect((Rights::READ | Rights::WRITE).prot(), Key::NONE), Err(Errno::ACCESS));
+        assert_eq!((record.now, record.key), (now, Key::NONE));
+        // SAFETY: owned-range: the first page.
+        let written = unsafe { memory::advise(start, PAGE_BYTES, Advice::PopulateWrite) };
+        assert!(written.is_err(), "the first page may be written to");
+        // SAFETY: owned-range: mapped above.
+        unsafe { memory::unmap(start, len_bytes) }.unwrap();
     }
 }

@@ -21,7 +21,8 @@ impl Region {
     ///
     /// The clone has no frame at first. A page that is first read or written in the clone, or about to be written to in this
     /// region, gets one, with a copy; until then this region's is the only one. (One frame under two addresses is not to be had of
-    /// private memory.) This region's pages are armed, as for a snapshot: the first write to each is a fault.
+    /// private memory.) This region's pages are armed, as for a snapshot: the first write to each is a fault. It fails where no frame
+    /// can be had for the clone's page.
     ///
     /// A region has one clone at a time that has not all its pages yet. Dropping this region gives the clone what it lacks;
     /// dropping the clone costs nothing more.
@@ -48,7 +49,7 @@ impl Region {
     pub fn cow_clone(&self, store: impl BackingStore + 'static) -> Result<Region> {
         let refused =
             |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
-        self.may_change("clone")?;
+        self.bound.may_change(&self.life.inner, "clone")?;
         if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
             return refused(Kind::Invalid, "clones are of regions that are stored, restored or zero at first");
         }

@@ -28,20 +28,8 @@ impl Region {
     }
 
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {
-        self.may_change(operation)?;
+        self.bound.may_change(&self.life.inner, operation)?;
         self.bound.range(operation, offset_bytes, len_bytes)
-    }
-
-    /// Whether the calling thread may change the region's rights and mappings.
-    ///
-    /// # Errors
-    /// It is in a protection domain without that right. The process is a forked child that did not get the region.
-    pub(crate) fn may_change(&self, operation: &'static str) -> Result<()> {
-        if self.life.inner.stopping() {
-            let cause = "this forked child did not get it from its parent; a line on standard error says why";
-            return Err(Error::new(Kind::Lost, operation, format!("region {}", self.bound.name), cause));
-        }
-        self.bound.may_change(operation)
     }
 }
 
@@ -58,8 +46,12 @@ impl Bound {
     /// Whether the calling thread may change the region's rights and mappings.
     ///
     /// # Errors
-    /// It is in a protection domain without that right.
-    pub(crate) fn may_change(&self, operation: &'static str) -> Result<()> {
+    /// It is in a protection domain without that right. The process is a forked child that did not get the region.
+    pub(crate) fn may_change(&self, inner: &Inner, operation: &'static str) -> Result<()> {
+        if inner.stopping() {
+            let cause = "this forked child did not get it from its parent; a line on standard error says why";
+            return Err(Error::new(Kind::Lost, operation, format!("region {}", self.name), cause));
+        }
         protection::may_change(self.start(), operation, &self.name)
     }
 
@@ -79,7 +71,9 @@ impl Bound {
     pub(crate) fn discard(&self, inner: &Inner, range: PageRange) -> Result<()> {
         let stays =
             |(page, why)| Error::failure("discard", format!("{}, which its clone needs", self.page_name(page)), why);
-        inner.discard(range).map_err(stays)
+        let done = inner.discard(range).map_err(stays);
+        self.take_refusals_back(range);
+        done
     }
 
     pub(crate) fn page_name(&self, page: PageNo) -> String {

@@ -116,7 +116,7 @@ impl Snapshots {
                 "they need a domain whose descriptors the program's threads have (DescriptorTable::Shared)",
             ));
         }
-        regions.iter().try_for_each(|region| region.bound().may_change("take snapshots of"))?;
+        regions.iter().try_for_each(|region| region.bound().may_change(inner, "take snapshots of"))?;
         let subject = Subject {
             life: first.life().clone(),
             regions: regions.iter().map(|region| region.bound().clone()).collect(),
@@ -242,7 +242,7 @@ impl Subject {
         };
         match self.regions.iter().find(gone) {
             Some(bound) => invalid(format!("region {} is gone", bound.name())),
-            None => self.regions.iter().try_for_each(|bound| bound.may_change("take a snapshot of")),
+            None => self.regions.iter().try_for_each(|bound| bound.may_change(&self.life.inner, "take a snapshot of")),
         }
     }
 
@@ -303,8 +303,8 @@ impl Reading<'_> {
         }
         copies += self.write_copies(writing, &mut images)?;
         if state.cut.lacks() {
-            let cause =
-                "there was no frame for the copy of a page that the program wrote to; give the domain more frames";
+            let cause = "a page that the program wrote to could not be copied before, most likely because there was no frame for \
+                         the copy: give the domain more frames";
             return Err(Error::new(Kind::OutOfSpace, "take", named(&self.subject.path), cause));
         }
         Ok((pages + copies, copies))

@@ -2,43 +2,102 @@
 //! no second signal, and a handler may fault in its turn: so it runs on a stack of ours, with the alternate one out of use, and
 //! what faults within it goes on below it.
 
+use std::iter;
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
-use selfpage_core::linux::{signal, thread};
+use selfpage_core::linux::{Errno, signal, thread};
 
 use super::stack;
+use crate::handler::Trouble;
 
+/// Stacks that are mapped together.
 const STACKS: usize = 64;
 const STACK_BYTES: usize = 256 << 10;
 const GUARD_BYTES: usize = 4096;
+const HEAD_BYTES: usize = 4096;
 /// What must be left of a stack for a handler to run there within others, each of which takes up to 12 KiB for the kernel's own frame.
 /// Not how many there are is counted: one that jumps out would have to be taken back.
 const ROOM_BYTES: usize = 96 << 10;
 
-/// Whose each stack is, by the thread's own block; 0: nobody's.
-static OWNERS: [AtomicUsize; STACKS] = [const { AtomicUsize::new(0) }; STACKS];
-static FIRST: OnceLock<usize> = OnceLock::new();
+/// The head of some stacks, which lie behind it. All zeros: nobody's yet.
+struct Stacks {
+    /// Whose each stack is, by the thread's own block; 0: nobody's.
+    owners: [AtomicUsize; STACKS],
+    /// More of them.
+    next: AtomicPtr<Stacks>,
+}
 
-/// Handlers fault within handlers too deep.
-pub(super) struct TooDeep;
+const _: () = assert!(size_of::<Stacks>() <= HEAD_BYTES);
 
-/// Maps the stacks, before the first region with a handler.
-pub(crate) fn lay_out() {
-    FIRST.get_or_init(|| {
+static FIRST: AtomicPtr<Stacks> = AtomicPtr::new(ptr::null_mut());
+
+/// One of them.
+#[derive(Clone, Copy)]
+struct Stack {
+    of: &'static Stacks,
+    number: usize,
+}
+
+impl Stacks {
+    fn at(place: &AtomicPtr<Stacks>) -> Option<&'static Stacks> {
+        // SAFETY: trap-stack: stacks are published when they are ready, and never unmapped.
+        unsafe { place.load(Ordering::Acquire).as_ref() }
+    }
+
+    fn all() -> impl Iterator<Item = &'static Stacks> {
+        iter::successors(Stacks::at(&FIRST), |stacks| Stacks::at(&stacks.next))
+    }
+
+    /// Maps more of them, unless another thread has just done so.
+    fn map(place: &AtomicPtr<Stacks>) -> Result<(), Errno> {
+        const LEN_BYTES: usize = HEAD_BYTES + STACKS * STACK_BYTES;
         // SAFETY: owned-range: a fresh mapping, used as stacks from here on, each by one thread at a time.
-        let first = unsafe { memory::map_anonymous(Place::Anywhere, STACKS * STACK_BYTES, Access::ReadWrite) };
-        let first = first.unwrap_or_else(|_| crate::die("no room for the stacks of handlers"));
+        let head = unsafe { memory::map_anonymous(Place::Anywhere, LEN_BYTES, Access::ReadWrite) }?;
         // SAFETY: owned-range: just mapped.
-        let _ = unsafe { memory::advise(first, STACKS * STACK_BYTES, Advice::NoHugePages) };
+        let _ = unsafe { memory::advise(head, LEN_BYTES, Advice::NoHugePages) };
         for number in 0..STACKS {
             // SAFETY: owned-range: just mapped.
-            let _ = unsafe { memory::protect(first + number * STACK_BYTES, GUARD_BYTES, Access::None) };
+            let _ = unsafe { memory::protect(head + HEAD_BYTES + number * STACK_BYTES, GUARD_BYTES, Access::None) };
         }
-        first
-    });
+        let new = ptr::with_exposed_provenance_mut(head);
+        if place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            // SAFETY: owned-range: just mapped, and nobody knows of it.
+            let _ = unsafe { memory::unmap(head, LEN_BYTES) };
+        }
+        Ok(())
+    }
+}
+
+impl Stack {
+    fn all() -> impl Iterator<Item = Stack> {
+        Stacks::all().flat_map(|of| (0..STACKS).map(move |number| Stack { of, number }))
+    }
+
+    /// The one that the caller is on.
+    fn here() -> Option<(Stack, usize)> {
+        let here = 0u8;
+        Stacks::all().find_map(|of| {
+            let at = (&raw const here as usize).wrapping_sub(ptr::from_ref(of).addr() + HEAD_BYTES);
+            (at < STACKS * STACK_BYTES).then_some((Stack { of, number: at / STACK_BYTES }, at % STACK_BYTES))
+        })
+    }
+
+    fn owner(&self) -> &'static AtomicUsize {
+        &self.of.owners[self.number]
+    }
+
+    fn top(&self) -> usize {
+        ptr::from_ref(self.of).addr() + HEAD_BYTES + (self.number + 1) * STACK_BYTES
+    }
+}
+
+/// Maps the first stacks, before the first region with a handler.
+pub(crate) fn lay_out() {
+    if Stacks::at(&FIRST).is_none() && Stacks::map(&FIRST).is_err() {
+        crate::die("no room for the stacks of handlers");
+    }
 }
 
 /// Runs `work` on a stack for handlers, with the signals for faults let in and all others blocked. So it stays, and so that the
@@ -46,25 +105,22 @@ pub(crate) fn lay_out() {
 ///
 /// # Context
 /// Trap, with signals blocked; on a thread that is on no other stack of ours but perhaps one of these.
-pub(super) fn run<T>(work: impl FnOnce() -> T) -> Result<T, TooDeep> {
-    let Some(first) = FIRST.get() else { return Err(TooDeep) };
-    let here = 0u8;
-    let at = (&raw const here as usize).wrapping_sub(*first);
-    if at < STACKS * STACK_BYTES {
+pub(super) fn run<T>(work: impl FnOnce() -> T) -> Result<T, Trouble> {
+    if let Some((_, left_bytes)) = Stack::here() {
         // The handler that is at work here has faulted.
-        if at % STACK_BYTES < ROOM_BYTES {
-            return Err(TooDeep);
+        if left_bytes < ROOM_BYTES {
+            return Err(Trouble::Nested);
         }
         signal::let_faults_in();
         return Ok(work());
     }
-    let number = take(thread::block());
-    let result = stack::run_at(first + (number + 1) * STACK_BYTES, || {
+    let own = take(thread::block()).map_err(|_| Trouble::NoStack)?;
+    let result = stack::run_at(own.top(), || {
         disable_alternate_stack();
         signal::let_faults_in();
         work()
     });
-    OWNERS[number].store(0, Ordering::Release);
+    own.owner().store(0, Ordering::Release);
     Ok(result)
 }
 
@@ -86,27 +142,27 @@ fn disable_alternate_stack() {
     unsafe { libc::sigaltstack(&none, ptr::null_mut()) };
 }
 
-fn take(thread: usize) -> usize {
+/// A stack for the thread with this block. Those of threads that jumped out of their handlers stay theirs: more are mapped where none
+/// is free.
+fn take(thread: usize) -> Result<Stack, Errno> {
     loop {
         // A handler that jumped out has left its stack behind: this thread is not on it any more.
-        if let Some(left) = OWNERS.iter().position(|owner| owner.load(Ordering::Relaxed) == thread) {
-            return left;
+        if let Some(left) = Stack::all().find(|stack| stack.owner().load(Ordering::Relaxed) == thread) {
+            return Ok(left);
         }
         let taken =
-            |owner: &AtomicUsize| owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        match OWNERS.iter().position(taken) {
-            Some(free) => return free,
-            None => selfpage_core::linux::thread::give_way(),
+            |stack: &Stack| stack.owner().compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        if let Some(free) = Stack::all().find(taken) {
+            return Ok(free);
         }
+        Stacks::map(Stacks::all().last().map_or(&FIRST, |last| &last.next))?;
     }
 }
 
 /// In a forked child only the forking thread is left. It may have forked in a handler.
 pub(super) fn forget_all() {
-    let here = 0u8;
-    let at = FIRST.get().map(|first| (&raw const here as usize).wrapping_sub(*first) / STACK_BYTES);
-    for (number, owner) in OWNERS.iter().enumerate() {
-        let whose = if at == Some(number) { thread::block() } else { 0 };
-        owner.store(whose, Ordering::Relaxed);
+    Stack::all().for_each(|stack| stack.owner().store(0, Ordering::Relaxed));
+    if let Some((stack, _)) = Stack::here() {
+        stack.owner().store(thread::block(), Ordering::Relaxed);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::thread::Builder;
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
+use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
 use selfpage_core::fault::{self, Fault};
 use selfpage_core::linux::{memory, signal, thread};
 use selfpage_core::mmu::Trap;
@@ -233,20 +233,13 @@ fn wake(inner: &Inner, page: PageNo) {
 /// the access, until the page is protected otherwise, and the thread tries again.
 fn refuse(inner: &Inner, bound: &Bound, fault: Fault, kind: FaultKind) {
     let page = fault.addr.page();
-    bound.note_refusal();
     let access = match (kind, bound.protection_of(inner, page)) {
         (FaultKind::Protection, Protection::Read) => memory::Access::Read,
         _ => memory::Access::None,
     };
-    // SAFETY: region-owned: a page that the program has no access to, by its own word.
-    let refused = unsafe { memory::protect(page.addr().0, PAGE_BYTES, access) };
-    // Whoever protects it otherwise looks for refusals afterwards, and we for that: one of us sees the other.
-    let gone = fault::still_asked(inner.state(), fault).and_then(ask::kind) != Some(kind);
-    if gone {
-        // SAFETY: region-owned: as the region was made.
-        let _ = unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::ReadWrite) };
-    } else if refused.is_err() {
-        return inner.guard(page);
+    let still = || fault::still_asked(inner.state(), fault).and_then(ask::kind) == Some(kind);
+    match bound.refuse(page, access, still) {
+        Ok(()) => wake(inner, page),
+        Err(_) => inner.guard(page),
     }
-    wake(inner, page);
 }

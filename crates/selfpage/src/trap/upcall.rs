@@ -121,7 +121,7 @@ fn resolve(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, FaultKin
     }
     let outcome = fault::resolve_asking(state, Context::Trap, fault);
     if let Outcome::Failed(failure) = outcome {
-        inner.report(page, failure);
+        inner.report("SIGBUS", page, failure);
     }
     if is_the_programs_own(state, outcome, fault) {
         return (Outcome::NotOurs, None);
@@ -152,8 +152,8 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void)
                     Answer::Refuse
                 }
                 Ok(answer) => answer,
-                Err(handler_stack::TooDeep) => {
-                    bound.complain(fault.addr.0, Trouble::Nested);
+                Err(trouble) => {
+                    bound.complain(fault.addr.0, trouble);
                     Answer::Refuse
                 }
             }
@@ -180,7 +180,7 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void)
 fn fetch(inner: &Inner, fault: Fault) -> Outcome {
     let outcome = fault::resolve(inner.state(), Context::Trap, fault);
     if let Outcome::Failed(failure) = outcome {
-        inner.report(fault.addr.page(), failure);
+        inner.report("SIGBUS", fault.addr.page(), failure);
     }
     outcome
 }

@@ -7,11 +7,11 @@ use std::slice;
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use selfpage_core::addr::VirtAddr;
-use selfpage_core::fault::{self, Fault, Outcome};
-use selfpage_core::linux::Errno;
+use selfpage_core::addr::{PageNo, VirtAddr};
+use selfpage_core::fault::{self, Fault, Outcome, copy_first};
 use selfpage_core::linux::thread::{self as this_thread, CpuSet};
 use selfpage_core::linux::uffd::{Message, Uffd};
+use selfpage_core::linux::{Errno, memory};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
@@ -130,11 +130,26 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
             }
         }
         Outcome::Violation => inner.guard(page),
+        Outcome::Failed(failure) if fault.access == Access::Write && copy_first::is_owed(state, page) => {
+            inner.report("SIGSEGV", page, failure);
+            refuse_write(inner, page);
+        }
         Outcome::Failed(failure) => {
-            inner.report(page, failure);
+            inner.report("SIGBUS", page, failure);
             fault::poison(state, page);
         }
     }
+}
+
+/// A clone cannot have the page before it is written to. What is in it stays, so it cannot be poisoned: its mapping forbids the write,
+/// until somebody asks for the page by name.
+fn refuse_write(inner: &Inner, page: PageNo) {
+    let state = inner.state();
+    if let Some(asked) = ask::Asked::about(inner, page) {
+        // Where there are as many mappings as there can be, the write is tried again.
+        let _ = asked.bound.refuse(page, memory::Access::Read, || copy_first::is_owed(state, page));
+    }
+    state.mmu.wake_faulters(Trap::Worker, page, 1);
 }
 
 /// Keeps a worker on the CPU of the threads that it serves.

@@ -3,8 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
+use selfpage::snapshot::Snapshots;
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, StoreError, WriteBlok};
-use selfpage::{Domain, Region, Trap};
+use selfpage::{Domain, Kind, Region, Sampling, Trap};
 use selfpage_core::pager::{Context, PagerError};
 
 use crate::child::forked;
@@ -81,6 +82,9 @@ fn a_child_without_the_regions_does_no_harm() {
                     assert!(!map_at(at), "what the child maps later comes to lie in a region");
                     assert!(region.flush(0, PAGE).is_err() && region.pin(0, PAGE).is_err());
                     assert!(region.evict(0, PAGE).is_err() && region.prefetch(0, PAGE).is_err());
+                    let snapshots = Snapshots::of(&[&region], "/var/tmp/of-no-region.snap");
+                    assert_eq!(snapshots.err().map(|error| error.kind()), Some(Kind::Lost));
+                    assert_eq!(domain.sample(Sampling::Whole).err().map(|error| error.kind()), Some(Kind::Lost));
                     drop(region);
                 }
                 assert!(domain.region(PAGE).zero().is_err(), "there is nobody to serve it");

@@ -1,8 +1,11 @@
 //! Pages that the program or the kernel holds when they should go.
 
+use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 use io_uring::IoUring;
+use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Config, Domain, Kind, Locking, Region, Trap};
 
@@ -126,6 +129,48 @@ fn all_by_the_kernel() {
 }
 
 #[test]
+fn all_by_pins_when_a_clone_needs_a_frame() {
+    for (trap, name) in TRAPS {
+        let signal = if trap == Trap::Upcall { libc::SIGBUS } else { libc::SIGSEGV };
+        let clone = || {
+            let (domain, region) = four_times_the_frames(trap);
+            let clone = region.cow_clone(MemoryStore::new(1 << 30).unwrap()).unwrap();
+            let held = (0..pages(&region)).take_while(|page| region.pin(page * PAGE, PAGE).is_ok()).count();
+            assert!(held > FRAMES - 8, "{held}");
+            (domain, region, clone, held)
+        };
+        in_child(here!(), name, || {
+            tried::catch();
+            let (_domain, region, clone, held) = clone();
+            let first = region.as_ptr().cast::<u64>();
+            for _ in 0..2 {
+                assert_eq!(tried::write(first, 7), Err(signal));
+                // SAFETY: test: a page of the region, which nobody holds a reference into.
+                let page = unsafe { std::slice::from_raw_parts_mut(first.cast::<u8>(), PAGE) };
+                let error = std::fs::File::open("/dev/zero").unwrap().read(page).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "a system call");
+                assert_eq!(tried::read(first), Ok(1), "what is there can be read");
+            }
+            region.unpin(0, held * PAGE).unwrap();
+            // Whoever asks for it by name has it anew.
+            region.pin(0, PAGE).unwrap();
+            region.unpin(0, PAGE).unwrap();
+            assert_eq!((tried::write(first, 7), tried::read(first)), (Ok(()), Ok(7)));
+            check_pages(&region, 1..pages(&region));
+            check_pages(&clone, 0..pages(&clone));
+        })
+        .well();
+        in_child(here!(), &format!("{name}, told"), || {
+            let (_domain, region, _clone, _held) = clone();
+            let third = region.as_ptr().wrapping_add(2 * PAGE);
+            // SAFETY: test: a page of the region, which nobody holds a reference into.
+            unsafe { third.write_volatile(7) };
+        })
+        .by(signal, &["region heap", "offset 8192: no frame: every page in core is held there"]);
+    }
+}
+
+#[test]
 fn dropped_while_held() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
@@ -210,4 +255,41 @@ fn locked_pages_stay() {
         })
         .well();
     }
+}
+
+#[test]
+fn by_the_image_of_a_snapshot_when_regions_are_emptied() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir().unwrap();
+        let domain = Domain::with_frames(16 * FRAMES * PAGE).build().unwrap();
+        // As many as there are pager threads, which the image is read on.
+        let regions = [(); 2].map(|()| domain.region(4 * FRAMES * PAGE).zero().unwrap());
+        let mut snapshots = Snapshots::of(&regions.each_ref(), dir.path().join("held.snap")).unwrap();
+        let stop = AtomicBool::new(false);
+        let emptied = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for region in &regions {
+                let (stop, emptied) = (&stop, &emptied);
+                scope.spawn(move || {
+                    let first = region.as_ptr() as usize;
+                    while !stop.load(SeqCst) {
+                        for page in 0..pages(region) {
+                            // SAFETY: test: a page of the region, which nobody holds a reference into.
+                            unsafe { ((first + page * PAGE) as *mut u64).write_volatile(7) };
+                        }
+                        // SAFETY: test: as above.
+                        unsafe { region.while_empty(0, region.len_bytes(), || emptied.fetch_add(1, SeqCst)) }.unwrap();
+                        // SAFETY: test: as above.
+                        assert_eq!(unsafe { (first as *const u64).read_volatile() }, 0);
+                    }
+                });
+            }
+            for _ in 0..20 {
+                snapshots.take().unwrap();
+            }
+            stop.store(true, SeqCst);
+        });
+        assert!(emptied.load(SeqCst) >= 2);
+    })
+    .well();
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
 use selfpage::store::MemoryStore;
 use selfpage::{Access, Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Trap};
@@ -257,6 +257,31 @@ fn what_is_refused_goes_to_the_handler_that_was_there_before() {
 }
 
 #[test]
+fn a_page_that_was_unprotected_before_its_handler_refused_is_not_refused() {
+    in_child(here!(), "worker", || {
+        tried::catch();
+        let [asked, unprotected] = [(); 2].map(|()| Arc::new(Barrier::new(2)));
+        let (is_asked, is_unprotected) = (asked.clone(), unprotected.clone());
+        let (_domain, region) = handled(Trap::Worker, move |_: &MemoryFault<'_>| {
+            is_asked.wait();
+            is_unprotected.wait();
+            Answer::Refuse
+        });
+        for page in 0..8 {
+            region.protect(page * PAGE, PAGE, Protection::Read).unwrap();
+            std::thread::scope(|scope| {
+                let writer = scope.spawn(|| tried::write(word(&region, page), 9));
+                asked.wait();
+                region.protect(page * PAGE, PAGE, Protection::ReadWrite).unwrap();
+                unprotected.wait();
+                assert_eq!(writer.join().unwrap(), Ok(()), "page {page}");
+            });
+        }
+    })
+    .well();
+}
+
+#[test]
 fn a_protected_page_without_a_handler_is_the_programs_own_fault() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
@@ -328,6 +353,38 @@ fn a_handler_may_jump_out() {
         assert!((0..256).all(|page| read(&region, page) == page as u64 + 1));
         drop(region);
         drop(domain);
+    })
+    .well();
+}
+
+#[test]
+fn more_threads_than_were_given_stacks_at_first_jump_out() {
+    const THREADS: usize = 80;
+    in_child(here!(), "upcall", || {
+        let jumping = Arc::new(AtomicBool::new(true));
+        let jumps = jumping.clone();
+        let (_domain, region) = handled(Trap::Upcall, move |fault: &MemoryFault<'_>| match jumps.load(SeqCst) {
+            true => tried::out(libc::SIGUSR1),
+            false => unprotect(fault),
+        });
+        region.protect(0, THREADS * PAGE, Protection::Read).unwrap();
+        let (region, together) = (&region, &Barrier::new(THREADS));
+        let jumping = &jumping;
+        std::thread::scope(|scope| {
+            for page in 0..THREADS {
+                scope.spawn(move || {
+                    for _ in 0..3 {
+                        assert_eq!(tried::write(word(region, page), 1), Err(libc::SIGUSR1));
+                    }
+                    together.wait();
+                    jumping.store(false, SeqCst);
+                    // All of them live on, and each handler of theirs runs.
+                    together.wait();
+                    write(region, page, 1000 + page as u64);
+                    assert_eq!(read(region, page), 1000 + page as u64);
+                });
+            }
+        });
     })
     .well();
 }
