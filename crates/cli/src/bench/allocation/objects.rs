@@ -40,7 +40,7 @@ static PATTERNS: [Pattern; 6] = [
     small("sh6", sh6),
     small("alloc-test", alloc_test),
     Pattern { name: "mixed", run: mixed, weight: 50, memory_bytes: 256 << 20 },
-    Pattern { name: "mixed-large", run: mixed_large, weight: 500, memory_bytes: 512 << 20 },
+    Pattern { name: "mixed-large", run: mixed_large, weight: 200, memory_bytes: 512 << 20 },
 ];
 const THREADS: [(&str, usize); 2] = [("1t", 1), ("2t", 2)];
 
