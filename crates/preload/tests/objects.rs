@@ -4,7 +4,7 @@ mod run;
 #[path = "../../../tests/torture.rs"]
 mod torture;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use run::Ran;
@@ -59,6 +59,17 @@ fn forks_while_a_thread_gives_memory_back() {
 #[test]
 fn sizes_and_alignments_as_c_says() {
     comes_through(&["limits"]);
+}
+
+#[test]
+fn alignments_that_there_are_not() {
+    if run::possible() {
+        let flags = ["-fno-builtin", "-Wno-alloc-size-larger-than"];
+        let program = run::compile("alignments", &flags);
+        for options in [&["--frames", "4M"][..], &["--frames", "16M", "--store", "none"]] {
+            assert_eq!(run::run_with(Path::new("/"), options, &program, &[]).ok().text(), "done\n");
+        }
+    }
 }
 
 #[test]
