@@ -23,11 +23,12 @@ fn comes_through(arguments: &[&str]) -> Option<Ran> {
     Some(ran)
 }
 
+/// Ten minutes of it with `SELFPAGE_STORM_SECONDS=600`.
 #[test]
 fn storm() {
-    let seed = std::process::id().to_string();
+    let (seconds, seed) = (run::storm_seconds().to_string(), std::process::id().to_string());
     println!("seed {seed}");
-    let Some(ran) = comes_through(&["storm", "4", &seed]) else { return };
+    let Some(ran) = comes_through(&["storm", &seconds, &seed]) else { return };
     assert!(ran.stats["evictions_total"].as_u64().unwrap() > 1000, "{}", ran.stats);
 }
 
