@@ -108,6 +108,12 @@ fn an_exec_that_fails_after_vfork_leaves_the_parents_record_alone() {
 }
 
 #[test]
+fn a_child_that_a_handler_ends_at_once_has_a_record() {
+    let Some(ran) = ok("fork_end_early") else { return };
+    assert_eq!(ran.stats["processes"].as_array().unwrap().len(), 11, "{}", ran.stats);
+}
+
+#[test]
 fn what_a_program_counted_before_it_becomes_another_is_kept() {
     let Some(ran) = ok("become") else { return };
     let names: Vec<_> = ran.stats["processes"].as_array().unwrap().iter().map(|one| one["program"].clone()).collect();
