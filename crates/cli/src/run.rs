@@ -1,5 +1,6 @@
 //! `selfpage run`: an unmodified program, with its heap and its anonymous mappings in regions of a domain of its own.
 
+mod ignored;
 mod program;
 mod record;
 
@@ -183,6 +184,7 @@ fn start(mut command: Command, signals: SignalsInfo<WithOrigin>, records: Record
     for signal in PASSED_ON.into_iter().filter(|signal| mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 0)) {
         signals.handle().add_signal(signal).map_err(cannot)?;
     }
+    ignored::pass_on(&mut command);
     let program = command.get_program().to_owned();
     let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
     Ok((child, signals, records))

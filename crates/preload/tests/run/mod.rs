@@ -1,4 +1,4 @@
-//! Running programs under `selfpage run`: builds the tool, the library and small C programs, and reads what was counted.
+//! Running programs under `selfpage run`: builds the tool, the libraries and small C programs, and reads what was counted.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub use skip::skip;
 
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| programs::build(&["selfpage-cli", "selfpage-preload"]))
+    BUILT.get_or_init(|| programs::build(&["selfpage-cli", "selfpage-preload", "selfpage-malloc"]))
 }
 
 pub fn tool() -> PathBuf {
