@@ -165,7 +165,7 @@ impl Place {
             Place::None => return Ok(None),
             Place::Memory => Arc::new(MemoryStore::new(wanted).map_err(in_words)?),
             Place::Directory(dir) => Arc::new(unnamed_in(Path::new(dir)).map_err(in_words)?),
-            Place::Named(path) => match FileStore::create(path, named_bytes(path)) {
+            Place::Named(path) => match FileStore::create(path, capacity_bytes(path)) {
                 Ok(store) => Arc::new(store),
                 // A program that one of ours executed finds it taken. Beside a device there is memory.
                 Err(error) if error.cause.kind() == std::io::ErrorKind::ResourceBusy => {
@@ -182,39 +182,13 @@ fn is_device(path: &Path) -> bool {
     path.metadata().is_ok_and(|about| about.file_type().is_block_device())
 }
 
-/// As much as a file of that name may have, or the whole of a device.
-fn named_bytes(path: &Path) -> u64 {
-    use std::io::Seek;
-    if is_device(path)
-        && let Ok(device_bytes) =
-            std::fs::File::open(path).and_then(|mut device| device.seek(std::io::SeekFrom::End(0)))
-    {
-        // A page of it is for the mark of a store.
-        return (device_bytes / 4096 * 4096).saturating_sub(4096).min(MANAGED_BYTES as u64);
-    }
-    capacity_bytes(path.parent().unwrap_or(path))
-}
-
 fn unnamed_in(dir: &Path) -> Result<FileStore, selfpage::store::StoreError> {
     FileStore::unnamed_in(dir, capacity_bytes(dir))
 }
 
-/// As much as the program can ask for, as far as there is room in that directory, and the limit on files lets it.
-fn capacity_bytes(dir: &Path) -> u64 {
-    let mut wanted = MANAGED_BYTES as u64;
-    if let Ok(name) = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes()) {
-        // SAFETY: c-library: the name ends with NUL, and both results are plain numbers.
-        unsafe {
-            let (mut room, mut limit): (libc::statvfs, libc::rlimit) = (std::mem::zeroed(), std::mem::zeroed());
-            if libc::statvfs(name.as_ptr(), &raw mut room) == 0 {
-                wanted = wanted.min(room.f_bavail * room.f_frsize);
-            }
-            if libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) == 0 {
-                // The file has a page more than the store, for its mark.
-                wanted = wanted.min(limit.rlim_cur.saturating_sub(4096));
-            }
-        }
-    }
-    // Two pages at least, so that a full disk is told as one, when a page is saved.
-    wanted.max(1 << 20) / 4096 * 4096
+/// As much as the program can ask for, as far as there is room at that place. Two pages at least, so that a full disk is told as one, when
+/// a page is saved.
+fn capacity_bytes(place: &Path) -> u64 {
+    let wanted = MANAGED_BYTES as u64;
+    FileStore::most_bytes(place).unwrap_or(wanted).clamp(1 << 20, wanted)
 }
