@@ -1,5 +1,6 @@
 //! `selfpage run`: an unmodified program, with its heap and its anonymous mappings in regions of a domain of its own.
 
+mod ignored;
 mod program;
 mod record;
 
@@ -27,6 +28,8 @@ const FRAMES: Library = Library { file: "libselfpage_frames.so", package: "selfp
 /// Without: the allocator alone.
 const MALLOC: Library = Library { file: "libselfpage_malloc.so", package: "selfpage-malloc" };
 const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH];
+/// The place of pages that stay.
+const NO_STORE: &str = "none";
 
 /// What is preloaded.
 struct Library {
@@ -37,6 +40,7 @@ struct Library {
 const EXAMPLES: &str = "\
 Examples:
   selfpage run --frames 64M -- python3 script.py
+  selfpage run --frames 64M --store none -- python3 script.py
   selfpage run --frames 64M --trace t -- sort lines && selfpage heatmap t -o t.svg
   selfpage run -- g++ -O2 -c large.cc
 
@@ -46,7 +50,8 @@ why), 2 for bad usage.";
 /// Run a program in a fixed number of frames, or with selfpage's allocator alone.
 ///
 /// With --frames its heap and its anonymous mappings are paged by a domain of its own, to a store on disk. So are those of the
-/// programs that it executes and of the children that it forks, each in as many frames. Without, it has selfpage's allocator in place
+/// programs that it executes and of the children that it forks, each in as many frames. With `--store none` nothing is paged out: what
+/// does not fit is refused (ENOMEM), in time, and the program goes on. Without --frames, it has selfpage's allocator in place
 /// of the C library's, and is otherwise as it is; SELFPAGE_SHOW_STATS=1 shows what that did.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -55,18 +60,18 @@ pub struct Args {
     #[arg(long, value_name = "SIZE")]
     frames: Option<String>,
     /// Which page makes room for another: fifo, lru, mru, clock, random, priority; lru unless stated otherwise.
-    #[arg(long, value_name = "NAME", requires = "frames")]
+    #[arg(long, value_name = "NAME")]
     policy: Option<String>,
-    /// Where pages go: a file, a block device, a directory (a file without a name there), or `memory`. /var/tmp unless
-    /// stated otherwise.
-    #[arg(long, value_name = "PATH", requires = "frames")]
+    /// Where pages go: a file, a block device, a directory (a file without a name there), `memory`, or `none`: they stay, and the
+    /// program gets no more memory than the frames hold. /var/tmp unless stated otherwise.
+    #[arg(long, value_name = "PATH")]
     store: Option<OsString>,
     /// Write what the domains counted to this file, as one JSON object, when the program has ended.
-    #[arg(long, value_name = "FILE", requires = "frames")]
+    #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
     /// Write what happens to each page to this file; `selfpage heatmap` draws it. Other processes that the program starts write
     /// to FILE.PID.
-    #[arg(long, value_name = "FILE", requires = "frames")]
+    #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// With --trace: estimate the working set once in so many milliseconds, by a sample of 256 pages; 0: never.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
@@ -106,6 +111,15 @@ type Begun = (Child, SignalsInfo<WithOrigin>, Records);
 
 /// The program with our allocator, and nothing of ours beside it.
 fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
+    let said = [
+        ("--policy", args.policy.is_some()),
+        ("--store", args.store.is_some()),
+        ("--stats", args.stats.is_some()),
+        ("--trace", args.trace.is_some()),
+    ];
+    if let Some((option, _)) = said.into_iter().find(|(_, is_there)| *is_there) {
+        return Err(bad(format!("{option} says how frames are used: name their size too, --frames SIZE")));
+    }
     let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
     let library = MALLOC.find().map_err(bad)?;
@@ -121,6 +135,9 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     let policy = args.policy.as_deref().unwrap_or("lru");
     if !POLICIES.contains(&policy) {
         return Err(bad(format!("there is no policy {policy}; there are {}", POLICIES.join(", "))));
+    }
+    if args.policy.is_some() && args.store.as_deref() == Some(OsStr::new(NO_STORE)) {
+        return Err(bad(format!("--policy {policy} with --store none: no page makes room for another then")));
     }
     let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
@@ -167,6 +184,7 @@ fn start(mut command: Command, signals: SignalsInfo<WithOrigin>, records: Record
     for signal in PASSED_ON.into_iter().filter(|signal| mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 0)) {
         signals.handle().add_signal(signal).map_err(cannot)?;
     }
+    ignored::pass_on(&mut command);
     let program = command.get_program().to_owned();
     let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
     Ok((child, signals, records))
@@ -228,7 +246,7 @@ fn frames_bytes(said: &str) -> Result<usize, String> {
 /// The store's place as the library is told it: absolute, for programs that go elsewhere.
 fn place(said: &OsStr) -> Result<OsString, String> {
     let shown = Path::new(said).display();
-    if said == "memory" {
+    if said == "memory" || said == NO_STORE {
         return Ok(said.to_owned());
     }
     if said.as_encoded_bytes().contains(&b';') {
@@ -246,7 +264,7 @@ fn place(said: &OsStr) -> Result<OsString, String> {
 fn has_store(place: &Path) -> Result<(), StoreError> {
     const LEN_BYTES: u64 = 1 << 20;
     let made = match place {
-        memory if memory == "memory" => return Ok(()),
+        memory if memory == "memory" || memory == NO_STORE => return Ok(()),
         directory if directory.is_dir() => FileStore::unnamed_in(directory, LEN_BYTES),
         file => FileStore::create(file, LEN_BYTES),
     };

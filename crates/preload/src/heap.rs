@@ -18,12 +18,14 @@ use selfpage_core::linux::thread;
 use crate::lock::Lock;
 use crate::space::{GRAIN, PAGE, Space};
 use crate::sys::Quiet;
-use crate::{managed, maps, objects};
+use crate::{managed, maps, objects, promises};
 
 /// Requests from here on get pages of their own.
 const LARGE_BYTES: usize = 1 << 20;
 /// How much a heap of dlmalloc's asks for at least.
 const GROWTH_BYTES: usize = 1 << 20;
+/// A page of the heap's has no more objects than this.
+const MOST_ASIDE: usize = 8192;
 const GRAINS: usize = managed::LARGE_BYTES / GRAIN;
 const FREED: u32 = u32::MAX;
 
@@ -171,8 +173,7 @@ pub fn allocate(size: usize, align: usize, asker: Asker) -> *mut u8 {
     unsafe {
         match heap_for(size, asker) {
             Heap::Managed if size.max(align) >= LARGE_BYTES => allocate_large(size, align),
-            Heap::Managed if align == 1 => selfpage_heap::allocate(size).cast(),
-            Heap::Managed => selfpage_heap::allocate_aligned(align, size).cast(),
+            Heap::Managed => allocate_object(size, align),
             Heap::Quiet => QUIET_HEAP.take().c_memalign(align, size),
             Heap::Own => on_own(|heap| heap.c_memalign(align, size)),
         }
@@ -181,7 +182,7 @@ pub fn allocate(size: usize, align: usize, asker: Asker) -> *mut u8 {
 
 /// As [`allocate`], and all zero.
 pub fn allocate_zeroed(size: usize, asker: Asker) -> *mut u8 {
-    if heap_for(size, asker) == Heap::Managed && size < LARGE_BYTES {
+    if heap_for(size, asker) == Heap::Managed && size < LARGE_BYTES && !promises::are_counted() {
         // It knows which of its pages are zero already, and does not touch those.
         return selfpage_heap::allocate_zeroed(1, size).cast();
     }
@@ -193,10 +194,74 @@ pub fn allocate_zeroed(size: usize, asker: Asker) -> *mut u8 {
     block
 }
 
+fn object(size: usize, align: usize) -> *mut u8 {
+    match align {
+        1 => selfpage_heap::allocate(size).cast(),
+        _ => selfpage_heap::allocate_aligned(align, size).cast(),
+    }
+}
+
+/// An object, and where there is no store only one that the frames hold too.
+fn allocate_object(size: usize, align: usize) -> *mut u8 {
+    if !promises::are_counted() {
+        return object(size, align);
+    }
+    let found = promised_object(size, align).or_else(|| {
+        // What is free elsewhere need not have frames.
+        selfpage_heap::trim();
+        promised_object(size, align)
+    });
+    found.unwrap_or(std::ptr::null_mut())
+}
+
+/// The heap may have objects that are promised, and yet offer others first, again and again: those are kept aside meanwhile.
+fn promised_object(size: usize, align: usize) -> Option<*mut u8> {
+    let mut aside = std::ptr::null_mut::<u8>();
+    let mut found = None;
+    for _ in 0..MOST_ASIDE {
+        let block = object(size, align);
+        if block.is_null() {
+            break;
+        }
+        if is_promised(block, align) {
+            found = Some(block);
+            break;
+        }
+        // SAFETY: heap-block: just allocated, with room for a link at least; nobody else has it.
+        unsafe { block.cast::<*mut u8>().write(aside) };
+        aside = block;
+        if promises::are_overdrawn() {
+            break;
+        }
+    }
+    while !aside.is_null() {
+        // SAFETY: heap-block: as above.
+        unsafe {
+            let next = aside.cast::<*mut u8>().read();
+            selfpage_heap::free(aside.cast());
+            aside = next;
+        }
+    }
+    found
+}
+
+/// Whether a new object has frames, or will find them. The heap writes to where it begins, which may be before an aligned block.
+fn is_promised(block: *mut u8, align: usize) -> bool {
+    let (start, least) = (block as usize, managed::objects_range().start);
+    // SAFETY: heap-block: just allocated, if there is one.
+    let len = unsafe { selfpage_heap::usable_bytes(block.cast()) };
+    len != 0 && promises::promise(&(start.saturating_sub(align - 1).max(least)..start + len))
+}
+
 /// Frames are the domain's: nothing is kept of freed blocks, which would only be paged out.
 fn allocate_large(size: usize, align: usize) -> *mut u8 {
     let len = size.max(1).next_multiple_of(PAGE);
-    let Some(start) = LARGE.take(len, align) else { return std::ptr::null_mut() };
+    let start = LARGE.take(len, align).or_else(|| {
+        // What is free among objects need not have frames.
+        promises::are_counted().then(selfpage_heap::trim)?;
+        LARGE.take(len, align)
+    });
+    let Some(start) = start else { return std::ptr::null_mut() };
     large_pages(start).store((len / PAGE) as u32, Ordering::Release);
     start as *mut u8
 }
@@ -299,6 +364,12 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
     // SAFETY: heap-block: passed on from our caller.
     unsafe {
         match home("realloc", block as usize) {
+            Home::Object if promises::are_counted() => {
+                let before = usable_bytes(block);
+                if size <= before && size >= before / 2 {
+                    return block;
+                }
+            }
             Home::Object if size < LARGE_BYTES => return selfpage_heap::reallocate(block.cast(), size).cast(),
             Home::Large if size >= LARGE_BYTES && resize_large(block as usize, size) => return block,
             Home::Quiet if size <= most_quiet_bytes => return QUIET_HEAP.take().c_realloc(block, size),

@@ -14,6 +14,7 @@ mod objects;
 mod pagers;
 mod process;
 mod program;
+mod promises;
 mod ranges;
 mod record;
 mod rights;

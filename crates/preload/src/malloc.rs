@@ -78,6 +78,12 @@ fn or_enomem(block: *mut u8) -> *mut c_void {
     block.cast()
 }
 
+/// There is no such alignment.
+fn no_alignment() -> *mut c_void {
+    sys::set_errno(libc::EINVAL);
+    std::ptr::null_mut()
+}
+
 extern "C" fn malloc_for(size: usize, returns_to: usize) -> *mut c_void {
     or_enomem(heap::allocate(size, 1, asker(returns_to)))
 }
@@ -115,8 +121,13 @@ extern "C" fn memalign_for(align: usize, size: usize, returns_to: usize) -> *mut
     // As the C library: what is no power of two is rounded up to one.
     match align.checked_next_power_of_two() {
         Some(align) => or_enomem(heap::allocate(size, align, asker(returns_to))),
-        None => or_enomem(std::ptr::null_mut()),
+        None => no_alignment(),
     }
+}
+
+extern "C" fn aligned_alloc_for(align: usize, size: usize, returns_to: usize) -> *mut c_void {
+    // As the C library from 2.38 on: what is no power of two is refused.
+    if align.is_power_of_two() { memalign_for(align, size, returns_to) } else { no_alignment() }
 }
 
 unsafe extern "C" fn posix_memalign_for(out: *mut *mut c_void, align: usize, size: usize, returns_to: usize) -> c_int {
@@ -165,7 +176,7 @@ exports! {
     realloc(*mut c_void, usize) -> *mut c_void, "rdx", realloc_for;
     reallocarray(*mut c_void, usize, usize) -> *mut c_void, "rcx", reallocarray_for;
     memalign(usize, usize) -> *mut c_void, "rdx", memalign_for;
-    aligned_alloc(usize, usize) -> *mut c_void, "rdx", memalign_for;
+    aligned_alloc(usize, usize) -> *mut c_void, "rdx", aligned_alloc_for;
     posix_memalign(*mut *mut c_void, usize, usize) -> c_int, "rcx", posix_memalign_for;
     valloc(usize) -> *mut c_void, "rsi", valloc_for;
     pvalloc(usize) -> *mut c_void, "rsi", pvalloc_for;

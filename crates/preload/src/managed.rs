@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use selfpage::{Domain, Region};
 
-use crate::sys;
+use crate::{promises, sys};
 
 /// Addresses for objects.
 pub const OBJECTS_BYTES: usize = 32 << 30;
@@ -96,6 +96,22 @@ impl Managed {
         })
     }
 
+    /// Gives access to a range of a region that nobody had. An error too where there is no store, and the frames do not hold it.
+    ///
+    /// # Safety
+    /// *owned-range*: the range is free, and asked for.
+    pub unsafe fn open(&self, range: Range<usize>, prot: i32) -> isize {
+        if !promises::promise(&range) {
+            return -libc::ENOMEM as isize;
+        }
+        // SAFETY: owned-range: passed on from our caller.
+        let opened = unsafe { self.protect(range.clone(), prot) };
+        if opened < 0 {
+            promises::end(&range, || {});
+        }
+        opened
+    }
+
     /// Puts a range of a region out of reach again, and makes it empty. An error is the kernel's, which may have no room for
     /// one more mapping: then it holds what it held, though parts that had other access may be out of reach.
     ///
@@ -106,10 +122,19 @@ impl Managed {
         unsafe {
             let closed = self.protect(range.clone(), libc::PROT_NONE);
             if closed >= 0 {
-                self.drop_contents(range);
+                self.end(range);
             }
             closed
         }
+    }
+
+    /// Drops the contents of a range of a region, which is not used again as it is.
+    ///
+    /// # Safety
+    /// *owned-range*: what is in the range is garbage.
+    pub unsafe fn end(&self, range: Range<usize>) {
+        // SAFETY: owned-range: passed on from our caller.
+        promises::end(&range, || unsafe { self.drop_contents(range.clone()) });
     }
 
     /// Drops the contents of a range of a region.

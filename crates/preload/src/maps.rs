@@ -12,6 +12,7 @@ use std::ops::Range;
 use crate::heap;
 use crate::lock::{Held, Lock};
 use crate::managed::{self, MAPS_BYTES, Managed};
+use crate::promises;
 use crate::ranges::{Ranges, Standing};
 use crate::space::PAGE;
 use crate::sys::{self, Quiet, call};
@@ -270,14 +271,18 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
             maps.map_over(managed, range, prot, ours && flags & NEVER == libc::MAP_FIXED, args)
         });
     }
-    if ours
-        && flags & NEVER == 0
-        && let Some(range) = maps.map_anywhere(managed, range.len(), prot)
-    {
-        if flags & libc::MAP_LOCKED != 0 {
-            let _ = maps.lock_managed(managed, range.clone());
+    if ours && flags & NEVER == 0 {
+        match maps.map_anywhere(managed, range.len(), prot) {
+            Some(range) => {
+                if flags & libc::MAP_LOCKED != 0 {
+                    let _ = maps.lock_managed(managed, range.clone());
+                }
+                return range.start as isize;
+            }
+            // What the kernel has instead would be beyond the frames.
+            None if promises::are_counted() => return -libc::ENOMEM as isize,
+            None => {}
         }
-        return range.start as isize;
     }
     // SAFETY: raw-call: passed on from our caller.
     let result = unsafe { call(libc::SYS_mmap, args) };
@@ -298,7 +303,7 @@ impl Maps {
         let start = self.taken.gap(managed::maps_range(), len, PAGE)?;
         let range = start..start + len;
         // SAFETY: owned-range: nobody had it.
-        if prot & ACCESS != 0 && unsafe { managed.protect(range.clone(), prot) } < 0 {
+        if prot & ACCESS != 0 && unsafe { managed.open(range.clone(), prot) } < 0 {
             return None;
         }
         self.taken.add(range.clone());
@@ -330,6 +335,10 @@ impl Maps {
         let (Some((region, offset)), true) = (managed.region_of(range.start), whole) else {
             return Err(libc::ENOMEM);
         };
+        let opens = ours && prot & ACCESS != 0;
+        if opens && !promises::promise(&range) {
+            return Err(libc::ENOMEM);
+        }
         let mut left = range.clone();
         while let Some((part, part_range)) = self.next(&mut left) {
             if part == Part::Foreign {
@@ -354,6 +363,9 @@ impl Maps {
         // SAFETY: region-contents: the program gives up what it has there.
         let result = unsafe { region.while_empty(offset, range.len(), change) }.map_err(|_| libc::EINVAL)?;
         kernel(result)?;
+        if !opens {
+            promises::end(&range, || {});
+        }
         if managed::maps_range().contains(&range.start) {
             self.taken.add(range.clone());
             self.tell_reach(managed);
@@ -398,6 +410,9 @@ impl Maps {
             match part {
                 Part::Free => return Err(libc::ENOMEM),
                 Part::Managed => {
+                    if prot & ACCESS != 0 && !promises::promise(&range) {
+                        return Err(libc::ENOMEM);
+                    }
                     let change = move || change(there);
                     kernel(managed.maps.while_still(change))?;
                     self.note_access(range, prot);
@@ -505,7 +520,7 @@ pub unsafe fn drop_garbage(range: Range<usize>) {
             let (end, standing) = table.maps.locked.stretch(&(at..range.end));
             if standing == Standing::Out {
                 // SAFETY: owned-range: passed on from our caller.
-                unsafe { managed.drop_contents(at..end) };
+                unsafe { managed.end(at..end) };
             }
             at = end;
         }

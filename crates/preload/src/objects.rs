@@ -10,8 +10,8 @@ use selfpage_heap::{Ground, RANGE_ALIGN};
 
 use crate::heap;
 use crate::managed::{self, OBJECTS_BYTES};
-use crate::maps;
 use crate::space::Space;
+use crate::{maps, promises};
 
 /// What is known of threads, one piece each.
 static BESIDE: Space = Space::of_kernel(64 << 30);
@@ -86,6 +86,10 @@ unsafe extern "C" fn open(at: *mut c_void, len: usize) -> bool {
     let (at, end) = (at as usize - start(), at as usize - start() + len);
     let stretch = at / RANGE_ALIGN;
     let Some(is_open) = OPEN.get(stretch) else { return false };
+    // What is known of a stretch of objects stands at its start; objects are promised one by one.
+    if at.is_multiple_of(RANGE_ALIGN) && !promises::promise(&(start() + at..start() + end)) {
+        return false;
+    }
     if !is_open.load(Ordering::Acquire) {
         if heap::is_forking() {
             return false;

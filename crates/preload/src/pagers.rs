@@ -3,7 +3,8 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI64, AtomicIsize, AtomicU32, AtomicUsize, Ordering};
-use std::time::Duration;
+
+use selfpage_core::linux::futex;
 
 use crate::heap;
 use crate::lock::Lock;
@@ -11,6 +12,9 @@ use crate::sys::{self, Quiet, call};
 
 /// The C library's signal for setuid(3) and its like: the one that pager threads have open, since it has them follow too.
 const SIGNAL: c_int = 33;
+
+/// How long one who asks sleeps before he looks whether the pager thread has ended.
+const LOOK_US: u32 = 100_000;
 
 /// Who asks, one at a time.
 static ASKING: Lock<()> = Lock::new(());
@@ -97,7 +101,8 @@ fn makes(tid: u32) -> Option<isize> {
     // SAFETY: raw-call: the kernel copies `info`; what it has that thread run is `on_signal`.
     let sent = unsafe { call(libc::SYS_rt_tgsigqueueinfo, args) } == 0;
     while sent && MADE.load(Ordering::SeqCst) == 0 && selfpage::trap::is_pager_thread(tid) {
-        std::thread::sleep(Duration::from_micros(20));
+        // It is told when the call has been made; now and then it looks whether the thread still is.
+        let _ = futex::wait(&MADE, 0, LOOK_US);
     }
     (MADE.load(Ordering::SeqCst) == 1).then(|| RESULT.load(Ordering::SeqCst))
 }
@@ -140,4 +145,5 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *const Info, context: *mut c
     let result = unsafe { call(NUMBER.load(Ordering::SeqCst), [arg(0), arg(1), arg(2), arg(3), arg(4), 0]) };
     RESULT.store(result, Ordering::SeqCst);
     MADE.store(1, Ordering::SeqCst);
+    futex::wake(&MADE, 1);
 }

@@ -70,10 +70,11 @@ extern "C" fn after_fork_in_parent() {
 }
 
 extern "C" fn after_fork_in_child() {
+    // From the next line on handlers of signals run, which may end this process.
+    record::settle_in_child();
     after_fork_in_parent();
     objects::settle_in_child();
     crate::threads::settle_in_child();
-    record::settle_in_child();
     rights::settle_in_child();
     maps::settle_in_child();
 }

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
-use selfpage::{DescriptorTable, Domain, Locking};
+use selfpage::{DescriptorTable, Domain, Locking, Region};
 
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
+use crate::promises::{self, Staying};
 use crate::{malloc, process, record, rights, sys, threads};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;trace=PATH;sample=MS`.
@@ -23,7 +24,10 @@ const ELSEWHERE: &str = "/var/tmp";
 const MANAGED_BYTES: usize = OBJECTS_BYTES + LARGE_BYTES + MAPS_BYTES;
 
 /// Where `run` told us to keep pages.
+#[derive(PartialEq, Eq)]
 enum Place {
+    /// Nowhere: none goes.
+    None,
     Memory,
     /// A file without a name in this directory.
     Directory(PathBuf),
@@ -74,13 +78,15 @@ impl Wishes {
         let frames = value("frames").and_then(|bytes| bytes.parse().ok());
         let place = match path("store") {
             None => Place::Directory(ELSEWHERE.into()),
+            Some(place) if place == *"none" => Place::None,
             Some(place) if place == *"memory" => Place::Memory,
             Some(place) if place.is_dir() => Place::Directory(place),
             Some(place) => Place::Named(place),
         };
         Ok(Wishes {
             frames_bytes: frames.ok_or_else(|| format!("{VARIABLE} names no frames: use `selfpage run`"))?,
-            policy: value("policy").unwrap_or_else(|| "lru".into()),
+            // Without a store there is nothing to choose: the one that keeps no frames back for a second chance.
+            policy: value("policy").unwrap_or_else(|| if place == Place::None { "fifo" } else { "lru" }.into()),
             place,
             record: value("record"),
             trace: path("trace").map(|path| Trace {
@@ -101,6 +107,9 @@ impl Wishes {
             }
             Err(why) => return Err(why),
         };
+        if self.place == Place::None {
+            promises::keep_within(self.frames_bytes);
+        }
         managed::begin(managed);
         crate::objects::begin()?;
         threads::begin();
@@ -126,13 +135,15 @@ impl Wishes {
             .needs_system_calls()
             .build()
             .map_err(|error| error.to_string())?;
-        let region = |len_bytes, name| {
-            domain
-                .region(len_bytes)
-                .name(name)
-                .without_access()
-                .stored_in(store.clone())
-                .map_err(|error| error.to_string())
+        let mut before = 0;
+        let mut region = |len_bytes, name| -> Result<Region, String> {
+            let wanted = domain.region(len_bytes).name(name).without_access();
+            let made = match &store {
+                Some(store) => wanted.stored_in(store.clone()),
+                None => wanted.pager(Staying::after(before)),
+            };
+            before += len_bytes;
+            made.map_err(|error| error.to_string())
         };
         let objects = region(OBJECTS_BYTES, "objects")?;
         let large = region(LARGE_BYTES, "large blocks")?;
@@ -147,13 +158,14 @@ impl Wishes {
 }
 
 impl Place {
-    fn store(&self) -> Result<Arc<dyn BackingStore>, String> {
+    fn store(&self) -> Result<Option<Arc<dyn BackingStore>>, String> {
         let wanted = MANAGED_BYTES as u64;
         let in_words = |error: selfpage::store::StoreError| error.to_string();
-        Ok(match self {
+        Ok(Some(match self {
+            Place::None => return Ok(None),
             Place::Memory => Arc::new(MemoryStore::new(wanted).map_err(in_words)?),
             Place::Directory(dir) => Arc::new(unnamed_in(Path::new(dir)).map_err(in_words)?),
-            Place::Named(path) => match FileStore::create(path, named_bytes(path)) {
+            Place::Named(path) => match FileStore::create(path, capacity_bytes(path)) {
                 Ok(store) => Arc::new(store),
                 // A program that one of ours executed finds it taken. Beside a device there is memory.
                 Err(error) if error.cause.kind() == std::io::ErrorKind::ResourceBusy => {
@@ -162,7 +174,7 @@ impl Place {
                 }
                 Err(error) => return Err(error.to_string()),
             },
-        })
+        }))
     }
 }
 
@@ -170,39 +182,13 @@ fn is_device(path: &Path) -> bool {
     path.metadata().is_ok_and(|about| about.file_type().is_block_device())
 }
 
-/// As much as a file of that name may have, or the whole of a device.
-fn named_bytes(path: &Path) -> u64 {
-    use std::io::Seek;
-    if is_device(path)
-        && let Ok(device_bytes) =
-            std::fs::File::open(path).and_then(|mut device| device.seek(std::io::SeekFrom::End(0)))
-    {
-        // A page of it is for the mark of a store.
-        return (device_bytes / 4096 * 4096).saturating_sub(4096).min(MANAGED_BYTES as u64);
-    }
-    capacity_bytes(path.parent().unwrap_or(path))
-}
-
 fn unnamed_in(dir: &Path) -> Result<FileStore, selfpage::store::StoreError> {
     FileStore::unnamed_in(dir, capacity_bytes(dir))
 }
 
-/// As much as the program can ask for, as far as there is room in that directory, and the limit on files lets it.
-fn capacity_bytes(dir: &Path) -> u64 {
-    let mut wanted = MANAGED_BYTES as u64;
-    if let Ok(name) = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes()) {
-        // SAFETY: c-library: the name ends with NUL, and both results are plain numbers.
-        unsafe {
-            let (mut room, mut limit): (libc::statvfs, libc::rlimit) = (std::mem::zeroed(), std::mem::zeroed());
-            if libc::statvfs(name.as_ptr(), &raw mut room) == 0 {
-                wanted = wanted.min(room.f_bavail * room.f_frsize);
-            }
-            if libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) == 0 {
-                // The file has a page more than the store, for its mark.
-                wanted = wanted.min(limit.rlim_cur.saturating_sub(4096));
-            }
-        }
-    }
-    // Two pages at least, so that a full disk is told as one, when a page is saved.
-    wanted.max(1 << 20) / 4096 * 4096
+/// As much as the program can ask for, as far as there is room at that place. Two pages at least, so that a full disk is told as one, when
+/// a page is saved.
+fn capacity_bytes(place: &Path) -> u64 {
+    let wanted = MANAGED_BYTES as u64;
+    FileStore::most_bytes(place).unwrap_or(wanted).clamp(1 << 20, wanted)
 }

@@ -99,7 +99,7 @@ impl Space {
         self.tell_reach(taken);
         let opened = match (self.under, managed::get()) {
             // SAFETY: owned-range: the piece was just taken.
-            (Under::Domain, Some(managed)) => unsafe { managed.protect(range.clone(), access) },
+            (Under::Domain, Some(managed)) => unsafe { managed.open(range.clone(), access) },
             // SAFETY: owned-range: as above.
             _ => unsafe { sys::protect(range.start, len, access) },
         };
@@ -131,7 +131,7 @@ impl Space {
             // SAFETY: owned-range: passed on from our caller. What cannot be closed is empty all the same.
             (Under::Domain, Some(managed)) => unsafe {
                 if managed.close(range.clone()) < 0 {
-                    managed.drop_contents(range.clone());
+                    managed.end(range.clone());
                 }
             },
             // SAFETY: owned-range: passed on from our caller.

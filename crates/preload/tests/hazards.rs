@@ -108,6 +108,12 @@ fn an_exec_that_fails_after_vfork_leaves_the_parents_record_alone() {
 }
 
 #[test]
+fn a_child_that_a_handler_ends_at_once_has_a_record() {
+    let Some(ran) = ok("fork_end_early") else { return };
+    assert_eq!(ran.stats["processes"].as_array().unwrap().len(), 11, "{}", ran.stats);
+}
+
+#[test]
 fn what_a_program_counted_before_it_becomes_another_is_kept() {
     let Some(ran) = ok("become") else { return };
     let names: Vec<_> = ran.stats["processes"].as_array().unwrap().iter().map(|one| one["program"].clone()).collect();
@@ -165,6 +171,32 @@ fn what_is_ignored_stays_ignored() {
     let script = "trap '' HUP CHLD; exec \"$0\" run --frames 8M -- sh -c 'kill -HUP $$; echo $0 lives'";
     let output = Command::new("bash").args(["-c", script]).arg(run::tool()).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "sh lives\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What a program ignores is what the caller of `run` did, and no more or less.
+#[test]
+fn signals_are_inherited_as_they_were() {
+    if !run::possible() {
+        return;
+    }
+    // The C library's own, 32 and 33, have handlers of its own as soon as there is a thread.
+    let of_the_library = 3 << 31;
+    let ignored = |signals: &str, run: &str| {
+        let trap = if signals.is_empty() { String::new() } else { format!("trap '' {signals}; ") };
+        let script = format!("{trap}exec {run} grep -E 'Sig(Ign|Blk)' /proc/self/status");
+        let output = Command::new("bash").args(["-c", &script]).arg(run::tool()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let masks = String::from_utf8(output.stdout).unwrap();
+        let mask =
+            |line: &str| u64::from_str_radix(line.split('\t').next_back().unwrap(), 16).unwrap() & !of_the_library;
+        masks.lines().map(mask).collect::<Vec<u64>>()
+    };
+    for signals in ["", "PIPE", "CHLD", "HUP INT", "PIPE CHLD HUP INT QUIT TERM USR1 USR2 ALRM TSTP URG"] {
+        let plain = ignored(signals, "");
+        assert!(signals.is_empty() || plain != ignored("", ""), "{plain:x?}");
+        assert_eq!(ignored(signals, "\"$0\" run --frames 8M --"), plain, "{signals}");
+        assert_eq!(ignored(signals, "\"$0\" run --"), plain, "{signals}, without frames");
+    }
 }
 
 #[test]

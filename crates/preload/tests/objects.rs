@@ -4,7 +4,7 @@ mod run;
 #[path = "../../../tests/torture.rs"]
 mod torture;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use run::Ran;
@@ -23,11 +23,12 @@ fn comes_through(arguments: &[&str]) -> Option<Ran> {
     Some(ran)
 }
 
+/// Ten minutes of it with `SELFPAGE_STORM_SECONDS=600`.
 #[test]
 fn storm() {
-    let seed = std::process::id().to_string();
+    let (seconds, seed) = (run::storm_seconds().to_string(), std::process::id().to_string());
     println!("seed {seed}");
-    let Some(ran) = comes_through(&["storm", "4", &seed]) else { return };
+    let Some(ran) = comes_through(&["storm", &seconds, &seed]) else { return };
     assert!(ran.stats["evictions_total"].as_u64().unwrap() > 1000, "{}", ran.stats);
 }
 
@@ -59,6 +60,17 @@ fn forks_while_a_thread_gives_memory_back() {
 #[test]
 fn sizes_and_alignments_as_c_says() {
     comes_through(&["limits"]);
+}
+
+#[test]
+fn alignments_that_there_are_not() {
+    if run::possible() {
+        let flags = ["-fno-builtin", "-Wno-alloc-size-larger-than"];
+        let program = run::compile("alignments", &flags);
+        for options in [&["--frames", "4M"][..], &["--frames", "16M", "--store", "none"]] {
+            assert_eq!(run::run_with(Path::new("/"), options, &program, &[]).ok().text(), "done\n");
+        }
+    }
 }
 
 #[test]

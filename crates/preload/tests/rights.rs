@@ -36,7 +36,7 @@ macro_rules! cases {
     )* };
 }
 
-cases! { kept, by_number, by_the_library, amid_faults, another_threads_own, }
+cases! { kept, by_number, by_the_library, amid_faults, often, another_threads_own, }
 
 #[test]
 fn a_child_without_its_parents_rights_says_why_it_cannot_go_on() {

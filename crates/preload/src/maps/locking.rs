@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
+use crate::promises;
 use crate::space::PAGE;
 use crate::sys::call;
 
@@ -12,7 +13,7 @@ impl Maps {
     pub(super) fn lock_managed(&mut self, managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
         let mut already = 0;
         self.locked.within(range.clone(), |part| already += part.len());
-        if !self.may_lock(managed, range.len() - already) {
+        if !self.may_lock(managed, range.len() - already) || !promises::promise(&range) {
             return Err(libc::ENOMEM);
         }
         let mut at = range.start;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::{Errno, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
+use crate::promises;
 use crate::ranges::{Ranges, Standing};
 use crate::sys::call;
 
@@ -140,7 +141,7 @@ impl Maps {
             return false;
         }
         // SAFETY: owned-range: nobody had it.
-        if prot != libc::PROT_NONE && unsafe { managed.protect(more.clone(), prot) } < 0 {
+        if prot != libc::PROT_NONE && unsafe { managed.open(more.clone(), prot) } < 0 {
             return false;
         }
         self.taken.add(more.clone());
@@ -176,6 +177,10 @@ impl Maps {
     /// Moves what is in `old` to `new`, which is empty and open, with all that was said of it. After an error it is all in `old`.
     fn move_contents(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<usize, Errno> {
         let old = wish.old.clone();
+        // All of it is read.
+        if !promises::promise(&old) {
+            return Err(libc::ENOMEM);
+        }
         let readable = prot & libc::PROT_READ != 0;
         if !readable {
             // SAFETY: owned-range: the program's own, which is about to go.

@@ -354,6 +354,20 @@ static void change_user(void) { // every thread has to follow, pager threads too
   CHECK(!setgroups(0, 0) && !setresgid(65534, 65534, 65534) && !setresuid(65534, 65534, 65534));
   flood();
 }
+static pid_t parent;
+static void end_early(int s) { if (getpid() != parent) _exit(7); }
+static void fork_end_early(void) { // a handler ends the child, at the first moment that one may run there
+  flood();
+  parent = getpid();
+  signal(SIGUSR1, end_early);
+  for (int i = 0; i < 10; i++) {
+    int status;
+    pid_t child = fork();
+    if (!child) for (;;) pause();
+    CHECK(child > 0 && !kill(child, SIGUSR1));
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  }
+}
 static void quick(void) { flood(); puts("ok"); fflush(stdout); quick_exit(0); }
 static void become(void) { full(16 * MIB, 1); flood(); fflush(stdout); execlp("echo", "echo", "ok", (char *)0); }
 static void wait_for_end(void) { full(16 * MIB, 1); puts("up"); fflush(stdout); pause(); }
@@ -368,7 +382,7 @@ static void serve(void) { // as a daemon, until a file is there, which it remove
 }
 static void status_seven(void) { flood(); exit(7); }
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_often", fork_often}, {"fork_amid_signals", fork_amid_signals}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec},
+  {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_often", fork_often}, {"fork_amid_signals", fork_amid_signals}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec}, {"fork_end_early", fork_end_early},
   {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
   {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages},
   {"vfork_search", vfork_search}, {"robust_again", robust_again},

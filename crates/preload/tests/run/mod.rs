@@ -1,4 +1,4 @@
-//! Running programs under `selfpage run`: builds the tool, the library and small C programs, and reads what was counted.
+//! Running programs under `selfpage run`: builds the tool, the libraries and small C programs, and reads what was counted.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub use skip::skip;
 
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| programs::build(&["selfpage-cli", "selfpage-preload"]))
+    BUILT.get_or_init(|| programs::build(&["selfpage-cli", "selfpage-preload", "selfpage-malloc"]))
 }
 
 pub fn tool() -> PathBuf {
@@ -84,6 +84,12 @@ impl Ran {
     }
 }
 
+/// How long a storm lasts.
+pub fn storm_seconds() -> u64 {
+    std::env::var("SELFPAGE_STORM_SECONDS")
+        .map_or(4, |seconds| seconds.parse().expect("SELFPAGE_STORM_SECONDS: a number"))
+}
+
 /// Runs `program` in `frames`, for a minute or two at most.
 pub fn run(frames: &str, program: impl AsRef<Path>, arguments: &[&str]) -> Ran {
     run_in(Path::new("/"), frames, program, arguments)
@@ -109,7 +115,7 @@ pub fn run_under(
 ) -> Ran {
     let stats = tempfile::NamedTempFile::new().unwrap();
     let output = Command::new("timeout")
-        .args(["--kill-after=1", "150"])
+        .args(["--kill-after=1", &(150 + storm_seconds()).to_string()])
         .args(command)
         .arg(tool())
         .arg("run")

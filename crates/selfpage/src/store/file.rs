@@ -7,7 +7,8 @@ use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{FileType, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, unlink};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, stat, statvfs, unlink};
 use rustix::io::{Errno, pread, pwrite};
 use rustix::process::{Resource, getrlimit};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
@@ -97,6 +98,24 @@ impl FileStore {
         let file = file.map_err(refused(&object))?;
         FileStore::lock_all(&object, &file)?;
         FileStore::new(object, file, FileType::RegularFile, count)
+    }
+
+    /// How large a store at `path` can be at most, or in it where that is a directory: all of a device; else what the file system has
+    /// room for, and the limit on the size of files allows. A page of it is for the mark.
+    ///
+    /// # Errors
+    /// That cannot be told.
+    pub fn most_bytes(path: &Path) -> io::Result<u64> {
+        let kind = stat(path).map(|about| FileType::from_raw_mode(about.st_mode));
+        let bytes = if kind == Ok(FileType::BlockDevice) {
+            let device = open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
+            seek(&device, SeekFrom::End(0))?
+        } else {
+            let dir = if kind == Ok(FileType::Directory) { path } else { path.parent().unwrap_or(path) };
+            let room = statvfs(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?;
+            (room.f_bavail * room.f_frsize).min(getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX))
+        };
+        Ok((bytes / PAGE_BYTES as u64).saturating_sub(1) * PAGE_BYTES as u64)
     }
 
     fn new(object: String, file: OwnedFd, kind: FileType, count: u32) -> Result<FileStore, StoreError> {

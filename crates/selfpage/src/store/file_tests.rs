@@ -114,6 +114,18 @@ fn places_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn a_place_says_how_large_a_store_may_be() {
+    let dir = dir();
+    let most_bytes = FileStore::most_bytes(dir.path()).unwrap();
+    assert!(most_bytes > 0 && most_bytes.is_multiple_of(PAGE_BYTES as u64));
+    // As much room as there is in the file system: it changes while we look.
+    let of_a_file = FileStore::most_bytes(&dir.path().join("s")).unwrap();
+    assert!(of_a_file.abs_diff(most_bytes) < most_bytes / 2, "{of_a_file} in place of {most_bytes}");
+    assert!(FileStore::most_bytes(Path::new("s")).is_ok());
+    assert!(FileStore::most_bytes(&dir.path().join("no/s")).is_err());
+}
+
+#[test]
 fn a_truncated_file_is_noticed() {
     let dir = dir();
     let path = dir.path().join("s");
