@@ -110,7 +110,15 @@ static int heap_mprotect(void *at, size_t len, int protection) {
     // again, instead of using what is free elsewhere.
     bool rest = opens && !opens_in_parts && from != 0 && from % SEGMENT_BYTES == 0 && len < SEGMENT_BYTES;
     if (rest) errno = ENOMEM;
-    if (rest || mprotect(at, len, protection) != 0) return -1;
+    // What lies before is opened as well. Where threads open segments at once, and may not open all, the first could be the one that is
+    // refused; and mimalloc, which takes the first that is free, would ask for that one from then on, and not for those behind it.
+    char *start = at;
+    size_t open = range.open_words * 8;
+    if (opens && !opens_in_parts && open < from) {
+        start -= from - open;
+        from = open;
+    }
+    if (rest || mprotect(start, end - from, protection) != 0) return -1;
     if (opens) opened(end);
     if (opens && end > SMALL_PAGES_BYTES) {
         if (from < SMALL_PAGES_BYTES) from = SMALL_PAGES_BYTES;

@@ -85,9 +85,14 @@ int main(int count, char **arguments) {
         struct rlimit limit = {data_bytes() + more, RLIM_INFINITY};
         CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
     }
-    size_t first = fill_up_together(), again = fill_up_together();
-    if (first < 32 << 20 || again < first / 4 * 3) fprintf(stderr, "%zu, then %zu\n", first, again);
-    CHECK(first >= 32 << 20 && again >= first / 4 * 3);
+    size_t first = fill_up_together();
+    CHECK(first >= 32 << 20);
+    // What one thread leaves behind that was refused is in another's way later: threads get more chances to.
+    for (int round = 0; round < (threads > 1 ? 8 : 1); round++) {
+        size_t again = fill_up_together();
+        if (again < first / 4 * 3) fprintf(stderr, "%zu, then %zu\n", first, again);
+        CHECK(again >= first / 4 * 3);
+    }
     char *text = malloc(100);
     CHECK(text != NULL);
     snprintf(text, 100, "done");
