@@ -402,11 +402,11 @@ impl Inner {
         let (mut next, mut result) = (range.first, Ok(()));
         while next < range.end() {
             let rest = PageRange { first: next, count: range.end().0 - next.0 };
-            let Err((page, why)) = self.on_table(|context| range::discard(state, context, rest)) else { break };
+            let Err((page, why)) = self.on_table(move |context| range::discard(state, context, rest)) else { break };
             let done = match why {
                 Undone::Failed(Failure::Machine(Refusal::NoDescriptor)) => {
                     let one = PageRange { first: page, count: 1 };
-                    self.on_pager_thread(|| range::discard(state, Context::Normal, one)).map_err(|(_, why)| why)
+                    self.on_pager_thread(move || range::discard(state, Context::Normal, one)).map_err(|(_, why)| why)
                 }
                 why => Err(why),
             };
@@ -425,7 +425,8 @@ impl Inner {
         result
     }
 
-    /// Does `work` on a pager thread; where there are none any more, here.
+    /// Does `work` on a pager thread; where there are none any more, here. The caller's stack may be managed, and a pager thread must not
+    /// touch it: `work` has moved into it what it uses.
     pub(crate) fn on_pager_thread<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         if self.stopping() {
             return work();
