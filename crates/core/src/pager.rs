@@ -134,17 +134,25 @@ pub trait Pager: Send + Sync {
     /// None of the pages counts as filled.
     fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError>;
 
-    /// What must happen with this unmapped page before its frame may be used for another.
+    /// What must happen with this unmapped page before its frame may be used for another. Unless a pager says otherwise, it stays.
     ///
     /// # Context
     /// PagerThread.
-    fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict;
+    fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {
+        let _ = (index, bytes);
+        Verdict::Stays
+    }
 
-    /// Saves the pages and sets each one's outcome. After `Ok` a later fill brings back these bytes.
+    /// Saves the pages and sets each one's outcome. After `Ok` a later fill brings back these bytes. Unless a pager says otherwise, there
+    /// is nowhere to save them to.
     ///
     /// # Context
     /// PagerThread.
-    fn save(&self, pages: &mut [SavePage<'_>]);
+    fn save(&self, pages: &mut [SavePage<'_>]) {
+        for page in pages {
+            page.outcome = Err(PagerError::NoStore);
+        }
+    }
 
     /// Makes what was saved survive a crash of the machine, where the pager promises that.
     ///

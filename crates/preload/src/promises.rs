@@ -8,8 +8,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use selfpage_core::addr::PageBytes;
-use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+use selfpage::pager::Zero;
+use selfpage_core::pager::{Context, FillPage, Pager, PagerError};
 
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, OBJECTS_BYTES};
 use crate::space::PAGE;
@@ -169,27 +169,14 @@ impl Pager for Staying {
         1 + (1..want).take_while(|step| is_promised(from + *step as usize)).count() as u32
     }
 
-    fn fill(&self, _context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
+    fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
         match pages {
             [page] => meet(self.number(page.index)),
             _ if pages.iter().all(|page| is_promised(self.number(page.index))) => {}
             // The one that somebody waits for is then asked for alone.
             _ => return Err(PagerError::NoStore),
         }
-        for page in pages.iter_mut().filter(|page| !page.zeroed) {
-            page.bytes.clear();
-        }
-        Ok(0)
-    }
-
-    fn changed(&self, _index: u64, _bytes: &PageBytes) -> Verdict {
-        Verdict::Stays
-    }
-
-    fn save(&self, pages: &mut [SavePage<'_>]) {
-        for page in pages {
-            page.outcome = Err(PagerError::NoStore);
-        }
+        Zero.fill(context, pages)
     }
 
     fn forget(&self, _index: u64, _count: u64) {}

@@ -1,7 +1,6 @@
 //! Frames and nothing else.
 
-use selfpage_core::addr::PageBytes;
-use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+use selfpage_core::pager::{Context, FillPage, Pager, PagerError};
 
 /// Gives pages as they come: what is in them is undefined (some earlier contents of the same domain, or zero). Nothing is
 /// cleared, nothing is saved.
@@ -26,16 +25,6 @@ impl Pager for Physical {
 
     fn fill(&self, _context: Context, _pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
         Ok(0)
-    }
-
-    fn changed(&self, _index: u64, _bytes: &PageBytes) -> Verdict {
-        Verdict::Stays
-    }
-
-    fn save(&self, pages: &mut [SavePage<'_>]) {
-        for page in pages {
-            page.outcome = Err(PagerError::NoStore);
-        }
     }
 
     fn forget(&self, _index: u64, _count: u64) {}

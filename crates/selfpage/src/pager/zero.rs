@@ -1,7 +1,7 @@
 //! Anonymous memory without a store.
 
 use selfpage_core::addr::PageBytes;
-use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+use selfpage_core::pager::{Context, FillPage, Pager, PagerError, Verdict};
 
 use super::is_zero;
 
@@ -34,12 +34,6 @@ impl Pager for Zero {
 
     fn changed(&self, _index: u64, bytes: &PageBytes) -> Verdict {
         if is_zero(bytes) { Verdict::Clean } else { Verdict::Stays }
-    }
-
-    fn save(&self, pages: &mut [SavePage<'_>]) {
-        for page in pages {
-            page.outcome = Err(PagerError::NoStore);
-        }
     }
 
     fn forget(&self, _index: u64, _count: u64) {}
