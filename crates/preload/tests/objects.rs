@@ -11,10 +11,14 @@ use run::Ran;
 
 /// One case of the tortures that the allocator without frames is tested with.
 fn torture(frames: &str, arguments: &[&str]) -> Option<Ran> {
+    torture_with(&["--frames", frames], arguments)
+}
+
+fn torture_with(options: &[&str], arguments: &[&str]) -> Option<Ran> {
     static TORTURE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let flags = ["-fno-builtin", "-Wno-free-nonheap-object", "-Wno-use-after-free", "-Wno-alloc-size-larger-than"];
     let program = TORTURE.get_or_init(|| run::possible().then(|| run::compile("torture", &flags)));
-    Some(run::run(frames, program.as_ref()?, arguments))
+    Some(run::run_with(Path::new("/"), options, program.as_ref()?, arguments))
 }
 
 fn comes_through(arguments: &[&str]) -> Option<Ran> {
@@ -64,12 +68,9 @@ fn sizes_and_alignments_as_c_says() {
 
 #[test]
 fn alignments_that_there_are_not() {
-    if run::possible() {
-        let flags = ["-fno-builtin", "-Wno-alloc-size-larger-than"];
-        let program = run::compile("alignments", &flags);
-        for options in [&["--frames", "4M"][..], &["--frames", "16M", "--store", "none"]] {
-            assert_eq!(run::run_with(Path::new("/"), options, &program, &[]).ok().text(), "done\n");
-        }
+    for options in [&["--frames", "4M"][..], &["--frames", "16M", "--store", "none"]] {
+        let Some(ran) = torture_with(options, &["alignments"]) else { return };
+        assert_eq!(ran.ok().text(), "done\n");
     }
 }
 

@@ -382,6 +382,8 @@ static void alignments(char **unused) {
         errno = 0; CHECK(aligned_alloc(far, size) == NULL && errno == ENOMEM);
         errno = 0; CHECK(aligned_alloc(farthest, size) == NULL && errno == ENOMEM);
         errno = 0; CHECK(aligned_alloc(all, size) == NULL && errno == EINVAL);
+        errno = 77; CHECK(posix_memalign(&block, none, size) == EINVAL && errno == 77);
+        errno = 77; CHECK(posix_memalign(&block, odd, size) == EINVAL && errno == 77);
         errno = 77; CHECK(posix_memalign(&block, far, size) == ENOMEM && errno == 77);
         errno = 77; CHECK(posix_memalign(&block, farthest, size) == ENOMEM && errno == 77);
         errno = 77; CHECK(posix_memalign(&block, all, size) == EINVAL && errno == 77);
