@@ -179,9 +179,7 @@ fn listen() -> Result<SignalsInfo<WithOrigin>, Refused> {
 /// From here on signals are the program's. What is ignored stays so, and the program ignores it as well: nohup(1) counts on that.
 fn start(mut command: Command, signals: SignalsInfo<WithOrigin>, records: Records) -> Result<Begun, Refused> {
     let cannot = |cause: std::io::Error| bad(format!("cannot listen for signals: {cause}"));
-    let status = std::fs::read_to_string("/proc/self/status").map_err(cannot)?;
-    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    for signal in PASSED_ON.into_iter().filter(|signal| mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 0)) {
+    for signal in PASSED_ON.into_iter().filter(|signal| !ignored::is(*signal)) {
         signals.handle().add_signal(signal).map_err(cannot)?;
     }
     ignored::pass_on(&mut command);
