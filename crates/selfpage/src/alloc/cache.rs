@@ -1,7 +1,7 @@
 //! The free slots, by how many frames each has kept.
 
 use super::class::{self, CLASSES};
-use super::reservation::{FIRST_ROOMY, RANKS, Reservation};
+use super::reservation::{FIRST_LARGE, FIRST_ROOMY, RANKS, Reservation};
 use super::slot::{Slot, SlotId, SlotLink};
 use selfpage_core::addr::PAGE_SHIFT;
 
@@ -129,6 +129,13 @@ impl Cache {
             until = bin;
         }
         None
+    }
+
+    /// Free large slots that have frames, those with the most first.
+    pub(super) fn large<'a>(&'a self, reservation: &'a Reservation) -> impl Iterator<Item = SlotId> + 'a {
+        let bins = std::iter::successors(self.filled_below(ROOMY_BINS), |bin| self.filled_below(*bin));
+        let slots = bins.flat_map(|bin| self.list(reservation, bin).take(LOOKS));
+        slots.filter(|id| id.rank() >= FIRST_LARGE)
     }
 
     /// A free packed slot of the class for `len_bytes` that has as many bytes of frames.

@@ -51,7 +51,7 @@ unsafe fn moved(from: usize, to: usize, len_bytes: usize) -> bool {
 }
 
 /// Whether the range lies in one mapping: Linux before 6.17 moves no more in one call.
-fn is_one_mapping(addr: usize, len_bytes: usize) -> bool {
+pub(super) fn is_one_mapping(addr: usize, len_bytes: usize) -> bool {
     // What follows is mapped too, so it cannot grow; where it is several mappings the kernel says that first.
     memory::grow(addr, len_bytes, len_bytes + PAGE_BYTES) != Err(Errno::FAULT)
 }

@@ -12,6 +12,7 @@ use super::stats::Counts;
 use super::tails::Tails;
 
 mod exchange;
+mod loan;
 mod quarantine;
 mod surplus;
 
@@ -23,9 +24,7 @@ const ROOM_TO_GROW: usize = 16;
 const ROOM_AT_FIRST: usize = 4;
 /// How much more than twice its length a small block's slot may have of frames.
 const LITTLE: usize = 64 << 10;
-/// Slots that frames are taken from for one block.
-const LENDERS: usize = 8;
-/// And of one slot, until it is free.
+/// Moves into one slot, until it is free.
 const PIECES_OF_SLOT: u16 = 256;
 /// Mappings that moved frames may add, of the 65,530 that a process may have.
 const MOST_PIECES: usize = 8 << 10;
@@ -110,7 +109,8 @@ impl Pages {
         }
         let id = self.free_slot(len_bytes, align_bytes, len_bytes.checked_mul(ROOM_AT_FIRST)?)?;
         self.counts.cold += 1;
-        self.supply(id, len_bytes)?;
+        self.open(id, len_bytes)?;
+        self.borrow_frames(id, len_bytes);
         Some(self.hand_out(id, len_bytes))
     }
 
@@ -149,62 +149,14 @@ impl Pages {
         None
     }
 
-    /// Opens a slot that is in no list as far as `len_bytes`, and lends it frames. It goes back into the cache where that fails.
-    fn supply(&mut self, id: SlotId, len_bytes: usize) -> Option<()> {
+    /// Opens a slot that is in no list as far as `len_bytes`. It goes back into the cache where that fails.
+    fn open(&mut self, id: SlotId, len_bytes: usize) -> Option<()> {
         let (reservation, cache) = self.ready()?;
-        if !reservation.open(id, len_bytes) {
-            if reservation.slot(id).len_bytes == 0 {
-                cache.put(reservation, id);
-            }
-            return None;
+        let open = reservation.open(id, len_bytes);
+        if !open && reservation.slot(id).len_bytes == 0 {
+            cache.put(reservation, id);
         }
-        if id.rank() >= FIRST_LARGE {
-            self.borrow_frames(id, len_bytes);
-        }
-        Some(())
-    }
-
-    /// Moves frames of free slots to the end of those of `id`, whole page tables, as far as `len_bytes` or as there are.
-    fn borrow_frames(&mut self, id: SlotId, len_bytes: usize) {
-        let Some(reservation) = &mut self.reservation else { return };
-        let to = reservation.addr(id);
-        for _ in 0..LENDERS {
-            let have = reservation.slot(id).framed_bytes.next_multiple_of(TABLE_BYTES);
-            let wanted = (len_bytes / TABLE_BYTES * TABLE_BYTES).saturating_sub(have);
-            if wanted == 0 || self.pieces >= MOST_PIECES {
-                return;
-            }
-            let Some(lender) = self.cache.largest(reservation, usize::MAX, Reservation::room(FIRST_LARGE)) else {
-                return;
-            };
-            let slot = reservation.slot(lender);
-            let (framed, end) = (slot.framed_bytes, slot.framed_bytes / TABLE_BYTES * TABLE_BYTES);
-            let len = wanted.min(end);
-            if len == 0 {
-                return;
-            }
-            let from = reservation.addr(lender);
-            // SAFETY: slot-held: a free slot's frames, and addresses of the other that have none.
-            if !unsafe { frames::lend(from + end - len, to + have, len) } {
-                return;
-            }
-            // SAFETY: slot-held: the rest of the free slot, less than a page table.
-            let rest_gone = framed == end || unsafe { frames::drop_frames(from + end, framed - end) };
-            self.cache.remove(reservation, lender);
-            let left = if rest_gone { end - len } else { framed };
-            let slot = reservation.slot_mut(lender);
-            slot.framed_bytes = left;
-            slot.clear(left, framed);
-            self.cache.put(reservation, lender);
-            let slot = reservation.slot_mut(id);
-            self.retention.framed_bytes += have + len;
-            self.retention.framed_bytes -= slot.framed_bytes + framed - left;
-            slot.framed_bytes = have + len;
-            slot.dirty_bytes = slot.dirty_bytes.max(have + len);
-            slot.pieces += 1;
-            self.pieces += 1;
-            self.counts.lent_bytes += len as u64;
-        }
+        open.then_some(())
     }
 
     /// Makes a block of a slot that is in no list.
@@ -220,8 +172,11 @@ impl Pages {
         let given = Given { addr, dirty_bytes: slot.dirty_bytes, absent, absent_bytes };
         slot.len_bytes = len_bytes;
         slot.holder = Holder::Block;
-        self.retention.framed_bytes += absent_bytes;
-        slot.framed_bytes = slot.framed_bytes.max(len_bytes);
+        if absent_bytes > 0 {
+            let reach = slot.reach(len_bytes);
+            self.retention.framed_bytes += reach - slot.framed_bytes;
+            slot.framed_bytes = reach;
+        }
         slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
         self.retention.grow_live(len_bytes);
         self.tails.put(reservation, id);
@@ -331,7 +286,10 @@ impl Pages {
         let Some(reservation) = &mut self.reservation else { return false };
         self.tails.remove(reservation, id);
         let fits =
-            len_bytes <= Reservation::room(id.rank()) && (len_bytes <= before || self.supply(id, len_bytes).is_some());
+            len_bytes <= Reservation::room(id.rank()) && (len_bytes <= before || self.open(id, len_bytes).is_some());
+        if fits {
+            self.borrow_frames(id, len_bytes);
+        }
         let Some(reservation) = &mut self.reservation else { return false };
         if !fits {
             self.tails.put(reservation, id);
@@ -339,8 +297,9 @@ impl Pages {
         }
         let slot = reservation.slot_mut(id);
         slot.len_bytes = len_bytes;
-        self.retention.framed_bytes += len_bytes.saturating_sub(slot.framed_bytes);
-        slot.framed_bytes = slot.framed_bytes.max(len_bytes);
+        let reach = slot.reach(len_bytes);
+        self.retention.framed_bytes += reach - slot.framed_bytes;
+        slot.framed_bytes = reach;
         slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
         self.retention.live_bytes -= before;
         self.retention.grow_live(len_bytes);
@@ -402,7 +361,7 @@ impl Pages {
             }
             None => {
                 let to = self.free_slot(len_bytes, 1, len_bytes.saturating_mul(ROOM_TO_GROW))?;
-                self.supply(to, len_bytes)?;
+                self.open(to, len_bytes)?;
                 to
             }
         };
@@ -416,21 +375,30 @@ impl Pages {
             unsafe { std::ptr::copy_nonoverlapping(source as *const u8, target as *mut u8, before) };
             given
         } else {
+            // With all of the last table, where that can be: a mapping that ends in it would keep it from ever being lent.
+            let whole = before.next_multiple_of(TABLE_BYTES);
+            let end = if reservation.has_table(id, whole) && reservation.open(to, whole) { whole } else { before };
             // SAFETY: slot-held: as above; nobody needs what is in the new one.
-            let moved = unsafe { frames::shift(source, target, before) };
+            let moved = unsafe { frames::shift(source, target, end) };
             let slot = reservation.slot_mut(to);
             if slot.pieces == 0 {
                 (slot.pieces, self.pieces) = (1, self.pieces + 1);
             }
-            // The frames went along. Those behind the block did not: then all of the slot counts as before.
-            let slot = reservation.slot_mut(id);
-            if moved {
-                slot.clear(0, before);
-            }
-            if moved && slot.framed_bytes == before {
+            self.retention.framed_bytes += before.saturating_sub(slot.framed_bytes);
+            // It grows where it is now.
+            (slot.len_bytes, slot.framed_bytes) = (before, slot.framed_bytes.max(before));
+            slot.dirty_bytes = slot.dirty_bytes.max(end);
+            // The frames went along. Those behind the block may not have: then all of the slot counts as before.
+            if moved && reservation.slot(id).framed_bytes <= end {
+                self.tails.remove(reservation, id);
+                let slot = reservation.slot_mut(id);
                 self.retention.framed_bytes -= slot.framed_bytes;
                 slot.framed_bytes = 0;
             }
+            if moved {
+                reservation.slot_mut(id).clear(0, end);
+            }
+            self.borrow_frames(to, len_bytes);
             self.hand_out(to, len_bytes)
         };
         self.counts.moved += 1;

@@ -11,7 +11,7 @@ use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 
 use super::class::{self, CLASSES};
-use super::frames::TABLE_BYTES;
+use super::frames::{self, TABLE_BYTES};
 use super::slot::{Slot, SlotId};
 
 /// What a slot of the first roomy rank has room for; each has twice as much as the one before.
@@ -298,6 +298,26 @@ impl Reservation {
             self.slot_mut(id).open_bytes = open;
         }
         opened.is_some()
+    }
+
+    /// Has nobody touch what lies behind the frames of a large slot, or a touch of the block could bring a whole huge page. Not done where
+    /// there are no mappings left for it.
+    pub(super) fn shut_behind(&mut self, id: SlotId) {
+        let addr = self.addr(id);
+        let slot = self.slot_mut(id);
+        let from = slot.framed_bytes;
+        // SAFETY: slot-held: behind a block, in its slot.
+        if from < slot.open_bytes && unsafe { frames::shut(addr + from, slot.open_bytes - from) } {
+            slot.open_bytes = from;
+        }
+    }
+
+    /// Whether the slot has a page table of its own that ends at `end`, as one mapping that may be touched: what is not open of it yet is
+    /// opened.
+    pub(super) fn has_table(&mut self, id: SlotId, end: usize) -> bool {
+        id.rank() >= FIRST_LARGE
+            && self.open(id, end)
+            && frames::is_one_mapping(self.addr(id) + end - TABLE_BYTES, TABLE_BYTES)
     }
 
     /// How far to open for `len_bytes`: a small block ends soon behind its end, so that no huge page goes beyond it; one that

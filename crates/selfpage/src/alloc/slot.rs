@@ -1,5 +1,6 @@
 //! What is known of a slot: a range of addresses for one block, and the frames at its beginning.
 
+use super::frames::TABLE_BYTES;
 use super::reservation::SLOTS_OF_RANK;
 
 /// The number of a slot: its rank, and which of the rank it is.
@@ -64,6 +65,13 @@ pub(super) struct Slot {
 impl Slot {
     /// Stands for when it was freed, in a packed slot that was begun with others and never used: such count as freed last.
     pub(super) const SPARE: u64 = u64::MAX;
+
+    /// How far there may be frames once the first `len_bytes` were touched. The kernel gives a huge page where all of a page table is open.
+    pub(super) fn reach(&self, len_bytes: usize) -> usize {
+        let end = len_bytes.next_multiple_of(TABLE_BYTES);
+        let whole = self.open_bytes >= end && self.framed_bytes + TABLE_BYTES <= end;
+        self.framed_bytes.max(if whole { end } else { len_bytes })
+    }
 
     /// `from..end` reads as zeros now. What was left to the kernel behind `end` may hold something for as long as the kernel likes.
     pub(super) fn clear(&mut self, from: usize, end: usize) {

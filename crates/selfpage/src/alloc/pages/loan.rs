@@ -1,0 +1,292 @@
+//! Loans: a block that finds no free slot with its frames gets those of several, as page tables, which move whole.
+//!
+//! Everything moves by page tables: a mapping that was cut anywhere else would stay so, and after a while each page would be one of its
+//! own. The last table of a slot may be begun only, and moves with what it has.
+//!
+//! # Source
+//! Douglas §4.2: a block gets what is free of pages, wherever that lies; here as tables of 512 pages.
+
+use std::ops::Range;
+
+use super::{MOST_PIECES, Pages};
+use crate::alloc::frames::{self, TABLE_BYTES};
+use crate::alloc::reservation::{FIRST_LARGE, Reservation};
+use crate::alloc::slot::SlotId;
+
+/// Slots that whole tables are taken from for one block.
+const LENDERS: usize = 8;
+/// Slots that are looked at for its last table.
+const LOOKS: usize = 32;
+
+impl Pages {
+    /// Moves frames of free slots to the end of those of `id`, which is open and in no list, as far as `len_bytes` or as there are. A block
+    /// that grows gets whole tables alone: the next growth would find the last one begun.
+    pub(super) fn borrow_frames(&mut self, id: SlotId, len_bytes: usize) {
+        let Some(reservation) = self.reservation.as_mut().filter(|_| id.rank() >= FIRST_LARGE) else { return };
+        let last = whole_tables(len_bytes);
+        let begins = reservation.slot(id).len_bytes == 0;
+        let end = if begins && len_bytes > last { self.borrow_last(id, last, len_bytes - last) } else { 0 };
+        let Some(reservation) = &mut self.reservation else { return };
+        let before = reservation.slot(id).framed_bytes;
+        let mut have = before.next_multiple_of(TABLE_BYTES);
+        for _ in 0..LENDERS {
+            let Some(reservation) = &mut self.reservation else { return };
+            if have >= last {
+                break;
+            }
+            let Some(lender) = self.cache.largest(reservation, usize::MAX, Reservation::room(FIRST_LARGE)) else {
+                break;
+            };
+            let whole = whole_tables(reservation.slot(lender).framed_bytes);
+            let len = whole.min(last - have);
+            if len == 0 || !self.lend(lender, whole - len..whole, id, have) {
+                break;
+            }
+            have += len;
+        }
+        let Some(reservation) = &mut self.reservation else { return };
+        let slot = reservation.slot_mut(id);
+        // What is missing before the last table is not for whoever hands the block out to count.
+        self.counts.cold_bytes += if end > have { last.saturating_sub(have) as u64 } else { 0 };
+        let framed = if have == before.next_multiple_of(TABLE_BYTES) { before } else { have }.max(end);
+        self.retention.framed_bytes += framed - before;
+        slot.framed_bytes = framed;
+    }
+
+    /// Finds a table to be the `last` of a new block, which needs `bytes` of it. Returns how far the slot has frames there; 0: it got none.
+    fn borrow_last(&mut self, id: SlotId, last: usize, bytes: usize) -> usize {
+        let Some(reservation) = &mut self.reservation else { return 0 };
+        let own = reservation.slot(id).framed_bytes;
+        let own_begun = whole_tables(own);
+        let (lender, tables) = if own > own_begun {
+            if own_begun >= last {
+                return 0;
+            }
+            (id, own_begun..own_begun + TABLE_BYTES)
+        } else {
+            let offers = self.cache.large(reservation).take(LOOKS).flat_map(|lender| {
+                let framed = reservation.slot(lender).framed_bytes;
+                let whole = whole_tables(framed);
+                let begun = (framed > whole).then_some((framed - whole, whole));
+                let full = whole.checked_sub(TABLE_BYTES).map(|at| (TABLE_BYTES, at));
+                begun.into_iter().chain(full).map(move |(has, at)| (has, lender, at))
+            });
+            let best = offers.min_by_key(|(has, ..)| (*has < bytes, has.abs_diff(bytes)));
+            let Some((_, lender, at)) = best else { return 0 };
+            (lender, at..at + TABLE_BYTES)
+        };
+        let has = TABLE_BYTES.min(reservation.slot(lender).framed_bytes - tables.start);
+        if self.lend(lender, tables, id, last) { last + has } else { 0 }
+    }
+
+    /// Moves tables of one slot, the last one of which may be begun, to `to` in another one, or in itself. False: they stay.
+    fn lend(&mut self, lender: SlotId, tables: Range<usize>, id: SlotId, to: usize) -> bool {
+        let Some(reservation) = &mut self.reservation else { return false };
+        let framed = reservation.slot(lender).framed_bytes;
+        if self.pieces >= MOST_PIECES || (tables.end > framed && !reservation.has_table(lender, tables.end)) {
+            return false;
+        }
+        let (from, target) = (reservation.addr(lender) + tables.start, reservation.addr(id) + to);
+        // SAFETY: slot-held: a free slot's frames, and addresses that have none, of one that is in no list.
+        if !unsafe { frames::lend(from, target, tables.len()) } {
+            return false;
+        }
+        if lender != id {
+            self.cache.remove(reservation, lender);
+        }
+        let left = self.move_down(lender, &tables);
+        let Some(reservation) = &mut self.reservation else { return false };
+        let slot = reservation.slot_mut(lender);
+        slot.framed_bytes = left;
+        let dirty_bytes = slot.dirty_bytes.min(tables.end).saturating_sub(tables.start);
+        slot.clear(left, framed);
+        self.retention.framed_bytes -= framed - left;
+        self.counts.lent_bytes += (tables.end.min(framed) - tables.start) as u64;
+        if lender != id {
+            self.cache.put(reservation, lender);
+        }
+        let slot = reservation.slot_mut(id);
+        slot.open_bytes = slot.open_bytes.max(to + tables.len());
+        if dirty_bytes > 0 {
+            slot.dirty_bytes = slot.dirty_bytes.max(to + dirty_bytes);
+        }
+        self.add_piece(id);
+        true
+    }
+
+    /// Moves the begun table behind `tables`, which have gone, down to their place. Returns how far the slot has frames then.
+    fn move_down(&mut self, id: SlotId, tables: &Range<usize>) -> usize {
+        let Some(reservation) = &mut self.reservation else { return tables.start };
+        let (addr, framed) = (reservation.addr(id), reservation.slot(id).framed_bytes);
+        let Some(rest) = framed.checked_sub(tables.end).filter(|rest| *rest > 0) else { return tables.start };
+        let whole = reservation.has_table(id, tables.end + TABLE_BYTES);
+        // SAFETY: slot-held: a free slot's frames, and addresses of it that have none.
+        if whole && unsafe { frames::lend(addr + tables.end, addr + tables.start, TABLE_BYTES) } {
+            self.add_piece(id);
+            return tables.start + rest;
+        }
+        // SAFETY: slot-held: what is left of a free slot.
+        if unsafe { frames::drop_frames(addr + tables.end, rest) } { tables.start } else { framed }
+    }
+
+    /// Notes that a slot has a mapping more: at most each of its tables is one.
+    fn add_piece(&mut self, id: SlotId) {
+        let Some(reservation) = &mut self.reservation else { return };
+        let slot = reservation.slot_mut(id);
+        if (slot.pieces as usize) < slot.open_bytes / TABLE_BYTES {
+            (slot.pieces, self.pieces) = (slot.pieces + 1, self.pieces + 1);
+        }
+    }
+}
+
+/// How much of `bytes` is in whole page tables, from the first.
+fn whole_tables(bytes: usize) -> usize {
+    bytes / TABLE_BYTES * TABLE_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::reservation::RANKS;
+    use crate::alloc::slot::Holder;
+
+    const T: usize = TABLE_BYTES;
+
+    /// What slots count must be what is counted of all, and nothing may be resident that is not counted.
+    fn check(pages: &Pages) {
+        let reservation = pages.reservation.as_ref().unwrap();
+        let slots = (0..RANKS).flat_map(|rank| (0..reservation.used(rank)).map(move |index| SlotId::new(rank, index)));
+        let (mut framed, mut cached, mut tails) = (0, 0, 0);
+        for id in slots {
+            let slot = reservation.slot(id);
+            framed += slot.framed_bytes;
+            cached += if slot.holder == Holder::Nobody { slot.framed_bytes } else { 0 };
+            tails += if slot.holder == Holder::Block { slot.framed_bytes - slot.len_bytes } else { 0 };
+            let behind = (slot.framed_bytes..slot.open_bytes.next_multiple_of(T)).step_by(4096);
+            let resident = behind.filter(|at| is_resident(reservation.addr(id) + at)).count();
+            assert_eq!(resident, 0, "{id:?} {slot:?}");
+        }
+        assert_eq!((pages.retention.framed_bytes, pages.cache.bytes, pages.tails.bytes), (framed, cached, tails));
+    }
+
+    fn is_resident(addr: usize) -> bool {
+        let mut vector = 0;
+        // SAFETY: out-pointer: one byte for one page.
+        unsafe { libc::mincore(addr as *mut libc::c_void, 4096, &raw mut vector) == 0 && vector & 1 == 1 }
+    }
+
+    /// A new block, all of which is written; what is said to be zero is.
+    fn written(pages: &mut Pages, len_bytes: usize) -> SlotId {
+        let given = pages.allocate(len_bytes, 1).unwrap();
+        // SAFETY: slot-held: a new block, this long.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(given.addr as *mut u8, len_bytes) };
+        assert!(bytes.iter().skip(given.dirty_bytes).all(|byte| *byte == 0));
+        bytes.fill(7);
+        pages.block(given.addr).unwrap()
+    }
+
+    fn freed(pages: &mut Pages, lens: &[usize]) {
+        let blocks: Vec<_> = lens.iter().map(|len| written(pages, *len)).collect();
+        blocks.into_iter().for_each(|id| pages.free(id));
+    }
+
+    fn give_back_excess(pages: &mut Pages) {
+        loop {
+            let excess = pages.retention.excess_bytes();
+            if pages.give_tail(excess, frames::drop_frames).is_some() {
+                continue;
+            }
+            let Some(surplus) = pages.surplus(excess) else { return };
+            // SAFETY: slot-held: the end of a free slot.
+            let gone = unsafe { frames::drop_frames(surplus.addr, surplus.len_bytes) };
+            pages.dropped(surplus, gone);
+        }
+    }
+
+    #[test]
+    fn a_block_gets_all_its_frames_from_freed_ones_of_other_lengths() {
+        let mut pages = Pages::new();
+        freed(&mut pages, &[3 * T + T / 2, 4 * T + T / 4, 5 * T]);
+        let (cold_bytes, framed_bytes) = (pages.counts.cold_bytes, pages.retention.framed_bytes);
+        written(&mut pages, 11 * T + T / 8);
+        check(&pages);
+        assert_eq!((pages.counts.cold_bytes, pages.retention.framed_bytes), (cold_bytes, framed_bytes));
+    }
+
+    #[test]
+    fn a_begun_table_goes_to_the_block_that_wastes_least_of_it() {
+        let mut pages = Pages::new();
+        freed(&mut pages, &[2 * T + T / 2, 4 * T + T / 4, 5 * T]);
+        let id = written(&mut pages, 8 * T + T / 8 * 3);
+        let slot = pages.reservation.as_ref().unwrap().slot(id);
+        assert_eq!(slot.framed_bytes, 8 * T + T / 2);
+        check(&pages);
+    }
+
+    #[test]
+    fn what_was_left_to_the_kernel_is_dirty_wherever_it_goes() {
+        let mut pages = Pages::new();
+        freed(&mut pages, &[2 * T + T / 2]);
+        let left = pages.surplus(T / 4).unwrap();
+        // Not dropped: what lies behind has what was written, for as long as the kernel likes.
+        pages.dropped(left, false);
+        // Too long for the slot that has it.
+        let given = pages.allocate(20 * T + T / 2, 1).unwrap();
+        assert_eq!(given.dirty_bytes, 21 * T);
+    }
+
+    #[test]
+    fn what_is_taken_from_behind_a_block_does_not_come_back_with_a_huge_page() {
+        let mut pages = Pages::new();
+        freed(&mut pages, &[2 * T]);
+        pages.retention.keep_bytes = Some(0);
+        give_back_excess(&mut pages);
+        let given = pages.allocate(T + T / 4, 1).unwrap();
+        assert_eq!(pages.retention.excess_bytes(), T / 4 * 3, "the second table is open");
+        give_back_excess(&mut pages);
+        // SAFETY: slot-held: a new block, this long.
+        unsafe { (given.addr as *mut u8).write_bytes(1, T + T / 4) };
+        check(&pages);
+        let id = pages.block(given.addr).unwrap();
+        assert!(pages.resize_in_place(id, 2 * T));
+        // SAFETY: slot-held: it is this long now.
+        unsafe { (given.addr as *mut u8).write_bytes(1, 2 * T) };
+    }
+
+    #[test]
+    fn blocks_that_come_and_go_cost_the_kernel_next_to_nothing() {
+        let mut pages = Pages::new();
+        let mut state = 88_172_645_463_325_252u64;
+        let mut below = |end: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 16) as usize % end
+        };
+        let (mut blocks, mut live, mut cold_bytes) = (Vec::new(), 0, 0);
+        for round in 0..600 {
+            let least = (1 << 20) << below(4);
+            let len_bytes = (least + below(least)) / 4096 * 4096 + 4096;
+            while live + len_bytes > 48 * T {
+                let id = blocks.swap_remove(below(blocks.len()));
+                live -= pages.len_bytes(id);
+                pages.free(id);
+            }
+            let given = pages.allocate(len_bytes, 1).unwrap();
+            live += len_bytes;
+            // SAFETY: slot-held: a new block, this long.
+            unsafe { (given.addr as *mut u8).write_bytes(1, len_bytes) };
+            blocks.push(pages.block(given.addr).unwrap());
+            give_back_excess(&mut pages);
+            assert_eq!(pages.retention.excess_bytes(), 0);
+            if round % 50 == 0 {
+                check(&pages);
+            }
+            if round == 300 {
+                cold_bytes = pages.counts.cold_bytes;
+            }
+        }
+        let cold_bytes = (pages.counts.cold_bytes - cold_bytes) as usize / 300;
+        assert!(cold_bytes < 128 << 10, "{cold_bytes} bytes a block");
+    }
+}
