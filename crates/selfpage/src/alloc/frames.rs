@@ -1,5 +1,7 @@
 //! Frames under addresses of ours: given, moved, exchanged and dropped, whole page tables at a time where it can be.
 
+use std::ffi::CStr;
+
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Resource;
 use selfpage_core::addr::PAGE_BYTES;
@@ -209,6 +211,14 @@ pub(super) unsafe fn open_empty(addr: usize, len_bytes: usize) -> bool {
 pub(super) fn populate(addr: usize, len_bytes: usize) {
     // SAFETY: slot-held: contents stay as they are.
     let _ = unsafe { memory::advise(addr, len_bytes, Advice::PopulateWrite) };
+}
+
+/// What a setting of the kernel begins with; zeros where it cannot be read.
+pub(super) fn setting(path: &CStr) -> [u8; 32] {
+    let mut text = [0; 32];
+    let file = rustix::fs::open(path, OFlags::CLOEXEC, Mode::empty());
+    let _ = file.and_then(|file| rustix::io::read(file, &mut text));
+    text
 }
 
 #[cfg(test)]

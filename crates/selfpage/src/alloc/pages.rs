@@ -47,6 +47,8 @@ pub(super) struct Pages {
     lapsed: bool,
     /// Whether the kernel counts what may be written as if all of it were; `None`: nobody has asked yet.
     strict_overcommit: Option<bool>,
+    /// Whether it may give huge pages.
+    huge_pages: Option<bool>,
 }
 
 /// A block, as its owner gets it.
@@ -74,6 +76,7 @@ impl Pages {
             workers: 0,
             lapsed: false,
             strict_overcommit: None,
+            huge_pages: None,
         }
     }
 
@@ -167,20 +170,35 @@ impl Pages {
         let slot = reservation.slot_mut(id);
         self.retention.begin_use(slot);
         let absent_bytes = len_bytes.saturating_sub(slot.framed_bytes);
-        self.counts.cold_bytes += absent_bytes as u64;
         let absent = addr + slot.framed_bytes;
         let given = Given { addr, dirty_bytes: slot.dirty_bytes, absent, absent_bytes };
         slot.len_bytes = len_bytes;
         slot.holder = Holder::Block;
-        if absent_bytes > 0 {
-            let reach = slot.reach(len_bytes);
-            self.retention.framed_bytes += reach - slot.framed_bytes;
-            slot.framed_bytes = reach;
-        }
         slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
         self.retention.grow_live(len_bytes);
-        self.tails.put(reservation, id);
+        if absent_bytes > 0 {
+            self.counts.cold_bytes += absent_bytes as u64;
+            self.expect_frames(id);
+        }
+        if let Some(reservation) = &mut self.reservation {
+            self.tails.put(reservation, id);
+        }
         given
+    }
+
+    /// Counts what a block will have of frames once it is touched: for its last table that may be a huge page.
+    #[cold]
+    fn expect_frames(&mut self, id: SlotId) {
+        let Some(reservation) = &mut self.reservation else { return };
+        let slot = reservation.slot_mut(id);
+        let is_on = |setting: &[u8]| !setting.windows(7).any(|word| word == b"[never]");
+        let huge = slot.may_get_huge_page()
+            && *self
+                .huge_pages
+                .get_or_insert_with(|| is_on(&frames::setting(c"/sys/kernel/mm/transparent_hugepage/enabled")));
+        let framed = if huge { slot.len_bytes.next_multiple_of(TABLE_BYTES) } else { slot.len_bytes };
+        self.retention.framed_bytes += framed - slot.framed_bytes;
+        slot.framed_bytes = framed;
     }
 
     /// The slot of the block at `addr`.
@@ -271,7 +289,7 @@ impl Pages {
         let addr = reservation.addr(id);
         let slot = reservation.slot_mut(id);
         // An exchange of whole entries makes a piece of its own of what was never opened, too.
-        let len = slot.open_bytes.next_multiple_of(ALIGNMENT).min(Reservation::room(id.rank()));
+        let len = slot.reached().next_multiple_of(ALIGNMENT).min(Reservation::room(id.rank()));
         // SAFETY: slot-held: a free slot, which nobody needs anything of.
         if len > 0 && unsafe { frames::close(addr, len) } {
             self.pieces -= slot.pieces as usize;
@@ -287,8 +305,8 @@ impl Pages {
         self.tails.remove(reservation, id);
         let fits =
             len_bytes <= Reservation::room(id.rank()) && (len_bytes <= before || self.open(id, len_bytes).is_some());
-        if fits {
-            self.borrow_frames(id, len_bytes);
+        if fits && len_bytes > before {
+            self.borrow_tables(id, len_bytes);
         }
         let Some(reservation) = &mut self.reservation else { return false };
         if !fits {
@@ -297,10 +315,10 @@ impl Pages {
         }
         let slot = reservation.slot_mut(id);
         slot.len_bytes = len_bytes;
-        let reach = slot.reach(len_bytes);
-        self.retention.framed_bytes += reach - slot.framed_bytes;
-        slot.framed_bytes = reach;
         slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
+        if slot.framed_bytes < len_bytes {
+            self.expect_frames(id);
+        }
         self.retention.live_bytes -= before;
         self.retention.grow_live(len_bytes);
         self.counts.in_place += 1;
@@ -328,23 +346,15 @@ impl Pages {
         if bare.is_some() {
             self.cache.remove(reservation, heir);
         }
-        let may = self.pieces < MOST_PIECES && reservation.open(heir, len);
-        // SAFETY: slot-held: the end of a block, which is nobody's any more, and a bare slot.
-        let lent = may && unsafe { frames::lend(addr + from, reservation.addr(heir), len) };
-        // SAFETY: slot-held: as above.
-        if lent || unsafe { frames::drop_frames(addr + from, len) } {
+        let lent = self.lend(id, from..end.next_multiple_of(TABLE_BYTES), heir, 0);
+        let Some(reservation) = &mut self.reservation else { return };
+        reservation.slot_mut(heir).freed_at = self.frees;
+        // SAFETY: slot-held: the end of a block, which is nobody's any more.
+        if !lent && unsafe { frames::drop_frames(addr + from, len) } {
             let slot = reservation.slot_mut(id);
             slot.framed_bytes = from;
             slot.clear(from, end);
             self.retention.framed_bytes -= len;
-        }
-        if lent {
-            let slot = reservation.slot_mut(heir);
-            (slot.framed_bytes, slot.freed_at) = (len, self.frees);
-            slot.dirty_bytes = slot.dirty_bytes.max(len);
-            slot.pieces += 1;
-            self.pieces += 1;
-            self.retention.framed_bytes += len;
         }
         self.cache.put(reservation, heir);
     }
@@ -385,8 +395,7 @@ impl Pages {
                 (slot.pieces, self.pieces) = (1, self.pieces + 1);
             }
             self.retention.framed_bytes += before.saturating_sub(slot.framed_bytes);
-            // It grows where it is now.
-            (slot.len_bytes, slot.framed_bytes) = (before, slot.framed_bytes.max(before));
+            slot.framed_bytes = slot.framed_bytes.max(before);
             slot.dirty_bytes = slot.dirty_bytes.max(end);
             // The frames went along. Those behind the block may not have: then all of the slot counts as before.
             if moved && reservation.slot(id).framed_bytes <= end {
@@ -398,7 +407,7 @@ impl Pages {
             if moved {
                 reservation.slot_mut(id).clear(0, end);
             }
-            self.borrow_frames(to, len_bytes);
+            self.borrow_tables(to, len_bytes);
             self.hand_out(to, len_bytes)
         };
         self.counts.moved += 1;

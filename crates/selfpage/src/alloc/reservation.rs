@@ -285,19 +285,22 @@ impl Reservation {
             return opened;
         }
         let before = self.slot(id).open_bytes;
-        if len_bytes <= before {
-            return true;
-        }
         let ahead = Reservation::open_at_once(before, len_bytes).min(Reservation::room(rank));
         // Where a limit leaves no room for what is opened ahead, it may for the block.
-        let opened = [ahead, len_bytes].into_iter().find(|open| {
-            // SAFETY: owned-range: the slot's own addresses.
-            unsafe { memory::protect(addr + before, open - before, Access::ReadWrite) }.is_ok()
-        });
-        if let Some(open) = opened {
-            self.slot_mut(id).open_bytes = open;
+        len_bytes <= before || self.open_to(id, ahead) || self.open_to(id, len_bytes)
+    }
+
+    /// Lets the first `end` bytes of a large slot be touched, and nothing ahead. False: no memory or mappings for it.
+    pub(super) fn open_to(&mut self, id: SlotId, end: usize) -> bool {
+        let addr = self.addr(id);
+        let slot = self.slot_mut(id);
+        let before = slot.open_bytes;
+        // SAFETY: owned-range: the slot's own addresses.
+        let open = end <= before || unsafe { memory::protect(addr + before, end - before, Access::ReadWrite) }.is_ok();
+        if open {
+            slot.open_bytes = before.max(end);
         }
-        opened.is_some()
+        open
     }
 
     /// Has nobody touch what lies behind the frames of a large slot, or a touch of the block could bring a whole huge page. Not done where
@@ -316,7 +319,7 @@ impl Reservation {
     /// opened.
     pub(super) fn has_table(&mut self, id: SlotId, end: usize) -> bool {
         id.rank() >= FIRST_LARGE
-            && self.open(id, end)
+            && self.open_to(id, end)
             && frames::is_one_mapping(self.addr(id) + end - TABLE_BYTES, TABLE_BYTES)
     }
 

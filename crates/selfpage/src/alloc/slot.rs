@@ -66,11 +66,15 @@ impl Slot {
     /// Stands for when it was freed, in a packed slot that was begun with others and never used: such count as freed last.
     pub(super) const SPARE: u64 = u64::MAX;
 
-    /// How far there may be frames once the first `len_bytes` were touched. The kernel gives a huge page where all of a page table is open.
-    pub(super) fn reach(&self, len_bytes: usize) -> usize {
-        let end = len_bytes.next_multiple_of(TABLE_BYTES);
-        let whole = self.open_bytes >= end && self.framed_bytes + TABLE_BYTES <= end;
-        self.framed_bytes.max(if whole { end } else { len_bytes })
+    /// Whether a touch of the block may bring a huge page that ends behind it: all of its last table is open, and empty.
+    pub(super) fn may_get_huge_page(&self) -> bool {
+        let end = self.len_bytes.next_multiple_of(TABLE_BYTES);
+        end > self.len_bytes && self.open_bytes >= end && self.framed_bytes + TABLE_BYTES <= end
+    }
+
+    /// How far anything was ever left in it: what was closed may still hold something that was left to the kernel.
+    pub(super) fn reached(&self) -> usize {
+        self.open_bytes.max(self.dirty_bytes)
     }
 
     /// `from..end` reads as zeros now. What was left to the kernel behind `end` may hold something for as long as the kernel likes.

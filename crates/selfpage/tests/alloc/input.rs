@@ -86,14 +86,18 @@ fn blocks_move_where_data_is_limited() {
     moves_where_there_can_be_no_new_mappings("input::blocks_move_where_data_is_limited", libc::RLIMIT_DATA);
 }
 
+/// What RLIMIT_DATA counts of this process.
+fn data_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
 #[test]
 fn a_block_grows_as_far_as_a_limit_lets_it() {
     own_process::run("input::a_block_grows_as_far_as_a_limit_lets_it", || {
         let block = alloc::allocate(256 << 20, 1).unwrap();
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
-        let data_kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
-        let limit = libc::rlimit { rlim_cur: (data_kib << 10) + (8 << 20), rlim_max: libc::RLIM_INFINITY };
+        let limit = libc::rlimit { rlim_cur: data_bytes() + (8 << 20), rlim_max: libc::RLIM_INFINITY };
         // SAFETY: a valid limit.
         unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
         // SAFETY: ours.
@@ -108,6 +112,29 @@ fn a_block_grows_as_far_as_a_limit_lets_it() {
 }
 
 /// The line that the process says before it aborts.
+/// What a block is lent must not need more than a limit leaves: the kernel would have unmapped its addresses before it says so.
+#[test]
+fn a_block_is_lent_no_more_than_a_limit_leaves_room_for() {
+    const TABLE: usize = 2 << 20;
+    crate::own_process::run("input::a_block_is_lent_no_more_than_a_limit_leaves_room_for", || {
+        let freed = [(); 2].map(|()| alloc::allocate(TABLE, 1).unwrap());
+        for block in freed {
+            // SAFETY: ours, this long; and forgotten.
+            unsafe {
+                block.write_bytes(1, TABLE);
+                alloc::free(block);
+            }
+        }
+        // For the end of the block, and not for all of its last table.
+        let limit = libc::rlimit { rlim_cur: data_bytes() + TABLE as u64 / 2, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
+        let block = alloc::allocate(TABLE + TABLE / 4, 1).unwrap();
+        // SAFETY: ours, this long.
+        unsafe { block.write_bytes(2, TABLE + TABLE / 4) };
+    });
+}
+
 fn epitaph(test: &str, body: impl FnOnce()) -> String {
     let Some(output) = own_process::output(test, body) else { return String::new() };
     assert!(!output.status.success());

@@ -1,7 +1,5 @@
 //! Two blocks swap what they hold.
 
-use rustix::fs::{Mode, OFlags};
-
 use super::Pages;
 use crate::alloc::frames::{self, ENTRY_BYTES};
 use crate::alloc::reservation::{FIRST_LARGE, Reservation};
@@ -66,12 +64,12 @@ impl Pages {
             return false;
         }
         let Some(reservation) = &mut self.reservation else { return false };
-        let span = reservation.slot(a).open_bytes.max(reservation.slot(b).open_bytes).next_multiple_of(ENTRY_BYTES);
+        let span = reservation.slot(a).reached().max(reservation.slot(b).reached()).next_multiple_of(ENTRY_BYTES);
         if Reservation::room(a.rank().min(b.rank())) < span {
             return false;
         }
         let slots = [a, b, between].map(|id| (reservation.addr(id), reservation.slot(id).open_bytes));
-        let [(first, _), (second, _), (third, third_open)] = slots;
+        let [(first, _), (second, _), (third, _)] = slots;
         // SAFETY: slot-held: two blocks of one owner and a free slot, under the lock, with room for this.
         let opened =
             unsafe { slots.iter().all(|(addr, open)| frames::open_empty(addr + open, span.saturating_sub(*open))) };
@@ -92,7 +90,7 @@ impl Pages {
         }
         let slot = reservation.slot_mut(between);
         // SAFETY: slot-held: a free slot, which has nothing that anybody needs.
-        if unsafe { frames::close(third, span.max(third_open)) } {
+        if unsafe { frames::close(third, span.max(slot.reached())) } {
             self.pieces -= slot.pieces as usize;
             (slot.pieces, slot.open_bytes, slot.dirty_bytes) = (0, 0, 0);
         } else {
@@ -123,11 +121,7 @@ impl Pages {
     /// Whether the kernel counts all that may be written against what the machine has (`vm.overcommit_memory` is 2, or cannot be
     /// read). Closing would not take that back.
     fn strict_overcommit(&mut self) -> bool {
-        *self.strict_overcommit.get_or_insert_with(|| {
-            let mut mode = [0];
-            let file = rustix::fs::open(c"/proc/sys/vm/overcommit_memory", OFlags::CLOEXEC, Mode::empty());
-            let read = file.and_then(|file| rustix::io::read(file, &mut mode));
-            read.is_err() || !matches!(mode, [b'0' | b'1'])
-        })
+        let is = |setting: &[u8]| !matches!(setting, [b'0' | b'1', ..]);
+        *self.strict_overcommit.get_or_insert_with(|| is(&frames::setting(c"/proc/sys/vm/overcommit_memory")))
     }
 }

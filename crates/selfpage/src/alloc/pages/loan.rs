@@ -16,100 +16,115 @@ use crate::alloc::slot::SlotId;
 /// Slots that whole tables are taken from for one block.
 const LENDERS: usize = 8;
 /// Slots that are looked at for its last table.
-const LOOKS: usize = 32;
+const OFFERS: usize = 32;
 
 impl Pages {
-    /// Moves frames of free slots to the end of those of `id`, which is open and in no list, as far as `len_bytes` or as there are. A block
-    /// that grows gets whole tables alone: the next growth would find the last one begun.
+    /// Moves frames of free slots into one that is open and in no list, for a new block, as far as there are.
     pub(super) fn borrow_frames(&mut self, id: SlotId, len_bytes: usize) {
         let Some(reservation) = self.reservation.as_mut().filter(|_| id.rank() >= FIRST_LARGE) else { return };
-        let last = whole_tables(len_bytes);
-        let begins = reservation.slot(id).len_bytes == 0;
-        let end = if begins && len_bytes > last { self.borrow_last(id, last, len_bytes - last) } else { 0 };
-        let Some(reservation) = &mut self.reservation else { return };
-        let before = reservation.slot(id).framed_bytes;
-        let mut have = before.next_multiple_of(TABLE_BYTES);
+        let own = reservation.slot(id).framed_bytes;
+        let (whole, last) = (whole_tables(own), whole_tables(len_bytes));
+        let mut have = own.next_multiple_of(TABLE_BYTES);
+        if own == whole {
+            self.borrow_last(id, last, len_bytes - last);
+        } else if whole < last && last < len_bytes && self.lend(id, whole..have, id, last) {
+            have = whole;
+        }
+        self.borrow(id, have..last);
+    }
+
+    /// The same for one that grows: whole tables. The next growth would find the last one begun.
+    pub(super) fn borrow_tables(&mut self, id: SlotId, len_bytes: usize) {
+        let Some(reservation) = self.reservation.as_mut().filter(|_| id.rank() >= FIRST_LARGE) else { return };
+        let have = reservation.slot(id).framed_bytes.next_multiple_of(TABLE_BYTES);
+        self.borrow(id, have..whole_tables(len_bytes));
+    }
+
+    /// Fills a range of whole tables, as far as there are.
+    fn borrow(&mut self, id: SlotId, wanted: Range<usize>) {
+        let mut have = wanted.start;
         for _ in 0..LENDERS {
             let Some(reservation) = &mut self.reservation else { return };
-            if have >= last {
-                break;
+            if have >= wanted.end {
+                return;
             }
             let Some(lender) = self.cache.largest(reservation, usize::MAX, Reservation::room(FIRST_LARGE)) else {
                 break;
             };
             let whole = whole_tables(reservation.slot(lender).framed_bytes);
-            let len = whole.min(last - have);
-            if len == 0 || !self.lend(lender, whole - len..whole, id, have) {
+            let len = whole.min(wanted.end - have);
+            if len == 0 || !self.take(lender, whole - len..whole, id, have) {
                 break;
             }
             have += len;
         }
+        // What is missing before a last table that is there is not seen by whoever counts what the block lacks.
         let Some(reservation) = &mut self.reservation else { return };
-        let slot = reservation.slot_mut(id);
-        // What is missing before the last table is not for whoever hands the block out to count.
-        self.counts.cold_bytes += if end > have { last.saturating_sub(have) as u64 } else { 0 };
-        let framed = if have == before.next_multiple_of(TABLE_BYTES) { before } else { have }.max(end);
-        self.retention.framed_bytes += framed - before;
-        slot.framed_bytes = framed;
+        if reservation.slot(id).framed_bytes > wanted.end {
+            self.counts.cold_bytes += wanted.end.saturating_sub(have) as u64;
+        }
     }
 
-    /// Finds a table to be the `last` of a new block, which needs `bytes` of it. Returns how far the slot has frames there; 0: it got none.
-    fn borrow_last(&mut self, id: SlotId, last: usize, bytes: usize) -> usize {
-        let Some(reservation) = &mut self.reservation else { return 0 };
-        let own = reservation.slot(id).framed_bytes;
-        let own_begun = whole_tables(own);
-        let (lender, tables) = if own > own_begun {
-            if own_begun >= last {
-                return 0;
-            }
-            (id, own_begun..own_begun + TABLE_BYTES)
-        } else {
-            let offers = self.cache.large(reservation).take(LOOKS).flat_map(|lender| {
-                let framed = reservation.slot(lender).framed_bytes;
-                let whole = whole_tables(framed);
-                let begun = (framed > whole).then_some((framed - whole, whole));
-                let full = whole.checked_sub(TABLE_BYTES).map(|at| (TABLE_BYTES, at));
-                begun.into_iter().chain(full).map(move |(has, at)| (has, lender, at))
-            });
-            let best = offers.min_by_key(|(has, ..)| (*has < bytes, has.abs_diff(bytes)));
-            let Some((_, lender, at)) = best else { return 0 };
-            (lender, at..at + TABLE_BYTES)
-        };
-        let has = TABLE_BYTES.min(reservation.slot(lender).framed_bytes - tables.start);
-        if self.lend(lender, tables, id, last) { last + has } else { 0 }
+    /// Finds a table to be the `last` of a block that needs `bytes` of it: the begun one that wastes least, or a whole one.
+    fn borrow_last(&mut self, id: SlotId, last: usize, bytes: usize) {
+        let Some(reservation) = self.reservation.as_mut().filter(|_| bytes > 0) else { return };
+        let offers = self.cache.large(reservation).take(OFFERS).flat_map(|lender| {
+            let framed = reservation.slot(lender).framed_bytes;
+            let whole = whole_tables(framed);
+            let begun = (framed > whole).then_some((framed - whole, lender, whole));
+            begun.into_iter().chain(whole.checked_sub(TABLE_BYTES).map(|at| (TABLE_BYTES, lender, at)))
+        });
+        let Some((_, lender, at)) = offers.min_by_key(|(has, ..)| (*has < bytes, has.abs_diff(bytes))) else { return };
+        if !self.take(lender, at..at + TABLE_BYTES, id, last) {
+            // One that consists of several mappings does not move; those before it may.
+            self.borrow(id, last..last + TABLE_BYTES);
+        }
     }
 
-    /// Moves tables of one slot, the last one of which may be begun, to `to` in another one, or in itself. False: they stay.
-    fn lend(&mut self, lender: SlotId, tables: Range<usize>, id: SlotId, to: usize) -> bool {
+    /// Takes tables from a slot of the cache.
+    fn take(&mut self, lender: SlotId, tables: Range<usize>, id: SlotId, to: usize) -> bool {
+        let Some(reservation) = &mut self.reservation else { return false };
+        self.cache.remove(reservation, lender);
+        let lent = self.lend(lender, tables, id, to);
+        let Some(reservation) = &mut self.reservation else { return false };
+        self.cache.put(reservation, lender);
+        lent
+    }
+
+    /// Moves tables of one slot, the last one of which may be begun, to `to` in another one, or in itself; both are in no list. False: they
+    /// stay.
+    pub(super) fn lend(&mut self, lender: SlotId, tables: Range<usize>, id: SlotId, to: usize) -> bool {
         let Some(reservation) = &mut self.reservation else { return false };
         let framed = reservation.slot(lender).framed_bytes;
-        if self.pieces >= MOST_PIECES || (tables.end > framed && !reservation.has_table(lender, tables.end)) {
+        // All of what is moved and of where it goes is open: then the kernel counts no more for the process than it did.
+        let open = reservation.open_to(id, to + tables.len())
+            && (tables.end <= framed || reservation.has_table(lender, tables.end));
+        if self.pieces >= MOST_PIECES || !open {
             return false;
         }
         let (from, target) = (reservation.addr(lender) + tables.start, reservation.addr(id) + to);
-        // SAFETY: slot-held: a free slot's frames, and addresses that have none, of one that is in no list.
+        // SAFETY: slot-held: frames that nobody needs the contents of, and addresses that have none, of a slot that nobody has yet or
+        // behind its block.
         if !unsafe { frames::lend(from, target, tables.len()) } {
+            let slot = reservation.slot_mut(id);
+            slot.dirty_bytes = slot.dirty_bytes.max(to + tables.len());
             return false;
-        }
-        if lender != id {
-            self.cache.remove(reservation, lender);
         }
         let left = self.move_down(lender, &tables);
         let Some(reservation) = &mut self.reservation else { return false };
         let slot = reservation.slot_mut(lender);
-        slot.framed_bytes = left;
         let dirty_bytes = slot.dirty_bytes.min(tables.end).saturating_sub(tables.start);
-        slot.clear(left, framed);
+        let lent_bytes = tables.end.min(framed) - tables.start;
+        slot.framed_bytes = left;
+        slot.clear(left, framed.max(tables.end));
         self.retention.framed_bytes -= framed - left;
-        self.counts.lent_bytes += (tables.end.min(framed) - tables.start) as u64;
-        if lender != id {
-            self.cache.put(reservation, lender);
-        }
         let slot = reservation.slot_mut(id);
-        slot.open_bytes = slot.open_bytes.max(to + tables.len());
+        self.retention.framed_bytes += (to + lent_bytes).saturating_sub(slot.framed_bytes);
+        slot.framed_bytes = slot.framed_bytes.max(to + lent_bytes);
         if dirty_bytes > 0 {
             slot.dirty_bytes = slot.dirty_bytes.max(to + dirty_bytes);
         }
+        self.counts.lent_bytes += lent_bytes as u64;
         self.add_piece(id);
         true
     }
@@ -288,5 +303,36 @@ mod tests {
         }
         let cold_bytes = (pages.counts.cold_bytes - cold_bytes) as usize / 300;
         assert!(cold_bytes < 128 << 10, "{cold_bytes} bytes a block");
+    }
+
+    #[test]
+    fn what_was_closed_behind_a_block_is_cleared_with_its_slot() {
+        const GIB: usize = 1 << 30;
+        let mut pages = Pages::new();
+        pages.huge_pages = Some(false);
+        let given = pages.allocate(GIB + T - 4096, 1).unwrap();
+        // SAFETY: slot-held: a new block, longer than this.
+        unsafe { (given.addr as *mut u8).add(GIB).write_bytes(7, T - 4096) };
+        let id = pages.block(given.addr).unwrap();
+        assert!(pages.resize_in_place(id, GIB - 4096));
+        assert_eq!(pages.give_tail(GIB, frames::free_frames), Some(T));
+        pages.begin_quarantine();
+        pages.free(id);
+        assert!(pages.release());
+        let again = pages.allocate(GIB + T - 4096, 1).unwrap();
+        assert_eq!((again.addr, again.dirty_bytes), (given.addr, 0));
+        // SAFETY: slot-held: as above.
+        assert_eq!(unsafe { (again.addr as *const u8).add(GIB).read() }, 0);
+    }
+
+    #[test]
+    fn what_a_block_lost_that_became_shorter_can_be_lent_to_its_last_page() {
+        let mut pages = Pages::new();
+        let id = written(&mut pages, 6 * T + T / 2);
+        assert!(pages.resize_in_place(id, 3 * T));
+        let cold_bytes = pages.counts.cold_bytes;
+        written(&mut pages, 20 * T + T / 2);
+        check(&pages);
+        assert_eq!(pages.counts.cold_bytes, cold_bytes + 17 * T as u64);
     }
 }

@@ -102,8 +102,9 @@ impl Pages {
         let slot = reservation.slot_mut(id);
         self.retention.begin_use(slot);
         slot.holder = Holder::Worker;
-        let len = bytes.next_multiple_of(if id.rank() < FIRST_LARGE { PAGE_BYTES } else { TABLE_BYTES });
-        let len_bytes = len.min(slot.framed_bytes);
+        // Whole tables stay: they serve any block.
+        let unit = if id.rank() < FIRST_LARGE { PAGE_BYTES } else { TABLE_BYTES };
+        let len_bytes = slot.framed_bytes - slot.framed_bytes.saturating_sub(bytes) / unit * unit;
         // At once: who looks meanwhile must not take them for too many again.
         self.retention.framed_bytes -= len_bytes;
         Some(Surplus { id, addr: addr + slot.framed_bytes - len_bytes, len_bytes })
