@@ -87,6 +87,11 @@ impl Pages {
         self.cache.remove(reservation, lender);
         let lent = self.lend(lender, tables, id, to);
         let Some(reservation) = &mut self.reservation else { return false };
+        // One that has lent everything keeps its mappings as long as there are enough for others.
+        if reservation.slot(lender).framed_bytes == 0 && self.pieces > MOST_PIECES / 2 {
+            self.mend(lender);
+        }
+        let Some(reservation) = &mut self.reservation else { return false };
         self.cache.put(reservation, lender);
         lent
     }
@@ -334,5 +339,20 @@ mod tests {
         written(&mut pages, 20 * T + T / 2);
         check(&pages);
         assert_eq!(pages.counts.cold_bytes, cold_bytes + 17 * T as u64);
+    }
+
+    #[test]
+    fn mappings_come_back_before_there_are_none_left_to_lend_by() {
+        for (pieces, left) in [(0, 1), (MOST_PIECES / 2, 0)] {
+            let mut pages = Pages::new();
+            pages.pieces = pieces;
+            freed(&mut pages, &[2 * T]);
+            let lender = written(&mut pages, 10 * T);
+            pages.free(lender);
+            // Too long for that slot.
+            written(&mut pages, 80 * T);
+            let slot = pages.reservation.as_ref().unwrap().slot(lender);
+            assert_eq!((slot.framed_bytes, slot.pieces), (0, left));
+        }
     }
 }
