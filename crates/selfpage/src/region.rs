@@ -250,8 +250,9 @@ impl Region {
         self.len_bytes() / size_of::<T>().max(1)
     }
 
-    /// Whether each page is in core: 1 or 0, a byte a page. Plain memory: reading it costs a load, not a call. A page that
-    /// the program itself dropped with madvise(2) counts as in core until it is next touched.
+    /// Whether each page is in core: 1 or 0, a byte a page. Plain memory: reading it costs a load, not a call. A page that the program can
+    /// use without a fault counts as in core; so does one just before it is mapped, when a first use may still wait a moment for that.
+    /// A page that the program itself dropped with madvise(2) counts as in core until it is next touched.
     pub fn residency(&self) -> &[AtomicU8] {
         let table = self.bound.region.residency();
         match table.get(0) {
