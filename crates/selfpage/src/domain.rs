@@ -176,7 +176,7 @@ impl Domain {
             let cause = format!("a domain needs at least {} frames", crate::config::LEAST_FRAMES);
             return Err(Error::new(Kind::Invalid, "remove", object(), cause));
         }
-        let taken = self.life.inner.on_table(|_| range::give_up(state, frames));
+        let taken = self.life.inner.on_table(move |_| range::give_up(state, frames));
         self.life.inner.set_reserve();
         match taken {
             Ok(()) => Ok(()),
@@ -346,7 +346,7 @@ impl Inner {
     /// Gives the pager threads these descriptors of the calling thread's, at the same numbers.
     pub(crate) fn share_descriptors(&self, numbers: &[RawFd]) -> Result<()> {
         let thread = selfpage_core::linux::thread::id();
-        self.on_pager_thread(|| {
+        self.on_pager_thread(move || {
             numbers.iter().try_for_each(|number| {
                 crate::store::take_descriptor(thread, *number)
                     .map_err(|cause| Error::system("share", format!("descriptor {number}"), cause))
@@ -366,7 +366,7 @@ impl Inner {
     }
 
     /// Does `work` where the domain's descriptors are: here, as in a trap, since the program may have closed them; or on a pager thread,
-    /// where nothing is left to another.
+    /// where nothing is left to another, and for which [`Inner::on_pager_thread`] says what `work` may touch.
     pub(crate) fn on_table<T: Send>(&self, work: impl FnOnce(Context) -> T + Send) -> T {
         match self.config.descriptor_table {
             DescriptorTable::Shared => self.undisturbed(|| work(Context::Trap)),
@@ -385,10 +385,10 @@ impl Inner {
     /// What [`Inner::on_table`] does, and on a pager thread what failed there because the program has closed the descriptors.
     pub(crate) fn on_table_or_pager<T: Send>(
         &self,
-        work: impl Fn() -> std::result::Result<T, Refusal> + Sync,
+        work: impl Fn() -> std::result::Result<T, Refusal> + Send + Copy,
     ) -> std::result::Result<T, Refusal> {
-        match self.on_table(|_| work()) {
-            Err(Refusal::NoDescriptor) => self.on_pager_thread(&work),
+        match self.on_table(move |_| work()) {
+            Err(Refusal::NoDescriptor) => self.on_pager_thread(work),
             done => done,
         }
     }
@@ -485,7 +485,7 @@ impl Inner {
     /// Takes the descriptors of a region that is gone from the pager threads.
     pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
         if !numbers.is_empty() {
-            self.on_pager_thread(|| {
+            self.on_pager_thread(move || {
                 for number in numbers {
                     let _ = Descriptor::from_raw(*number).close();
                 }

@@ -142,7 +142,8 @@ impl MemoryFault<'_> {
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
         let inner = self.inner;
         self.bound.protect(inner, offset_bytes, len_bytes, protection, |range| {
-            inner.in_handler(|_| protect::protect(inner.state(), range, protection))
+            let state = inner.state();
+            inner.in_handler(move |_| protect::protect(state, range, protection))
         })
     }
 
@@ -164,10 +165,10 @@ impl MemoryFault<'_> {
         // They may be managed too: nobody must fault on them who is a pager thread, or has claimed the page.
         let contents = &{ *contents };
         self.bound.changed();
-        let mut given = self.inner.in_handler(|context| range::supply(state, context, page, contents));
+        let mut given = self.inner.in_handler(move |context| range::supply(state, context, page, contents));
         if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
             // The program has closed them.
-            given = self.inner.on_pager_thread(|| range::supply(state, Context::Normal, page, contents));
+            given = self.inner.on_pager_thread(move || range::supply(state, Context::Normal, page, contents));
         }
         match given {
             Outcome::Resolved => Ok(()),
@@ -250,7 +251,8 @@ impl Region {
         let inner = self.inner();
         self.bound().may_change(inner, "protect")?;
         self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
-            inner.on_table(|_| protect::protect(inner.state(), range, protection))
+            let state = inner.state();
+            inner.on_table(move |_| protect::protect(state, range, protection))
         })
     }
 
@@ -376,7 +378,7 @@ impl Bound {
         let state = inner.state();
         let mut done = change(range);
         if matches!(done, Err((_, protect::Unprotected::Machine(Refusal::NoDescriptor)))) {
-            done = inner.on_pager_thread(|| protect::protect(state, range, protection));
+            done = inner.on_pager_thread(move || protect::protect(state, range, protection));
         }
         self.changed();
         self.take_refusals_back(range);

@@ -269,13 +269,13 @@ impl Region {
     /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned.
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
-        let state = self.life.inner.state();
+        let (state, bound) = (self.life.inner.state(), &*self.bound);
         self.life.inner.on_table(move |context| {
             for page in range.pages() {
                 let why = match range::pin(state, context, page) {
                     Outcome::Resolved => continue,
-                    Outcome::Failed(failure) => Error::failure("pin", self.bound.page_name(page), failure),
-                    other => Error::new(Kind::Held, "pin", self.bound.page_name(page), not_pinned(other)),
+                    Outcome::Failed(failure) => Error::failure("pin", bound.page_name(page), failure),
+                    other => Error::new(Kind::Held, "pin", bound.page_name(page), not_pinned(other)),
                 };
                 for pinned in range.pages().take_while(|pinned| *pinned < page) {
                     range::unpin(state, pinned);
