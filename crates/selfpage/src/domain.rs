@@ -7,7 +7,6 @@
 mod threads;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +20,6 @@ use selfpage_core::fault::Failure;
 use selfpage_core::fault::range::{self, Undone};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
-use selfpage_core::linux::die;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
@@ -38,7 +36,7 @@ use selfpage_core::tracer::Tracer;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Cause, Error, Kind, Result};
+use crate::error::{self, Cause, Error, Kind, Result};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
@@ -468,18 +466,7 @@ impl Inner {
         let regions = self.regions.try_lock().ok();
         let name =
             regions.as_ref().and_then(|regions| regions.get(&range.first.0)).map_or("", |bound| bound.given_name());
-        let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
-        let mut line = arrayvec::ArrayString::<512>::new();
-        let _ = writeln!(
-            line,
-            "selfpage: {signal}: region {name}{}at {:#x}, offset {}: {}",
-            if name.is_empty() { "" } else { " " },
-            range.first.addr().0,
-            index * PAGE_BYTES as u64,
-            Cause(failure)
-        );
-        // This neither allocates nor locks.
-        die::tell(&[&line]);
+        error::tell_of_signal(signal, name, range.first.addr().0, index as usize * PAGE_BYTES, Cause(failure));
     }
 
     /// Takes the descriptors of a region that is gone from the pager threads.

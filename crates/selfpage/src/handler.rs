@@ -7,7 +7,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::fmt::Write as _;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,14 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
-use selfpage_core::linux::die;
 use selfpage_core::linux::{Errno, memory, thread};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::region::{Access, Rights};
 
 use crate::domain::Inner;
-use crate::error::{Error, Kind, Result};
+use crate::error::{self, Error, Kind, Result};
 use crate::region::{Bound, Region};
 use crate::trap::{handler_stack, handlers};
 
@@ -343,25 +341,14 @@ impl Bound {
     /// # Context
     /// Trap.
     pub(crate) fn complain(&self, addr: usize, trouble: Trouble) {
-        let name = self.given_name();
-        let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
-        let mut line = arrayvec::ArrayString::<512>::new();
-        let _ = writeln!(
-            line,
-            "selfpage: SIGSEGV: region {name}{}at {:#x}, offset {}: {}",
-            if name.is_empty() { "" } else { " " },
-            self.start(),
-            addr.wrapping_sub(self.start()),
-            match trouble {
-                Trouble::Panicked => "its handler panicked",
-                Trouble::Nested => "its handler faults within itself, again and again",
-                Trouble::NoThread => "its handler faults, and there is no thread to answer that",
-                Trouble::NoStack => "there is no memory for a stack that its handler could run on",
-                Trouble::Repeated => "its handler says that it has handled the fault, and nothing changes",
-            }
-        );
-        // This neither allocates nor locks.
-        die::tell(&[&line]);
+        let why = match trouble {
+            Trouble::Panicked => "its handler panicked",
+            Trouble::Nested => "its handler faults within itself, again and again",
+            Trouble::NoThread => "its handler faults, and there is no thread to answer that",
+            Trouble::NoStack => "there is no memory for a stack that its handler could run on",
+            Trouble::Repeated => "its handler says that it has handled the fault, and nothing changes",
+        };
+        error::tell_of_signal("SIGSEGV", self.given_name(), self.start(), addr.wrapping_sub(self.start()), why);
     }
 
     /// Protects a part of the region by `change`, or on a pager thread if it has no descriptor.
