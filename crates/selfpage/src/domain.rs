@@ -85,7 +85,7 @@ pub(crate) struct Inner {
     pub(crate) snapshots: AtomicBool,
     /// Whether a thread arms pages or makes a cut.
     pub(crate) cutting: AtomicBool,
-    /// The tables of `state`; dropped last.
+    /// The tables of `state`, and `mmu`; dropped last.
     _arena: Arena,
 }
 
@@ -232,8 +232,7 @@ impl Inner {
         let most = config.most_frames;
         pool.register(descriptors.pool)?;
         // SAFETY: pool-owned, region-owned: `pool.rs` and `region.rs` map them so; nobody uses the machine after this value.
-        let mmu: &'static LinuxMmu =
-            Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) }));
+        let mmu = unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) };
         let frames = most as usize;
         let words = frames.div_ceil(64);
         let standby = (frames / 4).next_power_of_two().max(64);
@@ -247,9 +246,12 @@ impl Inner {
                 .map(Arena::bytes_for::<Slot>)
                 .iter()
                 .sum::<usize>()
-            + Arena::bytes_for::<selfpage_core::policy::Link>(frames);
+            + Arena::bytes_for::<selfpage_core::policy::Link>(frames)
+            + Arena::bytes_for::<LinuxMmu>(1);
         let mut arena = Arena::new(bytes)?;
-        // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
+        // SAFETY: table-memory: the arena is dropped after `state` and `mmu`, with the last handle, when no thread is left.
+        let mmu = unsafe { arena.put(mmu) };
+        // SAFETY: table-memory: as above.
         let (state, errands, calls, links) = unsafe {
             let tracer = match traced {
                 0 => Tracer::off(),
