@@ -163,7 +163,8 @@ impl DomainState {
         }
     }
 
-    /// Maps frames at neighbouring claimed pages of `region`, each protected as somebody wants it.
+    /// Maps frames at neighbouring claimed pages of `region`, each protected as somebody wants it. The caller settles them all, also
+    /// those that the machine refused.
     pub(crate) fn map(&self, region: &Region, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
         let mut done = 0;
         while done < count {
@@ -171,6 +172,11 @@ impl DomainState {
             let protected = region.write_protected(first);
             let alike = |at: &u32| region.write_protected(page.plus((*at).into())) == protected;
             let run = 1 + (done + 1..count).take_while(alike).count() as u32;
+            // The program may use a page before its word is settled, and finds it in core. The other way round, a page that is said
+            // to be in core may not be mapped yet: the two cannot change at once, and a fault on it only waits a moment.
+            for at in 0..run {
+                region.set_resident(first.plus(at.into()), 1);
+            }
             let mapped = if protected {
                 self.mmu.map_to_read(region.trap, first, frame.plus(done), run)
             } else {

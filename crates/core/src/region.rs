@@ -168,7 +168,8 @@ impl Region {
         self.index(page) < self.reach.load(Ordering::Relaxed)
     }
 
-    /// Whether each page is in core: 1 or 0, a byte a page, readable at any time without a call.
+    /// Whether each page is in core: 1 or 0, a byte a page, readable at any time without a call. 1 from just before the page is mapped
+    /// until just after it is unmapped: whoever can use a page finds it in core.
     pub const fn residency(&self) -> &Table<AtomicU8> {
         &self.residency
     }

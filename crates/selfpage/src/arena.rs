@@ -1,5 +1,5 @@
-//! Memory for core's tables: mapped, zeroed, never swapped in by surprise on the heap of the program, and given back as a
-//! whole.
+//! Memory for core's tables, and for what lives as long: mapped, zeroed, never swapped in by surprise on the heap of the program,
+//! and given back as a whole.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -68,12 +68,34 @@ impl Arena {
     /// # Safety
     /// *table-memory*: the table is not used after the arena is dropped.
     pub unsafe fn table<T: Zeroed>(&mut self, len: usize) -> Table<T> {
+        // SAFETY: table-memory: fresh zeroed memory, aligned to a page, carved out once; zeroed-valid by the bound.
+        unsafe { Table::new(self.carve(len), len) }
+    }
+
+    /// Puts a value beside the tables; it takes as much as a table of one entry.
+    ///
+    /// # Panics
+    /// The arena was made too small: a mistake of ours.
+    ///
+    /// # Safety
+    /// *table-memory*: the value is not used after the arena is dropped.
+    pub unsafe fn put<T>(&mut self, value: T) -> &'static T {
+        const { assert!(!std::mem::needs_drop::<T>(), "nobody drops it") };
+        let place = self.carve(1);
+        // SAFETY: table-memory: fresh memory, aligned to a page, carved out once.
+        unsafe {
+            place.write(value);
+            place.as_ref()
+        }
+    }
+
+    /// Room for `len` entries, which nobody else gets.
+    fn carve<T>(&mut self, len: usize) -> NonNull<T> {
         let bytes = Self::bytes_for::<T>(len);
         assert!(self.used_bytes + bytes <= self.len_bytes, "an arena was made too small");
         let first = NonNull::new((self.start + self.used_bytes) as *mut T).expect("mappings are not at zero");
         self.used_bytes += bytes;
-        // SAFETY: table-memory: fresh zeroed memory, aligned to a page, carved out once; zeroed-valid by the bound.
-        unsafe { Table::new(first, len) }
+        first
     }
 }
 

@@ -7,7 +7,6 @@
 mod threads;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +20,6 @@ use selfpage_core::fault::Failure;
 use selfpage_core::fault::range::{self, Undone};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
-use selfpage_core::linux::die;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
@@ -38,7 +36,7 @@ use selfpage_core::tracer::Tracer;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{Cause, Error, Kind, Result};
+use crate::error::{self, Cause, Error, Kind, Result};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
@@ -87,7 +85,7 @@ pub(crate) struct Inner {
     pub(crate) snapshots: AtomicBool,
     /// Whether a thread arms pages or makes a cut.
     pub(crate) cutting: AtomicBool,
-    /// The tables of `state`; dropped last.
+    /// The tables of `state`, and `mmu`; dropped last.
     _arena: Arena,
 }
 
@@ -176,7 +174,7 @@ impl Domain {
             let cause = format!("a domain needs at least {} frames", crate::config::LEAST_FRAMES);
             return Err(Error::new(Kind::Invalid, "remove", object(), cause));
         }
-        let taken = self.life.inner.on_table(|_| range::give_up(state, frames));
+        let taken = self.life.inner.on_table(move |_| range::give_up(state, frames));
         self.life.inner.set_reserve();
         match taken {
             Ok(()) => Ok(()),
@@ -234,8 +232,7 @@ impl Inner {
         let most = config.most_frames;
         pool.register(descriptors.pool)?;
         // SAFETY: pool-owned, region-owned: `pool.rs` and `region.rs` map them so; nobody uses the machine after this value.
-        let mmu: &'static LinuxMmu =
-            Box::leak(Box::new(unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) }));
+        let mmu = unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) };
         let frames = most as usize;
         let words = frames.div_ceil(64);
         let standby = (frames / 4).next_power_of_two().max(64);
@@ -249,9 +246,12 @@ impl Inner {
                 .map(Arena::bytes_for::<Slot>)
                 .iter()
                 .sum::<usize>()
-            + Arena::bytes_for::<selfpage_core::policy::Link>(frames);
+            + Arena::bytes_for::<selfpage_core::policy::Link>(frames)
+            + Arena::bytes_for::<LinuxMmu>(1);
         let mut arena = Arena::new(bytes)?;
-        // SAFETY: table-memory: the arena is dropped after `state`, with the last handle, when no thread is left.
+        // SAFETY: table-memory: the arena is dropped after `state` and `mmu`, with the last handle, when no thread is left.
+        let mmu = unsafe { arena.put(mmu) };
+        // SAFETY: table-memory: as above.
         let (state, errands, calls, links) = unsafe {
             let tracer = match traced {
                 0 => Tracer::off(),
@@ -346,7 +346,7 @@ impl Inner {
     /// Gives the pager threads these descriptors of the calling thread's, at the same numbers.
     pub(crate) fn share_descriptors(&self, numbers: &[RawFd]) -> Result<()> {
         let thread = selfpage_core::linux::thread::id();
-        self.on_pager_thread(|| {
+        self.on_pager_thread(move || {
             numbers.iter().try_for_each(|number| {
                 crate::store::take_descriptor(thread, *number)
                     .map_err(|cause| Error::system("share", format!("descriptor {number}"), cause))
@@ -366,7 +366,7 @@ impl Inner {
     }
 
     /// Does `work` where the domain's descriptors are: here, as in a trap, since the program may have closed them; or on a pager thread,
-    /// where nothing is left to another.
+    /// where nothing is left to another, and for which [`Inner::on_pager_thread`] says what `work` may touch.
     pub(crate) fn on_table<T: Send>(&self, work: impl FnOnce(Context) -> T + Send) -> T {
         match self.config.descriptor_table {
             DescriptorTable::Shared => self.undisturbed(|| work(Context::Trap)),
@@ -385,10 +385,10 @@ impl Inner {
     /// What [`Inner::on_table`] does, and on a pager thread what failed there because the program has closed the descriptors.
     pub(crate) fn on_table_or_pager<T: Send>(
         &self,
-        work: impl Fn() -> std::result::Result<T, Refusal> + Sync,
+        work: impl Fn() -> std::result::Result<T, Refusal> + Send + Copy,
     ) -> std::result::Result<T, Refusal> {
-        match self.on_table(|_| work()) {
-            Err(Refusal::NoDescriptor) => self.on_pager_thread(&work),
+        match self.on_table(move |_| work()) {
+            Err(Refusal::NoDescriptor) => self.on_pager_thread(work),
             done => done,
         }
     }
@@ -468,24 +468,13 @@ impl Inner {
         let regions = self.regions.try_lock().ok();
         let name =
             regions.as_ref().and_then(|regions| regions.get(&range.first.0)).map_or("", |bound| bound.given_name());
-        let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
-        let mut line = arrayvec::ArrayString::<512>::new();
-        let _ = writeln!(
-            line,
-            "selfpage: {signal}: region {name}{}at {:#x}, offset {}: {}",
-            if name.is_empty() { "" } else { " " },
-            range.first.addr().0,
-            index * PAGE_BYTES as u64,
-            Cause(failure)
-        );
-        // This neither allocates nor locks.
-        die::tell(&[&line]);
+        error::tell_of_signal(signal, name, range.first.addr().0, index as usize * PAGE_BYTES, Cause(failure));
     }
 
     /// Takes the descriptors of a region that is gone from the pager threads.
     pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
         if !numbers.is_empty() {
-            self.on_pager_thread(|| {
+            self.on_pager_thread(move || {
                 for number in numbers {
                     let _ = Descriptor::from_raw(*number).close();
                 }

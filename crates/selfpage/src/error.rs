@@ -1,11 +1,11 @@
 //! What went wrong: operation, object, cause and remedy.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::io;
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::fault::Failure;
-use selfpage_core::linux::Errno;
+use selfpage_core::linux::{Errno, die};
 use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::PagerError;
 use selfpage_core::shortage::Shortage;
@@ -189,6 +189,19 @@ impl From<crate::store::StoreError> for Error {
         let cause = format!("{}; {}", error.cause, error.remedy);
         Error { cause, ..Error::system("open", format!("store {}", error.object), error.cause) }
     }
+}
+
+/// Says in one line on standard error why an access to the region at `start` ends with this signal. A region without a name of its own has
+/// an empty one.
+///
+/// # Context
+/// Trap: this neither allocates nor locks.
+pub(crate) fn tell_of_signal(signal: &str, name: &str, start: usize, offset_bytes: usize, why: impl fmt::Display) {
+    let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
+    let space = if name.is_empty() { "" } else { " " };
+    let mut line = arrayvec::ArrayString::<512>::new();
+    let _ = writeln!(line, "selfpage: {signal}: region {name}{space}at {start:#x}, offset {offset_bytes}: {why}");
+    die::tell(&[&line]);
 }
 
 /// A failure in a few words, without allocation.

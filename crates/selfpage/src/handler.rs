@@ -7,7 +7,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::fmt::Write as _;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,14 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
-use selfpage_core::linux::die;
 use selfpage_core::linux::{Errno, memory, thread};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::region::{Access, Rights};
 
 use crate::domain::Inner;
-use crate::error::{Error, Kind, Result};
+use crate::error::{self, Error, Kind, Result};
 use crate::region::{Bound, Region};
 use crate::trap::{handler_stack, handlers};
 
@@ -142,7 +140,8 @@ impl MemoryFault<'_> {
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
         let inner = self.inner;
         self.bound.protect(inner, offset_bytes, len_bytes, protection, |range| {
-            inner.in_handler(|_| protect::protect(inner.state(), range, protection))
+            let state = inner.state();
+            inner.in_handler(move |_| protect::protect(state, range, protection))
         })
     }
 
@@ -164,10 +163,10 @@ impl MemoryFault<'_> {
         // They may be managed too: nobody must fault on them who is a pager thread, or has claimed the page.
         let contents = &{ *contents };
         self.bound.changed();
-        let mut given = self.inner.in_handler(|context| range::supply(state, context, page, contents));
+        let mut given = self.inner.in_handler(move |context| range::supply(state, context, page, contents));
         if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
             // The program has closed them.
-            given = self.inner.on_pager_thread(|| range::supply(state, Context::Normal, page, contents));
+            given = self.inner.on_pager_thread(move || range::supply(state, Context::Normal, page, contents));
         }
         match given {
             Outcome::Resolved => Ok(()),
@@ -250,7 +249,8 @@ impl Region {
         let inner = self.inner();
         self.bound().may_change(inner, "protect")?;
         self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
-            inner.on_table(|_| protect::protect(inner.state(), range, protection))
+            let state = inner.state();
+            inner.on_table(move |_| protect::protect(state, range, protection))
         })
     }
 
@@ -341,25 +341,14 @@ impl Bound {
     /// # Context
     /// Trap.
     pub(crate) fn complain(&self, addr: usize, trouble: Trouble) {
-        let name = self.given_name();
-        let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
-        let mut line = arrayvec::ArrayString::<512>::new();
-        let _ = writeln!(
-            line,
-            "selfpage: SIGSEGV: region {name}{}at {:#x}, offset {}: {}",
-            if name.is_empty() { "" } else { " " },
-            self.start(),
-            addr.wrapping_sub(self.start()),
-            match trouble {
-                Trouble::Panicked => "its handler panicked",
-                Trouble::Nested => "its handler faults within itself, again and again",
-                Trouble::NoThread => "its handler faults, and there is no thread to answer that",
-                Trouble::NoStack => "there is no memory for a stack that its handler could run on",
-                Trouble::Repeated => "its handler says that it has handled the fault, and nothing changes",
-            }
-        );
-        // This neither allocates nor locks.
-        die::tell(&[&line]);
+        let why = match trouble {
+            Trouble::Panicked => "its handler panicked",
+            Trouble::Nested => "its handler faults within itself, again and again",
+            Trouble::NoThread => "its handler faults, and there is no thread to answer that",
+            Trouble::NoStack => "there is no memory for a stack that its handler could run on",
+            Trouble::Repeated => "its handler says that it has handled the fault, and nothing changes",
+        };
+        error::tell_of_signal("SIGSEGV", self.given_name(), self.start(), addr.wrapping_sub(self.start()), why);
     }
 
     /// Protects a part of the region by `change`, or on a pager thread if it has no descriptor.
@@ -376,7 +365,7 @@ impl Bound {
         let state = inner.state();
         let mut done = change(range);
         if matches!(done, Err((_, protect::Unprotected::Machine(Refusal::NoDescriptor)))) {
-            done = inner.on_pager_thread(|| protect::protect(state, range, protection));
+            done = inner.on_pager_thread(move || protect::protect(state, range, protection));
         }
         self.changed();
         self.take_refusals_back(range);

@@ -250,8 +250,9 @@ impl Region {
         self.len_bytes() / size_of::<T>().max(1)
     }
 
-    /// Whether each page is in core: 1 or 0, a byte a page. Plain memory: reading it costs a load, not a call. A page that
-    /// the program itself dropped with madvise(2) counts as in core until it is next touched.
+    /// Whether each page is in core: 1 or 0, a byte a page. Plain memory: reading it costs a load, not a call. A page that the program can
+    /// use without a fault counts as in core; so does one just before it is mapped, when a first use may still wait a moment for that.
+    /// A page that the program itself dropped with madvise(2) counts as in core until it is next touched.
     pub fn residency(&self) -> &[AtomicU8] {
         let table = self.bound.region.residency();
         match table.get(0) {
@@ -268,13 +269,13 @@ impl Region {
     /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned.
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
-        let state = self.life.inner.state();
+        let (state, bound) = (self.life.inner.state(), &*self.bound);
         self.life.inner.on_table(move |context| {
             for page in range.pages() {
                 let why = match range::pin(state, context, page) {
                     Outcome::Resolved => continue,
-                    Outcome::Failed(failure) => Error::failure("pin", self.bound.page_name(page), failure),
-                    other => Error::new(Kind::Held, "pin", self.bound.page_name(page), not_pinned(other)),
+                    Outcome::Failed(failure) => Error::failure("pin", bound.page_name(page), failure),
+                    other => Error::new(Kind::Held, "pin", bound.page_name(page), not_pinned(other)),
                 };
                 for pinned in range.pages().take_while(|pinned| *pinned < page) {
                     range::unpin(state, pinned);

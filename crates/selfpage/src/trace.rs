@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::sample;
 use selfpage_core::linux::die;
 use selfpage_core::region::Access;
@@ -201,7 +201,7 @@ impl Writer {
             }
         }
         let all = PageRange { first: PageNo(0), count: u64::MAX };
-        let unmap = |stretch: sample::Stretch| sample::begin(inner.state(), stretch.pages());
+        let unmap = |pages: &[(PageNo, Frame)]| sample::begin(inner.state(), pages);
         self.sample = Some((now_ns, Drawn::draw(inner, all, Sampling::Pages(SAMPLED), unmap)));
     }
 

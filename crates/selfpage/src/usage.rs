@@ -99,9 +99,9 @@ impl Region {
 impl Sample {
     fn begin(life: &Arc<Life>, range: PageRange, sampling: Sampling) -> Result<Sample> {
         let inner = &life.inner;
-        let drawn = Drawn::draw(inner, range, sampling, |stretch| {
-            inner.on_pager_thread(|| sample::begin(inner.state(), stretch.pages()))
-        });
+        let state = inner.state();
+        let unmap = |pages: &[(PageNo, Frame)]| inner.on_pager_thread(move || sample::begin(state, pages));
+        let drawn = Drawn::draw(inner, range, sampling, unmap);
         Ok(Sample { life: life.clone(), range, drawn })
     }
 
@@ -159,12 +159,12 @@ pub(crate) struct Drawn {
 }
 
 impl Drawn {
-    /// Draws pages of `range` and has `unmap` unmap them.
+    /// Draws pages of `range` and has `unmap` unmap them, up to [`STRETCH`] at a time.
     pub(crate) fn draw(
         inner: &Inner,
         range: PageRange,
         sampling: Sampling,
-        unmap: impl Fn(Stretch) -> Stretch,
+        unmap: impl Fn(&[(PageNo, Frame)]) -> Stretch,
     ) -> Drawn {
         let number = inner.samples.fetch_add(1, Ordering::SeqCst) + 1;
         let state = inner.state();
@@ -181,7 +181,7 @@ impl Drawn {
         pages.sort_unstable_by_key(|entry| entry.0);
         let mut taken = Vec::with_capacity(pages.len());
         for some in pages.chunks(STRETCH) {
-            taken.extend_from_slice(unmap(Stretch::of(some)).pages());
+            taken.extend_from_slice(unmap(some).pages());
         }
         if taken.len() == pages.len() || sampling == Sampling::Whole {
             in_core -= (pages.len() - taken.len()) as u64;

@@ -65,6 +65,12 @@ fn in_core(region: &Region) -> usize {
     region.residency().iter().filter(|page| page.load(Ordering::Relaxed) != 0).count()
 }
 
+/// Waits until no pager thread is at any page of a region that is in core: a page counts as in core just before it is mapped.
+fn settled(region: &Region) {
+    region.pin(0, region.len_bytes()).unwrap();
+    region.unpin(0, region.len_bytes()).unwrap();
+}
+
 /// Waits for what other threads bring about.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -189,6 +195,7 @@ fn prefetched_pages_are_in_core_and_do_not_fault() {
         region.prefetch(0, region.len_bytes()).unwrap();
         eventually("prefetch", || in_core(&region) == 1500);
         let before = domain.stats().counts.faults_total;
+        settled(&region);
         check_marks(&region);
         assert_eq!(domain.stats().counts.faults_total, before);
     }
@@ -204,6 +211,7 @@ fn evicted_pages_can_be_prefetched() {
     region.prefetch(0, region.len_bytes()).unwrap();
     eventually("prefetch", || in_core(&region) == 100);
     let before = domain.stats().counts.faults_total;
+    settled(&region);
     check_marks(&region);
     assert_eq!(domain.stats().counts.faults_total, before);
 }

@@ -187,10 +187,6 @@ impl<const N: usize> Batch<N> {
             && let Some(&(page, frame)) = rest.first()
         {
             let run = neighbours(rest);
-            // The program may run on before the words are settled, and finds its pages in core.
-            for &(page, _) in rest.get(..run).unwrap_or(rest) {
-                region.set_resident(page, 1);
-            }
             let (done, refusal) = Partial::split(domain.map(region, page, frame, run as u32), run);
             for &(page, frame) in rest.get(..done).unwrap_or(rest) {
                 domain.settle(region, page, Word::new(State::Resident, frame));

@@ -55,18 +55,17 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     }
     domain.frames.set_owner(frame, Some(page));
     let state = if seen.wishes().unmapped() { State::Aside } else { State::Resident };
-    if state == State::Resident {
-        clone.set_resident(page, 1);
-        if let Err(partial) = domain.map(clone, page, frame, 1) {
-            if matches!(partial.why, Refusal::Occupied | Refusal::Foreign) {
-                // The program has mapped something of its own there: what was there is lost, and the source need not wait for it.
-                Counters::add(&domain.counters.lost_total, 1);
-                clone.sets.inherited.remove(index);
-                clone.sets.changed.insert(index);
-            }
-            domain.settle_absent(clone, page, frame);
-            return super::refused_whole(domain, clone, page, partial.why);
+    if state == State::Resident
+        && let Err(partial) = domain.map(clone, page, frame, 1)
+    {
+        if matches!(partial.why, Refusal::Occupied | Refusal::Foreign) {
+            // The program has mapped something of its own there: what was there is lost, and the source need not wait for it.
+            Counters::add(&domain.counters.lost_total, 1);
+            clone.sets.inherited.remove(index);
+            clone.sets.changed.insert(index);
         }
+        domain.settle_absent(clone, page, frame);
+        return super::refused_whole(domain, clone, page, partial.why);
     }
     clone.sets.inherited.remove(index);
     domain.settle(clone, page, Word::new(state, frame));

@@ -300,7 +300,6 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     }
     domain.stack.leaves_standby();
     let frame = seen.frame();
-    region.set_resident(page, 1);
     match domain.map(region, page, frame, 1) {
         Ok(()) => {
             if !seen.trip() {
@@ -419,7 +418,6 @@ fn take_back(
         return Step::Again;
     }
     domain.frames.note_use(frame);
-    region.set_resident(page, 1);
     if let Err(partial) = domain.map(region, page, frame, 1) {
         domain.settle(region, page, seen);
         return refused_whole(domain, region, page, partial.why);

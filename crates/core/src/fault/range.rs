@@ -147,7 +147,6 @@ fn supply_at(domain: &DomainState, context: Context, region: &Region, page: Page
     domain.frames.set_zeroed(frame, Zeroed::Unknown);
     domain.frames.set_owner(frame, Some(page));
     *domain.lease(frame).get_mut() = *contents;
-    region.set_resident(page, 1);
     if let Err(partial) = domain.map(region, page, frame, 1) {
         return super::refused(domain, region, page, frame, partial.why);
     }

@@ -29,14 +29,7 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// These pages; no more than [`STRETCH`] of them.
-    pub fn of(pages: &[(PageNo, Frame)]) -> Stretch {
-        let mut stretch = Stretch { pages: [(PageNo(0), Frame(0)); STRETCH], len: 0 };
-        for &(page, frame) in pages {
-            stretch.push(page, frame);
-        }
-        stretch
-    }
+    const EMPTY: Stretch = Stretch { pages: [(PageNo(0), Frame(0)); STRETCH], len: 0 };
 
     fn push(&mut self, page: PageNo, frame: Frame) {
         if let Some(entry) = self.pages.get_mut(self.len) {
@@ -57,7 +50,7 @@ impl Stretch {
 /// Normal, outside the gate.
 pub fn in_core(domain: &DomainState, frames: Range<u32>, range: PageRange) -> Stretch {
     let _inside = domain.gate.enter(domain.mmu);
-    let mut found = Stretch::of(&[]);
+    let mut found = Stretch::EMPTY;
     for frame in frames.take(STRETCH).map(Frame) {
         if let Some(page) = domain.frames.owner(frame)
             && range.contains(page)
@@ -94,7 +87,7 @@ pub fn begin(domain: &DomainState, pages: &[(PageNo, Frame)]) -> Stretch {
         });
     }
     let _inside = domain.gate.enter(domain.mmu);
-    let (mut sample, mut claimed) = (Stretch::of(&[]), Stretch::of(&[]));
+    let (mut sample, mut claimed) = (Stretch::EMPTY, Stretch::EMPTY);
     for &(page, frame) in pages.iter().take(STRETCH) {
         match set_out(domain, page, frame) {
             Some(State::Aside) => sample.push(page, frame),

@@ -5,7 +5,6 @@ use selfpage_core::fault::{self, Fault, Outcome, sample, save::save};
 use selfpage_core::page::{State, Word};
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
-use selfpage_core::sync::Ordering;
 use std::num::NonZeroU32;
 
 use crate::machine::Halves;
@@ -117,8 +116,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
     assert!(right, "{page:?} is {word:?} with {contents:?}, not {:?}", world.shadow.now(at));
     assert!(mapped.is_none() || state == State::Resident, "{page:?} is mapped and {word:?}");
     assert!(!world.mmu.poisoned(page) || state == State::Poisoned, "{page:?} is poisoned and {word:?}");
-    let resident = part.region.residency().get(index as usize).expect("as many as words").load(Ordering::Relaxed);
-    assert_eq!(resident != 0, state == State::Resident, "{page:?}: residency");
+    assert_eq!(world.is_in_core(page), state == State::Resident, "{page:?}: residency");
     assert!(world.shadow.may_have_pins(at, word.pins()), "{page:?} is {word:?} with {} pins", world.shadow.pins(at));
     let wanted = state == State::Resident && word.wishes().write_protected();
     assert_eq!(

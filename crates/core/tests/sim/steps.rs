@@ -110,6 +110,10 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
 /// The access itself. `false`: the page is not mapped.
 fn touch_mapped(world: &World, page: PageNo, touch: Touch) -> bool {
     let at = world.at(page);
+    assert!(
+        world.mmu.read(page).is_none() || world.is_in_core(page),
+        "{page:?} is mapped, and is not said to be in core"
+    );
     match touch {
         Touch::Read => world.mmu.read(page).is_some_and(|seen| {
             let right = world.shadow.agrees(at, seen);

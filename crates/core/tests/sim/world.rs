@@ -244,6 +244,12 @@ impl World {
         inherits.then(|| self.parts[0].region.range.first.plus(clone.index(page)))
     }
 
+    /// Whether a page is said to be in core.
+    pub fn is_in_core(&self, page: PageNo) -> bool {
+        let region = self.part(page).region;
+        region.residency().get(region.index(page) as usize).expect("a byte a page").load(Ordering::Relaxed) != 0
+    }
+
     /// What every handler here does: the page is the program's again.
     pub fn unprotect(&self, page: PageNo) {
         let _ = protect::protect(&self.domain, PageRange { first: page, count: 1 }, Protection::ReadWrite);

@@ -84,7 +84,7 @@ impl Inner {
     pub(crate) fn drain(&self) {
         if self.state.stack.sampled() > 0 {
             self.samples.fetch_add(1, Ordering::SeqCst);
-            self.on_pager_thread(|| sample::end_all(&self.state));
+            self.on_pager_thread(move || sample::end_all(&self.state));
         }
         self.state.to_save.signal(self.state.mmu);
         std::thread::sleep(Duration::from_micros(200));

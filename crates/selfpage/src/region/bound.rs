@@ -151,7 +151,8 @@ impl Bound {
         let mut regions = inner.regions();
         let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         // The program may have closed this thread's descriptors.
-        inner.on_pager_thread(move || self.register(descriptors, &self.addresses()))?;
+        let bound = &**self;
+        inner.on_pager_thread(move || bound.register(descriptors, &bound.addresses()))?;
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
         if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
             let cause = "the domain has as many regions as its map can hold";

@@ -67,14 +67,14 @@ impl Region {
             drop(turn);
             return refused(Kind::Held, "it shares pages with another region still, as a clone or with one");
         }
-        let state = inner.state();
+        let (state, source, heir) = (inner.state(), self.core(), clone.core());
         let failed = |why| Error::failure("clone", format!("region {}", self.bound.name()), Failure::Machine(why));
-        inner.undisturbed(|| copy_first::join(state, self.core()));
+        inner.undisturbed(|| copy_first::join(state, source));
         for _ in 0..2 {
-            inner.on_table_or_pager(|| copy_first::arm(state, self.core(), AtBusy::Skip)).map_err(failed)?;
+            inner.on_table_or_pager(move || copy_first::arm(state, source, AtBusy::Skip)).map_err(failed)?;
         }
-        let all = || clone.core().sets.inherited.fill(self.core().range.count);
-        inner.on_table_or_pager(|| copy_first::cut(state, &[self.core()], all)).map_err(failed)?;
+        let all = move || heir.sets.inherited.fill(source.range.count);
+        inner.on_table_or_pager(move || copy_first::cut(state, &[source], all)).map_err(failed)?;
         drop(turn);
         Ok(clone)
     }

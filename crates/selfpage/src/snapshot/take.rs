@@ -175,8 +175,9 @@ impl Snapshots {
         inner.state().cut.lacks();
         let turn = inner.begin_cut();
         let cut = Instant::now();
-        let cut_now = || copy_first::cut(inner.state(), &cores, || copy_first::note_image(&cores));
-        let armed_in_cut = inner.on_table_or_pager(cut_now);
+        let (state, cut_cores) = (inner.state(), &cores[..]);
+        let note_image = move || copy_first::note_image(cut_cores);
+        let armed_in_cut = inner.on_table_or_pager(move || copy_first::cut(state, cut_cores, note_image));
         let pause = cut.elapsed();
         drop(turn);
         let armed_in_cut =
@@ -213,9 +214,10 @@ impl Subject {
         let _turn = self.life.inner.begin_cut();
         let (mut armed, mut left) = (0, u64::MAX);
         for _ in 0..MOST_ROUNDS {
-            for region in &self.regions {
-                let done = self.life.inner.on_table_or_pager(|| copy_first::arm(state, region.core(), AtBusy::Skip));
-                armed += done.map_err(|why| self.failed(region, None, Failure::Machine(why)))?;
+            for bound in &self.regions {
+                let region = bound.core();
+                let done = self.life.inner.on_table_or_pager(move || copy_first::arm(state, region, AtBusy::Skip));
+                armed += done.map_err(|why| self.failed(bound, None, Failure::Machine(why)))?;
             }
             let now: u64 = self.cores().iter().map(|region| region.sets.unarmed.count()).sum();
             if now <= FEW_PAGES || now >= left {
@@ -287,13 +289,14 @@ impl Reading<'_> {
         let (mut pages, mut copies) = (0, 0);
         let inner = &self.subject.life.inner;
         let state = inner.state();
-        for (bound, region) in self.subject.regions.iter().zip(&self.cores) {
+        for (bound, &region) in self.subject.regions.iter().zip(&self.cores) {
             let mut from = Some(0);
             while let Some(at) = from {
                 copies += self.write_copies(writing, &mut images)?;
                 let hurried = state.cut.hurried().filter(|page| region.range.contains(*page));
                 let first = hurried.map_or(at, |page| region.index(page));
-                let read = inner.on_pager_thread(|| image::read(state, region, first, &mut images));
+                let batch = &mut images[..];
+                let read = inner.on_pager_thread(move || image::read(state, region, first, batch));
                 let (count, next) = read.map_err(|(page, why)| self.subject.failed(bound, Some(page), why))?;
                 self.add(writing, &images[..count])?;
                 pages += count as u64;
@@ -314,7 +317,8 @@ impl Reading<'_> {
         let inner = &self.subject.life.inner;
         let mut copies = 0;
         loop {
-            let count = inner.on_table(|_| image::take_copies(inner.state(), images));
+            let (state, batch) = (inner.state(), &mut *images);
+            let count = inner.on_table(move |_| image::take_copies(state, batch));
             if count == 0 {
                 return Ok(copies);
             }
@@ -366,6 +370,7 @@ impl Drop for Reading<'_> {
     fn drop(&mut self) {
         let inner = &self.subject.life.inner;
         let _turn = inner.begin_cut();
-        inner.on_table(|_| copy_first::end(inner.state(), &self.cores));
+        let (state, cores) = (inner.state(), &self.cores[..]);
+        inner.on_table(move |_| copy_first::end(state, cores));
     }
 }

@@ -1,6 +1,8 @@
 //! How much is kept, and that it is given back.
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -129,17 +131,23 @@ fn the_peak_is_forgotten_when_it_is_long_ago() {
     });
 }
 
+/// A pipe that tells the keeper that memory is short, and has once, with its place.
+fn short_of_memory(name: &str) -> (PathBuf, File) {
+    let path = std::env::temp_dir().join(format!("selfpage-{name}-{}", std::process::id()));
+    let place = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: a string that ends in zero.
+    assert_eq!(unsafe { libc::mkfifo(place.as_ptr(), 0o600) }, 0);
+    // SAFETY: the process has no other thread that looks at its environment.
+    unsafe { std::env::set_var("MEMORY_PRESSURE_WATCH", &path) };
+    let mut pipe = File::options().read(true).write(true).open(&path).unwrap();
+    pipe.write_all(b"x").unwrap();
+    (path, pipe)
+}
+
 #[test]
 fn the_keeper_gives_back_when_told_that_memory_is_short() {
     own_process::run("bounds::the_keeper_gives_back_when_told_that_memory_is_short", || {
-        let path = std::env::temp_dir().join(format!("selfpage-keeper-{}", std::process::id()));
-        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: a string that ends in zero.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-        // SAFETY: the process has no other thread that looks at its environment.
-        unsafe { std::env::set_var("MEMORY_PRESSURE_WATCH", &path) };
-        let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        pipe.write_all(b"x").unwrap();
+        let (path, mut pipe) = short_of_memory("keeper");
         use_up(512 << 20);
         assert!(alloc::keeper::pays());
         static TOLD: AtomicBool = AtomicBool::new(false);
@@ -171,14 +179,7 @@ fn the_keeper_gives_back_when_told_that_memory_is_short() {
 #[test]
 fn the_keeper_leaves_the_programs_descriptors_alone() {
     own_process::run("bounds::the_keeper_leaves_the_programs_descriptors_alone", || {
-        let path = std::env::temp_dir().join(format!("selfpage-numbers-{}", std::process::id()));
-        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: a string that ends in zero.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-        // SAFETY: the process has no other thread that looks at its environment.
-        unsafe { std::env::set_var("MEMORY_PRESSURE_WATCH", &path) };
-        let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        pipe.write_all(b"x").unwrap();
+        let (path, pipe) = short_of_memory("numbers");
         static TOLD: AtomicBool = AtomicBool::new(false);
         alloc::keeper::on_pressure(|| TOLD.store(true, Ordering::Release));
         alloc::keeper::start().unwrap();

@@ -11,7 +11,7 @@ use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 
 const FRAMES: usize = 64;
 
-fn close_all() {
+pub fn close_all() {
     // SAFETY: test: whoever uses a descriptor of this process must bear it.
     assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
 }

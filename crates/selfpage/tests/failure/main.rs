@@ -13,6 +13,7 @@ mod lifetime;
 mod locking;
 mod own_code;
 mod own_file;
+mod own_stack;
 mod rights;
 mod scenario;
 mod signals;
