@@ -4,6 +4,7 @@
 mod bench;
 mod doctor;
 mod heatmap;
+mod loader;
 mod output;
 mod plot;
 mod process;

@@ -17,6 +17,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
+use crate::loader;
 use record::Records;
 
 /// Fewer frames, and a program with a few threads makes no progress.
@@ -304,13 +305,7 @@ impl Library {
 
 /// Ours first, then what was to be preloaded already. The loader goes on without a library that it cannot load: it is asked first.
 fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
-    let shown = library.display();
-    if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
-        return Err(format!(
-            "{shown} cannot be preloaded: in LD_PRELOAD a name ends at a space or a colon; move selfpage to a directory \
-             whose path has neither"
-        ));
-    }
+    loader::can_preload(library)?;
     let mut list = library.as_os_str().to_owned();
     if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|before| !before.is_empty()) {
         list.push(":");
@@ -325,7 +320,7 @@ fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
     }
     let why = String::from_utf8_lossy(&listed.stderr);
     let why = why.lines().find(|line| line.contains(&*library.to_string_lossy())).unwrap_or("it does not say why");
-    Err(format!("the loader of {} does not load {shown}: {why}", program.display()))
+    Err(format!("the loader of {} does not load {}: {why}", program.display(), library.display()))
 }
 
 /// Makes a small domain as the library will make a large one: what the kernel refuses, it refuses before anything runs.

@@ -49,6 +49,29 @@ fn bad_names_are_one_line_and_exit_2() {
     }
 }
 
+/// The loader would take the path for two, and go on with the C library's `malloc`.
+#[test]
+fn a_library_that_cannot_be_preloaded_is_not_measured() {
+    let directory = directory("preload");
+    let there = directory.join("a space");
+    std::fs::create_dir(&there).unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), there.join("selfpage")).unwrap();
+    std::fs::write(there.join("libselfpage_malloc.so"), "").unwrap();
+    for (bench, case) in [("objects", "larson-1t"), ("apps", "sort")] {
+        let mut tool = Command::new(there.join("selfpage"));
+        tool.args(["bench", bench, "--quick", "--reps", "1", "--case", case, "--system", "selfpage"]);
+        let output = tool.output().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(
+            errors.contains("in LD_PRELOAD a name ends at a space") && errors.contains("move selfpage"),
+            "{errors}"
+        );
+        assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
 #[test]
 fn list_names_what_run_takes() {
     let listed = text(&bench(&["list"]).stdout);

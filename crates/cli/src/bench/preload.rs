@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::error::Error;
+use crate::loader;
 
 /// The library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,7 @@ pub enum Origin {
 const LIBRARIES: [&str; 4] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
 
 impl Preload {
-    /// Where the library is.
+    /// Where the library is, to be named in `LD_PRELOAD`.
     pub fn path(self) -> Result<PathBuf, Error> {
         let (places, remedy) = match self.origin {
             Origin::Distribution(package) => (LIBRARIES.map(PathBuf::from).to_vec(), format!("install {package}")),
@@ -44,9 +45,12 @@ impl Preload {
             }
         };
         let mut paths = places.into_iter().map(|directory| directory.join(self.file));
-        paths
+        let path = paths
             .find(|path| path.exists())
-            .ok_or_else(|| Error::skip(self.name, format!("no {} here: {remedy}", self.file)))
+            .ok_or_else(|| Error::skip(self.name, format!("no {} here: {remedy}", self.file)))?;
+        // The process would have the C library's, and be measured with that.
+        loader::can_preload(&path).map_err(Error::Failed)?;
+        Ok(path)
     }
 }
 
