@@ -297,8 +297,12 @@ impl Bound {
         &self,
         page: PageNo,
         access: memory::Access,
-        right: impl FnOnce() -> bool,
+        right: impl Fn() -> bool,
     ) -> std::result::Result<(), Errno> {
+        // Where it is wrong already nobody may come to see it, not even for a moment.
+        if !right() {
+            return Ok(());
+        }
         self.asking.refusals.fetch_add(1, Ordering::SeqCst);
         // SAFETY: region-owned: a page that the program has no such access to now.
         let refused = unsafe { memory::protect(page.addr().0, PAGE_BYTES, access) };
