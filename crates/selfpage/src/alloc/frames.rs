@@ -10,6 +10,12 @@ use selfpage_core::linux::memory::{self, Access, Advice, Place};
 
 /// What one page table maps. Ranges aligned alike to this move at the cost of a step each.
 pub(super) const TABLE_BYTES: usize = 2 << 20;
+
+/// How much of `bytes` is in whole page tables, from the first.
+pub(super) fn whole_tables(bytes: usize) -> usize {
+    bytes / TABLE_BYTES * TABLE_BYTES
+}
+
 /// What one entry two levels above maps: all of it moves in one step where source and target are multiples of it, and the source
 /// is one mapping.
 pub(super) const ENTRY_BYTES: usize = 1 << 30;

@@ -24,10 +24,10 @@ const ROOM_TO_GROW: usize = 16;
 const ROOM_AT_FIRST: usize = 4;
 /// How much more than twice its length a small block's slot may have of frames.
 const LITTLE: usize = 64 << 10;
-/// Moves into one slot, until it is free.
-const PIECES_OF_SLOT: u16 = 256;
 /// Mappings that moved frames may add, of the 65,530 that a process may have.
 const MOST_PIECES: usize = 8 << 10;
+/// And in one slot, until it is free.
+const PIECES_OF_SLOT: u16 = 256;
 
 /// All that the allocator knows, under its lock.
 #[derive(Debug)]

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::{MOST_PIECES, Pages};
-use crate::alloc::frames::{self, TABLE_BYTES};
+use crate::alloc::frames::{self, TABLE_BYTES, whole_tables};
 use crate::alloc::reservation::{FIRST_LARGE, Reservation};
 use crate::alloc::slot::SlotId;
 
@@ -157,11 +157,6 @@ impl Pages {
             (slot.pieces, self.pieces) = (slot.pieces + 1, self.pieces + 1);
         }
     }
-}
-
-/// How much of `bytes` is in whole page tables, from the first.
-fn whole_tables(bytes: usize) -> usize {
-    bytes / TABLE_BYTES * TABLE_BYTES
 }
 
 #[cfg(test)]

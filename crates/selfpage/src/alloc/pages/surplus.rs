@@ -3,7 +3,7 @@
 use selfpage_core::addr::PAGE_BYTES;
 
 use super::Pages;
-use crate::alloc::frames::{self, TABLE_BYTES};
+use crate::alloc::frames::{self, TABLE_BYTES, whole_tables};
 use crate::alloc::reservation::{FIRST_LARGE, RANKS};
 use crate::alloc::slot::{Holder, SlotId};
 
@@ -31,7 +31,7 @@ impl Pages {
     /// A free slot to fill with frames, at most `bytes` of them and no more than the bound leaves. [`Pages::end_reserve`] must follow.
     pub(in crate::alloc) fn begin_reserve(&mut self, bytes: usize) -> Option<Surplus> {
         let bound = self.retention.bound_bytes().saturating_sub(self.retention.framed_bytes);
-        let len_bytes = bytes.min(bound) / TABLE_BYTES * TABLE_BYTES;
+        let len_bytes = whole_tables(bytes.min(bound));
         let (reservation, cache) = self.ready()?;
         let rank = reservation.rank_for(len_bytes)?.max(FIRST_LARGE);
         let id = match cache.bare(rank) {
