@@ -229,17 +229,22 @@ impl Reservation {
         Some(())
     }
 
-    /// Opens more packed slots, of at most `most_bytes` together: a huge page of them, or the rest of one that was begun; or of short
+    /// What is open of a packed slot that the next chunk of its rank completes.
+    pub(super) fn begun_bytes(&self, rank: usize) -> usize {
+        self.opened[rank] - self.used(rank) * Reservation::room(rank)
+    }
+
+    /// Opens more packed slots, with at most `most_bytes` more open: a huge page of them, or the rest of one that was begun; or of short
     /// ones as many as may be. `None`: those would be too few, or there is no memory for their records.
     pub(super) fn open_chunk(&mut self, rank: usize, most_bytes: usize) -> Option<Chunk> {
-        let (room, opened, used) = (Reservation::room(rank), self.opened[rank], self.used[rank] as usize);
-        let most = used + most_bytes / room;
+        let (room, opened, used) = (Reservation::room(rank), self.opened[rank], self.used(rank));
+        let most = opened + most_bytes;
         let mut end = (opened + 1).next_multiple_of(CHUNK_BYTES);
-        if end / room > most {
-            if room > LONGEST_AHEAD || (most - used) * room < LEAST_AHEAD {
+        if end > most {
+            end = most / room * room;
+            if room > LONGEST_AHEAD || end < used * room + LEAST_AHEAD {
                 return None;
             }
-            end = most * room;
         }
         let slots = used..end / room;
         if end > 1 << self.class_shift() || slots.end > self.slots_of_rank {

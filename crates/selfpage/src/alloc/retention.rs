@@ -11,6 +11,8 @@ pub(super) struct Retention {
     pub(super) framed_bytes: usize,
     /// Of those, bytes of packed slots that were never used: what was begun with others.
     pub(super) spare_bytes: usize,
+    /// Bytes of packed slots, one of a class at most, that a huge page ends in: no slot counts them until the next one comes.
+    pub(super) begun_bytes: usize,
     /// The most that was live lately.
     pub(super) peak_bytes: usize,
     /// What may be kept beside what is live; `None`: a quarter of the peak beyond the peak.
@@ -25,6 +27,7 @@ impl Retention {
             live_bytes: 0,
             framed_bytes: 0,
             spare_bytes: 0,
+            begun_bytes: 0,
             peak_bytes: 0,
             keep_bytes: None,
             most_bytes: usize::MAX,
@@ -55,11 +58,11 @@ impl Retention {
     }
 
     /// How many bytes of spare slots may be had for a block of `len_bytes`, its own included, where `cached_bytes` are in the cache: with
-    /// what blocks have and all that is spare they must be within the bound. What is kept of freed blocks gives way to them.
+    /// what blocks have and all that is spare or begun they must be within the bound. What is kept of freed blocks gives way to them.
     pub(super) fn spare_allowed(&self, cached_bytes: usize, len_bytes: usize) -> usize {
         let live_bytes = self.live_bytes + len_bytes;
         let then = Retention { live_bytes, peak_bytes: self.peak_bytes.max(live_bytes), ..*self };
-        then.bound_bytes().saturating_sub(self.framed_bytes - cached_bytes + self.spare_bytes)
+        then.bound_bytes().saturating_sub(self.framed_bytes - cached_bytes + self.spare_bytes + self.begun_bytes)
     }
 
     /// What must go.

@@ -157,7 +157,7 @@ fn memory_goes_a_quarter_beyond_the_blocks_at_most() {
             kept.push(Block::new(pages, number as u64));
             live_bytes += pages * PAGE_BYTES;
             // The records, page by page, for each rank.
-            let most = live_bytes / 4 * 5 + (1 << 20);
+            let most = live_bytes / 4 * 5 + (256 << 10);
             let resident = resident_bytes() - before;
             assert!(resident <= most, "{} KiB for blocks of {} KiB", resident >> 10, live_bytes >> 10);
             // What was taken ahead was within the bound, and stays.
