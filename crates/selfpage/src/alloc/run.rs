@@ -9,6 +9,8 @@ use super::culprit::Culprit;
 /// What items are aligned to at least.
 const GRANULE_BYTES: usize = 16;
 const BITS: usize = 64;
+/// In how many places at once a list of items is read.
+const STREAMS: usize = 4;
 
 /// The header, at the beginning of the block; a bit for each item that was freed follows, then the items.
 #[repr(C)]
@@ -98,11 +100,24 @@ impl Run {
         if items.len() < header.count || header.live.load(Ordering::Acquire) != header.count {
             return false;
         }
-        // One pass without branches: the compiler makes vectors of it.
+        // One pass without branches: the compiler makes vectors of it. At several places at once, since the processor fetches ahead
+        // within a page of each.
+        let stream = header.count / STREAMS;
+        let step = stream * header.item_bytes;
+        let differs = |item: &Option<NonNull<u8>>, addr| item.map_or(0, |item| item.as_ptr() as usize) ^ addr;
+        let streams: [&[Option<NonNull<u8>>]; STREAMS] =
+            std::array::from_fn(|at| &items[at * stream..(at + 1) * stream]);
         let mut differ = 0;
         let mut addr = self.range().start;
-        for item in &items[..header.count] {
-            differ |= item.map_or(0, |item| item.as_ptr() as usize) ^ addr;
+        for index in 0..stream {
+            for (at, stream) in streams.iter().enumerate() {
+                differ |= differs(&stream[index], addr + at * step);
+            }
+            addr += header.item_bytes;
+        }
+        addr += (STREAMS - 1) * step;
+        for item in &items[STREAMS * stream..header.count] {
+            differ |= differs(item, addr);
             addr += header.item_bytes;
         }
         differ == 0
@@ -168,5 +183,32 @@ fn note(items: &mut [Option<NonNull<u8>>], first: usize, item_bytes: usize) {
     for item in items {
         *item = NonNull::new(addr as *mut u8);
         addr += item_bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_all_items_in_order_are_a_whole_run() {
+        for count in 2..20 {
+            let mut items = vec![None; count];
+            Run::carve(6000, 1, &mut items).unwrap();
+            let start = PAGES.take().run(items[0].unwrap().as_ptr() as usize);
+            let run = Run::at(start.unwrap());
+            for at in 1..count {
+                items.swap(at - 1, at);
+                assert!(!run.is_whole(&items), "{at} of {count} is where the one before belongs");
+                items.swap(at - 1, at);
+                let item = items[at].take();
+                assert!(!run.is_whole(&items), "{at} of {count} is none");
+                items[at] = item;
+            }
+            assert!(!run.is_whole(&items[1..]));
+            items.push(None);
+            assert!(run.is_whole(&items), "what comes behind is another's");
+            run.free_whole();
+        }
     }
 }
