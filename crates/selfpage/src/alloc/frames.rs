@@ -30,7 +30,7 @@ pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: nobody needs what is there.
     unsafe { drop_frames(to, len_bytes) };
     // SAFETY: slot-held: passed on from our caller.
-    let moved = unsafe { moved(from, to, len_bytes) };
+    let moved = may_map() && unsafe { moved(from, to, len_bytes) };
     if !moved {
         // SAFETY: slot-held: passed on from our caller.
         unsafe { copy_rest(from, to, len_bytes) };
@@ -38,11 +38,35 @@ pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) -> bool {
     moved
 }
 
+/// Swaps what two ranges hold, by frames wherever the kernel lets us; what was `between` is gone. Whether nothing is left there: it reads
+/// as zeros then.
+///
+/// # Safety
+/// *slot-held*: all three ranges are slots' that the caller holds, open and apart.
+pub(super) unsafe fn swap(first: usize, second: usize, between: usize, len_bytes: usize) -> bool {
+    let may_move = may_map();
+    let steps = [(first, between), (second, first), (between, second)];
+    steps.into_iter().fold(false, |is_empty, (from, to)| {
+        // SAFETY: slot-held: passed on from our caller. What is at `to` is nobody's, or has come to where it belongs, or to the place
+        // between.
+        unsafe {
+            if !is_empty {
+                drop_frames(to, len_bytes);
+            }
+            let moved = may_move && moved(from, to, len_bytes);
+            if !moved {
+                copy_rest(from, to, len_bytes);
+            }
+            moved
+        }
+    })
+}
+
 /// Has the kernel move frames, one mapping after the other. False: it did not, or not all, and has left some of `to` unmapped if it ran out
 /// of memory itself.
 ///
 /// It unmaps what is at `to` before it finds that it may not move what is at `from`; and until that is mapped again, another thread's new
-/// mapping could come to lie there. So it is not asked where it would refuse.
+/// mapping could come to lie there. So it is not asked where it would refuse: callers ask [`may_map`] first.
 ///
 /// # Safety
 /// *slot-held*: as for [`shift`].
@@ -55,7 +79,7 @@ unsafe fn moved(from: usize, to: usize, len_bytes: usize) -> bool {
         return unsafe { moved(from, to, half) && moved(from + half, to + half, len_bytes - half) };
     }
     // SAFETY: slot-held: passed on from our caller.
-    may_map() && unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok()
+    unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok()
 }
 
 /// Whether the range lies in one mapping: Linux before 6.17 moves no more in one call.
@@ -133,7 +157,7 @@ unsafe fn map_again(addr: usize, len_bytes: usize) {
 /// *slot-held*: as for [`shift`].
 pub(super) unsafe fn lend(from: usize, to: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: passed on from our caller.
-    let lent = unsafe { moved(from, to, len_bytes) };
+    let lent = may_map() && unsafe { moved(from, to, len_bytes) };
     if !lent {
         // SAFETY: slot-held: as above; some may have been moved.
         unsafe {
@@ -273,6 +297,36 @@ mod tests {
             page(to, 3).write(7);
             assert!(shift(from, to, PAGES * PAGE_BYTES), "some was copied");
             (0..PAGES).for_each(|at| assert_eq!((page(to, at).read(), page(from, at).read()), (at, 0)));
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_moves_only_in_part_is_swapped_all_the_same() {
+        // Nothing moves from where a range is not mapped, nor from behind that.
+        for holes in [[300..400, 0..0], [0..0, 300..400], [100..200, 300..400]] {
+            let (ranges, between) = ([mapped(), mapped()], mapped());
+            let contents = |which: usize, at: usize| match holes[which].contains(&at) || at.is_multiple_of(2 + which) {
+                true => 0,
+                false => at << which,
+            };
+            // SAFETY: slot-held: three ranges of our own.
+            unsafe {
+                (0..PAGES).for_each(|at| page(between, at).write(7));
+                for which in [0, 1] {
+                    let written = (0..PAGES).filter(|at| contents(which, *at) != 0);
+                    written.for_each(|at| page(ranges[which], at).write(contents(which, at)));
+                    if !holes[which].is_empty() {
+                        let hole = page(ranges[which], holes[which].start) as usize;
+                        memory::unmap(hole, holes[which].len() * PAGE_BYTES).unwrap();
+                    }
+                }
+                let is_empty = swap(ranges[0], ranges[1], between, PAGES * PAGE_BYTES);
+                for at in 0..PAGES {
+                    let found = ranges.map(|range| page(range, at).read());
+                    assert_eq!(found, [contents(1, at), contents(0, at)], "page {at} with {holes:?} not mapped");
+                    assert!(!is_empty || page(between, at).read() == 0, "page {at} with {holes:?} not mapped");
+                }
+            }
         }
     }
 

@@ -39,11 +39,8 @@ impl Pages {
         let [first, second, third] = [a, b, between].map(|id| reservation.addr(id));
         // SAFETY: slot-held: two blocks of one owner, each this long, and a free slot, under the lock.
         unsafe {
-            frames::shift(first, third, len);
-            frames::shift(second, first, len);
-            frames::shift(third, second, len);
             // What was copied from there is still there.
-            if !frames::drop_frames(third, len) {
+            if !frames::swap(first, second, third, len) && !frames::drop_frames(third, len) {
                 let slot = reservation.slot_mut(between);
                 slot.dirty_bytes = slot.dirty_bytes.max(len);
             }
@@ -74,11 +71,16 @@ impl Pages {
         let opened =
             unsafe { slots.iter().all(|(addr, open)| frames::open_empty(addr + open, span.saturating_sub(*open))) };
         if opened {
-            // SAFETY: slot-held: as above.
-            unsafe {
-                frames::shift(first, third, span);
-                frames::shift(second, first, span);
-                frames::shift(third, second, span);
+            // SAFETY: slot-held: as above. What was copied from the free slot is still there.
+            let empty = unsafe { frames::swap(first, second, third, span) || frames::drop_frames(third, span) };
+            let slot = reservation.slot_mut(between);
+            if empty {
+                slot.clear(0, span);
+            } else {
+                slot.dirty_bytes = slot.dirty_bytes.max(span);
+            }
+            if slot.pieces == 0 {
+                (slot.pieces, self.pieces) = (1, self.pieces + 1);
             }
             self.swap_records(a, b);
         }
@@ -89,10 +91,9 @@ impl Pages {
             let _ = unsafe { frames::shut(reservation.addr(id) + open, span - open) };
         }
         let slot = reservation.slot_mut(between);
-        // SAFETY: slot-held: a free slot, which has nothing that anybody needs.
-        if unsafe { frames::close(third, span.max(slot.reached())) } {
-            self.pieces -= slot.pieces as usize;
-            (slot.pieces, slot.open_bytes, slot.dirty_bytes) = (0, 0, 0);
+        // SAFETY: slot-held: a free slot.
+        if unsafe { frames::shut(third, span.max(slot.open_bytes)) } {
+            slot.open_bytes = 0;
         } else {
             // Nobody knows what may be touched there: it is never used again.
             self.cache.remove(reservation, between);
