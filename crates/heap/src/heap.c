@@ -304,14 +304,22 @@ static __attribute__((noinline)) void free_rare(void *block) {
     mi_free(block);
 }
 
-// As `mi_free_generic_mt`. Another thread's object is mostly in that one's cache: it is fetched to be written at once, not first to be
-// read. And it is divided by its length only where it may begin within a block: what says so was there before the object was.
+// As `mi_free_generic_mt`, all in one. Another thread's object is mostly in that one's cache: it is fetched to be written at once, not
+// first to be read. And it is divided by its length only where it may begin within a block: what says so was there before the object
+// was.
 static __attribute__((noinline)) void free_of_another(mi_segment_t *segment, mi_page_t *page, void *object) {
     prefetch_to_write(object);
     mi_page_flags_t flags = {.full_aligned = __atomic_load_n(&page->flags.full_aligned, __ATOMIC_RELAXED)};
     check_live("free", object);
     *mark_of(object) = freed(object);
     mi_block_t *block = flags.x.has_aligned ? _mi_page_ptr_unalign(page, object) : object;
+    // A segment that nobody has may become this thread's, and of a page that its owner has put away the owner is told: mimalloc sees to both.
+    bool plain = segment->kind != MI_SEGMENT_HUGE && mi_atomic_load_relaxed(&segment->thread_id) != 0;
+    mi_thread_free_t list = mi_atomic_load_relaxed(&page->xthread_free);
+    while (mi_likely(plain && mi_tf_delayed(list) != MI_USE_DELAYED_FREE)) {
+        mi_block_set_next(page, block, mi_tf_block(list));
+        if (mi_likely(mi_atomic_cas_weak_release(&page->xthread_free, &list, mi_tf_set_block(list, block)))) return;
+    }
     mi_free_block_mt(page, segment, block, object, false);
 }
 
