@@ -119,8 +119,9 @@ fn on_each(threads: usize, work: impl Fn(usize) + Sync) {
     });
 }
 
-/// So many objects are handed over at once: otherwise the handing over is measured.
-const HANDED: usize = 1000;
+/// So many objects are handed over at once: otherwise the handing over is measured. With a thousand, the threads wait for each other
+/// every few microseconds, and who frees sooner only waits more.
+const HANDED: usize = 10_000;
 
 /// Each thread that allocates has another that frees.
 fn producer_consumer(threads: usize, pairs: usize) {
