@@ -191,16 +191,13 @@ pub(super) unsafe fn free_frames(addr: usize, len_bytes: usize) -> bool {
     false
 }
 
-/// Makes one mapping of several again, with nothing in it, closed.
+/// Makes one mapping of several again, with nothing in it, closed, and with small pages.
 ///
 /// # Safety
 /// *slot-held*: as for [`drop_frames`].
 pub(super) unsafe fn close(addr: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: nobody needs what is there, nor the mapping.
-    let closed = unsafe { memory::map_anonymous(Place::Over(addr), len_bytes, Access::None) }.is_ok();
-    // SAFETY: slot-held: as above. A kernel without huge pages goes on with small ones.
-    let _ = unsafe { memory::advise(addr, len_bytes, Advice::HugePages) };
-    closed
+    unsafe { memory::map_anonymous(Place::Over(addr), len_bytes, Access::None) }.is_ok()
 }
 
 /// Takes away the right to touch a range. False: there are no mappings left for it.

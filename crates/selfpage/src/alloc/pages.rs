@@ -295,6 +295,7 @@ impl Pages {
             self.pieces -= slot.pieces as usize;
             self.retention.framed_bytes -= slot.framed_bytes;
             (slot.pieces, slot.open_bytes, slot.dirty_bytes, slot.framed_bytes) = (0, 0, 0, 0);
+            slot.plain = true;
         }
     }
 

@@ -300,6 +300,10 @@ impl Reservation {
         let addr = self.addr(id);
         let slot = self.slot_mut(id);
         let before = slot.open_bytes;
+        if std::mem::take(&mut slot.plain) {
+            // SAFETY: owned-range: the slot's own addresses. A kernel without huge pages goes on with small ones.
+            let _ = unsafe { memory::advise(addr, Reservation::room(id.rank()), Advice::HugePages) };
+        }
         // SAFETY: owned-range: the slot's own addresses.
         let open = end <= before || unsafe { memory::protect(addr + before, end - before, Access::ReadWrite) }.is_ok();
         if open {

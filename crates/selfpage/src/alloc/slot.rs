@@ -60,6 +60,8 @@ pub(super) struct Slot {
     pub(super) holder: Holder,
     /// Frames were moved into it: it consists of several mappings.
     pub(super) pieces: u16,
+    /// It was made one mapping again, which has no huge pages until it is opened.
+    pub(super) plain: bool,
 }
 
 impl Slot {

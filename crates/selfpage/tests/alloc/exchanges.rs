@@ -33,15 +33,25 @@ fn holds(block: NonNull<u8>, len_bytes: usize, mark: u8) -> bool {
     places(len_bytes).all(|at| unsafe { block.add(at).read() } == mark)
 }
 
+/// Whether a line of /proc/self/maps or smaps is the one of the mapping that an address is in.
+fn is_mapping_of(line: &str, addr: usize) -> bool {
+    let number = |hex| usize::from_str_radix(hex, 16).ok();
+    let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+    range.is_some_and(|(start, end)| number(start) <= Some(addr) && Some(addr) < number(end))
+}
+
 /// What /proc/self/maps says that may be done with the mapping of an address.
 fn access(addr: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let line = maps.lines().find(|line| {
-        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
-        let number = |hex| usize::from_str_radix(hex, 16).unwrap();
-        (number(start)..number(end)).contains(&addr)
-    });
-    line.unwrap().split(' ').nth(1).unwrap().to_owned()
+    maps.lines().find(|line| is_mapping_of(line, addr)).unwrap().split(' ').nth(1).unwrap().to_owned()
+}
+
+/// What the kernel notes of the mapping of an address, in two letters each.
+fn flags(addr: usize) -> Vec<String> {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let of_mapping = maps.lines().skip_while(|line| !is_mapping_of(line, addr));
+    let flags = of_mapping.skip(1).find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+    flags.split_whitespace().map(str::to_owned).collect()
 }
 
 #[test]
@@ -103,6 +113,26 @@ fn both_blocks_are_whole_afterwards() {
             alloc::free(a);
             alloc::free(zeroed);
         }
+    });
+}
+
+#[test]
+fn what_was_advised_for_a_block_stays_with_it() {
+    own_process::run("exchanges::what_was_advised_for_a_block_stays_with_it", || {
+        let len = 130 * MIB;
+        let (a, b) = (marked(len, 1), marked(len, 2));
+        // SAFETY: a and b are ours; whole pages of a.
+        unsafe {
+            assert_eq!(libc::madvise(a.as_ptr().cast(), len, libc::MADV_DONTFORK), 0);
+            assert!(alloc::exchange(a, b));
+        }
+        let between = marked(len, 3);
+        let addr = |block: NonNull<u8>| block.as_ptr() as usize;
+        assert_eq!(addr(between) - addr(b), addr(b) - addr(a), "the place that they changed places by");
+        let advised = [a, b, between].map(|block| flags(addr(block)).contains(&"dc".to_owned()));
+        assert_eq!(advised, [false, true, false]);
+        let huge = [a, b, between].map(|block| flags(addr(block)).contains(&"hg".to_owned()));
+        assert_eq!(huge, [true; 3]);
     });
 }
 

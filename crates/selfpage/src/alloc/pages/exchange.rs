@@ -71,17 +71,8 @@ impl Pages {
         let opened =
             unsafe { slots.iter().all(|(addr, open)| frames::open_empty(addr + open, span.saturating_sub(*open))) };
         if opened {
-            // SAFETY: slot-held: as above. What was copied from the free slot is still there.
-            let empty = unsafe { frames::swap(first, second, third, span) || frames::drop_frames(third, span) };
-            let slot = reservation.slot_mut(between);
-            if empty {
-                slot.clear(0, span);
-            } else {
-                slot.dirty_bytes = slot.dirty_bytes.max(span);
-            }
-            if slot.pieces == 0 {
-                (slot.pieces, self.pieces) = (1, self.pieces + 1);
-            }
+            // SAFETY: slot-held: as above.
+            unsafe { frames::swap(first, second, third, span) };
             self.swap_records(a, b);
         }
         let Some(reservation) = &mut self.reservation else { return false };
@@ -91,9 +82,11 @@ impl Pages {
             let _ = unsafe { frames::shut(reservation.addr(id) + open, span - open) };
         }
         let slot = reservation.slot_mut(between);
-        // SAFETY: slot-held: a free slot.
-        if unsafe { frames::shut(third, span.max(slot.open_bytes)) } {
-            slot.open_bytes = 0;
+        // With what was copied from there, and what the program has advised for a block that was moved there.
+        // SAFETY: slot-held: a free slot, which has nothing that anybody needs.
+        if unsafe { frames::close(third, span.max(slot.reached())) } {
+            self.pieces -= slot.pieces as usize;
+            (slot.pieces, slot.open_bytes, slot.dirty_bytes, slot.plain) = (0, 0, 0, true);
         } else {
             // Nobody knows what may be touched there: it is never used again.
             self.cache.remove(reservation, between);
