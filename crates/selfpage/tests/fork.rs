@@ -7,7 +7,7 @@ use selfpage::{Domain, Region, Trap};
 
 mod child;
 
-use child::in_child;
+use child::{in_child, say};
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
@@ -66,10 +66,11 @@ fn both_go_on(trap: Trap, memory: bool) {
             }
             let wrote = (0..pages).all(|page| words[page * WORDS] == 7_000_000 + page as u64);
             let own = domain.stats();
-            if !(read && wrote) {
-                eprintln!("child: read {read}, wrote {wrote}");
+            let within = own.resident_bytes_max <= (frames * PAGE) as u64 && own.counts.evictions_total > 0;
+            if !(read && wrote && within) {
+                say(&format!("read {read}, wrote {wrote}, {own:?}"));
             }
-            read && wrote && own.resident_bytes_max <= (frames * PAGE) as u64 && own.counts.evictions_total > 0
+            read && wrote && within
         });
         assert_eq!(status, 0, "child of round {round}");
         let words = region.as_mut_slice::<u64>();
@@ -127,7 +128,7 @@ fn forks_while_other_threads_fault() {
                             (word(page * WORDS).load(Ordering::SeqCst), word(page * WORDS + 9).load(Ordering::SeqCst));
                         let right = first == second || first == second + 1;
                         if !right {
-                            eprintln!("round {round}, page {page}: {first} and {second}");
+                            say(&format!("round {round}, page {page}: {first} and {second}"));
                         }
                         word(page * WORDS + 20).store(first, Ordering::SeqCst);
                         right

@@ -15,7 +15,11 @@ pub fn fork(work: impl FnOnce() -> bool) -> Child {
     // SAFETY: test: the child only does `work` and ends; what it needs of the library was made ready by its handlers.
     match unsafe { libc::fork() } {
         0 => {
-            let right = catch_unwind(AssertUnwindSafe(work)).unwrap_or(false);
+            let right = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<&str>().copied();
+                say(text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic"));
+                false
+            });
             // SAFETY: test: ends without running what belongs to the parent.
             unsafe { libc::_exit(i32::from(!right)) }
         }
@@ -24,6 +28,13 @@ pub fn fork(work: impl FnOnce() -> bool) -> Child {
             Child(child)
         }
     }
+}
+
+/// Has a child say something: what it prints goes into the test runner's buffer, of which it has a copy that nobody reads.
+pub fn say(text: &str) {
+    let line = format!("child: {text}\n");
+    // SAFETY: test: a buffer and its length.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
 impl Child {
