@@ -238,7 +238,7 @@ impl Reservation {
     /// ones as many as may be. `None`: those would be too few, or there is no memory for their records.
     pub(super) fn open_chunk(&mut self, rank: usize, most_bytes: usize) -> Option<Chunk> {
         let (room, opened, used) = (Reservation::room(rank), self.opened[rank], self.used(rank));
-        let most = opened + most_bytes;
+        let most = opened.saturating_add(most_bytes);
         let mut end = (opened + 1).next_multiple_of(CHUNK_BYTES);
         if end > most {
             end = most / room * room;

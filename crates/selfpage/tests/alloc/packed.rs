@@ -297,3 +297,23 @@ fn a_fork_has_its_own() {
         assert_eq!(alloc::stats().live_bytes, 0);
     });
 }
+
+#[test]
+fn as_much_may_be_kept_as_there_are_addresses() {
+    own_process::run("packed::as_much_may_be_kept_as_there_are_addresses", || {
+        alloc::set_retention(Some(usize::MAX));
+        for _ in 0..2 {
+            let all = blocks(2000, 9);
+            all.into_iter().for_each(Block::free);
+            alloc::trim(0);
+        }
+        // What was trimmed has nine pages of ten: all of it is less than was opened.
+        let all = blocks(2000, 9);
+        let more = blocks(500, 9);
+        let mut starts: Vec<usize> = more.iter().map(Block::addr).collect();
+        starts.sort_unstable();
+        let side_by_side = starts.windows(2).filter(|two| two[1] - two[0] == 10 * PAGE_BYTES).count();
+        assert!(side_by_side >= more.len() / 2, "{side_by_side} of {}", more.len());
+        all.into_iter().chain(more).for_each(Block::free);
+    });
+}
