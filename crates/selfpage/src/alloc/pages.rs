@@ -282,7 +282,7 @@ impl Pages {
         self.cache.put(reservation, id);
     }
 
-    /// Makes one mapping of a free slot that is in no list. Its frames are lost.
+    /// Makes one mapping of a free slot that has no frames or is in no list. What it has is lost.
     #[cold]
     fn mend(&mut self, id: SlotId) {
         let Some(reservation) = &mut self.reservation else { return };

@@ -119,20 +119,22 @@ fn both_blocks_are_whole_afterwards() {
 #[test]
 fn what_was_advised_for_a_block_stays_with_it() {
     own_process::run("exchanges::what_was_advised_for_a_block_stays_with_it", || {
-        let len = 130 * MIB;
-        let (a, b) = (marked(len, 1), marked(len, 2));
-        // SAFETY: a and b are ours; whole pages of a.
-        unsafe {
-            assert_eq!(libc::madvise(a.as_ptr().cast(), len, libc::MADV_DONTFORK), 0);
-            assert!(alloc::exchange(a, b));
+        for len in [8 * MIB, 130 * MIB] {
+            let (a, b) = (marked(len, 1), marked(len, 2));
+            // SAFETY: a and b are ours; whole pages of a.
+            unsafe {
+                assert_eq!(libc::madvise(a.as_ptr().cast(), len, libc::MADV_DONTFORK), 0);
+                assert!(alloc::exchange(a, b));
+            }
+            let between = marked(len, 3);
+            let addr = |block: NonNull<u8>| block.as_ptr() as usize;
+            assert_eq!(addr(between) - addr(b), addr(b) - addr(a), "the place that they changed places by");
+            let advised = [a, b, between].map(|block| flags(addr(block)).contains(&"dc".to_owned()));
+            assert_eq!(advised, [false, true, false], "{} MiB", len / MIB);
+            // Where the kernel has huge pages at all.
+            let huge = [a, b, between].map(|block| flags(addr(block)).contains(&"hg".to_owned()));
+            assert_eq!(huge, [huge[0]; 3], "{} MiB", len / MIB);
         }
-        let between = marked(len, 3);
-        let addr = |block: NonNull<u8>| block.as_ptr() as usize;
-        assert_eq!(addr(between) - addr(b), addr(b) - addr(a), "the place that they changed places by");
-        let advised = [a, b, between].map(|block| flags(addr(block)).contains(&"dc".to_owned()));
-        assert_eq!(advised, [false, true, false]);
-        let huge = [a, b, between].map(|block| flags(addr(block)).contains(&"hg".to_owned()));
-        assert_eq!(huge, [true; 3]);
     });
 }
 

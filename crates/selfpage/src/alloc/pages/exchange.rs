@@ -38,19 +38,18 @@ impl Pages {
         }
         let [first, second, third] = [a, b, between].map(|id| reservation.addr(id));
         // SAFETY: slot-held: two blocks of one owner, each this long, and a free slot, under the lock.
-        unsafe {
-            // What was copied from there is still there.
-            if !frames::swap(first, second, third, len) && !frames::drop_frames(third, len) {
-                let slot = reservation.slot_mut(between);
-                slot.dirty_bytes = slot.dirty_bytes.max(len);
-            }
-        }
+        unsafe { frames::swap(first, second, third, len) };
+        // What was copied from there is still there.
+        let slot = reservation.slot_mut(between);
+        slot.dirty_bytes = slot.dirty_bytes.max(len);
         for id in [a, b, between] {
             let slot = reservation.slot_mut(id);
             if slot.pieces == 0 {
                 (slot.pieces, self.pieces) = (1, self.pieces + 1);
             }
         }
+        // And what the program has advised for a block that was moved there.
+        self.mend(between);
         true
     }
 
@@ -73,6 +72,11 @@ impl Pages {
         if opened {
             // SAFETY: slot-held: as above.
             unsafe { frames::swap(first, second, third, span) };
+            // As above. All of it is open now.
+            let slot = reservation.slot_mut(between);
+            slot.open_bytes = slot.open_bytes.max(span);
+            slot.dirty_bytes = slot.dirty_bytes.max(span);
+            self.mend(between);
             self.swap_records(a, b);
         }
         let Some(reservation) = &mut self.reservation else { return false };
@@ -80,16 +84,6 @@ impl Pages {
             let open = reservation.slot(id).open_bytes;
             // SAFETY: slot-held: as above; blocks end before what was never opened. Nobody relies on it that this is closed.
             let _ = unsafe { frames::shut(reservation.addr(id) + open, span - open) };
-        }
-        let slot = reservation.slot_mut(between);
-        // With what was copied from there, and what the program has advised for a block that was moved there.
-        // SAFETY: slot-held: a free slot, which has nothing that anybody needs.
-        if unsafe { frames::close(third, span.max(slot.reached())) } {
-            self.pieces -= slot.pieces as usize;
-            (slot.pieces, slot.open_bytes, slot.dirty_bytes, slot.plain) = (0, 0, 0, true);
-        } else {
-            // Nobody knows what may be touched there: it is never used again.
-            self.cache.remove(reservation, between);
         }
         opened
     }
