@@ -32,9 +32,7 @@ impl Pages {
     /// Puts more slots into the cache, which have no frames yet.
     fn add_chunk(&mut self, rank: usize, most_bytes: usize) -> Option<Chunk> {
         let (reservation, cache) = self.ready()?;
-        let begun_bytes = reservation.begun_bytes(rank);
         let chunk = reservation.open_chunk(rank, most_bytes)?;
-        let begun_now = reservation.begun_bytes(rank);
         let slot_bytes = Reservation::room(rank);
         let bytes = chunk.slots.len() * slot_bytes;
         // The first comes last, so that it is taken first.
@@ -46,8 +44,9 @@ impl Pages {
         }
         self.retention.framed_bytes += bytes;
         self.retention.spare_bytes += bytes;
-        self.retention.begun_bytes += begun_now;
-        self.retention.begun_bytes -= begun_bytes;
+        // What of it no slot has yet, less what it completes of the one that was begun before.
+        self.retention.begun_bytes += chunk.len_bytes;
+        self.retention.begun_bytes -= bytes;
         self.counts.cold_bytes += bytes as u64;
         Some(chunk)
     }

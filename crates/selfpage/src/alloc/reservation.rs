@@ -229,11 +229,6 @@ impl Reservation {
         Some(())
     }
 
-    /// What is open of a packed slot that the next chunk of its rank completes.
-    pub(super) fn begun_bytes(&self, rank: usize) -> usize {
-        self.opened[rank] - self.used(rank) * Reservation::room(rank)
-    }
-
     /// Opens more packed slots, with at most `most_bytes` more open: a huge page of them, or the rest of one that was begun; or of short
     /// ones as many as may be. `None`: those would be too few, or there is no memory for their records.
     pub(super) fn open_chunk(&mut self, rank: usize, most_bytes: usize) -> Option<Chunk> {
