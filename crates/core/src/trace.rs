@@ -8,7 +8,7 @@ macro_rules! counters {
         #[derive(Default)]
         pub struct Counters {
             $($(#[$doc])* pub $name: AtomicU64,)*
-            /// How long faults took.
+            /// How long faults took that nobody was asked of.
             pub fault_ns: Histogram,
         }
 

@@ -22,7 +22,7 @@ use selfpage_core::region::{Access, Rights};
 use crate::domain::Inner;
 use crate::error::{self, Error, Kind, Result};
 use crate::region::{Bound, Region};
-use crate::trap::{handler_stack, handlers};
+use crate::trap::{handlers, upcall};
 
 /// Why the handler is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,7 +222,7 @@ impl Asking {
     /// Provides what the handler runs on.
     pub(crate) fn make_ready(&self, trap: Trap, inner: &Arc<Inner>) -> Result<()> {
         match (trap, &self.handler) {
-            (Trap::Upcall, Some(_)) => handler_stack::lay_out(),
+            (Trap::Upcall, Some(_)) => upcall::make_ready_for_handlers(),
             (Trap::Worker, Some(_)) => handlers::start_one(inner)?,
             (Trap::TrackedWorker | Trap::TrackedUpcall, Some(_)) => {
                 return Err(Error::new(Kind::Invalid, "make", "a tracked region with a handler", ONE_CLIENT));

@@ -16,9 +16,9 @@ pub struct Stats {
     pub frames_bytes: u64,
     /// Bytes of frames that had memory at most.
     pub resident_bytes_max: u64,
-    /// Half of all faults took less, in nanoseconds.
+    /// Half of the faults that no handler of the program was asked of took less, in nanoseconds.
     pub fault_ns_p50: u64,
-    /// 99 of 100 faults took less, in nanoseconds.
+    /// 99 of 100 of them took less, in nanoseconds.
     pub fault_ns_p99: u64,
     /// Frames nobody uses.
     pub frames_free: u32,

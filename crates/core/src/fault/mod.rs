@@ -130,8 +130,9 @@ enum Absent {
 }
 
 fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Absent) -> Outcome {
-    let began_ns = domain.mmu.now_ns();
     let page = fault.addr.page();
+    // Two looks at the clock are a good part of what it takes to find out that the handler is to be asked.
+    let mut began_ns = None;
     let mut frame_wait = FrameWait::default();
     let outcome = loop {
         let inside = domain.gate.enter(domain.mmu);
@@ -143,7 +144,10 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
         }
         let step = match asked(region, page, fault.access, absent) {
             Some(outcome) => Step::Done(outcome),
-            None => look(domain, context, region, page, fault.access),
+            None => {
+                began_ns.get_or_insert_with(|| domain.mmu.now_ns());
+                look(domain, context, region, page, fault.access)
+            }
         };
         let sleeps_on = region.word(page);
         // Whoever waits for another thread waits outside.
@@ -153,7 +157,8 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             (Step::Brought(kind), _) => {
                 let Fault { access, thread, .. } = fault;
                 let access = (thread != 0).then_some(access);
-                domain.tracer.note(Event { time_ns: began_ns, page, kind, access, thread });
+                let time_ns = began_ns.unwrap_or_default();
+                domain.tracer.note(Event { time_ns, page, kind, access, thread });
                 break Outcome::Resolved;
             }
             (Step::AwaitPage(_), _) if context == Context::PagerThread => break Outcome::Retry,
@@ -190,7 +195,9 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
     // Every domain with upcalls is asked of every signal: what is not its own is not its fault.
     if outcome != Outcome::NotOurs {
         Counters::add(&domain.counters.faults_total, 1);
-        domain.counters.fault_ns.record(domain.mmu.now_ns().saturating_sub(began_ns));
+        if let Some(began_ns) = began_ns {
+            domain.counters.fault_ns.record(domain.mmu.now_ns().saturating_sub(began_ns));
+        }
     }
     outcome
 }

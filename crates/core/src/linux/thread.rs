@@ -10,6 +10,13 @@ pub fn id() -> u32 {
     unsafe { call(raw::__NR_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
+/// Whether there is a thread with this number, of whatever process.
+pub fn exists(thread: u32) -> bool {
+    // SAFETY: syscall-contract: the call takes no pointer; signal 0 is none.
+    let asked = unsafe { call(raw::__NR_tkill, [thread as usize, 0, 0, 0, 0, 0]) };
+    asked != Err(Errno::SRCH)
+}
+
 /// Where the calling thread's own block of memory is: other threads that live have other ones, and it is known without a call of the
 /// kernel. After fork(2) it is the same.
 pub fn block() -> usize {

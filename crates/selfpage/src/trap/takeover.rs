@@ -12,9 +12,14 @@ pub(crate) type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut 
 pub(crate) enum Blocked {
     /// All there are.
     Every,
+    /// All but those that an instruction of the thread's own can cause, its own number among them.
+    AllButFaults,
     /// None.
     NoOther,
 }
+
+/// What an instruction of the thread's own can cause.
+const FAULTS: [libc::c_int; 6] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
 
 /// A signal, and who had it before us.
 pub(crate) struct Takeover {
@@ -39,19 +44,45 @@ impl Takeover {
     /// *signal-handler*: `handler` is async-signal-safe.
     pub(crate) unsafe fn install(&self, handler: Handler, blocked: Blocked) {
         self.install.call_once(|| {
-            let mut action = default_action();
-            action.sa_sigaction = handler as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
             // First to know it: a signal may come as soon as ours is there.
             let _ = self.before.set(action_of(self.signal));
-            // SAFETY: signal-handler: the caller's handler, of the type that the flags say; the mask is this function's.
-            unsafe {
-                if blocked == Blocked::Every {
-                    libc::sigfillset(&mut action.sa_mask);
-                }
-                libc::sigaction(self.signal, &action, ptr::null_mut());
-            }
+            // SAFETY: signal-handler: passed on.
+            unsafe { self.set(handler, blocked) };
         });
+    }
+
+    /// Changes what waits until `handler` returns, unless the program has put another in its place.
+    ///
+    /// # Safety
+    /// *signal-handler*: as for [`Takeover::install`].
+    pub(crate) unsafe fn block(&self, handler: Handler, blocked: Blocked) {
+        if action_of(self.signal).sa_sigaction == handler as *const () as usize {
+            // SAFETY: signal-handler: passed on.
+            unsafe { self.set(handler, blocked) };
+        }
+    }
+
+    /// # Safety
+    /// *signal-handler*: as for [`Takeover::install`].
+    unsafe fn set(&self, handler: Handler, blocked: Blocked) {
+        let mut action = default_action();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        // SAFETY: signal-handler: the caller's handler, of the type that the flags say; the mask is this function's.
+        unsafe {
+            match blocked {
+                Blocked::Every => drop(libc::sigfillset(&mut action.sa_mask)),
+                Blocked::AllButFaults => {
+                    action.sa_flags |= libc::SA_NODEFER;
+                    libc::sigfillset(&mut action.sa_mask);
+                    for fault in FAULTS {
+                        libc::sigdelset(&mut action.sa_mask, fault);
+                    }
+                }
+                Blocked::NoOther => {}
+            }
+            libc::sigaction(self.signal, &action, ptr::null_mut());
+        }
     }
 
     /// Hands the signal to whoever handled it before us.

@@ -11,8 +11,9 @@ use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
 use super::ask::{self, Asked};
+use super::handler_stack::{self, Arrival};
+use super::stack;
 use super::takeover::{self, Blocked, Takeover};
-use super::{handler_stack, stack};
 use crate::domain::Inner;
 use crate::handler::{Answer, FaultKind, Trouble};
 
@@ -32,10 +33,7 @@ static SIGBUS: Takeover = Takeover::of(libc::SIGBUS);
 
 /// Has the domain's faults come here. `false`: there are too many domains with upcall regions.
 pub(crate) fn enlist(inner: *const Inner) -> bool {
-    stack::lay_out();
-    // SAFETY: signal-handler: `on_sigbus` calls core in a trap's context, and the handler that was there before. Every signal is
-    // blocked in it: a handler that came in and touched the page at hand would wait for itself.
-    unsafe { SIGBUS.install(on_sigbus, Blocked::Every) };
+    install();
     let is_there = |entry: &Entry| ptr::eq(entry.inner.load(Ordering::Acquire), inner);
     let takes = |entry: &Entry| {
         let free = ptr::null_mut();
@@ -43,6 +41,22 @@ pub(crate) fn enlist(inner: *const Inner) -> bool {
     };
     // A place that came free before its own must not become a second one.
     DOMAINS.iter().any(is_there) || DOMAINS.iter().any(takes)
+}
+
+fn install() {
+    stack::lay_out();
+    // SAFETY: signal-handler: `on_sigbus` calls core in a trap's context, and the handler that was there before. Every signal is
+    // blocked in it: a handler that came in and touched the page at hand would wait for itself.
+    unsafe { SIGBUS.install(on_sigbus, Blocked::Every) };
+}
+
+/// Before the first region with a handler: that may fault, so the signals for faults are not blocked any more. Where one comes
+/// while core is at work, [`on_sigbus`] finds out.
+pub(crate) fn make_ready_for_handlers() {
+    handler_stack::lay_out();
+    install();
+    // SAFETY: signal-handler: as above.
+    unsafe { SIGBUS.block(on_sigbus, Blocked::AllButFaults) };
 }
 
 /// Ends that, and waits until no trap uses the domain any more.
@@ -65,9 +79,16 @@ pub(crate) fn forget_users() {
     handler_stack::forget_all();
 }
 
-extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_sigbus(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
     let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    if handler_stack::within_core() {
+        if code == libc::BUS_ADRERR {
+            crate::die("in a trap, code of a pager, a policy or a store touched memory that is not there, or managed");
+        }
+        // SAFETY: signal-handler: the arguments are the kernel's.
+        return unsafe { handler_stack::put_off(number, info, context) };
+    }
     if code != libc::BUS_ADRERR {
         // Sent by somebody, or the hardware lost the page: no fill helps there, and the access would come back for ever.
         // SAFETY: signal-handler: the arguments are the kernel's.
@@ -79,41 +100,44 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, context: *mu
     let write = unsafe { write_access(context) };
     let access = if write { Access::Write } else { Access::Read };
     let fault = Fault { addr: VirtAddr(addr), access, thread: 0 };
+    // SAFETY: signal-handler: the context is the kernel's.
+    let arrival = unsafe { Arrival::here(context) };
+    let (mut outcome, asked) = arrival.do_core(|| resolve(fault));
+    if let Some((asked, kind)) = asked {
+        // The handler may jump out, so nothing is held but a count.
+        outcome = ask(&asked, kind, fault, &arrival, context);
+        asked.let_go();
+        if outcome == Outcome::Protected {
+            return raise_segv(info, context);
+        }
+    }
+    match outcome {
+        Outcome::Violation => violation(fault.addr.page(), info, context),
+        // SAFETY: signal-handler: the arguments are the kernel's.
+        Outcome::NotOurs | Outcome::Failed(_) => unsafe { SIGBUS.chain(info, context) },
+        // The access is tried again: also where its region went meanwhile.
+        Outcome::Resolved | Outcome::Retry | Outcome::Protected | Outcome::Missing => {}
+    }
+}
+
+/// Has the domain that the fault is of resolve it; or finds out what its handler is to be asked.
+fn resolve(fault: Fault) -> (Outcome, Option<(Asked, FaultKind)>) {
     for entry in &DOMAINS {
         entry.users.fetch_add(1, Ordering::SeqCst);
         // SAFETY: domain-listed: a domain that is listed is alive, and `delist` waits for its users.
-        let (outcome, asked) = match unsafe { entry.inner.load(Ordering::SeqCst).as_ref() } {
-            Some(inner) => stack::run(|| resolve(inner, fault)),
+        let resolved = match unsafe { entry.inner.load(Ordering::SeqCst).as_ref() } {
+            Some(inner) => resolve_in(inner, fault),
             None => (Outcome::NotOurs, None),
         };
         entry.users.fetch_sub(1, Ordering::SeqCst);
-        match outcome {
-            // Its region went meanwhile, or is asked: the handler may jump out, so nothing is held but a count.
-            Outcome::Protected | Outcome::Missing => match asked {
-                Some((asked, kind)) => {
-                    let outcome = ask(&asked, kind, fault, context);
-                    asked.let_go();
-                    match outcome {
-                        Outcome::Protected => return raise_segv(info, context),
-                        Outcome::Violation => return violation(fault.addr.page(), info, context),
-                        Outcome::Failed(_) | Outcome::NotOurs => break,
-                        // Whatever else it is, the access is tried again and meets it.
-                        _ => return,
-                    }
-                }
-                None => return,
-            },
-            Outcome::NotOurs => {}
-            Outcome::Resolved | Outcome::Retry => return,
-            Outcome::Violation => return violation(fault.addr.page(), info, context),
-            Outcome::Failed(_) => break,
+        if resolved.0 != Outcome::NotOurs {
+            return resolved;
         }
     }
-    // SAFETY: signal-handler: the arguments are the kernel's.
-    unsafe { SIGBUS.chain(info, context) }
+    (Outcome::NotOurs, None)
 }
 
-fn resolve(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, FaultKind)>) {
+fn resolve_in(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, FaultKind)>) {
     let state: &DomainState = inner.state();
     let page = fault.addr.page();
     if state.tracer.is_on() {
@@ -136,15 +160,14 @@ fn is_the_programs_own(state: &DomainState, outcome: Outcome, fault: Fault) -> b
 }
 
 /// Asks the program's handler. [`Outcome::Protected`]: the access is refused.
-fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void) -> Outcome {
+fn ask(asked: &Asked, kind: FaultKind, fault: Fault, arrival: &Arrival, context: *mut libc::c_void) -> Outcome {
     let bound = &asked.bound;
     let answer = match bound.handler() {
         None => ask::without_handler(kind),
         Some(_) => {
             // SAFETY: signal-handler: the kernel passes the interrupted context.
             let before = unsafe { instruction(context) };
-            let run = || asked.answer(fault, kind, None, NonNull::new(context));
-            match handler_stack::run(run) {
+            match arrival.call(|| asked.answer(fault, kind, None, NonNull::new(context))) {
                 // SAFETY: signal-handler: as above.
                 Ok(Answer::Handled) if unsafe { instruction(context) } != before => Answer::Handled,
                 Ok(Answer::Handled) if !ask::goes_on(bound, thread::block(), fault.addr.page()) => {
@@ -159,15 +182,10 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, context: *mut libc::c_void)
             }
         }
     };
-    // After `Handled` the kernel returns to what was interrupted, and restores its signals and its alternate stack.
-    if answer != Answer::Handled {
-        // SAFETY: signal-handler: the kernel passes the interrupted context.
-        unsafe { handler_stack::end(context) };
-    }
     match answer {
         Answer::Handled => Outcome::Resolved,
         Answer::Refuse => Outcome::Protected,
-        Answer::Pass => match stack::run(|| fetch(&asked.inner, fault)) {
+        Answer::Pass => match arrival.do_core(|| fetch(&asked.inner, fault)) {
             // It has been protected since, or its region is gone: the access is tried again and meets that.
             Outcome::Protected | Outcome::NotOurs => Outcome::Retry,
             outcome if is_the_programs_own(asked.inner.state(), outcome, fault) => Outcome::NotOurs,

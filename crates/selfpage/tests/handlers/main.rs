@@ -11,6 +11,7 @@ mod tried;
 mod asked;
 mod given;
 mod paging;
+mod stacks;
 mod uses;
 
 use selfpage::store::MemoryStore;
