@@ -29,6 +29,8 @@ cargo xtask VERB
                   the tests of selfpage-guest on a CPU that qemu emulates, under a kernel fetched with apt-get
   qemu-test --keys
                   the tests of protection domains, in the same way, on a CPU that has protection keys
+  qemu-bench --keys
+                  what switching protection domains takes there, beside mprotect, in instructions
 
 Examples:
   cargo xtask test --quick
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         ["breaks"] => breaks::run(&root),
         ["qemu-test", "--guest"] => qemu::run(&root, &qemu::GUEST),
         ["qemu-test", "--keys"] => qemu::run(&root, &qemu::KEYS),
+        ["qemu-bench", "--keys"] => qemu::run(&root, &qemu::KEYS_BENCH),
         _ => {
             eprintln!("cargo xtask {}: no such verb or option; `cargo xtask --help` lists them", args.join(" "));
             return ExitCode::from(2);

@@ -1,6 +1,8 @@
 //! `cargo xtask qemu-test`: tests on a second CPU, which qemu emulates, under a Debian kernel. Nothing of this machine's own KVM is
 //! used. `--guest`: the tests of `selfpage-guest`; the CPU is AMD's, with SVM and nested paging. `--keys`: the tests of protection
-//! domains; the CPU has protection keys.
+//! domains; the CPU has protection keys. `cargo xtask qemu-bench --keys`: what switching those domains takes there, in instructions.
+
+mod bench;
 
 use crate::steps::Step;
 use crate::tally::Skip;
@@ -12,18 +14,22 @@ use std::time::Duration;
 const QEMU: &str = "qemu-system-x86_64";
 /// All that qemu can emulate; with five levels of page tables, nested paging would have five as well.
 const CPU: &str = "max,la57=off";
-/// For the few things that are done before and after the tests.
+/// For the few things that are done before and after the programs.
 const SHELL: &str = "busybox-static";
 const LIMIT: Duration = Duration::from_secs(10 * 60);
 
-/// What is tested on the emulated CPU.
+/// What is run on the emulated CPU.
 pub struct Trial {
     package: &'static str,
-    tests: &'static [&'static str],
+    /// cargo's option for programs of this kind, and their names.
+    kind: &'static str,
+    programs: &'static [&'static str],
+    /// What the shell does for each `$program`.
+    command: &'static str,
     /// For programs that need no library: a C library of that kind, or linked in by `rustflags`.
     target: &'static str,
     rustflags: &'static str,
-    /// What tests must not be skipped for, and what /proc/cpuinfo must list for that.
+    /// What nothing must be skipped for, and what /proc/cpuinfo must list for that.
     required: &'static str,
     flag: &'static str,
     /// Depends on the kernel's package of today, under a name of its own.
@@ -31,12 +37,20 @@ pub struct Trial {
     folder: &'static str,
     /// What the kernel loads, in this order.
     modules: &'static [&'static str],
+    /// What else qemu is told.
+    machine: &'static [&'static str],
+    /// What is made of all that was shown, once every program has ended well.
+    conclude: fn(dir: &Path, shown: &str) -> Result<(), String>,
 }
+
+const SHOW_ALL: &str = "$program --show-output";
 
 /// `selfpage-guest`, for which the kernel has KVM.
 pub const GUEST: Trial = Trial {
     package: "selfpage-guest",
-    tests: &["vm", "closure", "handler", "stale", "steps", "oracle"],
+    kind: "--test",
+    programs: &["vm", "closure", "handler", "stale", "steps", "oracle"],
+    command: SHOW_ALL,
     target: "x86_64-unknown-linux-musl",
     rustflags: "",
     required: "kvm",
@@ -44,12 +58,16 @@ pub const GUEST: Trial = Trial {
     kernel: "linux-image-cloud-amd64",
     folder: "qemu",
     modules: &["virt/lib/irqbypass.ko", "arch/x86/kvm/kvm.ko", "arch/x86/kvm/kvm-amd.ko"],
+    machine: &[],
+    conclude: |_, _| Ok(()),
 };
 
 /// Protection domains. The regions in them need pages that move, which Debian 12's first kernel has not.
 pub const KEYS: Trial = Trial {
     package: "selfpage",
-    tests: &["protection"],
+    kind: "--test",
+    programs: &["protection"],
+    command: SHOW_ALL,
     target: "x86_64-unknown-linux-gnu",
     rustflags: "-C target-feature=+crt-static",
     required: "pku,uffd",
@@ -57,9 +75,23 @@ pub const KEYS: Trial = Trial {
     kernel: "linux-image-6.12-cloud-amd64",
     folder: "qemu-keys",
     modules: &[],
+    machine: &[],
+    conclude: |_, _| Ok(()),
 };
 
-/// Runs the tests, or says why that cannot be done here. False if one failed, or did not end.
+/// Switches of protection domains, beside mprotect. The guest's clock counts the instructions that its one CPU executes, one a
+/// nanosecond.
+pub const KEYS_BENCH: Trial = Trial {
+    package: "selfpage-cli",
+    kind: "--bin",
+    programs: &["selfpage"],
+    command: bench::COMMAND,
+    machine: &["-icount", "shift=0,sleep=off"],
+    conclude: bench::conclude,
+    ..KEYS
+};
+
+/// Runs the programs, or says why that cannot be done here. False if one failed, or did not end.
 pub fn run(root: &Path, trial: &Trial) -> bool {
     let dir = root.join("target").join(trial.folder);
     let system = match System::fetch(&dir, trial) {
@@ -69,17 +101,18 @@ pub fn run(root: &Path, trial: &Trial) -> bool {
             println!("{skip}");
             let forbidden = skip.forbidden_by(&std::env::var("SELFPAGE_REQUIRE").unwrap_or_default());
             if forbidden {
-                eprintln!("FAILED qemu-test: SELFPAGE_REQUIRE names qemu");
+                eprintln!("FAILED qemu: SELFPAGE_REQUIRE names qemu");
             }
             return !forbidden;
         }
     };
-    let tested = build(root, trial).and_then(|tests| system.start(&dir, trial, &tests));
-    match &tested {
-        Ok(()) => println!("qemu-test: {} ended well on an emulated CPU", trial.tests.join(", ")),
-        Err(why) => eprintln!("FAILED qemu-test: {why}"),
+    let shown = build(root, trial).and_then(|programs| system.start(&dir, trial, &programs));
+    let concluded = shown.and_then(|shown| (trial.conclude)(&dir, &shown));
+    match &concluded {
+        Ok(()) => println!("qemu: {} ended well on an emulated CPU", trial.programs.join(", ")),
+        Err(why) => eprintln!("FAILED qemu: {why}"),
     }
-    tested.is_ok()
+    concluded.is_ok()
 }
 
 /// A kernel, modules for it, and a shell.
@@ -122,28 +155,31 @@ impl System {
         Ok(system)
     }
 
-    /// Runs the tests on it, as the whole of what it does.
+    /// Runs the programs on it, as the whole of what it does: what was shown.
     ///
     /// # Errors
-    /// Which test did not end well, or what went wrong before.
-    fn start(&self, dir: &Path, trial: &Trial, tests: &[PathBuf]) -> Result<(), String> {
+    /// Which program did not end well, or what went wrong before.
+    fn start(&self, dir: &Path, trial: &Trial, programs: &[PathBuf]) -> Result<String, String> {
         let files = dir.join("files.cpio");
-        std::fs::write(&files, self.files(trial, tests)?).map_err(|error| format!("{}: {error}", files.display()))?;
+        std::fs::write(&files, self.files(trial, programs)?)
+            .map_err(|error| format!("{}: {error}", files.display()))?;
         let mut qemu = Command::new(QEMU);
         qemu.args(["-accel", "tcg", "-cpu", CPU, "-m", "2G", "-nodefaults", "-no-reboot"]);
-        qemu.args(["-display", "none", "-serial", "stdio"]);
+        qemu.args(["-display", "none", "-serial", "stdio"]).args(trial.machine);
         qemu.args(["-append", "console=ttyS0 loglevel=3 panic=-1"]);
         qemu.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&files);
         let mut screen = Screen::default();
         let report = Step { name: QEMU.into(), limit: LIMIT, commands: vec![qemu] }.run(&mut screen);
         report.failure.map_or(Ok(()), Err)?;
-        verdict(trial, &String::from_utf8_lossy(&screen.shown))
+        let shown = String::from_utf8_lossy(&screen.shown).into_owned();
+        verdict(trial, &shown)?;
+        Ok(shown)
     }
 
     /// The files that it finds when it starts.
-    fn files(&self, trial: &Trial, tests: &[PathBuf]) -> Result<Vec<u8>, String> {
+    fn files(&self, trial: &Trial, programs: &[PathBuf]) -> Result<Vec<u8>, String> {
         let mut archive = Archive::default();
-        for name in ["bin", "dev", "proc", "sys", "tmp", "modules", "tests"] {
+        for name in ["bin", "dev", "proc", "sys", "tmp", "var", "var/tmp", "modules", "programs"] {
             archive.add(name, Archive::FOLDER, &[]);
         }
         archive.add("init", Archive::PROGRAM, init(trial).as_bytes());
@@ -151,8 +187,8 @@ impl System {
         for module in &self.modules {
             archive.add(&format!("modules/{}", file_name(module)), Archive::PROGRAM, &read(module)?);
         }
-        for (name, test) in trial.tests.iter().zip(tests) {
-            archive.add(&format!("tests/{name}"), Archive::PROGRAM, &read(test)?);
+        for (name, program) in trial.programs.iter().zip(programs) {
+            archive.add(&format!("programs/{name}"), Archive::PROGRAM, &read(program)?);
         }
         Ok(archive.finish())
     }
@@ -165,7 +201,7 @@ fn fetch_packages(dir: &Path, trial: &Trial) -> Result<(), String> {
     let kernel = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
     let kernel = kernel.ok_or_else(|| format!("apt-cache knows no {}", trial.kernel))?;
     for package in [kernel, SHELL] {
-        println!("qemu-test: fetching {package}");
+        println!("qemu: fetching {package}");
         output(Command::new("apt-get").current_dir(dir).args(["-q", "download", package]))?;
     }
     let all = std::fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
@@ -177,26 +213,20 @@ fn fetch_packages(dir: &Path, trial: &Trial) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the tests so that they need nothing but a kernel: where each of them is.
+/// Builds the programs so that they need nothing but a kernel: where each of them is.
 fn build(root: &Path, trial: &Trial) -> Result<Vec<PathBuf>, String> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root).args([
-        "test",
-        "--release",
-        "--no-run",
-        "--package",
-        trial.package,
-        "--target",
-        trial.target,
-    ]);
+    cargo.current_dir(root).args(["build", "--release", "--package", trial.package, "--target", trial.target]);
     if !trial.rustflags.is_empty() {
         cargo.env("RUSTFLAGS", trial.rustflags);
     }
-    cargo.args(trial.tests.iter().flat_map(|test| ["--test", *test]));
+    cargo.args(trial.programs.iter().flat_map(|program| [trial.kind, *program]));
     let messages = output(cargo.args(["--message-format", "json"]))?;
-    let programs = programs(&messages);
-    let of_test = |test: &&str| programs.iter().find(|path| file_name(path).starts_with(&format!("{test}-"))).cloned();
-    trial.tests.iter().map(|test| of_test(test).ok_or_else(|| format!("cargo built no test {test}"))).collect()
+    let built = programs(&messages);
+    // A test's file has a number behind its name.
+    let is = |path: &&PathBuf, name: &str| file_name(path).split('-').next() == Some(name);
+    let find = |name: &&str| built.iter().find(|path| is(path, name)).cloned();
+    trial.programs.iter().map(|name| find(name).ok_or_else(|| format!("cargo built no {name}"))).collect()
 }
 
 /// The programs that cargo says it has built, in JSON.
@@ -205,36 +235,38 @@ fn programs(messages: &str) -> Vec<PathBuf> {
     messages.lines().filter_map(program).collect()
 }
 
-/// What the kernel starts: loads its modules, runs the tests, says how each ended, and switches off.
+/// What the kernel starts: loads its modules, runs the programs, says how each ended, and switches off. They write to a pipe, where
+/// nobody draws bars.
 fn init(trial: &Trial) -> String {
     let insert = |module: &&str| format!("busybox insmod /modules/{}\n", file_name(Path::new(module)));
     let modules: String = trial.modules.iter().map(insert).collect();
-    let Trial { flag, required, .. } = trial;
-    let tests = trial.tests.join(" ");
+    let Trial { flag, required, command, .. } = trial;
+    let programs = trial.programs.join(" ");
     format!(
         "#!/bin/busybox sh
-export PATH=/bin SELFPAGE_REQUIRE={required}
+export PATH=/bin:/programs SELFPAGE_REQUIRE={required}
+set -o pipefail
 busybox mount -t proc proc /proc
 busybox mount -t sysfs sys /sys
 busybox mount -t devtmpfs dev /dev
 {modules}
-busybox grep -q -w {flag} /proc/cpuinfo || echo \"qemu-test: the CPU has no {flag}\"
-for test in {tests}; do
-    /tests/$test --show-output
-    echo \"qemu-test: $test ended with $?\"
+busybox grep -q -w {flag} /proc/cpuinfo || echo \"qemu: the CPU has no {flag}\"
+for program in {programs}; do
+    {{ {command}; }} 2>&1 | busybox cat
+    echo \"qemu: $program ended with $?\"
 done
 busybox poweroff -f
 "
     )
 }
 
-/// Whether each test has said that it ended well.
+/// Whether each program has said that it ended well.
 fn verdict(trial: &Trial, shown: &str) -> Result<(), String> {
-    if let Some(lack) = shown.lines().find(|line| line.starts_with("qemu-test: the CPU has no")) {
+    if let Some(lack) = shown.lines().find(|line| line.starts_with("qemu: the CPU has no")) {
         return Err(lack.into());
     }
-    let is_good = |test: &&str| shown.lines().any(|line| line == format!("qemu-test: {test} ended with 0"));
-    match trial.tests.iter().filter(|test| !is_good(test)).copied().collect::<Vec<_>>().join(", ") {
+    let is_good = |name: &&str| shown.lines().any(|line| line == format!("qemu: {name} ended with 0"));
+    match trial.programs.iter().filter(|name| !is_good(name)).copied().collect::<Vec<_>>().join(", ") {
         bad if bad.is_empty() => Ok(()),
         bad => Err(format!("in qemu, not ended well: {bad}")),
     }
@@ -321,14 +353,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_test_must_say_that_it_ended_well() {
-        for trial in [GUEST, KEYS] {
-            let lines: Vec<_> = trial.tests.iter().map(|test| format!("qemu-test: {test} ended with 0\n")).collect();
+    fn every_program_must_say_that_it_ended_well() {
+        for trial in [GUEST, KEYS, KEYS_BENCH] {
+            let lines: Vec<_> = trial.programs.iter().map(|name| format!("qemu: {name} ended with 0\n")).collect();
             assert_eq!(verdict(&trial, &lines.concat()), Ok(()));
-            assert!(verdict(&trial, &lines[1..].concat()).unwrap_err().ends_with(trial.tests[0]));
+            assert!(verdict(&trial, &lines[1..].concat()).unwrap_err().ends_with(trial.programs[0]));
             assert!(verdict(&trial, &lines.concat().replace("ended with 0", "ended with 101")).is_err());
             assert!(verdict(&trial, "").is_err());
-            let lack = "qemu-test: the CPU has no flag\n";
+            let lack = "qemu: the CPU has no flag\n";
             assert!(verdict(&trial, &(lack.to_owned() + &lines.concat())).is_err());
         }
     }
