@@ -128,6 +128,11 @@ mod waiting {
             }
         }
 
+        /// Whether whoever goes inside now would wait.
+        pub fn is_closed(&self) -> bool {
+            self.0.load(Ordering::Relaxed) & CLOSED != 0
+        }
+
         /// Goes inside, unless the gate is closed.
         ///
         /// # Context

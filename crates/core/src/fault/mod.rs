@@ -132,7 +132,7 @@ enum Absent {
 fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Absent) -> Outcome {
     let page = fault.addr.page();
     // Two looks at the clock are a good part of what it takes to find out that the handler is to be asked.
-    let mut began_ns = None;
+    let mut began_ns = domain.gate.is_closed().then(|| domain.mmu.now_ns());
     let mut frame_wait = FrameWait::default();
     let outcome = loop {
         let inside = domain.gate.enter(domain.mmu);

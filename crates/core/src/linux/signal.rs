@@ -48,16 +48,16 @@ impl Quiet {
     }
 }
 
-/// Every signal but those that an instruction of the thread's own can cause.
-const ALL_BUT_FAULTS: SignalSet = {
-    let faults = 1 << (raw::SIGILL - 1)
-        | 1 << (raw::SIGTRAP - 1)
-        | 1 << (raw::SIGBUS - 1)
-        | 1 << (raw::SIGFPE - 1)
-        | 1 << (raw::SIGSEGV - 1)
-        | 1 << (raw::SIGSYS - 1);
-    SignalSet(!faults)
-};
+/// The signals that an instruction of the thread's own can cause, as the kernel keeps a set.
+pub const FAULTS: u64 = 1 << (raw::SIGILL - 1)
+    | 1 << (raw::SIGTRAP - 1)
+    | 1 << (raw::SIGBUS - 1)
+    | 1 << (raw::SIGFPE - 1)
+    | 1 << (raw::SIGSEGV - 1)
+    | 1 << (raw::SIGSYS - 1);
+
+/// Every signal but those.
+const ALL_BUT_FAULTS: SignalSet = SignalSet(!FAULTS);
 
 /// Lets in the signals for faults of the calling thread, and blocks all others.
 pub fn let_faults_in() {

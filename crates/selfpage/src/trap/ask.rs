@@ -110,10 +110,10 @@ pub(super) fn goes_on(bound: &Bound, thread: usize, page: PageNo) -> bool {
         return true;
     };
     let changes = bound.changes();
-    let same =
-        last.page.swap(page.0, Ordering::Relaxed) == page.0 && last.changes.swap(changes, Ordering::Relaxed) == changes;
-    if !same {
-        last.count.store(0, Ordering::Relaxed);
-    }
-    last.count.fetch_add(1, Ordering::Relaxed) < MOST_REPEATS
+    let same = last.page.load(Ordering::Relaxed) == page.0 && last.changes.load(Ordering::Relaxed) == changes;
+    let count = if same { last.count.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
+    last.page.store(page.0, Ordering::Relaxed);
+    last.changes.store(changes, Ordering::Relaxed);
+    last.count.store(count, Ordering::Relaxed);
+    count < MOST_REPEATS
 }

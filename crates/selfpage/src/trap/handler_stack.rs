@@ -4,7 +4,7 @@
 
 use std::iter;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::linux::{Errno, signal, thread};
@@ -27,9 +27,14 @@ struct Mark {
     owner: AtomicU32,
     /// Core is at work on it.
     core: AtomicBool,
-    /// A signal that came while core was at work waits, and all others of its number with it.
-    waits: AtomicBool,
+    /// Signals for faults may be blocked: the program had blocked them, or one came while core was at work.
+    shut: AtomicBool,
+    /// Where its owner's own block of memory is, which a forked child's thread has at the same place.
+    block: AtomicUsize,
 }
+
+/// No thread has this number: somebody finds out whether the owner still lives.
+const TAKEN: u32 = u32::MAX;
 
 /// The head of some stacks, which lie behind it.
 struct Stacks {
@@ -92,18 +97,13 @@ impl Stack {
         Stacks::all().flat_map(|of| (0..STACKS).map(move |number| Stack { of, number }))
     }
 
-    /// The one that an address lies in, and how far from its end.
-    fn around(addr: usize) -> Option<(Stack, usize)> {
-        Stacks::all().find_map(|of| {
-            let at = addr.wrapping_sub(ptr::from_ref(of).addr() + HEAD_BYTES);
-            (at < STACKS * STACK_BYTES).then_some((Stack { of, number: at / STACK_BYTES }, at % STACK_BYTES))
-        })
-    }
-
     /// The one that the caller is on, and how much of it is left.
     fn here() -> Option<(Stack, usize)> {
         let here = 0u8;
-        Stack::around(&raw const here as usize)
+        Stacks::all().find_map(|of| {
+            let at = (&raw const here as usize).wrapping_sub(ptr::from_ref(of).addr() + HEAD_BYTES);
+            (at < STACKS * STACK_BYTES).then_some((Stack { of, number: at / STACK_BYTES }, at % STACK_BYTES))
+        })
     }
 
     fn mark(&self) -> &'static Mark {
@@ -129,26 +129,46 @@ impl Stack {
     fn take() -> Result<Stack, Errno> {
         let own = thread::id();
         loop {
-            let has = |stack: &Stack, owner| stack.mark().owner.load(Ordering::Relaxed) == owner;
-            if let Some(left) = Stack::all().find(|stack| has(stack, own)) {
-                return Ok(left);
-            }
-            let taken = |stack: &Stack, owner| {
-                stack.mark().owner.compare_exchange(owner, own, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            };
-            if let Some(free) = Stack::all().find(|stack| taken(stack, 0)) {
-                return Ok(free);
-            }
-            let orphaned = |stack: &Stack| {
-                let owner = stack.mark().owner.load(Ordering::Relaxed);
-                !thread::exists(owner) && taken(stack, owner)
-            };
-            if let Some(orphan) = Stack::all().find(orphaned) {
-                orphan.mark().core.store(false, Ordering::Relaxed);
-                return Ok(orphan);
+            let left = |stack: &Stack| stack.mark().owner.load(Ordering::Relaxed) == own;
+            let free = |stack: &Stack| stack.passes(0, own);
+            let mut found = Stack::all().find(left).or_else(|| Stack::all().find(free));
+            found = found.or_else(|| Stack::all().find(|stack| stack.take_from_dead(own)));
+            if let Some(stack) = found {
+                let mark = stack.mark();
+                mark.block.store(thread::block(), Ordering::Relaxed);
+                mark.core.store(false, Ordering::Relaxed);
+                mark.shut.store(false, Ordering::Relaxed);
+                return Ok(stack);
             }
             Stacks::map(Stacks::all().last().map_or(&FIRST, |last| &last.next))?;
         }
+    }
+
+    fn passes(&self, from: u32, to: u32) -> bool {
+        self.mark().owner.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Takes it, if its owner is no more. Nobody finds it by its owner's number meanwhile, which a new thread may have.
+    fn take_from_dead(&self, own: u32) -> bool {
+        let owner = self.mark().owner.load(Ordering::Relaxed);
+        if owner == TAKEN || !self.passes(owner, TAKEN) {
+            return false;
+        }
+        let lives = thread::exists(owner);
+        self.mark().owner.store(if lives { owner } else { own }, Ordering::Release);
+        !lives
+    }
+
+    /// Whether it may take the place of this alternate stack for good. Whoever has the kernel take one out of use at each signal changes
+    /// stacks in handlers, and a larger one is there for a reason.
+    fn may_replace(alternate: &libc::stack_t) -> bool {
+        alternate.ss_flags & SS_AUTODISARM == 0 && alternate.ss_size < STACK_BYTES
+    }
+
+    /// Makes it the calling thread's alternate stack, as which it may be in use.
+    fn set_as_alternate(&self) {
+        // SAFETY: signal-handler: a stack of the thread's own. Where the thread is on its alternate stack this fails, and changes nothing.
+        unsafe { libc::sigaltstack(&self.as_alternate(), ptr::null_mut()) };
     }
 }
 
@@ -172,7 +192,7 @@ pub(super) unsafe fn put_off(number: libc::c_int, info: *mut libc::siginfo_t, co
     // It would come at once.
     signal::block_all();
     if let Some((stack, _)) = Stack::here() {
-        stack.mark().waits.store(true, Ordering::Relaxed);
+        stack.mark().shut.store(true, Ordering::Relaxed);
     }
     // SAFETY: signal-handler: what the kernel made and passed.
     unsafe {
@@ -189,6 +209,12 @@ impl Arrival {
     pub(super) unsafe fn here(context: *mut libc::c_void) -> Arrival {
         if let Some((stack, left_bytes)) = Stack::here() {
             if left_bytes >= ROOM_BYTES {
+                // SAFETY: signal-handler: the kernel keeps the context in place, and its mask is of 64 bits.
+                let mask =
+                    unsafe { (&raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>().read() };
+                if mask & signal::FAULTS != 0 {
+                    stack.mark().shut.store(true, Ordering::Relaxed);
+                }
                 return Arrival::Own(stack);
             }
             // The handler that is at work here has faulted, again and again.
@@ -202,14 +228,15 @@ impl Arrival {
         // Core will be at work on a stack that the kernel does not know of: it would put the next signal where this one lies.
         signal::block_all();
         let stack = Stack::take();
-        if let Ok(stack) = stack {
-            // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns, and then makes this the
-            // thread's alternate stack.
-            let alternate = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_stack };
-            // Whoever has the kernel take the stack out of use at each signal changes stacks in handlers.
-            if alternate.ss_flags & SS_AUTODISARM == 0 {
-                *alternate = stack.as_alternate();
-            }
+        // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns, and then makes the stack that is
+        // named there the thread's alternate one.
+        let alternate = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_stack };
+        if let Ok(stack) = stack
+            && Stack::may_replace(alternate)
+        {
+            *alternate = stack.as_alternate();
+            // Since 6.12 it does not while the thread is on its alternate stack (x86). There it is not now.
+            stack::run(|| stack.set_as_alternate());
         }
         Arrival::Elsewhere(stack.map_err(|_| Trouble::NoStack))
     }
@@ -236,7 +263,9 @@ impl Arrival {
     pub(super) fn call<T>(&self, handler: impl FnOnce() -> T) -> Result<T, Trouble> {
         match self {
             Arrival::Own(stack) => {
-                if stack.mark().waits.swap(false, Ordering::Relaxed) {
+                // Nobody else writes there: it is this thread's.
+                if stack.mark().shut.load(Ordering::Relaxed) {
+                    stack.mark().shut.store(false, Ordering::Relaxed);
                     signal::let_faults_in();
                 }
                 Ok(handler())
@@ -244,8 +273,7 @@ impl Arrival {
             Arrival::Elsewhere(Err(trouble)) => Err(*trouble),
             Arrival::Elsewhere(Ok(stack)) => {
                 let result = stack::run_at(stack.top(), || {
-                    // SAFETY: signal-handler: the thread is on this stack of its own, and on no alternate one.
-                    unsafe { libc::sigaltstack(&stack.as_alternate(), ptr::null_mut()) };
+                    stack.set_as_alternate();
                     signal::let_faults_in();
                     handler()
                 });
@@ -259,17 +287,13 @@ impl Arrival {
 /// Of `sigaltstack(2)`: a signal takes the stack out of use until its handler returns.
 const SS_AUTODISARM: libc::c_int = 1 << 31;
 
-/// In a forked child only the forking thread is left. It may have forked in a handler, and keeps its alternate stack.
+/// In a forked child only the forking thread is left, under another number. It keeps its stack, on which it may be.
 pub(super) fn forget_all() {
+    let (own, block) = (thread::id(), thread::block());
     Stack::all().for_each(|stack| {
-        stack.mark().owner.store(0, Ordering::Relaxed);
-        stack.mark().core.store(false, Ordering::Relaxed);
+        let mark = stack.mark();
+        let kept = mark.owner.load(Ordering::Relaxed) != 0 && mark.block.load(Ordering::Relaxed) == block;
+        mark.owner.store(if kept { own } else { 0 }, Ordering::Relaxed);
+        mark.core.store(false, Ordering::Relaxed);
     });
-    let mut alternate = libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: 0, ss_size: 0 };
-    // SAFETY: signal-handler: it fills in a value of ours, and changes nothing.
-    unsafe { libc::sigaltstack(ptr::null(), &mut alternate) };
-    let kept = Stack::around(alternate.ss_sp.addr()).or_else(Stack::here);
-    if let Some((stack, _)) = kept {
-        stack.mark().owner.store(thread::id(), Ordering::Relaxed);
-    }
 }

@@ -4,6 +4,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
 
+use selfpage_core::linux::signal;
+
 /// A handler of a signal, as the kernel calls it.
 pub(crate) type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
@@ -17,9 +19,6 @@ pub(crate) enum Blocked {
     /// None.
     NoOther,
 }
-
-/// What an instruction of the thread's own can cause.
-const FAULTS: [libc::c_int; 6] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
 
 /// A signal, and who had it before us.
 pub(crate) struct Takeover {
@@ -75,7 +74,7 @@ impl Takeover {
                 Blocked::AllButFaults => {
                     action.sa_flags |= libc::SA_NODEFER;
                     libc::sigfillset(&mut action.sa_mask);
-                    for fault in FAULTS {
+                    for fault in (1..=64).filter(|number| signal::FAULTS >> (number - 1) & 1 == 1) {
                         libc::sigdelset(&mut action.sa_mask, fault);
                     }
                 }

@@ -2,8 +2,8 @@
 
 use std::mem;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use selfpage::{Answer, MemoryFault, Protection, Trap};
@@ -37,6 +37,15 @@ fn alternate() -> libc::stack_t {
     }
 }
 
+fn block(signal: libc::c_int) {
+    // SAFETY: test: a set of this thread's signals.
+    unsafe {
+        let mut set: libc::sigset_t = mem::zeroed();
+        libc::sigaddset(&mut set, signal);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, ptr::null_mut());
+    }
+}
+
 fn set_alternate(room: &mut [u8], flags: libc::c_int) {
     let stack = libc::stack_t { ss_sp: room.as_mut_ptr().cast(), ss_flags: flags, ss_size: room.len() };
     // SAFETY: test: memory that outlives its use.
@@ -56,24 +65,48 @@ fn every_handler_runs_with_faults_let_in_and_all_else_blocked() {
         region.protect(0, 8 * PAGE, Protection::Read).unwrap();
         (0..8).for_each(|page| write(&region, page, 1));
         assert_eq!((asked.load(SeqCst), blocked()), (8, (false, false)));
+        block(libc::SIGSEGV);
+        region.protect(0, 8 * PAGE, Protection::Read).unwrap();
+        (0..8).for_each(|page| write(&region, page, 1));
+        assert_eq!((asked.load(SeqCst), blocked()), (16, (true, false)));
     })
     .well();
 }
 
 #[test]
-fn an_alternate_stack_that_is_set_later_or_disarms_itself_serves_as_well() {
+fn an_alternate_stack_of_the_programs_own_serves_as_well() {
     const SS_AUTODISARM: libc::c_int = 1 << 31;
     in_child(here!(), "upcall", || {
         let (_domain, region) = handled(Trap::Upcall, unprotect);
-        let mut room = vec![0; 1 << 16];
+        let mut room = vec![0; 1 << 20];
         let set = room.as_ptr() as usize;
-        for flags in [0, SS_AUTODISARM, 0] {
-            set_alternate(&mut room, flags);
+        for (len_bytes, flags, stays) in [
+            (1 << 16, 0, false),
+            (1 << 16, SS_AUTODISARM, true),
+            (1 << 16, 0, false),
+            // Ours is no larger.
+            (1 << 20, 0, true),
+        ] {
+            set_alternate(&mut room[..len_bytes], flags);
             region.protect(0, 8 * PAGE, Protection::Read).unwrap();
             (0..8).for_each(|page| write(&region, page, 1));
-            // Where it was in use the thread has a larger one now.
-            assert_eq!(alternate().ss_sp as usize == set, flags == SS_AUTODISARM);
+            assert_eq!(alternate().ss_sp as usize == set, stays, "{len_bytes} {flags}");
         }
+    })
+    .well();
+}
+
+#[test]
+fn a_fault_that_asks_nobody_gives_the_thread_its_stack_too() {
+    in_child(here!(), "upcall", || {
+        let (_domain, region) = handled(Trap::Upcall, unprotect);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let before = alternate().ss_sp;
+                assert!((0..256).all(|page| read(&region, page) == page as u64 + 1));
+                assert_ne!(alternate().ss_sp, before);
+            });
+        });
     })
     .well();
 }
@@ -102,15 +135,20 @@ fn a_sigbus_that_somebody_sends_waits_until_core_is_done() {
         }
         let (_domain, region) = handled(Trap::Upcall, unprotect);
         AT.store(word(&region, 0), SeqCst);
-        let done = AtomicBool::new(false);
+        let (done, calls) = (AtomicBool::new(false), Mutex::new(()));
+        // The thread's own alternate stack has no room for a second signal.
+        region.protect(0, PAGE, Protection::Read).unwrap();
+        write(&region, 0, 1);
         // SAFETY: test: the calling thread, which outlives the other.
         let this = unsafe { libc::pthread_self() };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(SeqCst) {
                     let before = SENT.load(SeqCst);
+                    let no_call = calls.lock().unwrap();
                     // SAFETY: test: a thread that lives.
                     unsafe { libc::pthread_kill(this, libc::SIGBUS) };
+                    drop(no_call);
                     // Its handler lets the next one in, and stacks end somewhere. One that is sent while a fault's own waits is lost.
                     let sent = Instant::now();
                     while SENT.load(SeqCst) == before && sent.elapsed() < Duration::from_millis(2) {
@@ -118,8 +156,15 @@ fn a_sigbus_that_somebody_sends_waits_until_core_is_done() {
                     }
                 }
             });
-            for turn in 0..10 {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            for turn in 0.. {
+                if SENT.load(SeqCst) > 300 || Instant::now() > deadline {
+                    break;
+                }
+                // A handler of a signal must not come into a call that works on pages.
+                let no_signal = calls.lock().unwrap();
                 region.protect(0, 256 * PAGE, Protection::Read).unwrap();
+                drop(no_signal);
                 for page in (0..256).map(|page| (page * 37 + turn) % 256) {
                     assert_eq!(read(&region, page), page as u64 + 1);
                     write(&region, page, page as u64 + 1);
@@ -127,7 +172,7 @@ fn a_sigbus_that_somebody_sends_waits_until_core_is_done() {
             }
             done.store(true, SeqCst);
         });
-        assert!(SENT.load(SeqCst) > 100, "{SENT:?}");
+        assert!(SENT.load(SeqCst) > 300, "{SENT:?}");
     })
     .well();
 }
