@@ -8,17 +8,7 @@ use selfpage::store::MemoryStore;
 use selfpage::{Access, Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Trap};
 
 use crate::scenario::{here, in_child, sevens};
-use crate::{PAGE, TRAPS, handled, read, tried, word, write};
-
-fn unprotect(fault: &MemoryFault<'_>) -> Answer {
-    fault.protect_page(Protection::ReadWrite).unwrap();
-    Answer::Handled
-}
-
-fn thread_id() -> u32 {
-    // SAFETY: test: takes nothing.
-    unsafe { libc::gettid() as u32 }
-}
+use crate::{PAGE, TRAPS, handled, read, thread_id, tried, unprotect, word, write};
 
 #[test]
 fn a_write_to_a_protected_page_asks_the_handler_once() {

@@ -15,7 +15,7 @@ mod stacks;
 mod uses;
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, FaultHandler, Region, Trap};
+use selfpage::{Answer, Domain, FaultHandler, MemoryFault, Protection, Region, Trap};
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
@@ -31,6 +31,17 @@ fn handled(trap: Trap, handler: impl FaultHandler + 'static) -> (Domain, Region)
         words[0] = page as u64 + 1;
     }
     (domain, region)
+}
+
+/// A handler that lets the access through.
+fn unprotect(fault: &MemoryFault<'_>) -> Answer {
+    fault.protect_page(Protection::ReadWrite).unwrap();
+    Answer::Handled
+}
+
+fn thread_id() -> u32 {
+    // SAFETY: test: takes nothing.
+    unsafe { libc::gettid() as u32 }
 }
 
 /// The first word of a page.

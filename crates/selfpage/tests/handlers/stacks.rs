@@ -2,19 +2,15 @@
 
 use std::mem;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use selfpage::{Answer, MemoryFault, Protection, Trap};
+use selfpage::{MemoryFault, Protection, Trap};
 
 use crate::child;
 use crate::scenario::{here, in_child};
-use crate::{PAGE, handled, read, word, write};
-
-fn unprotect(fault: &MemoryFault<'_>) -> Answer {
-    fault.protect_page(Protection::ReadWrite).map_or(Answer::Refuse, |()| Answer::Handled)
-}
+use crate::{PAGE, handled, read, thread_id, unprotect, word, write};
 
 /// Which signals of those that matter are blocked now: of faults, and of others.
 fn blocked() -> (bool, bool) {
@@ -179,8 +175,8 @@ fn a_sigbus_that_somebody_sends_waits_until_core_is_done() {
 
 /// Two threads that are in handlers at the same time, each with something of its own on its stack.
 fn meet(in_handlers: &AtomicUsize) {
-    let own = [const { AtomicUsize::new(0) }; 512];
-    let mine = ptr::from_ref(&own).addr() ^ blocked as *const () as usize;
+    let own = [const { AtomicU32::new(0) }; 1024];
+    let mine = thread_id();
     own.iter().for_each(|word| word.store(mine, SeqCst));
     in_handlers.fetch_add(1, SeqCst);
     while in_handlers.load(SeqCst) < 2 {
