@@ -231,8 +231,12 @@ fn build(root: &Path, trial: &Trial) -> Result<Vec<PathBuf>, String> {
 
 /// The programs that cargo says it has built, in JSON.
 fn programs(messages: &str) -> Vec<PathBuf> {
-    let program = |message: &str| Some(message.split_once("\"executable\":\"")?.1.split_once('"')?.0.into());
-    messages.lines().filter_map(program).collect()
+    messages.lines().filter_map(|message| Some(after(message, "\"executable\":\"", '"')?.into())).collect()
+}
+
+/// What stands in a line between `key` and the next `end`.
+fn after<'a>(line: &'a str, key: &str, end: char) -> Option<&'a str> {
+    Some(line.split_once(key)?.1.split_once(end)?.0)
 }
 
 /// What the kernel starts: loads its modules, runs the programs, says how each ended, and switches off. They write to a pipe, where

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use super::after;
+
 /// What the machine is comes last, marked.
 pub const COMMAND: &str = "$program bench appel-li --json --save /tmp/run \
     --case prot1 --case prot100 --case unprot100 --case prot100-scattered --case unprot100-scattered \
@@ -67,9 +69,8 @@ struct Record<'a> {
 
 impl Record<'_> {
     fn read(line: &str) -> Option<Record<'_>> {
-        let after = |key: &str, end: char| Some(line.split_once(key)?.1.split_once(end)?.0);
-        let (case, system) = (after("\"case\":\"", '"')?, after("\"system\":\"", '"')?);
-        Some(Record { case, system, value: after("\"value\":", ',')?.parse().ok()? })
+        let (case, system) = (after(line, "\"case\":\"", '"')?, after(line, "\"system\":\"", '"')?);
+        Some(Record { case, system, value: after(line, "\"value\":", ',')?.parse().ok()? })
     }
 }
 
