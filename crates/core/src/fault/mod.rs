@@ -142,13 +142,11 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
         if !region.allows(fault.access) {
             break Outcome::Violation;
         }
-        let step = match asked(region, page, fault.access, absent) {
-            Some(outcome) => Step::Done(outcome),
-            None => {
-                began_ns.get_or_insert_with(|| domain.mmu.now_ns());
-                look(domain, context, region, page, fault.access)
-            }
-        };
+        if let Some(outcome) = asked(region, page, fault.access, absent) {
+            break outcome;
+        }
+        let time_ns = *began_ns.get_or_insert_with(|| domain.mmu.now_ns());
+        let step = look(domain, context, region, page, fault.access);
         let sleeps_on = region.word(page);
         // Whoever waits for another thread waits outside.
         drop(inside);
@@ -157,7 +155,6 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             (Step::Brought(kind), _) => {
                 let Fault { access, thread, .. } = fault;
                 let access = (thread != 0).then_some(access);
-                let time_ns = began_ns.unwrap_or_default();
                 domain.tracer.note(Event { time_ns, page, kind, access, thread });
                 break Outcome::Resolved;
             }

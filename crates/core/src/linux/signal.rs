@@ -13,6 +13,16 @@ impl SignalSet {
     /// Every signal, the C library's own included.
     pub const ALL: SignalSet = SignalSet(u64::MAX);
 
+    /// The set that the kernel keeps so.
+    pub const fn of(kept: u64) -> SignalSet {
+        SignalSet(kept)
+    }
+
+    /// Whether a signal is in both.
+    pub const fn meets(self, other: SignalSet) -> bool {
+        self.0 & other.0 != 0
+    }
+
     /// Whether `signal` is in the set.
     pub const fn contains(self, signal: u32) -> bool {
         signal >= 1 && signal <= 64 && self.0 >> (signal - 1) & 1 == 1
@@ -48,16 +58,18 @@ impl Quiet {
     }
 }
 
-/// The signals that an instruction of the thread's own can cause, as the kernel keeps a set.
-pub const FAULTS: u64 = 1 << (raw::SIGILL - 1)
-    | 1 << (raw::SIGTRAP - 1)
-    | 1 << (raw::SIGBUS - 1)
-    | 1 << (raw::SIGFPE - 1)
-    | 1 << (raw::SIGSEGV - 1)
-    | 1 << (raw::SIGSYS - 1);
+/// The signals that an instruction of the thread's own can cause.
+pub const FAULTS: SignalSet = SignalSet(
+    1 << (raw::SIGILL - 1)
+        | 1 << (raw::SIGTRAP - 1)
+        | 1 << (raw::SIGBUS - 1)
+        | 1 << (raw::SIGFPE - 1)
+        | 1 << (raw::SIGSEGV - 1)
+        | 1 << (raw::SIGSYS - 1),
+);
 
 /// Every signal but those.
-const ALL_BUT_FAULTS: SignalSet = SignalSet(!FAULTS);
+const ALL_BUT_FAULTS: SignalSet = SignalSet(!FAULTS.0);
 
 /// Lets in the signals for faults of the calling thread, and blocks all others.
 pub fn let_faults_in() {

@@ -7,9 +7,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
-use selfpage_core::linux::{Errno, signal, thread};
+use selfpage_core::linux::signal::{self, SignalSet};
+use selfpage_core::linux::{Errno, thread};
 
-use super::stack;
+use super::thread::TAKEN;
+use super::{stack, takeover};
 use crate::handler::Trouble;
 
 /// Stacks that are mapped together.
@@ -32,9 +34,6 @@ struct Mark {
     /// Where its owner's own block of memory is, which a forked child's thread has at the same place.
     block: AtomicUsize,
 }
-
-/// No thread has this number: somebody finds out whether the owner still lives.
-const TAKEN: u32 = u32::MAX;
 
 /// The head of some stacks, which lie behind it.
 struct Stacks {
@@ -98,7 +97,7 @@ impl Stack {
     }
 
     /// The one that the caller is on, and how much of it is left.
-    fn here() -> Option<(Stack, usize)> {
+    pub(super) fn here() -> Option<(Stack, usize)> {
         let here = 0u8;
         Stacks::all().find_map(|of| {
             let at = (&raw const here as usize).wrapping_sub(ptr::from_ref(of).addr() + HEAD_BYTES);
@@ -165,6 +164,26 @@ impl Stack {
         alternate.ss_flags & SS_AUTODISARM == 0 && alternate.ss_size < STACK_BYTES
     }
 
+    /// Whether a trap that has come on it came in the middle of core's own work for another one.
+    pub(super) fn is_within_core(&self) -> bool {
+        self.mark().core.load(Ordering::Relaxed)
+    }
+
+    /// Has signals of the number that came wait until core is done: [`Arrival::call`] lets them in, or the return from the trap does.
+    ///
+    /// # Safety
+    /// *signal-handler*: called from the handler, with its arguments, where [`Stack::is_within_core`].
+    pub(super) unsafe fn put_off(&self, number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        // It would come at once.
+        signal::block_all();
+        self.mark().shut.store(true, Ordering::Relaxed);
+        // SAFETY: signal-handler: what the kernel made and passed.
+        unsafe {
+            libc::sigaddset(&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask, number);
+            libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), thread::id(), number, info);
+        }
+    }
+
     /// Makes it the calling thread's alternate stack, as which it may be in use.
     fn set_as_alternate(&self) {
         // SAFETY: signal-handler: a stack of the thread's own. Where the thread is on its alternate stack this fails, and changes nothing.
@@ -179,40 +198,17 @@ pub(super) fn lay_out() {
     }
 }
 
-/// Whether the trap has come in the middle of core's own work for another one, on the same stack.
-pub(super) fn within_core() -> bool {
-    Stack::here().is_some_and(|(stack, _)| stack.mark().core.load(Ordering::Relaxed))
-}
-
-/// Has signals of the number that came wait until core is done: [`Arrival::call`] lets them in, or the return from the trap does.
-///
-/// # Safety
-/// *signal-handler*: called from the handler, with its arguments, where [`within_core`] says so.
-pub(super) unsafe fn put_off(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // It would come at once.
-    signal::block_all();
-    if let Some((stack, _)) = Stack::here() {
-        stack.mark().shut.store(true, Ordering::Relaxed);
-    }
-    // SAFETY: signal-handler: what the kernel made and passed.
-    unsafe {
-        libc::sigaddset(&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask, number);
-        libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), thread::id(), number, info);
-    }
-}
-
 impl Arrival {
-    /// Where this trap has come in. A thread that is on no stack of ours has one when the trap is over.
+    /// Where this trap has come in: `here` ([`Stack::here`]). A thread that is on no stack of ours has one when the trap is over.
     ///
     /// # Safety
     /// *signal-handler*: `context` is what the kernel passed to the handler.
-    pub(super) unsafe fn here(context: *mut libc::c_void) -> Arrival {
-        if let Some((stack, left_bytes)) = Stack::here() {
+    pub(super) unsafe fn of(here: Option<(Stack, usize)>, context: *mut libc::c_void) -> Arrival {
+        if let Some((stack, left_bytes)) = here {
             if left_bytes >= ROOM_BYTES {
-                // SAFETY: signal-handler: the kernel keeps the context in place, and its mask is of 64 bits.
-                let mask =
-                    unsafe { (&raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>().read() };
-                if mask & signal::FAULTS != 0 {
+                // SAFETY: signal-handler: passed on from our caller.
+                let blocked = SignalSet::of(unsafe { takeover::interrupted_mask(context) });
+                if blocked.meets(signal::FAULTS) {
                     stack.mark().shut.store(true, Ordering::Relaxed);
                 }
                 return Arrival::Own(stack);

@@ -74,8 +74,8 @@ impl Takeover {
                 Blocked::AllButFaults => {
                     action.sa_flags |= libc::SA_NODEFER;
                     libc::sigfillset(&mut action.sa_mask);
-                    for fault in (1..=64).filter(|number| signal::FAULTS >> (number - 1) & 1 == 1) {
-                        libc::sigdelset(&mut action.sa_mask, fault);
+                    for fault in (1..=64).filter(|number| signal::FAULTS.contains(*number)) {
+                        libc::sigdelset(&mut action.sa_mask, fault.cast_signed());
                     }
                 }
                 Blocked::NoOther => {}
@@ -154,18 +154,25 @@ unsafe fn call(signal: libc::c_int, action: &libc::sigaction, info: *mut libc::s
     }
 }
 
+/// What the interrupted code had blocked, as the kernel keeps a set.
+///
+/// # Safety
+/// *signal-handler*: `context` is what the kernel passed to the handler.
+pub(super) unsafe fn interrupted_mask(context: *mut libc::c_void) -> u64 {
+    // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns; the first 64 bits are its own.
+    unsafe { (&raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>().read() }
+}
+
 /// Blocks what the kernel would block for this handler, and no more: the handler may touch managed memory, so `SIGBUS`
 /// stays open. Returns what was blocked.
 ///
 /// # Safety
 /// *signal-handler*: as for [`call`].
 unsafe fn own_mask(signal: libc::c_int, action: &libc::sigaction, context: *mut libc::c_void) -> libc::sigset_t {
-    // SAFETY: signal-handler: sets of this thread's signals; the kernel saved the interrupted mask in `context`, of which
-    // the first 64 bits are its own.
+    // SAFETY: signal-handler: sets of this thread's signals, of which the first 64 bits are the kernel's own.
     unsafe {
         let mut mask: libc::sigset_t = std::mem::zeroed();
-        let interrupted = &raw const (*context.cast::<libc::ucontext_t>()).uc_sigmask;
-        ptr::copy_nonoverlapping(interrupted.cast::<u64>(), (&raw mut mask).cast::<u64>(), 1);
+        (&raw mut mask).cast::<u64>().write(interrupted_mask(context));
         for other in (1..=64).filter(|other| libc::sigismember(&action.sa_mask, *other) == 1) {
             libc::sigaddset(&mut mask, other);
         }

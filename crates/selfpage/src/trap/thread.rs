@@ -18,8 +18,8 @@ use crate::store::with_engines;
 
 const STACK_BYTES: usize = 512 << 10;
 const MOST_THREADS: usize = 256;
-/// No thread has this number: a place for one that is just being started.
-const TAKEN: u32 = u32::MAX;
+/// No thread has this number: a place that is just being given to one.
+pub(super) const TAKEN: u32 = u32::MAX;
 
 /// The stacks of pager threads: the address where each begins to be used, 0 for a free place.
 static STACKS: [AtomicUsize; MOST_THREADS] = [const { AtomicUsize::new(0) }; MOST_THREADS];

@@ -11,7 +11,7 @@ use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
 use super::ask::{self, Asked};
-use super::handler_stack::{self, Arrival};
+use super::handler_stack::{self, Arrival, Stack};
 use super::stack;
 use super::takeover::{self, Blocked, Takeover};
 use crate::domain::Inner;
@@ -82,12 +82,15 @@ pub(crate) fn forget_users() {
 extern "C" fn on_sigbus(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
     let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
-    if handler_stack::within_core() {
+    let here = Stack::here();
+    if let Some((stack, _)) = here
+        && stack.is_within_core()
+    {
         if code == libc::BUS_ADRERR {
             crate::die("in a trap, code of a pager, a policy or a store touched memory that is not there, or managed");
         }
         // SAFETY: signal-handler: the arguments are the kernel's.
-        return unsafe { handler_stack::put_off(number, info, context) };
+        return unsafe { stack.put_off(number, info, context) };
     }
     if code != libc::BUS_ADRERR {
         // Sent by somebody, or the hardware lost the page: no fill helps there, and the access would come back for ever.
@@ -101,7 +104,7 @@ extern "C" fn on_sigbus(number: libc::c_int, info: *mut libc::siginfo_t, context
     let access = if write { Access::Write } else { Access::Read };
     let fault = Fault { addr: VirtAddr(addr), access, thread: 0 };
     // SAFETY: signal-handler: the context is the kernel's.
-    let arrival = unsafe { Arrival::here(context) };
+    let arrival = unsafe { Arrival::of(here, context) };
     let (mut outcome, asked) = arrival.do_core(|| resolve(fault));
     if let Some((asked, kind)) = asked {
         // The handler may jump out, so nothing is held but a count.
