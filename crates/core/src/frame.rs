@@ -257,6 +257,9 @@ const fn ones(count: u32) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }
 
+/// Frames that a huge page has room for.
+pub const GROUP: u32 = 512;
+
 /// The frames without memory, by number. Whoever takes some has been counted as claiming them before, and whoever gives some
 /// back is counted until after: no more are ever out than there are.
 pub struct Unpopulated {
@@ -281,6 +284,11 @@ impl Unpopulated {
             let first = self.begun.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).ok()?;
             Some(FrameRun { first: Frame(first), count: NonZeroU32::new(want.get().min(self.slots - first))? })
         })
+    }
+
+    /// How many frames are left of the group in which the next one without memory is.
+    pub fn rest_of_group(&self) -> u32 {
+        GROUP - self.begun.load(Ordering::Relaxed) % GROUP
     }
 
     /// Gives frames back that lost their memory.

@@ -179,7 +179,8 @@ pub trait Mmu: Sync {
     /// Makes every access to the page fail (`SIGBUS`), and wakes whoever waits for it.
     fn poison(&self, trap: Trap, page: PageNo);
 
-    /// Gives `[frame, frame+count)` physical memory if their slots have none, cleared to zero.
+    /// Gives `[frame, frame+count)` physical memory if their slots have none, cleared to zero. A whole [group](crate::frame::GROUP)
+    /// may come as neighbours; its slots must not have contents that anybody wants.
     ///
     /// # Errors
     /// [`Refusal::NoMemory`]: the system has none to give (the count says how many stand).

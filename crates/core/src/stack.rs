@@ -20,6 +20,8 @@ use crate::trace::Counters;
 /// How many frames are given memory at once, at least, when a fault needs one: by the faulting thread itself, since a thread
 /// on another CPU that changes page tables makes each of its own changes cost an interrupt there.
 const POPULATE_RUN: u32 = 32;
+/// With as many frames in use, those that come are the size of a huge page together.
+const BY_GROUPS_FROM: u32 = 2048;
 
 /// The frames that can be had without the policy.
 pub struct FrameStack {
@@ -104,6 +106,11 @@ impl FrameStack {
         self.saving.fetch_sub(count, Ordering::Relaxed);
     }
 
+    /// How many frames are given memory at once where `want` are needed.
+    fn populate_run(&self, want: NonZeroU32) -> u32 {
+        if self.claimed() < BY_GROUPS_FROM { want.get().max(POPULATE_RUN) } else { self.unpopulated.rest_of_group() }
+    }
+
     /// Frames to be had at once.
     pub fn ready(&self) -> u32 {
         let Held { claimed, budget } = self.holding.held();
@@ -169,7 +176,7 @@ pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
     let stack = &domain.stack;
     let run = match stack.free.take(want) {
         Some(run) => Some(run),
-        None => claim(domain, want.get().max(POPULATE_RUN))
+        None => claim(domain, stack.populate_run(want))
             .and_then(|()| stack.free.take(want))
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::linux::Errno;
-use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
 use selfpage_core::linux::uffd::{Modes, Uffd};
 
 use crate::config::Locking;
@@ -32,19 +32,39 @@ impl FramePool {
     /// No address space.
     pub(crate) fn reserve(frames: u32) -> Result<FramePool> {
         let mut pool = FramePool { start: 0, frames, locked: AtomicBool::new(false) };
-        pool.start = pool.map(Place::Anywhere)?;
+        let start = pool.reserve_aligned().map_err(|errno| pool.failure("reserve", errno))?;
+        pool.start = pool.map(Place::Over(start))?;
         Ok(pool)
     }
 
+    /// Addresses for the slots, from an edge of a huge page on.
+    fn reserve_aligned(&self) -> std::result::Result<usize, Errno> {
+        let wider = self.len_bytes() + HUGE_PAGE_BYTES;
+        // SAFETY: owned-range: a fresh mapping.
+        let reserved = unsafe { memory::map_anonymous(Place::Anywhere, wider, Access::None) }?;
+        let start = reserved.next_multiple_of(HUGE_PAGE_BYTES);
+        let (front, behind) = (start - reserved, start + self.len_bytes());
+        for (addr, len_bytes) in [(reserved, front), (behind, HUGE_PAGE_BYTES - front)] {
+            if len_bytes > 0 {
+                // SAFETY: owned-range: parts of the fresh mapping.
+                unsafe { memory::unmap(addr, len_bytes) }?;
+            }
+        }
+        Ok(start)
+    }
+
+    fn failure(&self, action: &'static str, errno: Errno) -> Error {
+        Error::system(action, format!("a pool of {} frames", self.frames), errno)
+    }
+
     fn map(&self, place: Place) -> Result<usize> {
-        let object = || format!("a pool of {} frames", self.frames);
         // SAFETY: owned-range: a fresh mapping, or (in a forked child) the place that DONTFORK left empty.
         let start = unsafe { memory::map_anonymous(place, self.len_bytes(), Access::ReadWrite) }
-            .map_err(|errno| Error::system("map", object(), errno))?;
+            .map_err(|errno| self.failure("map", errno))?;
         for advice in [Advice::NoHugePages, Advice::NotForChild] {
             // SAFETY: owned-range: just mapped.
             unsafe { memory::advise(start, self.len_bytes(), advice) }
-                .map_err(|errno| Error::system("set up", object(), errno))?;
+                .map_err(|errno| self.failure("set up", errno))?;
         }
         Ok(start)
     }
@@ -86,7 +106,7 @@ impl FramePool {
     pub(crate) fn register(&self, uffd: Uffd) -> Result<()> {
         // SAFETY: owned-range: the slots are ours alone.
         unsafe { uffd.register(self.start, self.len_bytes(), Modes::WP) }
-            .map_err(|errno| Error::system("register", format!("a pool of {} frames", self.frames), errno))
+            .map_err(|errno| self.failure("register", errno))
     }
 
     /// The first slot.

@@ -6,6 +6,8 @@
 use super::descriptor::Descriptor;
 use super::errno::Errno;
 use super::syscall::call;
+use crate::addr::PAGE_BYTES;
+use crate::frame::GROUP;
 use core::ffi::CStr;
 use linux_raw_sys::general as raw;
 
@@ -40,6 +42,9 @@ impl Access {
         }) as usize
     }
 }
+
+/// What the kernel maps by one entry, instead of a table of them.
+pub const HUGE_PAGE_BYTES: usize = GROUP as usize * PAGE_BYTES;
 
 /// Whether writes to a mapping of a file reach the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

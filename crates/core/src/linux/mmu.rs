@@ -3,13 +3,14 @@
 use super::clock::Clock;
 use super::descriptor::Descriptor;
 use super::errno::Errno;
-use super::memory::{self, Advice};
+use super::memory::{self, Advice, HUGE_PAGE_BYTES};
 use super::pagemap::{Categories, Pagemap, Stretch};
 use super::uffd::{Stopped, Uffd, Waiters, Writing};
 use super::{futex, thread};
 use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange, VirtAddr};
 use crate::mmu::{Mmu, Partial, Refusal, Trap};
 use crate::region::Access;
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
@@ -81,9 +82,9 @@ impl LinuxMmu {
     /// A machine over the `frames` slots from `pool` on.
     ///
     /// # Safety
-    /// - pool-owned: the slots are one private anonymous mapping, readable and writable, without huge pages and out of forked
-    ///   children, registered for write protection only with `descriptors.pool`; it lives as long as this value, and only the
-    ///   holder of a frame touches its slot.
+    /// - pool-owned: the slots are one private anonymous mapping, readable and writable, without huge pages (this value has some made
+    ///   and split) and out of forked children, registered for write protection only with `descriptors.pool`; it lives as long as this
+    ///   value, and only the holder of a frame touches its slot.
     /// - region-owned: each page that is passed to this value lies in a private anonymous mapping of the caller's, registered
     ///   for absent pages with the descriptor of its trap, without huge pages; the caller is the only one who maps and unmaps
     ///   there, and serialises that with changes of the mapping's protection. A page whose contents must not move is
@@ -255,6 +256,26 @@ impl LinuxMmu {
             };
             Partial { done: (done_bytes / PAGE_BYTES) as u32, why }
         })
+    }
+
+    /// Makes pages out of a huge page that nobody uses yet, neighbours as they were. The kernel splits one for good when a page of it
+    /// moves, but not while a device is at any other: so one moves now, into the place of the last, and back. Where they were no
+    /// huge page, that is all that happens.
+    fn split(&self, slot: usize) {
+        let last = slot + HUGE_PAGE_BYTES - PAGE_BYTES;
+        let pool = Uffd(load(&self.pool_uffd));
+        drop_contents(last, PAGE_BYTES);
+        // From a page that holds only zeros the kernel would take the memory (since 6.13).
+        mark_each(slot..last, 1);
+        for (to, from) in [(last, last - PAGE_BYTES), (last - PAGE_BYTES, last)] {
+            // SAFETY: pool-owned: both are slots that the caller holds.
+            let _ = unsafe { pool.move_pages(to, from, PAGE_BYTES, Waiters::Wake) };
+        }
+        for emptied in [last - PAGE_BYTES, last] {
+            // SAFETY: pool-owned: as above.
+            let _ = unsafe { memory::advise(emptied, PAGE_BYTES, Advice::PopulateWrite) };
+        }
+        mark_each(slot..last + PAGE_BYTES, 0);
     }
 
     /// How many of the `count` slots from `slot` on have contents, at the front: the kernel would copy zeros for the others. Where
@@ -492,9 +513,20 @@ impl Mmu for LinuxMmu {
     fn populate(&self, frame: Frame, count: u32) -> Result<(), Partial> {
         let slot = self.slots(frame, count).ok_or(Partial { done: 0, why: Refusal::Foreign })?;
         let len_bytes = count as usize * PAGE_BYTES;
-        // SAFETY: pool-owned: populated slots keep their contents.
-        unsafe { memory::advise(slot, len_bytes, Advice::PopulateWrite) }
-            .map_err(|_| Partial { done: self.populated_in_front(slot, count), why: Refusal::NoMemory })
+        let populate = || {
+            // SAFETY: pool-owned: populated slots keep their contents.
+            unsafe { memory::advise(slot, len_bytes, Advice::PopulateWrite) }
+                .map_err(|_| Partial { done: self.populated_in_front(slot, count), why: Refusal::NoMemory })
+        };
+        if len_bytes != HUGE_PAGE_BYTES || !slot.is_multiple_of(HUGE_PAGE_BYTES) {
+            return populate();
+        }
+        // SAFETY: pool-owned: advice changes no contents.
+        let _ = unsafe { memory::advise(slot, len_bytes, Advice::HugePages) };
+        let populated = populate();
+        // SAFETY: pool-owned: as above.
+        let _ = unsafe { memory::advise(slot, len_bytes, Advice::NoHugePages) };
+        populated.map(|()| self.split(slot))
     }
 
     fn release(&self, frame: Frame, count: u32) {
@@ -528,6 +560,14 @@ fn traps_writes(known: Categories) -> bool {
 
 fn load(cell: &AtomicI32) -> Descriptor {
     Descriptor::from_raw(cell.load(Ordering::Acquire))
+}
+
+/// Writes the first byte of each page of populated slots.
+fn mark_each(slots: Range<usize>, mark: u8) {
+    for addr in slots.step_by(PAGE_BYTES) {
+        // SAFETY: pool-owned: the caller holds the frames.
+        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(addr).write_volatile(mark) }
+    }
 }
 
 /// Drops what a range of slots or of a region's pages holds.
