@@ -12,7 +12,7 @@ use crate::page::{PageWord, State, Word};
 use crate::region::{Region, RegionMap};
 use crate::ring::Ring;
 use crate::stack::{self, FrameStack};
-use crate::stream::Limits;
+use crate::stream::{DEPTH, Limits};
 use crate::sync::{AtomicU32, Event, Gate, Ordering};
 use crate::trace::Counters;
 use crate::tracer::{Event as Traced, Kind, Tracer};
@@ -204,8 +204,8 @@ impl DomainState {
     pub fn limits(&self, most_now: u32, reads_ahead: ReadsAhead) -> Limits {
         let budget = self.stack.budget();
         let chunk = match reads_ahead {
-            ReadsAhead::Yes if budget >= 128 => (budget / 128).min(MOST_AHEAD),
-            _ => 0,
+            ReadsAhead::Yes => (budget / CHUNKS).min(MOST_AHEAD),
+            ReadsAhead::No => 0,
         };
         Limits { now: most_now.min(budget / 32).max(1), chunk }
     }
@@ -232,6 +232,10 @@ impl DomainState {
 
 /// Pages of a region that one call wakes the threads of, at most.
 const MOST_WOKEN: u64 = 1 << 20;
+
+/// Chunks that the frames have room for, at least: what a stream has in front of it, the chunk that the program is in and those that
+/// were asked for after it, is 1/32 of the frames.
+pub const CHUNKS: u32 = 32 * (DEPTH + 1);
 
 /// Pages in a chunk that is read ahead, at most.
 pub const MOST_AHEAD: u32 = 512;

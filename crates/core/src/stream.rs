@@ -17,7 +17,7 @@ const LONGEST_STRIDE: i64 = 64;
 /// Pages in the window of a stream that has been met often enough for its pattern to be no accident.
 const ESTABLISHED: u32 = 4;
 /// Chunks that are asked for before the first of them is reached, so that the device never waits for the program.
-pub const DEPTH: u32 = 3;
+pub const DEPTH: u32 = 5;
 
 /// A stream: where it is expected next, and how far it has been fetched.
 struct Stream {
@@ -248,8 +248,9 @@ mod tests {
             }
         };
         assert_eq!(counts, [1, 2, 4, 8, 16, 16]);
-        assert_eq!(ahead, Chunk { first: at, count: 768, stride: 1 });
-        assert_eq!(streams.tripped(at, LIMITS), Some(Chunk { first: at + 768, count: 256, stride: 1 }));
+        assert_eq!(ahead, Chunk { first: at, count: DEPTH * 256, stride: 1 });
+        let next = Chunk { first: at + u64::from(DEPTH) * 256, count: 256, stride: 1 };
+        assert_eq!(streams.tripped(at, LIMITS), Some(next));
         assert_eq!(streams.tripped(at + 4000, LIMITS), None);
         // A fault within the chunk gets help, and asks for nothing.
         assert_eq!(streams.plan(at + 300, LIMITS), Plan { count: 16, stride: 1, ahead: None });

@@ -73,7 +73,7 @@ impl Config {
         let settings = Settings {
             frames,
             most_frames: frames,
-            pagers: 2,
+            pagers: 3,
             workers: cpus.clamp(1, 4),
             needs_system_calls: false,
             descriptor_table: DescriptorTable::Shared,

@@ -12,7 +12,7 @@ use crate::stream::DEPTH;
 
 /// What a stream has in front of it: the chunk that the program is in, and those that were asked for after it.
 const MOST_GUARDED: u32 = (DEPTH + 1) * MOST_AHEAD;
-/// A chunk is 1/128 of the frames at most, and so those chunks are 1/32. One part in 24 leaves room for frames that are not
+/// Those chunks are 1/32 of the frames at most. One part in 24 leaves room for frames that are not
 /// listed: with less, what is evicted unused is read again, which evicts what is next unused, and so on.
 const GUARDED_PART: u32 = 24;
 

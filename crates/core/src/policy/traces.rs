@@ -3,7 +3,7 @@
 extern crate std;
 
 use super::*;
-use crate::domain::MOST_AHEAD;
+use crate::domain::{CHUNKS, MOST_AHEAD};
 use crate::frame::table;
 use crate::stream::DEPTH;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -149,7 +149,7 @@ fn cyclic(name: &str, frames: u32) -> u64 {
     const PASSES: u64 = 4;
     let mut model = Model::new(name, frames);
     let pages = u64::from(frames) * 4 / 3;
-    let chunk = u64::from(MOST_AHEAD.min(frames / 128));
+    let chunk = u64::from(MOST_AHEAD.min(frames / CHUNKS));
     for pass in 0..=PASSES {
         if pass == 1 {
             model.rereads = 0;

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::mem::{ManuallyDrop, needs_drop};
 use std::os::fd::RawFd;
 
+use selfpage_core::domain::MOST_AHEAD;
 use selfpage_core::pager::PagerError;
 
 use super::linux::ring::Ring;
@@ -12,9 +13,11 @@ use super::linux::transfer::{Batch, Direction, Window};
 use super::linux::workers::Workers;
 use super::{ReadBlok, WriteBlok};
 
-/// Pages in flight at a time, and how many of them a trap has room for on its stack.
-const WINDOW_PAGES: usize = 256;
-const TRAP_PAGES: usize = 32;
+/// Pages in flight at a time: all of a chunk that is read ahead.
+const WINDOW_PAGES: usize = MOST_AHEAD as usize;
+/// The same for a fault: in a trap there is not more room on the stack, and on a pager thread a wider window would take longer to lay
+/// out than a page to copy.
+const FEW_PAGES: usize = 32;
 
 /// What to try for requests at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,8 +79,8 @@ enum Engine {
 
 /// Reads in a trap: on the caller's stack, one request after the other.
 pub(super) fn read_in_trap(file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-    for part in bloks.chunks_mut(TRAP_PAGES) {
-        let mut window = Window::<TRAP_PAGES>::to_read(part);
+    for part in bloks.chunks_mut(FEW_PAGES) {
+        let mut window = Window::<FEW_PAGES>::to_read(part);
         let mut batch = window.batch();
         batch.run_serially(file);
         batch.result()?;
@@ -88,8 +91,16 @@ pub(super) fn read_in_trap(file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<()
 impl IoChoice {
     /// Reads on a pager thread.
     pub(super) fn read(self, file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        for part in bloks.chunks_mut(WINDOW_PAGES) {
-            let mut window = Window::<WINDOW_PAGES>::to_read(part);
+        if bloks.len() <= FEW_PAGES {
+            self.read_by::<FEW_PAGES>(file, bloks)
+        } else {
+            self.read_by::<WINDOW_PAGES>(file, bloks)
+        }
+    }
+
+    fn read_by<const PAGES: usize>(self, file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        for part in bloks.chunks_mut(PAGES) {
+            let mut window = Window::<PAGES>::to_read(part);
             let mut batch = window.batch();
             self.run(file, &mut batch);
             batch.result()?;
