@@ -66,20 +66,29 @@ fn tell(domain: &DomainState, policy: &mut dyn Policy) {
 /// Lets the policy choose victims and evicts them, until the frames of `want` are ready or on their way to the store.
 ///
 /// Past those that must stay (a device holds them) it asks for others, a bounded number of times: the policy may suggest the
-/// same ones first whenever it is asked. While no page more may be queued, changed ones must stay as well, and it tries
-/// `want` of them and no more.
+/// same ones first whenever it is asked. It stops where no page more may be queued. Where that is so from the start, changed ones
+/// must stay as well, and it tries `want` of them and no more.
 ///
 /// # Context
 /// The evictor alone (PagerThread), outside the gate.
 pub fn evict(domain: &DomainState, policy: &mut dyn Policy, want: u32) -> Evicted {
     let _inside = domain.gate.enter(domain.mmu);
     tell(domain, policy);
-    let mut search = Search { looks: MOST_LOOKS, tries: if save::room(domain) > 0 { MOST_LOOKS } else { want } };
+    let was_full = save::room(domain) == 0;
+    let mut search = Search { looks: MOST_LOOKS, tries: if was_full { want } else { MOST_LOOKS } };
     let mut evicted = Evicted::default();
     while let left = want.saturating_sub(evicted.ready + evicted.queued)
         && left > 0
-        && evict_some(domain, policy, left, &mut search, &mut evicted)
-    {}
+    {
+        // Each may turn out to be changed, and what finds no room has been moved out for nothing.
+        let most = if was_full { left } else { left.min(save::room(domain) as u32) };
+        if most == 0 {
+            search.tries = 0;
+        }
+        if !evict_some(domain, policy, most, &mut search, &mut evicted) {
+            break;
+        }
+    }
     evicted.looked_at = MOST_LOOKS - search.looks;
     evicted.was_all = evicted.ready + evicted.queued < want && search.looks > 0 && search.tries > 0;
     evicted

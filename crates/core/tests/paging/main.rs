@@ -117,6 +117,22 @@ fn a_program_pages_itself_with_an_eighth_of_its_data_in_frames() {
 }
 
 #[test]
+fn no_more_changed_pages_are_unmapped_than_may_wait_to_be_saved() {
+    let world = World::new("fifo");
+    (0..40).for_each(|page| world.write(page * 512, page + 1).unwrap());
+    // A quarter of the frames may be on their way to the store.
+    let mapped = world.mapped();
+    let evicted = world.evict_only(32);
+    assert_eq!((evicted.queued, evicted.kept, evicted.was_all), (16, 0, false));
+    assert_eq!(world.mapped(), mapped - 16);
+    // Now a few are tried, since some might be clean.
+    let evicted = world.evict_only(4);
+    assert_eq!((evicted.queued, evicted.kept), (0, 4));
+    world.save_all();
+    assert_eq!(world.evict_only(4).queued, 4);
+}
+
+#[test]
 fn a_cpu_that_is_told_nothing_is_found_out() {
     let world = World::new("lru");
     world.mmu.with_kernel(|kernel| kernel.waive(Rule::StaleIsForgotten));

@@ -7,7 +7,7 @@ use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
 use selfpage_core::capability::{Handle, Kernel, Object, Progress, Space, Type};
 use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::evict::{evict, trim_standby};
+use selfpage_core::fault::evict::{Evicted, evict, trim_standby};
 use selfpage_core::fault::handover::Handovers;
 use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::range;
@@ -209,8 +209,8 @@ impl World {
     }
 
     /// Leaves changed pages on their way to the store.
-    pub fn evict_only(&self, want: u32) {
-        evict(&self.domain, &mut **self.policy.lock().unwrap(), want);
+    pub fn evict_only(&self, want: u32) -> Evicted {
+        evict(&self.domain, &mut **self.policy.lock().unwrap(), want)
     }
 
     /// What evictor and saver do elsewhere.
