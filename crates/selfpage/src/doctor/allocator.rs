@@ -30,10 +30,10 @@ fn chosen(line: &str) -> Option<String> {
 }
 
 fn huge_pages(enabled: Option<&str>, defrag: Option<&str>) -> Finding {
-    const FEATURE: &str = "huge pages for blocks";
+    const FEATURE: &str = "huge pages for blocks and frames";
     if !matches!(enabled, Some("always" | "madvise")) {
         let why = format!(
-            "{}: a cold block costs the kernel's fault for each 4 KiB",
+            "{}: a cold block costs the kernel's fault for each 4 KiB, and a device takes a domain's pages one by one",
             enabled.unwrap_or("not in this kernel")
         );
         return Finding::new(FEATURE, State::Degraded, why).remedy(format!("echo madvise > {HUGE_PAGES}/enabled"));
@@ -46,7 +46,9 @@ fn huge_pages(enabled: Option<&str>, defrag: Option<&str>) -> Finding {
         _ => (State::Present, "the kernel makes room for one when it is touched"),
     };
     let (enabled, defrag) = (enabled.unwrap_or("?"), defrag.unwrap_or("?"));
-    let why = format!("{enabled}, defrag {defrag}: cold blocks from 2 MiB on get them; {room}");
+    let why = format!(
+        "{enabled}, defrag {defrag}: cold blocks from 2 MiB on get them, and frames come as what one is split into; {room}"
+    );
     let finding = Finding::new(FEATURE, state, why);
     if state == State::Present { finding } else { finding.remedy(format!("echo madvise > {HUGE_PAGES}/defrag")) }
 }
