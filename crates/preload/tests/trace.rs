@@ -89,6 +89,58 @@ fn a_trace_has_what_happened_and_its_picture_is_always_the_same() {
     assert_eq!(picture.matches("<text").count(), picture.matches("</text>").count());
 }
 
+/// The pages that a program uses in each of two times.
+const USED: [u64; 2] = [4000, 400];
+
+#[test]
+fn a_trace_tells_the_working_sets_of_two_times_apart() {
+    if !run::possible() {
+        return;
+    }
+    // All of it stays in core, so that only samples can tell.
+    let script = format!(
+        "
+import time
+memory = bytearray({} * 4096)
+print(time.time_ns())
+for pages in {USED:?}:
+    end = time.time_ns() + 1_500_000_000
+    while time.time_ns() < end:
+        for at in range(0, pages * 4096, 4096): memory[at] = 1
+    print(time.time_ns())
+",
+        USED[0]
+    );
+    let directory = run::directory();
+    let file = directory.path().join("trace");
+    let mut command = Command::new(run::tool());
+    let command = command.args(["run", "--frames", "64M", "--sample-ms", "50", "--trace"]).arg(&file);
+    let ran = command.args(["--", "/usr/bin/python3", "-S", "-c", &script]).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let printed = String::from_utf8(ran.stdout).unwrap();
+    let turns: Vec<u64> = printed.lines().map(|line| line.parse().unwrap()).collect();
+
+    let trace = Trace::read(&file).unwrap();
+    let sets = trace.records.iter().filter_map(|record| match record {
+        Record::WorkingSet { time_ns, pages, least, most } => {
+            Some((trace.began_unix_ns + time_ns, *pages, u64::from(*least)..=u64::from(*most)))
+        }
+        _ => None,
+    });
+    let sets: Vec<_> = sets.collect();
+    for (used, turn) in USED.into_iter().zip(turns.windows(2)) {
+        // Each is of the time since the one before. The interpreter uses some pages, too.
+        let of_time = sets.windows(2).filter(|pair| turn[0] <= pair[0].0 && pair[1].0 <= turn[1]).map(|pair| &pair[1]);
+        let mut found: Vec<_> = of_time.map(|(_, pages, bounds)| (*pages, bounds.clone())).collect();
+        found.sort_by_key(|(pages, _)| *pages);
+        assert!(found.len() >= 5, "{sets:?} at {turns:?}");
+        let middle = found[found.len() / 2].0;
+        assert!((used * 3 / 4..used * 7 / 4).contains(&middle), "{used} pages were used: {found:?}");
+        let right = found.iter().filter(|(_, bounds)| *bounds.start() < used * 5 / 4 && used <= *bounds.end()).count();
+        assert!(right * 2 > found.len(), "{used} pages were used: {found:?}");
+    }
+}
+
 #[test]
 fn a_bad_trace_is_one_line_and_no_picture() {
     let directory = run::directory();

@@ -170,18 +170,20 @@ fn wish(word: &PageWord, wishes: Wishes) {
     while !word.wish(word.load(), wishes) {}
 }
 
-/// The contents of `page` are about to be dropped: whether they may be. `Err`: what must be waited for first.
+/// The contents of `page` are about to be dropped by whoever then claims it as it was `seen`: whether they may be. `Err`: what must be
+/// waited for first.
 ///
-/// The result is held until they are.
+/// The result is held until they are. A later look at the word would not do: a page that is written to and armed again by a cut has the
+/// same word before and after, and is not armed in between.
 pub(super) fn begin_drop<'a>(
     domain: &'a DomainState,
     context: Context,
     region: &Region,
     page: PageNo,
+    seen: Word,
 ) -> Result<Option<crate::sync::Inside<'a>>, Step> {
-    let armed = region.word(page).is_some_and(|word| word.load().wishes().copied_first());
     let index = region.index(page);
-    if !armed && !region.sets.pending.contains(index) {
+    if !seen.wishes().copied_first() && !region.sets.pending.contains(index) {
         return Ok(None);
     }
     let moved = domain.cut.moved.count();

@@ -131,7 +131,7 @@ fn supply_at(domain: &DomainState, context: Context, region: &Region, page: Page
         _ => return Step::Done(Outcome::Violation),
     }
     // What the page reads as now is dropped: an image or a clone that needs it has it first.
-    let _dropping = match copy_first::begin_drop(domain, context, region, page) {
+    let _dropping = match copy_first::begin_drop(domain, context, region, page, seen) {
         Ok(dropping) => dropping,
         Err(wait) => return wait,
     };
@@ -236,7 +236,7 @@ fn discard_stretch(domain: &DomainState, context: Context, region: &Region, rang
             }
             break;
         }
-        let _dropping = match copy_first::begin_drop(domain, context, region, next) {
+        let _dropping = match copy_first::begin_drop(domain, context, region, next, seen) {
             Ok(dropping) => dropping,
             Err(wait) => {
                 if next == range.first {

@@ -34,7 +34,8 @@ impl Categories {
     pub const fn contains(self, other: Categories) -> bool {
         self.0 & other.0 == other.0
     }
-    /// Whether the page, or the hole, is protected and every write to it is noted: it was not written since.
+    /// Whether the page, or the hole, is protected and every write to it is noted: it was not written since. Outside of private anonymous
+    /// memory its contents may have been removed.
     pub const fn protected(self) -> bool {
         self.contains(Categories::NOTED) && self.populated() && !self.contains(Categories::WRITTEN)
     }

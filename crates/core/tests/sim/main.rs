@@ -14,6 +14,7 @@ mod machine;
 mod pager;
 mod policy;
 mod scheduler;
+mod script;
 mod shadow;
 mod snapshots;
 mod steps;
@@ -40,7 +41,7 @@ struct Run {
 }
 
 fn run(seed: u64, handlers: Handlers, cuts: Cuts) -> Result<Run, String> {
-    selfpage_core::sync::RACE.get_or_init(|| || scheduler::step_aside("a race"));
+    selfpage_core::sync::RACE.get_or_init(|| scheduler::look);
     dice::seed(seed);
     scheduler::reset();
     let mut life = Life::default();

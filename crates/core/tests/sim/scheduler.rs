@@ -32,6 +32,8 @@ pub enum State {
     },
     /// Waits for a fault to be reported.
     Reading,
+    /// Waits for somebody to look at a page's word, in [`run_by_looks`].
+    Watching,
     Ended,
 }
 
@@ -55,6 +57,8 @@ enum Order {
     Sticky(u64),
     /// The first in a ranking, which changes now and then.
     Ranked,
+    /// Not by chance: the last one that was spawned.
+    Last,
 }
 
 type Routine = Coroutine<(), (), (), DefaultStack>;
@@ -180,6 +184,12 @@ pub fn run() -> Result<(), String> {
     })
 }
 
+/// The same, not by chance: at every look at a page's word whoever watches for one goes first, until it waits.
+pub fn run_by_looks() -> Result<(), String> {
+    SCHEDULER.with(|s| s.order.set(Order::Last));
+    run()
+}
+
 impl Scheduler {
     /// Who runs next. Lets time pass until somebody can.
     fn choose(&self) -> Option<usize> {
@@ -201,6 +211,7 @@ impl Scheduler {
                 }
                 runnable.iter().copied().max_by_key(|id| threads[*id].rank)
             }
+            (Order::Last, _) => runnable.iter().copied().max(),
             _ => Some(runnable[dice::below(runnable.len() as u64) as usize]),
         }
     }
@@ -251,6 +262,14 @@ pub fn step_aside(doing: &'static str) {
             s.suspend(id);
         }
     });
+}
+
+/// Somebody has looked at a page's word.
+pub fn look() {
+    if SCHEDULER.with(|s| matches!(s.order.get(), Order::Last)) {
+        wake(1, |_, state| state == State::Watching);
+    }
+    step_aside("a race");
 }
 
 /// Does `work` in one go, whatever it calls: nobody else runs, is woken, or could wake it.

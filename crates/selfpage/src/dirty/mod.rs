@@ -40,10 +40,12 @@ pub enum Mechanism {
 
 /// Tells which pages of a range were written since it was armed.
 ///
-/// What counts as written: a page that anybody in this process wrote to, system calls included; a page whose contents were
-/// discarded; a mapping that was put over a part of the range; a page in a buffer that is registered with an io_uring of this process,
-/// at every scan, and everything where those cannot be looked for; after a fork, in the child, everything until the child arms it.
-/// What does not: a hole that nobody touched, reading, a page that was swapped out or moved by the kernel.
+/// What counts as written: a page that anybody in this process wrote to, system calls included; a page of private anonymous memory
+/// (hugetlb not included) that was discarded; a mapping that was put over a part of the range; a page in a buffer that is registered with
+/// an io_uring of this process, at every scan, and everything where those cannot be looked for; after a fork, in the child, everything
+/// until the child arms it. What does not: a hole that nobody touched, reading, a page that was swapped out or moved by the kernel; and
+/// contents that are removed in other memory (`MADV_REMOVE`, a hole punched in a file), where whoever removes them must write to the
+/// pages too.
 ///
 /// A huge page is written as a whole where the kernel keeps it whole: always with hugetlb; a transparent one is split by the
 /// first write.

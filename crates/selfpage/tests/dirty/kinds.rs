@@ -1,12 +1,13 @@
 //! What the kernel does with pages on its own, and what the program does other than writing.
 
 use std::ffi::CString;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
-use selfpage::dirty::Dirty;
+use selfpage::dirty::{Dirty, DirtyTracker};
 
-use crate::memory::{HUGE, Memory, PAGE};
+use crate::memory::{HUGE, HugePages, Memory, PAGE};
 use crate::{arm, fork, pages, skip, tracker};
 
 #[test]
@@ -26,6 +27,47 @@ fn discarded_pages_count_as_written_once() {
     assert_eq!(memory.read(3), 0);
     tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
     assert_eq!(pages(&memory, &found), [1100]);
+}
+
+/// What docs/dirty.md says of contents that go in other memory than private anonymous: whoever removes them writes to the pages, too.
+#[test]
+fn removed_pages_of_other_memory_count_where_they_are_written_before_or_after() {
+    let Some(tracker) = tracker() else { return };
+    let advise = |advice| move |memory: &Memory, pages: Range<usize>| memory.advise(pages, advice);
+    let (memfd, file) = Memory::of_memfd(16);
+    let cut_off = move |memory: &Memory, pages: Range<usize>| {
+        assert_eq!(pages.end * PAGE, memory.range().len());
+        file.set_len((pages.start * PAGE) as u64).unwrap();
+        file.set_len((pages.end * PAGE) as u64).unwrap();
+    };
+    check_removal(&tracker, &memfd, 1, cut_off);
+    check_removal(&tracker, &Memory::memfd(16), 1, advise(libc::MADV_REMOVE));
+    check_removal(&tracker, &Memory::shared(16), 1, advise(libc::MADV_REMOVE));
+    for (sharing, advice) in [(libc::MAP_PRIVATE, libc::MADV_DONTNEED), (libc::MAP_SHARED, libc::MADV_REMOVE)] {
+        let aside = HugePages::set_aside(10);
+        if let Some(memory) = Memory::of_huge_pages(&aside, 5 * HUGE / PAGE, sharing) {
+            check_removal(&tracker, &memory, HUGE / PAGE, advise(advice));
+        }
+    }
+}
+
+/// Removes the last four units, of `grain` pages each, and writes to two of them.
+fn check_removal(tracker: &DirtyTracker, memory: &Memory, grain: usize, remove: impl Fn(&Memory, Range<usize>)) {
+    let size_pages = memory.range().len() / PAGE;
+    let mut found = Dirty::new();
+    let removed: Vec<usize> = (size_pages - 4 * grain..size_pages).step_by(grain).collect();
+    (0..size_pages).step_by(grain).for_each(|page| memory.write(page, 1));
+    arm(tracker, memory);
+    memory.write(removed[1], 2);
+    remove(memory, removed[0]..size_pages);
+    memory.write(removed[2], 3);
+    // This one is read, as `removed[0]` is not.
+    assert_eq!(memory.read(removed[3]), 0, "{memory:?}");
+    tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+    let expected: Vec<usize> = (removed[1]..removed[3]).collect();
+    // More than these: the kernel tells more than it did, which docs/dirty.md is to say.
+    assert_eq!(pages(memory, &found), expected, "{memory:?}");
+    assert_eq!([0, 1, 2].map(|unit| memory.read(removed[unit])), [0, 0, 3], "{memory:?}");
 }
 
 #[test]

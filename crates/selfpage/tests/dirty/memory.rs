@@ -7,12 +7,38 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub const PAGE: usize = 4096;
 pub const HUGE: usize = 2 << 20;
 const REGION: &str = "region";
 const ANONYMOUS: &str = "anonymous";
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+
+/// Huge pages that are set aside as long as this lives, for one test at a time.
+pub struct HugePages {
+    count: usize,
+    before: String,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl HugePages {
+    pub fn set_aside(count: usize) -> HugePages {
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::fs::read_to_string(HUGE_PAGES).unwrap_or_default();
+        if before.trim().parse::<usize>().unwrap_or(0) < count {
+            let _ = std::fs::write(HUGE_PAGES, count.to_string());
+        }
+        HugePages { count, before, _turn }
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = std::fs::write(HUGE_PAGES, &self.before);
+    }
+}
 
 /// A mapping of whole pages.
 pub struct Memory {
@@ -47,10 +73,15 @@ impl Memory {
 
     /// Of a memfd of the test's.
     pub fn memfd(pages: usize) -> Memory {
+        Memory::of_memfd(pages).0
+    }
+
+    /// The same with the memfd.
+    pub fn of_memfd(pages: usize) -> (Memory, File) {
         // SAFETY: the name ends with zero, and the descriptor is new.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"dirty".as_ptr(), libc::MFD_CLOEXEC)) };
         file.set_len((pages * PAGE) as u64).unwrap();
-        Memory::map("memfd", pages * PAGE, libc::MAP_SHARED, Some(&file)).unwrap()
+        (Memory::map("memfd", pages * PAGE, libc::MAP_SHARED, Some(&file)).unwrap(), file)
     }
 
     /// A region, which outlives this.
@@ -84,17 +115,15 @@ impl Memory {
         None
     }
 
-    /// Of huge pages that were set aside, or none where root has not.
+    /// Of huge pages that are set aside for it, or none where root has not.
     pub fn hugetlb(pages: usize, sharing: i32) -> Option<Memory> {
-        let count = (pages * PAGE).div_ceil(HUGE);
-        let before = std::fs::read_to_string(HUGE_PAGES).unwrap_or_default();
-        if before.trim().parse::<usize>().unwrap_or(0) < count {
-            let _ = std::fs::write(HUGE_PAGES, count.to_string());
-        }
-        let flags = sharing | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
-        let mapped = Memory::map("hugetlb", count * HUGE, flags, None);
-        // What is mapped stays set aside until it is unmapped.
-        let _ = std::fs::write(HUGE_PAGES, before);
+        // What is mapped stays set aside until it is unmapped, unless a page of it is removed.
+        Memory::of_huge_pages(&HugePages::set_aside((pages * PAGE).div_ceil(HUGE)), pages, sharing)
+    }
+
+    pub fn of_huge_pages(aside: &HugePages, pages: usize, sharing: i32) -> Option<Memory> {
+        let (flags, count) = (sharing | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB, aside.count);
+        let mapped = Memory::map("hugetlb", (pages * PAGE).next_multiple_of(HUGE), flags, None);
         mapped.map_err(|why| crate::skip::skip("hugetlb", &format!("{why}: write {count} into {HUGE_PAGES}"))).ok()
     }
 
@@ -113,7 +142,8 @@ impl Memory {
         self.kind != REGION
     }
 
-    /// Whether a page that is discarded counts as written.
+    /// Whether a page that is discarded counts as written. What the kernel keeps of one elsewhere, hugetlb included, is that it was not
+    /// written, as of one that it has put into swap.
     pub fn is_discarded_by_page(&self) -> bool {
         self.kind == ANONYMOUS
     }

@@ -9,6 +9,7 @@ mod scenario;
 mod tried;
 
 mod asked;
+mod dropped;
 mod given;
 mod paging;
 mod stacks;

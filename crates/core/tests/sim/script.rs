@@ -1,0 +1,118 @@
+//! What happens between a look at a page's word and what is done about it, by a script in the place of chance: the word comes to be
+//! what it was, and yet something has happened to the page.
+
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::fault::evict::trim_standby;
+use selfpage_core::fault::save::save;
+use selfpage_core::fault::{Outcome, copy_first, image, range};
+use selfpage_core::page::State;
+use selfpage_core::pager::Context;
+use selfpage_core::region::Region;
+
+use crate::scheduler::{self, Role, State as Does};
+use crate::snapshots::Cuts;
+use crate::world::{Handlers, Life, World};
+use crate::{checks, dice};
+
+/// A page of a region that takes part in snapshots.
+#[derive(Clone, Copy)]
+struct Stage {
+    world: &'static World,
+    region: &'static Region,
+    page: PageNo,
+}
+
+impl Stage {
+    fn index(self) -> u64 {
+        self.region.index(self.page)
+    }
+
+    fn range(self) -> PageRange {
+        PageRange { first: self.page, count: 1 }
+    }
+
+    fn word(self) -> (State, bool) {
+        let word = self.region.word(self.page).unwrap().load();
+        (word.state(), word.wishes().copied_first())
+    }
+
+    fn write(self, value: u64) {
+        checks::write(self.world, self.page, 0, value);
+    }
+
+    fn evict(self) {
+        range::evict(&self.world.domain, self.range());
+        while save(&self.world.domain) > 0 {}
+        trim_standby(&self.world.domain, 0);
+    }
+
+    /// A whole snapshot: it has every page that has changed since the one before.
+    fn snapshot(self) {
+        let domain = &self.world.domain;
+        copy_first::cut(domain, &[self.region], || copy_first::note_image(&[self.region])).unwrap();
+        let mut images = [(PageNo(0), [0; PAGE_BYTES]); 8];
+        let mut from = Some(0);
+        while let Some(at) = from {
+            from = image::read(domain, self.region, at, &mut images).unwrap().1;
+        }
+        assert!(!self.region.sets.changed.contains(self.index()));
+    }
+}
+
+/// Has `prepare` and a snapshot done, and then `drop`, with an event at each look that it takes at the page's word until there is none
+/// left. The next snapshot needs the page.
+fn the_next_snapshot_needs(state: State, prepare: fn(Stage), drop: fn(Stage), events: [fn(Stage); 2]) {
+    selfpage_core::sync::RACE.get_or_init(|| scheduler::look);
+    dice::seed(0);
+    scheduler::reset();
+    let mut life = Life::default();
+    let world = World::new(&mut life, 0, Handlers::None, Cuts::AtOneInstant);
+    let region = world.parts[0].region;
+    let stage = Stage { world, region, page: region.range.first.plus(2) };
+    world.weather.calm(|| {
+        copy_first::join(&world.domain, region);
+        prepare(stage);
+        stage.snapshot();
+        assert_eq!(stage.word(), (state, true));
+        scheduler::spawn("drops", Role::Domain, move || drop(stage));
+        scheduler::spawn("others", Role::Domain, move || {
+            for event in events {
+                scheduler::block(Does::Watching);
+                event(stage);
+            }
+        });
+        scheduler::run_by_looks().unwrap();
+    });
+    assert!(region.sets.changed.contains(stage.index()), "what was dropped does not count as changed");
+    scheduler::reset();
+    // SAFETY: world-outlives: its threads have ended.
+    unsafe { life.end() };
+}
+
+#[test]
+fn a_page_that_was_armed_again_before_it_is_discarded_counts_as_changed() {
+    let prepare = |stage: Stage| stage.write(1);
+    let discard = |stage: Stage| {
+        assert_eq!(range::discard(&stage.world.domain, Context::Normal, stage.range()), Ok(()));
+        assert_eq!(stage.word().0, State::Absent);
+    };
+    the_next_snapshot_needs(State::Resident, prepare, discard, [|stage| stage.write(2), Stage::snapshot]);
+}
+
+#[test]
+fn a_page_that_was_armed_again_before_it_is_supplied_counts_as_changed() {
+    let prepare = |stage: Stage| {
+        stage.write(1);
+        stage.evict();
+    };
+    let supply = |stage: Stage| {
+        let supplied = range::supply(&stage.world.domain, Context::Normal, stage.page, &[0; PAGE_BYTES]);
+        assert_eq!(supplied, Outcome::Resolved);
+    };
+    let come_and_go = |stage: Stage| {
+        stage.write(2);
+        stage.evict();
+        assert_eq!(stage.word(), (State::Absent, false));
+    };
+    the_next_snapshot_needs(State::Absent, prepare, supply, [come_and_go, Stage::snapshot]);
+}
