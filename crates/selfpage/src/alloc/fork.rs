@@ -6,6 +6,8 @@ use selfpage_core::linux::thread;
 
 use super::block::PAGES;
 use super::keeper;
+use super::lock::Rest;
+use super::workers::WORKERS;
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
@@ -32,12 +34,11 @@ extern "C" fn child_after() {
 }
 
 /// Before a fork: brings the allocator to rest. This thread may go on to use it.
+///
+/// A handler of a signal may have interrupted this thread where it has the lock. Then nothing comes to rest: it goes on with what it was
+/// doing on both sides, and until then neither may use the allocator.
 pub fn prepare() {
-    loop {
-        PAGES.hold();
-        if PAGES.take().workers == 0 {
-            return;
-        }
+    while PAGES.hold() == Rest::Whole && WORKERS.has_others() {
         // Somebody drops frames of a slot: in the child nobody would put it back.
         PAGES.let_go();
         thread::give_way();
@@ -52,7 +53,9 @@ pub fn parent() {
 /// After a fork, in the child.
 pub fn child() {
     keeper::forget();
-    // Nor does anybody look how much room there is.
-    PAGES.take().retention.most_bytes = usize::MAX;
-    PAGES.let_go();
+    WORKERS.forget_others();
+    if PAGES.let_go() == Rest::Whole {
+        // Nor does anybody look how much room there is.
+        PAGES.take().retention.most_bytes = usize::MAX;
+    }
 }
