@@ -15,6 +15,8 @@ pub(super) static WORKERS: Workers = Workers::new();
 pub(super) struct Workers {
     /// The blocks of the threads, 0 where there is none. One that was interrupted by a handler may be there twice.
     places: [AtomicUsize; PLACES],
+    /// Forks that wait for them: until those have gone nobody begins, or one could wait for ever.
+    forks: AtomicUsize,
 }
 
 /// One thread's work.
@@ -23,11 +25,14 @@ pub(super) struct Work(usize);
 
 impl Workers {
     const fn new() -> Workers {
-        Workers { places: [const { AtomicUsize::new(0) }; PLACES] }
+        Workers { places: [const { AtomicUsize::new(0) }; PLACES], forks: AtomicUsize::new(0) }
     }
 
-    /// The calling thread begins to work on a slot. [`Workers::end`] must follow. `None`: there are enough that do.
+    /// The calling thread begins to work on a slot. [`Workers::end`] must follow. `None`: there are enough that do, or a fork waits.
     pub(super) fn begin(&self) -> Option<Work> {
+        if self.is_awaited() {
+            return None;
+        }
         let place = self.places.iter().position(|worker| worker.load(Ordering::Relaxed) == 0)?;
         self.places[place].store(thread::block(), Ordering::Relaxed);
         Some(Work(place))
@@ -35,6 +40,21 @@ impl Workers {
 
     pub(super) fn end(&self, work: Work) {
         self.places[work.0].store(0, Ordering::Relaxed);
+    }
+
+    /// A fork is to wait. [`Workers::end_fork`] must follow.
+    pub(super) fn begin_fork(&self) {
+        self.forks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It waits no longer. In a child nothing waits, though a handler of a signal may have forked in the middle of this.
+    pub(super) fn end_fork(&self) {
+        let _ = self.forks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |forks| forks.checked_sub(1));
+    }
+
+    /// Whether a fork waits.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.forks.load(Ordering::Relaxed) != 0
     }
 
     /// Those of other threads.
@@ -50,6 +70,7 @@ impl Workers {
 
     /// The child of a fork has no other threads. Slots that they were working on stay as they are, and are not used again.
     pub(super) fn forget_others(&self) {
+        self.forks.store(0, Ordering::Relaxed);
         self.of_others().for_each(|worker| worker.store(0, Ordering::Relaxed));
     }
 
@@ -86,6 +107,25 @@ mod tests {
         });
         workers.end(own);
         assert_eq!(workers.own(), 0);
+    }
+
+    #[test]
+    fn while_a_fork_waits_nobody_begins() {
+        let workers = Workers::new();
+        let before = workers.begin().unwrap();
+        workers.begin_fork();
+        workers.begin_fork();
+        assert!(workers.begin().is_none());
+        workers.end(before);
+        workers.end_fork();
+        assert!(workers.begin().is_none() && workers.own() == 0);
+        workers.end_fork();
+        assert!(workers.begin().is_some());
+        // In a child no other fork waits, and one in the middle of which a handler forked ends there, too.
+        workers.begin_fork();
+        workers.forget_others();
+        workers.end_fork();
+        assert!(workers.begin().is_some());
     }
 
     #[test]

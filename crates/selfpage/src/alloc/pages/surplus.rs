@@ -171,6 +171,7 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alloc::frames::child;
 
     const BYTES: usize = 8 << 20;
 
@@ -208,6 +209,25 @@ mod tests {
         assert_eq!((dropped.len_bytes, pages.retention.excess_bytes()), (BYTES, 0));
         pages.dropped(dropped, true);
         assert_eq!((pages.retention.framed_bytes, pages.cache.bytes), (3 * BYTES, 3 * BYTES));
+    }
+
+    #[test]
+    fn nothing_is_dropped_or_made_ready_while_a_fork_waits() {
+        // Alone: it is all of the process's threads that wait.
+        child::forked(|| {
+            let mut pages = Pages::new();
+            let addr = pages.allocate(BYTES, 1).unwrap().addr;
+            let id = pages.block(addr).unwrap();
+            pages.free(id);
+            WORKERS.begin_fork();
+            let cached_bytes = pages.cache.bytes;
+            assert!(pages.surplus(BYTES).is_none() && pages.begin_reserve(BYTES / 8).is_none());
+            assert_eq!(pages.cache.bytes, cached_bytes);
+            WORKERS.end_fork();
+            let reserve = pages.begin_reserve(BYTES / 4).unwrap();
+            pages.end_reserve(reserve);
+            assert!(pages.surplus(BYTES).is_some());
+        });
     }
 
     #[test]
