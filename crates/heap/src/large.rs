@@ -33,6 +33,7 @@ static KEEPS: AtomicBool = AtomicBool::new(false);
 pub fn keep() {
     // SAFETY: heap-block: frees what nobody has.
     keeper::on_pressure(|| unsafe { crate::selfpage_heap_collect() });
+    keeper::read_environment();
     KEEPS.store(true, Ordering::Relaxed);
 }
 

@@ -207,7 +207,8 @@ pub unsafe fn begin_over(ground: &'static Ground, start: *mut c_void, len: usize
 }
 
 /// From now on a thread of ours forgets old peaks and gives back under memory pressure ([`selfpage::alloc::keeper`]), once the
-/// process has taken so much memory that the thread is worth its cost. Unless this is called there is none.
+/// process has taken so much memory that the thread is worth its cost. Unless this is called there is none. It reads the variables that
+/// name where pressure is reported: call it before there are threads that change the environment.
 pub fn keep() {
     large::keep();
 }

@@ -51,6 +51,17 @@ fn forks_while_a_thread_gives_memory_back() {
     comes_through(&["purges", "40", "resident"]);
 }
 
+/// In the middle of an allocation as well, under the lock, or where frames go back to the kernel without it.
+#[test]
+fn forks_by_a_handler_of_a_signal() {
+    let program = compile("handler_forks.c", &[]);
+    for (threads, retain) in [("1", "1G"), ("1", "0"), ("2", "0")] {
+        let output = preloaded(&program).arg(threads).env("SELFPAGE_RETAIN", retain).output().unwrap();
+        assert!(output.status.success(), "{threads}, {retain}: {:?} {}", output.status, errors(&output));
+        assert_eq!(text(&output), "done\n");
+    }
+}
+
 #[test]
 fn threads_that_come_and_go() {
     comes_through(&["threads"]);

@@ -40,3 +40,11 @@ fn handlers_of_a_fork_may_allocate_before_ours_have_run() {
     assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
     assert_eq!(text(&output), "done\n");
 }
+
+/// Another thread may be changing it when the keeper starts, which is in the middle of some `malloc`.
+#[test]
+fn the_environment_is_read_when_the_library_is_loaded_and_not_later() {
+    let output = preloaded(compile("variables.c", &[])).arg("no-environment").output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+    assert_eq!(text(&output), "done\n");
+}

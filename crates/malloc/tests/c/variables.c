@@ -49,7 +49,29 @@ static void objects(void) {
     printf("%ld %ld\n", with_all, left);
 }
 
+// More than has the keeper started, where the environment cannot be read any more.
+static void no_environment(void) {
+    environ = (char **)16;
+    for (int at = 0; at < 10; at++) free(malloc((size_t)(40 + at * 40) * MIB));
+    for (int wait = 0; wait < 600; wait++) {
+        int threads = 0;
+        char line[200];
+        FILE *status = fopen("/proc/self/status", "r");
+        while (status != NULL && fgets(line, sizeof line, status) != NULL) sscanf(line, "Threads: %d", &threads);
+        if (status != NULL) fclose(status);
+        if (threads == 2) {
+            puts("done");
+            return;
+        }
+        usleep(100000);
+    }
+}
+
 int main(int count, char **arguments) {
+    if (count > 1 && strcmp(arguments[1], "no-environment") == 0) {
+        no_environment();
+        return 0;
+    }
     if (count > 1 && strcmp(arguments[1], "objects") == 0) {
         objects();
         return 0;

@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 
 use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::linux::thread;
 
 use super::culprit::Culprit;
 use super::frames;
@@ -11,6 +12,7 @@ use super::pages::{Given, Pages};
 use super::reservation::LEAST_ROOM;
 use super::run;
 use super::stats::Stats;
+use super::workers::WORKERS;
 
 /// All of the allocator.
 pub(super) static PAGES: Lock<Pages> = Lock::new(Pages::new());
@@ -269,7 +271,15 @@ fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool) -> usize 
             went += bytes;
             continue;
         }
-        let Some(surplus) = pages.surplus(excess) else { return went };
+        let Some(surplus) = pages.surplus(excess) else {
+            if excess == 0 || !WORKERS.is_awaited() {
+                return went;
+            }
+            // A fork waits for those who are at it.
+            drop(pages);
+            thread::give_way();
+            continue;
+        };
         drop(pages);
         // SAFETY: slot-held: the end of a free slot, which is ours until `dropped`.
         let gone = unsafe { give(surplus.addr, surplus.len_bytes) };

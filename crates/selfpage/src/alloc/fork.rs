@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage_core::linux::thread;
 
-use super::block::PAGES;
+use super::block::{self, PAGES};
 use super::keeper;
+use super::lock::Rest;
+use super::workers::WORKERS;
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
@@ -32,27 +34,35 @@ extern "C" fn child_after() {
 }
 
 /// Before a fork: brings the allocator to rest. This thread may go on to use it.
+///
+/// A handler of a signal may have interrupted this thread where it has the lock. Then nothing comes to rest: it goes on with what it was
+/// doing on both sides, and until then neither may use the allocator.
 pub fn prepare() {
-    loop {
-        PAGES.hold();
-        if PAGES.take().workers == 0 {
-            return;
-        }
+    WORKERS.begin_fork();
+    while PAGES.hold() == Rest::Whole && WORKERS.has_others() {
         // Somebody drops frames of a slot: in the child nobody would put it back.
         PAGES.let_go();
         thread::give_way();
     }
+    WORKERS.end_fork();
 }
 
 /// After a fork, in the parent.
 pub fn parent() {
-    PAGES.let_go();
+    if PAGES.let_go() == Rest::Whole {
+        // What became too much while the fork waited.
+        block::settle(PAGES.take());
+    }
 }
 
 /// After a fork, in the child.
 pub fn child() {
     keeper::forget();
-    // Nor does anybody look how much room there is.
-    PAGES.take().retention.most_bytes = usize::MAX;
-    PAGES.let_go();
+    WORKERS.forget_others();
+    if PAGES.let_go() == Rest::Whole {
+        // Nor does anybody look how much room there is.
+        let mut pages = PAGES.take();
+        pages.retention.most_bytes = usize::MAX;
+        block::settle(pages);
+    }
 }

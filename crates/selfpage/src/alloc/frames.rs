@@ -248,7 +248,7 @@ pub(super) fn setting(path: &CStr) -> [u8; 32] {
 
 #[cfg(test)]
 #[path = "../../tests/child/mod.rs"]
-mod child;
+pub(in crate::alloc) mod child;
 
 #[cfg(test)]
 mod tests {

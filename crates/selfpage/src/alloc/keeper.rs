@@ -27,13 +27,23 @@ const REFILL_BYTES: usize = 64 << 20;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 static OTHERS: OnceLock<fn()> = OnceLock::new();
+static WISHES: OnceLock<Wishes> = OnceLock::new();
 
 /// Whether the process has taken so much memory that the keeper would pay.
 pub fn pays() -> bool {
     !STARTED.load(Ordering::Relaxed) && PAGES.take().counts.cold_bytes >= PAYS_FROM_BYTES
 }
 
-/// Starts the keeper, unless it runs. A forked child has none until it starts its own.
+/// Reads what the environment says of memory pressure, once and for all: for whoever may have to start the keeper in the middle of an
+/// allocation, while another thread changes the environment.
+///
+/// # Context
+/// May allocate. No other thread changes the environment meanwhile, as before the program's first line.
+pub fn read_environment() {
+    WISHES.get_or_init(Wishes::of_environment);
+}
+
+/// Starts the keeper, unless it runs. Reads the environment, unless [`read_environment`] did. A forked child has none until it starts its own.
 ///
 /// # Context
 /// May allocate, and starts a thread: not for use underneath an allocator's lock.
@@ -44,11 +54,11 @@ pub fn start() -> io::Result<()> {
     if STARTED.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
-    // Here, and once: another thread may change the environment while the keeper runs.
-    let wishes = Wishes::of_environment();
+    // Here at the latest: another thread may change the environment while the keeper runs.
+    let wishes = WISHES.get_or_init(Wishes::of_environment);
     let _quiet = signal::Quiet::begin();
     let builder = std::thread::Builder::new().name("selfpage-keeper".into()).stack_size(128 << 10);
-    let started = builder.spawn(move || keep(&wishes));
+    let started = builder.spawn(|| keep(wishes));
     started.map(drop).inspect_err(|_| STARTED.store(false, Ordering::Relaxed))
 }
 

@@ -2,22 +2,25 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use selfpage_core::linux::{futex, thread};
 
-const FREE: u32 = 0;
-const TAKEN: u32 = 1;
-const AWAITED: u32 = 2;
+const FREE: usize = 0;
+/// Beside the holder: others wait.
+const AWAITED: usize = 1;
 const SPINS: u32 = 100;
 
 /// A value that one thread at a time reaches.
 #[derive(Debug)]
 pub(super) struct Lock<T> {
-    word: AtomicU32,
-    /// The block of the thread that forks, which is the same in the child. It may come again: handlers of the program's own allocate too,
-    /// in the child before [`Lock::let_go`].
-    forking: AtomicUsize,
+    /// The block of the thread that holds it, which is the same in a forked child, and whether others wait. That it says who holds it, from
+    /// the first moment, is for handlers of signals that fork.
+    word: AtomicUsize,
+    /// The holder forks. It may come again: handlers of the program's own allocate too, in the child before [`Lock::let_go`].
+    over_fork: AtomicBool,
+    /// How often the holder was interrupted by a handler that forks.
+    interrupted: AtomicUsize,
     value: UnsafeCell<T>,
 }
 
@@ -31,15 +34,29 @@ pub(super) struct Held<'a, T> {
     gives_back: bool,
 }
 
+/// What became of the value when a thread that forks took the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rest {
+    /// It is whole.
+    Whole,
+    /// This thread was in the middle of a change, and goes on with it on both sides when the handler of the signal has returned.
+    Interrupted,
+}
+
 impl<T> Lock<T> {
     pub(super) const fn new(value: T) -> Lock<T> {
-        Lock { word: AtomicU32::new(FREE), forking: AtomicUsize::new(0), value: UnsafeCell::new(value) }
+        Lock {
+            word: AtomicUsize::new(FREE),
+            over_fork: AtomicBool::new(false),
+            interrupted: AtomicUsize::new(0),
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// Waits for the lock.
     #[inline]
     pub(super) fn take(&self) -> Held<'_, T> {
-        match self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed) {
+        match self.word.compare_exchange(FREE, thread::block(), Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Held { lock: self, gives_back: true },
             Err(_) => self.take_contended(),
         }
@@ -47,38 +64,72 @@ impl<T> Lock<T> {
 
     #[cold]
     fn take_contended(&self) -> Held<'_, T> {
-        let forking = self.forking.load(Ordering::Relaxed);
-        if forking != 0 && forking == thread::block() {
+        let own = thread::block();
+        if self.is_own() && self.over_fork.load(Ordering::Relaxed) {
             return Held { lock: self, gives_back: false };
         }
         for _ in 0..SPINS {
             std::hint::spin_loop();
-            if self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            if self.turn(FREE, own) {
                 return Held { lock: self, gives_back: true };
             }
         }
-        while self.word.swap(AWAITED, Ordering::Acquire) != FREE {
-            let _ = futex::wait(&self.word, AWAITED, 0);
+        loop {
+            let now = self.word.load(Ordering::Relaxed);
+            if now == FREE {
+                // There may be others that wait.
+                if self.turn(FREE, own | AWAITED) {
+                    return Held { lock: self, gives_back: true };
+                }
+            } else if now & AWAITED != 0 || self.turn(now, now | AWAITED) {
+                let _ = futex::wait(self.half(), (now | AWAITED) as u32, 0);
+            }
         }
-        Held { lock: self, gives_back: true }
+    }
+
+    /// Whether the word was `from`, and is `to` now.
+    fn turn(&self, from: usize, to: usize) -> bool {
+        self.word.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Takes the lock over a fork, for this thread, until [`Lock::let_go`].
-    pub(super) fn hold(&self) {
+    pub(super) fn hold(&self) -> Rest {
+        if self.is_own() {
+            self.interrupted.store(self.interrupted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            return Rest::Interrupted;
+        }
         std::mem::forget(self.take());
-        self.forking.store(thread::block(), Ordering::Relaxed);
+        self.over_fork.store(true, Ordering::Relaxed);
+        Rest::Whole
     }
 
-    /// Ends [`Lock::hold`], in the process that called it and in its child.
-    pub(super) fn let_go(&self) {
-        self.forking.store(0, Ordering::Relaxed);
+    /// Ends [`Lock::hold`], in the process that called it and in its child. Where this thread was interrupted it still has the lock.
+    pub(super) fn let_go(&self) -> Rest {
+        let interrupted = self.interrupted.load(Ordering::Relaxed);
+        if interrupted > 0 {
+            self.interrupted.store(interrupted - 1, Ordering::Relaxed);
+            return Rest::Interrupted;
+        }
+        self.over_fork.store(false, Ordering::Relaxed);
         self.give_back();
+        Rest::Whole
+    }
+
+    /// Whether this thread holds it.
+    fn is_own(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & !AWAITED == thread::block()
+    }
+
+    /// The half of the word that the kernel looks at before it lets a thread sleep. Nothing else reads it.
+    fn half(&self) -> &AtomicU32 {
+        // SAFETY: alloc-lock: the lower half of a word that lives as long, of which the kernel alone gets the address.
+        unsafe { AtomicU32::from_ptr(self.word.as_ptr().cast()) }
     }
 
     #[inline]
     fn give_back(&self) {
-        if self.word.swap(FREE, Ordering::Release) == AWAITED {
-            futex::wake(&self.word, 1);
+        if self.word.swap(FREE, Ordering::Release) & AWAITED != 0 {
+            futex::wake(self.half(), 1);
         }
     }
 }

@@ -44,6 +44,7 @@ mod run;
 mod slot;
 mod stats;
 mod tails;
+mod workers;
 
 pub use block::{
     Severity, allocate, allocate_zeroed, block_around, decay, exchange, free, owns, relieve, resize, resize_in_place,

@@ -41,8 +41,6 @@ pub(super) struct Pages {
     /// Counts frees: the age of what is in the cache.
     frees: u64,
     pieces: usize,
-    /// Slots that somebody works on outside of the lock.
-    pub(super) workers: usize,
     /// Frames were left to the kernel since the last sweep, which may still be there.
     lapsed: bool,
     /// Whether the kernel counts what may be written as if all of it were; `None`: nobody has asked yet.
@@ -73,7 +71,6 @@ impl Pages {
             counts: Counts::NONE,
             frees: 0,
             pieces: 0,
-            workers: 0,
             lapsed: false,
             strict_overcommit: None,
             huge_pages: None,

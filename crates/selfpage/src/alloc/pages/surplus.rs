@@ -6,6 +6,7 @@ use super::Pages;
 use crate::alloc::frames::{self, TABLE_BYTES, whole_tables};
 use crate::alloc::reservation::{FIRST_LARGE, RANKS};
 use crate::alloc::slot::{Holder, SlotId};
+use crate::alloc::workers::{WORKERS, Work};
 
 /// What is dropped at once under the lock: nobody can allocate meanwhile.
 const MOST_AT_ONCE: usize = 8 << 20;
@@ -18,6 +19,7 @@ pub(in crate::alloc) struct Surplus {
     id: SlotId,
     pub(in crate::alloc) addr: usize,
     pub(in crate::alloc) len_bytes: usize,
+    work: Work,
 }
 
 /// How far a sweep over all slots has come.
@@ -41,21 +43,21 @@ impl Pages {
             }
             None => reservation.fresh(rank)?,
         };
-        if len_bytes == 0 || !reservation.open(id, len_bytes) {
+        let open = len_bytes > 0 && reservation.open(id, len_bytes);
+        let Some(work) = open.then(|| WORKERS.begin()).flatten() else {
             cache.put(reservation, id);
             return None;
-        }
+        };
         reservation.slot_mut(id).holder = Holder::Worker;
         let addr = reservation.addr(id);
-        self.workers += 1;
         self.retention.framed_bytes += len_bytes;
-        Some(Surplus { id, addr, len_bytes })
+        Some(Surplus { id, addr, len_bytes, work })
     }
 
     /// Puts the slot into the cache that was filled with frames.
     pub(in crate::alloc) fn end_reserve(&mut self, reserve: Surplus) {
         let Some(reservation) = &mut self.reservation else { return };
-        self.workers -= 1;
+        WORKERS.end(reserve.work);
         let slot = reservation.slot_mut(reserve.id);
         (slot.holder, slot.framed_bytes, slot.freed_at) = (Holder::Nobody, reserve.len_bytes, self.frees);
         self.cache.put(reservation, reserve.id);
@@ -95,8 +97,8 @@ impl Pages {
             return None;
         }
         let id = self.cache.oldest(reservation)?;
+        let work = WORKERS.begin()?;
         self.cache.remove(reservation, id);
-        self.workers += 1;
         let addr = reservation.addr(id);
         reservation.forbid_huge(id.rank());
         let slot = reservation.slot_mut(id);
@@ -107,13 +109,13 @@ impl Pages {
         let len_bytes = slot.framed_bytes - slot.framed_bytes.saturating_sub(bytes) / unit * unit;
         // At once: who looks meanwhile must not take them for too many again.
         self.retention.framed_bytes -= len_bytes;
-        Some(Surplus { id, addr: addr + slot.framed_bytes - len_bytes, len_bytes })
+        Some(Surplus { id, addr: addr + slot.framed_bytes - len_bytes, len_bytes, work })
     }
 
     /// Puts the slot back whose frames were dropped.
     pub(in crate::alloc) fn dropped(&mut self, surplus: Surplus, gone: bool) {
         let Some(reservation) = &mut self.reservation else { return };
-        self.workers -= 1;
+        WORKERS.end(surplus.work);
         let slot = reservation.slot_mut(surplus.id);
         slot.holder = Holder::Nobody;
         // What the kernel would not drop is forgotten all the same, or it would be asked for ever; it stays dirty.
@@ -169,6 +171,7 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alloc::frames::child;
 
     const BYTES: usize = 8 << 20;
 
@@ -178,15 +181,17 @@ mod tests {
         assert!(pages.begin_reserve(BYTES).is_none());
         pages.retention.peak_bytes = BYTES;
         pages.retention.most_bytes = BYTES - 1;
-        assert_eq!(pages.begin_reserve(2 * BYTES).unwrap().len_bytes, BYTES - TABLE_BYTES);
+        let reserve = pages.begin_reserve(2 * BYTES).unwrap();
+        assert_eq!(reserve.len_bytes, BYTES - TABLE_BYTES);
+        pages.end_reserve(reserve);
         let mut pages = Pages::new();
         pages.retention.peak_bytes = BYTES;
         let reserve = pages.begin_reserve(2 * BYTES).unwrap();
-        assert_eq!((pages.workers, reserve.len_bytes), (1, BYTES + TABLE_BYTES));
+        assert_eq!((WORKERS.own(), reserve.len_bytes), (1, BYTES + TABLE_BYTES));
         assert!(pages.begin_reserve(BYTES).is_none(), "beyond the bound");
         frames::populate(reserve.addr, reserve.len_bytes);
         pages.end_reserve(reserve);
-        assert_eq!((pages.workers, pages.cache.bytes), (0, reserve.len_bytes));
+        assert_eq!((WORKERS.own(), pages.cache.bytes), (0, reserve.len_bytes));
         let given = pages.allocate(BYTES, 1).unwrap();
         assert_eq!((given.addr, given.dirty_bytes, given.absent_bytes, pages.counts.warm), (reserve.addr, 0, 0, 1));
     }
@@ -204,6 +209,25 @@ mod tests {
         assert_eq!((dropped.len_bytes, pages.retention.excess_bytes()), (BYTES, 0));
         pages.dropped(dropped, true);
         assert_eq!((pages.retention.framed_bytes, pages.cache.bytes), (3 * BYTES, 3 * BYTES));
+    }
+
+    #[test]
+    fn nothing_is_dropped_or_made_ready_while_a_fork_waits() {
+        // Alone: it is all of the process's threads that wait.
+        child::forked(|| {
+            let mut pages = Pages::new();
+            let addr = pages.allocate(BYTES, 1).unwrap().addr;
+            let id = pages.block(addr).unwrap();
+            pages.free(id);
+            WORKERS.begin_fork();
+            let cached_bytes = pages.cache.bytes;
+            assert!(pages.surplus(BYTES).is_none() && pages.begin_reserve(BYTES / 8).is_none());
+            assert_eq!(pages.cache.bytes, cached_bytes);
+            WORKERS.end_fork();
+            let reserve = pages.begin_reserve(BYTES / 4).unwrap();
+            pages.end_reserve(reserve);
+            assert!(pages.surplus(BYTES).is_some());
+        });
     }
 
     #[test]
