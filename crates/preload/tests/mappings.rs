@@ -42,5 +42,5 @@ rows! {
 rows! {
     of "calls":
     fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, populate, dump, fork_again, will_need,
-    other_advice, mremap_over_differing, other_clone,
+    hints, pageout, dontneed_locked, other_advice, mremap_over_differing, other_clone,
 }

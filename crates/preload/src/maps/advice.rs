@@ -102,6 +102,13 @@ impl Maps {
             libc::MADV_DOFORK => {
                 self.not_for_child.remove(range);
             }
+            // As the kernel: a locked page does not go.
+            MADV_COLD | MADV_PAGEOUT if self.locked_within(&range) => return Err(libc::EINVAL),
+            MADV_COLD => {}
+            MADV_PAGEOUT => {
+                // What cannot go, or has nowhere to go, stays.
+                let _ = region.evict(offset, len);
+            }
             MADV_WIPEONFORK => self.empty_in_child.add(range),
             MADV_KEEPONFORK => {
                 self.empty_in_child.remove(range);
@@ -115,9 +122,7 @@ impl Maps {
             | libc::MADV_HUGEPAGE
             | libc::MADV_NOHUGEPAGE
             | libc::MADV_MERGEABLE
-            | libc::MADV_UNMERGEABLE
-            | MADV_COLD
-            | MADV_PAGEOUT => {}
+            | libc::MADV_UNMERGEABLE => {}
             _ => return Err(libc::EINVAL),
         }
         Ok(())

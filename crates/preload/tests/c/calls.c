@@ -166,6 +166,64 @@ static void will_need(void) {
   for (int turns = 0; in_core(p, 2 * MIB) < 512; turns++) { CHECK(turns < 6000); usleep(10000); }
   same(p, 0, 4 * MIB);
 }
+static void hints(void) {
+  char *p = full(4 * MIB);
+  int known[] = {MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL, MADV_MERGEABLE, MADV_UNMERGEABLE, MADV_HUGEPAGE, MADV_NOHUGEPAGE};
+  for (int i = 0; i < 7; i++) CHECK(!madvise(p, 2 * MIB, known[i]));
+  same(p, 0, 4 * MIB);
+  flood();
+  same(p, 0, 4 * MIB);
+}
+#define COLD 20
+#define PAGEOUT 21
+#define DONTNEED_LOCKED 24
+static int by_process; // the advice is given through process_madvise
+static int advise(char *p, size_t n, int advice) {
+  if (!by_process) return madvise(p, n, advice);
+  struct iovec v = {p, n};
+  int self = syscall(SYS_pidfd_open, getpid(), 0), done = process_madvise(self, &v, 1, advice, 0), failure = errno;
+  close(self);
+  errno = failure;
+  return done == (int)n ? 0 : -1;
+}
+static void both_ways(void (*row)(void)) {
+  for (by_process = 0; by_process < 2; by_process++) row();
+}
+// What is being saved just then stays.
+static void all_out(char *p, size_t n) {
+  for (int turns = 0; turns == 0 || in_core(p, n); turns++) {
+    CHECK(turns < 6000 && !advise(p, n, PAGEOUT));
+    usleep(10000);
+  }
+}
+static void may_go(void) {
+  char *p = full(4 * MIB);
+  same(p, 0, MIB);
+  int core = in_core(p, MIB);
+  CHECK(!advise(p, MIB, COLD) && in_core(p, MIB) == core);
+  all_out(p, 2 * MIB);
+  same(p, 0, 4 * MIB);
+  CHECK(!mlock(p, MIB));
+  for (int advice = COLD; advice <= PAGEOUT; advice++) CHECK(advise(p, 2 * MIB, advice) == -1 && errno == EINVAL);
+  CHECK(in_core(p, MIB) == 256 && !munlock(p, MIB));
+  all_out(p, MIB);
+  CHECK(!mprotect(p, MIB, PROT_NONE) && !advise(p, 2 * MIB, PAGEOUT) && !mprotect(p, MIB, 3));
+  same(p, 0, 4 * MIB);
+}
+static void pageout(void) { both_ways(may_go); }
+static void dropped_though_locked(void) {
+  char *p = full(4 * MIB);
+  CHECK(!mlock(p, MIB));
+  CHECK(!advise(p, 2 * MIB, DONTNEED_LOCKED));
+  CHECK(in_core(p, MIB) == 256);
+  zero(p, 0, 2 * MIB), same(p, 2 * MIB, 4 * MIB);
+  for (size_t i = 0; i < 2 * MIB; i += P) *(word *)(p + i) = i + 1;
+  flood();
+  CHECK(in_core(p, MIB) == 256);
+  same(p, 0, 4 * MIB);
+  CHECK(advise(p, P, MADV_DONTNEED) == -1 && errno == EINVAL && !munlock(p, MIB));
+}
+static void dontneed_locked(void) { both_ways(dropped_though_locked); }
 static void other_advice(void) {
   char *p = full(2 * MIB);
   int unknown[] = {5, 7, 9 /* REMOVE: of shared memory */, 26, 77, 1000, -1};
@@ -213,5 +271,6 @@ static struct row rows[] = {
   {"fixed_noreplace", fixed_noreplace},
   {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all},
   {"populate", populate}, {"dump", dump}, {"fork_again", fork_again}, {"will_need", will_need},
+  {"hints", hints}, {"pageout", pageout}, {"dontneed_locked", dontneed_locked},
   {"other_advice", other_advice}, {"mremap_over_differing", mremap_over_differing}, {"other_clone", other_clone}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
