@@ -102,7 +102,8 @@ impl Config {
         self
     }
 
-    /// How many threads read faults of worker regions; by default one a CPU, up to 4; at most 64.
+    /// How many threads read faults of worker regions; by default one a CPU, up to 4; at most 64. Where they run code of the program's
+    /// own one more only looks on.
     pub fn workers(mut self, count: u32) -> Config {
         self.settings.workers = count.max(1);
         self

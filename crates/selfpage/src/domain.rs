@@ -4,7 +4,7 @@
 //! Nemesis §4 and §5: "require every application to deal with all its own memory faults using its own concrete resources".
 #![allow(unsafe_code)]
 
-mod threads;
+pub(crate) mod threads;
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -73,6 +73,8 @@ pub(crate) struct Inner {
     pub(crate) stop: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) handlers: Handlers,
+    /// Whether a worker may run what can allocate, lock and wait: a pager or a store of the program's own.
+    pub(crate) runs_own_code: AtomicBool,
     pub(crate) hash: Arc<PageHash>,
     /// Used by the evictor alone; fork holds it while it copies the process.
     pub(crate) policy: Mutex<Box<dyn Policy>>,
@@ -294,6 +296,7 @@ impl Inner {
             stop: AtomicBool::new(false),
             threads: Mutex::default(),
             handlers: Handlers::new(calls),
+            runs_own_code: AtomicBool::new(false),
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),
             standby_share,

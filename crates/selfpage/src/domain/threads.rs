@@ -1,8 +1,10 @@
 //! The threads of a domain: how they start, and how they end.
 
+use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
 
 use selfpage_core::linux::descriptor::Descriptor;
 
@@ -27,7 +29,7 @@ impl Inner {
         let ours = keep.clone();
         let (send, receive) = std::sync::mpsc::sync_channel(1);
         let own = self.clone();
-        let failed = |cause: std::io::Error| Error::system("start", "pager threads", cause);
+        let failed = |cause: io::Error| Error::system("start", "pager threads", cause);
         let first = thread::start("selfpage-pager", move || {
             let own_table = thread::own_descriptors(&keep, own.config.descriptor_table);
             let own_table = own_table.map_err(SystemError::into_io);
@@ -47,8 +49,8 @@ impl Inner {
             queue.iter().for_each(|queue| queue.end());
         });
         let started = first.and_then(|first| {
-            self.threads().push(first);
-            receive.recv().unwrap_or_else(|_| Err(std::io::Error::other("the first of them died")))
+            self.keep(first);
+            receive.recv().unwrap_or_else(|_| Err(io::Error::other("the first of them died")))
         });
         if let Err(cause) = started {
             self.end();
@@ -56,6 +58,11 @@ impl Inner {
         }
         self.hide_descriptors(&ours);
         Ok(())
+    }
+
+    /// Keeps a thread until the domain ends.
+    fn keep(&self, thread: JoinHandle<()>) {
+        self.threads().push(thread);
     }
 
     /// Ends the domain's threads, as many as there are, and gives its descriptors back.
@@ -89,25 +96,29 @@ impl Inner {
     }
 }
 
-fn start_others(inner: &Arc<Inner>, queue: Arc<worker::Queue>) -> std::io::Result<()> {
+fn start_others(inner: &Arc<Inner>, queue: Arc<worker::Queue>) -> io::Result<()> {
     for _ in 1..inner.config.pagers {
-        start(inner, "selfpage-pager", pager::serve)?;
+        inner.keep(start(inner, "selfpage-pager", pager::serve)?);
     }
     for _ in 0..inner.config.workers {
         let queue = queue.clone();
-        start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?;
+        inner.keep(start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?);
     }
     if let Some(to) = &inner.config.trace {
         let writer = trace::Writer::begin(to)?;
-        start(inner, "selfpage-trace", move |inner| writer.run(inner))?;
+        inner.keep(start(inner, "selfpage-trace", move |inner| writer.run(inner))?);
     }
-    start(inner, "selfpage-evict", |inner| evictor::run(inner))?;
-    start(inner, "selfpage-save", |inner| evictor::save(inner))
+    inner.keep(start(inner, "selfpage-evict", |inner| evictor::run(inner))?);
+    inner.keep(start(inner, "selfpage-save", |inner| evictor::save(inner))?);
+    Ok(())
 }
 
-fn start(inner: &Arc<Inner>, name: &str, work: impl FnOnce(&Arc<Inner>) + Send + 'static) -> std::io::Result<()> {
+/// Starts a thread of the domain's, in the caller's descriptor table.
+pub(crate) fn start(
+    inner: &Arc<Inner>,
+    name: &str,
+    work: impl FnOnce(&Arc<Inner>) + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
     let own = inner.clone();
-    let thread = thread::start(name, move || work(&own))?;
-    inner.threads().push(thread);
-    Ok(())
+    thread::start(name, move || work(&own))
 }

@@ -13,7 +13,7 @@ use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Modes;
 use selfpage_core::mmu::Trap;
 use selfpage_core::page::PageWord;
-use selfpage_core::pager::Pager;
+use selfpage_core::pager::{Context, Pager};
 use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{self, Rights};
 use selfpage_core::sync::{AtomicU8, AtomicU64};
@@ -82,6 +82,9 @@ impl Bound {
         // In this order: where the region cannot be made, the pager goes before its tables.
         let pager_tables = made.1;
         let pager = made.0;
+        if pager.fills_in() == Context::PagerThread {
+            inner.runs_own_code.store(true, Ordering::Relaxed);
+        }
         let armed = if trap.is_tracked() { len } else { 0 };
         let set = Arena::bytes_for::<AtomicU64>(PageSet::words(len));
         let bytes = Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len);

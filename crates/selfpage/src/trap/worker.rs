@@ -4,7 +4,9 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::slice;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use selfpage_core::addr::{PageNo, VirtAddr};
@@ -17,7 +19,7 @@ use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
 use super::{ask, handlers, thread};
-use crate::domain::Inner;
+use crate::domain::{Inner, threads};
 use crate::error::SystemError;
 use crate::store::borrow_number;
 
@@ -33,6 +35,18 @@ pub(crate) struct Queue {
     epoll: OwnedFd,
     /// Can be read from once the domain ends, and nobody does.
     end: OwnedFd,
+    turns: Mutex<Turns>,
+}
+
+/// Who is at work, where a worker may run code of the program's own. That may touch managed memory, by mistake, and wait for it: a worker
+/// is left to read of that, and ends the process.
+#[derive(Default)]
+struct Turns {
+    at_work: u32,
+    /// What those at work do next.
+    left: Vec<Fault>,
+    /// One worker more than was asked for.
+    more: Option<JoinHandle<()>>,
 }
 
 impl Queue {
@@ -42,7 +56,7 @@ impl Queue {
         let end = eventfd(0, EventfdFlags::CLOEXEC)?;
         // Not edge-triggered: every worker is told.
         epoll::add(&epoll, &end, Queue::data(uffds.len()), epoll::EventFlags::IN)?;
-        let queue = Queue { uffds, epoll, end };
+        let queue = Queue { uffds, epoll, end, turns: Mutex::default() };
         for (index, uffd) in uffds.iter().enumerate() {
             epoll::add(&queue.epoll, borrow_number(uffd.0.raw()), Queue::data(index), Queue::EVENTS)?;
         }
@@ -57,11 +71,42 @@ impl Queue {
         epoll::EventData::new_u64(index as u64)
     }
 
-    /// Has every worker end.
+    /// Has every worker end, and waits for the one that a worker started.
     pub(crate) fn end(&self) {
         if rustix::io::write(&self.end, &1u64.to_ne_bytes()).is_err() {
             crate::die("the workers of a domain cannot be told to end");
         }
+        let more = self.turns().more.take();
+        more.into_iter().for_each(|thread| drop(thread.join()));
+    }
+
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fault, for the caller to resolve now; `None`: it is left to those that are at work, since nobody else would read the next one.
+    fn begin(self: &Arc<Self>, inner: &Arc<Inner>, fault: Fault) -> Option<Fault> {
+        let mut turns = self.turns();
+        let is_last = |turns: &Turns| turns.at_work + 1 >= inner.config.workers + u32::from(turns.more.is_some());
+        if is_last(&turns) && turns.more.is_none() && !inner.stopping() {
+            let queue = self.clone();
+            turns.more = threads::start(inner, "selfpage-worker", move |inner| serve(inner, &queue)).ok();
+        }
+        // Where the system had no thread to give, and there is but one worker, nobody is at work.
+        if is_last(&turns) && turns.at_work > 0 {
+            turns.left.push(fault);
+            return None;
+        }
+        turns.at_work += 1;
+        Some(fault)
+    }
+
+    /// What whoever was at work does next.
+    fn go_on(&self) -> Option<Fault> {
+        let mut turns = self.turns();
+        let next = turns.left.pop();
+        turns.at_work -= u32::from(next.is_none());
+        next
     }
 
     /// The next fault. Where more wait, the next worker is woken before this returns. `None`: the domain ends.
@@ -88,7 +133,7 @@ impl Queue {
 }
 
 /// Reads and resolves faults until the domain ends.
-pub(crate) fn serve(inner: &Arc<Inner>, queue: &Queue) {
+pub(crate) fn serve(inner: &Arc<Inner>, queue: &Arc<Queue>) {
     let mut follow = Follow::default();
     let next = || queue.next().unwrap_or_else(|_| crate::die("a worker cannot read its userfaultfd"));
     while let Some(message) = next() {
@@ -99,11 +144,23 @@ pub(crate) fn serve(inner: &Arc<Inner>, queue: &Queue) {
         follow.thread(fault.thread);
         let access = if fault.write { Access::Write } else { Access::Read };
         let own = Fault { addr: VirtAddr(fault.addr), access, thread: fault.thread };
-        let outcome = fault::resolve_asking(inner.state(), Context::PagerThread, own);
-        match ask::kind(outcome) {
-            Some(kind) => handlers::call(inner, own, kind, fault.thread),
-            None => answer(inner, own, outcome),
+        if !inner.runs_own_code.load(Ordering::Relaxed) {
+            resolve(inner, own);
+            continue;
         }
+        let mut next = queue.begin(inner, own);
+        while let Some(fault) = next {
+            resolve(inner, fault);
+            next = queue.go_on();
+        }
+    }
+}
+
+fn resolve(inner: &Arc<Inner>, fault: Fault) {
+    let outcome = fault::resolve_asking(inner.state(), Context::PagerThread, fault);
+    match ask::kind(outcome) {
+        Some(kind) => handlers::call(inner, fault, kind, fault.thread),
+        None => answer(inner, fault, outcome),
     }
 }
 

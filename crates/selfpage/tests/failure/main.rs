@@ -12,6 +12,7 @@ mod input;
 mod lifetime;
 mod locking;
 mod own_code;
+mod own_fault;
 mod own_file;
 mod own_stack;
 mod rights;
