@@ -259,6 +259,57 @@ fn an_access_that_is_refused_ends_a_thread_that_blocks_the_signal_for_it() {
     }
 }
 
+/// A worker serves it; an upcall cannot come, and the kernel ends the process.
+#[test]
+fn an_absent_page_and_sigbus_blocked() {
+    for (trap, name) in TRAPS {
+        let ended = in_child(here!(), name, || {
+            let (_domain, region) = four_times_the_frames(trap);
+            // SAFETY: test: this thread's own mask.
+            unsafe {
+                let mut mask: libc::sigset_t = std::mem::zeroed();
+                libc::sigaddset(&mut mask, libc::SIGBUS);
+                assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, &mask, std::ptr::null_mut()), 0);
+            }
+            check_pages(&region, 0..pages(&region));
+        });
+        match trap {
+            Trap::Upcall => ended.by(libc::SIGBUS, &[]),
+            _ => ended.well(),
+        }
+    }
+}
+
+/// The kernel begins a handler by writing to its stack: a fault of its own, for which no upcall can come.
+#[test]
+fn an_alternate_stack_on_absent_pages() {
+    for (trap, name) in TRAPS {
+        let ended = in_child(here!(), name, || {
+            let (domain, region) = four_times_the_frames(trap);
+            MANAGED.store(region.as_ptr().cast(), SeqCst);
+            handle(libc::SIGUSR1, sum_managed);
+            let room = domain.region(16 * PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            if trap == Trap::Worker && !domain.serves_system_calls() {
+                // As an upcall.
+                // SAFETY: test: what the parent waits for otherwise.
+                unsafe { libc::_exit(0) };
+            }
+            let stack = libc::stack_t { ss_sp: room.as_ptr().cast(), ss_flags: 0, ss_size: room.len_bytes() };
+            // SAFETY: test: a stack that nothing else uses, and a signal for this thread.
+            unsafe {
+                assert_eq!(libc::sigaltstack(&stack, std::ptr::null_mut()), 0);
+                assert_eq!(libc::raise(libc::SIGUSR1), 0);
+            }
+            assert_eq!(SEEN.load(SeqCst), 1);
+            check_pages(&region, 0..pages(&region));
+        });
+        match trap {
+            Trap::Upcall => ended.by(libc::SIGSEGV, &[]),
+            _ => ended.well(),
+        }
+    }
+}
+
 #[test]
 fn a_page_that_may_only_be_read_can_be_read_after_a_write_failed() {
     for (trap, name) in TRAPS {
