@@ -10,7 +10,7 @@ mod programs;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 
-pub use skip::skip;
+pub use skip::{has, skip};
 
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
