@@ -2,6 +2,7 @@
 //! `#[path = "../../../tests/skip.rs"] mod skip;`, then `return skip::skip("uffd", "why, and what would help")`.
 
 use std::io::Write;
+use std::process::{Command, Stdio};
 
 /// Says that the calling test is skipped for want of `name`.
 ///
@@ -13,6 +14,19 @@ pub fn skip(name: &str, reason: &str) {
     assert!(!required.split(',').any(|one| one.trim() == name), "{name} is in SELFPAGE_REQUIRE, but: {reason}");
     // One write straight to the stream: the test harness swallows what a passing test prints.
     let _ = std::io::stderr().write_all(format!("{}\n", line(name, reason)).as_bytes());
+}
+
+/// Whether `program`, a path or a name in `PATH`, is installed. Where it is not, the calling test is skipped for want of it.
+///
+/// # Panics
+/// As [`skip`].
+#[allow(dead_code)]
+pub fn has(program: &str) -> bool {
+    let started = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    if let Err(error) = &started {
+        skip(program.rsplit('/').next().unwrap_or(program), &format!("{program} cannot be started: {error}"));
+    }
+    started.is_ok()
 }
 
 /// The line that `cargo xtask test` collects.

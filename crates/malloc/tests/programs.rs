@@ -8,12 +8,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-use preloaded::{compile, cpython, directory, errors, preloaded, skip, text, tool};
+use preloaded::{compile, cpython, directory, errors, has, preloaded, skip, text, tool};
 
 fn same(directory: &Path, program: &str, arguments: &[&str]) {
-    if !Path::new(program).exists() {
-        let name = program.rsplit('/').next().unwrap();
-        return skip(name, "it is not installed");
+    if !has(program) {
+        return;
     }
     let plain = Command::new(program).args(arguments).current_dir(directory).output().unwrap();
     assert!(plain.status.success(), "{program}: {}", errors(&plain));
@@ -144,6 +143,10 @@ fn variables() {
 
 #[test]
 fn the_keeper_comes_to_programs_that_take_much_memory() {
+    let python = "/usr/bin/python3";
+    if !has(python) {
+        return;
+    }
     let script = "
 import os, sys, time
 blocks = [bytes(size) for size in [40 << 20] * int(sys.argv[1])]
@@ -154,11 +157,8 @@ for _ in range(int(sys.argv[2])):
     if not there(): time.sleep(0.02)
 print(there())";
     let threads = |value: &str, blocks: &str, looks: &str| {
-        let output = preloaded("/usr/bin/python3")
-            .args(["-S", "-c", script, blocks, looks])
-            .env("SELFPAGE_KEEPER", value)
-            .output()
-            .unwrap();
+        let output =
+            preloaded(python).args(["-S", "-c", script, blocks, looks]).env("SELFPAGE_KEEPER", value).output().unwrap();
         assert!(output.status.success(), "{}", errors(&output));
         text(&output)
     };

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::sync::OnceLock;
 
-use preloaded::{compile, errors, preloaded, text};
+use preloaded::{compile, errors, has, preloaded, text};
 
 fn torture(arguments: &[&str]) -> Output {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
@@ -103,6 +103,9 @@ fn pieces_that_a_program_maps() {
 
 #[test]
 fn new_and_delete() {
+    if !has("g++") {
+        return;
+    }
     let output = preloaded(compile("objects.cc", &["-std=c++17"])).output().unwrap();
     assert!(output.status.success() && text(&output) == "done\n", "{}", errors(&output));
 }
@@ -127,6 +130,9 @@ fn ends_naming(arguments: &[&str], what: &str) {
 /// The C++ library allocates before ours is set up by the loader: such objects, too, lie where ours do.
 #[test]
 fn a_pointer_that_is_no_object_of_cpp_is_named() {
+    if !has("g++") {
+        return;
+    }
     let output = preloaded(compile("objects.cc", &["-std=c++17", "-w"])).arg("foreign").output().unwrap();
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{}", errors(&output));
     assert!(errors(&output).contains(&format!("free({}): no block", text(&output).trim())), "{}", errors(&output));

@@ -1,4 +1,4 @@
-//! What `--stats` counts: memory that is not managed, and what a forked child holds.
+//! What `--stats` counts: every key that docs/run.md promises, memory that is not managed, and what a forked child holds.
 
 mod run;
 
@@ -70,4 +70,38 @@ fn a_child_that_touches_little_holds_little() {
     assert!(held_bytes(true) <= held_bytes(false) + (1 << 20), "{}", ran.stats);
     // What neither writes to has the same memory in both; frames that nobody asked for have none.
     assert!(private_kib < 8 << 10, "{private_kib} KiB");
+}
+
+#[test]
+fn each_key_has_a_value_that_goes_with_the_others() {
+    let Some(ran) = case("8M", "work") else { return };
+    let whole = &ran.stats;
+    let number = |key: &str| whole[key].as_u64().unwrap_or_else(|| panic!("no {key} in {whole}"));
+    let page = 4096;
+    // What the program has is three times its frames, and all of it is changed and looked at again.
+    let (all, frames) = (24 << 20, 8 << 20);
+    assert_eq!(number("frames_bytes"), frames);
+    let resident = number("resident_bytes_max");
+    assert!(resident > frames / 2 && resident <= frames, "{whole}");
+    let unmanaged = number("unmanaged_bytes_max");
+    assert!(unmanaged > 0 && unmanaged < all, "{whole}");
+    let (faults, fills) = (number("faults_total"), number("fills_total"));
+    assert!(faults > 0 && fills > 2 * all / page, "{whole}");
+    let (evictions, saves) = (number("evictions_total"), number("saves_total"));
+    assert!(evictions > (fills * page - frames) / page / 2 && evictions <= fills, "{whole}");
+    assert!(saves > (all - frames) / page && saves <= evictions + all / page, "{whole}");
+    // Of a page that is new nothing comes from the store; every other fill brings a page, and every save takes one.
+    let (filled, saved) = (number("bytes_filled"), number("bytes_saved"));
+    assert!(filled >= all - frames && filled <= (fills - all / page) * page, "{whole}");
+    assert!(saved > all - frames && saved <= saves * page, "{whole}");
+    let [median, slow] = ["fault_us_p50", "fault_us_p99"].map(|key| whole[key].as_f64().unwrap());
+    assert!(0.0 < median && median <= slow, "{whole}");
+    // There is one process: it has done all of it.
+    let processes = whole["processes"].as_array().unwrap();
+    assert!(processes.len() == 1 && whole["not_managed"].as_array().unwrap().is_empty(), "{whole}");
+    let process = processes[0].as_object().unwrap();
+    assert!(process["pid"].is_u64() && process["program"].as_str().unwrap().starts_with("pages-"), "{whole}");
+    let counted = process.iter().filter(|(key, _)| !["pid", "program"].contains(&key.as_str()));
+    assert_eq!(counted.clone().count(), 11, "{whole}");
+    assert!(counted.clone().all(|(key, value)| whole[key].as_f64() == value.as_f64()), "{whole}");
 }

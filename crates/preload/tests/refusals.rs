@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
+const PYTHON: &str = "/usr/bin/python3";
+
 #[track_caller]
 fn refused(arguments: &[&str], status: i32, names: &[&str]) {
     let output = Command::new(run::tool()).arg("run").args(arguments).output().unwrap();
@@ -74,7 +76,7 @@ fn programs_that_cannot_be_entered() {
 
 #[test]
 fn programs_that_are_executed_and_cannot_be_entered() {
-    if !run::possible() {
+    if !run::possible() || !run::has(PYTHON) {
         return;
     }
     let directory = run::directory();
@@ -90,7 +92,7 @@ fn programs_that_are_executed_and_cannot_be_entered() {
     let spawn = "import os, sys; d, n = os.path.split(sys.argv[1]); os.environ['PATH'] = '/nonexistent:' + d
 pid = os.posix_spawnp(n, [n], os.environ); sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
     let by_shell = run::run("8M", "/bin/sh", &["-c", &script]);
-    let by_python = run::run("8M", "/usr/bin/python3", &["-S", "-c", spawn, alone]);
+    let by_python = run::run("8M", PYTHON, &["-S", "-c", spawn, alone]);
     assert_eq!((by_shell.code(), by_python.code()), (3, 7), "{}{}", by_shell.errors(), by_python.errors());
     for (ran, also) in [(by_shell, changes_user), (by_python, false)] {
         let errors = ran.errors();
@@ -104,7 +106,7 @@ pid = os.posix_spawnp(n, [n], os.environ); sys.exit(os.waitstatus_to_exitcode(os
 
 #[test]
 fn the_search_for_a_program_is_the_c_librarys() {
-    if !run::possible() {
+    if !run::possible() || !run::has(PYTHON) {
         return;
     }
     // A directory of that name comes first in PATH, and then where we are, as an element that is empty.
@@ -115,7 +117,7 @@ fn the_search_for_a_program_is_the_c_librarys() {
     let spawn = "import os, sys; os.environ['PATH'] = sys.argv[1] + ':'
 pid = os.posix_spawnp(sys.argv[2], [sys.argv[2]], os.environ); sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))";
     let arguments = ["-S", "-c", spawn, directory.path().to_str().unwrap(), name];
-    let ran = run::run_in(alone.parent().unwrap(), "8M", "/usr/bin/python3", &arguments);
+    let ran = run::run_in(alone.parent().unwrap(), "8M", PYTHON, &arguments);
     assert_eq!(ran.code(), 7, "{}", ran.errors());
     assert!(ran.errors().contains(&format!("./{name} was executed and not managed")), "{}", ran.errors());
 }

@@ -130,7 +130,8 @@ fn a_device() {
 
 #[test]
 fn another_user_who_has_no_place_for_pages() {
-    if !run::possible() {
+    let python = "/usr/bin/python3";
+    if !run::possible() || !run::has(python) {
         return;
     }
     let directory = run::directory();
@@ -140,7 +141,7 @@ fn another_user_who_has_no_place_for_pages() {
         "import os; os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 os.execv('/bin/echo', ['echo', 'ran'])";
     let options = [&FRAMES[..], &["--store", place]].concat();
-    let ran = run::run_with(Path::new("/"), &options, "/usr/bin/python3", &["-S", "-c", become_another]);
+    let ran = run::run_with(Path::new("/"), &options, python, &["-S", "-c", become_another]);
     if ran.errors().contains("PermissionError") || ran.errors().contains("libselfpage_frames.so") {
         return run::skip("root", "it takes root to become another user, and a place that such a one may read");
     }

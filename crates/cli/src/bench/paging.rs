@@ -182,6 +182,7 @@ impl Trial<'_> {
         };
         let mut after = Moment::of_process(&device);
         after.misses = before.misses + run.latency.total() * (len_bytes / PAGE_BYTES) as u64;
+        after.missed_bytes = before.missed_bytes + run.latency.total() * len_bytes as u64;
         if access == Access::Write {
             file.sync_data().map_err(|error| Error::Failed(format!("sync the data file: {error}")))?;
             versions.save(&versions_path)?;
@@ -189,7 +190,7 @@ impl Trial<'_> {
         let mut sample = self.sample(&run, &before, &after);
         if access == Access::Write {
             let moved = after.traffic.since(before.traffic).written_bytes();
-            sample.counts = reached(after.misses - before.misses, moved);
+            sample.counts = reached(after.missed_bytes - before.missed_bytes, moved);
         }
         Ok(sample)
     }
@@ -198,6 +199,7 @@ impl Trial<'_> {
         let sizes = self.job.sizes;
         let traffic = after.traffic.since(before.traffic);
         let misses = after.misses - before.misses;
+        let missed_bytes = after.missed_bytes - before.missed_bytes;
         let pages_touched = match self.case.pattern {
             Pattern::Random => run.latency.total(),
             Pattern::Sequential => sizes.data_bytes / PAGE_BYTES as u64,
@@ -218,6 +220,7 @@ impl Trial<'_> {
             ("elapsed_s", run.elapsed_s),
             ("misses", misses as f64),
             ("miss_rate", misses as f64 / pages_touched as f64),
+            ("missed_bytes", missed_bytes as f64),
             ("cpu_s_per_million_faults", (after.usage.cpu_s - before.usage.cpu_s) / misses as f64 * 1e6),
             ("device_bytes_read", traffic.device_read_bytes as f64),
             ("device_bytes_written", traffic.device_written_bytes as f64),
@@ -228,7 +231,7 @@ impl Trial<'_> {
             figures.push(("pass_s", run.elapsed_s / passes));
         }
         let figures = figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
-        Sample { value, counts: reached(misses, traffic.read_bytes()), timing: None, figures }
+        Sample { value, counts: reached(missed_bytes, traffic.read_bytes()), timing: None, figures }
     }
 }
 
@@ -236,9 +239,9 @@ fn not_counted(error: std::io::Error) -> Error {
     Error::Failed(format!("count the memory in core: {error}"))
 }
 
-/// True if there were misses and the device moved about what they hold: else a cache answered, and the case says nothing.
-fn reached(misses: u64, moved_bytes: u64) -> bool {
-    misses > 0 && moved_bytes as f64 >= 0.8 * misses as f64 * PAGE_BYTES as f64
+/// True if something was missed and the device moved about as much: else a cache answered, and the case says nothing.
+fn reached(missed_bytes: u64, moved_bytes: u64) -> bool {
+    missed_bytes > 0 && moved_bytes as f64 >= 0.8 * missed_bytes as f64
 }
 
 /// The counters at one moment.
@@ -246,30 +249,84 @@ struct Moment {
     usage: Usage,
     traffic: Traffic,
     misses: u64,
+    /// What the device is held against. A stream of ours misses a few pages, and all others come ahead of their use.
+    missed_bytes: u64,
 }
 
 impl Moment {
     fn of_process(device: &Device) -> Moment {
         let usage = raw::usage();
-        Moment { usage, traffic: device.traffic(), misses: usage.major_faults }
+        let misses = usage.major_faults;
+        Moment { usage, traffic: device.traffic(), misses, missed_bytes: misses * PAGE_BYTES as u64 }
     }
 
     fn now(device: &Device, system: &dyn System) -> Moment {
         let moment = Moment::of_process(device);
-        Moment { misses: system.misses().unwrap_or(moment.misses), ..moment }
+        Moment {
+            misses: system.misses().unwrap_or(moment.misses),
+            missed_bytes: system.filled_bytes().unwrap_or(moment.missed_bytes),
+            ..moment
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use super::super::histogram::Histogram;
+    use super::super::sizes::Sizes;
     use super::*;
 
     #[test]
     fn a_cache_in_between_does_not_count() {
-        assert!(reached(1000, 1000 * 4096));
-        assert!(reached(1000, 900 * 4096));
-        assert!(!reached(1000, 700 * 4096));
+        assert!(reached(1000, 1000));
+        assert!(reached(1000, 900));
+        assert!(!reached(1000, 700));
         assert!(!reached(0, 0));
+    }
+
+    /// 7 pages that were waited for, and 1000 in all.
+    struct Stream;
+
+    impl System for Stream {
+        fn contents(&self) -> Contents {
+            Contents::File
+        }
+
+        fn map(&mut self, _: &Setup<'_>) -> Result<raw::Memory, Error> {
+            Err(Error::Failed("there is no memory".into()))
+        }
+
+        fn misses(&self) -> Option<u64> {
+            Some(7)
+        }
+
+        fn filled_bytes(&self) -> Option<u64> {
+            Some(1000 * PAGE_BYTES as u64)
+        }
+
+        fn finish(&mut self) -> Result<(), Error> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_stream_is_held_against_all_that_it_read() {
+        let device = Device::of(Path::new("/")).unwrap();
+        let before = Moment { misses: 0, missed_bytes: 0, ..Moment::of_process(&device) };
+        let (case, system, directory) = ("seq-read-1t", SYSTEMS.entries()[0], Path::new("/"));
+        let trial = Trial { case: case.parse().unwrap(), job: Job { case, system, sizes: Sizes::QUICK, directory } };
+        let run = Run { elapsed_s: 1.0, latency: Histogram::new() };
+        let counts = |pages: u64| {
+            let mut after = Moment::now(&device, &Stream);
+            after.traffic = before.traffic;
+            after.traffic.process_read_bytes += pages * PAGE_BYTES as u64;
+            after.traffic.device_read_bytes += pages * PAGE_BYTES as u64;
+            trial.sample(&run, &before, &after).counts
+        };
+        assert!(counts(1000) && counts(900));
+        assert!(!counts(700) && !counts(7), "a cache answered");
     }
 
     #[test]

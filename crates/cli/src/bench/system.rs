@@ -49,6 +49,11 @@ pub trait System {
         None
     }
 
+    /// Bytes so far that came from the store or the file, ahead of their use or not; `None` where each miss brings a page.
+    fn filled_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// More to report, under these names.
     fn counters(&self) -> Vec<(&'static str, f64)> {
         Vec::new()

@@ -10,7 +10,7 @@ mod programs;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 
-pub use skip::skip;
+pub use skip::{has, skip};
 
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
@@ -66,7 +66,7 @@ pub fn cpython(tests: &[&str], allocator: &str) -> bool {
     let with = ran(with);
     if !with.status.success() {
         assert!(!ran(Command::new(python)).status.success(), "{tests:?}: {}{}", text(&with), errors(&with));
-        skip(tests[0], "it fails without us as well");
+        skip("cpython", &format!("{} fails without us as well", tests[0]));
     }
     true
 }

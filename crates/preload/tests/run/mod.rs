@@ -1,5 +1,5 @@
 //! Running programs under `selfpage run`: builds the tool, the libraries and small C programs, and reads what was counted.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,7 +12,7 @@ mod programs;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 
-pub use skip::skip;
+pub use skip::{has, skip};
 
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();

@@ -95,9 +95,34 @@ fn cached_pages(file: &File) -> usize {
     held.iter().filter(|byte| **byte & 1 == 1).count()
 }
 
+/// A directory on ext4: on the disk of all other tests, or on one of this process's own.
+fn on_ext4() -> Result<tempfile::TempDir, &'static str> {
+    let dir = on_disk();
+    // SAFETY: test: the kernel writes to what is ours.
+    let kind = unsafe {
+        let (file, mut about) = (File::open(dir.path()).unwrap(), std::mem::zeroed::<libc::statfs>());
+        assert_eq!(libc::fstatfs(file.as_raw_fd(), &mut about), 0);
+        about.f_type
+    };
+    if kind == libc::EXT4_SUPER_MAGIC {
+        return Ok(dir);
+    }
+    // The parent takes it away: here the disk is in it.
+    let around = tempfile::tempdir().unwrap().keep();
+    Ok(tempfile::tempdir_in(mount_ext4(&around, 64 << 20)?).unwrap())
+}
+
 #[test]
 fn a_file_that_nobody_has_written_to_yet_is_saved_past_the_cache() {
-    let dir = on_disk();
+    in_child(here!(), "", nobody_has_written_to_it).well();
+}
+
+fn nobody_has_written_to_it() {
+    // Others let such a file be written to at once.
+    let dir = match on_ext4() {
+        Ok(dir) => dir,
+        Err(remedy) => return crate::rights::skip("mount", &format!("/var/tmp is not on ext4: {remedy}")),
+    };
     let path = numbered(&dir, 4 * FRAMES);
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     // What the kernel knows of an inode that it has just read: it has the set-user bit looked for at the next write.
@@ -355,13 +380,13 @@ fn done(program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
     ended.is_ok_and(|ended| ended.status.success())
 }
 
-/// A disk that has room for what it holds, and for nothing more: behind it is a file on a small one of memory.
-fn mount_disk_without_room(dir: &std::path::Path) -> Result<std::path::PathBuf, &'static str> {
+/// A disk of 32 MiB with ext4: behind it is a file on one of memory, which has room for so many bytes of it.
+fn mount_ext4(dir: &std::path::Path, room_bytes: usize) -> Result<std::path::PathBuf, &'static str> {
     let (memory, disk) = (dir.join("memory"), dir.join("disk"));
     let image = memory.join("image");
     std::fs::create_dir(&memory).unwrap();
     std::fs::create_dir(&disk).unwrap();
-    crate::disk::mount(&memory, 8 << 20).map_err(|_| "run as root")?;
+    crate::disk::mount(&memory, room_bytes).map_err(|_| "run as root")?;
     File::create(&image).unwrap().set_len(32 << 20).unwrap();
     let image = image.as_os_str();
     let options = ["-q", "-F", "-b4096", "-O^has_journal", "-Elazy_itable_init=0"].map(std::ffi::OsStr::new);
@@ -378,7 +403,8 @@ fn mount_disk_without_room(dir: &std::path::Path) -> Result<std::path::PathBuf, 
 fn what_a_disk_did_not_take_is_told_each_time() {
     in_child(here!(), "", || {
         let dir = tempfile::tempdir().unwrap();
-        let disk = match mount_disk_without_room(dir.path()) {
+        // There is room for what the disk holds, and for nothing more.
+        let disk = match mount_ext4(dir.path(), 8 << 20) {
             Ok(disk) => disk,
             Err(remedy) => return crate::rights::skip("mount", remedy),
         };

@@ -130,6 +130,10 @@ impl System for Selfpage {
         Some(counts.fills_total - counts.fills_ahead_total)
     }
 
+    fn filled_bytes(&self) -> Option<u64> {
+        self.live.as_ref().map(|(_, domain)| domain.stats().counts.bytes_filled)
+    }
+
     fn counters(&self) -> Vec<(&'static str, f64)> {
         let Some((_, domain)) = &self.live else { return Vec::new() };
         let stats = domain.stats();

@@ -1,0 +1,99 @@
+//! Every system of `bench paging` and `bench faults`, ours before all: each gives a row, and its figures are of pages that came and went.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+/// What a bench gave, and what it said.
+struct Given {
+    rows: Vec<Value>,
+    errors: String,
+}
+
+/// Runs a bench on the disk of /var/tmp. `None`, and said so, where faults cannot be served.
+fn bench(arguments: &[&str]) -> Option<Given> {
+    let directory = Path::new("/var/tmp").join(format!("selfpage-test-{}-{}", arguments[0], std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    command.arg("bench").args(arguments).args(["--quick", "--reps", "1", "--json", "--dir"]).arg(&directory);
+    let output = command.output().unwrap();
+    assert!(std::fs::read_dir(&directory).unwrap().next().is_none(), "files were left");
+    std::fs::remove_dir(&directory).unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    if let Some(why) = errors.lines().find(|line| line.contains("userfaultfd")) {
+        skip::skip("uffd", why);
+        return None;
+    }
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    let rows = String::from_utf8(output.stdout).unwrap();
+    Some(Given { rows: rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect(), errors })
+}
+
+impl Given {
+    /// The row of a system in a case. `None`, and said so, where the bench says that `need` is missing.
+    #[track_caller]
+    fn row(&self, case: &str, system: &str, need: Option<&str>) -> Option<&Value> {
+        let row = self.rows.iter().find(|row| row["case"] == case && row["system"] == system);
+        if let (None, Some(need)) = (row, need)
+            && let Some(why) = self.errors.split(&format!("SKIP({need}: ")).nth(1)
+        {
+            skip::skip(need, why.lines().next().unwrap_or_default().trim_end_matches(')'));
+            return None;
+        }
+        let row = row.unwrap_or_else(|| panic!("no row of {system} in {case}: {}", self.errors));
+        assert!(row["value"].as_f64().unwrap() > 0.0 && row["counts"] == true, "{row}");
+        Some(row)
+    }
+}
+
+/// A figure of a row.
+#[track_caller]
+fn figure(row: &Value, name: &str) -> f64 {
+    row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
+}
+
+/// The systems of a case, and what they need that not every machine or user has.
+type Systems<'a> = &'a [(&'a str, Option<&'a str>)];
+
+/// `None` where faults cannot be served.
+fn paging(case: &str, systems: Systems<'_>) -> Option<Given> {
+    let named = systems.iter().flat_map(|(system, _)| ["--system", system]);
+    let given = bench(&["paging", "--case", case].into_iter().chain(named).collect::<Vec<_>>())?;
+    for (system, need) in systems {
+        given.row(case, system, *need);
+    }
+    Some(given)
+}
+
+#[test]
+fn each_system_of_paging_gives_a_row() {
+    // A stream takes a second or so, but for those that never read ahead.
+    paging("rnd-write-1t", &[("mmap-random", None), ("raw-4k", None)]);
+    let ours = ["selfpage-upcall", "selfpage-worker", "selfpage-file-upcall", "selfpage-file-worker"];
+    let peers = [("mmap-ra128k", Some("readahead")), ("mmap-default", None), ("raw-2m", None), ("swap", Some("swap"))];
+    let case = "seq-write-1t";
+    let Some(given) = paging(case, &[&ours.map(|system| (system, None)), &peers[..]].concat()) else { return };
+    for system in ours {
+        let row = given.row(case, system, None).unwrap();
+        // 256 MiB, of which 64 are in core at most. What came ahead of its use is held against the device too.
+        assert!(figure(row, "misses") > 0.0 && figure(row, "missed_bytes") > f64::from(200 << 20), "{row}");
+        assert!(figure(row, "saves") > 40_000.0 && figure(row, "evictions") > 40_000.0, "{row}");
+    }
+}
+
+#[test]
+fn each_system_of_faults_gives_a_row() {
+    let Some(given) = bench(&["faults"]) else { return };
+    for case in ["first-touch-4k", "first-touch-4k-scattered"] {
+        given.row(case, "kernel", None);
+        for system in ["selfpage-upcall-physical", "selfpage-upcall-zero", "selfpage-worker-zero"] {
+            let row = given.row(case, system, None).unwrap();
+            // Each page of 64 MiB once, and none of them went.
+            assert!(figure(row, "fills") >= 16_384.0 && figure(row, "evictions") == 0.0, "{row}");
+        }
+    }
+}
