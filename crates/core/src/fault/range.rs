@@ -67,6 +67,8 @@ pub fn pin(domain: &DomainState, context: Context, page: PageNo) -> Outcome {
             };
             let seen = word.load();
             match seen.state() {
+                // Dropped behind our back: it is met as an access meets it.
+                State::Resident if !domain.mmu.present(page) => Step::Done(Outcome::Retry),
                 State::Resident if word.pin(seen) => Step::Done(Outcome::Resolved),
                 State::Resident if seen.pins() == MOST_PINS => Step::Done(Outcome::Violation),
                 State::Resident => Step::Again,

@@ -209,8 +209,7 @@ impl Program {
         if self.pinned.len() > world.domain.stack.budget() as usize / 16 {
             return;
         }
-        // A page that was advised away is pinned as it is: absent. Whoever wants it there touches it first.
-        if access(world, page, Touch::Read).is_err() && dice::once_in(2) {
+        if dice::once_in(2) && access(world, page, Touch::Read).is_err() && dice::once_in(2) {
             return;
         }
         world.shadow.set_pinning(at, true);
