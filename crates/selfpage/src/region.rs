@@ -15,8 +15,7 @@ use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
 use selfpage_core::addr::PAGE_BYTES;
-use selfpage_core::fault::range;
-use selfpage_core::fault::{Failure, Outcome, evict};
+use selfpage_core::fault::{Failure, Outcome, evict, flush, range};
 use selfpage_core::linux::memory::Access;
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
@@ -348,14 +347,15 @@ impl Region {
     pub fn flush(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("flush", offset_bytes, len_bytes)?;
         let (state, bound) = (self.life.inner.state(), &*self.bound);
-        self.life.inner.on_pager_thread(move || {
-            range::flush(state, range)
+        // A batch in each errand: with all of them in one, whoever handed a fault over would wait for all of it.
+        let mut rest = range;
+        while rest.count > 0 {
+            rest = (self.life.inner.on_pager_thread(move || flush::flush(state, rest)))
                 .map_err(|(page, failure)| Error::failure("flush", bound.page_name(page), failure))?;
-            let pager = bound.pager.as_deref();
-            pager
-                .map_or(Ok(()), |pager| pager.sync())
-                .map_err(|error| Error::failure("flush", bound.range_name(range), Failure::Pager(error)))
-        })
+        }
+        let Some(pager) = &bound.pager else { return Ok(()) };
+        (self.life.inner.on_pager_thread(move || pager.sync()))
+            .map_err(|error| Error::failure("flush", bound.range_name(range), Failure::Pager(error)))
     }
 
     /// The region's standing with the `priority` policy, for pages that come in from now on.

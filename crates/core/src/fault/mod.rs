@@ -10,6 +10,7 @@
 pub mod copy_first;
 pub mod evict;
 mod fill;
+pub mod flush;
 pub mod handover;
 pub mod image;
 mod inherit;

@@ -1,4 +1,4 @@
-//! What a program asks of a range of its pages: pin, discard, evict, flush, fetch ahead.
+//! What a program asks of a range of its pages: pin, discard, evict, fetch ahead.
 //!
 //! # Source
 //! Cichlid §3.4 and AVM §3: the application states what it knows of its pages.
@@ -8,12 +8,12 @@ use core::num::NonZeroU32;
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::fill::Tripwire;
 use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, request, resolve, save, take_back};
-use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
+use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
 use crate::mmu::{Partial, Refusal};
 use crate::page::{PageWord, State, Word};
-use crate::pager::{Context, PagerError, SavePage, Verdict};
+use crate::pager::Context;
 use crate::region::{Access, Region};
 use crate::shortage::FrameWait;
 use crate::stack;
@@ -67,6 +67,8 @@ pub fn pin(domain: &DomainState, context: Context, page: PageNo) -> Outcome {
             };
             let seen = word.load();
             match seen.state() {
+                // Dropped behind our back: it is met as an access meets it.
+                State::Resident if !domain.mmu.present(page) => Step::Done(Outcome::Retry),
                 State::Resident if word.pin(seen) => Step::Done(Outcome::Resolved),
                 State::Resident if seen.pins() == MOST_PINS => Step::Done(Outcome::Violation),
                 State::Resident => Step::Again,
@@ -434,94 +436,6 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
             None => at = at.plus(piece),
             Some(_) if frame_wait.sleep(&domain.stack.demand, domain.mmu, seen).is_err() => return,
             Some(next) => at = next,
-        }
-    }
-}
-
-/// Saves what has changed in `range`, within one region, without unmapping it, and waits until it is saved. What the
-/// program writes meanwhile may or may not be in it.
-///
-/// # Context
-/// Normal.
-///
-/// # Errors
-/// The first page that could not be saved, and why; pages before it are saved.
-pub fn flush(domain: &DomainState, range: PageRange) -> Result<(), (PageNo, Failure)> {
-    for page in range.pages() {
-        match settle_step(domain, page, |region| flush_page(domain, region, page)) {
-            Outcome::Failed(failure) => return Err((page, failure)),
-            _ => continue,
-        }
-    }
-    Ok(())
-}
-
-fn flush_page(domain: &DomainState, region: &Region, page: PageNo) -> Step {
-    let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
-        return Step::Done(Outcome::NotOurs);
-    };
-    let seen = word.load();
-    match seen.state() {
-        State::Absent | State::Standby | State::Poisoned => return Step::Done(Outcome::Resolved),
-        State::Busy | State::Saving => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-        State::Resident if seen.in_save() => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-        // Nobody can change an unmapped page while it is claimed: it is saved from where it is.
-        State::Aside if word.claim(seen) => {
-            let outcome = save_copy(domain, region, pager, page, seen.frame());
-            // Taken away, perhaps while the pager was at it: who knows what it saved.
-            if !domain.mmu.holds(seen.frame()) {
-                domain.leaves_aside(seen);
-                super::lost(domain, region, pager, page, seen.frame());
-                return Step::Done(Outcome::Failed(Failure::Machine(Refusal::Hole)));
-            }
-            domain.settle(region, page, seen);
-            return Step::Done(outcome.map_or_else(|why| Outcome::Failed(Failure::Pager(why)), |()| Outcome::Resolved));
-        }
-        State::Aside => return Step::Again,
-        State::Resident => {}
-    }
-    let frames_seen = domain.stack.demand.available.count();
-    let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
-        return Step::AwaitFrame(frames_seen);
-    };
-    let copy = run.first;
-    let give = |step| {
-        domain.stack.give(domain.mmu, copy, 1);
-        step
-    };
-    if !word.claim(seen) {
-        return give(Step::Again);
-    }
-    domain.frames.set_zeroed(copy, Zeroed::Unknown);
-    let outcome = match domain.mmu.copy_out(page, copy) {
-        Err(_) => Ok(()),
-        Ok(()) => match save_copy(domain, region, pager, page, copy) {
-            // Taken away while the pager was at it: who knows what it saved. The page is gone as well.
-            Ok(()) if !domain.mmu.holds(copy) => Err(Failure::Machine(Refusal::Hole)),
-            saved => saved.map_err(Failure::Pager),
-        },
-    };
-    domain.settle(region, page, seen);
-    give(Step::Done(outcome.map_or_else(Outcome::Failed, |()| Outcome::Resolved)))
-}
-
-fn save_copy(
-    domain: &DomainState,
-    region: &Region,
-    pager: &dyn crate::pager::Pager,
-    page: PageNo,
-    copy: Frame,
-) -> Result<(), PagerError> {
-    let index = region.index(page);
-    match pager.changed(index, domain.lease(copy).get()) {
-        Verdict::Clean => Ok(()),
-        Verdict::Stays => Err(PagerError::NoStore),
-        Verdict::Changed => {
-            let mut save = [SavePage { index, bytes: domain.lease(copy), outcome: Err(PagerError::NoStore) }];
-            pager.save(&mut save);
-            Counters::add(&domain.counters.saves_total, 1);
-            let [save] = save;
-            save.outcome.inspect(|()| Counters::add(&domain.counters.bytes_saved, PAGE_BYTES as u64))
         }
     }
 }

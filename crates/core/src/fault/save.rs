@@ -72,6 +72,24 @@ pub fn save(domain: &DomainState) -> usize {
 }
 
 fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
+    save_each(domain, region, pages, |page, frame, outcome| match outcome {
+        // Taken away while the pager was at it: who knows what it saved.
+        Ok(()) if !domain.mmu.holds(frame) => lose(domain, region, page, frame),
+        Ok(()) => {
+            domain.trace(page, Kind::Save);
+            saved(domain, region, page, frame);
+        }
+        Err(error) => unsaved(domain, region, page, frame, error),
+    });
+}
+
+/// Saves pages together, a batch at most, each from its frame, and tells `then` what became of each.
+pub(super) fn save_each(
+    domain: &DomainState,
+    region: &Region,
+    pages: &[(PageNo, Frame)],
+    mut then: impl FnMut(PageNo, Frame, Result<(), PagerError>),
+) {
     let mut saves: [SavePage<'_>; BATCH] = array::from_fn(|at| {
         let (page, frame) = pages.get(at).copied().unwrap_or((region.range.first, Frame(0)));
         SavePage { index: region.index(page), bytes: domain.lease(frame), outcome: Err(PagerError::NoStore) }
@@ -81,17 +99,10 @@ fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
         pager.save(saves);
     }
     Counters::add(&domain.counters.saves_total, pages.len() as u64);
+    let bytes = saves.iter().filter(|save| save.outcome.is_ok()).count() * PAGE_BYTES;
+    Counters::add(&domain.counters.bytes_saved, bytes as u64);
     for (&(page, frame), save) in pages.iter().zip(saves.iter()) {
-        match save.outcome {
-            // Taken away while the pager was at it: who knows what it saved.
-            Ok(()) if !domain.mmu.holds(frame) => lose(domain, region, page, frame),
-            Ok(()) => {
-                Counters::add(&domain.counters.bytes_saved, PAGE_BYTES as u64);
-                domain.trace(page, Kind::Save);
-                saved(domain, region, page, frame);
-            }
-            Err(error) => unsaved(domain, region, page, frame, error),
-        }
+        then(page, frame, save.outcome);
     }
 }
 

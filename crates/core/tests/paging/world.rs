@@ -8,9 +8,9 @@ use selfpage_core::capability::{Handle, Kernel, Object, Progress, Space, Type};
 use selfpage_core::cut::Cut;
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::evict::{Evicted, evict, trim_standby};
+use selfpage_core::fault::flush;
 use selfpage_core::fault::handover::Handovers;
 use selfpage_core::fault::protect::{self, Protection};
-use selfpage_core::fault::range;
 use selfpage_core::fault::save::save;
 use selfpage_core::fault::{self, Failure, Fault, Outcome, sample};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
@@ -236,7 +236,7 @@ impl World {
     }
 
     pub fn flush(&self, index: u64) -> Result<(), Failure> {
-        range::flush(&self.domain, self.one(index)).map_err(|(_, failure)| failure)
+        flush::flush(&self.domain, self.one(index)).map(drop).map_err(|(_, failure)| failure)
     }
 
     pub fn protect(&self, index: u64, protection: Protection) {

@@ -3,7 +3,7 @@
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::range::{self, Undone};
-use selfpage_core::fault::{self, Failure, Fault, Outcome, sample};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, flush, sample};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
@@ -209,8 +209,7 @@ impl Program {
         if self.pinned.len() > world.domain.stack.budget() as usize / 16 {
             return;
         }
-        // A page that was advised away is pinned as it is: absent. Whoever wants it there touches it first.
-        if access(world, page, Touch::Read).is_err() && dice::once_in(2) {
+        if dice::once_in(2) && access(world, page, Touch::Read).is_err() && dice::once_in(2) {
             return;
         }
         world.shadow.set_pinning(at, true);
@@ -313,9 +312,16 @@ impl Program {
 
     fn flush(&mut self) {
         let world = self.world;
-        let range = self.any_range(8);
-        let result = world.waiting_for(range, || with_signals(|| range::flush(&world.domain, range)));
-        if let Err((page, failure)) = result {
+        let mut rest = self.any_range(8);
+        while rest.count > 0 {
+            let result = world.waiting_for(rest, || with_signals(|| flush::flush(&world.domain, rest)));
+            let (page, failure) = match result {
+                Ok(left) => {
+                    rest = left;
+                    continue;
+                }
+                Err(failed) => failed,
+            };
             match failure {
                 Failure::Pager(error) => {
                     let nowhere = error == selfpage_core::pager::PagerError::NoStore;
@@ -323,6 +329,7 @@ impl Program {
                 }
                 failure => world.judge(page, failure),
             }
+            return;
         }
     }
 

@@ -11,13 +11,13 @@ use crate::domain::Inner;
 pub(crate) fn serve(inner: &Arc<Inner>) {
     let state = inner.state();
     while let Some(seen) = state.requested.count_unless(|| inner.stopping()) {
-        if errand::serve(state, &inner.errands) {
-            continue;
-        }
+        // In turn: threads that send one errand after the other leave none of the rest waiting.
+        let did_errand = errand::serve(state, &inner.errands);
         match fault::next_request(state) {
             Some(request) => {
                 fault::serve(state, request);
             }
+            None if did_errand => {}
             None => state.requested.wait(state.mmu, seen, 0),
         }
     }

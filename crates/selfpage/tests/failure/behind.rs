@@ -81,6 +81,33 @@ fn dropped() {
     }
 }
 
+/// The kernel finds pinned pages in upcall regions too, whatever became of them before.
+#[test]
+fn dropped_and_pinned() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, region) = numbered_and_not_locked(trap);
+            let tail = tail(&region);
+            // SAFETY: test: memory of the region.
+            assert_eq!(unsafe { libc::madvise(tail, TAIL * PAGE, libc::MADV_DONTNEED) }, 0);
+            let offset = (ALL - TAIL) * PAGE;
+            region.pin(offset, TAIL * PAGE).unwrap();
+            let ones = tempfile::tempfile().unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&ones, &[1; TAIL * PAGE], 0).unwrap();
+            // SAFETY: test: memory of the region.
+            let read = unsafe { libc::pread(ones.as_raw_fd(), tail, TAIL * PAGE, 0) };
+            assert_eq!(read, (TAIL * PAGE) as isize, "{}", io::Error::last_os_error());
+            check_pages(&region, 0..ALL - TAIL);
+            assert!(region.as_slice::<u8>()[offset..].iter().all(|byte| *byte == 1));
+            region.unpin(offset, TAIL * PAGE).unwrap();
+            assert!(region.unpin(offset, PAGE).is_err());
+            assert_eq!(domain.stats().counts.lost_total, TAIL as u64);
+            no_frame_is_lost(&domain);
+        })
+        .well();
+    }
+}
+
 #[test]
 fn dropped_while_others_use_it() {
     for (trap, name) in TRAPS {
