@@ -26,7 +26,7 @@ const BATCH: usize = 64;
 const MOST_ROUNDS: u32 = 8;
 const FEW_PAGES: u64 = 32;
 /// Runs of pages in core that a snapshot notes, at most: where there are more, small gaps are taken along.
-const MOST_RUNS: usize = 4096;
+pub(crate) const MOST_RUNS: usize = 4096;
 /// A file that has grown to so many times its first snapshot is made anew.
 const MOST_GROWTH: u64 = 3;
 
