@@ -32,8 +32,10 @@ pub struct DomainState {
     pub stack: FrameStack,
     /// Every region.
     pub regions: RegionMap,
-    /// Work for pager threads.
+    /// Work for pager threads that somebody waits for.
     pub requests: Ring,
+    /// Work for pager threads that nobody waits for: they do it when there is no other.
+    pub advice: Ring,
     /// There is work for pager threads.
     pub requested: Event,
     /// Threads that wait for what becomes of their faults.

@@ -40,6 +40,7 @@ use crate::error::{self, Cause, Error, Kind, Result};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
+use crate::snapshot::MOST_RUNS;
 use crate::stats::Stats;
 use crate::trap::errand;
 use crate::trap::handlers::Handlers;
@@ -53,6 +54,8 @@ pub(crate) use regions::Regions;
 
 const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
+/// As many as there are runs of pages to be fetched when a snapshot is restored.
+const ADVICE: usize = MOST_RUNS;
 const ERRANDS: usize = 64;
 const CALLS: usize = 256;
 /// What the domain's threads and handles share.
@@ -244,7 +247,7 @@ impl Inner {
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, standby, REQUESTS, saves, ERRANDS, CALLS, traced]
+            + [standby, standby, REQUESTS, ADVICE, saves, ERRANDS, CALLS, traced]
                 .map(Arena::bytes_for::<Slot>)
                 .iter()
                 .sum::<usize>()
@@ -268,6 +271,7 @@ impl Inner {
                 stack: FrameStack::new(free, unpopulated, Ring::new(arena.table(standby)), config.frames),
                 regions: RegionMap::new([arena.table(MOST_REGIONS), arena.table(MOST_REGIONS)]),
                 requests: Ring::new(arena.table(REQUESTS)),
+                advice: Ring::new(arena.table(ADVICE)),
                 requested: Event::default(),
                 handovers: Default::default(),
                 saves: Ring::new(arena.table(saves)),

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
-use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::addr::{PAGE_BYTES, PageRange};
 use selfpage_core::fault::{Failure, Outcome, evict, flush, range};
 use selfpage_core::linux::memory::Access;
 use selfpage_core::mmu::Trap;
@@ -308,8 +308,13 @@ impl Region {
     pub fn prefetch(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("prefetch", offset_bytes, len_bytes)?;
         // More than the pager threads can take is not fetched: it is only advice.
-        let _ = self.life.inner.undisturbed(|| range::prefetch(self.life.inner.state(), range));
+        let _ = self.advise(range);
         Ok(())
+    }
+
+    /// Has pager threads bring `range` in. `false`: they have too much to do already.
+    fn advise(&self, range: PageRange) -> bool {
+        self.life.inner.undisturbed(|| range::prefetch(self.life.inner.state(), range))
     }
 
     /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region. What the

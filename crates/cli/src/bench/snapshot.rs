@@ -1,14 +1,16 @@
 //! `snapshot`: one instant of memory into a file, while a thread writes to it: ours, and a forked child that writes its copy.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage::snapshot::{Snapshots, Taken};
-use selfpage::{Domain, Region, Trap};
+use selfpage::{Domain, Trap};
 
 use super::error::Error;
 use super::histogram::Histogram;
@@ -94,9 +96,10 @@ fn ours(trap: Trap, len_bytes: usize, rate: Option<u32>, directory: &Path) -> Re
         let first = snapshots.take().map_err(failed)?;
         let (seen, written) = writer.since();
         writer.settle();
+        let before = writer.count();
         let second = snapshots.take().map_err(failed)?;
-        check(&region, directory)?;
-        let extra = f64::from(first.most_copies) * PAGE_BYTES as f64;
+        check(memory, directory, before..=writer.count() + u64::from(BURST))?;
+        let extra = f64::from(first.most_copies) * PAGE_BYTES as f64 + first.table_bytes as f64;
         let mut sample = sample(first.pause, first.total, extra, written, &seen);
         sample.figures.extend(figures("", &first, memory));
         sample.figures.extend(figures("second_", &second, memory));
@@ -113,6 +116,7 @@ fn figures(which: &str, taken: &Taken, memory: Memory) -> Vec<(String, f64)> {
         ("copies", taken.copies as f64),
         ("pages", taken.pages as f64),
         ("file_bytes", taken.bytes as f64),
+        ("table_bytes", taken.table_bytes as f64),
         ("cut_us", taken.pause.as_secs_f64() * 1e6),
         ("total_ms", taken.total.as_secs_f64() * 1e3),
     ];
@@ -121,19 +125,70 @@ fn figures(which: &str, taken: &Taken, memory: Memory) -> Vec<(String, f64)> {
     all.iter().filter(own).map(|(name, value)| (format!("{which}{name}"), *value)).collect()
 }
 
-/// The file has what memory had: every page has its number in its first word, which nobody writes to.
-fn check(region: &Region, directory: &Path) -> Result<(), Error> {
+/// The file has what memory had at one instant, of which so many writes were before: every page has its number in its first word, which
+/// nobody writes to, and the other words have those writes and no more.
+fn check(memory: Memory, directory: &Path, before: RangeInclusive<u64>) -> Result<(), Error> {
     let snapshot = selfpage::snapshot::Snapshot::open(directory.join("bench.snap")).map_err(failed)?;
-    let pages = (region.len_bytes() / PAGE_BYTES) as u64;
+    let mut image = HashMap::new();
     let mut bytes = [0; PAGE_BYTES];
-    for page in 0..pages {
-        snapshot.read_page(0, page, &mut bytes).map_err(failed)?;
-        let number = u64::from_le_bytes(bytes[..8].try_into().unwrap_or_default());
-        if number != page + 1 {
-            return Err(Error::Failed(format!("page {page} of the snapshot has number {number}")));
+    for page in 0..memory.size_pages() {
+        snapshot.read_page(0, page as u64, &mut bytes).map_err(failed)?;
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).enumerate();
+        for (word, number) in words.filter(|(_, number)| *number != 0) {
+            if word > 0 {
+                image.insert((page, word), number);
+            } else if number != page as u64 + 1 {
+                return Err(Error::Failed(format!("page {page} of the snapshot has number {number}")));
+            }
         }
     }
+    let last = of_one_instant(&image, memory.size_pages()).map_err(Error::Failed)?;
+    if !before.contains(&last) {
+        return Err(Error::Failed(format!("the snapshot has {last} writes, where there were {before:?}")));
+    }
     Ok(())
+}
+
+/// How many of the writer's writes were before the instant that these words are of; why there was none such.
+fn of_one_instant(image: &HashMap<(usize, usize), u64>, size_pages: usize) -> Result<u64, String> {
+    let last = image.values().copied().max().unwrap_or(0);
+    let mut found = 0;
+    for (number, place) in (1..=last).zip(Places::of(size_pages)) {
+        match image.get(&place) {
+            Some(newest) if *newest >= number => found += usize::from(*newest == number),
+            other => {
+                return Err(format!("the snapshot has write {last}, and of write {number} at {place:?} {other:?}"));
+            }
+        }
+    }
+    // A word that has the number of a write to another place was not found.
+    if found < image.len() {
+        Err(format!("{} words of the snapshot were never written so", image.len() - found))
+    } else {
+        Ok(last)
+    }
+}
+
+/// Where the writer writes, page and word, write by write: at random, and the same each time.
+struct Places {
+    dice: u64,
+    size_pages: usize,
+}
+
+impl Places {
+    fn of(size_pages: usize) -> Places {
+        Places { dice: 1, size_pages }
+    }
+}
+
+impl Iterator for Places {
+    type Item = (usize, usize);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<(usize, usize)> {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Some(((self.dice >> 33) as usize % self.size_pages, 1 + (self.dice >> 20) as usize % (WORDS - 1)))
+    }
 }
 
 /// Memory of the kernel's own, saved by `save`, which returns how long the writer was stopped on purpose.
@@ -198,7 +253,7 @@ fn touch(memory: Memory) {
     (0..memory.size_pages()).for_each(|page| memory.write(page, 0, page as u64 + 1));
 }
 
-/// Writes to pages at random, so many times a second, and notes how long each write takes.
+/// Writes to [`Places`], so many times a second, the number of the write each time, and notes how long each takes.
 struct Writer {
     memory: Memory,
     rate: Option<u32>,
@@ -224,6 +279,8 @@ impl Seen {
 /// What was noted since last asked.
 struct Noted {
     seen: Seen,
+    /// Writes since the begin.
+    count: u64,
     /// Pages written to, a flag each.
     pages: Vec<bool>,
 }
@@ -237,7 +294,7 @@ const LONG: Duration = Duration::from_micros(20);
 
 impl Writer {
     fn new(memory: Memory, rate: Option<u32>) -> Writer {
-        let noted = Noted { seen: Seen::new(), pages: vec![false; memory.size_pages()] };
+        let noted = Noted { seen: Seen::new(), count: 0, pages: vec![false; memory.size_pages()] };
         Writer { memory, rate, stop: false.into(), noted: noted.into() }
     }
 
@@ -249,7 +306,7 @@ impl Writer {
         let began = Instant::now();
         let mut ready = ReadyTime::of_this_thread();
         let (mut last, mut napped) = (began, Duration::ZERO);
-        let mut number = 1u64;
+        let mut places = Places::of(self.memory.size_pages());
         let mut count = 0u64;
         while !self.stop.load(Ordering::Relaxed) {
             let due = self.rate.map_or(u64::MAX, |rate| (began.elapsed().as_secs_f64() * f64::from(rate)) as u64);
@@ -260,11 +317,10 @@ impl Writer {
                 continue;
             }
             let mut took = [(0, 0, 0); BURST as usize];
-            for entry in took.iter_mut().take(burst as usize) {
-                number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let page = (number >> 33) as usize % self.memory.size_pages();
+            for (entry, (page, word)) in took.iter_mut().take(burst as usize).zip(&mut places) {
+                count += 1;
                 let before = Instant::now();
-                self.memory.write(page, 1 + (number >> 20) as usize % (WORDS - 1), number);
+                self.memory.write(page, word, count);
                 let after = Instant::now();
                 let mut kept = (after - last).saturating_sub(napped);
                 if kept > LONG {
@@ -279,8 +335,13 @@ impl Writer {
                 noted.seen.kept.record(kept_ns);
                 noted.pages[page] = true;
             }
-            count += burst;
+            noted.count = count;
         }
+    }
+
+    /// How many writes there were, at least; at most [`BURST`] more.
+    fn count(&self) -> u64 {
+        self.noted().count
     }
 
     /// Lets it get going, and forgets what it noted before.
@@ -334,6 +395,34 @@ impl Drop for EndOnDrop<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is in memory after so many writes.
+    fn after(writes: u64) -> HashMap<(usize, usize), u64> {
+        Places::of(4).zip(1..=writes).collect()
+    }
+
+    #[test]
+    fn a_state_that_there_was_is_known_by_its_writes() {
+        for writes in [0, 1, 5000] {
+            assert_eq!(of_one_instant(&after(writes), 4), Ok(writes));
+        }
+    }
+
+    #[test]
+    fn a_page_of_another_instant_is_found() {
+        // Page 2 is of an earlier one, or of a later one.
+        for other in [4900, 5100] {
+            let mut image = after(5000);
+            image.retain(|(page, _), _| *page != 2);
+            image.extend(after(other).into_iter().filter(|((page, _), _)| *page == 2));
+            assert!(of_one_instant(&image, 4).is_err(), "{other}");
+        }
+        let mut image = after(5000);
+        let (place, number) =
+            image.iter().min_by_key(|(_, number)| **number).map(|(place, number)| (*place, *number)).unwrap();
+        image.insert(place, number + 1);
+        assert!(of_one_instant(&image, 4).is_err(), "{place:?} was never {}", number + 1);
+    }
 
     #[test]
     fn a_thread_that_shares_its_cpu_is_seen_to_be_ready() {

@@ -385,39 +385,43 @@ fn claim_for_eviction(domain: &DomainState, page: PageNo, evicted: &mut Evicted)
     None
 }
 
-/// Has `range`, within one region, brought in by pager threads: as much of it as the frames can hold beside the reserve.
-/// `false`: they have too much to do already.
+/// How many pages the frames can hold beside the reserve: to fetch more than that drops what was just fetched.
+///
+/// # Context
+/// Any.
+pub fn room(domain: &DomainState) -> u32 {
+    domain.stack.budget().saturating_sub(domain.stack.reserve.load(Ordering::Relaxed))
+}
+
+/// Has `range`, within one region, brought in by pager threads: as much of it as there is [`room`] for. `false`: they have too much
+/// advice already.
 ///
 /// # Context
 /// Normal.
 pub fn prefetch(domain: &DomainState, range: PageRange) -> bool {
-    let room = domain.stack.budget().saturating_sub(domain.stack.reserve.load(Ordering::Relaxed));
-    let end = range.first.plus(range.count.min(u64::from(room)));
-    let mut at = range.first;
-    while at < end {
-        let count = (end.0 - at.0).min(u64::from(MOST_AHEAD)) as u32;
-        if !request(domain, Request::Prefetch(at, count)) {
-            return false;
-        }
-        at = at.plus(u64::from(count));
-    }
-    true
+    let count = range.count.min(room(domain).into()) as u32;
+    count == 0 || request(domain, Request::Prefetch(range.first, count))
 }
 
-/// Brings in what the program will want, piece by piece as frames can be had.
+/// Brings in the first piece of what the program will want, as frames can be had. The rest is advice again, for whichever pager thread
+/// has nothing better to do.
 ///
 /// # Context
 /// PagerThread, outside the gate.
 pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
-    let mut at = range.first;
+    // No more than is likely to be ready at a time.
+    let most = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD));
+    let (mut at, mut end) = (range.first, range.end());
+    if range.count > most && request(domain, Request::Prefetch(at.plus(most), (range.count - most) as u32)) {
+        end = at.plus(most);
+    }
     let mut frame_wait = FrameWait::default();
-    while at < range.end() {
+    while at < end {
         let seen = domain.stack.demand.available.count();
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(at) else { return };
         let Some(pager) = region.pager() else { return };
-        // No more than is likely to be ready at a time.
-        let piece = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD)).min(range.end().0 - at.0);
+        let piece = most.min(end.0 - at.0);
         for page in (PageRange { first: at, count: piece }).pages() {
             // Whoever needs a page that cannot be mapped meets that again.
             let _ = match region.word(page).map(|word| word.load()) {

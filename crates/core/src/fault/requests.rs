@@ -1,4 +1,5 @@
-//! Work for pager threads: faults that could not be resolved where they arose, wakes, and pages to be read ahead.
+//! Work for pager threads: faults that could not be resolved where they arose, and wakes; and advice, pages to be read ahead, which
+//! waits as long as there is any of those.
 
 use super::fill::{self, Tripwire};
 use super::handover::Place;
@@ -23,8 +24,8 @@ pub enum Request {
     Prefetch(PageNo, u32),
 }
 
-/// In the place of the number of pages to read ahead.
-const WAKE: u32 = u32::MAX;
+/// In the lower half, where a fault has nothing.
+const WAKE: u32 = 1;
 
 /// Hands work to the pager threads. `false`: they have more than enough.
 ///
@@ -37,31 +38,32 @@ pub fn request(domain: &DomainState, request: Request) -> bool {
             domain.requests.push(page.0, u64::from(place.0) << 32 | write)
         }
         Request::Wake(page, count) => domain.requests.push(page.0, u64::from(count) << 32 | u64::from(WAKE)),
-        Request::Ahead(page, chunk) => {
-            domain.requests.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32)
-        }
+        Request::Ahead(page, chunk) => domain.advice.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32),
         // As a chunk that goes nowhere.
-        Request::Prefetch(page, count) => domain.requests.push(page.0, u64::from(count)),
+        Request::Prefetch(page, count) => domain.advice.push(page.0, u64::from(count)),
     };
     domain.requested.signal(domain.mmu);
     pushed
 }
 
-/// The next piece of work, if there is one.
+/// The next piece of work, if there is one. Somebody waits for the end of a fault or a wake; nobody waits for advice.
 ///
 /// # Context
 /// PagerThread.
 pub fn next_request(domain: &DomainState) -> Option<Request> {
-    let (page, what) = domain.requests.pop()?;
-    let page = PageNo(page);
-    Some(match what as u32 {
-        0 => {
-            let access = if what >> 63 == 1 { Access::Write } else { Access::Read };
-            Request::Fault(page, access, Place((what << 1 >> 33) as u32))
+    if let Some((page, what)) = domain.requests.pop() {
+        let page = PageNo(page);
+        if what as u32 == WAKE {
+            return Some(Request::Wake(page, (what >> 32) as u32));
         }
-        WAKE => Request::Wake(page, (what >> 32) as u32),
-        count if what >> 32 == 0 => Request::Prefetch(page, count),
-        count => Request::Ahead(page, Chunk { first: 0, count, stride: (what as i64) >> 32 }),
+        let access = if what >> 63 == 1 { Access::Write } else { Access::Read };
+        return Some(Request::Fault(page, access, Place((what << 1 >> 33) as u32)));
+    }
+    let (page, what) = domain.advice.pop()?;
+    let (page, count) = (PageNo(page), what as u32);
+    Some(match (what as i64) >> 32 {
+        0 => Request::Prefetch(page, count),
+        stride => Request::Ahead(page, Chunk { first: 0, count, stride }),
     })
 }
 

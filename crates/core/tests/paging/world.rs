@@ -159,6 +159,7 @@ impl World {
             stack,
             regions,
             requests: Ring::new(table(16)),
+            advice: Ring::new(table(16)),
             requested: Event::default(),
             handovers: Handovers::default(),
             // Core keeps two batches free.

@@ -68,6 +68,7 @@ fn begin(world: &World, aside: &[(selfpage_core::addr::Frame, selfpage_core::add
         protect::put_aside(domain, *frame, contents).expect("the machine has memory");
     }
     domain.requests.reset();
+    domain.advice.reset();
     domain.handovers.forget_all();
     checks::at_rest(world);
     domain.gate.open(world.mmu);

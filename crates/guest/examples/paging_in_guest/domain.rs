@@ -115,6 +115,7 @@ impl Domain {
             stack: FrameStack::new(frame_set(private, count)?, unpopulated, listed, count as u32),
             regions,
             requests: Ring::new(private.table(16)?),
+            advice: Ring::new(private.table(16)?),
             requested: Event::default(),
             handovers: Handovers::default(),
             // Core keeps two batches free.

@@ -141,6 +141,7 @@ impl Inner {
         // Other threads may have been in the middle of a push or a pop.
         self.errands.reset();
         state.requests.reset();
+        state.advice.reset();
         state.handovers.forget_all();
         state.counters.reset();
         state.tracer.restart(monotonic_ns());

@@ -3,7 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::addr::{PAGE_BYTES, PageRange};
+use selfpage_core::fault::range;
 use selfpage_core::region::Rights;
 use selfpage_core::sync::{AtomicU32, AtomicU64};
 
@@ -17,7 +18,8 @@ use crate::store::{BackingStore, Descriptor};
 impl Builder<'_> {
     /// Region number `which` of a snapshot, as it was then; what changes is paged to `store`, and the snapshot's file is only
     /// read. A length of 0 stands for the region's own. Pages come in when they are needed, each compared with its hash; those
-    /// that were in core at the time are fetched at once, as many as the frames can hold.
+    /// that were in core at the time are fetched at once, as many of them as all the frames can hold; a page that is touched meanwhile
+    /// comes before them.
     ///
     /// # Errors
     /// The snapshot has no such region, or a smaller one; no address space, or too many regions.
@@ -55,12 +57,32 @@ impl Builder<'_> {
             };
             Ok((Box::new(pager), Some(arena)))
         })?;
-        for (first, count) in snapshot.in_core(which) {
-            // Within the region, which may be shorter.
-            let end = ((first + count) as usize * PAGE_BYTES).min(region.len_bytes());
-            let start = (first as usize * PAGE_BYTES).min(end);
-            region.prefetch(start, end - start)?;
-        }
+        region.fetch_first(snapshot.in_core(which));
         Ok(region)
+    }
+}
+
+impl Region {
+    /// Has pager threads bring in what was in core at the time, as runs of pages: the first of it, as far as the frames go.
+    fn fetch_first(&self, in_core: impl Iterator<Item = (u64, u64)>) {
+        let all = self.core().range;
+        let mut room = u64::from(range::room(self.life.inner.state()));
+        let mut left_out = 0;
+        for (first, count) in in_core {
+            // Within the region, which may be shorter.
+            let count = count.min(all.count.saturating_sub(first)).min(room);
+            if self.advise(PageRange { first: all.first.plus(first), count }) {
+                room -= count;
+            } else {
+                left_out += count;
+            }
+        }
+        if left_out > 0 {
+            tracing::warn!(
+                region = self.bound.name(),
+                pages = left_out,
+                "the domain has more to fetch than it can note"
+            );
+        }
     }
 }

@@ -90,7 +90,7 @@ fn zero_pages_cost_nothing() {
     writing.zero(0, 1 << 30);
     writing.page(5, &[0; PAGE_BYTES]).unwrap();
     // A page for the trailer.
-    assert_eq!(writing.finish(&[]).unwrap(), PAGE);
+    assert_eq!(writing.finish(&[]).unwrap().bytes, PAGE);
 }
 
 #[test]

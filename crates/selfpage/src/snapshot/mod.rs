@@ -15,4 +15,5 @@ pub use file::Snapshot;
 pub(crate) use file::{Index, Placed};
 pub use format::SavedRegion;
 pub(crate) use place::files;
+pub(crate) use take::MOST_RUNS;
 pub use take::{Snapshots, Taken};

@@ -13,7 +13,7 @@ use selfpage_core::region::{self, Rights};
 
 use super::file::named;
 use super::format::{Run, SavedRegion};
-use super::writing::{Target, Writing};
+use super::writing::{Target, Writing, Written};
 use crate::config::DescriptorTable;
 use crate::domain::Life;
 use crate::error::{Error, Kind, Result, pages};
@@ -26,7 +26,7 @@ const BATCH: usize = 64;
 const MOST_ROUNDS: u32 = 8;
 const FEW_PAGES: u64 = 32;
 /// Runs of pages in core that a snapshot notes, at most: where there are more, small gaps are taken along.
-const MOST_RUNS: usize = 4096;
+pub(crate) const MOST_RUNS: usize = 4096;
 /// A file that has grown to so many times its first snapshot is made anew.
 const MOST_GROWTH: u64 = 3;
 
@@ -80,6 +80,8 @@ pub struct Taken {
     pub most_copies: u32,
     /// What the file grew by.
     pub bytes: u64,
+    /// The memory that the snapshot's table took until it was written, beside frames: 32 bytes for each page that is not zero.
+    pub table_bytes: u64,
 }
 
 impl Snapshots {
@@ -187,14 +189,14 @@ impl Snapshots {
         let (pages, copies) = image.write(&mut writing)?;
         let in_core = image.in_core();
         drop(image);
-        let bytes = writing.finish(&in_core)?;
+        let Written { bytes, table_bytes } = writing.finish(&in_core)?;
         let most_copies = inner.state().cut.most_copies();
         if self.anew {
             self.first_bytes = target.len_bytes();
         }
         self.anew = false;
         let total = began.elapsed();
-        Ok(Taken { pause, total, armed_ahead, armed_in_cut, pages, copies, most_copies, bytes })
+        Ok(Taken { pause, total, armed_ahead, armed_in_cut, pages, copies, most_copies, bytes, table_bytes })
     }
 }
 

@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::file::{data_at, named, slot_at};
 use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
 use super::place::Place;
+use super::take::MOST_RUNS;
 use crate::error::{Error, Result, SystemError};
 use crate::pager::is_zero;
 
@@ -112,12 +113,12 @@ impl Target {
             past_the_cache(&file);
         }
         let request = Request::new();
-        // In one piece: a list that grows is remapped, and every fault of the process waits for that.
-        let mut entries = Vec::new();
+        // In one piece: a table that grows is remapped, and every fault of the process waits for that.
+        let mut table = Vec::new();
         // Most of a first snapshot may be pages that hold zeros, which need no entry: without room for all it grows as it must.
-        let _ = entries.try_reserve_exact(pages as usize);
+        let _ = table.try_reserve_exact(pages as usize * ENTRY_BYTES + MOST_RUNS * RUN_BYTES + 2 * PAGE as usize);
         let at = self.end;
-        Writing { target: self, at, request, entries, done: false }
+        Writing { target: self, at, request, table, zeros: None, done: false }
     }
 
     /// The newest snapshot is `current` from now on.
@@ -142,13 +143,24 @@ fn failed(path: &Path, cause: impl SystemError) -> Error {
     Error::system("write", named(path), cause)
 }
 
+/// What a snapshot took.
+pub(super) struct Written {
+    /// What the file grew by.
+    pub(super) bytes: u64,
+    /// The part of it that was in memory until the end.
+    pub(super) table_bytes: u64,
+}
+
 /// A snapshot in the making. Where it is not finished nothing has happened.
 pub(super) struct Writing<'a> {
     target: &'a mut Target,
     /// Where `request` goes.
     at: u64,
     request: Request,
-    entries: Vec<Entry>,
+    /// The entries so far, as they will stand in the file.
+    table: Vec<u8>,
+    /// The last entry, pages that are zero, while it may still grow: the first, and how many.
+    zeros: Option<(u64, u64)>,
     done: bool,
 }
 
@@ -160,7 +172,8 @@ impl Writing<'_> {
             return Ok(());
         }
         let place = self.at + self.request.len_bytes as u64;
-        self.entries.push(Entry::Page { page, place, hash: xxh3_128(bytes) });
+        self.end_zeros();
+        Entry::Page { page, place, hash: xxh3_128(bytes) }.encode(&mut self.table);
         self.request.add(bytes);
         if self.request.len_bytes == REQUEST_BYTES { self.flush() } else { Ok(()) }
     }
@@ -170,9 +183,18 @@ impl Writing<'_> {
         if self.target.current.sequence == 0 {
             return;
         }
-        match self.entries.last_mut() {
-            Some(Entry::Zero { page, count }) if *page + *count == first => *count += more,
-            _ => self.entries.push(Entry::Zero { page: first, count: more }),
+        match &mut self.zeros {
+            Some((page, count)) if *page + *count == first => *count += more,
+            _ => {
+                self.end_zeros();
+                self.zeros = Some((first, more));
+            }
+        }
+    }
+
+    fn end_zeros(&mut self) {
+        if let Some((page, count)) = self.zeros.take() {
+            Entry::Zero { page, count }.encode(&mut self.table);
         }
     }
 
@@ -184,19 +206,19 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Makes it the newest. When this returns, it survives a crash of the machine. How many bytes were added.
-    pub(super) fn finish(mut self, in_core: &[Run]) -> Result<u64> {
+    /// Makes it the newest. When this returns, it survives a crash of the machine.
+    pub(super) fn finish(mut self, in_core: &[Run]) -> Result<Written> {
         self.flush()?;
-        let len_bytes = self.entries.len() * ENTRY_BYTES + in_core.len() * RUN_BYTES + 2 * PAGE as usize;
-        let mut table = Vec::with_capacity(len_bytes);
-        self.entries.iter().for_each(|entry| entry.encode(&mut table));
+        self.end_zeros();
+        let mut table = std::mem::take(&mut self.table);
+        let entries = (table.len() / ENTRY_BYTES) as u64;
         in_core.iter().for_each(|run| run.encode(&mut table));
         let Current { sequence, trailer_at } = self.target.current;
         let trailer = Trailer {
             sequence: sequence + 1,
             base_at: trailer_at,
             table_at: self.at,
-            entries: self.entries.len() as u64,
+            entries,
             runs: in_core.len() as u64,
             table_hash: xxh3_128(&table),
         };
@@ -217,7 +239,7 @@ impl Writing<'_> {
         let current = Current { sequence: sequence + 1, trailer_at };
         self.target.publish(current).map_err(|cause| failed(self.target, cause))?;
         self.target.end = end;
-        Ok(added)
+        Ok(Written { bytes: added, table_bytes: table.len() as u64 })
     }
 }
 

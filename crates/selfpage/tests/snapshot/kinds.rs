@@ -25,6 +25,8 @@ fn the_next_snapshot_has_only_what_changed() {
         let mut snapshots = Snapshots::of(&[&left, &right], &path).unwrap();
         let whole = snapshots.take().unwrap();
         assert_eq!(whole.pages, 550);
+        let entries = 401 * 32;
+        assert!((entries..entries + 4 * PAGE as u64).contains(&whole.table_bytes), "an entry a page: {whole:?}");
         mine.at(17, 3).store(1000, Ordering::Relaxed);
         mine.at(399, 3).store(0, Ordering::Relaxed);
         mine.at(450, 0).store(5, Ordering::Relaxed);

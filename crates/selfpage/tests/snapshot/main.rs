@@ -6,6 +6,7 @@ mod consistent;
 mod failed;
 mod killed;
 mod kinds;
+mod restored;
 
 #[path = "../child/mod.rs"]
 mod child;
