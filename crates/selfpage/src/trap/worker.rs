@@ -1,5 +1,6 @@
 //! The worker trap: pager threads read faults from the userfaultfd and resolve them. System calls on absent pages work.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -44,7 +45,7 @@ pub(crate) struct Queue {
 struct Turns {
     at_work: u32,
     /// What those at work do next.
-    left: Vec<Fault>,
+    left: VecDeque<Fault>,
     /// One worker more than was asked for.
     more: Option<JoinHandle<()>>,
 }
@@ -94,7 +95,7 @@ impl Queue {
         }
         // Where the system had no thread to give, and there is but one worker, nobody is at work.
         if is_last(&turns) && turns.at_work > 0 {
-            turns.left.push(fault);
+            turns.left.push_back(fault);
             return None;
         }
         turns.at_work += 1;
@@ -104,7 +105,7 @@ impl Queue {
     /// What whoever was at work does next.
     fn go_on(&self) -> Option<Fault> {
         let mut turns = self.turns();
-        let next = turns.left.pop();
+        let next = turns.left.pop_front();
         turns.at_work -= u32::from(next.is_none());
         next
     }
