@@ -20,7 +20,7 @@ use crate::trace::Counters;
 /// How many frames are given memory at once, at least, when a fault needs one: by the faulting thread itself, since a thread
 /// on another CPU that changes page tables makes each of its own changes cost an interrupt there.
 const POPULATE_RUN: u32 = 32;
-/// With as many frames in use, those that come are the size of a huge page together.
+/// When a process has claimed as many frames, those that come are the size of a huge page together.
 const BY_GROUPS_FROM: u32 = 2048;
 
 /// The frames that can be had without the policy.
@@ -35,6 +35,8 @@ pub struct FrameStack {
     unpopulated: Unpopulated,
     /// The last claim was refused memory: until one is not, what is unclaimed cannot be counted on.
     refused: AtomicU32,
+    /// Claimed already when the process was forked.
+    inherited: AtomicU32,
     /// Who waits for frames, and what the evictor has to say to them.
     pub demand: Demand,
     /// The reserve that the evictor keeps.
@@ -55,6 +57,7 @@ impl FrameStack {
             holding: Holding::new(budget),
             unpopulated,
             refused: AtomicU32::new(0),
+            inherited: AtomicU32::new(0),
             demand: Demand::default(),
             reserve: AtomicU32::new(0),
             wake_below: AtomicU32::new(0),
@@ -108,7 +111,8 @@ impl FrameStack {
 
     /// How many frames are given memory at once where `want` are needed.
     fn populate_run(&self, want: NonZeroU32) -> u32 {
-        if self.claimed() < BY_GROUPS_FROM { want.get().max(POPULATE_RUN) } else { self.unpopulated.rest_of_group() }
+        let own = self.claimed().saturating_sub(self.inherited.load(Ordering::Relaxed));
+        if own < BY_GROUPS_FROM { want.get().max(POPULATE_RUN) } else { self.unpopulated.rest_of_group() }
     }
 
     /// Frames to be had at once.
@@ -243,6 +247,7 @@ pub fn forget_unmapped(domain: &DomainState) {
     while let Some(run) = stack.free.take(NonZeroU32::MAX) {
         stack.unclaim(domain.mmu, run.first, run.count.get());
     }
+    stack.inherited.store(stack.claimed(), Ordering::Relaxed);
 }
 
 /// Takes the frame that has been on standby longest.
