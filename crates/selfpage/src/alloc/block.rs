@@ -272,7 +272,8 @@ fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool) -> usize 
             continue;
         }
         let Some(surplus) = pages.surplus(excess) else {
-            if excess == 0 || !WORKERS.is_awaited() {
+            // A handler of a fork of this thread's, which others wait for, is not to wait for theirs.
+            if excess == 0 || !WORKERS.is_awaited() || pages.is_lent() {
                 return went;
             }
             // A fork waits for those who are at it.

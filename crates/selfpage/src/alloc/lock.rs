@@ -134,6 +134,13 @@ impl<T> Lock<T> {
     }
 }
 
+impl<T> Held<'_, T> {
+    /// Whether this thread holds the lock over a fork, and goes on to when this is dropped.
+    pub(super) fn is_lent(&self) -> bool {
+        !self.gives_back
+    }
+}
+
 impl<T> Deref for Held<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {

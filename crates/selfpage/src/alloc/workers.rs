@@ -33,9 +33,9 @@ impl Workers {
         if self.is_awaited() {
             return None;
         }
-        let place = self.places.iter().position(|worker| worker.load(Ordering::Relaxed) == 0)?;
-        self.places[place].store(thread::block(), Ordering::Relaxed);
-        Some(Work(place))
+        let own = thread::block();
+        let takes = |place: &AtomicUsize| place.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        self.places.iter().position(takes).map(Work)
     }
 
     pub(super) fn end(&self, work: Work) {
