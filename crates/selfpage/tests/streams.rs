@@ -1,6 +1,10 @@
 //! What a sequence of accesses brings along.
 
-use std::os::unix::fs::FileExt;
+#[path = "../../../tests/physical.rs"]
+mod physical;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,13 +13,6 @@ use selfpage::{Domain, Trap};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 2048;
-
-/// Says loudly that a test did not run, and fails where SELFPAGE_REQUIRE wants it to.
-fn skip(name: &str, reason: &str) {
-    println!("SKIP({name}: {reason})");
-    let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|one| one == name), "{name} is required: {reason}");
-}
 
 #[test]
 fn reading_ahead_ends_with_the_region() {
@@ -63,26 +60,16 @@ fn a_stride_brings_along_its_own_pages_and_no_others() {
 /// A device takes a request for neighbours in one piece only where the memory is in one piece, too.
 #[test]
 fn frames_that_come_in_order_are_neighbours_in_memory() {
-    /// Bits of an entry of `/proc/self/pagemap`: which physical page it is.
-    const PHYSICAL: u64 = (1 << 55) - 1;
-    let how = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    if how.is_empty() || how.contains("[never]") {
-        return skip("thp", "there are no huge pages");
+    if !physical::can_be_neighbours() {
+        return;
     }
     let domain = Domain::with_frames(4 * PAGES * PAGE).build().unwrap();
     let region = domain.region(4 * PAGES * PAGE).stored(MemoryStore::new(64 << 20).unwrap()).unwrap();
     // Out of step.
     (0..35).for_each(|page| assert_eq!(region.as_slice::<u64>()[page * 97 * 512], 0));
     assert!(region.as_slice::<u64>().iter().step_by(512).all(|word| *word == 0));
-    let mut entries = vec![0; 4 * PAGES * 8];
-    let first = (region.as_ptr() as usize / PAGE * 8) as u64;
-    std::fs::File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entries, first).unwrap();
-    let entries = entries.chunks_exact(8).map(|entry| u64::from_ne_bytes(entry.try_into().unwrap()));
-    let pages: Vec<u64> = entries.map(|entry| entry & PHYSICAL).collect();
-    if pages.iter().all(|page| *page == 0) {
-        return skip("root", "only root is told which pages these are");
-    }
+    let pages = physical::pages(region.as_ptr() as usize, 4 * PAGES);
     // The first frames come a few at a time, for small programs.
-    let neighbours = pages[2 * PAGES..].windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+    let neighbours = physical::neighbours(&pages[2 * PAGES..]);
     assert!(neighbours > 2 * PAGES * 9 / 10, "{neighbours} of {} lie side by side", 2 * PAGES);
 }

@@ -1,114 +1,32 @@
 //! The Linux layer on the kernel that runs the test.
 #![allow(clippy::undocumented_unsafe_blocks, reason = "a test: the mappings are its own")]
 
-use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo, VirtAddr};
+mod ground;
+mod group;
+#[path = "../../../../tests/physical.rs"]
+mod physical;
+#[path = "../../../../tests/skip.rs"]
+mod skip;
+
+use selfpage_core::addr::{Frame, PAGE_BYTES, VirtAddr};
 use selfpage_core::linux::descriptor::Descriptor;
-use selfpage_core::linux::memory::{self, Access, Advice, Place, Sharing};
+use selfpage_core::linux::memory::{self, Access, Place, Sharing};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::pagemap::{Afterwards, Categories, Pagemap, Stretch};
 use selfpage_core::linux::uffd::{Features, Message, Modes, Reach, Reading, Uffd, Waiters, Writing};
 use selfpage_core::linux::{Errno, clock, futex, signal, thread};
 use selfpage_core::mmu::{Mmu, Partial, Refusal, Trap};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use ground::{Ground, Pinned, open_uffd, reserve};
+use skip::skip;
 
 const PAGES: u32 = 16;
 const LEN: usize = PAGES as usize * PAGE_BYTES;
 
-/// A pool and two regions, one for each trap, and the machine over them.
-struct Ground {
-    pool: usize,
-    worker: usize,
-    upcall: usize,
-    descriptors: Descriptors,
-    mmu: LinuxMmu,
-}
-
-/// Says loudly that a test did not run, and fails where SELFPAGE_REQUIRE wants it to.
-fn skip(name: &str, reason: &str) {
-    println!("SKIP({name}: {reason})");
-    let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|one| one == name), "{name} is required: {reason}");
-}
-
-fn open_uffd(features: Features) -> Result<Uffd, Errno> {
-    let uffd =
-        Uffd::open(Reach::EveryFault, Reading::Waits).or_else(|_| Uffd::open(Reach::UserFaults, Reading::Waits))?;
-    uffd.agree(features.and(Features::MOVE))?;
-    Ok(uffd)
-}
-
-/// A mapping with a hole on both sides, so that it stays one mapping.
-fn reserve(len: usize) -> usize {
-    unsafe {
-        let around = memory::map_anonymous(Place::Anywhere, len + 2 * PAGE_BYTES, Access::None).unwrap();
-        let inside = memory::map_anonymous(Place::Over(around + PAGE_BYTES), len, Access::ReadWrite).unwrap();
-        memory::advise(inside, len, Advice::NoHugePages).unwrap();
-        inside
-    }
-}
-
-impl Ground {
-    fn new() -> Option<Ground> {
-        let made = (|| {
-            let descriptors = Descriptors {
-                pool: open_uffd(Features::WP)?,
-                worker: open_uffd(Features::THREAD_ID.and(Features::POISON).and(Features::EXACT_ADDRESS))?,
-                upcall: open_uffd(Features::SIGBUS)?,
-                ..Descriptors::ABSENT
-            };
-            let descriptors = Descriptors {
-                memory: Descriptor::open_memory()?,
-                pagemap: Pagemap(Descriptor::open_pagemap()?),
-                ..descriptors
-            };
-            let (pool, worker, upcall) = (reserve(LEN), reserve(LEN), reserve(LEN));
-            unsafe {
-                descriptors.pool.register(pool, LEN, Modes::WP)?;
-                descriptors.worker.register(worker, LEN, Modes::MISSING.and(Modes::WP))?;
-                descriptors.upcall.register(upcall, LEN, Modes::MISSING.and(Modes::WP))?;
-                let slots = NonNull::new(pool as *mut _).unwrap();
-                Ok(Ground {
-                    pool,
-                    worker,
-                    upcall,
-                    descriptors,
-                    mmu: LinuxMmu::new(slots, PAGES, descriptors, clock::monotonic_ns),
-                })
-            }
-        })();
-        made.map_err(|why: Errno| skip("uffd", &format!("userfaultfd with MOVE is refused: {why}"))).ok()
-    }
-
-    fn page(&self, index: usize) -> PageNo {
-        VirtAddr(self.worker + index * PAGE_BYTES).page()
-    }
-
-    /// Fills frame `frame` with a byte.
-    fn fill(&self, frame: u32, byte: u8) {
-        self.mmu.populate(Frame(frame), 1).unwrap();
-        unsafe { self.mmu.bytes(Frame(frame)).write_bytes(byte, 1) };
-    }
-
-    /// The byte that fills all of frame `frame`.
-    fn filled_with(&self, frame: u32) -> u8 {
-        let bytes = unsafe { &*self.mmu.bytes(Frame(frame)) };
-        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "frame {frame} is torn");
-        bytes[0]
-    }
-
-    fn read(&self, index: usize) -> u8 {
-        unsafe { ((self.worker + index * PAGE_BYTES + 77) as *const u8).read_volatile() }
-    }
-
-    fn populated(&self, addr: usize) -> bool {
-        self.descriptors.pagemap.categories(addr).unwrap().populated()
-    }
-}
-
 macro_rules! ground {
     () => {
-        match Ground::new() {
+        match Ground::of(PAGES) {
             Some(ground) => ground,
             None => return,
         }
@@ -208,23 +126,15 @@ fn a_registered_buffer_pins_its_page_until_it_is_let_go() {
     ground.fill(0, 3);
     ground.fill(1, 4);
     ground.mmu.map(Trap::Worker, ground.page(0), Frame(0), 2).unwrap();
-    let mut parameters = [0u8; 120];
-    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
-    if ring < 0 {
-        return skip("io_uring", &format!("{}", std::io::Error::last_os_error()));
-    }
-    let buffer = libc::iovec { iov_base: (ground.worker + PAGE_BYTES) as *mut _, iov_len: PAGE_BYTES };
-    assert_eq!(unsafe { libc::syscall(libc::SYS_io_uring_register, ring, 0, &buffer, 1) }, 0);
+    let Some(pinned) = Pinned::page(ground.worker + PAGE_BYTES) else { return };
     assert_eq!(ground.mmu.unmap(ground.page(0), Frame(0), 2), stopped(1, Refusal::Pinned));
     assert_eq!(ground.read(1), 4);
-    assert_eq!(unsafe { libc::syscall(libc::SYS_io_uring_register, ring, 1, 0, 0) }, 0);
-    // The kernel lets go of the buffer a moment later.
+    pinned.let_go();
     let end = clock::monotonic_ns() + 2_000_000_000;
     while ground.mmu.unmap(ground.page(1), Frame(1), 1).is_err() {
         assert!(clock::monotonic_ns() < end, "the page stays pinned");
     }
     assert_eq!((ground.filled_with(0), ground.filled_with(1)), (3, 4));
-    unsafe { libc::close(ring as i32) };
 }
 
 #[test]
