@@ -79,10 +79,15 @@ enum Engine {
 
 /// Reads in a trap: on the caller's stack, one request after the other.
 pub(super) fn read_in_trap(file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-    for part in bloks.chunks_mut(FEW_PAGES) {
-        let mut window = Window::<FEW_PAGES>::to_read(part);
+    read_by::<FEW_PAGES>(bloks, |batch| batch.run_serially(file))
+}
+
+/// Reads `PAGES` pages at a time, by whatever `run` moves a batch with.
+fn read_by<const PAGES: usize>(bloks: &mut [ReadBlok<'_>], run: impl Fn(&mut Batch<'_>)) -> Result<(), PagerError> {
+    for part in bloks.chunks_mut(PAGES) {
+        let mut window = Window::<PAGES>::to_read(part);
         let mut batch = window.batch();
-        batch.run_serially(file);
+        run(&mut batch);
         batch.result()?;
     }
     Ok(())
@@ -91,21 +96,8 @@ pub(super) fn read_in_trap(file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<()
 impl IoChoice {
     /// Reads on a pager thread.
     pub(super) fn read(self, file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        if bloks.len() <= FEW_PAGES {
-            self.read_by::<FEW_PAGES>(file, bloks)
-        } else {
-            self.read_by::<WINDOW_PAGES>(file, bloks)
-        }
-    }
-
-    fn read_by<const PAGES: usize>(self, file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        for part in bloks.chunks_mut(PAGES) {
-            let mut window = Window::<PAGES>::to_read(part);
-            let mut batch = window.batch();
-            self.run(file, &mut batch);
-            batch.result()?;
-        }
-        Ok(())
+        let run = |batch: &mut Batch<'_>| self.run(file, batch);
+        if bloks.len() <= FEW_PAGES { read_by::<FEW_PAGES>(bloks, run) } else { read_by::<WINDOW_PAGES>(bloks, run) }
     }
 
     /// Writes on a pager thread.
