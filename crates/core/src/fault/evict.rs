@@ -77,20 +77,18 @@ pub fn evict(domain: &DomainState, policy: &mut dyn Policy, want: u32) -> Evicte
     let was_full = save::room(domain) == 0;
     let mut search = Search { looks: MOST_LOOKS, tries: if was_full { want } else { MOST_LOOKS } };
     let mut evicted = Evicted::default();
+    let mut most = want;
     while let left = want.saturating_sub(evicted.ready + evicted.queued)
         && left > 0
     {
         // Each may turn out to be changed, and what finds no room has been moved out for nothing.
-        let most = if was_full { left } else { left.min(save::room(domain) as u32) };
-        if most == 0 {
-            search.tries = 0;
-        }
-        if !evict_some(domain, policy, most, &mut search, &mut evicted) {
+        most = if was_full { left } else { left.min(save::room(domain) as u32) };
+        if most == 0 || !evict_some(domain, policy, most, &mut search, &mut evicted) {
             break;
         }
     }
     evicted.looked_at = MOST_LOOKS - search.looks;
-    evicted.was_all = evicted.ready + evicted.queued < want && search.looks > 0 && search.tries > 0;
+    evicted.was_all = evicted.ready + evicted.queued < want && search.looks > 0 && search.tries > 0 && most > 0;
     evicted
 }
 
