@@ -2,7 +2,7 @@
 
 use super::descriptor::Descriptor;
 use super::errno::Errno;
-use super::memory::{self, Access, Advice, Place, Sharing};
+use super::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place, Sharing};
 use super::pagemap::{Afterwards, Categories, Pagemap, Stretch};
 use super::uffd::{Features, Message, Modes, Reach, Reading, Stopped, Uffd, Waiters, Writing};
 use super::{clock, thread};
@@ -376,9 +376,8 @@ pub fn reads_protected() -> Answer {
 /// # Errors
 /// [`Shortfall`].
 pub fn keeps_pages_small() -> Answer {
-    const HUGE_BYTES: usize = 2 << 20;
-    let scratch = Scratch::pages(2 * HUGE_BYTES / PAGE_BYTES)?;
-    let inside = scratch.addr.next_multiple_of(HUGE_BYTES) - scratch.addr;
+    let scratch = Scratch::pages(2 * HUGE_PAGE_BYTES / PAGE_BYTES)?;
+    let inside = scratch.addr.next_multiple_of(HUGE_PAGE_BYTES) - scratch.addr;
     scratch.mark(inside / PAGE_BYTES)?;
     expect(!scratch.categories(inside / PAGE_BYTES)?.contains(Categories::HUGE))
 }

@@ -6,10 +6,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::Resource;
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::Errno;
-use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
 
-/// What one page table maps. Ranges aligned alike to this move at the cost of a step each.
-pub(super) const TABLE_BYTES: usize = 2 << 20;
+/// What one page table maps, or a huge page in its place. Ranges aligned alike to this move at the cost of a step each.
+pub(super) const TABLE_BYTES: usize = HUGE_PAGE_BYTES;
 
 /// How much of `bytes` is in whole page tables, from the first.
 pub(super) fn whole_tables(bytes: usize) -> usize {

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use selfpage_core::addr::PAGE_BYTES;
-use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
 
 use super::class::{self, CLASSES};
 use super::frames::{self, TABLE_BYTES};
@@ -330,11 +330,10 @@ impl Reservation {
     /// How far to open for `len_bytes`: a small block ends soon behind its end, so that no huge page goes beyond it; one that
     /// grows is opened ahead.
     fn open_at_once(before: usize, len_bytes: usize) -> usize {
-        const HUGE: usize = 2 << 20;
         match (before, len_bytes) {
             (0, ..0x0100_0000) => len_bytes.next_multiple_of(16 * PAGE_BYTES),
-            (0, _) => len_bytes.next_multiple_of(HUGE),
-            _ => (len_bytes + len_bytes / 8).next_multiple_of(HUGE),
+            (0, _) => len_bytes.next_multiple_of(HUGE_PAGE_BYTES),
+            _ => (len_bytes + len_bytes / 8).next_multiple_of(HUGE_PAGE_BYTES),
         }
     }
 }
