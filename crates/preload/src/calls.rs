@@ -1,6 +1,6 @@
 //! The mmap family and what changes a thread's rights as C sees them, and `syscall(2)`, which reaches the same calls by number.
 
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use crate::sys::{call, in_c};
 use crate::{maps, process, rights};
@@ -42,6 +42,7 @@ exports! {
     munlock(at: *const c_void, len: usize) -> c_int = maps::munlock(at as usize, len);
     mlockall(flags: c_int) -> c_int = maps::mlockall(flags);
     munlockall() -> c_int = maps::munlockall();
+    mseal(at: *mut c_void, len: usize, flags: c_ulong) -> c_int = maps::mseal(at as usize, len, flags as usize);
     mincore(at: *mut c_void, len: usize, vector: *mut u8) -> c_int = maps::mincore(at as usize, len, vector);
     process_madvise(pidfd: c_int, vector: *const c_void, count: usize, advice: c_int, flags: u32) -> isize
         = maps::process_madvise([pidfd as usize, vector as usize, count, advice as usize, flags as usize, 0]);
@@ -83,6 +84,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_munlock => maps::munlock(a, b),
             libc::SYS_mlockall => maps::mlockall(a as i32),
             libc::SYS_munlockall => maps::munlockall(),
+            libc::SYS_mseal => maps::mseal(a, b, c),
             libc::SYS_mincore => maps::mincore(a, b, c as *mut u8),
             libc::SYS_process_madvise => maps::process_madvise([a, b, c, d, e, 0]),
             libc::SYS_capset => rights::capset(a, b),

@@ -6,6 +6,7 @@
 mod advice;
 mod locking;
 mod moving;
+mod sealing;
 
 use std::ops::Range;
 
@@ -20,6 +21,7 @@ use crate::sys::{self, Quiet, call};
 pub use advice::{madvise, process_madvise};
 pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall};
 pub use moving::mremap;
+pub use sealing::mseal;
 
 /// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.
 const MOST_BYTES: usize = MAPS_BYTES / 4;
@@ -53,6 +55,8 @@ pub struct Maps {
     not_for_child: Ranges,
     /// Managed, and empty in a forked child.
     empty_in_child: Ranges,
+    /// Managed, and sealed.
+    sealed: Ranges,
     /// Anonymous memory that is not managed.
     unmanaged: Ranges,
     /// The same, as long as nobody has access.
@@ -72,6 +76,7 @@ static MAPS: Lock<Maps> = Lock::new(Maps {
     locked: Ranges::new(),
     not_for_child: Ranges::new(),
     empty_in_child: Ranges::new(),
+    sealed: Ranges::new(),
     unmanaged: Ranges::new(),
     reserved: Ranges::new(),
     unmanaged_max_bytes: 0,
@@ -335,6 +340,7 @@ impl Maps {
         let (Some((region, offset)), true) = (managed.region_of(range.start), whole) else {
             return Err(libc::ENOMEM);
         };
+        self.unless_sealed(&range)?;
         let opens = ours && prot & ACCESS != 0;
         if opens && !promises::promise(&range) {
             return Err(libc::ENOMEM);
@@ -383,6 +389,7 @@ impl Maps {
     }
 
     fn unmap(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
+        self.unless_sealed(&left)?;
         while let Some((part, range)) = self.next(&mut left) {
             match part {
                 Part::Free => {}

@@ -120,17 +120,20 @@ impl Space {
     }
 
     /// Gives the end of a piece back, from `range.start` on, which is a page's; the rest of its last grain stays the
-    /// piece's.
+    /// piece's. What the program sealed is never handed out again: its access could not be changed.
     ///
     /// # Safety
     /// *owned-range*: the range is a piece's, and nobody uses it any more.
     pub unsafe fn give(&self, range: Range<usize>) {
         let len = range.len();
         let mut taken = self.taken.take();
+        let mut sealed = false;
         match (self.under, managed::get()) {
             // SAFETY: owned-range: passed on from our caller. What cannot be closed is empty all the same.
             (Under::Domain, Some(managed)) => unsafe {
-                if managed.close(range.clone()) < 0 {
+                let closed = managed.close(range.clone());
+                sealed = closed == -libc::EPERM as isize;
+                if closed < 0 {
                     managed.end(range.clone());
                 }
             },
@@ -141,7 +144,9 @@ impl Space {
             },
         }
         self.used_bytes.fetch_sub(len, Ordering::Relaxed);
-        taken.remove(range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
+        if !sealed {
+            taken.remove(range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
+        }
         self.tell_reach(&taken);
     }
 

@@ -26,6 +26,9 @@ fn row(source: &'static str, name: &str) {
             let why = "a process may have more mappings than can be made here: sysctl vm.max_map_count=65530";
             return run::skip("mappings", why);
         }
+        if ran.text() == "no mseal\n" {
+            return run::skip("mseal", "the kernel is older than 6.10");
+        }
         assert_eq!(ran.text(), "ok\n", "{}: {}", program.display(), ran.errors());
         let ran = ran.ok();
         assert!(ran.stats["resident_bytes_max"].as_u64().unwrap() <= 8 << 20);
@@ -40,7 +43,7 @@ macro_rules! rows {
 rows! {
     moved_access, moved_wishes, block_again, no_room,
     partial_munmap, fixed_over, mremap, read_only, no_access, reserve_then_commit, executable, dontneed, free, guard,
-    huge_page, dont_fork, mlock, mlockall, mincore, process_madvise, kinds,
+    huge_page, dont_fork, mlock, mlockall, mincore, process_madvise, kinds, mseal,
 }
 
 rows! {

@@ -16,6 +16,15 @@ pub(super) const MADV_WIPEONFORK: i32 = 18;
 const MADV_KEEPONFORK: i32 = 19;
 const MADV_COLD: i32 = 20;
 const MADV_PAGEOUT: i32 = 21;
+/// What contents may go by, here or in a child.
+const DROPS: [i32; 6] = [
+    libc::MADV_DONTNEED,
+    libc::MADV_FREE,
+    MADV_DONTNEED_LOCKED,
+    libc::MADV_DONTFORK,
+    MADV_WIPEONFORK,
+    MADV_GUARD_INSTALL,
+];
 
 /// madvise(2).
 ///
@@ -63,6 +72,9 @@ impl Maps {
     fn advise_managed(&mut self, managed: &Managed, range: Range<usize>, advice: i32) -> Result<(), Errno> {
         let Some((region, offset)) = managed.region_of(range.start) else { return Ok(()) };
         let (start, len) = (range.start, range.len());
+        if DROPS.contains(&advice) {
+            self.unless_sealed_for_good(&range)?;
+        }
         match advice {
             libc::MADV_DONTNEED if !self.locked_within(&range) => {
                 // SAFETY: owned-range: the program says that the contents are garbage.

@@ -72,7 +72,7 @@ impl Maps {
         let first = self.parts(old.start..old.end.max(old.start + 1)).next();
         let fixed = flags & libc::MREMAP_FIXED != 0;
         match first {
-            Some((Part::Managed, range)) if range == old => {}
+            Some((Part::Managed, range)) if range == old => self.unless_sealed(&old)?,
             Some((Part::Managed, _)) => return Err(libc::EFAULT),
             Some((Part::Free, _)) => return Err(libc::EFAULT),
             _ => {

@@ -351,11 +351,35 @@ static void kinds(void) { // what is not managed works as ever
   CHECK(mmap(0, 0, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EINVAL);
   CHECK(munmap((void *)1, P) == -1 && errno == EINVAL);
 }
+// Sealed is the middle, so that every call meets a part first that it could change.
+static void sealed(void) {
+  char *p = full(8 * MIB), *block = malloc(2 * MIB);
+  if (syscall(SYS_mseal, p + 2 * MIB, 4 * MIB, 0) && errno == ENOSYS) { puts("no mseal"); exit(0); }
+  flood();
+  CHECK(munmap(p, 8 * MIB) && errno == EPERM);
+  CHECK(mmap(p, 4 * MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == EPERM);
+  CHECK(mremap(p + 3 * MIB, MIB, 2 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EPERM);
+  CHECK(mremap(p, 8 * MIB, MIB, 0) == MAP_FAILED && errno == EPERM);
+  CHECK(mprotect(p + 4 * MIB, MIB, PROT_READ) && errno == EPERM);
+  same(p, 0, 8 * MIB);
+  CHECK(!madvise(p + 2 * MIB, MIB, MADV_DONTNEED) && !mprotect(p, 2 * MIB, PROT_READ));
+  zero(p, 2 * MIB, 3 * MIB), same(p, 3 * MIB, 8 * MIB);
+  // What nobody may write nobody may drop.
+  char *only = full(MIB);
+  CHECK(!mprotect(only, MIB, PROT_READ) && !syscall(SYS_mseal, only, MIB, 0));
+  CHECK(madvise(only, MIB, MADV_DONTNEED) && errno == EPERM);
+  flood(), same(only, 0, MIB);
+  CHECK(!munmap(p, 2 * MIB) && syscall(SYS_mseal, p, 4 * MIB, 0) && errno == ENOMEM);
+  // A block of the heap's: freed, its addresses are nobody's, and others are found.
+  CHECK(!syscall(SYS_mseal, block, 2 * MIB, 0));
+  free(block);
+  for (int i = 0; i < 4; i++) { char *other = malloc(2 * MIB); CHECK(other && other != block); memset(other, 1, 2 * MIB); }
+}
 static struct row rows[] = {
   {"partial_munmap", partial_munmap}, {"fixed_over", fixed_over}, {"mremap", moving}, {"read_only", read_only},
   {"moved_access", moved_access}, {"moved_wishes", moved_wishes}, {"block_again", block_again}, {"no_room", no_room},
   {"no_access", no_access}, {"reserve_then_commit", reserve_then_commit}, {"executable", executable},
   {"dontneed", dontneed}, {"free", advise_free}, {"guard", guard}, {"huge_page", huge_page},
   {"dont_fork", dont_fork}, {"mlock", locked}, {"mlockall", lock_all}, {"mincore", core_map},
-  {"process_madvise", for_process}, {"kinds", kinds}};
+  {"process_madvise", for_process}, {"kinds", kinds}, {"mseal", sealed}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }

@@ -29,6 +29,9 @@
 #define munlockall(...) syscall(SYS_munlockall)
 #define pkey_mprotect(...) syscall(SYS_pkey_mprotect, __VA_ARGS__)
 #endif
+#ifndef SYS_mseal
+#define SYS_mseal 462
+#endif
 #define P 4096ul
 #define MIB (1ul << 20)
 #define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); exit(1); } } while (0)
