@@ -58,6 +58,9 @@ static void *ground_mmap(size_t len) {
     return MAP_FAILED;
 }
 
+// What the Rust side does: the range is open to here.
+extern void selfpage_heap_opened(size_t bytes);
+
 // How far into the range an address is; at least HEAP_BYTES if it is not in there.
 static inline size_t heap_offset(const void *at) {
     return (size_t)((const char *)at - range.start);
@@ -127,6 +130,8 @@ static int heap_mprotect(void *at, size_t len, int protection) {
         madvise(range.start + from, end - from, MADV_HUGEPAGE);
         errno = before;
     }
+    // The first is allowed for without a word: a small program has no other.
+    if (opens && end > SEGMENT_BYTES) selfpage_heap_opened(range.open_words * 8);
     return 0;
 }
 

@@ -4,7 +4,9 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use selfpage::alloc::{self, keeper};
+use selfpage::alloc::{self, keeper, limit};
+
+use crate::RANGE_ALIGN;
 
 /// Bytes of blocks now, with what is kept for later, and at most lately.
 pub fn stats() -> (usize, usize, usize) {
@@ -54,11 +56,27 @@ pub extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: boo
     }
     let size = size.max(1);
     let block = if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) };
+    heed_growth();
+    or_enomem(block)
+}
+
+/// What the process has come to may be worth a look at its limit, and a thread. Both allocate in their turn, and count as done by then.
+fn heed_growth() {
+    if limit::is_due() {
+        // What objects open first, they do not say.
+        limit::share(RANGE_ALIGN);
+        limit::look();
+    }
     if KEEPS.load(Ordering::Relaxed) && keeper::pays() {
-        // It allocates in its turn, which `pays` takes for started by then. Without a thread all goes on.
+        // Without a thread all goes on.
         let _ = keeper::start();
     }
-    or_enomem(block)
+}
+
+/// The range of objects is open up to `bytes`, which may be touched at any time: what is kept of blocks makes room.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_heap_opened(bytes: usize) {
+    limit::share(bytes);
 }
 
 /// Makes a block larger or smaller; frames move where it does. Null: it is as it was.
@@ -69,7 +87,9 @@ pub extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: boo
 pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
     let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
     // SAFETY: heap-block: the caller found it to be a block of the page allocator.
-    or_enomem(block.and_then(|block| unsafe { alloc::resize(block, size) }))
+    let resized = block.and_then(|block| unsafe { alloc::resize(block, size) });
+    heed_growth();
+    or_enomem(resized)
 }
 
 /// Makes a block larger or smaller where it is. `false`: it is as it was.

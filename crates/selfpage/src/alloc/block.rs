@@ -317,9 +317,11 @@ pub fn decay() {
     settle(pages);
 }
 
-/// Lets blocks and what is kept have at most `most_bytes`, though never less than what is live.
-pub(super) fn stay_below(most_bytes: usize) {
+/// Lets blocks and what is kept have at most `most_bytes`, though never less than what is live; and the process as much as its control groups
+/// may have, if they have a limit.
+pub(super) fn stay_below(limit_bytes: Option<usize>, most_bytes: usize) {
     let mut pages = PAGES.take();
+    pages.retention.limit_bytes = limit_bytes.unwrap_or(usize::MAX);
     pages.retention.most_bytes = most_bytes;
     settle(pages);
 }

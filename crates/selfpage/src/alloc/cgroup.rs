@@ -1,7 +1,8 @@
 //! The control groups that the process is in: how much memory they let it have, and where they report that it is short.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
 
 const MOUNTS: &str = "/sys/fs/cgroup";
 
@@ -55,8 +56,22 @@ fn places(mounts: &Path, groups: &str) -> Vec<Place> {
     places
 }
 
+/// A file's text. Not by the C library: whoever asks may be in the middle of an allocation, which is no place to be cancelled at.
+fn text(path: &Path) -> Option<String> {
+    let file = rustix::fs::open(path, OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
+    loop {
+        match rustix::io::read(&file, &mut part) {
+            Ok(0) => return String::from_utf8(bytes).ok(),
+            Ok(len) => bytes.extend_from_slice(part.get(..len)?),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
 fn groups() -> String {
-    fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
+    text(Path::new("/proc/self/cgroup")).unwrap_or_default()
 }
 
 /// Where the process's group would report pressure.
@@ -64,25 +79,35 @@ pub(super) fn pressure_files() -> Vec<PathBuf> {
     places(Path::new(MOUNTS), &groups()).iter().map(|place| place.group.join("memory.pressure")).collect()
 }
 
-/// What is free in the fullest of the process's groups, those around them included. `None`: none has a limit.
-pub(super) fn room() -> Option<Room> {
-    room_in(Path::new(MOUNTS), &groups())
+/// The least that any of the process's groups may have, those around them included. `None`: none has a limit.
+pub(super) fn limit() -> Option<usize> {
+    around(&places(Path::new(MOUNTS), &groups()), limit_of).into_iter().min()
 }
 
-fn room_in(mounts: &Path, groups: &str) -> Option<Room> {
-    let places = places(mounts, groups);
-    let rooms = places.iter().flat_map(|place| {
+/// What is free in each of them that has a limit.
+pub(super) fn rooms() -> Vec<Room> {
+    around(&places(Path::new(MOUNTS), &groups()), room_of)
+}
+
+/// What `ask` says of the groups at `places`, and of those around them.
+fn around<T>(places: &[Place], ask: impl Fn(&Path, &Names) -> Option<T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for place in places {
         let up = place.group.ancestors().take_while(|group| group.starts_with(&place.root));
-        up.filter_map(|group| room_of(group, &place.names))
-    });
-    rooms.min_by_key(|room| room.free_bytes)
+        found.extend(up.filter_map(|group| ask(group, &place.names)));
+    }
+    found
+}
+
+fn limit_of(group: &Path, names: &Names) -> Option<usize> {
+    let limit = |name: &&str| text(&group.join(name))?.trim().parse::<usize>().ok();
+    // Where there is none, version 2 says "max", and version 1 as much as there are addresses.
+    names.limits.iter().filter_map(limit).min().filter(|bytes| *bytes < 1 << 60)
 }
 
 fn room_of(group: &Path, names: &Names) -> Option<Room> {
-    let limit = |name: &&str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<usize>().ok();
-    // Where there is none, version 2 says "max", and version 1 as much as there are addresses.
-    let limit_bytes = names.limits.iter().filter_map(limit).min().filter(|bytes| *bytes < 1 << 60)?;
-    let stat = fs::read_to_string(group.join("memory.stat")).ok()?;
+    let limit_bytes = limit_of(group, names)?;
+    let stat = text(&group.join("memory.stat"))?;
     let taken = stat.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| names.taken.contains(name));
     let taken_bytes: usize = taken.filter_map(|(_, bytes)| bytes.parse::<usize>().ok()).sum();
     Some(Room { limit_bytes, free_bytes: limit_bytes.saturating_sub(taken_bytes) })
@@ -90,7 +115,19 @@ fn room_of(group: &Path, names: &Names) -> Option<Room> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    fn limit_in(mounts: &Path, groups: &str) -> Option<usize> {
+        around(&places(mounts, groups), limit_of).into_iter().min()
+    }
+
+    /// As limit and what is free.
+    fn fullest(mounts: &Path, groups: &str) -> Option<(usize, usize)> {
+        let rooms = around(&places(mounts, groups), room_of).into_iter();
+        rooms.min_by_key(|room| room.free_bytes).map(|room| (room.limit_bytes, room.free_bytes))
+    }
 
     fn group(mounts: &Path, group: &str, files: &[(&str, &str)]) {
         let group = mounts.join(group);
@@ -105,11 +142,13 @@ mod tests {
         group(mounts.path(), "a", &[("memory.max", "1000\n"), ("memory.high", "900\n"), ("memory.stat", stat)]);
         group(mounts.path(), "a/b", &[("memory.max", "max\n"), ("memory.high", "600\n"), ("memory.stat", stat)]);
         group(mounts.path(), "a/b/c", &[("memory.max", "max\n"), ("memory.high", "max\n"), ("memory.stat", stat)]);
-        assert_eq!(room_in(mounts.path(), "0::/a/b/c\n"), Some(Room { limit_bytes: 600, free_bytes: 200 }));
-        assert_eq!(room_in(mounts.path(), "0::/a\n"), Some(Room { limit_bytes: 900, free_bytes: 500 }));
-        assert_eq!(room_in(mounts.path(), "0::/\n"), None);
+        assert_eq!(fullest(mounts.path(), "0::/a/b/c\n"), Some((600, 200)));
+        assert_eq!(fullest(mounts.path(), "0::/a\n"), Some((900, 500)));
+        assert_eq!(fullest(mounts.path(), "0::/\n"), None);
+        assert_eq!(limit_in(mounts.path(), "0::/a/b/c\n"), Some(600));
+        assert_eq!(limit_in(mounts.path(), "0::/\n"), None);
         // Where the process's group lies elsewhere than the mount shows, what is around it still counts.
-        assert_eq!(room_in(mounts.path(), "0::/a/gone\n"), Some(Room { limit_bytes: 900, free_bytes: 500 }));
+        assert_eq!(fullest(mounts.path(), "0::/a/gone\n"), Some((900, 500)));
     }
 
     #[test]
@@ -119,8 +158,9 @@ mod tests {
         group(mounts.path(), "memory", &[("memory.limit_in_bytes", "9223372036854771712\n"), ("memory.stat", stat)]);
         group(mounts.path(), "memory/x", &[("memory.limit_in_bytes", "80\n"), ("memory.stat", stat)]);
         let groups = "4:memory,hugetlb:/x\n3:cpu:/\n0::/y\n";
-        assert_eq!(room_in(mounts.path(), groups), Some(Room { limit_bytes: 80, free_bytes: 30 }));
+        assert_eq!(fullest(mounts.path(), groups), Some((80, 30)));
         group(mounts.path(), "unified/y", &[("memory.max", "70"), ("memory.stat", "active_anon 90\n")]);
-        assert_eq!(room_in(mounts.path(), groups), Some(Room { limit_bytes: 70, free_bytes: 0 }));
+        assert_eq!(fullest(mounts.path(), groups), Some((70, 0)));
+        assert_eq!(limit_in(mounts.path(), "4:memory,hugetlb:/x\n"), Some(80));
     }
 }

@@ -6,6 +6,7 @@ use selfpage_core::linux::thread;
 
 use super::block::{self, PAGES};
 use super::keeper;
+use super::limit;
 use super::lock::Rest;
 use super::workers::WORKERS;
 
@@ -58,6 +59,7 @@ pub fn parent() {
 /// After a fork, in the child.
 pub fn child() {
     keeper::forget();
+    limit::forget();
     WORKERS.forget_others();
     if PAGES.let_go() == Rest::Whole {
         // Nor does anybody look how much room there is.

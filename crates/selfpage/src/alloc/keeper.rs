@@ -11,15 +11,16 @@ use selfpage_core::linux::{signal, thread};
 use super::block::{self, PAGES};
 use super::cgroup;
 use super::frames;
+use super::limit;
 use super::pressure::{Reports, Watch, Wishes};
 
 /// How often it looks.
 const PERIOD: Duration = Duration::from_secs(1);
-/// This part of what its control group may have is left alone by what is kept.
-const LEFT_OF_LIMIT: usize = 16;
 /// From this many bytes on that had no frames, since the process began, the thread is worth its cost: a process that has touched
 /// them has run for a tenth of a second or more.
 const PAYS_FROM_BYTES: u64 = 256 << 20;
+/// And from this part of what its control groups may have, where that is less.
+const PAYS_FROM_PART: u64 = 8;
 /// And so is having frames ready if this many bytes had none in a period.
 const REFILL_FROM_BYTES: u64 = 32 << 20;
 /// At most this much is made ready at a time.
@@ -31,7 +32,11 @@ static WISHES: OnceLock<Wishes> = OnceLock::new();
 
 /// Whether the process has taken so much memory that the keeper would pay.
 pub fn pays() -> bool {
-    !STARTED.load(Ordering::Relaxed) && PAGES.take().counts.cold_bytes >= PAYS_FROM_BYTES
+    if STARTED.load(Ordering::Relaxed) {
+        return false;
+    }
+    let pages = PAGES.take();
+    pages.counts.cold_bytes >= PAYS_FROM_BYTES.min(pages.retention.limit_bytes as u64 / PAYS_FROM_PART)
 }
 
 /// Reads what the environment says of memory pressure, once and for all: for whoever may have to start the keeper in the middle of an
@@ -111,11 +116,12 @@ fn relieve_others() {
 fn stay_below_limit() {
     // First: what blocks take meanwhile is then in use, and no room.
     let framed_bytes = PAGES.take().retention.framed_bytes;
-    let room = cgroup::room();
-    let left_bytes = |room: &cgroup::Room| room.limit_bytes / LEFT_OF_LIMIT;
-    let more_bytes = |room: cgroup::Room| room.free_bytes as isize - left_bytes(&room) as isize;
-    block::stay_below(room.map_or(usize::MAX, |room| framed_bytes.saturating_add_signed(more_bytes(room))));
-    if room.is_some_and(|room| room.free_bytes < left_bytes(&room)) {
+    let rooms = cgroup::rooms();
+    let more_bytes = |room: &cgroup::Room| room.free_bytes as isize - limit::left_bytes(room.limit_bytes) as isize;
+    let least = rooms.iter().map(more_bytes).min();
+    let limit_bytes = rooms.iter().map(|room| room.limit_bytes).min();
+    block::stay_below(limit_bytes, least.map_or(usize::MAX, |more| framed_bytes.saturating_add_signed(more)));
+    if least.is_some_and(|more| more < 0) {
         relieve_others();
     }
 }

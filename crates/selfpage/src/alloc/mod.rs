@@ -34,6 +34,7 @@ pub mod fork;
 mod frames;
 mod grow_vec;
 pub mod keeper;
+pub mod limit;
 mod lock;
 mod packed;
 mod pages;

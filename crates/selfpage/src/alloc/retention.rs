@@ -1,5 +1,6 @@
 //! How many frames the allocator keeps: those of its blocks, and some more.
 
+use super::limit;
 use super::slot::Slot;
 
 /// What counts against the bound. A block counts as if all of it had frames: what the program touches is not known here.
@@ -17,8 +18,12 @@ pub(super) struct Retention {
     pub(super) peak_bytes: usize,
     /// What may be kept beside what is live; `None`: a quarter of the peak beyond the peak.
     pub(super) keep_bytes: Option<usize>,
-    /// What the process's control groups leave to blocks and what is kept.
+    /// What the process's control groups leave to blocks and what is kept, as the keeper found last.
     pub(super) most_bytes: usize,
+    /// What they may have, with all of their processes; the most that there is: they have no limit.
+    pub(super) limit_bytes: usize,
+    /// What the object heap over this allocator may take without asking.
+    pub(super) heap_bytes: usize,
 }
 
 impl Retention {
@@ -31,6 +36,8 @@ impl Retention {
             peak_bytes: 0,
             keep_bytes: None,
             most_bytes: usize::MAX,
+            limit_bytes: usize::MAX,
+            heap_bytes: 0,
         }
     }
 
@@ -45,7 +52,8 @@ impl Retention {
             None => self.peak_bytes + self.peak_bytes / 4,
             Some(keep) => self.live_bytes.saturating_add(keep),
         };
-        bound_bytes.min(self.most_bytes).max(self.live_bytes)
+        let within_limit = (self.limit_bytes - limit::left_bytes(self.limit_bytes)).saturating_sub(self.heap_bytes);
+        bound_bytes.min(self.most_bytes).min(within_limit).max(self.live_bytes)
     }
 
     /// A slot that was taken out of the cache is no longer spare.
@@ -120,5 +128,12 @@ mod tests {
         retention.keep_bytes = Some(7);
         retention.most_bytes = usize::MAX;
         assert_eq!(retention.bound_bytes(), 1507);
+        retention.keep_bytes = None;
+        retention.limit_bytes = 1920;
+        assert_eq!(retention.bound_bytes(), 1800);
+        retention.heap_bytes = 200;
+        assert_eq!(retention.bound_bytes(), 1600);
+        retention.heap_bytes = 2000;
+        assert_eq!(retention.bound_bytes(), 1500, "what is live");
     }
 }

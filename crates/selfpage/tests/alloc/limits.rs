@@ -1,49 +1,15 @@
 //! The limit of a control group: what is kept goes before it is reached.
 
-use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use selfpage::alloc;
 
+use crate::limited_group::{Group, REASON};
 use crate::own_process;
 use crate::skip::skip;
 
 const MIB: usize = 1 << 20;
 const LIMIT: usize = 256 * MIB;
-
-/// A group for this process alone, below the one it was in.
-struct Group {
-    before: PathBuf,
-    own: PathBuf,
-}
-
-impl Group {
-    fn limited() -> Option<Group> {
-        let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-        let group = |start: &str, mount: &str| {
-            let line = groups.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(start))?;
-            Some(PathBuf::from(format!("/sys/fs/cgroup{mount}{line}")))
-        };
-        let places = [(group("memory:", "/memory"), "memory.limit_in_bytes"), (group(":", ""), "memory.max")];
-        places.into_iter().find_map(|(before, limit)| {
-            let before = before?;
-            let own = before.join(format!("selfpage-test-{}", std::process::id()));
-            fs::create_dir(&own).ok()?;
-            let group = Group { before, own };
-            fs::write(group.own.join(limit), LIMIT.to_string()).ok()?;
-            fs::write(group.own.join("cgroup.procs"), std::process::id().to_string()).ok()?;
-            Some(group)
-        })
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = fs::write(self.before.join("cgroup.procs"), std::process::id().to_string());
-        let _ = fs::remove_dir(&self.own);
-    }
-}
 
 fn touched(len_bytes: usize) -> std::ptr::NonNull<u8> {
     let block = alloc::allocate(len_bytes, 1).unwrap();
@@ -55,9 +21,8 @@ fn touched(len_bytes: usize) -> std::ptr::NonNull<u8> {
 #[test]
 fn what_is_kept_leaves_some_of_what_the_group_may_have() {
     own_process::run("limits::what_is_kept_leaves_some_of_what_the_group_may_have", || {
-        let Some(_group) = Group::limited() else {
-            return skip("cgroup", "no control group with a limit can be made: be root, outside of a container");
-        };
+        let Some(group) = Group::limited(LIMIT) else { return skip("cgroup", REASON) };
+        group.join();
         // Nothing else makes what is kept less.
         alloc::set_retention(Some(1 << 40));
         // SAFETY: the process has no other thread that looks at its environment.

@@ -14,6 +14,8 @@ mod reserve;
 mod threads;
 mod vector;
 
+#[path = "../../../../tests/limited_group.rs"]
+mod limited_group;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 

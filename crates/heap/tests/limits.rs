@@ -1,0 +1,31 @@
+//! A program that has the heap by one line, near the limit of a control group. Without a keeper.
+
+#[path = "../../../tests/limited_group.rs"]
+mod limited_group;
+#[path = "../../selfpage/tests/alloc/own_process.rs"]
+mod own_process;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+use limited_group::{Group, REASON};
+
+#[global_allocator]
+static HEAP: selfpage_heap::Allocator = selfpage_heap::Allocator;
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn what_is_kept_makes_room_for_objects_below_the_limit() {
+    own_process::run("what_is_kept_makes_room_for_objects_below_the_limit", || {
+        let Some(group) = Group::limited(256 * MIB) else { return skip::skip("cgroup", REASON) };
+        group.join();
+        let blocks: Vec<Vec<u8>> = (0..4).map(|_| vec![1; 50 * MIB]).collect();
+        drop(std::hint::black_box(blocks));
+        let kept_bytes = selfpage_heap::stats().large_retained_bytes;
+        assert!(kept_bytes > 128 * MIB, "{kept_bytes} bytes are kept");
+        let objects: Vec<Vec<u8>> = (0..100_000).map(|_| vec![1; 1000]).collect();
+        let left_bytes = selfpage_heap::stats().large_retained_bytes;
+        assert_eq!(objects.len(), 100_000);
+        assert!(left_bytes > 64 * MIB, "{left_bytes} bytes are kept: more went than had to");
+    });
+}

@@ -1,0 +1,68 @@
+//! Near the limit of a control group: what is kept of larger blocks makes room for objects in time.
+
+#[path = "../../../tests/limited_group.rs"]
+mod limited_group;
+mod preloaded;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use limited_group::{Group, REASON};
+use preloaded::{compile, errors, preloaded, skip, text};
+
+const MIB: usize = 1 << 20;
+
+/// The program in `group`, by way of a shell.
+fn within(group: &Group, arguments: &[&str]) -> Command {
+    let mut command = preloaded("/bin/sh");
+    let procs = group.path.join("cgroup.procs");
+    command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(procs).arg(compile("limits.c", &[])).args(arguments);
+    command
+}
+
+fn lives(mut command: Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+    assert_eq!(text(&output), "done\n");
+}
+
+#[test]
+fn what_is_kept_makes_room_for_objects_below_the_limit() {
+    let Some(group) = Group::limited(256 * MIB) else { return skip("cgroup", REASON) };
+    lives(within(&group, &[]));
+    let mut alone = within(&group, &[]);
+    alone.env("SELFPAGE_KEEPER", "0");
+    lives(alone);
+    let mut keeps = within(&group, &[]);
+    keeps.env("SELFPAGE_RETAIN", "1G");
+    lives(keeps);
+}
+
+#[test]
+fn below_a_low_limit_the_keeper_comes_sooner() {
+    let Some(group) = Group::limited(256 * MIB) else { return skip("cgroup", REASON) };
+    lives(within(&group, &["threads"]));
+}
+
+#[test]
+fn a_forked_child_heeds_the_limit_of_its_own_group() {
+    let groups = [256, 96].map(|mib| Group::limited(mib * MIB));
+    let [Some(parents), Some(childs)] = &groups else { return skip("cgroup", REASON) };
+    let mut alone = within(parents, &["child", childs.path.to_str().unwrap()]);
+    // It would look, too.
+    alone.env("SELFPAGE_KEEPER", "0");
+    lives(alone);
+}
+
+#[test]
+fn small_programs_look_for_no_limit() {
+    let run = |mib: &str, retain: &str| {
+        let mut command = preloaded(compile("limits.c", &[]));
+        command.args(["opens-nothing", mib]).env("SELFPAGE_RETAIN", retain).output().unwrap()
+    };
+    for (mib, retain) in [("1", "64M"), ("100", "0")] {
+        let output = run(mib, retain);
+        assert_eq!(text(&output), "done\n", "{mib} MiB: {:?} {}", output.status, errors(&output));
+    }
+    assert_eq!(run("4", "64M").status.signal(), Some(libc::SIGSYS), "nobody would see it");
+}

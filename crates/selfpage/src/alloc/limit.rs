@@ -1,0 +1,58 @@
+//! The limit of the process's control groups, heeded without a thread: what is kept goes before blocks, what is kept and the object heap
+//! together reach it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::block::{self, PAGES};
+use super::cgroup;
+
+/// From this many bytes on that had no frames, since the process began, there may be enough to keep that a limit is felt. What is kept
+/// before is less than is left alone of a limit of 80 MiB.
+const DUE_FROM_BYTES: u64 = 4 << 20;
+/// This part of a limit is left alone.
+const LEFT: usize = 16;
+
+static LOOKED: AtomicBool = AtomicBool::new(false);
+
+/// What is left alone of a limit.
+pub(super) fn left_bytes(limit_bytes: usize) -> usize {
+    limit_bytes / LEFT
+}
+
+/// Whether it is time for [`look`]: the process has taken some MiB, and nobody has looked.
+pub fn is_due() -> bool {
+    !LOOKED.load(Ordering::Relaxed) && PAGES.take().counts.cold_bytes >= DUE_FROM_BYTES
+}
+
+/// Looks for the limit, unless somebody did. From now on blocks and what is kept stay below it, by a sixteenth of it and by what the
+/// object heap has ([`share`]): what is kept goes first. Where nothing is to be kept ([`super::set_retention`]), nothing is looked for.
+///
+/// A limit that comes later, or changes, is found by the [keeper](super::keeper). A forked child looks for its own, and stays below its
+/// parent's until then.
+///
+/// # Context
+/// May allocate: not for use underneath an allocator's lock. No point of cancellation.
+pub fn look() {
+    if LOOKED.swap(true, Ordering::Relaxed) || PAGES.take().retention.keep_bytes == Some(0) {
+        return;
+    }
+    let Some(limit_bytes) = cgroup::limit() else { return };
+    let mut pages = PAGES.take();
+    pages.retention.limit_bytes = limit_bytes;
+    block::settle(pages);
+}
+
+/// The object heap over this allocator may have `heap_bytes` in all from now on: what is kept makes room for them, at once.
+///
+/// # Context
+/// As for [`super::allocate`].
+pub fn share(heap_bytes: usize) {
+    let mut pages = PAGES.take();
+    pages.retention.heap_bytes = pages.retention.heap_bytes.max(heap_bytes);
+    block::settle(pages);
+}
+
+/// The child of a fork may come to be in another group.
+pub(super) fn forget() {
+    LOOKED.store(false, Ordering::Relaxed);
+}
