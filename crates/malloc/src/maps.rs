@@ -1,39 +1,70 @@
 //! Programs that are their own allocators: compilers and interpreters that map memory in pieces of a few hundred KiB to a few MiB.
 //!
-//! Once a program has mapped some of that, pieces come out of mappings of ours, one after the other, which have huge pages.
-//! What the kernel sees is one mapping; a piece may be unmapped, protected or remapped like any other, for it is never handed out
-//! again. All else is passed on.
+//! Once a program has mapped some of that, pieces come out of mappings of ours, *stocks*, one after the other. What the kernel sees is
+//! one mapping; a piece may be unmapped, protected or remapped like any other, for it is never handed out again. All else is passed on.
+//!
+//! A stock has huge pages where most of the one before turned out to be used: a program that maps much and touches little has
+//! none, or each of the pages that it touches would take 2 MiB. It is a sample of one page in 64 that tells. With small pages those are
+//! used that have a frame. The kernel knows huge pages only as a whole; there it is those that hold something other than zeros, which
+//! are fewer, so less is enough. A stock that went wrong has cost 16 MiB at most.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Smaller pieces are not worth it; larger ones may be address space for later.
 const PIECE_BYTES: std::ops::RangeInclusive<usize> = 256 << 10..=4 << 20;
-/// Before a program has mapped so much it is small, and a huge page that it does not fill would be felt.
-const BEFORE_BYTES: usize = 16 << 20;
-/// How much is mapped at once.
+/// Before a program has mapped so much it is small, and is left alone.
+const BEFORE_BYTES: usize = 4 << 20;
+/// How much the first stock has: nothing is known of the program, so it has small pages.
+const FIRST_BYTES: usize = 12 << 20;
+/// And each further one.
 const STOCK_BYTES: usize = 16 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 const PAGE: usize = 4096;
+/// One page in so many bytes is looked at.
+const SAMPLED_BYTES: usize = 64 * PAGE;
+/// What is read of a page at a time: stacks may be small.
+const READ_BYTES: usize = 512;
 
 /// What the program asked for in such pieces.
 static ASKED_BYTES: AtomicUsize = AtomicUsize::new(0);
 static SERVED_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Of that, what lies in stocks with huge pages.
+static HUGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Taken by try only: a signal handler, or a forked child that finds it taken, has the kernel serve it.
 static BUSY: AtomicBool = AtomicBool::new(false);
-/// What is left of the stock.
+/// The stock: where it begins, the piece that was handed out last, and what is left.
+static START: AtomicUsize = AtomicUsize::new(0);
+static LAST: AtomicUsize = AtomicUsize::new(0);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
+/// Whether it has huge pages.
+static IS_HUGE: AtomicBool = AtomicBool::new(false);
 
-/// Bytes of pieces that came from us.
-pub fn served_bytes() -> usize {
-    SERVED_BYTES.load(Ordering::Relaxed)
+/// Of its pages, how many were looked at, and how many of those were used.
+static SEEN: AtomicUsize = AtomicUsize::new(0);
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes of pieces that came from us, and of those in stocks that have huge pages.
+pub fn served_bytes() -> (usize, usize) {
+    (SERVED_BYTES.load(Ordering::Relaxed), HUGE_BYTES.load(Ordering::Relaxed))
+}
+
+/// From now on the kernel serves all.
+pub fn pass_on() {
+    // Nobody gives it back.
+    BUSY.store(true, Ordering::Relaxed);
 }
 
 fn kernel(at: *mut c_void, len: usize, prot: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void {
     // SAFETY: raw-call: what the program asked for; the call sets errno as the C library's own function does.
     unsafe { libc::syscall(libc::SYS_mmap, at, len, prot, flags, file, offset) as *mut c_void }
+}
+
+fn unmap(at: *mut c_void, len: usize) -> c_int {
+    // SAFETY: raw-call: what the program asked for, or what is ours; the call sets errno as the C library's own function does.
+    unsafe { libc::syscall(libc::SYS_munmap, at, len) as c_int }
 }
 
 fn piece(len: usize) -> Option<usize> {
@@ -46,34 +77,107 @@ fn piece(len: usize) -> Option<usize> {
         start = stock().unwrap_or(0);
     }
     if start != 0 {
+        LAST.store(start, Ordering::Relaxed);
         NEXT.store(start + len, Ordering::Relaxed);
         SERVED_BYTES.fetch_add(len, Ordering::Relaxed);
+        if IS_HUGE.load(Ordering::Relaxed) {
+            HUGE_BYTES.fetch_add(len, Ordering::Relaxed);
+        }
     }
     BUSY.store(false, Ordering::Release);
     (start != 0).then_some(start)
 }
 
+/// Pages that were looked at.
+struct Sample {
+    /// Those that are mapped.
+    seen: usize,
+    /// Those that have a frame.
+    resident: usize,
+    /// And of those, the ones that the program has touched, as far as can be told.
+    used: usize,
+}
+
+impl Sample {
+    /// Of what is still mapped of a range: the same pages whoever asks.
+    fn of(from: usize, to: usize) -> Sample {
+        let mut sample = Sample { seen: 0, resident: 0, used: 0 };
+        for part in from / SAMPLED_BYTES..to.div_ceil(SAMPLED_BYTES) {
+            // In each part another one, so that what repeats itself from piece to piece is seen as it is.
+            let page = part * SAMPLED_BYTES + part * 37 % (SAMPLED_BYTES / PAGE) * PAGE;
+            if (from..to).contains(&page) {
+                sample.add(page);
+            }
+        }
+        sample
+    }
+
+    fn add(&mut self, page: usize) {
+        let mut state = 0u8;
+        // SAFETY: out-pointer: one byte for one page.
+        if unsafe { libc::mincore(page as *mut c_void, PAGE, &raw mut state) } != 0 {
+            return;
+        }
+        self.seen += 1;
+        if state & 1 == 1 {
+            self.resident += 1;
+            let single = !IS_HUGE.load(Ordering::Relaxed);
+            self.used += usize::from(single || (page..page + PAGE).step_by(READ_BYTES).any(holds_something));
+        }
+    }
+
+    /// Has it count for the stock.
+    fn count(&self) {
+        SEEN.fetch_add(self.seen, Ordering::Relaxed);
+        USED.fetch_add(self.used, Ordering::Relaxed);
+    }
+}
+
+/// Whether a part of a page is other than zero.
+fn holds_something(at: usize) -> bool {
+    let mut words = [0u64; READ_BYTES / 8];
+    let to = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: READ_BYTES };
+    let from = libc::iovec { iov_base: at as *mut c_void, iov_len: READ_BYTES };
+    // By the kernel: the program may have forbidden the page, or unmap it now.
+    // SAFETY: out-pointer: as many bytes as are read at most.
+    unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+    words.iter().any(|word| *word != 0)
+}
+
 /// Maps a new stock; what was left of the last one, less than a piece, is unmapped.
 fn stock() -> Option<usize> {
     let (next, end) = (NEXT.load(Ordering::Relaxed), END.load(Ordering::Relaxed));
+    let before = START.load(Ordering::Relaxed);
+    // The last piece may not have been touched yet.
+    Sample::of(before, LAST.load(Ordering::Relaxed)).count();
+    let (used, seen) = (USED.swap(0, Ordering::Relaxed), SEEN.swap(0, Ordering::Relaxed));
+    if seen > 0 {
+        // Of what compilers touch up to a third holds zeros.
+        let enough = if IS_HUGE.load(Ordering::Relaxed) { 2 * used >= seen } else { 4 * used >= 3 * seen };
+        IS_HUGE.store(enough, Ordering::Relaxed);
+    }
+    let len = if before == 0 { FIRST_BYTES } else { STOCK_BYTES };
     let read_write = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let found = kernel(std::ptr::null_mut(), STOCK_BYTES + HUGE_PAGE, read_write, flags, -1, 0) as usize;
+    let found = kernel(std::ptr::null_mut(), len + HUGE_PAGE, read_write, flags, -1, 0) as usize;
     if found as isize == -1 {
         return None;
     }
     let start = found.next_multiple_of(HUGE_PAGE);
     // SAFETY: own-mapping: what is not handed out, and the edges of what was just mapped, are ours.
     unsafe {
-        for (from, to) in [(next, end), (found, start), (start + STOCK_BYTES, found + STOCK_BYTES + HUGE_PAGE)] {
+        for (from, to) in [(next, end), (found, start), (start + len, found + len + HUGE_PAGE)] {
             if from < to {
-                libc::munmap(from as *mut c_void, to - from);
+                unmap(from as *mut c_void, to - from);
             }
         }
-        libc::madvise(start as *mut c_void, STOCK_BYTES, libc::MADV_HUGEPAGE);
+        if IS_HUGE.load(Ordering::Relaxed) {
+            libc::madvise(start as *mut c_void, len, libc::MADV_HUGEPAGE);
+        }
     }
+    START.store(start, Ordering::Relaxed);
     NEXT.store(start, Ordering::Relaxed);
-    END.store(start + STOCK_BYTES, Ordering::Relaxed);
+    END.store(start + len, Ordering::Relaxed);
     Some(start)
 }
 
@@ -109,4 +213,23 @@ pub extern "C" fn mmap64(
     offset: i64,
 ) -> *mut c_void {
     mmap(at, len, prot, flags, file, offset)
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
+    let (from, handed_out) = (at as usize, START.load(Ordering::Relaxed)..NEXT.load(Ordering::Relaxed));
+    // Later nobody can tell what it was used for. What was never touched is cut off to align the rest, mostly.
+    if handed_out.contains(&from) {
+        let before = crate::sys::errno();
+        let sample = Sample::of(from, from.saturating_add(len).min(handed_out.end));
+        if sample.resident > 0 {
+            sample.count();
+        }
+        crate::sys::set_errno(before);
+    }
+    unmap(at, len)
 }

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 
-use crate::{stats, sys};
+use crate::{maps, stats, sys};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -17,6 +17,9 @@ extern "C" fn at_load() {
     }
     if wishes.keeper {
         selfpage_heap::keep();
+    }
+    if !wishes.maps {
+        maps::pass_on();
     }
     if wishes.verbose {
         match wishes.retain_bytes {
@@ -39,6 +42,7 @@ struct Wishes {
     verbose: bool,
     keeper: bool,
     checked: bool,
+    maps: bool,
     retain_bytes: Option<usize>,
 }
 
@@ -57,6 +61,7 @@ impl Wishes {
             verbose: is_on(c"SELFPAGE_VERBOSE").unwrap_or(false),
             keeper: is_on(c"SELFPAGE_KEEPER").unwrap_or(true),
             checked: is_on(c"SELFPAGE_CHECKED").unwrap_or(false),
+            maps: is_on(c"SELFPAGE_MAPS").unwrap_or(true),
             retain_bytes: value(c"SELFPAGE_RETAIN").and_then(|said| {
                 let bytes = size(said);
                 if bytes.is_none() {

@@ -25,13 +25,14 @@ extern "C" fn show() {
     // SAFETY: out-pointer: it outlives the call.
     unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
     let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+    let (served_bytes, huge_bytes) = maps::served_bytes();
     sys::say(format_args!(
         "selfpage: process {}\n\
          memory                          now MiB   most MiB\n\
          objects below 1 MiB, mapped  {:>10} {:>10}\n\
          larger blocks                {:>10} {:>10}\n\
          larger blocks and kept       {:>10}\n\
-         mapped by the program itself {:>10}            in huge pages if large enough\n\
+         mapped by the program itself {:>10}            of them {} where huge pages may be\n\
          resident                                {:>7}\n\
          page faults {} minor, {} major\n",
         std::process::id(),
@@ -40,7 +41,8 @@ extern "C" fn show() {
         mib(heap.large_bytes),
         mib(heap.large_bytes_max),
         mib(heap.large_retained_bytes),
-        mib(maps::served_bytes()),
+        mib(served_bytes),
+        mib(huge_bytes),
         usage.ru_maxrss >> 10,
         usage.ru_minflt,
         usage.ru_majflt,
