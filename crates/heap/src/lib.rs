@@ -213,6 +213,10 @@ pub fn keep() {
     large::keep();
 }
 
+/// The process is about to take `bytes` from the kernel that no block or object has: what is kept of freed blocks makes room for
+/// them, where a control group's limit is known and would be passed.
+pub use selfpage::alloc::limit::make_room;
+
 /// In a forked child, before its first call: what threads that it does not have were about to do is done for them. A heap that
 /// stands on nothing but the kernel sees to it by itself.
 pub extern "C" fn settle_in_child() {

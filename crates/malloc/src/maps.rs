@@ -157,6 +157,7 @@ fn stock() -> Option<usize> {
         IS_HUGE.store(enough, Ordering::Relaxed);
     }
     let len = if before == 0 { FIRST_BYTES } else { STOCK_BYTES };
+    selfpage_heap::make_room(len);
     let read_write = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let found = kernel(std::ptr::null_mut(), len + HUGE_PAGE, read_write, flags, -1, 0) as usize;

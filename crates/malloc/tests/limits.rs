@@ -20,6 +20,13 @@ fn within(group: &Group, arguments: &[&str]) -> Command {
     command
 }
 
+/// Without a keeper, which would look, too.
+fn alone(group: &Group, arguments: &[&str]) -> Command {
+    let mut command = within(group, arguments);
+    command.env("SELFPAGE_KEEPER", "0");
+    command
+}
+
 fn lives(mut command: Command) {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
@@ -30,12 +37,16 @@ fn lives(mut command: Command) {
 fn what_is_kept_makes_room_for_objects_below_the_limit() {
     let Some(group) = Group::limited(256 * MIB) else { return skip("cgroup", REASON) };
     lives(within(&group, &[]));
-    let mut alone = within(&group, &[]);
-    alone.env("SELFPAGE_KEEPER", "0");
-    lives(alone);
+    lives(alone(&group, &[]));
     let mut keeps = within(&group, &[]);
     keeps.env("SELFPAGE_RETAIN", "1G");
     lives(keeps);
+}
+
+#[test]
+fn and_for_what_the_program_maps_in_pieces() {
+    let Some(group) = Group::limited(256 * MIB) else { return skip("cgroup", REASON) };
+    lives(alone(&group, &["maps"]));
 }
 
 #[test]
@@ -48,10 +59,7 @@ fn below_a_low_limit_the_keeper_comes_sooner() {
 fn a_forked_child_heeds_the_limit_of_its_own_group() {
     let groups = [256, 96].map(|mib| Group::limited(mib * MIB));
     let [Some(parents), Some(childs)] = &groups else { return skip("cgroup", REASON) };
-    let mut alone = within(parents, &["child", childs.path.to_str().unwrap()]);
-    // It would look, too.
-    alone.env("SELFPAGE_KEEPER", "0");
-    lives(alone);
+    lives(alone(parents, &["child", childs.path.to_str().unwrap()]));
 }
 
 #[test]

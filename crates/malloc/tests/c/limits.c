@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -71,6 +72,12 @@ int main(int count, char **arguments) {
             usleep(100000);
         }
         if (threads < 2) return 1;
+    } else if (count > 1 && strcmp(arguments[1], "maps") == 0) {
+        use(200, 0);
+        for (int at = 0; at < 100; at++) {
+            char *piece = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            memset(piece, 1, MIB);
+        }
     } else {
         use(200, 100);
     }

@@ -252,7 +252,7 @@ pub fn trap_on_use_after_free() {
 /// Gives back frames to the kernel until at most `keep_bytes` are kept beside those of blocks, and all that it was left before and has
 /// not taken. Returns how many bytes went that were kept.
 pub fn trim(keep_bytes: usize) -> usize {
-    let went = give_back(keep_bytes, frames::drop_frames);
+    let went = give_back(keep_bytes, frames::drop_frames, Patience::Waits);
     let sweep = PAGES.take().begin_sweep();
     if let Some(mut sweep) = sweep {
         while PAGES.take().sweep(&mut sweep) {}
@@ -260,8 +260,17 @@ pub fn trim(keep_bytes: usize) -> usize {
     went
 }
 
+/// What becomes of frames that cannot be given back because a fork waits for those who are at it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Patience {
+    /// They go when it has gone on.
+    Waits,
+    /// They stay: a handler may have interrupted one of those.
+    Leaves,
+}
+
 /// By `give`, which says whether the range reads as zeros afterwards.
-fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool) -> usize {
+pub(super) fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool, patience: Patience) -> usize {
     let mut went = 0;
     loop {
         let mut pages = PAGES.take();
@@ -273,10 +282,9 @@ fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool) -> usize 
         }
         let Some(surplus) = pages.surplus(excess) else {
             // A handler of a fork of this thread's, which others wait for, is not to wait for theirs.
-            if excess == 0 || !WORKERS.is_awaited() || pages.is_lent() {
+            if excess == 0 || patience == Patience::Leaves || !WORKERS.is_awaited() || pages.is_lent() {
                 return went;
             }
-            // A fork waits for those who are at it.
             drop(pages);
             thread::give_way();
             continue;
@@ -304,7 +312,7 @@ pub fn relieve(severity: Severity) -> usize {
     let kept = stats();
     let kept = kept.retained_bytes - kept.live_bytes;
     match severity {
-        Severity::Some => give_back(kept / 2, frames::free_frames),
+        Severity::Some => give_back(kept / 2, frames::free_frames, Patience::Waits),
         Severity::Full => trim(0),
     }
 }

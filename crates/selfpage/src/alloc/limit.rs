@@ -3,8 +3,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::block::{self, PAGES};
-use super::cgroup;
+use rustix::fs::{Mode, OFlags};
+use selfpage_core::addr::PAGE_BYTES;
+
+use super::block::{self, PAGES, Patience};
+use super::{cgroup, frames};
 
 /// From this many bytes on that had no frames, since the process began, there may be enough to keep that a limit is felt. What is kept
 /// before is less than is left alone of a limit of 80 MiB.
@@ -50,6 +53,40 @@ pub fn share(heap_bytes: usize) {
     let mut pages = PAGES.take();
     pages.retention.heap_bytes = pages.retention.heap_bytes.max(heap_bytes);
     block::settle(pages);
+}
+
+/// The process is about to take `bytes` past this allocator and its heap: where they and what it has in memory would pass the limit, what is
+/// kept makes room, at once. What other processes of the group have is not seen.
+///
+/// # Context
+/// Any but a trap's, with nothing allocated: a handler of a signal may map memory. In one that has interrupted this allocator nothing is
+/// done.
+pub fn make_room(bytes: usize) {
+    while !PAGES.is_own() {
+        let (limit_bytes, kept_bytes) = {
+            let retention = &PAGES.take().retention;
+            (retention.limit_bytes, retention.framed_bytes - retention.live_bytes)
+        };
+        if limit_bytes == usize::MAX || kept_bytes == 0 {
+            return;
+        }
+        let excess = (anonymous_bytes() + bytes).saturating_sub(limit_bytes - left_bytes(limit_bytes));
+        // Not all that counts as kept has frames: then more of it has to go.
+        let keep_bytes = kept_bytes.saturating_sub(excess);
+        if excess == 0 || block::give_back(keep_bytes, frames::drop_frames, Patience::Leaves) == 0 {
+            return;
+        }
+    }
+}
+
+/// What the process has in memory that is no file's; 0: nobody says.
+fn anonymous_bytes() -> usize {
+    let mut text = [0; 128];
+    let file = rustix::fs::open(c"/proc/self/statm", OFlags::CLOEXEC, Mode::empty());
+    let _ = file.and_then(|file| rustix::io::read(file, &mut text));
+    let mut pages = text.split(|byte| *byte == b' ').skip(1).filter_map(|word| str::from_utf8(word).ok()?.parse().ok());
+    let [resident, of_files] = [(); 2].map(|()| pages.next().unwrap_or(0usize));
+    resident.saturating_sub(of_files) * PAGE_BYTES
 }
 
 /// The child of a fork may come to be in another group.

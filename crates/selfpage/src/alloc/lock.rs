@@ -116,7 +116,7 @@ impl<T> Lock<T> {
     }
 
     /// Whether this thread holds it.
-    fn is_own(&self) -> bool {
+    pub(super) fn is_own(&self) -> bool {
         self.word.load(Ordering::Relaxed) & !AWAITED == thread::block()
     }
 
