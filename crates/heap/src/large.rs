@@ -55,12 +55,12 @@ pub extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: boo
         return or_enomem(None);
     }
     let size = size.max(1);
-    let block = if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) };
     heed_growth();
-    or_enomem(block)
+    or_enomem(if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) })
 }
 
 /// What the process has come to may be worth a look at its limit, and a thread. Both allocate in their turn, and count as done by then.
+/// A block counts from the next call on: nothing is kept before that, and a program that takes one for later does not wait for this.
 fn heed_growth() {
     if limit::is_due() {
         // What objects open first, they do not say.
@@ -86,10 +86,11 @@ extern "C" fn selfpage_heap_opened(bytes: usize) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
     let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
-    // SAFETY: heap-block: the caller found it to be a block of the page allocator.
-    let resized = block.and_then(|block| unsafe { alloc::resize(block, size) });
-    heed_growth();
-    or_enomem(resized)
+    or_enomem(block.and_then(|block| {
+        heed_growth();
+        // SAFETY: heap-block: the caller found it to be a block of the page allocator.
+        unsafe { alloc::resize(block, size) }
+    }))
 }
 
 /// Makes a block larger or smaller where it is. `false`: it is as it was.
@@ -106,6 +107,7 @@ pub unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
 unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
     match NonNull::new(block.cast()) {
         Some(block) if alloc::usable_bytes(block).is_some() => {
+            heed_growth();
             // SAFETY: heap-block: passed on from our caller.
             unsafe { alloc::free(block) };
             true

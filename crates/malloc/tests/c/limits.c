@@ -46,6 +46,7 @@ int main(int count, char **arguments) {
         for (int at = 0; at < 100; at++) free(malloc(MIB));
         char *block = malloc((size_t)atoi(arguments[2]) * MIB);
         first[0] = block[0] = 1;
+        free(block);
     } else if (count > 2 && strcmp(arguments[1], "child") == 0) {
         // The parent has looked for its limit. The child comes to be in a group with a lower one.
         free(malloc(8 * MIB));
@@ -61,8 +62,8 @@ int main(int count, char **arguments) {
         int status = 0;
         if (waitpid(child, &status, 0) != child || status != 0) return 1;
     } else if (count > 1 && strcmp(arguments[1], "threads") == 0) {
+        // The one block that it ever has: what is freed of it stays.
         free(malloc(48 * MIB));
-        free(malloc(MIB));
         int threads = 0;
         for (int wait = 0; wait < 600 && threads < 2; wait++) {
             char line[200];
