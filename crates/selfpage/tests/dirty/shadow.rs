@@ -90,7 +90,10 @@ pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Be
         }
         let _stop = Stop(&stop);
         let mut found = Dirty::new();
-        let (mut began_at_last, mut ended_at_last) = (vec![0; size_pages], vec![0; size_pages]);
+        // What scans that found the page may have meant. One that did not find it meant nothing: not even a write during it, which the
+        // next must find.
+        let mut told = vec![0; size_pages];
+        let mut ended_at_last = vec![0; size_pages];
         for scan in 0..SCANS {
             if memory.is_plain() && scan % 8 == 3 {
                 assert_eq!(in_child(|| ()), 0, "a child that only ends");
@@ -100,15 +103,18 @@ pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Be
             let began = read(&shadow, |page| &page.began);
             for page in (0..size_pages).step_by(grain) {
                 let is = found.contains(memory.page(page));
-                let must = of_grain(&ended, page) > of_grain(&began_at_last, page);
+                let must = of_grain(&ended, page) > of_grain(&told, page);
                 let may = of_grain(&began, page) > of_grain(&ended_at_last, page);
                 assert!(is || !must, "scan {scan} misses page {page} of {memory:?}");
                 assert!(
                     !is || may || beyond == Beyond::Moved,
                     "scan {scan} finds page {page} of {memory:?}, which nobody wrote"
                 );
+                if is {
+                    told[page..page + grain].copy_from_slice(&began[page..page + grain]);
+                }
             }
-            (began_at_last, ended_at_last) = (began, ended);
+            ended_at_last = ended;
         }
     });
 }
