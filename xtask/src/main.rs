@@ -28,7 +28,8 @@ cargo xtask VERB
   qemu-test --guest
                   the tests of selfpage-guest on a CPU that qemu emulates, under a kernel fetched with apt-get
   qemu-test --keys
-                  the tests of protection domains, in the same way, on a CPU that has protection keys
+                  the tests of protection domains and of dirty pages, in the same way, on CPUs that have protection keys and
+                  under a kernel that has soft-dirty bits
   qemu-bench --keys
                   what switching protection domains takes there, beside mprotect, in instructions
 

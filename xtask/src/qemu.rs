@@ -1,6 +1,7 @@
 //! `cargo xtask qemu-test`: tests on a second CPU, which qemu emulates, under a Debian kernel. Nothing of this machine's own KVM is
 //! used. `--guest`: the tests of `selfpage-guest`; the CPU is AMD's, with SVM and nested paging. `--keys`: the tests of protection
-//! domains; the CPU has protection keys. `cargo xtask qemu-bench --keys`: what switching those domains takes there, in instructions.
+//! domains, and of dirty pages; the CPU has protection keys, and the kernel soft-dirty bits. `cargo xtask qemu-bench --keys`: what switching
+//! those domains takes there, in instructions.
 
 mod bench;
 
@@ -44,6 +45,8 @@ pub struct Trial {
 }
 
 const SHOW_ALL: &str = "$program --show-output";
+/// Its file systems cannot hold swap.
+const WITHOUT_SWAP: &str = "$program --show-output --skip swapping_is_no_write_and_hides_none";
 
 /// `selfpage-guest`, for which the kernel has KVM.
 pub const GUEST: Trial = Trial {
@@ -62,20 +65,21 @@ pub const GUEST: Trial = Trial {
     conclude: |_, _| Ok(()),
 };
 
-/// Protection domains. The regions in them need pages that move, which Debian 12's first kernel has not.
+/// Protection domains, and dirty pages. Regions need pages that move, which Debian 12's first kernel has not. Two CPUs, each with a register
+/// of keys.
 pub const KEYS: Trial = Trial {
     package: "selfpage",
     kind: "--test",
-    programs: &["protection"],
-    command: SHOW_ALL,
+    programs: &["protection", "rights", "keys_taken", "dirty"],
+    command: WITHOUT_SWAP,
     target: "x86_64-unknown-linux-gnu",
     rustflags: "-C target-feature=+crt-static",
-    required: "pku,uffd",
+    required: "pku,uffd,soft-dirty",
     flag: "ospke",
     kernel: "linux-image-6.12-cloud-amd64",
     folder: "qemu-keys",
     modules: &[],
-    machine: &[],
+    machine: &["-smp", "2"],
     conclude: |_, _| Ok(()),
 };
 
