@@ -32,6 +32,8 @@ cargo xtask VERB
                   under a kernel that has soft-dirty bits
   qemu-bench --keys
                   what switching protection domains takes there, beside mprotect, in instructions
+  qemu-bench --dirty
+                  what finding dirty pages takes there, by each way
 
 Examples:
   cargo xtask test --quick
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         ["qemu-test", "--guest"] => qemu::run(&root, &qemu::GUEST),
         ["qemu-test", "--keys"] => qemu::run(&root, &qemu::KEYS),
         ["qemu-bench", "--keys"] => qemu::run(&root, &qemu::KEYS_BENCH),
+        ["qemu-bench", "--dirty"] => qemu::run(&root, &qemu::DIRTY_BENCH),
         _ => {
             eprintln!("cargo xtask {}: no such verb or option; `cargo xtask --help` lists them", args.join(" "));
             return ExitCode::from(2);
