@@ -28,9 +28,12 @@ cargo xtask VERB
   qemu-test --guest
                   the tests of selfpage-guest on a CPU that qemu emulates, under a kernel fetched with apt-get
   qemu-test --keys
-                  the tests of protection domains, in the same way, on a CPU that has protection keys
+                  the tests of protection domains and of dirty pages, in the same way, on CPUs that have protection keys and
+                  under a kernel that has soft-dirty bits
   qemu-bench --keys
                   what switching protection domains takes there, beside mprotect, in instructions
+  qemu-bench --dirty
+                  what finding dirty pages takes there, by each way
 
 Examples:
   cargo xtask test --quick
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         ["qemu-test", "--guest"] => qemu::run(&root, &qemu::GUEST),
         ["qemu-test", "--keys"] => qemu::run(&root, &qemu::KEYS),
         ["qemu-bench", "--keys"] => qemu::run(&root, &qemu::KEYS_BENCH),
+        ["qemu-bench", "--dirty"] => qemu::run(&root, &qemu::DIRTY_BENCH),
         _ => {
             eprintln!("cargo xtask {}: no such verb or option; `cargo xtask --help` lists them", args.join(" "));
             return ExitCode::from(2);

@@ -1,6 +1,7 @@
 //! `cargo xtask qemu-test`: tests on a second CPU, which qemu emulates, under a Debian kernel. Nothing of this machine's own KVM is
 //! used. `--guest`: the tests of `selfpage-guest`; the CPU is AMD's, with SVM and nested paging. `--keys`: the tests of protection
-//! domains; the CPU has protection keys. `cargo xtask qemu-bench --keys`: what switching those domains takes there, in instructions.
+//! domains, and of dirty pages; the CPU has protection keys, and the kernel soft-dirty bits. `cargo xtask qemu-bench --keys`: what switching
+//! those domains takes there, in instructions. `qemu-bench --dirty`: what finding dirty pages takes, soft-dirty bits included.
 
 mod bench;
 
@@ -44,6 +45,8 @@ pub struct Trial {
 }
 
 const SHOW_ALL: &str = "$program --show-output";
+/// Its file systems cannot hold swap.
+const WITHOUT_SWAP: &str = "$program --show-output --skip swapping_is_no_write_and_hides_none";
 
 /// `selfpage-guest`, for which the kernel has KVM.
 pub const GUEST: Trial = Trial {
@@ -62,20 +65,21 @@ pub const GUEST: Trial = Trial {
     conclude: |_, _| Ok(()),
 };
 
-/// Protection domains. The regions in them need pages that move, which Debian 12's first kernel has not.
+/// Protection domains, and dirty pages. Regions need pages that move, which Debian 12's first kernel has not. Two CPUs, each with a register
+/// of keys.
 pub const KEYS: Trial = Trial {
     package: "selfpage",
     kind: "--test",
-    programs: &["protection"],
-    command: SHOW_ALL,
+    programs: &["protection", "rights", "keys_taken", "domains_random", "dirty"],
+    command: WITHOUT_SWAP,
     target: "x86_64-unknown-linux-gnu",
     rustflags: "-C target-feature=+crt-static",
-    required: "pku,uffd",
+    required: "pku,uffd,soft-dirty",
     flag: "ospke",
     kernel: "linux-image-6.12-cloud-amd64",
     folder: "qemu-keys",
     modules: &[],
-    machine: &[],
+    machine: &["-smp", "2"],
     conclude: |_, _| Ok(()),
 };
 
@@ -85,11 +89,14 @@ pub const KEYS_BENCH: Trial = Trial {
     package: "selfpage-cli",
     kind: "--bin",
     programs: &["selfpage"],
-    command: bench::COMMAND,
+    command: bench::KEYS,
     machine: &["-icount", "shift=0,sleep=off"],
-    conclude: bench::conclude,
+    conclude: bench::conclude_keys,
     ..KEYS
 };
+
+/// Dirty pages, by each way that there is to find them.
+pub const DIRTY_BENCH: Trial = Trial { command: bench::DIRTY, conclude: bench::conclude_dirty, ..KEYS_BENCH };
 
 /// Runs the programs, or says why that cannot be done here. False if one failed, or did not end.
 pub fn run(root: &Path, trial: &Trial) -> bool {
@@ -358,7 +365,7 @@ mod tests {
 
     #[test]
     fn every_program_must_say_that_it_ended_well() {
-        for trial in [GUEST, KEYS, KEYS_BENCH] {
+        for trial in [GUEST, KEYS, KEYS_BENCH, DIRTY_BENCH] {
             let lines: Vec<_> = trial.programs.iter().map(|name| format!("qemu: {name} ended with 0\n")).collect();
             assert_eq!(verdict(&trial, &lines.concat()), Ok(()));
             assert!(verdict(&trial, &lines[1..].concat()).unwrap_err().ends_with(trial.programs[0]));

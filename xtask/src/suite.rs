@@ -122,6 +122,10 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
         plans.push(take("examples", 10, [cargo(root, "build --workspace --examples")]));
         plans.push(loom(root));
         plans.push(miri(root));
+        // By itself it says what it skips for want of: qemu, or a network to fetch a kernel from.
+        let mut keys = check("qemu-test");
+        keys.arg("--keys");
+        plans.push(take("qemu, keys", 15, [keys]));
     }
     plans
 }

@@ -1,17 +1,37 @@
-//! What `selfpage bench appel-li` says on the emulated CPU, in instructions: kept as a run, and compared with mprotect.
+//! What `selfpage bench` says on the emulated CPU, in instructions: kept as a run, and one system compared with the others.
 
 use std::path::Path;
 
 use super::after;
 
 /// What the machine is comes last, marked.
-pub const COMMAND: &str = "$program bench appel-li --json --save /tmp/run \
+pub const KEYS: &str = "$program bench appel-li --json --save /tmp/run \
     --case prot1 --case prot100 --case unprot100 --case prot100-scattered --case unprot100-scattered \
     --case trap --case appel1 --case appel2 --system selfpage-domain --system selfpage-upcall --system mprotect \
     && busybox sed 's/^/machine: /' /tmp/run/machine.txt";
+pub const DIRTY: &str = "$program bench dirty --json --reps 1 --save /tmp/run --case arm-4k --case arm-2m --case scan \
+    --case scan-and-rearm --case first-write && busybox sed 's/^/machine: /' /tmp/run/machine.txt";
 
-const DOMAIN: &str = "selfpage-domain";
-const MPROTECT: &str = "mprotect";
+/// What a table shows.
+struct Comparison {
+    /// This must have been measured, and what it and the others are compared with.
+    ours: &'static str,
+    others: &'static [&'static str],
+    with: &'static str,
+    /// What each line of ours must say, and what it means where one does not.
+    mark: &'static str,
+    unmarked: &'static str,
+}
+
+const BY_KEYS: Comparison = Comparison {
+    ours: "selfpage-domain",
+    others: &["selfpage-upcall"],
+    with: "mprotect",
+    mark: "\"protection_keys\":1,",
+    unmarked: "protection domains were measured without keys",
+};
+const BY_SOFT_DIRTY: Comparison =
+    Comparison { ours: "selfpage", others: &["mprotect", "fork"], with: "soft-dirty", mark: "", unmarked: "" };
 
 /// A line of machine.txt that the guest cannot know of.
 const CLOCK: &str = "clock: executed instructions, 1 ns each (qemu -icount shift=0,sleep=off): no time\n";
@@ -20,42 +40,56 @@ const CLOCK: &str = "clock: executed instructions, 1 ns each (qemu -icount shift
 ///
 /// # Errors
 /// Domains were not measured, or not by keys; or the files could not be written.
-pub fn conclude(dir: &Path, shown: &str) -> Result<(), String> {
+pub fn conclude_keys(dir: &Path, shown: &str) -> Result<(), String> {
+    conclude(&dir.join("run"), shown, &BY_KEYS)
+}
+
+/// As above, for dirty pages.
+///
+/// # Errors
+/// They were not found by us, or not by soft-dirty bits; or the files could not be written.
+pub fn conclude_dirty(dir: &Path, shown: &str) -> Result<(), String> {
+    conclude(&dir.join("run-dirty"), shown, &BY_SOFT_DIRTY)
+}
+
+fn conclude(run: &Path, shown: &str, comparison: &Comparison) -> Result<(), String> {
     let lines: Vec<&str> = shown.lines().filter(|line| line.starts_with("{\"bench\":")).collect();
-    let table = table(&lines)?;
+    let table = table(&lines, comparison)?;
     let machine = shown.lines().filter_map(|line| line.strip_prefix("machine: ")).map(|line| format!("{line}\n"));
-    let run = dir.join("run");
     let write = |name, text: String| std::fs::write(run.join(name), text);
-    std::fs::create_dir_all(&run)
+    std::fs::create_dir_all(run)
         .and_then(|()| write("raw.jsonl", lines.iter().map(|line| format!("{line}\n")).collect()))
         .and_then(|()| write("machine.txt", machine.chain([CLOCK.into()]).collect()))
         .map_err(|error| format!("{}: {error}", run.display()))?;
     print!("\n{table}");
     println!("Instructions in user and kernel mode; what the lines above call 1 ns is one of them, and no time.");
-    println!("Behind each figure: how often mprotect takes as much.");
+    println!("Behind each figure: how often {} takes as much.", comparison.with);
     println!("Kept in {}", run.display());
     Ok(())
 }
 
-/// A line for each case: what each system takes, and how often mprotect takes as much.
-fn table(lines: &[&str]) -> Result<String, String> {
+/// A line for each case: what each system takes, and how often the last takes as much.
+fn table(lines: &[&str], comparison: &Comparison) -> Result<String, String> {
     let records: Vec<Record<'_>> = lines.iter().filter_map(|line| Record::read(line)).collect();
-    let mut domains = lines.iter().zip(&records).filter(|(_, record)| record.system == DOMAIN).peekable();
-    if records.len() < lines.len() || domains.peek().is_none() {
-        return Err("the bench has not measured protection domains, or a line of it cannot be read".into());
+    let Comparison { ours, others, with, mark, unmarked } = comparison;
+    let measured = |system: &str| records.iter().any(|record| record.system == system);
+    if records.len() < lines.len() || !measured(ours) || !measured(with) {
+        return Err(format!("the bench has not measured {ours} and {with}, or a line of it cannot be read"));
     }
-    if let Some((line, _)) = domains.find(|(line, _)| !line.contains("\"protection_keys\":1,")) {
-        return Err(format!("protection domains were measured without keys: {line}"));
+    let mut of_ours = lines.iter().zip(&records).filter(|(_, record)| record.system == *ours);
+    if let Some((line, _)) = of_ours.find(|(line, _)| !line.contains(mark)) {
+        return Err(format!("{unmarked}: {line}"));
     }
-    let mut table =
-        format!("{:<20}{:>24}{:>24}{:>12}\n", "instructions", "selfpage-domain", "selfpage-upcall", MPROTECT);
-    for peer in records.iter().filter(|record| record.system == MPROTECT) {
-        let cell = |system: &str| {
-            let ours = records.iter().find(|record| (record.case, record.system) == (peer.case, system));
-            ours.map_or("-".into(), |ours| format!("{:.1} ({:.1})", ours.value, peer.value / ours.value))
+    let compared = || [ours].into_iter().chain(*others);
+    let heads: String = compared().map(|system| format!("{system:>24}")).collect();
+    let mut table = format!("{:<20}{heads}{with:>12}\n", "instructions");
+    for peer in records.iter().filter(|record| record.system == *with) {
+        let cell = |system: &&str| {
+            let found = records.iter().find(|record| (record.case, record.system) == (peer.case, *system));
+            let cell = found.map(|found| format!("{:.1} ({:.1})", found.value, peer.value / found.value));
+            format!("{:>24}", cell.unwrap_or("-".into()))
         };
-        let (domain, upcall) = (cell(DOMAIN), cell("selfpage-upcall"));
-        table += &format!("{:<20}{domain:>24}{upcall:>24}{:>12.1}\n", peer.case, peer.value);
+        table += &format!("{:<20}{}{:>12.1}\n", peer.case, compared().map(cell).collect::<String>(), peer.value);
     }
     Ok(table)
 }
@@ -87,7 +121,7 @@ mod tests {
     #[test]
     fn each_case_is_compared_with_mprotect() {
         let trap = BY_MPROTECT.replace("prot1", "trap");
-        let table = table(&[BY_DOMAIN, BY_UPCALL, BY_MPROTECT, &trap]).unwrap();
+        let table = table(&[BY_DOMAIN, BY_UPCALL, BY_MPROTECT, &trap], &BY_KEYS).unwrap();
         let words = |line: usize| table.lines().nth(line).unwrap().split_whitespace().collect::<Vec<_>>();
         assert_eq!(words(1), ["prot1", "125.5", "(60.0)", "5020.0", "(1.5)", "7530.0"]);
         assert_eq!(words(2), ["trap", "-", "-", "7530.0"]);
@@ -95,7 +129,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_by_keys_is_an_error() {
-        let error = |lines: &[&str]| table(lines).unwrap_err();
+        let error = |lines: &[&str]| table(lines, &BY_KEYS).unwrap_err();
         let by_page_tables = BY_DOMAIN.replace("\"protection_keys\":1", "\"protection_keys\":0");
         assert!(error(&[&by_page_tables, BY_MPROTECT]).contains("without keys"));
         assert!(error(&[&BY_DOMAIN.replace("\"protection_keys\":1,", ""), BY_MPROTECT]).contains("without keys"));
@@ -105,12 +139,23 @@ mod tests {
     }
 
     #[test]
+    fn dirty_pages_are_compared_with_what_soft_dirty_bits_take() {
+        let ours = r#"{"bench":"dirty","case":"scan","system":"selfpage","value":10.5,"unit":"us"}"#;
+        let bits = ours.replace("\"selfpage\",\"value\":10.5", "\"soft-dirty\",\"value\":21");
+        let table = |lines: &[&str]| table(lines, &BY_SOFT_DIRTY);
+        let shown = table(&[ours, &bits]).unwrap();
+        let words: Vec<&str> = shown.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(words, ["scan", "10.5", "(2.0)", "-", "-", "21.0"]);
+        assert!(table(&[ours]).unwrap_err().contains("has not measured selfpage and soft-dirty"));
+    }
+
+    #[test]
     fn a_run_is_kept_as_the_guest_showed_it() {
         let dir = std::env::temp_dir().join(format!("selfpage-qemu-bench-{}", std::process::id()));
         let shown = format!(
             "[1/2] prot1: 125.5 ns\n{BY_DOMAIN}\n{BY_MPROTECT}\nmachine: kernel: 6.12\nqemu: selfpage ended with 0\n"
         );
-        conclude(&dir, &shown).unwrap();
+        conclude_keys(&dir, &shown).unwrap();
         let read = |name| std::fs::read_to_string(dir.join("run").join(name)).unwrap();
         let kept = (read("raw.jsonl"), read("machine.txt"));
         std::fs::remove_dir_all(&dir).unwrap();

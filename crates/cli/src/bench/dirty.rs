@@ -1,9 +1,12 @@
 //! `dirty`: which pages were written, by the kernel's notes, by mprotect traps, and against a fork's copy on write.
 
+use std::fs::File;
 use std::hint::black_box;
+use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
+use selfpage_core::linux::probe;
 
 use super::error::Error;
 use super::job::{Bench, Job};
@@ -25,7 +28,7 @@ const QUESTIONS: usize = 1_000_000;
 static SYSTEMS: Systems<Way> = Systems(&[
     (Entry::plain("selfpage", Group::Ours), Way::Notes(Mechanism::WriteProtection)),
     (Entry::plain("mprotect", Group::Kernel), Way::Notes(Mechanism::Traps)),
-    (Entry::plain("soft-dirty", Group::Kernel), Way::Notes(Mechanism::SoftDirty)),
+    (Entry::plain("soft-dirty", Group::Kernel), Way::SoftDirty),
     (Entry::plain("fork", Group::Kernel), Way::Fork),
 ]);
 
@@ -34,6 +37,8 @@ static SYSTEMS: Systems<Way> = Systems(&[
 enum Way {
     /// By a tracker.
     Notes(Mechanism),
+    /// By the kernel's soft-dirty bits, of the whole process. No tracker works by them: they lose what is written between look and clearing.
+    SoftDirty,
     /// Not at all: a child holds the memory as it was.
     Fork,
 }
@@ -58,6 +63,7 @@ impl Bench for Tracking {
     fn takes_part(&self, system: &Entry, case: &str) -> bool {
         match SYSTEMS.way(system) {
             Way::Notes(_) => true,
+            Way::SoftDirty => case != "dirty",
             // A child is made and its memory is written against; there is nothing to scan.
             Way::Fork => case.starts_with("arm") || case == "first-write",
         }
@@ -85,6 +91,7 @@ impl Bench for Tracking {
         (0..memory.size_pages()).for_each(|page| memory.write(page, 0, 1));
         let rounds = (0..ROUNDS).map(|round| match way {
             Way::Notes(mechanism) => noted(job.case, mechanism, &mapping, round as u64),
+            Way::SoftDirty => soft_dirty(job.case, &mapping, round as u64),
             Way::Fork => forked(job.case, &mapping, round as u64),
         });
         let rounds: Vec<f64> = rounds.collect::<Result<_, Error>>()?;
@@ -114,9 +121,8 @@ fn us_since(begun: Instant) -> f64 {
 }
 
 fn noted(case: &str, mechanism: Mechanism, mapping: &Mapping, round: u64) -> Result<f64, Error> {
-    let needs = if mechanism == Mechanism::SoftDirty { "soft-dirty" } else { "dirty" };
     let failed = |error: selfpage::Error| match error.kind() {
-        selfpage::Kind::Unsupported => Error::skip(needs, error.to_string()),
+        selfpage::Kind::Unsupported => Error::skip("dirty", error.to_string()),
         _ => Error::Failed(error.to_string()),
     };
     let (tracker, range) = (DirtyTracker::with(mechanism).map_err(failed)?, mapping.addresses());
@@ -138,9 +144,7 @@ fn noted(case: &str, mechanism: Mechanism, mapping: &Mapping, round: u64) -> Res
     let begun = Instant::now();
     tracker.scan_and_rearm(range.clone(), &mut found).map_err(failed)?;
     let rearmed_us = us_since(begun);
-    if found.pages() != WRITTEN_PAGES as u64 {
-        return Err(Error::Failed(format!("{} pages were found, {WRITTEN_PAGES} were written", found.pages())));
-    }
+    check_found(found.pages())?;
     let asked_ns = ask(mapping, &found)?;
     tracker.disarm(range).map_err(failed)?;
     Ok(match case {
@@ -148,6 +152,47 @@ fn noted(case: &str, mechanism: Mechanism, mapping: &Mapping, round: u64) -> Res
         "scan-and-rearm" => rearmed_us,
         "first-write" => write_ns,
         _ => asked_ns,
+    })
+}
+
+fn check_found(size_pages: u64) -> Result<(), Error> {
+    if size_pages != WRITTEN_PAGES as u64 {
+        return Err(Error::Failed(format!("{size_pages} pages were found, {WRITTEN_PAGES} were written")));
+    }
+    Ok(())
+}
+
+/// As a collector or a checkpointer does it that has stopped all threads.
+fn soft_dirty(case: &str, mapping: &Mapping, round: u64) -> Result<f64, Error> {
+    probe::has_soft_dirty().map_err(|_| Error::skip("soft-dirty", "a kernel without CONFIG_MEM_SOFT_DIRTY"))?;
+    let failed = |error: std::io::Error| Error::Failed(format!("soft-dirty bits: {error}"));
+    let pagemap = File::open("/proc/self/pagemap").map_err(failed)?;
+    let range = mapping.addresses();
+    let mut words = vec![1u8; range.len() / PAGE_BYTES * 8];
+    let mut look = || {
+        pagemap.read_exact_at(&mut words, (range.start / PAGE_BYTES * 8) as u64)?;
+        // Bit 55 of each.
+        Ok(words.chunks_exact(8).filter(|word| word[6] & 0x80 != 0).count() as u64)
+    };
+    let clear = || std::fs::write("/proc/self/clear_refs", "4");
+    let begun = Instant::now();
+    clear().map_err(failed)?;
+    let armed_us = us_since(begun);
+    if case.starts_with("arm") {
+        return Ok(armed_us);
+    }
+    let write_ns = write(mapping, round);
+    let begun = Instant::now();
+    look().map_err(failed)?;
+    let scanned_us = us_since(begun);
+    let begun = Instant::now();
+    let found = look().and_then(|found| clear().map(|()| found)).map_err(failed)?;
+    let rearmed_us = us_since(begun);
+    check_found(found)?;
+    Ok(match case {
+        "scan" => scanned_us,
+        "scan-and-rearm" => rearmed_us,
+        _ => write_ns,
     })
 }
 

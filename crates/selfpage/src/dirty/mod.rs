@@ -33,8 +33,8 @@ pub enum Mechanism {
     /// `mprotect` and a handler for `SIGSEGV`. System calls that write to a clean page fail with `EFAULT`, discarding is not
     /// noticed, a range is scanned as it was armed, and nobody writes to it while it is disarmed.
     Traps,
-    /// The kernel's soft-dirty bits (`CONFIG_MEM_SOFT_DIRTY`). Never to be had here: they are cleared for the whole process at once, so
-    /// no range can be armed by itself, and trackers would take each other's notes.
+    /// The kernel's soft-dirty bits (`CONFIG_MEM_SOFT_DIRTY`). Never to be had here: what is written between the look at them and the call
+    /// that clears them would be missed, and that call clears the whole process's, other trackers' notes included.
     SoftDirty,
 }
 
@@ -196,12 +196,12 @@ fn fill(
 fn no_soft_dirty() -> &'static str {
     match probe::has_soft_dirty() {
         Ok(()) => {
-            "this kernel has them, and clears them for the whole process at once, for whoever asks: use \
-             Mechanism::WriteProtection, or Mechanism::Traps"
+            "this kernel has them, and a write between the look at them and the call that clears them, the whole process's at once, \
+             would be missed: use Mechanism::WriteProtection, or Mechanism::Traps"
         }
         Err(_) => {
-            "this kernel has none (CONFIG_MEM_SOFT_DIRTY), and others clear them for the whole process at once: use \
-             Mechanism::WriteProtection, or Mechanism::Traps"
+            "this kernel has none (CONFIG_MEM_SOFT_DIRTY), and where there are some, a write between the look at them and the call that \
+             clears them would be missed: use Mechanism::WriteProtection, or Mechanism::Traps"
         }
     }
 }

@@ -71,7 +71,11 @@ fn serve(reach: Reach, toucher: Toucher) -> Answer {
 fn soft_dirty() -> Finding {
     const FEATURE: &str = "soft-dirty bits";
     match probe::has_soft_dirty() {
-        Ok(()) => Finding::new(FEATURE, State::Present, "not used: they are cleared for the whole process at once"),
+        Ok(()) => Finding::new(
+            FEATURE,
+            State::Present,
+            "not used: a write between the look at them and the call that clears them is missed",
+        ),
         Err(_) => Finding::new(FEATURE, State::Absent, "nothing is lost: DirtyTracker would not use them")
             .remedy("boot a kernel built with CONFIG_MEM_SOFT_DIRTY=y"),
     }

@@ -92,11 +92,11 @@ impl Table {
         let now = self.next();
         let entry = self.entry(core);
         (entry.resident, entry.issued) = (Some(now), u32::MAX);
-        self.assign_keys(core).inspect_err(|_| self.entry(core).resident = None)
+        self.assign_keys(core)
     }
 
-    /// Gives all memory the keys that the rights of the resident domains call for. `wanted` is the domain that is to be
-    /// resident afterwards.
+    /// Gives all memory the keys that the rights of the resident domains call for. `wanted` is the domain that became resident for
+    /// this, if one did; it is not, where that fails.
     pub(super) fn assign_keys(&mut self, wanted: *const Core) -> Result<()> {
         let outcome = loop {
             let resident: Vec<Resident> = self.hold_residents_back();
@@ -114,6 +114,10 @@ impl Table {
             }
         };
         if outcome.is_err() {
+            // Not opened below: its word denies nothing, or what it denied when its memory had keys before.
+            if !wanted.is_null() {
+                self.entry(wanted).resident = None;
+            }
             for entry in self.domains.iter().filter(|entry| entry.resident.is_some()) {
                 entry.core.open(entry.core.word().denied());
             }

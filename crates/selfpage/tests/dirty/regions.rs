@@ -5,7 +5,7 @@ use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Region, Rights, Trap};
 
 use crate::memory::{Memory, PAGE};
-use crate::shadow::{Beyond, compare};
+use crate::shadow::{Beyond, compare, share};
 use crate::{arm, fork, in_child, pages, skip};
 
 const FRAMES: usize = 128;
@@ -102,6 +102,7 @@ fn nothing_else_is_found_where_pages_stay() {
         let tracker = DirtyTracker::new().unwrap();
         arm_at_rest(&tracker, &memory); // A page is with its writer a moment before the domain has done with it.
         compare(&tracker, &memory, 1, Beyond::Nothing);
+        share(&tracker, &memory);
     }
 }
 

@@ -6,7 +6,7 @@ use std::thread;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{HUGE, Memory, PAGE};
-use crate::{arm, in_child, tracker};
+use crate::{arm, in_child, pages, tracker};
 
 const THREADS: u64 = 4;
 const SCANS: usize = 60;
@@ -90,7 +90,10 @@ pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Be
         }
         let _stop = Stop(&stop);
         let mut found = Dirty::new();
-        let (mut began_at_last, mut ended_at_last) = (vec![0; size_pages], vec![0; size_pages]);
+        // What scans that found the page may have meant. One that did not find it meant nothing: not even a write during it, which the
+        // next must find.
+        let mut told = vec![0; size_pages];
+        let mut ended_at_last = vec![0; size_pages];
         for scan in 0..SCANS {
             if memory.is_plain() && scan % 8 == 3 {
                 assert_eq!(in_child(|| ()), 0, "a child that only ends");
@@ -100,17 +103,64 @@ pub fn compare(tracker: &DirtyTracker, memory: &Memory, grain: usize, beyond: Be
             let began = read(&shadow, |page| &page.began);
             for page in (0..size_pages).step_by(grain) {
                 let is = found.contains(memory.page(page));
-                let must = of_grain(&ended, page) > of_grain(&began_at_last, page);
+                let must = of_grain(&ended, page) > of_grain(&told, page);
                 let may = of_grain(&began, page) > of_grain(&ended_at_last, page);
                 assert!(is || !must, "scan {scan} misses page {page} of {memory:?}");
                 assert!(
                     !is || may || beyond == Beyond::Moved,
                     "scan {scan} finds page {page} of {memory:?}, which nobody wrote"
                 );
+                if is {
+                    told[page..page + grain].copy_from_slice(&began[page..page + grain]);
+                }
             }
-            (began_at_last, ended_at_last) = (began, ended);
+            ended_at_last = ended;
         }
     });
+}
+
+/// Two threads scan at once while a third writes to every other page: what was written is found by one of the two, and nothing else by any.
+pub fn share(tracker: &DirtyTracker, memory: &Memory) {
+    let size_pages = memory.range().len() / PAGE;
+    let found: Vec<AtomicBool> = (0..size_pages).map(|_| AtomicBool::new(false)).collect();
+    let scan = |into: &mut Dirty| {
+        tracker.scan_and_rearm(memory.range(), into).unwrap();
+        pages(memory, into).into_iter().for_each(|page| found[page].store(true, Ordering::SeqCst));
+    };
+    arm(tracker, memory);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut into = Dirty::new();
+                while !stop.load(Ordering::SeqCst) {
+                    scan(&mut into);
+                }
+            });
+        }
+        let _stop = Stop(&stop);
+        for page in (1..size_pages).step_by(2) {
+            memory.write(page, 1);
+            if page % 32 == 1 {
+                thread::yield_now();
+            }
+        }
+    });
+    scan(&mut Dirty::new());
+    let found: Vec<usize> = (0..size_pages).filter(|page| found[*page].load(Ordering::SeqCst)).collect();
+    assert_eq!(found, (1..size_pages).step_by(2).collect::<Vec<_>>(), "{memory:?}");
+}
+
+#[test]
+fn two_threads_that_scan_find_all_writes_between_them() {
+    let Some(tracker) = tracker() else { return };
+    for memory in [Memory::anonymous(4000), Memory::shared(4000), Memory::memfd(1000)] {
+        (0..500).for_each(|page| memory.write(page, 1)); // The rest are holes.
+        share(&tracker, &memory);
+    }
+    let (traps, memory) = (DirtyTracker::with(Mechanism::Traps).unwrap(), Memory::anonymous(2000));
+    share(&traps, &memory);
+    traps.disarm(memory.range()).unwrap();
 }
 
 #[test]

@@ -1,10 +1,15 @@
 //! Kernels and containers without what the tracker wants: it works by traps there, and says why on request.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 use selfpage::Kind;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
-use crate::memory::Memory;
-use crate::{arm, in_child, pages};
+use selfpage_core::linux::probe;
+
+use crate::memory::{Memory, PAGE};
+use crate::{arm, in_child, pages, skip};
 
 const UFFDIO_API: u32 = 0xc018_aa3f;
 
@@ -67,4 +72,39 @@ fn soft_dirty_bits_are_named_and_refused() {
     let said = refused.to_string();
     assert_eq!(refused.kind(), Kind::Unsupported, "{said}");
     assert!(said.contains("soft-dirty") && said.contains("WriteProtection"), "{said}");
+}
+
+/// Why they are refused. They are looked at and cleared in two calls of the kernel, and all of the process's are cleared in one.
+#[test]
+fn soft_dirty_bits_lose_writes_and_other_ranges() {
+    if probe::has_soft_dirty().is_err() {
+        return skip::skip("soft-dirty", "this kernel has none (CONFIG_MEM_SOFT_DIRTY); cargo xtask qemu-test --keys");
+    }
+    let (memory, other) = (Memory::anonymous(16), Memory::anonymous(16));
+    (0..16).for_each(|page| [&memory, &other].iter().for_each(|memory| memory.write(page, 1)));
+    clear_soft_dirty();
+    memory.write(3, 2);
+    other.write(7, 2);
+    assert_eq!((soft_dirty(&memory), soft_dirty(&other)), (vec![3], vec![7]));
+    // What `scan_and_rearm` would have to do, of `memory` alone; and a write in the middle of it.
+    let found = soft_dirty(&memory);
+    std::thread::scope(|scope| scope.spawn(|| memory.write(4, 2)).join()).unwrap();
+    clear_soft_dirty();
+    assert_eq!((found, soft_dirty(&memory)), (vec![3], vec![]), "page 4 is found by neither");
+    assert_eq!(soft_dirty(&other), [], "nobody has looked at page 7 yet");
+}
+
+fn clear_soft_dirty() {
+    std::fs::write("/proc/self/clear_refs", "4").unwrap();
+}
+
+/// The pages that have the bit: 55 of the kernel's word for each.
+fn soft_dirty(memory: &Memory) -> Vec<usize> {
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    let has = |page: &usize| {
+        let mut word = [0u8; 8];
+        pagemap.read_exact_at(&mut word, (memory.page(*page) / PAGE * 8) as u64).unwrap();
+        u64::from_le_bytes(word) & 1 << 55 != 0
+    };
+    (0..memory.range().len() / PAGE).filter(has).collect()
 }
