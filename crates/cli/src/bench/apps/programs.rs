@@ -30,7 +30,8 @@ impl Program {
 }
 
 const GCC: &[(&str, &str)] = &[("g++", "g++")];
-const PYTHON: &[(&str, &str)] = &[("python3", "python3")];
+/// By its path: a `python3` in `PATH` may be a shell's script, which would be measured with it.
+const PYTHON: &[(&str, &str)] = &[("/usr/bin/python3", "python3")];
 
 /// All of them.
 pub const ALL: &[Program] = &[
@@ -60,13 +61,13 @@ pub const ALL: &[Program] = &[
     },
     Program {
         name: "python-objects",
-        script: "LD_PRELOAD=$ALLOCATOR exec python3 -S objects.py",
+        script: "LD_PRELOAD=$ALLOCATOR exec /usr/bin/python3 -S objects.py",
         needs: PYTHON,
         prepare: objects,
     },
     Program {
         name: "python-loop",
-        script: "LD_PRELOAD=$ALLOCATOR exec python3 -S loop.py",
+        script: "LD_PRELOAD=$ALLOCATOR exec /usr/bin/python3 -S loop.py",
         needs: PYTHON,
         prepare: loops,
     },
