@@ -16,7 +16,7 @@ use selfpage::alloc::Culprit;
 use selfpage_core::linux::thread;
 
 use crate::lock::Lock;
-use crate::space::{GRAIN, PAGE, Space};
+use crate::space::{GRAIN, PAGE, Room, Space};
 use crate::sys::Quiet;
 use crate::{managed, maps, objects, promises};
 
@@ -46,7 +46,7 @@ struct Pages(&'static Space);
 unsafe impl Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let size = size.max(GROWTH_BYTES).next_multiple_of(GRAIN);
-        let Some(start) = self.0.take(size, GRAIN) else { return (std::ptr::null_mut(), 0, 0) };
+        let Some(start) = self.0.take(size, GRAIN, Room::None) else { return (std::ptr::null_mut(), 0, 0) };
         (start as *mut u8, size, 0)
     }
 
@@ -172,7 +172,7 @@ pub fn allocate(size: usize, align: usize, asker: Asker) -> *mut u8 {
     // SAFETY: heap-block: any size and alignment may be asked for.
     unsafe {
         match heap_for(size, asker) {
-            Heap::Managed if size.max(align) >= LARGE_BYTES => allocate_large(size, align),
+            Heap::Managed if size.max(align) >= LARGE_BYTES => allocate_large(size, align, Room::None),
             Heap::Managed => allocate_object(size, align),
             Heap::Quiet => QUIET_HEAP.take().c_memalign(align, size),
             Heap::Own => on_own(|heap| heap.c_memalign(align, size)),
@@ -254,12 +254,12 @@ fn is_promised(block: *mut u8, align: usize) -> bool {
 }
 
 /// Frames are the domain's: nothing is kept of freed blocks, which would only be paged out.
-fn allocate_large(size: usize, align: usize) -> *mut u8 {
+fn allocate_large(size: usize, align: usize, room: Room) -> *mut u8 {
     let len = size.max(1).next_multiple_of(PAGE);
-    let start = LARGE.take(len, align).or_else(|| {
+    let start = LARGE.take(len, align, room).or_else(|| {
         // What is free among objects need not have frames.
         promises::are_counted().then(selfpage_heap::trim)?;
-        LARGE.take(len, align)
+        LARGE.take(len, align, room)
     });
     let Some(start) = start else { return std::ptr::null_mut() };
     large_pages(start).store((len / PAGE) as u32, Ordering::Release);
@@ -376,7 +376,11 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
             Home::Own => return on_own(|heap| heap.c_realloc(block, size)),
             _ => {}
         }
-        let new = allocate(size, 1, asker);
+        let new = match heap_for(size, asker) {
+            // What has grown once may grow on.
+            Heap::Managed if size >= LARGE_BYTES => allocate_large(size, 1, Room::ToGrow),
+            _ => allocate(size, 1, asker),
+        };
         if !new.is_null() {
             new.copy_from_nonoverlapping(block, usable_bytes(block).min(size));
             free(block);

@@ -10,7 +10,7 @@ use selfpage_heap::{Ground, RANGE_ALIGN};
 
 use crate::heap;
 use crate::managed::{self, OBJECTS_BYTES};
-use crate::space::Space;
+use crate::space::{Room, Space};
 use crate::{maps, promises};
 
 /// What is known of threads, one piece each.
@@ -72,7 +72,7 @@ extern "C" fn map(len: usize) -> *mut c_void {
     if heap::is_forking() {
         return std::ptr::null_mut();
     }
-    BESIDE.take(len, 1).unwrap_or(0) as *mut c_void
+    BESIDE.take(len, 1, Room::None).unwrap_or(0) as *mut c_void
 }
 
 unsafe extern "C" fn unmap(at: *mut c_void, len: usize) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::lock::Lock;
 use crate::managed;
-use crate::ranges::Ranges;
+use crate::ranges::{Ranges, Standing};
 use crate::sys;
 
 /// Pieces begin at multiples of this.
@@ -21,12 +21,65 @@ pub enum Under {
     Kernel,
 }
 
+/// Whether a piece is to find its way free when it grows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Room {
+    /// Others may come right behind it.
+    None,
+    /// They come there last: it may double.
+    ToGrow,
+}
+
+/// What is where in a space.
+struct Places {
+    /// Pieces.
+    taken: Ranges,
+    /// Pieces, and the room that some have right behind them.
+    kept: Ranges,
+}
+
+impl Places {
+    /// Takes `len` bytes within `limits`, and keeps as many again behind them. Nobody's room if there is any other place, and else
+    /// whatever is not taken.
+    fn take(&mut self, limits: &Range<usize>, len: usize, align: usize, room: Room) -> Option<Range<usize>> {
+        let whole = if room == Room::ToGrow { len.saturating_mul(2) } else { len };
+        let place = |start: usize, len: usize| start..start + len;
+        let kept = (self.kept.gap(limits.clone(), whole, align).map(|start| place(start, whole)))
+            .or_else(|| self.kept.gap(limits.clone(), len, align).map(|start| place(start, len)))
+            .or_else(|| self.taken.gap(limits.clone(), len, align).map(|start| place(start, len)))?;
+        let start = kept.start;
+        self.kept.add(kept);
+        self.taken.add(start..start + len);
+        Some(start..start + len)
+    }
+
+    /// Takes what follows a piece, which is its room or nobody's. `false`: there is another piece.
+    fn extend(&mut self, limits: &Range<usize>, more: &Range<usize>) -> bool {
+        let is_free = more.end <= limits.end && self.taken.gap(more.clone(), more.len(), 1).is_some();
+        if is_free {
+            self.kept.add(more.clone());
+            self.taken.add(more.clone());
+        }
+        is_free
+    }
+
+    /// Ends a piece, or the end of one, and its room.
+    fn give(&mut self, limits: &Range<usize>, range: Range<usize>) {
+        let behind = range.end..limits.end;
+        let (free_until, taken) = self.taken.stretch(&behind);
+        let (room_until, kept) = self.kept.stretch(&behind);
+        let end = if taken == Standing::Out && kept == Standing::In { free_until.min(room_until) } else { range.end };
+        self.kept.remove(range.start..end);
+        self.taken.remove(range);
+    }
+}
+
 /// A reserved stretch of addresses.
 pub struct Space {
     under: Under,
     len: usize,
     start: AtomicUsize,
-    taken: Lock<Ranges>,
+    places: Lock<Places>,
     used_bytes: AtomicUsize,
 }
 
@@ -37,7 +90,7 @@ impl Space {
             under: Under::Kernel,
             len,
             start: AtomicUsize::new(0),
-            taken: Lock::new(Ranges::new()),
+            places: Lock::new(Places { taken: Ranges::new(), kept: Ranges::new() }),
             used_bytes: AtomicUsize::new(0),
         }
     }
@@ -68,35 +121,31 @@ impl Space {
     }
 
     /// A piece of `len` bytes, whole pages, all zero, that begins at a multiple of `align`.
-    pub fn take(&self, len: usize, align: usize) -> Option<usize> {
-        let room = len.checked_next_multiple_of(GRAIN)?;
-        let mut taken = self.taken.take();
+    pub fn take(&self, len: usize, align: usize, room: Room) -> Option<usize> {
+        let whole = len.checked_next_multiple_of(GRAIN)?;
+        let mut places = self.places.take();
         if self.under == Under::Kernel && self.start.load(Ordering::Relaxed) == 0 {
             self.start.store(sys::reserve(self.len)?, Ordering::Relaxed);
         }
-        let start = taken.gap(self.range(), room, align.max(GRAIN))?;
-        taken.add(start..start + room);
-        self.open(&mut taken, start..start + len).then_some(start)
+        let start = places.take(&self.range(), whole, align.max(GRAIN), room)?.start;
+        self.open(&mut places, start..start + len).then_some(start)
     }
 
     /// Makes a piece larger where it stands. `false`: what follows it is in use.
     pub fn extend(&self, start: usize, len: usize, new_len: usize) -> bool {
         let end = start + len.next_multiple_of(GRAIN);
         let new_end = start + new_len.next_multiple_of(GRAIN);
-        let mut taken = self.taken.take();
-        if new_end > end {
-            if new_end > self.range().end || taken.gap(end..new_end, new_end - end, 1).is_none() {
-                return false;
-            }
-            taken.add(end..new_end);
+        let mut places = self.places.take();
+        if new_end > end && !places.extend(&self.range(), &(end..new_end)) {
+            return false;
         }
-        self.open(&mut taken, start + len..start + new_len)
+        self.open(&mut places, start + len..start + new_len)
     }
 
     /// The lock is held meanwhile: a fork finds no change half done.
-    fn open(&self, taken: &mut Ranges, range: Range<usize>) -> bool {
+    fn open(&self, places: &mut Places, range: Range<usize>) -> bool {
         let (access, len) = (libc::PROT_READ | libc::PROT_WRITE, range.len());
-        self.tell_reach(taken);
+        self.tell_reach(places);
         let opened = match (self.under, managed::get()) {
             // SAFETY: owned-range: the piece was just taken.
             (Under::Domain, Some(managed)) => unsafe { managed.open(range.clone(), access) },
@@ -104,7 +153,7 @@ impl Space {
             _ => unsafe { sys::protect(range.start, len, access) },
         };
         if opened < 0 {
-            taken.remove(range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
+            places.give(&self.range(), range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
             return false;
         }
         self.used_bytes.fetch_add(len, Ordering::Relaxed);
@@ -112,10 +161,10 @@ impl Space {
     }
 
     /// Nothing is fetched ahead beyond the last piece.
-    fn tell_reach(&self, taken: &Ranges) {
+    fn tell_reach(&self, places: &Places) {
         if let (Under::Domain, Some(managed)) = (self.under, managed::get()) {
             let start = self.range().start;
-            managed.large.set_reach(taken.end(start) - start);
+            managed.large.set_reach(places.taken.end(start) - start);
         }
     }
 
@@ -126,7 +175,7 @@ impl Space {
     /// *owned-range*: the range is a piece's, and nobody uses it any more.
     pub unsafe fn give(&self, range: Range<usize>) {
         let len = range.len();
-        let mut taken = self.taken.take();
+        let mut places = self.places.take();
         let mut sealed = false;
         match (self.under, managed::get()) {
             // SAFETY: owned-range: passed on from our caller. What cannot be closed is empty all the same.
@@ -145,14 +194,14 @@ impl Space {
         }
         self.used_bytes.fetch_sub(len, Ordering::Relaxed);
         if !sealed {
-            taken.remove(range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
+            places.give(&self.range(), range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
         }
-        self.tell_reach(&taken);
+        self.tell_reach(&places);
     }
 
     /// Keeps it from changing over a fork.
     pub fn hold(&self) {
-        self.taken.hold();
+        self.places.hold();
     }
 
     /// Ends that.
@@ -161,6 +210,6 @@ impl Space {
     /// *lock-word*: the caller, or the thread it is a copy of, called [`Space::hold`].
     pub unsafe fn let_go(&self) {
         // SAFETY: lock-word: passed on from our caller.
-        unsafe { self.taken.let_go() };
+        unsafe { self.places.let_go() };
     }
 }
