@@ -94,9 +94,18 @@ pub enum Verdict {
     Stays,
 }
 
+/// Where a pager keeps the contents of a page that it has: its own numbers, which another pager of its kind understands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Kept {
+    /// Where; 0: nowhere, the page is as one never touched.
+    pub place: u64,
+    /// What tells whether they come back as they were.
+    pub check: u64,
+}
+
 /// Backs a region, answers its faults.
 ///
-/// Pages are named by their number in the region. Core calls `changed`, `save` and `forget` for one page by one
+/// Pages are named by their number in the region. Core calls `changed`, `save`, `forget`, `hand_out` and `take_in` for one page by one
 /// thread at a time, and never while a `fill` of that page runs.
 pub trait Pager: Send + Sync {
     /// The lowest context in which `fill` may run.
@@ -160,6 +169,32 @@ pub trait Pager: Send + Sync {
     /// Normal or PagerThread.
     fn sync(&self) -> Result<(), PagerError> {
         Ok(())
+    }
+
+    /// What it keeps pages in: pagers of one domain with the same answer may hand pages to each other. `None`: it hands out none.
+    ///
+    /// # Context
+    /// Any.
+    fn keeps_in(&self) -> Option<usize> {
+        None
+    }
+
+    /// Parts with a page, for another pager to take in: from now on this one is as never touched.
+    ///
+    /// # Context
+    /// Normal or PagerThread.
+    fn hand_out(&self, index: u64) -> Kept {
+        let _ = index;
+        Kept::default()
+    }
+
+    /// Has a page from now on that another pager handed out. What it had of it before is garbage.
+    ///
+    /// # Context
+    /// Normal or PagerThread.
+    fn take_in(&self, index: u64, kept: Kept) {
+        let _ = kept;
+        self.forget(index, 1);
     }
 
     /// This process is a forked child from now on: what it saves must not reach what its parent has too.

@@ -57,6 +57,8 @@ counters! {
     lost_total,
     /// Pages copied to another frame because they were wanted while being saved.
     copied_back_total,
+    /// Pages whose frame went to another page with their contents.
+    moved_total,
     /// Suggestions of the policy that did not hold.
     bad_victims_total,
     /// Fills that failed.

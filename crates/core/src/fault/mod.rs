@@ -16,6 +16,7 @@ pub mod image;
 mod inherit;
 pub mod protect;
 pub mod range;
+pub mod relocate;
 mod requests;
 pub mod sample;
 pub mod save;

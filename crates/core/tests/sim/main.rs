@@ -26,13 +26,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use snapshots::Cuts;
-use world::{Handlers, Life, World};
+use world::{Habit, Life, World};
 
 /// Steps of the program in each run.
 const STEPS: u32 = 2000;
 
 /// Seeds that notice a line that is removed from core. `breaks/` tells which.
-const KEPT_SEEDS: &[u64] = &[0, 1, 2, 3, 4, 7, 10, 18, 41, 112, 188, 725, 914];
+const KEPT_SEEDS: &[u64] = &[0, 1, 2, 3, 4, 7, 10, 18, 24, 41, 44, 47, 90, 112, 188, 725, 914];
 
 /// What a run came to.
 struct Run {
@@ -40,12 +40,12 @@ struct Run {
     counts: selfpage_core::trace::Counts,
 }
 
-fn run(seed: u64, handlers: Handlers, cuts: Cuts) -> Result<Run, String> {
+fn run(seed: u64, habit: Habit, cuts: Cuts) -> Result<Run, String> {
     selfpage_core::sync::RACE.get_or_init(|| scheduler::look);
     dice::seed(seed);
     scheduler::reset();
     let mut life = Life::default();
-    let world = World::new(&mut life, STEPS, handlers, cuts);
+    let world = World::new(&mut life, STEPS, habit, cuts);
     let result = catch_unwind(AssertUnwindSafe(|| -> Result<Run, String> {
         threads::spawn(world);
         steps::spawn(world);
@@ -82,19 +82,24 @@ fn number(name: &str) -> Option<u64> {
 
 #[test]
 fn contents_are_always_right() {
-    run_all(Handlers::None, if cfg!(debug_assertions) { 300 } else { 10_000 });
+    run_all(Habit::None, if cfg!(debug_assertions) { 300 } else { 10_000 });
 }
 
 #[test]
 fn contents_that_a_handler_gives_are_right() {
-    run_all(Handlers::Give, if cfg!(debug_assertions) { 100 } else { 2000 });
+    run_all(Habit::Supply, if cfg!(debug_assertions) { 100 } else { 2000 });
+}
+
+#[test]
+fn contents_that_move_are_right() {
+    run_all(Habit::Relocate, if cfg!(debug_assertions) { 100 } else { 2000 });
 }
 
 /// Runs the kept seeds and as many more as `SELFPAGE_SIM_SEEDS` says, or else `seeds`; or the one that `SELFPAGE_SIM_SEED` names.
-fn run_all(handlers: Handlers, seeds: u64) {
+fn run_all(habit: Habit, seeds: u64) {
     if let Some(seed) = number("SELFPAGE_SIM_SEED") {
         scheduler::keep_last(number("SELFPAGE_SIM_LAST").unwrap_or(0) as usize);
-        let run = run(seed, handlers, Cuts::AtOneInstant).unwrap_or_else(|report| panic!("{report}"));
+        let run = run(seed, habit, Cuts::AtOneInstant).unwrap_or_else(|report| panic!("{report}"));
         println!("seed {seed}: {} yields, {:?}", run.yields, run.counts);
         return;
     }
@@ -110,7 +115,7 @@ fn run_all(handlers: Handlers, seeds: u64) {
                     return None;
                 }
                 let seed = KEPT_SEEDS.get(at as usize).copied().unwrap_or(at);
-                match run(seed, handlers, Cuts::AtOneInstant) {
+                match run(seed, habit, Cuts::AtOneInstant) {
                     Ok(run) => yields.fetch_add(run.yields, Ordering::Relaxed),
                     Err(report) => {
                         next.store(total, Ordering::Relaxed);
@@ -132,18 +137,27 @@ fn run_all(handlers: Handlers, seeds: u64) {
 
 #[test]
 fn a_clone_has_the_contents_of_its_instant() {
+    with_a_clone(Habit::None);
+}
+
+#[test]
+fn contents_that_move_out_of_and_into_a_clone_are_right() {
+    with_a_clone(Habit::Relocate);
+}
+
+fn with_a_clone(habit: Habit) {
     let only = number("SELFPAGE_SIM_SEED");
     scheduler::keep_last(number("SELFPAGE_SIM_LAST").unwrap_or(0) as usize);
     let seeds = number("SELFPAGE_SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) { 100 } else { 500 });
     for seed in only.map_or(0..seeds, |seed| seed..seed + 1) {
-        run(seed, Handlers::None, Cuts::WithAClone).unwrap_or_else(|report| panic!("{report}"));
+        run(seed, habit, Cuts::WithAClone).unwrap_or_else(|report| panic!("{report}"));
     }
 }
 
 #[test]
 fn a_cut_without_the_stop_is_caught() {
     let caught = (0..1000).any(|seed| {
-        run(seed, Handlers::None, Cuts::WithoutTheStop)
+        run(seed, Habit::None, Cuts::WithoutTheStop)
             .err()
             .is_some_and(|report| report.contains("in the image, and was"))
     });

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use selfpage_core::addr::PageBytes;
-use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+use selfpage_core::pager::{Context, FillPage, Kept as HandedOn, Pager, PagerError, SavePage, Verdict};
 
 use crate::dice;
 use crate::machine::{Halves, halves, set_half};
@@ -28,6 +28,11 @@ enum Kept {
     /// A save failed half way.
     Ruins,
 }
+
+/// What one pager tells the other of a page that it had in ruins.
+const RUINS: u64 = 1;
+/// And of one that it had with contents, added to their first half.
+const CONTENTS: u64 = 2;
 
 /// What is known of a page.
 #[derive(Clone)]
@@ -190,6 +195,37 @@ impl Pager for SimPager {
         }
         pages.iter().for_each(|page| self.leave(page.index));
         scheduler::step_aside("save");
+    }
+
+    /// All that have a store have the same one.
+    fn keeps_in(&self) -> Option<usize> {
+        Some(usize::from(self.backing == Backing::Store))
+    }
+
+    fn hand_out(&self, index: u64) -> HandedOn {
+        not_in_a_trap("hand_out");
+        self.enter(index, "hand_out");
+        scheduler::step_aside("hand_out");
+        let kept = self.with(index, |page| std::mem::replace(&mut page.kept, Kept::Nothing));
+        self.leave(index);
+        match kept {
+            Kept::Nothing => HandedOn::default(),
+            Kept::Ruins => HandedOn { place: RUINS, check: 0 },
+            Kept::Contents([first, second]) => HandedOn { place: first + CONTENTS, check: second },
+        }
+    }
+
+    fn take_in(&self, index: u64, kept: HandedOn) {
+        not_in_a_trap("take_in");
+        self.enter(index, "take_in");
+        scheduler::step_aside("take_in");
+        let kept = match kept.place {
+            0 => Kept::Nothing,
+            RUINS => Kept::Ruins,
+            first => Kept::Contents([first - CONTENTS, kept.check]),
+        };
+        self.with(index, |page| page.kept = kept);
+        self.leave(index);
     }
 
     fn forget(&self, index: u64, count: u64) {

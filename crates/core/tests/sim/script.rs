@@ -11,7 +11,7 @@ use selfpage_core::region::Region;
 
 use crate::scheduler::{self, Role, State as Does};
 use crate::snapshots::Cuts;
-use crate::world::{Handlers, Life, World};
+use crate::world::{Habit, Life, World};
 use crate::{checks, dice};
 
 /// A page of a region that takes part in snapshots.
@@ -66,7 +66,7 @@ fn the_next_snapshot_needs(state: State, prepare: fn(Stage), drop: fn(Stage), ev
     dice::seed(0);
     scheduler::reset();
     let mut life = Life::default();
-    let world = World::new(&mut life, 0, Handlers::None, Cuts::AtOneInstant);
+    let world = World::new(&mut life, 0, Habit::None, Cuts::AtOneInstant);
     let region = world.parts[0].region;
     let stage = Stage { world, region, page: region.range.first.plus(2) };
     world.weather.calm(|| {

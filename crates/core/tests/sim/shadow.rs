@@ -11,6 +11,8 @@ pub struct Page {
     now: Halves,
     /// It is being discarded, or given other contents: it turns to these some time, once.
     fading: Option<Halves>,
+    /// And may turn to zero before that, once.
+    through_zero: bool,
     /// It may be zero instead: whoever looks first sees which.
     doubtful: bool,
     pins: u32,
@@ -18,6 +20,13 @@ pub struct Page {
     losses: u32,
     /// A pin or unpin of it is on its way.
     pinning: bool,
+}
+
+impl Page {
+    /// What it may hold in the place of what it holds.
+    fn others(&self) -> [Option<Halves>; 2] {
+        [self.fading, (self.doubtful || self.through_zero).then_some([0; 2])]
+    }
 }
 
 /// The truth, page by page.
@@ -49,6 +58,9 @@ impl Shadow {
             if page.fading == Some(seen) || page.doubtful && seen == [0; 2] {
                 page.now = seen;
             }
+            if page.through_zero && seen == [0; 2] {
+                (page.now, page.through_zero) = (seen, false);
+            }
             page.doubtful = false;
             page.now == seen
         })
@@ -57,7 +69,7 @@ impl Shadow {
     /// Somebody could see the page so, and has not.
     #[must_use]
     pub fn may_be(&self, at: usize, seen: Halves) -> bool {
-        self.with(at, |page| page.now == seen || page.fading == Some(seen) || page.doubtful && seen == [0; 2])
+        self.with(at, |page| page.now == seen || page.others().contains(&Some(seen)))
     }
 
     pub fn now(&self, at: usize) -> Halves {
@@ -74,10 +86,9 @@ impl Shadow {
     }
 
     /// Begins an image: what every page holds now, what it may hold as well, and how often it was dropped.
-    pub fn image(&self) -> Vec<(Halves, Option<Halves>, u32)> {
+    pub fn image(&self) -> Vec<(Halves, [Option<Halves>; 2], u32)> {
         let pages = self.0.try_lock().expect("one thread at a time");
-        let other = |page: &Page| page.fading.or(page.doubtful.then_some([0; 2]));
-        pages.iter().map(|page| (page.now, other(page), page.losses)).collect()
+        pages.iter().map(|page| (page.now, page.others(), page.losses)).collect()
     }
 
     /// How often the page was dropped behind core's back.
@@ -87,16 +98,29 @@ impl Shadow {
 
     /// The page is so from now on.
     pub fn turn(&self, at: usize, into: Halves) {
-        self.with(at, |page| (page.now, page.fading, page.doubtful) = (into, None, false));
+        self.with(at, |page| *page = Page { now: into, fading: None, through_zero: false, doubtful: false, ..*page });
     }
 
     pub fn fade(&self, at: usize, into: Halves) {
         self.with(at, |page| page.fading = Some(into));
     }
 
+    /// It is given other contents, and may be dropped before.
+    pub fn fade_through_zero(&self, at: usize, into: Halves) {
+        self.with(at, |page| (page.fading, page.through_zero) = (Some(into), true));
+    }
+
+    /// It has turned to what it was to turn to.
+    pub fn finish(&self, at: usize) {
+        self.turn(at, self.with(at, |page| page.fading.unwrap_or(page.now)));
+    }
+
     /// What it was to turn to it has not, and will not.
     pub fn stay(&self, at: usize) {
-        self.with(at, |page| page.fading = None);
+        self.with(at, |page| {
+            page.fading = None;
+            page.doubtful |= std::mem::take(&mut page.through_zero);
+        });
     }
 
     /// Whether somebody is discarding it.
@@ -117,6 +141,11 @@ impl Shadow {
     pub fn doubt(&self, at: usize) {
         self.with(at, |page| page.doubtful = true);
         self.lose(at);
+    }
+
+    /// Whether nobody knows what it holds.
+    pub fn doubtful(&self, at: usize) -> bool {
+        self.with(at, |page| page.doubtful)
     }
 
     pub fn pins(&self, at: usize) -> u32 {

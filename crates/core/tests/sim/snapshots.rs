@@ -100,7 +100,7 @@ fn take(world: &World, regions: &[&Region], base: Option<Vec<Halves>>, noticed: 
                 // It is not missed before somebody touches it.
                 false => world.shadow.losses(at) != noticed[at],
             };
-            let right = image[at] == now || may_be == Some(image[at]) || dropped;
+            let right = image[at] == now || may_be.contains(&Some(image[at])) || dropped;
             assert!(right, "{page:?} is {:?} in the image, and was {now:?}", image[at]);
             if image[at] == now {
                 noticed[at] = losses;

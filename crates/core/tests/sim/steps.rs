@@ -3,6 +3,7 @@
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::range::{self, Undone};
+use selfpage_core::fault::relocate::{self, Unmoved};
 use selfpage_core::fault::{self, Failure, Fault, Outcome, flush, sample};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pager::Context;
@@ -14,7 +15,7 @@ use crate::dice;
 use crate::machine::set_half;
 use crate::scheduler::{self, Role};
 use crate::snapshots;
-use crate::world::{Handlers, Stage, World};
+use crate::world::{Habit, Stage, World};
 
 /// Threads of the program.
 pub const PROGRAMS: usize = 3;
@@ -160,6 +161,7 @@ impl Program {
             0..350 => drop(access(world, world.any_page(), Touch::Read)),
             350..580 => drop(access(world, self.own_page(), Touch::Write { half: dice::below(2) as usize })),
             580..620 => self.protect(),
+            620..650 | 800..830 if world.habit == Habit::Relocate => self.relocate(),
             620..680 => {
                 for page in self.any_range(12).pages() {
                     let _ = access(world, page, Touch::Read);
@@ -167,7 +169,7 @@ impl Program {
             }
             680..740 => self.pin(),
             740..800 => self.unpin(),
-            800..830 if world.handlers == Handlers::Give => self.supply(),
+            800..830 if world.habit == Habit::Supply => self.supply(),
             800..850 => self.discard(),
             850..865 => self.sample(),
             865..890 => {
@@ -251,10 +253,20 @@ impl Program {
     }
 
     fn discard(&mut self) {
-        let world = self.world;
+        let range = self.own_range();
+        self.drop_contents(range);
+    }
+
+    /// Some pages of one owner.
+    fn own_range(&self) -> PageRange {
         let first = self.own_page();
-        let end = world.part(first).region.range.end().0.min((first.0 / BLOCK + 1) * BLOCK);
-        let range = PageRange { first, count: 1 + dice::below(end - first.0) };
+        let end = self.world.part(first).region.range.end().0.min((first.0 / BLOCK + 1) * BLOCK);
+        PageRange { first, count: 1 + dice::below(end - first.0) }
+    }
+
+    /// Discards pages of one owner. Whether all of them.
+    fn drop_contents(&mut self, range: PageRange) -> bool {
+        let world = self.world;
         range.pages().for_each(|page| world.shadow.fade(world.at(page), [0; 2]));
         let discard = |context| range::discard(&world.domain, context, range);
         let done = world.waiting_for(range, || {
@@ -274,12 +286,91 @@ impl Program {
             }
         });
         let dropped = done.map_or_else(|(page, _)| PageRange { count: page.0 - range.first.0, ..range }, |()| range);
-        self.pinned.retain(|page| !dropped.contains(*page));
         range.pages().filter(|page| !dropped.contains(*page)).for_each(|page| world.shadow.stay(world.at(page)));
-        for page in dropped.pages() {
-            world.shadow.set_pins(world.at(page), 0);
-            world.shadow.turn(world.at(page), [0; 2]);
+        self.are_zero(dropped);
+        dropped.count == range.count
+    }
+
+    /// Pages of one owner are as if nobody had touched them.
+    fn are_zero(&mut self, range: PageRange) {
+        self.pinned.retain(|page| !range.contains(*page));
+        for page in range.pages() {
+            self.world.shadow.set_pins(self.world.at(page), 0);
+            self.world.shadow.turn(self.world.at(page), [0; 2]);
         }
+    }
+
+    /// Moves what some pages of one owner hold to others.
+    fn relocate(&mut self) {
+        let (world, from, to) = (self.world, self.own_range(), self.own_range());
+        let count = from.count.min(to.count);
+        let (from, to) = (PageRange { count, ..from }, PageRange { count, ..to });
+        let kind = |page| world.part(page).pager.backing();
+        let meet = from.pages().any(|page| to.contains(page));
+        if world.clone_part().is_some() && !world.cloned.get() {
+            // What the clone has is what the pages hold at one instant, and nobody knows what these hold meanwhile.
+            return;
+        }
+        let doubtful = from.pages().any(|page| world.shadow.doubtful(world.at(page)));
+        if meet || doubtful || kind(from.first) != kind(to.first) {
+            return;
+        }
+        let pinned = self.pinned.iter().any(|page| to.contains(*page));
+        if (pinned || dice::once_in(2)) && !self.drop_contents(to) {
+            return;
+        }
+        let shift = to.first.0.wrapping_sub(from.first.0);
+        let new = |page: PageNo| world.at(PageNo(page.0.wrapping_add(shift)));
+        for page in from.pages() {
+            world.shadow.fade_through_zero(new(page), world.shadow.now(world.at(page)));
+            world.shadow.fade(world.at(page), [0; 2]);
+        }
+        let end = world.waiting_for(from, || self.relocate_until_refused(from, to.first));
+        for page in from.pages() {
+            if page < end {
+                world.shadow.finish(new(page));
+            } else {
+                world.shadow.stay(new(page));
+                world.shadow.stay(world.at(page));
+            }
+        }
+        self.are_zero(PageRange { count: end.0 - from.first.0, ..from });
+    }
+
+    /// The first page that has not moved.
+    fn relocate_until_refused(&self, from: PageRange, to: PageNo) -> PageNo {
+        let (world, mut at, mut context) = (self.world, from.first, Context::Trap);
+        while at < from.end() {
+            let rest = PageRange { first: at, count: from.end().0 - at.0 };
+            let now = std::mem::replace(&mut context, Context::Trap);
+            let there = to.plus(at.0 - from.first.0);
+            let Err((page, why)) = with_signals(|| relocate::relocate(&world.domain, now, rest, there)) else {
+                break;
+            };
+            at = page;
+            match why {
+                Unmoved::AwaitCut(seen) => world.domain.cut.moved.wait(world.mmu, seen, 0),
+                // What a pager thread must do it does.
+                Unmoved::Failed(Failure::Machine(Refusal::NoDescriptor)) if now == Context::Trap => {
+                    context = Context::Normal;
+                }
+                Unmoved::Failed(Failure::Machine(Refusal::Pinned)) => {
+                    assert!(world.weather.climate().pins, "{page:?}: nobody holds it");
+                    return page;
+                }
+                // It may have been a page that the clone has from the new place.
+                Unmoved::Failed(Failure::Pager(error)) if world.clone_part().is_some() => {
+                    assert!(world.weather.climate().bad_fills, "{page:?}: {error:?} for no reason");
+                    return page;
+                }
+                Unmoved::Failed(failure) => {
+                    world.judge(page, failure);
+                    return page;
+                }
+                Unmoved::Apart => panic!("{page:?}: all have one store"),
+            }
+        }
+        from.end()
     }
 
     /// Gives an absent page its contents, as a handler does that is asked before the pager.

@@ -50,12 +50,14 @@ pub enum Stage {
     Saver,
 }
 
-/// Whether the program has handlers that are asked of absent pages before the pager.
+/// What the program does that others do not.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Handlers {
+pub enum Habit {
     None,
-    /// They give contents.
-    Give,
+    /// Handlers that are asked of absent pages before the pager give contents.
+    Supply,
+    /// Contents are moved to other pages.
+    Relocate,
 }
 
 pub struct World {
@@ -67,7 +69,7 @@ pub struct World {
     pub parts: Vec<Part>,
     pub shadow: Shadow,
     pub policy: Mutex<SimPolicy>,
-    pub handlers: Handlers,
+    pub habit: Habit,
     pub steps_left: Cell<u32>,
     pub cuts: Cuts,
     /// Whether the clone has been made; before that nobody knows of its pages.
@@ -134,7 +136,7 @@ impl Life {
 
 impl World {
     /// A world by chance.
-    pub fn new(life: &mut Life, steps: u32, handlers: Handlers, cuts: Cuts) -> &'static World {
+    pub fn new(life: &mut Life, steps: u32, habit: Habit, cuts: Cuts) -> &'static World {
         let weather = life.keep(Weather::default());
         weather.begin();
         // From 64 frames on faults fetch ahead.
@@ -204,7 +206,7 @@ impl World {
             parts,
             shadow: Shadow::new(total as usize),
             policy: Mutex::new(SimPolicy::new(frames, weather)),
-            handlers,
+            habit,
             steps_left: Cell::new(steps),
             cuts,
             cloned: Cell::new(false),

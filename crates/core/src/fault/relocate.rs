@@ -1,0 +1,338 @@
+//! Contents that move from pages to other pages: the frame goes, or the place where the pager keeps them. No byte is copied, and nothing is
+//! read from a store.
+//!
+//! Whoever moves a page owns both pages, the old one and the new one, from before its contents leave the one until they are in the
+//! other. What is unmapped and cannot be mapped at the new page is aside there: whoever uses the page has it mapped, or is told why not.
+//!
+//! # Source
+//! Nemesis §6.3: an application maps its frames where it wants them. Douglas's user-mode page allocator: a block that outgrows its place
+//! moves by its page tables.
+
+use super::range::{Undone, discard, settle_step};
+use super::{Failure, Outcome, Step, copy_first, fill, inherit, lost};
+use crate::addr::{Frame, PageNo, PageRange};
+use crate::domain::DomainState;
+use crate::frame::Use;
+use crate::mmu::{Partial, Refusal};
+use crate::page::{State, Word};
+use crate::pager::{Context, Pager};
+use crate::region::Region;
+use crate::trace::Counters;
+use crate::tracer::Kind;
+
+/// Pages worked on between two visits of the gate.
+const STRETCH: usize = 256;
+
+/// Why the contents of a page have not moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmoved {
+    /// The pagers of the two regions do not keep pages in the same place.
+    Apart,
+    /// The machine would not unmap the page, or a clone needs one of the two and cannot have it.
+    Failed(Failure),
+    /// The image of a snapshot needs one of the two pages first: as for [`Undone::AwaitCut`].
+    AwaitCut(u32),
+}
+
+impl From<Undone> for Unmoved {
+    fn from(undone: Undone) -> Unmoved {
+        match undone {
+            Undone::Failed(failure) => Unmoved::Failed(failure),
+            Undone::AwaitCut(seen) => Unmoved::AwaitCut(seen),
+        }
+    }
+}
+
+/// Moves the contents of `from` to as many pages from `to` on. The ranges do not meet, and each lies in one region. What was at the new
+/// pages is dropped; the old ones are then as pages that were never touched. Pins on either go, as in a [`discard`].
+///
+/// # Context
+/// Normal; `context` as for [`super::range::pin`].
+///
+/// # Errors
+/// The first page that is as it was, and why; those before it have moved, those after it have not. Where a pager thread must do it, that is
+/// [`Refusal::NoDescriptor`].
+pub fn relocate(domain: &DomainState, context: Context, from: PageRange, to: PageNo) -> Result<(), (PageNo, Unmoved)> {
+    let mut at = from.first;
+    while at < from.end() {
+        let there = to.plus(at.0 - from.first.0);
+        make_way(domain, context, there).map_err(|why| (at, why))?;
+        let rest = PageRange { first: at, count: from.end().0 - at.0 };
+        let (mut next, mut cut) = (at, None);
+        let outcome = settle_step(domain, at, |region| {
+            let step;
+            (next, step) = relocate_stretch(domain, context, region, rest, there);
+            match step {
+                Step::AwaitCut(seen) if context == Context::Normal => {
+                    cut = Some(seen);
+                    Step::Done(Outcome::Retry)
+                }
+                step => step,
+            }
+        });
+        match (cut, outcome) {
+            (Some(seen), _) => return Err((next, Unmoved::AwaitCut(seen))),
+            (None, Outcome::Failed(failure)) => return Err((next, Unmoved::Failed(failure))),
+            (None, Outcome::NotOurs | Outcome::Violation) => return Err((next, Unmoved::Apart)),
+            (None, _) => at = next,
+        }
+    }
+    Ok(())
+}
+
+/// Has nothing of `page` in core.
+fn make_way(domain: &DomainState, context: Context, page: PageNo) -> Result<(), Unmoved> {
+    loop {
+        let outcome = settle_step(domain, page, |region| {
+            let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
+            let seen = word.load();
+            match seen.state() {
+                State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+                _ if seen.in_save() => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+                State::Absent => Step::Done(Outcome::Resolved),
+                _ => Step::Done(Outcome::Retry),
+            }
+        });
+        match outcome {
+            Outcome::Retry => discard(domain, context, PageRange { first: page, count: 1 }).map_err(|(_, why)| why)?,
+            Outcome::NotOurs => return Err(Unmoved::Apart),
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Where contents come from, and where they go.
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    domain: &'a DomainState,
+    from: &'a Region,
+    to: &'a Region,
+    old: &'a dyn Pager,
+    new: &'a dyn Pager,
+    /// How much higher the number of a new page is than that of the old one, around the end of all numbers.
+    shift: u64,
+}
+
+/// Moves pages from the front of `range` on, until there are many of them or one must be waited for. How far it came.
+fn relocate_stretch(
+    domain: &DomainState,
+    context: Context,
+    from: &Region,
+    range: PageRange,
+    there: PageNo,
+) -> (PageNo, Step) {
+    let Some(to) = domain.regions.find(there) else { return (range.first, Step::Done(Outcome::NotOurs)) };
+    let (Some(old), Some(new)) = (from.pager(), to.pager()) else {
+        return (range.first, Step::Done(Outcome::NotOurs));
+    };
+    if old.keeps_in().is_none() || old.keeps_in() != new.keeps_in() {
+        return (range.first, Step::Done(Outcome::Violation));
+    }
+    let way = Way { domain, from, to, old, new, shift: there.0.wrapping_sub(range.first.0) };
+    let mut resident = [(PageNo(0), Frame(0)); STRETCH];
+    let mut len = 0;
+    let mut next = range.first;
+    let mut step = Step::Done(Outcome::Resolved);
+    while next < range.end()
+        && let Some(entry) = resident.get_mut(len)
+    {
+        match way.claim(context, next) {
+            Ok(None) => continue,
+            Ok(Some(seen)) if seen.state() == State::Resident => {
+                *entry = (next, seen.frame());
+                len += 1;
+            }
+            Ok(Some(seen)) => {
+                // In order: where one stays, so do all after it.
+                if let Err((page, why)) = way.move_frames(resident.get(..len).unwrap_or(&[])) {
+                    way.put_back(next, seen);
+                    return (page, Step::Done(Outcome::Failed(Failure::Machine(why))));
+                }
+                len = 0;
+                way.take_along(next, seen);
+            }
+            Err(wait) => {
+                if next == range.first {
+                    step = wait;
+                }
+                break;
+            }
+        }
+        next = next.plus(1);
+    }
+    match way.move_frames(resident.get(..len).unwrap_or(&[])) {
+        Ok(()) => (next, step),
+        Err((page, why)) => (page, Step::Done(Outcome::Failed(Failure::Machine(why)))),
+    }
+}
+
+impl Way<'_> {
+    fn there(&self, page: PageNo) -> PageNo {
+        PageNo(page.0.wrapping_add(self.shift))
+    }
+
+    /// Claims a page and its new place, in which nothing is in core. What the page was; `None`: look again. `Err`: what must be done or
+    /// waited for first, with neither claimed; [`Outcome::Retry`]: the new place is to be emptied.
+    fn claim(&self, context: Context, page: PageNo) -> Result<Option<Word>, Step> {
+        let (domain, there) = (self.domain, self.there(page));
+        let (Some(word), Some(word_there)) = (self.from.word(page), self.to.word(there)) else {
+            return Err(Step::Done(Outcome::NotOurs));
+        };
+        let (seen, seen_there) = (word.load(), word_there.load());
+        if seen.state() == State::Busy || seen.in_save() {
+            return Err(word.await_change(seen).map_or(Step::Again, Step::AwaitPage));
+        }
+        if seen_there.state() != State::Absent || seen_there.in_save() {
+            return Err(Step::Done(Outcome::Retry));
+        }
+        if matches!(seen.state(), State::Absent | State::Poisoned)
+            && self.from.sets.inherited.contains(self.from.index(page))
+        {
+            // Its contents are another's still.
+            return match inherit::inherit(domain, context, self.from, page) {
+                Step::Done(Outcome::Resolved) => Err(Step::Again),
+                step => Err(step),
+            };
+        }
+        let _leaving = copy_first::begin_drop(domain, context, self.from, page, seen)?;
+        let _coming = copy_first::begin_drop(domain, context, self.to, there, seen_there)?;
+        if !word.claim(seen) {
+            return Ok(None);
+        }
+        if !word_there.claim(seen_there) {
+            domain.put_back(self.from, page, seen);
+            return Ok(None);
+        }
+        self.from.disarm(page);
+        self.to.disarm(there);
+        // What a clone would have had from its source goes.
+        self.to.sets.inherited.remove(self.to.index(there));
+        Ok(Some(seen))
+    }
+
+    /// A claimed page stays as it was.
+    fn put_back(&self, page: PageNo, seen: Word) {
+        self.domain.put_back(self.from, page, seen);
+        self.domain.settle(self.to, self.there(page), Word::ABSENT);
+    }
+
+    /// The pager has the new page where it had the old one.
+    fn hand_on(&self, page: PageNo) {
+        let kept = self.old.hand_out(self.from.index(page));
+        self.new.take_in(self.to.index(self.there(page)), kept);
+    }
+
+    /// Moves a claimed page that is not mapped, and its frame, if it has one.
+    fn take_along(&self, page: PageNo, seen: Word) {
+        let (domain, there, frame) = (self.domain, self.there(page), seen.frame());
+        match seen.state() {
+            State::Standby => {
+                domain.stack.leaves_standby();
+                self.leave(page, frame);
+                domain.settle_standby(self.to, there, Word::new(State::Standby, frame));
+            }
+            State::Aside => {
+                domain.leaves_aside(seen);
+                if domain.mmu.holds(frame) {
+                    self.leave(page, frame);
+                    self.arrive(&[(there, frame)]);
+                } else {
+                    self.lose(page, frame);
+                }
+            }
+            state => {
+                if state == State::Poisoned {
+                    // Whoever asks for it by its new name tries anew.
+                    domain.mmu.drop_pages(page, 1);
+                }
+                self.hand_on(page);
+                domain.settle(self.from, page, Word::ABSENT);
+                domain.settle(self.to, there, Word::ABSENT);
+            }
+        }
+    }
+
+    /// Unmaps claimed resident pages, ascending, and maps them at their new places, in as few calls as their neighbourhood allows.
+    ///
+    /// # Errors
+    /// The first that the machine would not unmap: it and those after it are as they were.
+    fn move_frames(&self, pages: &[(PageNo, Frame)]) -> Result<(), (PageNo, Refusal)> {
+        let domain = self.domain;
+        let mut rest = pages;
+        while let Some(&(first, frame)) = rest.first() {
+            let run = fill::neighbours(rest);
+            let (done, refusal) = Partial::split(domain.mmu.unmap(first, frame, run as u32), run);
+            let (moved, left) = rest.split_at_checked(done).unwrap_or((rest, &[]));
+            rest = left;
+            let mut arriving = [(PageNo(0), Frame(0)); STRETCH];
+            for (&(page, frame), place) in moved.iter().zip(arriving.iter_mut()) {
+                self.leave(page, frame);
+                *place = (self.there(page), frame);
+            }
+            self.arrive(arriving.get(..moved.len()).unwrap_or(&[]));
+            match (refusal, rest.first()) {
+                // Dropped behind our back, or no longer the region's: it is zero.
+                (Some(Refusal::Hole | Refusal::Foreign), Some(&(page, frame))) => {
+                    self.lose(page, frame);
+                    rest = rest.get(1..).unwrap_or(&[]);
+                }
+                (Some(why), Some(&(stays, _))) => {
+                    rest.iter().for_each(|entry| self.put_back(entry.0, Word::new(State::Resident, entry.1)));
+                    return Err((stays, why));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The frame of a page is in its slot, and the new page's from now on: nobody claims it before that is settled.
+    fn leave(&self, page: PageNo, frame: Frame) {
+        self.hand_on(page);
+        self.domain.frames.set_owner(frame, Some(self.there(page)));
+        self.domain.settle(self.from, page, Word::ABSENT);
+        self.domain.trace(page, Kind::Discard);
+        Counters::add(&self.domain.counters.moved_total, 1);
+    }
+
+    /// What was at a page is gone, and nothing comes to the new one.
+    fn lose(&self, page: PageNo, frame: Frame) {
+        lost(self.domain, self.from, self.old, page, frame);
+        self.new.forget(self.to.index(self.there(page)), 1);
+        self.domain.settle(self.to, self.there(page), Word::ABSENT);
+    }
+
+    /// Maps frames at claimed new pages, ascending, as far as they may be mapped, and settles them.
+    fn arrive(&self, pages: &[(PageNo, Frame)]) {
+        let domain = self.domain;
+        let unmapped = |page| self.to.word(page).is_some_and(|word| word.load().wishes().unmapped());
+        let mut rest = pages;
+        while let Some(&(first, frame)) = rest.first() {
+            if unmapped(first) {
+                domain.settle(self.to, first, Word::new(State::Aside, frame));
+                domain.admit(self.to, frame, Use::First);
+                rest = rest.get(1..).unwrap_or(&[]);
+                continue;
+            }
+            let run = rest.iter().take(fill::neighbours(rest)).take_while(|entry| !unmapped(entry.0)).count();
+            let (done, refusal) = Partial::split(domain.map(self.to, first, frame, run as u32), run);
+            let (mapped, left) = rest.split_at_checked(done).unwrap_or((rest, &[]));
+            for &(page, frame) in mapped {
+                domain.settle(self.to, page, Word::new(State::Resident, frame));
+                domain.admit(self.to, frame, Use::First);
+                domain.trace(page, Kind::Ahead);
+            }
+            rest = left;
+            let (Some(why), Some(&(page, frame))) = (refusal, rest.first()) else { continue };
+            rest = rest.get(1..).unwrap_or(&[]);
+            if why == Refusal::Hole {
+                lost(domain, self.to, self.new, page, frame);
+            } else {
+                // Whoever uses the page meets what is the matter.
+                domain.stack.joins_sampled();
+                domain.settle(self.to, page, Word::new(State::Aside, frame));
+                domain.admit(self.to, frame, Use::First);
+            }
+        }
+    }
+}
