@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod bound;
+mod moving;
 mod part;
 
 use std::fmt;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
-use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+use selfpage_core::pager::{Context, FillPage, Kept, Pager, PagerError, SavePage, Verdict};
 use selfpage_core::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::{PageHash, is_zero};
@@ -132,6 +132,27 @@ impl Pager for Stored {
             let (now, later) = rest.split_at_mut(count.min(rest.len()));
             self.save_at(first, now);
             rest = later;
+        }
+    }
+
+    fn keeps_in(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.store).addr())
+    }
+
+    fn hand_out(&self, index: u64) -> Kept {
+        let entry = self.bloks.get(index as usize).zip(self.hashes.get(index as usize));
+        // A page that was never saved has no entry: reading it takes no memory, writing it would.
+        match entry.filter(|(blok, _)| blok.load(Ordering::Acquire) != 0) {
+            Some((blok, hash)) => {
+                Kept { place: blok.swap(0, Ordering::AcqRel).into(), check: hash.load(Ordering::Relaxed) }
+            }
+            None => Kept::default(),
+        }
+    }
+
+    fn take_in(&self, index: u64, kept: Kept) {
+        if kept.place != 0 || self.blok(index) != 0 {
+            self.keep(index, kept.place as u32, kept.check);
         }
     }
 

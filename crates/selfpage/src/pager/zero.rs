@@ -36,5 +36,10 @@ impl Pager for Zero {
         if is_zero(bytes) { Verdict::Clean } else { Verdict::Stays }
     }
 
+    /// All that there is of a page is in its frame.
+    fn keeps_in(&self) -> Option<usize> {
+        Some(0)
+    }
+
     fn forget(&self, _index: u64, _count: u64) {}
 }
