@@ -382,10 +382,25 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
             _ => allocate(size, 1, asker),
         };
         if !new.is_null() {
-            new.copy_from_nonoverlapping(block, usable_bytes(block).min(size));
+            if !move_large(block as usize, new as usize) {
+                new.copy_from_nonoverlapping(block, usable_bytes(block).min(size));
+            }
             free(block);
         }
         new
+    }
+}
+
+/// Moves the frames of a large block to a new one, which is no smaller. `false`: one of the two is no large block.
+///
+/// # Safety
+/// *heap-block*: both came from here and are live, and nobody else uses either.
+unsafe fn move_large(block: usize, new: usize) -> bool {
+    let large = managed::large_range();
+    match managed::get().filter(|_| large.contains(&block) && large.contains(&new)) {
+        // SAFETY: owned-range, heap-block: passed on from our caller; the program may use all of both.
+        Some(managed) => unsafe { managed.move_contents(block..block + large_bytes("realloc", block), new) },
+        None => false,
     }
 }
 

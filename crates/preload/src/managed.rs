@@ -137,6 +137,19 @@ impl Managed {
         promises::end(&range, || unsafe { self.drop_contents(range.clone()) });
     }
 
+    /// Moves what is in a range to another of the same length. `false`: one of them is in no region.
+    ///
+    /// # Safety
+    /// *owned-range*: both are the program's, do not meet, and are open: the one to reading, the other to writing. Nobody uses them
+    /// meanwhile, and the old one is done with afterwards.
+    pub unsafe fn move_contents(&self, old: Range<usize>, new: usize) -> bool {
+        let (Some((from, offset)), Some((to, to_offset))) = (self.region_of(old.start), self.region_of(new)) else {
+            return false;
+        };
+        // SAFETY: owned-range: passed on from our caller.
+        unsafe { from.move_contents(offset, old.len(), to, to_offset) }.is_ok()
+    }
+
     /// Drops the contents of a range of a region.
     ///
     /// # Safety

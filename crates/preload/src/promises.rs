@@ -179,5 +179,10 @@ impl Pager for Staying {
         Zero.fill(context, pages)
     }
 
+    /// All that there is of a page is in its frame.
+    fn keeps_in(&self) -> Option<usize> {
+        Some(0)
+    }
+
     fn forget(&self, _index: u64, _count: u64) {}
 }

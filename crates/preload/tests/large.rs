@@ -2,16 +2,23 @@
 
 mod run;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use run::Ran;
 
+/// What moves, in all: three times the frames.
+const PAGES: u64 = 24 << 20 >> 12;
+
 fn case(name: &str) -> Option<Ran> {
+    case_with(&["--frames", "8M"], name)
+}
+
+fn case_with(options: &[&str], name: &str) -> Option<Ran> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let flags = ["-fno-builtin"];
+    let flags = ["-fno-builtin", "-pthread"];
     let program = PROGRAM.get_or_init(|| run::possible().then(|| run::compile("large", &flags)));
-    Some(run::run("8M", program.as_ref()?, &[name]).ok())
+    Some(run::run_with(Path::new("/"), options, program.as_ref()?, &[name]).ok())
 }
 
 fn number(ran: &Ran) -> u64 {
@@ -32,4 +39,43 @@ fn room_to_grow_is_used_where_there_is_no_other() {
     let Some(ran) = case("all_of_it") else { return };
     let mib = number(&ran);
     assert!(mib > 31 << 10, "{mib} MiB of 32 GiB");
+}
+
+fn count(ran: &Ran, key: &str) -> u64 {
+    ran.stats[key].as_u64().unwrap()
+}
+
+/// What a case with moves brings in and saves more than the one without: copying would take all of it each time.
+fn seen_of(moved: &str, still: &str) -> Option<(u64, u64)> {
+    let (moved, still) = (case(moved)?, case(still)?);
+    assert!(number(&moved) >= 8 && number(&still) == 0, "{} moves", number(&moved));
+    let more = |key: &str| count(&moved, key).saturating_sub(count(&still, key));
+    // Each page was written and looked at.
+    assert!(count(&still, "fills_total") > PAGES, "{}", still.stats);
+    Some((more("fills_total"), more("saves_total")))
+}
+
+#[test]
+fn blocks_move_without_being_read() {
+    let Some((fills, saves)) = seen_of("moved", "still") else { return };
+    assert!(fills < PAGES / 4 && saves < PAGES / 4, "{fills} fills and {saves} saves more");
+}
+
+#[test]
+fn mappings_move_without_being_read() {
+    let Some((fills, saves)) = seen_of("remapped", "mapped") else { return };
+    assert!(fills < PAGES / 4 && saves < PAGES / 4, "{fills} fills and {saves} saves more");
+}
+
+/// Each page has one frame, whatever becomes of its block.
+#[test]
+fn blocks_move_without_a_store() {
+    let Some(ran) = case_with(&["--frames", "128M", "--store", "none"], "once") else { return };
+    let fills = count(&ran, "fills_total");
+    assert!(number(&ran) == 2 && fills < PAGES + PAGES / 4, "{fills} fills");
+}
+
+#[test]
+fn blocks_move_while_others_are_used_and_in_a_child() {
+    case("beside");
 }

@@ -186,36 +186,63 @@ impl Maps {
             // SAFETY: owned-range: the program's own, which is about to go.
             kernel(unsafe { managed.protect(old.clone(), libc::PROT_READ) })?;
         }
-        let moved = self.copy(managed, wish, prot).and_then(|()| self.give_up(managed, wish, prot));
-        if moved.is_err() && !readable {
+        if let Err(why) = self.guard(managed, wish) {
             // SAFETY: owned-range: as it was before.
             unsafe { managed.protect(old, prot) };
+            return Err(why);
+        }
+        self.each_unguarded(wish, |old, new| move_bytes(managed, old, new));
+        let moved = self.agree(managed, wish, prot).and_then(|()| self.give_up(managed, wish, prot));
+        if moved.is_err() {
+            self.bring_back(managed, wish, prot);
         }
         moved.map(|()| wish.new.start)
     }
 
-    /// Copies what is in `old`, which can be read, and has `new` be as `old` is.
-    fn copy(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
+    /// Has guards in `new` where `old` has them: what they guard cannot be read.
+    fn guard(&mut self, managed: &Managed, wish: &Move) -> Result<(), Errno> {
+        let mut left = wish.moved();
+        while let Some(guard) = self.guarded.first_within(&left) {
+            left.start = guard.end;
+            let there = wish.new.start + (guard.start - wish.old.start);
+            self.advise(managed, there..there + guard.len(), MADV_GUARD_INSTALL)?;
+        }
+        Ok(())
+    }
+
+    /// Has `new`, with the contents, be as `old` is.
+    fn agree(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
+        if prot != READ_WRITE {
+            self.protect(managed, wish.new.clone(), prot, super::Key::Unchanged)?;
+        }
+        self.move_wishes(managed, wish)
+    }
+
+    /// Puts the contents back where they were, for a move that cannot be completed.
+    fn bring_back(&mut self, managed: &Managed, wish: &Move, prot: i32) {
         let Move { old, new, .. } = wish;
+        // SAFETY: owned-range: both are the program's; the one is about to be as it was, the other to go.
+        unsafe {
+            managed.protect(old.clone(), READ_WRITE);
+            managed.protect(new.clone(), READ_WRITE);
+        }
+        self.each_unguarded(wish, |old, new| move_bytes(managed, new..new + old.len(), old.start));
+        // SAFETY: owned-range: as it was before.
+        unsafe { managed.protect(old.clone(), prot) };
+        // Pins went with the contents.
+        self.lock_again(managed, old.clone());
+    }
+
+    /// Calls `visit` for what has no guard, and can be read, with its new place.
+    fn each_unguarded(&self, wish: &Move, visit: impl Fn(Range<usize>, usize)) {
         let mut left = wish.moved();
         while !left.is_empty() {
-            // What has a guard cannot be read.
             let (end, guarded) = self.guarded.stretch(&left);
-            let there = new.start + (left.start - old.start);
-            let len = end - left.start;
-            if guarded == Standing::In {
-                self.advise(managed, there..there + len, MADV_GUARD_INSTALL)?;
-            } else {
-                // SAFETY: owned-range: both are the program's, do not meet, and are open; faults on them are answered by
-                // pager threads, which do not take our lock.
-                unsafe { std::ptr::copy_nonoverlapping(left.start as *const u8, there as *mut u8, len) };
+            if guarded == Standing::Out {
+                visit(left.start..end, wish.new.start + (left.start - wish.old.start));
             }
             left.start = end;
         }
-        if prot != READ_WRITE {
-            self.protect(managed, new.clone(), prot, super::Key::Unchanged)?;
-        }
-        self.move_wishes(managed, wish)
     }
 
     /// Ends the old place, or empties it.
@@ -252,5 +279,16 @@ impl Maps {
             let _ = self.lock(managed, wish.place_of(&part), 0);
         }
         Ok(())
+    }
+}
+
+/// Moves contents by their frames, or, out of all regions, by copying.
+fn move_bytes(managed: &Managed, old: Range<usize>, new: usize) {
+    // SAFETY: owned-range: both are the program's, do not meet, and are open; faults on them are answered by pager threads, which do not
+    // take our lock.
+    unsafe {
+        if !managed.move_contents(old.clone(), new) {
+            std::ptr::copy_nonoverlapping(old.start as *const u8, new as *mut u8, old.len());
+        }
     }
 }

@@ -1,15 +1,21 @@
-// Large blocks that grow.
+// Large blocks, and mappings, that move.
 #define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-enum { MIB = 1 << 20, BLOCKS = 4 };
+enum { MIB = 1 << 20, PAGE = 4096, BLOCKS = 4, PAGES = 12 * MIB / PAGE };
+
+static int moves;
 
 // Blocks that grow in turns, a MiB at a time: how often one had to move.
 static int turns(void) {
   char *block[BLOCKS];
-  int moves = 0;
   for (int i = 0; i < BLOCKS; i++) block[i] = malloc(MIB);
   for (size_t len = 2; len <= 64; len++) {
     for (int i = 0; i < BLOCKS; i++) {
@@ -40,9 +46,122 @@ static int all_of_it(void) {
   return 0;
 }
 
+static uint64_t *page_of(char *block, size_t page) { return (uint64_t *)(block + page * PAGE); }
+
+// Something on every page but each eighth.
+static void fill(char *block, size_t pages, uint64_t salt) {
+  for (size_t page = 0; page < pages; page++) {
+    if (page % 8) page_of(block, page)[page % 512] = salt + page;
+  }
+}
+
+static void check(char *block, size_t pages, uint64_t salt) {
+  for (size_t page = 0; page < pages; page++) {
+    uint64_t want = page % 8 ? salt + page : 0;
+    if (page_of(block, page)[page % 512] != want || page_of(block, page)[(page + 1) % 512]) {
+      fprintf(stderr, "page %zu is wrong\n", page);
+      abort();
+    }
+  }
+}
+
+// Two blocks of three times as much as there are frames, which outgrow their room in turns.
+static size_t len;
+
+static void begin(char *block[2], uint64_t salt) {
+  len = PAGES * PAGE;
+  for (int i = 0; i < 2; i++) fill(block[i] = malloc(len), PAGES, salt + i);
+}
+
+static void outgrow(char *block[2], int rounds) {
+  for (int round = 0; round < rounds; round++) {
+    len = (len * 21 / 10 + PAGE - 1) / PAGE * PAGE;
+    for (int i = 0; i < 2; i++) {
+      char *grown = realloc(block[i], len);
+      if (!grown) abort();
+      moves += grown != block[i];
+      block[i] = grown;
+      // What has come is zero.
+      if (*(uint64_t *)(grown + len - PAGE)) abort();
+    }
+  }
+}
+
+static void all_right(char *block[2], uint64_t salt) {
+  for (int i = 0; i < 2; i++) check(block[i], PAGES, salt + i);
+}
+
+static int moved(int rounds) {
+  char *block[2];
+  begin(block, 1);
+  outgrow(block, rounds);
+  all_right(block, 1);
+  printf("%d\n", moves);
+  return 0;
+}
+
+static volatile int done;
+
+// Somebody else's block, used all the time.
+static void *use(void *salt) {
+  enum { FEW = 256 };
+  char *block = malloc(FEW * PAGE);
+  fill(block, FEW, (uintptr_t)salt);
+  while (!done) check(block, FEW, (uintptr_t)salt);
+  free(block);
+  return NULL;
+}
+
+// While others use theirs; and a child has what its parent has, and moves it as well.
+static int beside(void) {
+  pthread_t others[2];
+  for (uintptr_t i = 0; i < 2; i++) pthread_create(&others[i], NULL, use, (void *)(100 * (i + 1)));
+  char *block[2];
+  begin(block, 1);
+  outgrow(block, 3);
+  pid_t child = fork();
+  if (!child) {
+    all_right(block, 1);
+    for (int i = 0; i < 2; i++) fill(block[i], PAGES, 1000 + i);
+    outgrow(block, 2);
+    all_right(block, 1000);
+    _exit(0);
+  }
+  outgrow(block, 2);
+  all_right(block, 1);
+  int status;
+  if (waitpid(child, &status, 0) != child || status) return 1;
+  all_right(block, 1);
+  done = 1;
+  for (int i = 0; i < 2; i++) pthread_join(others[i], NULL);
+  return 0;
+}
+
+// The same of a mapping that mremap moves.
+static int remapped(int rounds) {
+  size_t whole = 2 * PAGES * PAGE;
+  char *at = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  fill(at, 2 * PAGES, 1);
+  for (int round = 0; round < rounds; round++) {
+    char *there = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mremap(at, whole, whole, MREMAP_MAYMOVE | MREMAP_FIXED, there) != there) return 1;
+    at = there;
+    moves++;
+  }
+  check(at, 2 * PAGES, 1);
+  printf("%d\n", moves);
+  return 0;
+}
+
 int main(int argc, char **argv) {
   (void)argc;
   if (!strcmp(argv[1], "turns")) return turns();
   if (!strcmp(argv[1], "all_of_it")) return all_of_it();
+  if (!strcmp(argv[1], "moved")) return moved(7);
+  if (!strcmp(argv[1], "still")) return moved(0);
+  if (!strcmp(argv[1], "once")) return moved(1);
+  if (!strcmp(argv[1], "beside")) return beside();
+  if (!strcmp(argv[1], "remapped")) return remapped(8);
+  if (!strcmp(argv[1], "mapped")) return remapped(0);
   return 2;
 }

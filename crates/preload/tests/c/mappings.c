@@ -267,6 +267,16 @@ static void no_room(void) { // the kernel takes no more mappings
   CHECK(munmap(p + 8 * P, P) == -1 && errno == ENOMEM);
   CHECK(mremap(p, MIB, 8 * P, 0) == MAP_FAILED && errno == ENOMEM);
   same(p, 0, MIB);
+  // With room for one more, for two, …: what has moved comes back where the old place cannot be closed.
+  char *there = MAP_FAILED;
+  for (int room = 1; there == MAP_FAILED; room++) {
+    CHECK(room < 16 && !munmap(at - 2 * P * room, P));
+    there = mremap(p + 16 * P, 4 * P, 8 * P, MREMAP_MAYMOVE);
+    CHECK(there != MAP_FAILED || errno == ENOMEM);
+    same(p, 0, there == MAP_FAILED ? MIB : 16 * P);
+  }
+  same(there - 16 * P, 16 * P, 20 * P), zero(there, 4 * P, 8 * P), same(p, 20 * P, MIB);
+  CHECK(mremap(there, 8 * P, 4 * P, MREMAP_MAYMOVE | MREMAP_FIXED, p + 16 * P) == p + 16 * P);
   CHECK(!munmap(filler, pages * P));
   CHECK(!munmap(p + 8 * P, P) && reads(p + 8 * P) == SIGSEGV);
   char *closed = map(P, PROT_NONE);
