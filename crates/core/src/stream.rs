@@ -16,6 +16,9 @@ const STREAMS: usize = 4;
 const LONGEST_STRIDE: i64 = 64;
 /// Pages in the window of a stream that has been met often enough for its pattern to be no accident.
 const ESTABLISHED: u32 = 4;
+/// Faults that lie closer together than this, in no order, are of one sequence: loops that compilers have unrolled read a few pages
+/// backwards and go on behind them.
+const NEAR: i64 = 8;
 /// Chunks that are asked for before the first of them is reached, so that the device never waits for the program.
 pub const DEPTH: u32 = 5;
 
@@ -49,7 +52,9 @@ impl Stream {
 pub struct Streams {
     turn: AtomicU32,
     clock: AtomicU32,
+    /// The last fault, and the one before it.
     last: AtomicU64,
+    before: AtomicU64,
     streams: [Stream; STREAMS],
 }
 
@@ -96,6 +101,7 @@ impl Streams {
             turn: AtomicU32::new(0),
             clock: AtomicU32::new(0),
             last: AtomicU64::new(u64::MAX),
+            before: AtomicU64::new(u64::MAX),
             streams: array::from_fn(|_| Stream::new()),
         }
     }
@@ -116,6 +122,7 @@ impl Streams {
     fn plan_in_turn(&self, index: u64, limits: Limits) -> Plan {
         let now = self.clock.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let last = self.last.swap(index, Ordering::Relaxed);
+        let before = self.before.swap(last, Ordering::Relaxed);
         if let Some(stream) = self.streams.iter().find(|stream| expects(stream, index)) {
             return advance(stream, index, now, limits);
         }
@@ -132,12 +139,16 @@ impl Streams {
         }
         // Nobody expected it. It may be the second step of a new stream, from the last fault on.
         let step = index.wrapping_sub(last) as i64;
-        let stride = if last != u64::MAX && step != 0 && step.abs() <= LONGEST_STRIDE { step } else { 1 };
+        let (stride, window) = match step {
+            _ if last == u64::MAX || step == 0 || step.abs() > LONGEST_STRIDE => (1, 1),
+            _ if step.abs() <= NEAR && is_between(before, last, index) => (step.signum(), ESTABLISHED),
+            _ => (step, 1),
+        };
         let age = |stream: &Stream| now.wrapping_sub(stream.met.load(Ordering::Relaxed));
         if let Some(oldest) = self.streams.iter().max_by_key(|stream| age(stream)) {
             oldest.next.store(index.wrapping_add(stride as u64), Ordering::Relaxed);
             oldest.stride.store(stride as u64, Ordering::Relaxed);
-            oldest.window.store(1, Ordering::Relaxed);
+            oldest.window.store(window, Ordering::Relaxed);
             oldest.met.store(now, Ordering::Relaxed);
             oldest.asked.store(0, Ordering::Relaxed);
         }
@@ -176,6 +187,12 @@ fn expects(stream: &Stream, index: u64) -> bool {
     let slack = if window >= ESTABLISHED { window } else { 0 };
     let steps = steps(stream, next, index);
     next != u64::MAX && steps.is_some_and(|steps| steps >= 0 && steps <= i64::from(slack))
+}
+
+/// Whether a page lies between two others, of which the second is not the same as the first.
+fn is_between(page: u64, first: u64, second: u64) -> bool {
+    let (there, whole) = (page.wrapping_sub(first) as i64, second.wrapping_sub(first) as i64);
+    there.signum() == whole.signum() && there.unsigned_abs() < whole.unsigned_abs()
 }
 
 /// Whether page `index` is among the last that were asked for ahead of the stream.
@@ -288,7 +305,8 @@ mod tests {
 
     /// Runs through `pages` in order; those that `in_core` holds make no fault, nor those that were fetched. How many faults it
     /// took, and the last chunk that was read ahead.
-    fn pass(pages: std::ops::Range<u64>, in_core: impl Fn(u64) -> bool) -> (u32, Option<Chunk>) {
+    fn pass(pages: impl Iterator<Item = u64>, in_core: impl Fn(u64) -> bool) -> (u32, Option<Chunk>) {
+        let after = |first: u64, steps: u64, stride: i64| first.wrapping_add(steps.wrapping_mul(stride as u64));
         let streams = Streams::new();
         let mut last = None;
         let mut fetched = std::collections::HashSet::new();
@@ -301,11 +319,11 @@ mod tests {
             } else if !in_core(page) && !fetched.contains(&page) {
                 faults += 1;
                 let plan = streams.plan(page, LIMITS);
-                fetched.extend((0..u64::from(plan.count)).map(|step| page + step * plan.stride as u64));
+                fetched.extend((0..u64::from(plan.count)).map(|step| after(page, step, plan.stride)));
                 ahead = plan.ahead;
             }
             for step in 0..ahead.map_or(0, |chunk| u64::from(chunk.count)) {
-                let page = ahead.map_or(0, |chunk| chunk.first + step * chunk.stride as u64);
+                let page = ahead.map_or(0, |chunk| after(chunk.first, step, chunk.stride));
                 if step % u64::from(LIMITS.chunk) == 0 && !in_core(page) {
                     tripwires.insert(page);
                 }
@@ -314,6 +332,23 @@ mod tests {
             last = ahead.or(last);
         }
         (faults, last)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a long trace through safe code")]
+    fn a_sequence_is_seen_where_a_few_pages_are_read_backwards() {
+        for together in [2, 3, 4] {
+            let backwards = |first: u64| (first..first + together).rev();
+            let upwards = (0..100_000 / together).flat_map(|at| backwards(at * together));
+            let downwards = (0..100_000 / together).rev().flat_map(|at| backwards(at * together).rev());
+            for (pages, stride) in
+                [(&mut upwards.into_iter() as &mut dyn Iterator<Item = u64>, 1), (&mut downwards.into_iter(), -1)]
+            {
+                let (faults, last) = pass(pages, |_| false);
+                assert!(faults < 100, "{together} backwards: {faults} faults");
+                assert_eq!(last.map(|chunk| chunk.stride), Some(stride), "{together} backwards");
+            }
+        }
     }
 
     #[test]
