@@ -19,6 +19,8 @@ const ESTABLISHED: u32 = 4;
 /// Faults that lie closer together than this, in no order, are of one sequence: loops that compilers have unrolled read a few pages
 /// backwards and go on behind them.
 const NEAR: i64 = 8;
+/// So many faults are a short time.
+const LATELY: u32 = 16;
 /// Chunks that are asked for before the first of them is reached, so that the device never waits for the program.
 pub const DEPTH: u32 = 5;
 
@@ -123,12 +125,17 @@ impl Streams {
         let now = self.clock.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let last = self.last.swap(index, Ordering::Relaxed);
         let before = self.before.swap(last, Ordering::Relaxed);
-        if let Some(stream) = self.streams.iter().find(|stream| expects(stream, index)) {
+        // Pages of a sequence are on every grid: the densest one goes on.
+        let expecting = self.streams.iter().filter(|stream| expects(stream, index));
+        let width = |stream: &&Stream| (stream.stride.load(Ordering::Relaxed) as i64).unsigned_abs();
+        if let Some(stream) = expecting.min_by_key(width) {
+            if width(&stream) > 1 && self.streams.iter().any(|other| is_between_steps(stream, other, index, now)) {
+                make_dense(stream);
+            }
             return advance(stream, index, now, limits);
         }
         if let Some(stream) = self.streams.iter().find(|stream| is_denser(stream, last, index, limits)) {
-            let stride = stream.stride.load(Ordering::Relaxed) as i64;
-            stream.stride.store(stride.signum() as u64, Ordering::Relaxed);
+            make_dense(stream);
             return advance(stream, index, now, limits);
         }
         if let Some(stream) = self.streams.iter().find(|stream| within_asked(stream, index, limits)) {
@@ -208,6 +215,22 @@ fn is_denser(stream: &Stream, last: u64, index: u64, limits: Limits) -> bool {
     let stride = stream.stride.load(Ordering::Relaxed) as i64;
     let next_on_grid = index.wrapping_add(stride.signum() as u64);
     stride.abs() == 2 && index.wrapping_sub(last) as i64 == stride && within_asked(stream, next_on_grid, limits)
+}
+
+/// Whether another stream goes on lately beside this one, which is met at page `index`, on pages between its own: the two are one sequence.
+fn is_between_steps(stream: &Stream, other: &Stream, index: u64, now: u32) -> bool {
+    let stride = stream.stride.load(Ordering::Relaxed) as i64;
+    let window = stream.window.load(Ordering::Relaxed).max(other.window.load(Ordering::Relaxed));
+    let apart = other.next.load(Ordering::Relaxed).wrapping_sub(index) as i64;
+    let age = now.wrapping_sub(other.met.load(Ordering::Relaxed));
+    age <= LATELY
+        && apart.unsigned_abs() <= u64::from(window) * stride.unsigned_abs()
+        && apart.checked_rem(stride).is_some_and(|rest| rest != 0)
+}
+
+fn make_dense(stream: &Stream) {
+    let stride = stream.stride.load(Ordering::Relaxed) as i64;
+    stream.stride.store(stride.signum() as u64, Ordering::Relaxed);
 }
 
 /// How many steps of the stream lead from one page to another, if a number of them does.
@@ -347,6 +370,20 @@ mod tests {
                 let (faults, last) = pass(pages, |_| false);
                 assert!(faults < 100, "{together} backwards: {faults} faults");
                 assert_eq!(last.map(|chunk| chunk.stride), Some(stride), "{together} backwards");
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "a long trace through safe code")]
+    fn a_sequence_is_seen_through_both() {
+        for seed in 0..400u64 {
+            for share in [2, 3, 4, 6] {
+                let in_core = |page: u64| (page ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - share) == 0;
+                let pages = (0..20_000).map(|at| at ^ 1);
+                let (faults, last) = pass(pages, in_core);
+                assert!(faults < 300, "seed {seed}, {share}: {faults} faults");
+                assert_eq!(last.map(|chunk| chunk.stride), Some(1), "seed {seed}, {share}");
             }
         }
     }
