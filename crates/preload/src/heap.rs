@@ -391,17 +391,18 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
     }
 }
 
-/// Moves the frames of a large block to a new one, which is no smaller. `false`: one of the two is no large block.
+/// Moves the frames of a large block to a new one, which is no smaller. `false`: one of the two is no large block, or has something
+/// else mapped over it.
 ///
 /// # Safety
 /// *heap-block*: both came from here and are live, and nobody else uses either.
 unsafe fn move_large(block: usize, new: usize) -> bool {
     let large = managed::large_range();
-    match managed::get().filter(|_| large.contains(&block) && large.contains(&new)) {
-        // SAFETY: owned-range, heap-block: passed on from our caller; the program may use all of both.
-        Some(managed) => unsafe { managed.move_contents(block..block + large_bytes("realloc", block), new) },
-        None => false,
-    }
+    let Some(managed) = managed::get().filter(|_| large.contains(&block) && large.contains(&new)) else { return false };
+    let old = block..block + large_bytes("realloc", block);
+    // What the program mapped over a part of it is no page of ours, and is read as the program would.
+    // SAFETY: owned-range, heap-block: passed on from our caller; the program may use all of both.
+    maps::is_all_managed(&old) && unsafe { managed.move_contents(old, new) }
 }
 
 /// Drops what is free in pages of objects, as far as this thread knows of it.

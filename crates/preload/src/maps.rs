@@ -20,7 +20,7 @@ use crate::sys::{self, Quiet, call};
 
 pub use advice::{madvise, process_madvise};
 pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall};
-pub use moving::mremap;
+pub use moving::{is_all_managed, mremap};
 pub use sealing::mseal;
 
 /// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.
@@ -412,6 +412,7 @@ impl Maps {
     }
 
     fn protect(&mut self, managed: &Managed, mut left: Range<usize>, prot: i32, key: Key) -> Result<usize, Errno> {
+        self.unless_sealed(&left)?;
         while let Some((part, range)) = self.next(&mut left) {
             let (there, change) = (range.clone(), key.change(prot));
             match part {

@@ -292,3 +292,8 @@ fn move_bytes(managed: &Managed, old: Range<usize>, new: usize) {
         }
     }
 }
+
+/// Whether the program has mapped nothing else over any part of a range of a region.
+pub fn is_all_managed(range: &Range<usize>) -> bool {
+    table().maps.foreign.first_within(range).is_none()
+}
