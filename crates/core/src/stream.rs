@@ -19,6 +19,8 @@ const ESTABLISHED: u32 = 4;
 /// Faults that lie closer together than this, in no order, are of one sequence: loops that compilers have unrolled read a few pages
 /// backwards and go on behind them.
 const NEAR: i64 = 8;
+/// Streams of this stride, or a shorter one, may be parts of one sequence. Wider ones are rather what they look like.
+const WIDEST_APART: u64 = 4;
 /// So many faults are a short time.
 const LATELY: u32 = 16;
 /// Chunks that are asked for before the first of them is reached, so that the device never waits for the program.
@@ -129,7 +131,9 @@ impl Streams {
         let expecting = self.streams.iter().filter(|stream| expects(stream, index));
         let width = |stream: &&Stream| (stream.stride.load(Ordering::Relaxed) as i64).unsigned_abs();
         if let Some(stream) = expecting.min_by_key(width) {
-            if width(&stream) > 1 && self.streams.iter().any(|other| is_between_steps(stream, other, index, now)) {
+            if (2..=WIDEST_APART).contains(&width(&stream))
+                && self.streams.iter().any(|other| is_between_steps(stream, other, index, now))
+            {
                 make_dense(stream);
             }
             return advance(stream, index, now, limits);

@@ -14,6 +14,9 @@ use crate::error::{Error, Kind, Result};
 /// Pages that one errand moves, at most: whoever else needs a pager thread waits no longer than that takes.
 const MOST_PAGES: u64 = 4096;
 
+/// Pages that are copied at a time, at most, once some in a row could not move.
+const MOST_COPIED: u64 = 256;
+
 impl Region {
     /// Moves the contents of `[offset, offset+len)` to `to_offset` of `to`, which may be the same region. What was there is dropped, and
     /// what is left in the old place is garbage.
@@ -26,7 +29,8 @@ impl Region {
     /// A range is not in its region, or does not begin and end with a page; the two meet. Then nothing has moved.
     ///
     /// # Safety
-    /// *region-contents*: nobody holds a reference into either range. The program may read all of the one and write all of the other: what
+    /// *region-contents*: nobody holds a reference into either range, and the program has mapped nothing of its own over them: that would not
+    /// be seen. The program may read all of the one and write all of the other: what
     /// is copied is copied as by the program itself, and a page that cannot be had is a `SIGBUS`.
     pub unsafe fn move_contents(
         &self,
@@ -49,15 +53,24 @@ impl Region {
         let inner = self.inner();
         let is_one_domain = std::ptr::eq(inner, to.inner());
         let mut at = from.first;
+        // Where one page has to be copied, the next ones may have to be, too.
+        let mut copied = 1;
         while at < from.end() {
             let there = new.first.plus(at.0 - from.first.0);
             let rest = PageRange { first: at, count: from.end().0 - at.0 };
             at = match if is_one_domain { inner.relocate(rest, there) } else { Err((at, Unmoved::Apart)) } {
-                Ok(next) => next,
+                Ok(next) => {
+                    copied = 1;
+                    next
+                }
                 // SAFETY: region-contents: passed on from our caller.
                 Err((page, Unmoved::Apart)) => unsafe { copy(page, there.plus(page.0 - at.0), from.end().0 - page.0) },
-                // SAFETY: region-contents: as above.
-                Err((page, _)) => unsafe { copy(page, there.plus(page.0 - at.0), 1) },
+                Err((page, _)) => {
+                    let count = copied.min(from.end().0 - page.0);
+                    copied = (2 * copied).min(MOST_COPIED);
+                    // SAFETY: region-contents: as above.
+                    unsafe { copy(page, there.plus(page.0 - at.0), count) }
+                }
             };
         }
         Ok(())
