@@ -20,13 +20,13 @@ pub enum Kind {
     Referenced = 4,
     /// A fault on a page that was being saved, which got a copy.
     CopyBack = 5,
-    /// Brought in with or ahead of a fault on another page.
+    /// Brought in with or ahead of a fault on another page, or come from another page with its contents.
     Ahead = 6,
     /// Unmapped to make room.
     Evict = 7,
     /// Saved.
     Save = 8,
-    /// Dropped, contents and all.
+    /// Dropped, contents and all, or gone to another page with them.
     Discard = 9,
     /// Unmapped to see whether it is used.
     Sample = 10,

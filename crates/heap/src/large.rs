@@ -107,9 +107,14 @@ pub unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
 unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
     match NonNull::new(block.cast()) {
         Some(block) if alloc::usable_bytes(block).is_some() => {
-            heed_growth();
-            // SAFETY: heap-block: passed on from our caller.
-            unsafe { alloc::free(block) };
+            // SAFETY: thread-local-c, heap-block: the C library's own location; passed on from our caller.
+            unsafe {
+                // A thread that cannot be started is no business of whoever frees.
+                let errno = *libc::__errno_location();
+                heed_growth();
+                *libc::__errno_location() = errno;
+                alloc::free(block);
+            }
             true
         }
         _ => false,

@@ -151,11 +151,10 @@ fn stock() -> Option<usize> {
     // The last piece may not have been touched yet.
     Sample::of(before, LAST.load(Ordering::Relaxed)).count();
     let (used, seen) = (USED.swap(0, Ordering::Relaxed), SEEN.swap(0, Ordering::Relaxed));
-    if seen > 0 {
-        // Of what compilers touch up to a third holds zeros.
-        let enough = if IS_HUGE.load(Ordering::Relaxed) { 2 * used >= seen } else { 4 * used >= 3 * seen };
-        IS_HUGE.store(enough, Ordering::Relaxed);
-    }
+    let was_huge = IS_HUGE.load(Ordering::Relaxed);
+    // Of what compilers touch up to a third holds zeros.
+    let enough = if was_huge { 2 * used >= seen } else { 4 * used >= 3 * seen };
+    let is_huge = if seen > 0 { enough } else { was_huge };
     let len = if before == 0 { FIRST_BYTES } else { STOCK_BYTES };
     selfpage_heap::make_room(len);
     let read_write = libc::PROT_READ | libc::PROT_WRITE;
@@ -172,10 +171,11 @@ fn stock() -> Option<usize> {
                 unmap(from as *mut c_void, to - from);
             }
         }
-        if IS_HUGE.load(Ordering::Relaxed) {
+        if is_huge {
             libc::madvise(start as *mut c_void, len, libc::MADV_HUGEPAGE);
         }
     }
+    IS_HUGE.store(is_huge, Ordering::Relaxed);
     START.store(start, Ordering::Relaxed);
     NEXT.store(start, Ordering::Relaxed);
     END.store(start + len, Ordering::Relaxed);
@@ -224,7 +224,8 @@ pub extern "C" fn mmap64(
 pub unsafe extern "C" fn munmap(at: *mut c_void, len: usize) -> c_int {
     let (from, handed_out) = (at as usize, START.load(Ordering::Relaxed)..NEXT.load(Ordering::Relaxed));
     // Later nobody can tell what it was used for. What was never touched is cut off to align the rest, mostly.
-    if handed_out.contains(&from) {
+    // A longer one is seen while the stock changes, and has other mappings in it.
+    if handed_out.contains(&from) && handed_out.len() <= STOCK_BYTES {
         let before = crate::sys::errno();
         let sample = Sample::of(from, from.saturating_add(len).min(handed_out.end));
         if sample.resident > 0 {

@@ -36,10 +36,11 @@ pub fn is_due() -> bool {
 /// # Context
 /// May allocate: not for use underneath an allocator's lock. No point of cancellation.
 pub fn look() {
-    if LOOKED.swap(true, Ordering::Relaxed) || PAGES.take().retention.keep_bytes == Some(0) {
+    if PAGES.take().retention.keep_bytes == Some(0) || LOOKED.swap(true, Ordering::Relaxed) {
         return;
     }
-    let Some(limit_bytes) = cgroup::limit() else { return };
+    // A forked child may have come out of its parent's group.
+    let limit_bytes = cgroup::limit().unwrap_or(usize::MAX);
     let mut pages = PAGES.take();
     pages.retention.limit_bytes = limit_bytes;
     block::settle(pages);
