@@ -22,13 +22,18 @@ pub(super) fn left_bytes(limit_bytes: usize) -> usize {
     limit_bytes / LEFT
 }
 
-/// Whether it is time for [`look`]: the process has taken some MiB, and nobody has looked.
+/// Whether it is time for [`look`]: the process has taken some MiB, something is to be kept ([`super::set_retention`]), and nobody has
+/// looked.
 pub fn is_due() -> bool {
-    !LOOKED.load(Ordering::Relaxed) && PAGES.take().counts.cold_bytes >= DUE_FROM_BYTES
+    if LOOKED.load(Ordering::Relaxed) {
+        return false;
+    }
+    let pages = PAGES.take();
+    pages.counts.cold_bytes >= DUE_FROM_BYTES && pages.retention.keep_bytes != Some(0)
 }
 
 /// Looks for the limit, unless somebody did. From now on blocks and what is kept stay below it, by a sixteenth of it and by what the
-/// object heap has ([`share`]): what is kept goes first. Where nothing is to be kept ([`super::set_retention`]), nothing is looked for.
+/// object heap has ([`share`]): what is kept goes first.
 ///
 /// A limit that comes later, or changes, is found by the [keeper](super::keeper). A forked child looks for its own, and stays below its
 /// parent's until then.
@@ -36,7 +41,7 @@ pub fn is_due() -> bool {
 /// # Context
 /// May allocate: not for use underneath an allocator's lock. No point of cancellation.
 pub fn look() {
-    if PAGES.take().retention.keep_bytes == Some(0) || LOOKED.swap(true, Ordering::Relaxed) {
+    if LOOKED.swap(true, Ordering::Relaxed) {
         return;
     }
     // A forked child may have come out of its parent's group.
