@@ -10,10 +10,12 @@
 //! zero: that is what this prevents.
 #![allow(unsafe_code)]
 
-use std::cell::UnsafeCell;
+mod held;
+mod once;
+
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use selfpage_core::addr::{Frame, PageBytes};
 use selfpage_core::fault::protect;
@@ -27,16 +29,12 @@ use crate::snapshot;
 use crate::store::{BackingStore, Descriptor, Lost, StoreError};
 use crate::trap::{thread, upcall};
 
+pub(crate) use held::OverFork;
+pub(crate) use once::Once;
+
 static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-static INSTALL: Once = Once::new();
-static HELD: Held = Held(UnsafeCell::new(None));
-
-/// What is held from before the fork until after it, by the thread that forks.
-struct Held(UnsafeCell<Option<Pause>>);
-
-// SAFETY: fork-held: only the handlers use it, between `prepare` (which takes the lock on `DOMAINS`) and `parent` or `child`
-// (which let go of it), on one thread.
-unsafe impl Sync for Held {}
+static ATTENDED: Once<()> = Once::new();
+static PAUSE: OverFork<Pause> = OverFork::nothing();
 
 struct Pause {
     mask: SignalSet,
@@ -74,7 +72,7 @@ struct PausedStore {
 /// Normal.
 pub fn attend() {
     // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as domains can exist.
-    INSTALL.call_once(|| unsafe {
+    ATTENDED.get_or_make(|| unsafe {
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
     });
 }
@@ -103,6 +101,10 @@ pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
 }
 
 extern "C" fn prepare() {
+    PAUSE.hold(pause);
+}
+
+fn pause() -> Pause {
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
     let mask = signal::block_all();
     let registry = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,13 +115,11 @@ extern "C" fn prepare() {
     close_gates(&domains);
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
-    // SAFETY: fork-held: the lock on `DOMAINS` is ours.
-    unsafe { *HELD.0.get() = Some(Pause { mask, domains, stores, registry, snapshot_files }) };
+    Pause { mask, domains, stores, registry, snapshot_files }
 }
 
 extern "C" fn parent() {
-    // SAFETY: fork-held: this is the thread that ran `prepare`.
-    let Some(pause) = (unsafe { (*HELD.0.get()).take() }) else { return };
+    let Some(pause) = PAUSE.let_go() else { return };
     for paused in &pause.stores {
         paused.store.after_fork_in_parent();
     }
@@ -131,8 +131,7 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
-    // SAFETY: fork-held: this is the thread that ran `prepare`.
-    let Some(pause) = (unsafe { (*HELD.0.get()).take() }) else { return };
+    let Some(pause) = PAUSE.let_go() else { return };
     thread::forget_all();
     upcall::forget_users();
     // Their locks are on what was opened, and would be held as long as the child lives.
@@ -337,6 +336,19 @@ mod tests {
     fn whoever_holds_the_files_may_touch_an_absent_page() {
         let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
         fork_while_held(snapshot::files, &domain.region(4 * PAGE_BYTES).zero().unwrap());
+    }
+
+    /// A child that was forked while the first domain was being made may have them twice.
+    #[test]
+    fn handlers_that_are_installed_twice_do_their_work_once() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let region = domain.region(4 * PAGE_BYTES).zero().unwrap();
+        prepare();
+        prepare();
+        assert!(DOMAINS.try_lock().is_err());
+        parent();
+        parent();
+        assert_eq!(region.as_slice::<u64>()[512], 0);
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! Fork: the child has the blocks and the cache, page by page as either side writes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use selfpage_core::linux::thread;
 
 use super::block::{self, PAGES};
@@ -9,8 +7,9 @@ use super::keeper;
 use super::limit;
 use super::lock::Rest;
 use super::workers::WORKERS;
+use crate::fork::Once;
 
-static REGISTERED: AtomicBool = AtomicBool::new(false);
+static REGISTERED: Once<()> = Once::new();
 
 /// Has forks of this process take care of the allocator. Once is enough; who calls [`prepare`], [`parent`] and [`child`] himself
 /// does not need it.
@@ -18,10 +17,10 @@ static REGISTERED: AtomicBool = AtomicBool::new(false);
 /// # Context
 /// May allocate.
 pub fn register() {
-    if !REGISTERED.swap(true, Ordering::Relaxed) {
-        // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as the allocator is used.
-        unsafe { libc::pthread_atfork(Some(before), Some(parent_after), Some(child_after)) };
-    }
+    // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as the allocator is used.
+    REGISTERED.get_or_make(|| unsafe {
+        libc::pthread_atfork(Some(before), Some(parent_after), Some(child_after));
+    });
 }
 
 extern "C" fn before() {

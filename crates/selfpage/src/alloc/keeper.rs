@@ -2,7 +2,6 @@
 //! fast.
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use super::cgroup;
 use super::frames;
 use super::limit;
 use super::pressure::{Reports, Watch, Wishes};
+use crate::fork::Once;
 
 /// How often it looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -27,8 +27,8 @@ const REFILL_FROM_BYTES: u64 = 32 << 20;
 const REFILL_BYTES: usize = 64 << 20;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
-static OTHERS: OnceLock<fn()> = OnceLock::new();
-static WISHES: OnceLock<Wishes> = OnceLock::new();
+static OTHERS: Once<fn()> = Once::new();
+static WISHES: Once<Wishes> = Once::new();
 
 /// Whether the process has taken so much memory that the keeper would pay.
 pub fn pays() -> bool {
@@ -45,7 +45,7 @@ pub fn pays() -> bool {
 /// # Context
 /// May allocate. No other thread changes the environment meanwhile, as before the program's first line.
 pub fn read_environment() {
-    WISHES.get_or_init(Wishes::of_environment);
+    WISHES.get_or_make(Wishes::of_environment);
 }
 
 /// Starts the keeper, unless it runs. Reads the environment, unless [`read_environment`] did. A forked child has none until it starts its own.
@@ -60,7 +60,7 @@ pub fn start() -> io::Result<()> {
         return Ok(());
     }
     // Here at the latest: another thread may change the environment while the keeper runs.
-    let wishes = WISHES.get_or_init(Wishes::of_environment);
+    let wishes = WISHES.get_or_make(Wishes::of_environment);
     let _quiet = signal::Quiet::begin();
     let builder = std::thread::Builder::new().name("selfpage-keeper".into()).stack_size(128 << 10);
     let started = builder.spawn(|| keep(wishes));
@@ -75,7 +75,7 @@ pub(super) fn forget() {
 /// Has the keeper call `relieve` too when memory is short: who has an object heap over this allocator gives its free pages back there.
 /// Only the first of them is called.
 pub fn on_pressure(relieve: fn()) {
-    OTHERS.get_or_init(|| relieve);
+    OTHERS.get_or_make(|| relieve);
 }
 
 fn keep(wishes: &Wishes) {

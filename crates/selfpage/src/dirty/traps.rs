@@ -1,11 +1,11 @@
 //! Dirty pages by `mprotect` and a handler for `SIGSEGV`: what every Unix has, and what the others are measured against.
 //!
 //! Discarding is not noticed, a system call that writes to a clean page fails with `EFAULT`, and the memory must be readable
-//! and writable. A forked child goes on with what its parent had noted.
+//! and writable. A forked child goes on with what its parent had noted: a fork waits until nobody arms, disarms or re-arms.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::{iter, ptr};
 
 use selfpage_core::addr::PAGE_BYTES;
@@ -14,6 +14,7 @@ use selfpage_core::linux::thread;
 
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
+use crate::fork::{Once, OverFork};
 use crate::trap::takeover::{Blocked, Takeover};
 use crate::trap::upcall::{self, SEGV_ACCERR};
 
@@ -29,7 +30,9 @@ struct Watch {
 }
 
 static WATCHES: [AtomicPtr<Watch>; MOST_RANGES] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_RANGES];
-static CHANGE: Mutex<()> = Mutex::new(());
+/// Written where ranges are armed and disarmed, read where they are armed again.
+static CHANGE: RwLock<()> = RwLock::new(());
+static OVER_FORK: OverFork<RwLockWriteGuard<'static, ()>> = OverFork::nothing();
 /// What handlers of `SIGSEGV` are letting writes through to at this moment: a page's address, [`WHOLE`] with that of a range, or
 /// [`EVERYWHERE`]. A scan counts it as written. Else a scan could take a handler's note, protect the page before the handler has
 /// allowed it, and so leave it open without any note until the handler goes on; what others write there meanwhile the next scan would
@@ -44,6 +47,31 @@ const WHOLE: usize = 1;
 /// No address: all ranges, and the process whose handler it is.
 const EVERYWHERE: usize = 1 << 63;
 static SIGSEGV: Takeover = Takeover::of(libc::SIGSEGV);
+
+fn change() -> RwLockWriteGuard<'static, ()> {
+    CHANGE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn no_change() -> RwLockReadGuard<'static, ()> {
+    CHANGE.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has a fork wait for whoever protects memory: the child would have his half of it, and his lock.
+fn attend_forks() {
+    static ATTENDED: Once<()> = Once::new();
+    extern "C" fn prepare() {
+        OVER_FORK.hold(change);
+    }
+    extern "C" fn after() {
+        drop(OVER_FORK.let_go());
+    }
+    ATTENDED.get_or_make(|| {
+        // Ours come later, so that these locks are taken before domains come to rest: whoever has one may touch managed memory.
+        crate::fork::attend();
+        // SAFETY: fork-handlers: functions without arguments, which stay loaded.
+        unsafe { libc::pthread_atfork(Some(prepare), Some(after), Some(after)) };
+    });
+}
 
 fn everywhere() -> usize {
     EVERYWHERE | std::process::id() as usize
@@ -169,7 +197,8 @@ pub(super) fn arm(range: Range<usize>) -> Result<()> {
     }
     // SAFETY: signal-handler: `on_sigsegv` sets bits, calls mprotect(2), and the handler that was there before.
     unsafe { SIGSEGV.install(on_sigsegv, Blocked::NoOther) };
-    let _alone = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+    attend_forks();
+    let _alone = change();
     let meets = |watch: &Watch| watch.range().start < range.end && range.start < watch.range().end;
     let same = watches().find(|watch| watch.range() == range);
     if watches().any(|watch| watch.armed.load(Ordering::SeqCst) && meets(watch) && watch.range() != range) {
@@ -209,7 +238,7 @@ fn list(range: &Range<usize>) -> Result<&'static Watch> {
 }
 
 pub(super) fn disarm(range: Range<usize>) -> Result<()> {
-    let _alone = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = change();
     let watch = armed("disarm", &range)?;
     if !watch.open_all() && !watch.open_with_neighbours() {
         // A part may be opened by now. It stays armed, and written.
@@ -232,6 +261,7 @@ pub(super) fn scan(range: Range<usize>, found: &mut Dirty) -> Result<()> {
 }
 
 pub(super) fn scan_and_rearm(range: Range<usize>, found: &mut Dirty) -> Result<()> {
+    let _whole = no_change();
     let watch = armed("scan and re-arm", &range)?;
     watch.find(found, |word| word.swap(0, Ordering::SeqCst));
     for pages in found.ranges() {

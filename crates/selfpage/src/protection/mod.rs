@@ -43,11 +43,12 @@ mod wide;
 use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use selfpage_core::linux::key::{Key, Register};
 
 use crate::error::{Error, Kind, Result};
+use crate::fork::Once;
 pub use fault::Access;
 use keys::Ours;
 pub(crate) use keys::allow_everything;
@@ -72,11 +73,11 @@ pub fn mechanism() -> Mechanism {
     if register().is_some() { Mechanism::Keys } else { Mechanism::PageTables }
 }
 
-static REGISTER: OnceLock<Option<Register>> = OnceLock::new();
+static REGISTER: Once<Option<Register>> = Once::new();
 
 /// The register of keys, if rights are enforced by it.
 fn register() -> Option<Register> {
-    *REGISTER.get_or_init(|| {
+    *REGISTER.get_or_make(|| {
         let register = Register::of_this_machine()?;
         Key::allocate().ok()?.release();
         Some(register)

@@ -1,21 +1,22 @@
 //! Stacks for traps. An alternate signal stack may have a few KiB, of which the kernel's own frame takes most (`AT_MINSIGSTKSZ`
 //! is 11,952 bytes with AMX, and std gives a thread no more); a fault that reads from a store needs more.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::linux::thread;
 
+use crate::fork::Once;
+
 const STACKS: usize = 64;
 const STACK_BYTES: usize = 64 << 10;
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
-static FIRST: OnceLock<usize> = OnceLock::new();
+static FIRST: Once<usize> = Once::new();
 
 /// Maps the stacks, before the first trap.
 pub(super) fn lay_out() {
-    FIRST.get_or_init(|| {
+    FIRST.get_or_make(|| {
         // SAFETY: owned-range: a fresh mapping, used as stacks from here on, each by one trap at a time.
         let first = unsafe { memory::map_anonymous(Place::Anywhere, STACKS * STACK_BYTES, Access::ReadWrite) };
         let first = first.unwrap_or_else(|_| crate::die("no room for the stacks of traps"));

@@ -2,9 +2,10 @@
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Once, OnceLock};
 
 use selfpage_core::linux::signal;
+
+use crate::fork::Once;
 
 /// A handler of a signal, as the kernel calls it.
 pub(crate) type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
@@ -23,9 +24,9 @@ pub(crate) enum Blocked {
 /// A signal, and who had it before us.
 pub(crate) struct Takeover {
     signal: libc::c_int,
-    install: Once,
+    installed: Once<()>,
     /// Known before our handler is there. To read it takes no lock.
-    before: OnceLock<libc::sigaction>,
+    before: Once<libc::sigaction>,
     /// The handler that was there before was to be called once, and has been.
     spent: AtomicBool,
 }
@@ -33,7 +34,7 @@ pub(crate) struct Takeover {
 impl Takeover {
     /// Of `signal`, which goes on as it is until [`Takeover::install`].
     pub(crate) const fn of(signal: libc::c_int) -> Takeover {
-        Takeover { signal, install: Once::new(), before: OnceLock::new(), spent: AtomicBool::new(false) }
+        Takeover { signal, installed: Once::new(), before: Once::new(), spent: AtomicBool::new(false) }
     }
 
     /// Has the signal come to `handler` from the first call on. It runs on the thread's alternate stack: the thread's own may be what is
@@ -42,9 +43,9 @@ impl Takeover {
     /// # Safety
     /// *signal-handler*: `handler` is async-signal-safe.
     pub(crate) unsafe fn install(&self, handler: Handler, blocked: Blocked) {
-        self.install.call_once(|| {
+        self.installed.get_or_make(|| {
             // First to know it: a signal may come as soon as ours is there.
-            let _ = self.before.set(action_of(self.signal));
+            self.before.get_or_make(|| action_of(self.signal));
             // SAFETY: signal-handler: passed on.
             unsafe { self.set(handler, blocked) };
         });

@@ -1,6 +1,7 @@
 //! The fallback where the kernel notes nothing: `mprotect` and `SIGSEGV`.
 
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage::Kind;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
@@ -70,6 +71,54 @@ fn ranges_that_are_one_mapping_are_written_and_disarmed_where_it_cannot_be_split
             }
         });
         assert_eq!(ended, 0, "how the child ended");
+    }
+}
+
+/// A thread of its parent's is in the middle of arming at any moment, and the child has nobody who would end that.
+#[test]
+fn a_child_forked_while_others_arm_finds_each_write() {
+    const PAGES: usize = 512;
+    let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
+    let [memory, other] = [(); 2].map(|()| Memory::anonymous(PAGES));
+    arm(&tracker, &memory);
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let ends = EndsAll(&ends);
+        scope.spawn(|| {
+            let mut found = Dirty::with_room(PAGES * PAGE);
+            while !ends.0.load(Ordering::Relaxed) {
+                tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+            }
+        });
+        scope.spawn(|| {
+            while !ends.0.load(Ordering::Relaxed) {
+                arm(&tracker, &other);
+                tracker.disarm(other.range()).unwrap();
+            }
+        });
+        for round in 0..100 {
+            (0..PAGES).for_each(|page| memory.write(page, round));
+            let ended = in_child(|| {
+                let mut found = Dirty::with_room(PAGES * PAGE);
+                (0..PAGES).for_each(|page| memory.write(page, round + 1));
+                tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+                assert_eq!(found.pages(), PAGES as u64, "a page was open, and not noted");
+                arm(&tracker, &other);
+                other.write(3, 1);
+                tracker.scan(other.range(), &mut found).unwrap();
+                assert_eq!(pages(&other, &found), [3]);
+            });
+            assert_eq!(ended, 0, "how the child ended");
+        }
+    });
+}
+
+/// Also where the test fails.
+struct EndsAll<'a>(&'a AtomicBool);
+
+impl Drop for EndsAll<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
