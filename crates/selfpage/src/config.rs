@@ -31,11 +31,11 @@ pub enum DescriptorTable {
 /// Whether a domain's frames are locked in memory, so that the kernel never swaps them out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Locking {
-    /// Pool and regions are locked where this process may lock as much as it likes: `RLIMIT_MEMLOCK` is unlimited, or it has
-    /// `CAP_IPC_LOCK`. [`crate::FramePool::residence`] says whether they are.
+    /// Pool and regions are locked as long as this process may lock so much: `RLIMIT_MEMLOCK` covers them all, with what else the
+    /// process has locked, or it has `CAP_IPC_LOCK`. [`crate::FramePool::residence`] says whether they are.
     WherePermitted,
-    /// Nothing is locked: for a program that gives that right up and makes regions afterwards, or that uses those calls of
-    /// madvise(2) on regions which locked pages refuse.
+    /// Nothing is locked: for a program that needs its limit for memory of its own, or that uses those calls of madvise(2) on regions
+    /// which locked pages refuse.
     Never,
 }
 

@@ -47,6 +47,7 @@ use crate::trap::handlers::Handlers;
 use crate::{descriptors, trace};
 
 mod child;
+mod locks;
 mod regions;
 
 pub(crate) use child::Part;

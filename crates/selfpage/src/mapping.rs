@@ -115,7 +115,7 @@ impl Region {
                 memory::advise(start, len, Advice::NoHugePages)?;
                 memory::advise(start, len, Advice::NotForChild)?;
             }
-            pool.lock_alike(start, len)
+            pool.lock_alike(&(start..start + len))
         });
         mapped.map_err(|errno| Error::system("restore", format!("{len} bytes of a region"), errno))?;
         self.register_part(start, len)

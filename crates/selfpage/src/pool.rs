@@ -15,7 +15,7 @@ use selfpage_core::linux::uffd::{Modes, Uffd};
 
 use crate::config::Locking;
 use crate::error::{Error, Result};
-use crate::residence::{LockLimit, Residence, Swapping};
+use crate::residence::{Residence, Swapping};
 
 /// The slots of a domain's frames.
 #[derive(Debug)]
@@ -78,22 +78,26 @@ impl FramePool {
     /// to follow, since a page moves only between two mappings that are both locked or both not. A forked child inherits no
     /// lock, and perhaps has other rights: it decides anew.
     ///
-    /// A limit on locking counts addresses, and nobody knows how many later regions will have: under one, nothing is locked.
+    /// A limit on locking counts addresses. The first region that it does not cover ends the lock.
     pub(crate) fn lock(&self, locking: Locking) {
-        let permitted = || !matches!(LockLimit::of_this_process(), LockLimit::Bounded { .. });
-        let locked = locking == Locking::WherePermitted
-            && permitted()
-            && memory::lock_on_fault(self.start, self.len_bytes()).is_ok();
-        self.locked.store(locked, Ordering::Relaxed);
-        if !locked {
-            // The program may have all new mappings locked (mlockall(2)).
-            let _ = memory::unlock(self.start, self.len_bytes());
+        let permitted = locking == Locking::WherePermitted;
+        if permitted && memory::lock_on_fault(self.start, self.len_bytes()).is_ok() {
+            self.locked.store(true, Ordering::Relaxed);
+        } else {
+            self.unlock();
         }
     }
 
+    /// Ends the lock, before those of all regions. The program may have all new mappings locked (mlockall(2)).
+    pub(crate) fn unlock(&self) {
+        self.locked.store(false, Ordering::Relaxed);
+        let _ = memory::unlock(self.start, self.len_bytes());
+    }
+
     /// Locks another mapping as its pages come, or not at all: as the pool is. It loses what else it was told of locking.
-    pub(crate) fn lock_alike(&self, start: usize, len_bytes: usize) -> std::result::Result<(), Errno> {
-        if self.is_locked() { memory::lock_on_fault(start, len_bytes) } else { memory::unlock(start, len_bytes) }
+    pub(crate) fn lock_alike(&self, part: &Range<usize>) -> std::result::Result<(), Errno> {
+        let change = if self.is_locked() { memory::lock_on_fault } else { memory::unlock };
+        change(part.start, part.len())
     }
 
     /// Whether pool and regions are locked.

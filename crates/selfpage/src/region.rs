@@ -198,7 +198,7 @@ impl<'a> Builder<'a> {
         let asking = Asking::of(self.handler.take(), self.reserved);
         asking.make_ready(self.trap, &self.life.inner)?;
         let bound = Bound::new(&self, rights, descriptors, store, asking, make)?;
-        bound.join(&self.life.inner)?;
+        bound.join(&self.life.inner, self.reserved)?;
         Ok(Region { life: self.life.clone(), bound })
     }
 }

@@ -53,12 +53,12 @@ fn locking(limit: &LockLimit, swapping: &Swapping) -> Finding {
         Swapping::Never(why) => Finding::new(
             FEATURE,
             State::Present,
-            format!("{limit_bytes}: pools and regions are not locked; frames stay in memory even so: {why}"),
+            format!("{limit_bytes}: pools and regions beyond it are not locked; frames stay in memory even so: {why}"),
         ),
         Swapping::May { .. } => Finding::new(
             FEATURE,
             State::Degraded,
-            format!("{limit_bytes}: pools and regions are not locked, and frames may be swapped out"),
+            format!("{limit_bytes}: pools and regions beyond it are not locked, and frames may be swapped out"),
         )
         .remedy("ulimit -l unlimited (as root; to last: '* - memlock unlimited' in /etc/security/limits.conf)"),
     }

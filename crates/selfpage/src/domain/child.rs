@@ -108,14 +108,13 @@ impl Inner {
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = descriptors;
         // SAFETY: pool-owned, region-owned: the descriptors are new, and no other thread is left.
         unsafe { self.mmu.adopt(descriptors) };
-        self.pool.lock(self.config.locking);
+        self.lock_in_child(parts);
         self.pool.register(descriptors.pool)?;
         stack::forget_unmapped(state);
         copy_first::forget(state);
         self.snapshots.store(false, Ordering::Release);
         self.cutting.store(false, Ordering::Release);
         for (bound, part) in parts {
-            bound.lock_as(&self.pool, part)?;
             bound.register(descriptors, part)?;
         }
         for bound in regions.values() {

@@ -27,7 +27,6 @@ use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
 use crate::placement;
-use crate::pool::FramePool;
 use crate::store::BackingStore;
 use crate::trap::upcall;
 
@@ -128,30 +127,19 @@ impl Bound {
             unsafe { memory::advise(start, len_bytes, advice) }
                 .map_err(|errno| Error::system("set up", object(), errno))?;
         }
-        bound.lock_as(&inner.pool, &bound.addresses())?;
-        // SAFETY: owned-range: just mapped.
-        unsafe { memory::protect(start, len_bytes, builder.reserved) }
-            .map_err(|errno| Error::system("reserve", object(), errno))?;
         let bound = Arc::new(bound);
         bound.region.keeper.store(Arc::as_ptr(&bound).cast_mut().cast(), Ordering::Release);
         Ok(bound)
     }
 
-    /// Locks a part of the region if the pool is locked: its pages as they come.
-    pub(crate) fn lock_as(&self, pool: &FramePool, part: &Range<usize>) -> Result<()> {
-        pool.lock_alike(part.start, part.len()).map_err(|errno| {
-            let object = format!("region {} of {} bytes", self.name, self.len_bytes);
-            let cause = format!(
-                "the domain's frames are locked, and the kernel locks no more for this process ({errno:?}): leave it \
-                 CAP_IPC_LOCK or an unlimited RLIMIT_MEMLOCK, or build the domain with Locking::Never"
-            );
-            Error::new(Kind::OutOfSpace, "lock", object, cause)
-        })
-    }
-
-    /// Registers the region for faults, and puts it into the map.
-    pub(super) fn join(self: &Arc<Bound>, inner: &Arc<Inner>) -> Result<()> {
+    /// Makes the region accessible as `reserved` says, registers it for faults, and puts it into the map.
+    pub(super) fn join(self: &Arc<Bound>, inner: &Arc<Inner>, reserved: memory::Access) -> Result<()> {
         let mut regions = inner.regions();
+        inner.lock_or_give_up(&regions, &self.addresses());
+        // Not before it is locked our way, without pages: in what a program has locked when it is mapped the kernel puts some here.
+        // SAFETY: owned-range: nobody has its addresses yet.
+        unsafe { memory::protect(self.start(), self.len_bytes, reserved) }
+            .map_err(|errno| Error::system("reserve", format!("region {}", self.name), errno))?;
         let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         // The program may have closed this thread's descriptors.
         let bound = &**self;

@@ -1,9 +1,11 @@
 //! Frames locked in memory: all of a domain or nothing of it, and what a program may do to that.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use selfpage::store::MemoryStore;
-use selfpage::{Config, Domain, Kind, Locking, Region, Residence, Rights, Trap};
+use selfpage::{Config, Domain, Locking, Region, Residence, Rights, Trap};
 
 use crate::child::forked;
 use crate::rights::skip;
@@ -60,9 +62,12 @@ fn locked(trap: Trap) -> Option<(Domain, Region)> {
     })
 }
 
-/// Takes the right to lock more than 8 MiB from the calling thread.
+/// The most that a process may lock by default.
+const LIMIT: usize = 8 << 20;
+
+/// Takes the right to lock more than that from the calling thread.
 fn bound_locking() {
-    let most = getrlimit(Resource::Memlock).maximum.unwrap_or(u64::MAX).min(8 << 20);
+    let most = getrlimit(Resource::Memlock).maximum.unwrap_or(u64::MAX).min(LIMIT as u64);
     setrlimit(Resource::Memlock, Rlimit { current: Some(most), maximum: Some(most) }).unwrap();
     let mut sets = capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
@@ -101,19 +106,58 @@ fn pool_and_regions_are_locked_and_page() {
 }
 
 #[test]
-fn nothing_is_locked_under_a_limit() {
+fn what_a_limit_covers_is_locked_until_a_region_comes_that_it_does_not() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
             bound_locking();
             let domain = config().build().unwrap();
             let region = numbered(&domain, trap);
-            assert_ne!(domain.pool().residence(), Residence::Locked);
-            assert_eq!(locked_bytes(), 0, "the pool alone would have fitted");
-            check_pages(&region, 0..pages(&region));
+            assert_eq!(domain.pool().residence(), Residence::Locked);
+            assert_eq!(locked_bytes(), FRAMES * PAGE + REGION);
+            let small = domain.region(REGION).zero().unwrap();
+            assert_eq!(locked_bytes(), FRAMES * PAGE + 2 * REGION);
+            drop(small);
+            forked(|| {
+                assert_eq!(locked_bytes(), FRAMES * PAGE + REGION, "as much as its parent had");
+                check_pages(&region, 0..pages(&region));
+            });
+            let ends = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                // Pages come and go all the while.
+                let reader = scope.spawn(|| {
+                    while !ends.load(Ordering::Relaxed) {
+                        check_pages(&region, 0..pages(&region));
+                    }
+                });
+                let store = MemoryStore::new(LIMIT as u64).unwrap();
+                let mut late = domain.region(LIMIT).name("late").trap(trap).stored(store).unwrap();
+                assert_ne!(domain.pool().residence(), Residence::Locked);
+                assert_eq!(locked_bytes(), 0);
+                number_pages(&mut late);
+                check_pages(&late, 0..pages(&late));
+                ends.store(true, Ordering::Relaxed);
+                reader.join().unwrap();
+            });
+            let again = domain.region(REGION).zero().unwrap();
+            assert_eq!(locked_bytes(), 0, "all of a domain, or nothing");
+            drop(again);
             assert!(domain.stats().counts.evictions_total > 0);
         })
         .well();
     }
+}
+
+#[test]
+fn a_pool_beyond_the_limit_is_not_locked() {
+    in_child(here!(), "", || {
+        bound_locking();
+        let domain = config().most_frames(LIMIT + PAGE).build().unwrap();
+        let region = numbered(&domain, Trap::Worker);
+        assert_ne!(domain.pool().residence(), Residence::Locked);
+        assert_eq!(locked_bytes(), 0);
+        check_pages(&region, 0..pages(&region));
+    })
+    .well();
 }
 
 #[test]
@@ -153,13 +197,10 @@ fn the_right_is_given_up_later() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
             let Some((domain, mut region)) = locked(trap) else { return };
+            let wide = domain.region(2 * LIMIT).trap(trap).stored(MemoryStore::new(PAGE as u64).unwrap()).unwrap();
             bound_locking();
             check_pages(&region, 0..pages(&region));
-            let error = domain.region(16 << 20).name("late").trap(trap).zero().unwrap_err();
-            assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
-            for word in ["lock region late", "RLIMIT_MEMLOCK", "CAP_IPC_LOCK", "Locking::Never"] {
-                assert!(error.to_string().contains(word), "{word:?} is missing from: {error}");
-            }
+            assert_eq!(locked_bytes(), FRAMES * PAGE + REGION + 2 * LIMIT, "what is locked stays locked");
             // The child could lock the pool and not every region: it locks nothing.
             forked(|| {
                 assert_ne!(domain.pool().residence(), Residence::Locked);
@@ -168,6 +209,7 @@ fn the_right_is_given_up_later() {
                     check_pages(&region, 0..pages(&region));
                     number_pages(&mut region);
                 }
+                assert!(wide.as_slice::<u64>().iter().all(|word| *word == 0));
             });
             check_pages(&region, 0..pages(&region));
         })
