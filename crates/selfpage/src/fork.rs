@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use selfpage_core::addr::{Frame, PageBytes};
 use selfpage_core::fault::protect;
+use selfpage_core::linux::die;
 use selfpage_core::linux::memory::Advice;
 use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::policy::Policy;
@@ -285,7 +286,8 @@ impl PausedDomain {
     fn resume_in_child(self) {
         if let Err(why) = &self.shared {
             // The regions are not here: an access is a SIGSEGV, and never a zero that was not written.
-            eprintln!("selfpage: this forked child does not get its parent's regions: {why}");
+            // Past std's lock: a thread that the child does not have may have had it.
+            die::tell(&[&format!("selfpage: this forked child does not get its parent's regions: {why}\n")]);
             self.inner.abandon(&self.regions);
             return self.open_gate();
         }
