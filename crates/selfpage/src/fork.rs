@@ -14,7 +14,7 @@ mod held;
 mod once;
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use selfpage_core::addr::{Frame, PageBytes};
@@ -36,6 +36,7 @@ pub(crate) use once::Once;
 static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 static ATTENDED: Once<()> = Once::new();
 static PAUSE: OverFork<Pause> = OverFork::nothing();
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 struct Pause {
     mask: SignalSet,
@@ -101,6 +102,11 @@ pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
     domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
 }
 
+/// Whether the process was forked when there was a domain.
+pub(crate) fn is_child() -> bool {
+    IS_CHILD.load(Ordering::Relaxed)
+}
+
 extern "C" fn prepare() {
     PAUSE.hold(pause);
 }
@@ -133,6 +139,7 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     let Some(pause) = PAUSE.let_go() else { return };
+    IS_CHILD.store(true, Ordering::Relaxed);
     thread::forget_all();
     upcall::forget_users();
     // Their locks are on what was opened, and would be held as long as the child lives.
@@ -299,7 +306,6 @@ impl PausedDomain {
         let state = self.inner.state();
         state.gate.open(state.mmu);
         self.inner.set_reserve();
-        tracing::info!("a forked child goes on with its parent's regions");
     }
 }
 
