@@ -81,7 +81,6 @@ pub fn attend() {
 
 /// Has forks take care of the domain.
 pub(crate) fn enlist(inner: &Arc<Inner>) {
-    attend();
     let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| domain.strong_count() > 0);
