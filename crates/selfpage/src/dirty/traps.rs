@@ -10,7 +10,7 @@ use std::{iter, ptr};
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory::{self, Access};
-use selfpage_core::linux::thread;
+use selfpage_core::linux::{signal, thread};
 
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
@@ -32,7 +32,7 @@ struct Watch {
 static WATCHES: [AtomicPtr<Watch>; MOST_RANGES] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_RANGES];
 /// Written where ranges are armed and disarmed, read where they are armed again.
 static CHANGE: RwLock<()> = RwLock::new(());
-static OVER_FORK: OverFork<RwLockWriteGuard<'static, ()>> = OverFork::nothing();
+static OVER_FORK: OverFork<Undisturbed<RwLockWriteGuard<'static, ()>>> = OverFork::nothing();
 /// What handlers of `SIGSEGV` are letting writes through to at this moment: a page's address, [`WHOLE`] with that of a range, or
 /// [`EVERYWHERE`]. A scan counts it as written. Else a scan could take a handler's note, protect the page before the handler has
 /// allowed it, and so leave it open without any note until the handler goes on; what others write there meanwhile the next scan would
@@ -48,12 +48,20 @@ const WHOLE: usize = 1;
 const EVERYWHERE: usize = 1 << 63;
 static SIGSEGV: Takeover = Takeover::of(libc::SIGSEGV);
 
-fn change() -> RwLockWriteGuard<'static, ()> {
-    CHANGE.write().unwrap_or_else(PoisonError::into_inner)
+/// A lock, and no handler of a signal runs on the thread that has it: one that forks would wait for its own thread.
+struct Undisturbed<Guard> {
+    _guard: Guard,
+    _quiet: signal::Quiet,
 }
 
-fn no_change() -> RwLockReadGuard<'static, ()> {
-    CHANGE.read().unwrap_or_else(PoisonError::into_inner)
+fn change() -> Undisturbed<RwLockWriteGuard<'static, ()>> {
+    let quiet = signal::Quiet::begin();
+    Undisturbed { _guard: CHANGE.write().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
+}
+
+fn no_change() -> Undisturbed<RwLockReadGuard<'static, ()>> {
+    let quiet = signal::Quiet::begin();
+    Undisturbed { _guard: CHANGE.read().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
 }
 
 /// Has a fork wait for whoever protects memory: the child would have his half of it, and his lock.
@@ -323,5 +331,26 @@ mod tests {
         }
         // SAFETY: mapped above, and nobody holds a reference to it.
         unsafe { memory::unmap(start, 4 * PAGE_BYTES) }.unwrap();
+    }
+
+    #[test]
+    fn no_handler_of_a_signal_comes_in_where_one_that_forks_would_wait_for_its_own_thread() {
+        static CAME: AtomicBool = AtomicBool::new(false);
+        extern "C" fn comes(_: libc::c_int) {
+            CAME.store(true, Ordering::Relaxed);
+        }
+        // SAFETY: the handler sets a word, and nobody else here has this signal.
+        unsafe { libc::signal(libc::SIGRTMIN() + 7, comes as *const () as usize) };
+        let comes_after = |held: Box<dyn std::any::Any>| {
+            // SAFETY: the handler is ours.
+            unsafe { libc::raise(libc::SIGRTMIN() + 7) };
+            let (early, late) = (CAME.load(Ordering::Relaxed), {
+                drop(held);
+                CAME.swap(false, Ordering::Relaxed)
+            });
+            assert_eq!((early, late), (false, true));
+        };
+        comes_after(Box::new(change()));
+        comes_after(Box::new(no_change()));
     }
 }
