@@ -122,6 +122,8 @@ impl Domain {
     }
 
     pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
+        // Before there is a pager thread: a child that was forked while one is being started forgets them all.
+        crate::fork::attend();
         let inner = Arc::new(Inner::new(settings, policy)?);
         inner.start_threads_keeping(Vec::new(), Vec::new())?;
         crate::fork::enlist(&inner);

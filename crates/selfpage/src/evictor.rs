@@ -10,6 +10,17 @@ use selfpage_core::fault::save;
 use selfpage_core::shortage::Shortage;
 
 use crate::domain::Inner;
+use crate::fork;
+
+/// An event of a thread of ours, for whoever listens; none in a forked child. There its listener may wait for ever, for a thread of the
+/// parent's that was telling it something, and our thread with it.
+macro_rules! tell {
+    ($level:ident, $($event:tt)+) => {
+        if !fork::is_child() {
+            tracing::$level!($($event)+);
+        }
+    };
+}
 
 /// How long the evictor tries in vain before faults are told that there is no frame: a device lets go of a page soon.
 const PATIENCE_NS: u64 = 500_000_000;
@@ -53,7 +64,7 @@ pub(crate) fn run(inner: &Inner) {
             evict::evict(state, &mut **policy, want)
         };
         // What is queued for a store that fails comes back.
-        tracing::trace!(?evicted, want, "evicted");
+        tell!(trace, ?evicted, want, "evicted");
         if evicted.ready > 0 || (evicted.queued > 0 && saves) {
             (vain, patience_ns) = (None, PATIENCE_NS);
             stack.demand.end_shortage();
@@ -75,7 +86,7 @@ pub(crate) fn run(inner: &Inner) {
         if since.proves_shortage(inner) {
             let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
             let why = state.save_error().map_or(held, Shortage::Unsaved);
-            tracing::warn!(?why, "no frame can be freed");
+            tell!(warn, ?why, "no frame can be freed");
             let Some(seen) = stack.demand.wanted.count_unless(|| inner.stopping()) else { return };
             stack.demand.state_shortage(state.mmu, since.asked, why);
             // Whoever asked later, or asks next, is given another look.
@@ -139,7 +150,7 @@ pub(crate) fn save(inner: &Inner) {
         inner.saver_turns.fetch_add(1, Ordering::SeqCst);
         if saved > 0 {
             if state.counters.read().save_errors_total > errors {
-                tracing::warn!(error = ?state.save_error(), "pages could not be saved, and stay in core");
+                tell!(warn, error = ?state.save_error(), "pages could not be saved, and stay in core");
                 // A store that fails is not helped by haste.
                 std::thread::sleep(Duration::from_millis(2));
             }

@@ -14,11 +14,12 @@ mod held;
 mod once;
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use selfpage_core::addr::{Frame, PageBytes};
 use selfpage_core::fault::protect;
+use selfpage_core::linux::die;
 use selfpage_core::linux::memory::Advice;
 use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::policy::Policy;
@@ -35,6 +36,7 @@ pub(crate) use once::Once;
 static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 static ATTENDED: Once<()> = Once::new();
 static PAUSE: OverFork<Pause> = OverFork::nothing();
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 struct Pause {
     mask: SignalSet,
@@ -79,7 +81,6 @@ pub fn attend() {
 
 /// Has forks take care of the domain.
 pub(crate) fn enlist(inner: &Arc<Inner>) {
-    attend();
     let _quiet = signal::Quiet::begin();
     let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.retain(|domain| domain.strong_count() > 0);
@@ -98,6 +99,11 @@ pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
     let _quiet = signal::Quiet::begin();
     let domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
     domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
+}
+
+/// Whether the process was forked when there was a domain.
+pub(crate) fn is_child() -> bool {
+    IS_CHILD.load(Ordering::Relaxed)
 }
 
 extern "C" fn prepare() {
@@ -132,6 +138,7 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     let Some(pause) = PAUSE.let_go() else { return };
+    IS_CHILD.store(true, Ordering::Relaxed);
     thread::forget_all();
     upcall::forget_users();
     // Their locks are on what was opened, and would be held as long as the child lives.
@@ -285,7 +292,8 @@ impl PausedDomain {
     fn resume_in_child(self) {
         if let Err(why) = &self.shared {
             // The regions are not here: an access is a SIGSEGV, and never a zero that was not written.
-            eprintln!("selfpage: this forked child does not get its parent's regions: {why}");
+            // Past std's lock: a thread that the child does not have may have had it.
+            die::tell(&[&format!("selfpage: this forked child does not get its parent's regions: {why}\n")]);
             self.inner.abandon(&self.regions);
             return self.open_gate();
         }
@@ -297,7 +305,6 @@ impl PausedDomain {
         let state = self.inner.state();
         state.gate.open(state.mmu);
         self.inner.set_reserve();
-        tracing::info!("a forked child goes on with its parent's regions");
     }
 }
 

@@ -10,7 +10,7 @@ use std::{iter, ptr};
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory::{self, Access};
-use selfpage_core::linux::thread;
+use selfpage_core::linux::{signal, thread};
 
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
@@ -32,14 +32,13 @@ struct Watch {
 static WATCHES: [AtomicPtr<Watch>; MOST_RANGES] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_RANGES];
 /// Written where ranges are armed and disarmed, read where they are armed again.
 static CHANGE: RwLock<()> = RwLock::new(());
-static OVER_FORK: OverFork<RwLockWriteGuard<'static, ()>> = OverFork::nothing();
+static OVER_FORK: OverFork<Undisturbed<RwLockWriteGuard<'static, ()>>> = OverFork::nothing();
 /// What handlers of `SIGSEGV` are letting writes through to at this moment: a page's address, [`WHOLE`] with that of a range, or
 /// [`EVERYWHERE`]. A scan counts it as written. Else a scan could take a handler's note, protect the page before the handler has
 /// allowed it, and so leave it open without any note until the handler goes on; what others write there meanwhile the next scan would
 /// miss.
-///
-/// A handler that a fork left behind in the parent is one for good in the child: there its page is found by every scan.
-static OPENING: [AtomicUsize; MOST_OPENING] = [const { AtomicUsize::new(0) }; MOST_OPENING];
+static OPENING: [Slot; MOST_OPENING] =
+    [const { Slot { by: AtomicUsize::new(0), what: AtomicUsize::new(0) } }; MOST_OPENING];
 /// Handlers at work at a time; further ones wait.
 const MOST_OPENING: usize = 64;
 /// The address is that of a range, and stands for all of it.
@@ -48,12 +47,28 @@ const WHOLE: usize = 1;
 const EVERYWHERE: usize = 1 << 63;
 static SIGSEGV: Takeover = Takeover::of(libc::SIGSEGV);
 
-fn change() -> RwLockWriteGuard<'static, ()> {
-    CHANGE.write().unwrap_or_else(PoisonError::into_inner)
+/// What one handler is letting writes through to.
+struct Slot {
+    /// The block of its thread; 0: the slot is free.
+    by: AtomicUsize,
+    /// 0: nothing yet, or nothing any more.
+    what: AtomicUsize,
 }
 
-fn no_change() -> RwLockReadGuard<'static, ()> {
-    CHANGE.read().unwrap_or_else(PoisonError::into_inner)
+/// A lock, and no handler of a signal runs on the thread that has it: one that forks would wait for its own thread.
+struct Undisturbed<Guard> {
+    _guard: Guard,
+    _quiet: signal::Quiet,
+}
+
+fn change() -> Undisturbed<RwLockWriteGuard<'static, ()>> {
+    let quiet = signal::Quiet::begin();
+    Undisturbed { _guard: CHANGE.write().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
+}
+
+fn no_change() -> Undisturbed<RwLockReadGuard<'static, ()>> {
+    let quiet = signal::Quiet::begin();
+    Undisturbed { _guard: CHANGE.read().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
 }
 
 /// Has a fork wait for whoever protects memory: the child would have his half of it, and his lock.
@@ -62,14 +77,19 @@ fn attend_forks() {
     extern "C" fn prepare() {
         OVER_FORK.hold(change);
     }
-    extern "C" fn after() {
+    extern "C" fn parent() {
         drop(OVER_FORK.let_go());
+    }
+    extern "C" fn child() {
+        let Some(alone) = OVER_FORK.let_go() else { return };
+        Opening::end_those_of_others();
+        drop(alone);
     }
     ATTENDED.get_or_make(|| {
         // Ours come later, so that these locks are taken before domains come to rest: whoever has one may touch managed memory.
         crate::fork::attend();
         // SAFETY: fork-handlers: functions without arguments, which stay loaded.
-        unsafe { libc::pthread_atfork(Some(prepare), Some(after), Some(after)) };
+        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     });
 }
 
@@ -147,39 +167,59 @@ impl Watch {
 
     /// Finds what was written: first what is being opened, since what is in there no more was noted before.
     fn find(&self, found: &mut Dirty, take: impl Fn(&AtomicU64) -> u64) {
-        let range = self.range();
-        for slot in &OPENING {
-            match slot.load(Ordering::SeqCst) {
-                at if at & EVERYWHERE != 0 || at == self.start | WHOLE => found.mark(range.clone()),
-                at if range.contains(&at) && at & WHOLE == 0 => found.mark(at..at + PAGE_BYTES),
-                _ => {}
-            }
-        }
+        OPENING.iter().filter_map(|slot| self.part(slot.what.load(Ordering::SeqCst))).for_each(|part| found.mark(part));
         for (index, word) in self.bits.iter().enumerate() {
             found.mark_word(index, take(word));
         }
-        found.end(&range);
+        found.end(&self.range());
+    }
+
+    /// Of its range, what `what` among [`OPENING`] stands for.
+    fn part(&self, what: usize) -> Option<Range<usize>> {
+        let range = self.range();
+        match what {
+            at if at & EVERYWHERE != 0 || at == self.start | WHOLE => Some(range),
+            at if range.contains(&at) && at & WHOLE == 0 => Some(at..at + PAGE_BYTES),
+            _ => None,
+        }
     }
 }
 
 /// A place among [`OPENING`].
-struct Opening(&'static AtomicUsize);
+struct Opening(&'static Slot);
 
 impl Opening {
     fn begin(what: usize) -> Opening {
+        let own = thread::block();
+        let free = |slot: &&Slot| slot.by.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         loop {
-            let free = |slot: &&AtomicUsize| slot.compare_exchange(0, what, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-            match OPENING.iter().find(free) {
-                Some(slot) => return Opening(slot),
-                None => thread::give_way(),
+            if let Some(slot) = OPENING.iter().find(free) {
+                slot.what.store(what, Ordering::SeqCst);
+                return Opening(slot);
             }
+            thread::give_way();
+        }
+    }
+
+    /// In a forked child: notes what handlers of threads that are not here may have opened, and frees their places. They would be taken for
+    /// good, and once all are every trap would wait for one.
+    fn end_those_of_others() {
+        let own = thread::block();
+        for slot in OPENING.iter().filter(|slot| ![0, own].contains(&slot.by.load(Ordering::SeqCst))) {
+            let what = slot.what.load(Ordering::SeqCst);
+            for watch in watches() {
+                let pages = watch.part(what).into_iter().flat_map(|part| part.step_by(PAGE_BYTES));
+                pages.for_each(|at| watch.note((at - watch.start) / PAGE_BYTES));
+            }
+            drop(Opening(slot));
         }
     }
 }
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        self.0.store(0, Ordering::SeqCst);
+        self.0.what.store(0, Ordering::SeqCst);
+        self.0.by.store(0, Ordering::SeqCst);
     }
 }
 
@@ -248,7 +288,7 @@ pub(super) fn disarm(range: Range<usize>) -> Result<()> {
     // Last: a thread that was trapped before finds its watch, and tries again.
     watch.armed.store(false, Ordering::SeqCst);
     // A handler that saw it armed may be opening it for a neighbour, and from here on the memory may be somebody else's.
-    while OPENING.iter().any(|slot| slot.load(Ordering::SeqCst) == everywhere()) {
+    while OPENING.iter().any(|slot| slot.what.load(Ordering::SeqCst) == everywhere()) {
         thread::give_way();
     }
     Ok(())
@@ -288,6 +328,8 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
     use selfpage_core::linux::memory::Place;
 
@@ -323,5 +365,72 @@ mod tests {
         }
         // SAFETY: mapped above, and nobody holds a reference to it.
         unsafe { memory::unmap(start, 4 * PAGE_BYTES) }.unwrap();
+    }
+
+    /// Each place is a handler's of another thread, which the child does not have.
+    #[test]
+    fn a_child_frees_the_places_of_others_and_notes_their_pages_once() {
+        // SAFETY: a fresh mapping.
+        let start = unsafe { memory::map_anonymous(Place::Anywhere, 4 * PAGE_BYTES, Access::ReadWrite) }.unwrap();
+        let range = start..start + 4 * PAGE_BYTES;
+        let page = |number: usize| start + number * PAGE_BYTES..start + (number + 1) * PAGE_BYTES;
+        arm(range.clone()).unwrap();
+        let (tell, told) = channel();
+        let (end, ends) = channel::<()>();
+        let others = std::thread::spawn(move || {
+            let opening: Vec<_> = (0..MOST_OPENING).map(|_| Opening::begin(start + PAGE_BYTES)).collect();
+            tell.send(()).unwrap();
+            let _ = ends.recv();
+            drop(opening);
+        });
+        told.recv().unwrap();
+        // SAFETY: the child ends, and a hang of it is ended by its alarm.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::alarm(10) };
+            let found = || {
+                let mut found = Dirty::new();
+                found.begin(&range);
+                scan_and_rearm(range.clone(), &mut found).unwrap();
+                found.ranges().collect::<Vec<_>>()
+            };
+            let (noted, later) = (found() == [page(1)], found().is_empty());
+            // SAFETY: mapped, and nobody holds a reference to it.
+            unsafe { (page(2).start as *mut u8).write_volatile(1) };
+            let right = noted && later && found() == [page(2)];
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(!right)) }
+        }
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "it waits for a place, or has a wrong note");
+        drop(end);
+        others.join().unwrap();
+        disarm(range.clone()).unwrap();
+        // SAFETY: mapped above, and nobody holds a reference to it.
+        unsafe { memory::unmap(start, 4 * PAGE_BYTES) }.unwrap();
+    }
+
+    #[test]
+    fn no_handler_of_a_signal_comes_in_where_one_that_forks_would_wait_for_its_own_thread() {
+        static CAME: AtomicBool = AtomicBool::new(false);
+        extern "C" fn comes(_: libc::c_int) {
+            CAME.store(true, Ordering::Relaxed);
+        }
+        // SAFETY: the handler sets a word, and nobody else here has this signal.
+        unsafe { libc::signal(libc::SIGRTMIN() + 7, comes as *const () as usize) };
+        let comes_after = |held: Box<dyn std::any::Any>| {
+            // SAFETY: the handler is ours.
+            unsafe { libc::raise(libc::SIGRTMIN() + 7) };
+            let (early, late) = (CAME.load(Ordering::Relaxed), {
+                drop(held);
+                CAME.swap(false, Ordering::Relaxed)
+            });
+            assert_eq!((early, late), (false, true));
+        };
+        comes_after(Box::new(change()));
+        comes_after(Box::new(no_change()));
     }
 }

@@ -66,8 +66,9 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
         let cause = format!("this process has {MOST_THREADS} of them; have fewer domains, or fewer workers in each");
         return Err(io::Error::new(io::ErrorKind::QuotaExceeded, cause));
     };
-    STARTING.fetch_add(1, Ordering::SeqCst);
+    // First: a handler that forked once it is counted would leave the child with a start too many to end.
     let mask = signal::block_all();
+    STARTING.fetch_add(1, Ordering::SeqCst);
     let (up, is_up) = std::sync::mpsc::sync_channel(1);
     let thread = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
         signal::block_for_good();
@@ -92,8 +93,8 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
         Ok(_) => drop(is_up.recv()),
         Err(_) => TIDS[place].store(0, Ordering::Release),
     }
-    signal::restore(mask);
     STARTING.fetch_sub(1, Ordering::SeqCst);
+    signal::restore(mask);
     thread
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use selfpage::snapshot::Snapshots;
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, StoreError, WriteBlok};
@@ -100,6 +101,28 @@ fn a_child_without_the_regions_does_no_harm() {
         })
         .well();
     }
+}
+
+/// Standard error has a lock of std's, which the child has taken, and nobody there who would let go of it.
+#[test]
+fn a_child_without_the_regions_says_so_whoever_else_was_saying_something() {
+    in_child(here!(), "stderr", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let _region = numbered(&domain, Trap::Worker, Arc::new(NotForChildren(file_store())));
+        let (tell, told) = channel();
+        let (end, ends) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let _saying = io::stderr().lock();
+                tell.send(()).unwrap();
+                let _ = ends.recv();
+            });
+            told.recv().unwrap();
+            forked(|| {});
+            drop(end);
+        });
+    })
+    .well();
 }
 
 #[test]

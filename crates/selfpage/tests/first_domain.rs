@@ -1,0 +1,58 @@
+//! A child that is forked while another thread makes the process's first domain has no part in that.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use selfpage::Domain;
+use selfpage::trap::on_pager_thread;
+
+mod child;
+
+const IDLE: u32 = 0;
+/// The next allocation while a pager thread is being started waits until there was a fork.
+const WAITING: u32 = 1;
+const NOW: u32 = 2;
+
+static STAGE: AtomicU32 = AtomicU32::new(IDLE);
+
+struct Forks;
+
+// SAFETY: test: the system's own blocks.
+unsafe impl GlobalAlloc for Forks {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let turns = || STAGE.compare_exchange(WAITING, NOW, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if STAGE.load(Ordering::SeqCst) == WAITING && on_pager_thread() && turns() {
+            while STAGE.load(Ordering::SeqCst) == NOW {
+                std::thread::yield_now();
+            }
+        }
+        // SAFETY: test: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: test: passed on.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static FORKS: Forks = Forks;
+
+/// What it allocates would else be kept from being managed, for ever.
+#[test]
+fn a_child_starts_no_pager_thread_that_its_parent_was_starting() {
+    let forker = std::thread::spawn(|| {
+        while STAGE.load(Ordering::SeqCst) != NOW {
+            std::thread::yield_now();
+        }
+        let child = child::fork(|| !on_pager_thread());
+        STAGE.store(IDLE, Ordering::SeqCst);
+        child.wait()
+    });
+    STAGE.store(WAITING, Ordering::SeqCst);
+    let domain = Domain::with_frames(64 * 4096).build().unwrap();
+    assert_eq!(forker.join().unwrap(), 0);
+    drop(domain);
+    assert!(!on_pager_thread());
+}
