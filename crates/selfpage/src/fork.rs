@@ -26,9 +26,9 @@ use selfpage_core::policy::Policy;
 
 use crate::domain::{Inner, Part, Regions};
 use crate::region::Bound;
-use crate::snapshot;
 use crate::store::{BackingStore, Descriptor, Lost, StoreError};
 use crate::trap::{thread, upcall};
+use crate::{dirty, protection, snapshot};
 
 pub(crate) use held::OverFork;
 pub(crate) use once::Once;
@@ -42,6 +42,13 @@ struct Pause {
     mask: SignalSet,
     domains: Vec<PausedDomain>,
     stores: Vec<PausedStore>,
+    locks: Locks,
+}
+
+/// The library's own locks: whoever has one of them allocates, and may touch an absent page.
+struct Locks {
+    rights: protection::fork::Held,
+    _traps: dirty::traps::Held,
     registry: MutexGuard<'static, Vec<Weak<Inner>>>,
     snapshot_files: MutexGuard<'static, Vec<Arc<Descriptor>>>,
 }
@@ -67,7 +74,12 @@ struct PausedStore {
     ready: Result<(), StoreError>,
 }
 
-/// Has forks attended to from here on, as the first domain does. Handlers of forks (`pthread_atfork`) that are installed later may touch
+/// Has forks attended to from here on, as the first domain does.
+///
+/// One set of handlers for all of the library, installed before the first of its locks is taken: a fork that was going on then does not call
+/// them, and may take its time with others'.
+///
+/// Handlers of forks (`pthread_atfork`) that are installed later may touch
 /// managed memory: they come first before a fork, and last after it. Those that were there before may not.
 ///
 /// # Context
@@ -101,7 +113,7 @@ pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
     domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
 }
 
-/// Whether the process was forked when there was a domain.
+/// Whether the process was forked since forks are attended to.
 pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
 }
@@ -113,15 +125,14 @@ extern "C" fn prepare() {
 fn pause() -> Pause {
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
     let mask = signal::block_all();
-    let registry = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
-    // Before the gates close, like the registry: whoever has it allocates, and may touch an absent page.
-    let snapshot_files = snapshot::files();
-    let alive = registry.iter().filter_map(Weak::upgrade).filter(|inner| !inner.stopping());
+    // Before the gates close.
+    let locks = Locks::hold();
+    let alive = locks.registry.iter().filter_map(Weak::upgrade).filter(|inner| !inner.stopping());
     let mut domains = hold(alive);
     close_gates(&domains);
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
-    Pause { mask, domains, stores, registry, snapshot_files }
+    Pause { mask, domains, stores, locks }
 }
 
 extern "C" fn parent() {
@@ -132,17 +143,17 @@ extern "C" fn parent() {
     for domain in pause.domains {
         domain.resume_in_parent();
     }
-    drop((pause.registry, pause.snapshot_files));
+    drop(pause.locks);
     signal::restore(pause.mask);
 }
 
 extern "C" fn child() {
-    let Some(pause) = PAUSE.let_go() else { return };
+    let Some(mut pause) = PAUSE.let_go() else { return };
     IS_CHILD.store(true, Ordering::Relaxed);
     thread::forget_all();
     upcall::forget_users();
     // Their locks are on what was opened, and would be held as long as the child lives.
-    pause.snapshot_files.iter().for_each(|file| file.let_go());
+    pause.locks.snapshot_files.iter().for_each(|file| file.let_go());
     // Every place first: what is mapped from here on, be it by an allocation, may come to lie in one.
     for domain in &pause.domains {
         if domain.shared.is_err() {
@@ -157,8 +168,21 @@ extern "C" fn child() {
     for domain in pause.domains {
         domain.resume_in_child();
     }
-    drop((pause.registry, pause.snapshot_files));
+    protection::fork::forked(&mut pause.locks.rights);
+    dirty::traps::forked();
+    drop(pause.locks);
     signal::restore(pause.mask);
+}
+
+impl Locks {
+    fn hold() -> Locks {
+        Locks {
+            rights: protection::fork::hold(),
+            _traps: dirty::traps::hold(),
+            registry: DOMAINS.lock().unwrap_or_else(PoisonError::into_inner),
+            snapshot_files: snapshot::files(),
+        }
+    }
 }
 
 /// Holds the domains' regions and policies. All before the first gate closes, and in this order: whoever has a domain's regions may

@@ -9,7 +9,7 @@ mod found;
 mod protection;
 mod registered;
 mod tracked;
-mod traps;
+pub(crate) mod traps;
 
 use std::ops::Range;
 

@@ -14,7 +14,6 @@ use selfpage_core::linux::{signal, thread};
 
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
-use crate::fork::{Once, OverFork};
 use crate::trap::takeover::{Blocked, Takeover};
 use crate::trap::upcall::{self, SEGV_ACCERR};
 
@@ -32,7 +31,6 @@ struct Watch {
 static WATCHES: [AtomicPtr<Watch>; MOST_RANGES] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_RANGES];
 /// Written where ranges are armed and disarmed, read where they are armed again.
 static CHANGE: RwLock<()> = RwLock::new(());
-static OVER_FORK: OverFork<Undisturbed<RwLockWriteGuard<'static, ()>>> = OverFork::nothing();
 /// What handlers of `SIGSEGV` are letting writes through to at this moment: a page's address, [`WHOLE`] with that of a range, or
 /// [`EVERYWHERE`]. A scan counts it as written. Else a scan could take a handler's note, protect the page before the handler has
 /// allowed it, and so leave it open without any note until the handler goes on; what others write there meanwhile the next scan would
@@ -55,13 +53,17 @@ struct Slot {
     what: AtomicUsize,
 }
 
+/// What a fork has from before it until after it: nobody protects memory. The child would have his half of it, and his lock.
+pub(crate) type Held = Undisturbed<RwLockWriteGuard<'static, ()>>;
+
 /// A lock, and no handler of a signal runs on the thread that has it: one that forks would wait for its own thread.
-struct Undisturbed<Guard> {
+pub(crate) struct Undisturbed<Guard> {
     _guard: Guard,
     _quiet: signal::Quiet,
 }
 
-fn change() -> Undisturbed<RwLockWriteGuard<'static, ()>> {
+/// Waits until nobody protects memory, and keeps it so.
+pub(crate) fn hold() -> Held {
     let quiet = signal::Quiet::begin();
     Undisturbed { _guard: CHANGE.write().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
 }
@@ -71,26 +73,9 @@ fn no_change() -> Undisturbed<RwLockReadGuard<'static, ()>> {
     Undisturbed { _guard: CHANGE.read().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
 }
 
-/// Has a fork wait for whoever protects memory: the child would have his half of it, and his lock.
-fn attend_forks() {
-    static ATTENDED: Once<()> = Once::new();
-    extern "C" fn prepare() {
-        OVER_FORK.hold(change);
-    }
-    extern "C" fn parent() {
-        drop(OVER_FORK.let_go());
-    }
-    extern "C" fn child() {
-        let Some(alone) = OVER_FORK.let_go() else { return };
-        Opening::end_those_of_others();
-        drop(alone);
-    }
-    ATTENDED.get_or_make(|| {
-        // Ours come later, so that these locks are taken before domains come to rest: whoever has one may touch managed memory.
-        crate::fork::attend();
-        // SAFETY: fork-handlers: functions without arguments, which stay loaded.
-        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
-    });
+/// In a forked child, before it lets go of what [`hold`] has taken.
+pub(crate) fn forked() {
+    Opening::end_those_of_others();
 }
 
 fn everywhere() -> usize {
@@ -237,8 +222,8 @@ pub(super) fn arm(range: Range<usize>) -> Result<()> {
     }
     // SAFETY: signal-handler: `on_sigsegv` sets bits, calls mprotect(2), and the handler that was there before.
     unsafe { SIGSEGV.install(on_sigsegv, Blocked::NoOther) };
-    attend_forks();
-    let _alone = change();
+    crate::fork::attend();
+    let _alone = hold();
     let meets = |watch: &Watch| watch.range().start < range.end && range.start < watch.range().end;
     let same = watches().find(|watch| watch.range() == range);
     if watches().any(|watch| watch.armed.load(Ordering::SeqCst) && meets(watch) && watch.range() != range) {
@@ -278,7 +263,7 @@ fn list(range: &Range<usize>) -> Result<&'static Watch> {
 }
 
 pub(super) fn disarm(range: Range<usize>) -> Result<()> {
-    let _alone = change();
+    let _alone = hold();
     let watch = armed("disarm", &range)?;
     if !watch.open_all() && !watch.open_with_neighbours() {
         // A part may be opened by now. It stays armed, and written.
@@ -430,7 +415,7 @@ mod tests {
             });
             assert_eq!((early, late), (false, true));
         };
-        comes_after(Box::new(change()));
+        comes_after(Box::new(hold()));
         comes_after(Box::new(no_change()));
     }
 }

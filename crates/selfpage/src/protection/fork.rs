@@ -1,32 +1,17 @@
 //! Fork: the child's one thread is in the domains that it was in, and nobody else is in any.
 
-use super::table::{self, Held};
-use super::{stay, thread};
-use crate::fork::{Once, OverFork};
+use super::{stay, table, thread};
 
-static INSTALLED: Once<()> = Once::new();
-static TABLE: OverFork<Held> = OverFork::nothing();
+/// What a fork has from before it until after it: nobody changes rights.
+pub(crate) struct Held(table::Held);
 
-pub(super) fn install() {
-    INSTALLED.get_or_make(|| {
-        // Ours come later, so that the table is held before domains come to rest, and regions are back when the child's
-        // protections are changed.
-        crate::fork::attend();
-        // SAFETY: fork-handlers: three functions without arguments, which stay loaded.
-        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
-    });
+/// Waits until nobody changes rights, and keeps it so.
+pub(crate) fn hold() -> Held {
+    Held(table::hold())
 }
 
-extern "C" fn prepare() {
-    TABLE.hold(table::hold);
-}
-
-extern "C" fn parent() {
-    drop(TABLE.let_go());
-}
-
-extern "C" fn child() {
-    let Some(mut table) = TABLE.let_go() else { return };
+/// In a forked child, when regions are back: changes their protections.
+pub(crate) fn forked(Held(table): &mut Held) {
     thread::with(|here| {
         for entry in &table.domains {
             entry.core.set_users(here.entered().filter(|core| std::ptr::eq(*core, &*entry.core)).count() as u64);

@@ -31,7 +31,7 @@
 #![allow(unsafe_code)]
 
 mod fault;
-mod fork;
+pub(crate) mod fork;
 mod keys;
 mod memory;
 mod rights;
@@ -99,7 +99,7 @@ pub fn refresh() {
 
 /// What must stand before there are rights.
 fn set_up() {
-    fork::install();
+    crate::fork::attend();
     fault::install();
 }
 

@@ -225,6 +225,8 @@ fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
 
 fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<Descriptor>> {
     let _quiet = signal::Quiet::begin();
+    // Before the list is held for the first time.
+    crate::fork::attend();
     let mut files = files();
     let file = Arc::new(Descriptor::new(options.open(path)?.into())?);
     files.retain(|file| Arc::strong_count(file) > 1);
