@@ -263,6 +263,9 @@ fn list(range: &Range<usize>) -> Result<&'static Watch> {
 }
 
 pub(super) fn disarm(range: Range<usize>) -> Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
     let _alone = hold();
     let watch = armed("disarm", &range)?;
     if !watch.open_all() && !watch.open_with_neighbours() {
@@ -280,12 +283,18 @@ pub(super) fn disarm(range: Range<usize>) -> Result<()> {
 }
 
 pub(super) fn scan(range: Range<usize>, found: &mut Dirty) -> Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
     let watch = armed("scan", &range)?;
     watch.find(found, |word| word.load(Ordering::SeqCst));
     Ok(())
 }
 
 pub(super) fn scan_and_rearm(range: Range<usize>, found: &mut Dirty) -> Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
     let _whole = no_change();
     let watch = armed("scan and re-arm", &range)?;
     watch.find(found, |word| word.swap(0, Ordering::SeqCst));

@@ -56,6 +56,7 @@ pub use memory::Memory;
 pub use rights::Rights;
 pub use sandbox::{Ended, Violation};
 use table::{Core, Entry, Table};
+use thread::Before;
 use wide::{Stay, Switch};
 
 /// How rights are enforced.
@@ -219,6 +220,7 @@ impl fmt::Debug for ProtectionDomain {
 pub struct Entered<'a> {
     door: &'a Door,
     depth: usize,
+    before: Before,
     /// It is this thread that is in the domain.
     _here: PhantomData<*const ()>,
 }
@@ -236,22 +238,28 @@ impl Door {
             let ours = Ours::now();
             // From here on the domain keeps its keys.
             let word = self.core.begin_use();
-            match self.register {
-                Some(register) if word.is_quick() && !is_wide(here.current()) && here.push(Arc::as_ptr(&self.core)) => {
+            let quick = self.register.filter(|_| word.is_quick() && !is_wide(here.current()));
+            let pushed = quick.and_then(|register| Some((register, here.push(Arc::as_ptr(&self.core))?)));
+            let before = match pushed {
+                Some((register, before)) => {
                     keys::load(register, ours, word.denied());
+                    before
                 }
-                _ => self.enter_slowly(here).inspect_err(|_| self.core.end_use())?,
-            }
-            Ok(Entered { door: self, depth: here.depth(), _here: PhantomData })
+                None => self.enter_slowly(here).inspect_err(|_| self.core.end_use())?,
+            };
+            Ok(Entered { door: self, depth: here.depth(), before, _here: PhantomData })
         })
     }
 
     #[cold]
-    fn enter_slowly(&self, here: &thread::Here) -> Result<()> {
+    fn enter_slowly(&self, here: &thread::Here) -> Result<Before> {
         let core = Arc::as_ptr(&self.core);
-        if here.depth() == thread::MOST_NESTED {
+        let too_deep = || {
             let cause = format!("this thread is in {} domains, one within the other; leave some", thread::MOST_NESTED);
-            return Err(Error::new(Kind::OutOfSpace, "enter", format!("protection domain {}", self.core.name), cause));
+            Error::new(Kind::OutOfSpace, "enter", format!("protection domain {}", self.core.name), cause)
+        };
+        if here.depth() == thread::MOST_NESTED {
+            return Err(too_deep());
         }
         let mut table = table::hold();
         if self.register.is_some() {
@@ -263,11 +271,11 @@ impl Door {
         if let Switch::Busy(other) = table.switch_wide(from, to)? {
             return Err(wide::busy(&self.core.name, &other));
         }
-        here.push(core);
+        let before = here.push(core).ok_or_else(too_deep)?;
         if let Some(register) = self.register {
             keys::load_current(register, here);
         }
-        Ok(())
+        Ok(before)
     }
 }
 
@@ -278,9 +286,9 @@ impl Drop for Entered<'_> {
             assert!(here.depth() == self.depth, "protection domain {} is not the innermost", self.door.core.name);
             let core = &*self.door.core;
             if core.word().is_wide() || here.depth() > 1 {
-                leave_slowly(here);
+                leave_slowly(here, self.before);
             } else {
-                here.pop();
+                here.pop(self.before);
             }
             if let Some(register) = self.door.register {
                 keys::load_current(register, here);
@@ -292,9 +300,9 @@ impl Drop for Entered<'_> {
 
 /// Leaves the innermost domain of a thread, where one of those that it is in may be wide.
 #[cold]
-fn leave_slowly(here: &thread::Here) {
+fn leave_slowly(here: &thread::Here, before: Before) {
     let from = stay(here.entered());
-    here.pop();
+    here.pop(before);
     let to = stay(here.entered());
     if from.core.is_null() && to.core.is_null() {
         return;

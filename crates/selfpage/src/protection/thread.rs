@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ptr;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::sandbox::Trial;
 use super::table::Core;
@@ -18,6 +19,10 @@ pub(super) struct Here {
     /// Set on a thread that runs code which may be stopped.
     pub(super) trial: Cell<*const Trial>,
 }
+
+/// What a domain that is entered has displaced: nothing, or what the code is just entering that a handler of a signal has interrupted.
+#[derive(Clone, Copy)]
+pub(super) struct Before(*const Core);
 
 thread_local! {
     static HERE: Here = const {
@@ -52,23 +57,83 @@ impl Here {
         self.depth.get()
     }
 
-    /// `false`: there is no room for one more.
+    /// Enters a domain. What is to be put back when it is left; `None`: there is no room for one more.
+    ///
+    /// A handler of a signal may come in between the two steps, enter and leave domains of its own in the same place, and leave there
+    /// what it has found.
     #[inline]
-    pub(super) fn push(&self, core: *const Core) -> bool {
+    pub(super) fn push(&self, core: *const Core) -> Option<Before> {
         let depth = self.depth.get();
-        let Some(place) = self.entered.get(depth) else { return false };
-        place.set(core);
+        let before = self.entered.get(depth)?.replace(core);
+        compiler_fence(Ordering::SeqCst);
         self.depth.set(depth + 1);
-        true
+        Some(Before(before))
     }
 
+    /// Leaves the innermost domain.
     #[inline]
-    pub(super) fn pop(&self) {
-        self.depth.set(self.depth.get() - 1);
+    pub(super) fn pop(&self, before: Before) {
+        let depth = self.depth.get() - 1;
+        self.depth.set(depth);
+        compiler_fence(Ordering::SeqCst);
+        self.entered[depth].set(before.0);
     }
 
     /// All that it is in, the outermost first.
     pub(super) fn entered(&self) -> impl Iterator<Item = *const Core> {
         self.entered.iter().take(self.depth.get()).map(Cell::get)
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::arch::asm;
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    const OUTER: *const Core = ptr::without_provenance(8);
+    const INNER: *const Core = ptr::without_provenance(16);
+    const HANDLERS: *const Core = ptr::without_provenance(24);
+    static STEPS: AtomicU32 = AtomicU32::new(0);
+    static WRONG: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn on_step(_: libc::c_int) {
+        with(|here| {
+            let (outside, depth) = (here.current(), here.depth());
+            let before = here.push(HANDLERS);
+            let is_in = here.current() == HANDLERS && here.depth() == depth + 1;
+            before.into_iter().for_each(|before| here.pop(before));
+            if !is_in || here.current() != outside || ![ptr::null(), OUTER, INNER].contains(&outside) {
+                WRONG.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        STEPS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_handler_of_a_signal_enters_and_leaves_between_any_two_instructions() {
+        // SAFETY: signal-handler: it uses its thread's own cells and atomics.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_step as *const () as usize;
+            assert_eq!(libc::sigaction(libc::SIGTRAP, &action, ptr::null_mut()), 0);
+        }
+        let seen = with(|here| {
+            // SAFETY: signal-handler: the CPU traps after each instruction from here on, which `on_step` answers.
+            unsafe { asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
+            let outer = here.push(OUTER);
+            let inner = here.push(INNER);
+            let within = here.current();
+            inner.into_iter().for_each(|inner| here.pop(inner));
+            let between = here.current();
+            outer.into_iter().for_each(|outer| here.pop(outer));
+            // SAFETY: signal-handler: it does no longer.
+            unsafe { asm!("pushfq", "and qword ptr [rsp], -257", "popfq") };
+            (within, between, here.current())
+        });
+        assert_eq!(seen, (INNER, OUTER, ptr::null()));
+        assert_eq!(WRONG.load(Ordering::Relaxed), 0);
+        assert!(STEPS.load(Ordering::Relaxed) > 10);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
@@ -47,6 +47,8 @@ pub(crate) struct Bound {
     pub(crate) name: String,
     pub(super) len_bytes: usize,
     pub(crate) asking: Asking,
+    /// Its pages may be dropped from now on. Changed and asked for with the domain's regions held.
+    leaving: AtomicBool,
     /// What was still its own when it left its domain.
     left: OnceLock<Vec<Range<usize>>>,
 }
@@ -117,6 +119,7 @@ impl Bound {
             name,
             len_bytes,
             asking,
+            leaving: AtomicBool::new(false),
             left: OnceLock::new(),
         };
         // SAFETY: pager-outlives: as above.
@@ -188,6 +191,9 @@ impl Bound {
         }
         let state = inner.state();
         let mut tried = false;
+        let regions = inner.regions();
+        self.leaving.store(true, Ordering::Relaxed);
+        drop(regions);
         loop {
             // What is pinned is dropped all the same: nobody may use the region any more.
             let _ = inner.discard(self.region.range);
@@ -215,6 +221,12 @@ impl Bound {
                 return inner.release_descriptors(&numbers);
             }
         }
+    }
+
+    /// Whether its owner drops it. Where not, whoever does so later sees all that the caller has done before.
+    pub(crate) fn is_leaving(&self, inner: &Inner) -> bool {
+        let _regions = inner.regions();
+        self.leaving.load(Ordering::Relaxed)
     }
 
     pub(crate) fn start(&self) -> usize {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -241,8 +242,11 @@ impl Chain {
             let table = table.filter(|table| xxh3_128(table) == trailer.table_hash);
             let table = table.ok_or_else(|| damaged(path, "a table"))?;
             let (entries, runs) = table.split_at(trailer.entries as usize * ENTRY_BYTES);
-            let entries: Vec<Entry> = entries.chunks_exact(ENTRY_BYTES).filter_map(Entry::decode).collect();
-            note(&mut pages, &mut zero, header, &entries).ok_or_else(|| damaged(path, "a table"))?;
+            let entries: Option<Vec<Entry>> = entries.chunks_exact(ENTRY_BYTES).map(Entry::decode).collect();
+            // The pages of a snapshot stand before its table.
+            let places = data_at(header)..trailer.table_at;
+            let noted = entries.and_then(|entries| note(&mut pages, &mut zero, header, &places, &entries));
+            noted.ok_or_else(|| damaged(path, "a table"))?;
             if sequence == current.sequence {
                 in_core = runs.chunks_exact(RUN_BYTES).filter_map(Run::decode).collect();
             }
@@ -281,13 +285,20 @@ impl Zero {
 }
 
 /// Notes what a table says of pages that no later one has said anything of. `None`: it makes no sense.
-fn note(pages: &mut HashMap<u64, Placed>, zero: &mut Zero, header: &Header, entries: &[Entry]) -> Option<()> {
+fn note(
+    pages: &mut HashMap<u64, Placed>,
+    zero: &mut Zero,
+    header: &Header,
+    places: &Range<u64>,
+    entries: &[Entry],
+) -> Option<()> {
     let size_pages = header.size_pages();
     let mut cleared = Vec::new();
     for entry in entries {
         match *entry {
             Entry::Page { page, place, hash } => {
-                if page >= size_pages || !place.is_multiple_of(PAGE) {
+                let end = place.checked_add(PAGE)?;
+                if page >= size_pages || !place.is_multiple_of(PAGE) || place < places.start || end > places.end {
                     return None;
                 }
                 if !zero.contains(page) {

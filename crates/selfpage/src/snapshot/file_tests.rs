@@ -4,9 +4,10 @@ use std::fs::File;
 use std::path::Path;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use xxhash_rust::xxh3::xxh3_128;
 
-use super::file::Snapshot;
-use super::format::{PAGE, Run, SavedRegion};
+use super::file::{Snapshot, data_at, newest};
+use super::format::{PAGE, Run, SavedRegion, Trailer};
 use super::place::Place;
 use super::writing::Target;
 use crate::store::MemoryStore;
@@ -182,6 +183,36 @@ fn a_flipped_bit_is_found_and_named() {
         std::fs::write(&path, &whole[..len]).unwrap();
         let opened = Snapshot::open(&path).and_then(|snapshot| snapshot.verify());
         assert!(opened.is_err(), "cut to {len} bytes");
+    }
+}
+
+/// Hashes are no signatures: a file may say anything, and have the right hash of it.
+#[test]
+fn a_table_that_points_outside_of_the_data_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    add(&mut target(&path), 0..4, 1);
+    let whole = std::fs::read(&path).unwrap();
+    let (header, current) = newest(&path, &File::open(&path).unwrap()).unwrap();
+    let (trailer_at, first) = (current.trailer_at as usize, data_at(&header));
+    let trailer = Trailer::decode(&whole[trailer_at..], &header.identity).unwrap();
+    let table_at = trailer.table_at as usize;
+    let opened = |place: u64| {
+        let (mut bytes, mut table) =
+            (whole.clone(), whole[table_at..][..trailer.table_bytes().unwrap() as usize].to_vec());
+        table[8..16].copy_from_slice(&place.to_le_bytes());
+        bytes[table_at..][..table.len()].copy_from_slice(&table);
+        let trailer = Trailer { table_hash: xxh3_128(&table), ..trailer };
+        bytes[trailer_at..].copy_from_slice(&trailer.encode(&header.identity));
+        std::fs::write(&path, bytes).unwrap();
+        Snapshot::open(&path).map(|_| ()).map_err(|error| error.kind())
+    };
+    assert_eq!(opened(first), Ok(()));
+    assert_eq!(opened(first + 3 * PAGE), Ok(()));
+    for place in
+        [1, first - PAGE, trailer.table_at, current.trailer_at, whole.len() as u64, 1 << 63, u64::MAX - PAGE + 1]
+    {
+        assert_eq!(opened(place), Err(Kind::Lost), "{place}");
     }
 }
 

@@ -185,6 +185,8 @@ impl Snapshots {
         let armed_in_cut =
             armed_in_cut.map_err(|why| Error::failure("take", named(&subject.path), Failure::Machine(why)))?;
         let image = Reading { subject, cores };
+        // One that was being dropped at the cut had lost pages already, or all.
+        image.subject.all_there()?;
         let mut writing = target.begin(image.cores.iter().map(|region| region.sets.pending.count()).sum());
         let (pages, copies) = image.write(&mut writing)?;
         let in_core = image.in_core();
@@ -232,22 +234,19 @@ impl Subject {
 
     /// Whether the regions are all there, the thread may protect their pages, and this is the process that they are of.
     fn alive(&self) -> Result<()> {
-        let invalid = |cause: String| Err(Error::new(Kind::Invalid, "take", named(&self.path), cause));
         if self.process != std::process::id() {
-            return invalid("a forked child takes snapshots of its own: make a `Snapshots` anew".into());
+            let cause = "a forked child takes snapshots of its own: make a `Snapshots` anew";
+            return Err(Error::new(Kind::Invalid, "take", named(&self.path), cause));
         }
-        let state = self.life.inner.state();
-        let gone = |bound: &&Arc<Bound>| {
-            let first = bound.core().range.first;
-            self.life.inner.undisturbed(|| {
-                let _inside = state.gate.enter(state.mmu);
-                !state.regions.find(first).is_some_and(|found| std::ptr::eq(found, bound.core()))
-            })
-        };
-        match self.regions.iter().find(gone) {
-            Some(bound) => invalid(format!("region {} is gone", bound.name())),
-            None => self.regions.iter().try_for_each(|bound| bound.may_change(&self.life.inner, "take a snapshot of")),
-        }
+        self.all_there()?;
+        self.regions.iter().try_for_each(|bound| bound.may_change(&self.life.inner, "take a snapshot of"))
+    }
+
+    /// Whether no region was dropped yet. After a cut: whether the image has all of them, since whoever drops one later waits for it.
+    fn all_there(&self) -> Result<()> {
+        let Some(bound) = self.regions.iter().find(|bound| bound.is_leaving(&self.life.inner)) else { return Ok(()) };
+        let cause = format!("region {} is gone", bound.name());
+        Err(Error::new(Kind::Invalid, "take", named(&self.path), cause))
     }
 
     fn cores(&self) -> Vec<&region::Region> {

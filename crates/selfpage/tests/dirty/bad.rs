@@ -1,7 +1,7 @@
 //! Ranges that cannot be watched: a clear error, and nothing changed.
 
 use selfpage::Kind;
-use selfpage::dirty::{Dirty, DirtyTracker};
+use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{Memory, PAGE};
 use crate::{arm, in_child, pages, tracker};
@@ -17,6 +17,21 @@ fn refused(tracker: &DirtyTracker, range: std::ops::Range<usize>, expected: &str
     for refusal in refusals {
         let why = refusal.unwrap_err();
         assert!(why.kind() == Kind::Invalid && why.to_string().contains(expected), "{why}");
+    }
+}
+
+#[test]
+fn an_empty_range_is_armed_and_clean_by_either_mechanism() {
+    let (memory, mut found) = (Memory::anonymous(1), Dirty::new());
+    for tracker in [tracker(), DirtyTracker::with(Mechanism::Traps).ok()].into_iter().flatten() {
+        for at in [0, memory.range().start, usize::MAX - PAGE + 1] {
+            // SAFETY: there is no memory in it.
+            unsafe { tracker.arm(at..at) }.unwrap();
+            tracker.scan(at..at, &mut found).unwrap();
+            tracker.scan_and_rearm(at..at, &mut found).unwrap();
+            assert_eq!(found.pages(), 0);
+            tracker.disarm(at..at).unwrap();
+        }
     }
 }
 
