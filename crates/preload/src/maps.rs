@@ -4,6 +4,7 @@
 //! table of what each call means is in `docs/run.md`.
 
 mod advice;
+mod fork;
 mod locking;
 mod moving;
 mod sealing;
@@ -19,6 +20,7 @@ use crate::space::PAGE;
 use crate::sys::{self, Quiet, call};
 
 pub use advice::{madvise, process_madvise};
+pub use fork::{hold, let_go, settle_in_child};
 pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall};
 pub use moving::{is_all_managed, mremap};
 pub use sealing::mseal;
@@ -553,45 +555,4 @@ pub fn forget(range: Range<usize>) {
 /// Bytes of anonymous memory that was mapped and not managed, at most.
 pub fn unmanaged_bytes_max() -> usize {
     table().maps.unmanaged_max_bytes
-}
-
-/// Keeps mappings from changing over a fork, and blocks signals: a handler that came meanwhile may map too, and would wait for its own
-/// thread.
-pub fn hold() {
-    let Table { mut maps, _quiet } = table();
-    maps.forking = Some(_quiet);
-    std::mem::forget(maps);
-}
-
-/// Ends that.
-///
-/// # Safety
-/// *lock-word*: the caller, or the thread it is a copy of, called [`hold`].
-pub unsafe fn let_go() {
-    // SAFETY: lock-word: passed on from our caller.
-    let mut maps = unsafe { MAPS.held() };
-    let quiet = maps.forking.take();
-    drop(maps);
-    drop(quiet);
-}
-
-/// In a forked child: takes away what the program said was not for it.
-pub fn settle_in_child() {
-    let Some(managed) = serving() else { return };
-    let mut table = table();
-    let maps = &mut *table.maps;
-    while let Some(range) = maps.not_for_child.all().first().cloned() {
-        if maps.unmap(managed, range.clone()).is_err() {
-            // SAFETY: owned-range: the program said that it is not for a child. What cannot be closed is empty all the same.
-            unsafe { managed.drop_contents(range.clone()) };
-        }
-        maps.not_for_child.remove(range);
-    }
-    let mut left = 0..usize::MAX;
-    while let Some(range) = maps.empty_in_child.first_within(&left) {
-        left.start = range.end;
-        // SAFETY: owned-range: the program said that a child finds it empty.
-        unsafe { managed.drop_contents(range.clone()) };
-        maps.lock_again(managed, range);
-    }
 }
