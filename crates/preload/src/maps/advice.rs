@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use selfpage::Guards;
+
 use super::{Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
 use crate::managed::Managed;
 use crate::sys::{self, call};
@@ -90,7 +92,11 @@ impl Maps {
             MADV_GUARD_INSTALL => {
                 let advise = move || {
                     // SAFETY: raw-call: the program asked for it, and the range is empty.
-                    unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
+                    let advised = unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) };
+                    if advised >= 0 {
+                        let _ = region.set_guards(offset, len, Guards::Installed);
+                    }
+                    advised
                 };
                 // SAFETY: region-contents: a guard drops what it covers.
                 let result = unsafe { region.while_empty(offset, len, advise) };
@@ -104,7 +110,7 @@ impl Maps {
                     unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
                 }))?;
                 if advice == MADV_GUARD_REMOVE {
-                    self.guarded.remove(range);
+                    self.remove_guards(managed, &range);
                 }
             }
             libc::MADV_WILLNEED => {
@@ -146,10 +152,13 @@ impl Maps {
     pub(super) fn remove_guards(&mut self, managed: &Managed, range: &Range<usize>) {
         while let Some(part) = self.guarded.first_within(range) {
             let (start, len) = (part.start, part.len());
-            managed.maps.while_still(move || {
-                // SAFETY: raw-call: the program gives up the guards, or what they stand in.
-                unsafe { call(libc::SYS_madvise, [start, len, MADV_GUARD_REMOVE as usize, 0, 0, 0]) }
-            });
+            if let Some((region, offset)) = managed.region_of(start) {
+                region.while_still(move || {
+                    // SAFETY: raw-call: the program gives up the guards, or what they stand in.
+                    unsafe { call(libc::SYS_madvise, [start, len, MADV_GUARD_REMOVE as usize, 0, 0, 0]) };
+                    let _ = region.set_guards(offset, len, Guards::Removed);
+                });
+            }
             self.guarded.remove(part);
         }
     }

@@ -39,6 +39,7 @@ pub fn settle_in_child() {
         left.start = range.end;
         // SAFETY: owned-range: the program said that a child finds it empty.
         unsafe { managed.drop_contents(range.clone()) };
+        maps.remove_guards(managed, &range);
         maps.lock_again(managed, range);
     }
 }

@@ -237,6 +237,15 @@ static void guard(void) {
   same(p, P, 8 * MIB);
   CHECK(!madvise(p, P, 103));
   zero(p, 0, P);
+  // Those in what the program may not write are not brought in with their neighbours.
+  char *only = map(MIB, 3), *closed = map(MIB, 3);
+  CHECK(!madvise(only + 40 * P, 4 * P, 102) && !madvise(closed + 40 * P, 4 * P, 102));
+  CHECK(!mprotect(only, MIB, PROT_READ) && !mprotect(closed + 40 * P, MIB - 40 * P, PROT_NONE));
+  zero(only, 0, 40 * P), zero(only, 44 * P, MIB), zero(closed, 0, 40 * P);
+  CHECK(!mprotect(closed, MIB, 3));
+  for (int i = 40; i < 44; i++) CHECK(reads(only + i * P) == SIGSEGV && reads(closed + i * P) == SIGSEGV);
+  CHECK(!madvise(only, MIB, 103));
+  zero(only, 0, MIB), zero(closed, 44 * P, MIB);
   // Guards move, and end with their mapping.
   CHECK(!madvise(p, 2 * P, 102));
   char *q = mremap(p, 8 * MIB, 8 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0);
@@ -301,6 +310,7 @@ static void dont_fork(void) {
   char *p = full(4 * MIB), *q = full(4 * MIB);
   CHECK(!madvise(q, MIB, MADV_DONTFORK));
   CHECK(!madvise(q + 2 * MIB, MIB, 18 /* WIPEONFORK */));
+  madvise(q + 2 * MIB, P, 102 /* GUARD_INSTALL */), *(word *)(q + 2 * MIB + P) = 2 * MIB + P + 1;
   pid_t child = fork();
   if (!child) {
     same(p, 0, 4 * MIB);
@@ -310,6 +320,7 @@ static void dont_fork(void) {
   }
   int status;
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 5);
+  madvise(q + 2 * MIB, P, 103 /* GUARD_REMOVE */), *(word *)(q + 2 * MIB) = 2 * MIB + 1;
   same(p, 0, 4 * MIB), same(q, 0, 4 * MIB);
 }
 static void locked(void) {
