@@ -62,10 +62,16 @@ impl Maps {
                 Part::Managed => {
                     self.advise_managed(managed, range, advice)?;
                 }
-                // SAFETY: raw-call: the program asked for it.
-                Part::Foreign | Part::Outside => unsafe {
-                    kernel(call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0]))?;
-                },
+                Part::Foreign | Part::Outside => {
+                    // SAFETY: raw-call: the program asked for it.
+                    match kernel(unsafe {
+                        call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0])
+                    }) {
+                        // It has advised what there is, beside a hole.
+                        Err(libc::ENOMEM) => result = Err(libc::ENOMEM),
+                        advised => drop(advised?),
+                    }
+                }
             }
         }
         result
@@ -78,12 +84,12 @@ impl Maps {
             self.unless_sealed_for_good(&range)?;
         }
         match advice {
-            libc::MADV_DONTNEED if !self.locked_within(&range) => {
+            libc::MADV_DONTNEED | libc::MADV_FREE if !self.locked_within(&range) => {
                 // SAFETY: owned-range: the program says that the contents are garbage.
                 unsafe { managed.drop_contents(range) };
             }
-            libc::MADV_DONTNEED => return Err(libc::EINVAL),
-            libc::MADV_FREE | MADV_DONTNEED_LOCKED => {
+            libc::MADV_DONTNEED | libc::MADV_FREE => return Err(libc::EINVAL),
+            MADV_DONTNEED_LOCKED => {
                 // SAFETY: owned-range: as above. A page that is locked stays locked, as a page.
                 unsafe { managed.drop_contents(range.clone()) };
                 self.lock_again(managed, range);

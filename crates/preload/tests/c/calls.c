@@ -236,6 +236,13 @@ static void other_advice(void) {
   CHECK(!munmap(p + MIB, P));
   CHECK(madvise(p, 2 * MIB, MADV_DONTNEED) == -1 && errno == ENOMEM); // the rest is advised all the same
   zero(p, 0, MIB), zero(p, MIB + P, 2 * MIB);
+  // So it is where a file was mapped and has moved away.
+  char *q = full(2 * MIB);
+  int f = open("/proc/self/exe", O_RDONLY);
+  CHECK(mmap(q + MIB, P, PROT_READ, MAP_PRIVATE | MAP_FIXED, f, 0) == q + MIB);
+  CHECK(mremap(q + MIB, P, 2 * P, MREMAP_MAYMOVE) != MAP_FAILED);
+  CHECK(madvise(q, 2 * MIB, MADV_DONTNEED) == -1 && errno == ENOMEM);
+  zero(q, 0, MIB), zero(q, MIB + P, 2 * MIB);
 }
 static void differs(char *p, size_t len) {
   CHECK(mremap(p, len, 2 * len, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);

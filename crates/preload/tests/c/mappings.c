@@ -329,7 +329,8 @@ static void locked(void) {
   flood();
   CHECK(in_core(p, MIB) == 256);
   same(p, 0, 2 * MIB);
-  CHECK(madvise(p, P, MADV_DONTNEED) == -1 && errno == EINVAL);
+  CHECK(madvise(p, P, MADV_DONTNEED) == -1 && errno == EINVAL && madvise(p, P, MADV_FREE) == -1 && errno == EINVAL);
+  same(p, 0, P);
   CHECK(!mlock(p, MIB)); // no more than once
   CHECK(!munlock(p, MIB));
   flood();
