@@ -406,11 +406,16 @@ impl Maps {
                     self.remove_guards(managed, &range);
                 }
             }
-            self.taken.remove(range.clone());
-            self.forget(range);
+            self.end(managed, range);
         }
-        self.tell_reach(managed);
         Ok(0)
+    }
+
+    /// A range that is closed is no mapping of the program's any more.
+    fn end(&mut self, managed: &Managed, range: Range<usize>) {
+        self.taken.remove(range.clone());
+        self.forget(range);
+        self.tell_reach(managed);
     }
 
     fn protect(&mut self, managed: &Managed, mut left: Range<usize>, prot: i32, key: Key) -> Result<usize, Errno> {

@@ -248,19 +248,24 @@ impl Maps {
     /// Ends the old place, or empties it.
     fn give_up(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
         let old = wish.old.clone();
-        if wish.afterwards == Afterwards::Gone {
-            return self.unmap(managed, old).map(drop);
-        }
-        // SAFETY: owned-range: as it was before; the program asked for an empty mapping to stay.
-        unsafe {
-            kernel(managed.protect(old.clone(), prot))?;
-            managed.drop_contents(old.clone());
-        }
+        match wish.afterwards {
+            // SAFETY: owned-range: what is left there is garbage.
+            Afterwards::Gone => kernel(unsafe { managed.close(old.clone()) })?,
+            // SAFETY: owned-range: as it was before.
+            Afterwards::Empty => kernel(unsafe { managed.protect(old.clone(), prot) })?,
+        };
+        // From here on nothing is refused any more.
+        self.move_locks(managed, wish);
         self.remove_guards(managed, &old);
+        match wish.afterwards {
+            Afterwards::Gone => self.end(managed, old),
+            // SAFETY: owned-range: the program asked for an empty mapping to stay.
+            Afterwards::Empty => unsafe { managed.drop_contents(old) },
+        }
         Ok(())
     }
 
-    /// What was said of the old place's parts holds for those of the new one; only locks leave the old place.
+    /// What was said of the old place's parts, but for locks, holds for those of the new one.
     fn move_wishes(&mut self, managed: &Managed, wish: &Move) -> Result<(), Errno> {
         let children: [(SetOf, i32); 2] =
             [(|maps| &maps.not_for_child, libc::MADV_DONTFORK), (|maps| &maps.empty_in_child, MADV_WIPEONFORK)];
@@ -271,14 +276,17 @@ impl Maps {
                 self.advise(managed, wish.place_of(&part), advice)?;
             }
         }
+        Ok(())
+    }
+
+    /// Locks leave the old place. First there has to be room for them at the new one.
+    fn move_locks(&mut self, managed: &Managed, wish: &Move) {
         let mut left = wish.moved();
         while let Some(part) = self.locked.first_within(&left) {
             left.start = part.end;
-            // First there has to be room for it.
             self.unlock_managed(managed, part.clone());
             let _ = self.lock(managed, wish.place_of(&part), 0);
         }
-        Ok(())
     }
 }
 

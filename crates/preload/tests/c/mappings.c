@@ -276,7 +276,7 @@ static void no_room(void) { // the kernel takes no more mappings
   size_t pages = atol(limit) + 16;
   if (pages > MIB) { puts("too many"); exit(0); }
   char *filler = mmap(0, pages * P, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0), *at = filler;
-  CHECK(filler != MAP_FAILED);
+  CHECK(filler != MAP_FAILED && !mlock(p + 17 * P, P));
   while (at < filler + pages * P && !mprotect(at, P, PROT_NONE)) at += 2 * P;
   CHECK(at < filler + pages * P && errno == ENOMEM);
   errno = 0;
@@ -290,6 +290,8 @@ static void no_room(void) { // the kernel takes no more mappings
     there = mremap(p + 16 * P, 4 * P, 8 * P, MREMAP_MAYMOVE);
     CHECK(there != MAP_FAILED || errno == ENOMEM);
     same(p, 0, there == MAP_FAILED ? MIB : 16 * P);
+    // What was locked is locked still, wherever it is.
+    CHECK(madvise((there == MAP_FAILED ? p + 16 * P : there) + P, P, MADV_DONTNEED) == -1 && errno == EINVAL);
   }
   same(there - 16 * P, 16 * P, 20 * P), zero(there, 4 * P, 8 * P), same(p, 20 * P, MIB);
   CHECK(mremap(there, 8 * P, 4 * P, MREMAP_MAYMOVE | MREMAP_FIXED, p + 16 * P) == p + 16 * P);
