@@ -37,6 +37,9 @@ const NEVER: i32 = libc::MAP_FIXED
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const ACCESS: i32 = READ_WRITE | libc::PROT_EXEC;
 
+/// Where a program's addresses end that did not ask for more: the kernel refuses to unmap what goes on beyond, all of it.
+const HIGHEST: usize = (1 << 47) - PAGE;
+
 /// What is known of mappings.
 pub struct Maps {
     /// The program's, in the region.
@@ -391,6 +394,9 @@ impl Maps {
     }
 
     fn unmap(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
+        if left.start < HIGHEST && left.end > HIGHEST {
+            return Err(libc::EINVAL);
+        }
         self.unless_sealed(&left)?;
         while let Some((part, range)) = self.next(&mut left) {
             match part {

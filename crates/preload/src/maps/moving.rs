@@ -70,62 +70,71 @@ impl Maps {
     unsafe fn remap(&mut self, managed: &Managed, wish: Wish, args: [usize; 6]) -> Result<usize, Errno> {
         let Wish { old, new_len, flags, new_address } = wish;
         let first = self.parts(old.start..old.end.max(old.start + 1)).next();
+        let (part, is_whole) = first.map_or((Part::Free, false), |(part, range)| (part, range.end >= old.end));
         let fixed = flags & libc::MREMAP_FIXED != 0;
-        match first {
-            Some((Part::Managed, range)) if range == old => self.unless_sealed(&old)?,
-            Some((Part::Managed, _)) => return Err(libc::EFAULT),
-            Some((Part::Free, _)) => return Err(libc::EFAULT),
-            _ => {
-                // The kernel's own. Its new place is not to be in a region.
-                if fixed && self.touches_regions(&(new_address..new_address.saturating_add(new_len))) {
-                    return Err(libc::EINVAL);
-                }
-                // SAFETY: raw-call: passed on from our caller.
-                let start = kernel(unsafe { call(libc::SYS_mremap, args) })?;
-                let counted = self.unmanaged.covers(&old);
-                if flags & libc::MREMAP_DONTUNMAP == 0 {
-                    self.forget(old);
-                }
-                if counted {
-                    self.count_unmanaged(start..start + new_len);
-                }
-                return Ok(start);
+        let moves = flags & libc::MREMAP_MAYMOVE != 0;
+        let stays = flags & libc::MREMAP_DONTUNMAP != 0;
+        if is_whole && matches!(part, Part::Foreign | Part::Outside) {
+            // Its new place is not to be in a region.
+            if fixed && self.touches_regions(&(new_address..new_address.saturating_add(new_len))) {
+                return Err(libc::EINVAL);
             }
+            // SAFETY: raw-call: passed on from our caller.
+            let start = kernel(unsafe { call(libc::SYS_mremap, args) })?;
+            let counted = self.unmanaged.covers(&old);
+            if !stays {
+                self.forget(old);
+            }
+            if counted {
+                self.count_unmanaged(start..start + new_len);
+            }
+            return Ok(start);
         }
         if new_len == 0 || flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0 {
             return Err(libc::EINVAL);
         }
-        let moves = flags & libc::MREMAP_MAYMOVE != 0;
-        let stays = flags & libc::MREMAP_DONTUNMAP != 0;
         if (fixed || stays) && !moves || stays && new_len != old.len() {
             return Err(libc::EINVAL);
         }
+        let named = if fixed { pages(new_address, new_len).map_err(|_| libc::EINVAL)? } else { 0..0 };
+        if named.start < old.end && old.start < named.end {
+            return Err(libc::EINVAL);
+        }
+        if part == Part::Free {
+            return Err(libc::EFAULT);
+        }
+        self.unless_sealed(&old)?;
         if !fixed && !stays && new_len <= old.len() {
+            // Whatever the rest of it is: the kernel would take it out of a region, too.
             self.unmap(managed, old.start + new_len..old.end)?;
             return Ok(old.start);
+        }
+        if old.is_empty() {
+            return Err(libc::EINVAL);
+        }
+        if !is_whole {
+            return Err(libc::EFAULT);
         }
         let prot = self.access(&old)?;
         if self.locked.covers(&old) && !self.may_lock(managed, new_len.saturating_sub(old.len())) {
             return Err(libc::EAGAIN);
         }
-        let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
-        if fixed {
-            let new = pages(new_address, new_len)?;
-            if new.start < old.end && old.start < new.end {
-                return Err(libc::EINVAL);
-            }
-            self.make_room(managed, new.clone())?;
-            return self.move_contents(managed, &Move { old, new, afterwards }, prot);
-        }
-        if !stays && self.grow(managed, &old, new_len, prot) {
+        if !fixed && !stays && self.grow(managed, &old, new_len, prot) {
             return Ok(old.start);
         }
         if !moves {
             return Err(libc::ENOMEM);
         }
-        let new = self.map_anywhere(managed, new_len, READ_WRITE).ok_or(libc::ENOMEM)?;
+        let new = if fixed {
+            self.make_room(managed, named.clone())?;
+            named
+        } else {
+            self.map_anywhere(managed, new_len, READ_WRITE).ok_or(libc::ENOMEM)?
+        };
+        let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
         let moved = self.move_contents(managed, &Move { old, new: new.clone(), afterwards }, prot);
         if moved.is_err() {
+            // As the kernel, which has unmapped what was at a place that the program named by then.
             let _ = self.unmap(managed, new);
         }
         moved
