@@ -17,7 +17,7 @@ use crate::managed::{self, MAPS_BYTES, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
 use crate::space::PAGE;
-use crate::sys::{self, Quiet, call};
+use crate::sys::{Quiet, call};
 
 pub use advice::{madvise, process_madvise};
 pub use fork::{hold, let_go, settle_in_child};
@@ -356,24 +356,31 @@ impl Maps {
                 self.reclaim(managed, part_range)?;
             }
         }
-        // The change is made by a pager thread, which does not have the program's files: it is handed the mapping.
-        let elsewhere = if ours { 0 } else { map_elsewhere(args)? };
-        self.remove_guards(managed, &range);
-        let there = range.clone();
-        let change = move || {
-            let (start, len) = (there.start, there.len());
-            // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
-            unsafe {
-                if ours {
-                    return sys::protect(start, len, prot);
-                }
+        if ours {
+            // First: the kernel may have no room for one more mapping.
+            // SAFETY: owned-range: the program replaces what it has there.
+            kernel(unsafe { managed.protect(range.clone(), prot) })?;
+            self.remove_guards(managed, &range);
+            // SAFETY: owned-range: as above.
+            unsafe { region.drop_contents(offset, range.len()) }.map_err(|_| libc::EINVAL)?;
+        } else {
+            // The change is made by a pager thread, which does not have the program's files: it is handed the mapping.
+            let elsewhere = map_elsewhere(args)?;
+            self.remove_guards(managed, &range);
+            let (start, len) = (range.start, range.len());
+            let change = move || {
                 let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-                call(libc::SYS_mremap, [elsewhere, len, len, flags, start, 0])
+                // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
+                unsafe { call(libc::SYS_mremap, [elsewhere, len, len, flags, start, 0]) }
+            };
+            // SAFETY: region-contents: the program gives up what it has there.
+            let result = unsafe { region.while_empty(offset, len, change) };
+            if let Err(why) = result.map_err(|_| libc::EINVAL).and_then(kernel) {
+                // SAFETY: raw-call: nobody was told of it.
+                unsafe { call(libc::SYS_munmap, [elsewhere, len, 0, 0, 0, 0]) };
+                return Err(why);
             }
-        };
-        // SAFETY: region-contents: the program gives up what it has there.
-        let result = unsafe { region.while_empty(offset, range.len(), change) }.map_err(|_| libc::EINVAL)?;
-        kernel(result)?;
+        }
         if !opens {
             promises::end(&range, || {});
         }

@@ -257,6 +257,9 @@ static void mremap_over_differing(void) {
   flood();
   same(p, 0, MIB), same(p, MIB + P, 4 * MIB), same(q, 0, MIB), same(q, MIB + P, 4 * MIB);
   CHECK(!memcmp(p + MIB, "\177ELF", 4) && reads(q + MIB) == SIGSEGV);
+  char *shared = mmap(0, MIB, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(mremap(shared, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED && errno == EINVAL);
+  *(word *)shared = 1, same(p, 0, MIB);
 }
 static void mremap_smaller_over(void) { // whatever is in the part that goes
   int f = open("/proc/self/exe", O_RDONLY);

@@ -282,7 +282,16 @@ static void no_room(void) { // the kernel takes no more mappings
   errno = 0;
   CHECK(munmap(p + 8 * P, P) == -1 && errno == ENOMEM);
   CHECK(mremap(p, MIB, 8 * P, 0) == MAP_FAILED && errno == ENOMEM);
+  CHECK(mmap(p + 8 * P, P, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
   same(p, 0, MIB);
+  // Nor is anything left of a file that finds no room in the end.
+  int file = memfd_create("left", 0), maps = open("/proc/self/maps", O_RDONLY);
+  static char text[16 << 20];
+  size_t len = 0;
+  CHECK(file >= 0 && maps >= 0 && !munmap(at - 2 * P, P));
+  CHECK(mmap(q + 8 * P, P, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED && errno == ENOMEM);
+  for (ssize_t some; (some = read(maps, text + len, sizeof text - len)) > 0;) len += some;
+  CHECK(len > 0 && len < sizeof text && !memmem(text, len, "memfd:left", 10));
   // With room for one more, for two, …: what has moved comes back where the old place cannot be closed.
   char *there = MAP_FAILED;
   for (int room = 1; there == MAP_FAILED; room++) {
