@@ -13,6 +13,7 @@ use crate::frame::Table;
 use crate::mmu::Trap;
 use crate::page::{PageWord, State, Word};
 use crate::pager::Pager;
+use crate::pageset::PageSet;
 use crate::stream::Streams;
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
 
@@ -56,6 +57,8 @@ pub struct Region {
     pub keeper: AtomicPtr<()>,
     /// What its pages are to snapshots.
     pub sets: PageSets,
+    /// Absent pages in whose place the kernel keeps a guard, which fails every access: nothing is brought in over one.
+    pub guarded: PageSet,
     /// The clone that has its pages' contents from here, and the region that a clone has them from; null: none.
     heir: AtomicPtr<Region>,
     source: AtomicPtr<Region>,
@@ -87,6 +90,7 @@ impl Region {
             keyed: AtomicU8::new(0),
             keeper: AtomicPtr::new(ptr::null_mut()),
             sets: PageSets::none(),
+            guarded: PageSet::none(),
             heir: AtomicPtr::new(ptr::null_mut()),
             source: AtomicPtr::new(ptr::null_mut()),
             words,

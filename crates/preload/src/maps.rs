@@ -4,6 +4,7 @@
 //! table of what each call means is in `docs/run.md`.
 
 mod advice;
+mod fork;
 mod locking;
 mod moving;
 mod sealing;
@@ -16,9 +17,10 @@ use crate::managed::{self, MAPS_BYTES, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
 use crate::space::PAGE;
-use crate::sys::{self, Quiet, call};
+use crate::sys::{Quiet, call};
 
 pub use advice::{madvise, process_madvise};
+pub use fork::{hold, let_go, settle_in_child};
 pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall};
 pub use moving::{is_all_managed, mremap};
 pub use sealing::mseal;
@@ -34,6 +36,9 @@ const NEVER: i32 = libc::MAP_FIXED
     | libc::MAP_STACK;
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const ACCESS: i32 = READ_WRITE | libc::PROT_EXEC;
+
+/// Where a program's addresses end that did not ask for more: the kernel refuses to unmap what goes on beyond, all of it.
+const HIGHEST: usize = (1 << 47) - PAGE;
 
 /// What is known of mappings.
 pub struct Maps {
@@ -351,24 +356,31 @@ impl Maps {
                 self.reclaim(managed, part_range)?;
             }
         }
-        // The change is made by a pager thread, which does not have the program's files: it is handed the mapping.
-        let elsewhere = if ours { 0 } else { map_elsewhere(args)? };
-        self.remove_guards(managed, &range);
-        let there = range.clone();
-        let change = move || {
-            let (start, len) = (there.start, there.len());
-            // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
-            unsafe {
-                if ours {
-                    return sys::protect(start, len, prot);
-                }
+        if ours {
+            // First: the kernel may have no room for one more mapping.
+            // SAFETY: owned-range: the program replaces what it has there.
+            kernel(unsafe { managed.protect(range.clone(), prot) })?;
+            self.remove_guards(managed, &range);
+            // SAFETY: owned-range: as above.
+            unsafe { region.drop_contents(offset, range.len()) }.map_err(|_| libc::EINVAL)?;
+        } else {
+            // The change is made by a pager thread, which does not have the program's files: it is handed the mapping.
+            let elsewhere = map_elsewhere(args)?;
+            self.remove_guards(managed, &range);
+            let (start, len) = (range.start, range.len());
+            let change = move || {
                 let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-                call(libc::SYS_mremap, [elsewhere, len, len, flags, start, 0])
+                // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
+                unsafe { call(libc::SYS_mremap, [elsewhere, len, len, flags, start, 0]) }
+            };
+            // SAFETY: region-contents: the program gives up what it has there.
+            let result = unsafe { region.while_empty(offset, len, change) };
+            if let Err(why) = result.map_err(|_| libc::EINVAL).and_then(kernel) {
+                // SAFETY: raw-call: nobody was told of it.
+                unsafe { call(libc::SYS_munmap, [elsewhere, len, 0, 0, 0, 0]) };
+                return Err(why);
             }
-        };
-        // SAFETY: region-contents: the program gives up what it has there.
-        let result = unsafe { region.while_empty(offset, range.len(), change) }.map_err(|_| libc::EINVAL)?;
-        kernel(result)?;
+        }
         if !opens {
             promises::end(&range, || {});
         }
@@ -389,6 +401,9 @@ impl Maps {
     }
 
     fn unmap(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
+        if left.start < HIGHEST && left.end > HIGHEST {
+            return Err(libc::EINVAL);
+        }
         self.unless_sealed(&left)?;
         while let Some((part, range)) = self.next(&mut left) {
             match part {
@@ -404,11 +419,16 @@ impl Maps {
                     self.remove_guards(managed, &range);
                 }
             }
-            self.taken.remove(range.clone());
-            self.forget(range);
+            self.end(managed, range);
         }
-        self.tell_reach(managed);
         Ok(0)
+    }
+
+    /// A range that is closed is no mapping of the program's any more.
+    fn end(&mut self, managed: &Managed, range: Range<usize>) {
+        self.taken.remove(range.clone());
+        self.forget(range);
+        self.tell_reach(managed);
     }
 
     fn protect(&mut self, managed: &Managed, mut left: Range<usize>, prot: i32, key: Key) -> Result<usize, Errno> {
@@ -553,45 +573,4 @@ pub fn forget(range: Range<usize>) {
 /// Bytes of anonymous memory that was mapped and not managed, at most.
 pub fn unmanaged_bytes_max() -> usize {
     table().maps.unmanaged_max_bytes
-}
-
-/// Keeps mappings from changing over a fork, and blocks signals: a handler that came meanwhile may map too, and would wait for its own
-/// thread.
-pub fn hold() {
-    let Table { mut maps, _quiet } = table();
-    maps.forking = Some(_quiet);
-    std::mem::forget(maps);
-}
-
-/// Ends that.
-///
-/// # Safety
-/// *lock-word*: the caller, or the thread it is a copy of, called [`hold`].
-pub unsafe fn let_go() {
-    // SAFETY: lock-word: passed on from our caller.
-    let mut maps = unsafe { MAPS.held() };
-    let quiet = maps.forking.take();
-    drop(maps);
-    drop(quiet);
-}
-
-/// In a forked child: takes away what the program said was not for it.
-pub fn settle_in_child() {
-    let Some(managed) = serving() else { return };
-    let mut table = table();
-    let maps = &mut *table.maps;
-    while let Some(range) = maps.not_for_child.all().first().cloned() {
-        if maps.unmap(managed, range.clone()).is_err() {
-            // SAFETY: owned-range: the program said that it is not for a child. What cannot be closed is empty all the same.
-            unsafe { managed.drop_contents(range.clone()) };
-        }
-        maps.not_for_child.remove(range);
-    }
-    let mut left = 0..usize::MAX;
-    while let Some(range) = maps.empty_in_child.first_within(&left) {
-        left.start = range.end;
-        // SAFETY: owned-range: the program said that a child finds it empty.
-        unsafe { managed.drop_contents(range.clone()) };
-        maps.lock_again(managed, range);
-    }
 }

@@ -49,5 +49,6 @@ rows! {
 rows! {
     of "calls":
     fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, populate, dump, fork_again, will_need,
-    hints, pageout, dontneed_locked, other_advice, mremap_over_differing, other_clone,
+    hints, pageout, dontneed_locked, other_advice, mremap_over_differing, mremap_smaller_over,
+    other_clone,
 }

@@ -51,6 +51,7 @@ pub use domain::Domain;
 pub use error::{Error, Kind, Result};
 pub use fork::attend as attend_forks;
 pub use handler::{Answer, FaultHandler, FaultKind, MemoryFault, Protection};
+pub use mapping::Guards;
 pub use pool::FramePool;
 pub use region::{Builder as RegionBuilder, Region};
 pub use residence::Residence;

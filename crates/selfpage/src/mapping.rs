@@ -12,6 +12,15 @@ use selfpage_core::pager::Context;
 use crate::error::{Error, Result};
 use crate::region::Region;
 
+/// What became of the guards in a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Guards {
+    /// They are there from now on.
+    Installed,
+    /// There are none any more.
+    Removed,
+}
+
 impl Region {
     /// Runs `change` on a pager thread while no page of the domain is mapped or unmapped: what it does to the region's
     /// protection is all there before, or all there after, any page that moves.
@@ -27,6 +36,23 @@ impl Region {
             inner.state().gate.open(inner.state().mmu);
             result
         })
+    }
+
+    /// Says that the program has guards (`MADV_GUARD_INSTALL`) in the place of the pages of `[offset, offset+len)`, or none any more.
+    /// Nothing is brought in over them: where the program may not write, the kernel would let a copy replace a guard. For use in a change
+    /// that installs or removes them ([`Region::while_empty`], [`Region::while_still`]).
+    ///
+    /// # Errors
+    /// The range is not in the region.
+    pub fn set_guards(&self, offset_bytes: usize, len_bytes: usize, guards: Guards) -> Result<()> {
+        let range = self.range("guard", offset_bytes, len_bytes)?;
+        for index in range.pages().map(|page| self.core().index(page)) {
+            match guards {
+                Guards::Installed => self.core().guarded.insert(index),
+                Guards::Removed => self.core().guarded.remove(index),
+            }
+        }
+        Ok(())
     }
 
     /// Drops the contents of `[offset, offset+len)`, and runs `change` as [`Region::while_still`] does, with no page of the

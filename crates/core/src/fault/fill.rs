@@ -70,6 +70,7 @@ impl<const N: usize> Batch<N> {
                 seen.state() == State::Absent
                     && region.reaches(page)
                     && !region.sets.inherited.contains(region.index(page))
+                    && !region.guarded.contains(region.index(page))
                     && !seen.wishes().unmapped()
                     && word.claim(seen)
             });

@@ -234,6 +234,11 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
         return Step::Done(Outcome::Protected);
     }
     match seen.state() {
+        State::Absent if region.guarded.contains(region.index(page)) => {
+            // A copy would replace the guard.
+            domain.mmu.wake_faulters(region.trap, page, 1);
+            Step::Done(Outcome::Retry)
+        }
         State::Absent if region.sets.inherited.contains(region.index(page)) => {
             inherit::inherit(domain, context, region, page)
         }

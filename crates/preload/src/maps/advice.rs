@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use selfpage::Guards;
+
 use super::{Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
 use crate::managed::Managed;
 use crate::sys::{self, call};
@@ -60,10 +62,16 @@ impl Maps {
                 Part::Managed => {
                     self.advise_managed(managed, range, advice)?;
                 }
-                // SAFETY: raw-call: the program asked for it.
-                Part::Foreign | Part::Outside => unsafe {
-                    kernel(call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0]))?;
-                },
+                Part::Foreign | Part::Outside => {
+                    // SAFETY: raw-call: the program asked for it.
+                    match kernel(unsafe {
+                        call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0])
+                    }) {
+                        // It has advised what there is, beside a hole.
+                        Err(libc::ENOMEM) => result = Err(libc::ENOMEM),
+                        advised => drop(advised?),
+                    }
+                }
             }
         }
         result
@@ -76,12 +84,12 @@ impl Maps {
             self.unless_sealed_for_good(&range)?;
         }
         match advice {
-            libc::MADV_DONTNEED if !self.locked_within(&range) => {
+            libc::MADV_DONTNEED | libc::MADV_FREE if !self.locked_within(&range) => {
                 // SAFETY: owned-range: the program says that the contents are garbage.
                 unsafe { managed.drop_contents(range) };
             }
-            libc::MADV_DONTNEED => return Err(libc::EINVAL),
-            libc::MADV_FREE | MADV_DONTNEED_LOCKED => {
+            libc::MADV_DONTNEED | libc::MADV_FREE => return Err(libc::EINVAL),
+            MADV_DONTNEED_LOCKED => {
                 // SAFETY: owned-range: as above. A page that is locked stays locked, as a page.
                 unsafe { managed.drop_contents(range.clone()) };
                 self.lock_again(managed, range);
@@ -90,7 +98,11 @@ impl Maps {
             MADV_GUARD_INSTALL => {
                 let advise = move || {
                     // SAFETY: raw-call: the program asked for it, and the range is empty.
-                    unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
+                    let advised = unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) };
+                    if advised >= 0 {
+                        let _ = region.set_guards(offset, len, Guards::Installed);
+                    }
+                    advised
                 };
                 // SAFETY: region-contents: a guard drops what it covers.
                 let result = unsafe { region.while_empty(offset, len, advise) };
@@ -104,7 +116,7 @@ impl Maps {
                     unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
                 }))?;
                 if advice == MADV_GUARD_REMOVE {
-                    self.guarded.remove(range);
+                    self.remove_guards(managed, &range);
                 }
             }
             libc::MADV_WILLNEED => {
@@ -146,10 +158,13 @@ impl Maps {
     pub(super) fn remove_guards(&mut self, managed: &Managed, range: &Range<usize>) {
         while let Some(part) = self.guarded.first_within(range) {
             let (start, len) = (part.start, part.len());
-            managed.maps.while_still(move || {
-                // SAFETY: raw-call: the program gives up the guards, or what they stand in.
-                unsafe { call(libc::SYS_madvise, [start, len, MADV_GUARD_REMOVE as usize, 0, 0, 0]) }
-            });
+            if let Some((region, offset)) = managed.region_of(start) {
+                region.while_still(move || {
+                    // SAFETY: raw-call: the program gives up the guards, or what they stand in.
+                    unsafe { call(libc::SYS_madvise, [start, len, MADV_GUARD_REMOVE as usize, 0, 0, 0]) };
+                    let _ = region.set_guards(offset, len, Guards::Removed);
+                });
+            }
             self.guarded.remove(part);
         }
     }

@@ -70,62 +70,71 @@ impl Maps {
     unsafe fn remap(&mut self, managed: &Managed, wish: Wish, args: [usize; 6]) -> Result<usize, Errno> {
         let Wish { old, new_len, flags, new_address } = wish;
         let first = self.parts(old.start..old.end.max(old.start + 1)).next();
+        let (part, is_whole) = first.map_or((Part::Free, false), |(part, range)| (part, range.end >= old.end));
         let fixed = flags & libc::MREMAP_FIXED != 0;
-        match first {
-            Some((Part::Managed, range)) if range == old => self.unless_sealed(&old)?,
-            Some((Part::Managed, _)) => return Err(libc::EFAULT),
-            Some((Part::Free, _)) => return Err(libc::EFAULT),
-            _ => {
-                // The kernel's own. Its new place is not to be in a region.
-                if fixed && self.touches_regions(&(new_address..new_address.saturating_add(new_len))) {
-                    return Err(libc::EINVAL);
-                }
-                // SAFETY: raw-call: passed on from our caller.
-                let start = kernel(unsafe { call(libc::SYS_mremap, args) })?;
-                let counted = self.unmanaged.covers(&old);
-                if flags & libc::MREMAP_DONTUNMAP == 0 {
-                    self.forget(old);
-                }
-                if counted {
-                    self.count_unmanaged(start..start + new_len);
-                }
-                return Ok(start);
+        let moves = flags & libc::MREMAP_MAYMOVE != 0;
+        let stays = flags & libc::MREMAP_DONTUNMAP != 0;
+        if is_whole && matches!(part, Part::Foreign | Part::Outside) {
+            // Its new place is not to be in a region.
+            if fixed && self.touches_regions(&(new_address..new_address.saturating_add(new_len))) {
+                return Err(libc::EINVAL);
             }
+            // SAFETY: raw-call: passed on from our caller.
+            let start = kernel(unsafe { call(libc::SYS_mremap, args) })?;
+            let counted = self.unmanaged.covers(&old);
+            if !stays {
+                self.forget(old);
+            }
+            if counted {
+                self.count_unmanaged(start..start + new_len);
+            }
+            return Ok(start);
         }
         if new_len == 0 || flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0 {
             return Err(libc::EINVAL);
         }
-        let moves = flags & libc::MREMAP_MAYMOVE != 0;
-        let stays = flags & libc::MREMAP_DONTUNMAP != 0;
         if (fixed || stays) && !moves || stays && new_len != old.len() {
             return Err(libc::EINVAL);
         }
+        let named = if fixed { pages(new_address, new_len).map_err(|_| libc::EINVAL)? } else { 0..0 };
+        if named.start < old.end && old.start < named.end {
+            return Err(libc::EINVAL);
+        }
+        if part == Part::Free {
+            return Err(libc::EFAULT);
+        }
+        self.unless_sealed(&old)?;
         if !fixed && !stays && new_len <= old.len() {
+            // Whatever the rest of it is: the kernel would take it out of a region, too.
             self.unmap(managed, old.start + new_len..old.end)?;
             return Ok(old.start);
+        }
+        if old.is_empty() {
+            return Err(libc::EINVAL);
+        }
+        if !is_whole {
+            return Err(libc::EFAULT);
         }
         let prot = self.access(&old)?;
         if self.locked.covers(&old) && !self.may_lock(managed, new_len.saturating_sub(old.len())) {
             return Err(libc::EAGAIN);
         }
-        let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
-        if fixed {
-            let new = pages(new_address, new_len)?;
-            if new.start < old.end && old.start < new.end {
-                return Err(libc::EINVAL);
-            }
-            self.make_room(managed, new.clone())?;
-            return self.move_contents(managed, &Move { old, new, afterwards }, prot);
-        }
-        if !stays && self.grow(managed, &old, new_len, prot) {
+        if !fixed && !stays && self.grow(managed, &old, new_len, prot) {
             return Ok(old.start);
         }
         if !moves {
             return Err(libc::ENOMEM);
         }
-        let new = self.map_anywhere(managed, new_len, READ_WRITE).ok_or(libc::ENOMEM)?;
+        let new = if fixed {
+            self.make_room(managed, named.clone())?;
+            named
+        } else {
+            self.map_anywhere(managed, new_len, READ_WRITE).ok_or(libc::ENOMEM)?
+        };
+        let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
         let moved = self.move_contents(managed, &Move { old, new: new.clone(), afterwards }, prot);
         if moved.is_err() {
+            // As the kernel, which has unmapped what was at a place that the program named by then.
             let _ = self.unmap(managed, new);
         }
         moved
@@ -248,19 +257,24 @@ impl Maps {
     /// Ends the old place, or empties it.
     fn give_up(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
         let old = wish.old.clone();
-        if wish.afterwards == Afterwards::Gone {
-            return self.unmap(managed, old).map(drop);
-        }
-        // SAFETY: owned-range: as it was before; the program asked for an empty mapping to stay.
-        unsafe {
-            kernel(managed.protect(old.clone(), prot))?;
-            managed.drop_contents(old.clone());
-        }
+        match wish.afterwards {
+            // SAFETY: owned-range: what is left there is garbage.
+            Afterwards::Gone => kernel(unsafe { managed.close(old.clone()) })?,
+            // SAFETY: owned-range: as it was before.
+            Afterwards::Empty => kernel(unsafe { managed.protect(old.clone(), prot) })?,
+        };
+        // From here on nothing is refused any more.
+        self.move_locks(managed, wish);
         self.remove_guards(managed, &old);
+        match wish.afterwards {
+            Afterwards::Gone => self.end(managed, old),
+            // SAFETY: owned-range: the program asked for an empty mapping to stay.
+            Afterwards::Empty => unsafe { managed.drop_contents(old) },
+        }
         Ok(())
     }
 
-    /// What was said of the old place's parts holds for those of the new one; only locks leave the old place.
+    /// What was said of the old place's parts, but for locks, holds for those of the new one.
     fn move_wishes(&mut self, managed: &Managed, wish: &Move) -> Result<(), Errno> {
         let children: [(SetOf, i32); 2] =
             [(|maps| &maps.not_for_child, libc::MADV_DONTFORK), (|maps| &maps.empty_in_child, MADV_WIPEONFORK)];
@@ -271,14 +285,17 @@ impl Maps {
                 self.advise(managed, wish.place_of(&part), advice)?;
             }
         }
+        Ok(())
+    }
+
+    /// Locks leave the old place. First there has to be room for them at the new one.
+    fn move_locks(&mut self, managed: &Managed, wish: &Move) {
         let mut left = wish.moved();
         while let Some(part) = self.locked.first_within(&left) {
             left.start = part.end;
-            // First there has to be room for it.
             self.unlock_managed(managed, part.clone());
             let _ = self.lock(managed, wish.place_of(&part), 0);
         }
-        Ok(())
     }
 }
 

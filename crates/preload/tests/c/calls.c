@@ -236,6 +236,13 @@ static void other_advice(void) {
   CHECK(!munmap(p + MIB, P));
   CHECK(madvise(p, 2 * MIB, MADV_DONTNEED) == -1 && errno == ENOMEM); // the rest is advised all the same
   zero(p, 0, MIB), zero(p, MIB + P, 2 * MIB);
+  // So it is where a file was mapped and has moved away.
+  char *q = full(2 * MIB);
+  int f = open("/proc/self/exe", O_RDONLY);
+  CHECK(mmap(q + MIB, P, PROT_READ, MAP_PRIVATE | MAP_FIXED, f, 0) == q + MIB);
+  CHECK(mremap(q + MIB, P, 2 * P, MREMAP_MAYMOVE) != MAP_FAILED);
+  CHECK(madvise(q, 2 * MIB, MADV_DONTNEED) == -1 && errno == ENOMEM);
+  zero(q, 0, MIB), zero(q, MIB + P, 2 * MIB);
 }
 static void differs(char *p, size_t len) {
   CHECK(mremap(p, len, 2 * len, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
@@ -250,6 +257,35 @@ static void mremap_over_differing(void) {
   flood();
   same(p, 0, MIB), same(p, MIB + P, 4 * MIB), same(q, 0, MIB), same(q, MIB + P, 4 * MIB);
   CHECK(!memcmp(p + MIB, "\177ELF", 4) && reads(q + MIB) == SIGSEGV);
+  char *shared = mmap(0, MIB, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(mremap(shared, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED && errno == EINVAL);
+  *(word *)shared = 1, same(p, 0, MIB);
+}
+static void mremap_smaller_over(void) { // whatever is in the part that goes
+  int f = open("/proc/self/exe", O_RDONLY);
+  char *p = full(4 * MIB), *q = full(4 * MIB), *r = full(4 * MIB);
+  CHECK(mmap(p, MIB, PROT_READ, MAP_PRIVATE | MAP_FIXED, f, 0) == p);
+  CHECK(mmap(q + 2 * MIB, MIB, PROT_READ, MAP_PRIVATE | MAP_FIXED, f, 0) == q + 2 * MIB);
+  CHECK(!munmap(r + 2 * MIB, MIB));
+  char *each[] = {p, q, r};
+  for (int i = 0; i < 3; i++) {
+    char *at = each[i];
+    CHECK(mremap(at, 3 * MIB, MIB / 2, i % 2 * MREMAP_MAYMOVE) == at);
+    CHECK(reads(at + MIB / 2) == SIGSEGV && reads(at + MIB) == SIGSEGV && reads(at + 3 * MIB - P) == SIGSEGV);
+    same(at, 3 * MIB, 4 * MIB), same(at, 0, i ? MIB / 2 : 0);
+    // And there is room for others again.
+    CHECK(mmap(at + MIB, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at + MIB);
+    zero(at, MIB, 2 * MIB);
+    for (size_t k = MIB; k < 2 * MIB; k += P) *(word *)(at + k) = k + 1;
+    flood();
+    same(at, MIB, 2 * MIB), same(at, 3 * MIB, 4 * MIB);
+    CHECK(!munmap(at, 4 * MIB) && reads(at) == SIGSEGV);
+  }
+  p = full(MIB);
+  CHECK(munmap(p, (1ul << 47) - (uintptr_t)p) && errno == EINVAL); // beyond the end of all addresses
+  CHECK(mremap(p, 0, P, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
+  CHECK(mremap(p, P, P, MREMAP_MAYMOVE | MREMAP_FIXED, (char *)-P) == MAP_FAILED && errno == EINVAL);
+  same(p, 0, MIB);
 }
 static int without_managed_memory(void *p) { return reads(p) == SIGSEGV && where == p && writes((char *)p + MIB) == SIGSEGV ? 4 : 1; }
 static void other_clone(void) { // a process of its own that is no plain fork
@@ -272,5 +308,6 @@ static struct row rows[] = {
   {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all},
   {"populate", populate}, {"dump", dump}, {"fork_again", fork_again}, {"will_need", will_need},
   {"hints", hints}, {"pageout", pageout}, {"dontneed_locked", dontneed_locked},
-  {"other_advice", other_advice}, {"mremap_over_differing", mremap_over_differing}, {"other_clone", other_clone}};
+  {"other_advice", other_advice}, {"mremap_over_differing", mremap_over_differing},
+  {"mremap_smaller_over", mremap_smaller_over}, {"other_clone", other_clone}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }

@@ -237,6 +237,15 @@ static void guard(void) {
   same(p, P, 8 * MIB);
   CHECK(!madvise(p, P, 103));
   zero(p, 0, P);
+  // Those in what the program may not write are not brought in with their neighbours.
+  char *only = map(MIB, 3), *closed = map(MIB, 3);
+  CHECK(!madvise(only + 40 * P, 4 * P, 102) && !madvise(closed + 40 * P, 4 * P, 102));
+  CHECK(!mprotect(only, MIB, PROT_READ) && !mprotect(closed + 40 * P, MIB - 40 * P, PROT_NONE));
+  zero(only, 0, 40 * P), zero(only, 44 * P, MIB), zero(closed, 0, 40 * P);
+  CHECK(!mprotect(closed, MIB, 3));
+  for (int i = 40; i < 44; i++) CHECK(reads(only + i * P) == SIGSEGV && reads(closed + i * P) == SIGSEGV);
+  CHECK(!madvise(only, MIB, 103));
+  zero(only, 0, MIB), zero(closed, 44 * P, MIB);
   // Guards move, and end with their mapping.
   CHECK(!madvise(p, 2 * P, 102));
   char *q = mremap(p, 8 * MIB, 8 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0);
@@ -267,13 +276,22 @@ static void no_room(void) { // the kernel takes no more mappings
   size_t pages = atol(limit) + 16;
   if (pages > MIB) { puts("too many"); exit(0); }
   char *filler = mmap(0, pages * P, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0), *at = filler;
-  CHECK(filler != MAP_FAILED);
+  CHECK(filler != MAP_FAILED && !mlock(p + 17 * P, P));
   while (at < filler + pages * P && !mprotect(at, P, PROT_NONE)) at += 2 * P;
   CHECK(at < filler + pages * P && errno == ENOMEM);
   errno = 0;
   CHECK(munmap(p + 8 * P, P) == -1 && errno == ENOMEM);
   CHECK(mremap(p, MIB, 8 * P, 0) == MAP_FAILED && errno == ENOMEM);
+  CHECK(mmap(p + 8 * P, P, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
   same(p, 0, MIB);
+  // Nor is anything left of a file that finds no room in the end.
+  int file = memfd_create("left", 0), maps = open("/proc/self/maps", O_RDONLY);
+  static char text[16 << 20];
+  size_t len = 0;
+  CHECK(file >= 0 && maps >= 0 && !munmap(at - 2 * P, P));
+  CHECK(mmap(q + 8 * P, P, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED && errno == ENOMEM);
+  for (ssize_t some; (some = read(maps, text + len, sizeof text - len)) > 0;) len += some;
+  CHECK(len > 0 && len < sizeof text && !memmem(text, len, "memfd:left", 10));
   // With room for one more, for two, …: what has moved comes back where the old place cannot be closed.
   char *there = MAP_FAILED;
   for (int room = 1; there == MAP_FAILED; room++) {
@@ -281,6 +299,8 @@ static void no_room(void) { // the kernel takes no more mappings
     there = mremap(p + 16 * P, 4 * P, 8 * P, MREMAP_MAYMOVE);
     CHECK(there != MAP_FAILED || errno == ENOMEM);
     same(p, 0, there == MAP_FAILED ? MIB : 16 * P);
+    // What was locked is locked still, wherever it is.
+    CHECK(madvise((there == MAP_FAILED ? p + 16 * P : there) + P, P, MADV_DONTNEED) == -1 && errno == EINVAL);
   }
   same(there - 16 * P, 16 * P, 20 * P), zero(there, 4 * P, 8 * P), same(p, 20 * P, MIB);
   CHECK(mremap(there, 8 * P, 4 * P, MREMAP_MAYMOVE | MREMAP_FIXED, p + 16 * P) == p + 16 * P);
@@ -301,6 +321,7 @@ static void dont_fork(void) {
   char *p = full(4 * MIB), *q = full(4 * MIB);
   CHECK(!madvise(q, MIB, MADV_DONTFORK));
   CHECK(!madvise(q + 2 * MIB, MIB, 18 /* WIPEONFORK */));
+  madvise(q + 2 * MIB, P, 102 /* GUARD_INSTALL */), *(word *)(q + 2 * MIB + P) = 2 * MIB + P + 1;
   pid_t child = fork();
   if (!child) {
     same(p, 0, 4 * MIB);
@@ -310,6 +331,7 @@ static void dont_fork(void) {
   }
   int status;
   CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 5);
+  madvise(q + 2 * MIB, P, 103 /* GUARD_REMOVE */), *(word *)(q + 2 * MIB) = 2 * MIB + 1;
   same(p, 0, 4 * MIB), same(q, 0, 4 * MIB);
 }
 static void locked(void) {
@@ -318,7 +340,8 @@ static void locked(void) {
   flood();
   CHECK(in_core(p, MIB) == 256);
   same(p, 0, 2 * MIB);
-  CHECK(madvise(p, P, MADV_DONTNEED) == -1 && errno == EINVAL);
+  CHECK(madvise(p, P, MADV_DONTNEED) == -1 && errno == EINVAL && madvise(p, P, MADV_FREE) == -1 && errno == EINVAL);
+  same(p, 0, P);
   CHECK(!mlock(p, MIB)); // no more than once
   CHECK(!munlock(p, MIB));
   flood();

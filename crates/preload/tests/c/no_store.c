@@ -147,6 +147,14 @@ static void maps(void) {
   errno = 0;
   CHECK(mprotect(reserved, 4 * MIB, PROT_READ) == -1 && errno == ENOMEM);
   for (size_t i = 0; i < count; i++) same(parts[i], MIB, i);
+  // Nor is anything left at a place that nothing has come to.
+  CHECK(!munmap(parts[--count], MIB) && !munmap(parts[--count], MIB));
+  errno = 0;
+  CHECK(mremap(reserved, 2 * MIB, 2 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, reserved + 128 * MIB) == MAP_FAILED && errno == ENOMEM);
+  for (size_t end = count + 2; count < end; count++) {
+    CHECK((parts[count] = map(MIB, READ_WRITE)) != MAP_FAILED);
+    fill(parts[count], MIB, count);
+  }
   // What has no access any more keeps its frames; what is mapped over does not.
   CHECK(!mprotect(parts[0], MIB, PROT_NONE));
   CHECK(map(2 * MIB, READ_WRITE) == MAP_FAILED);

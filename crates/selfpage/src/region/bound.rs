@@ -89,7 +89,7 @@ impl Bound {
         let armed = if trap.is_tracked() { len } else { 0 };
         let set = Arena::bytes_for::<AtomicU64>(PageSet::words(len));
         let bytes = Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len);
-        let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 4 * set;
+        let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 5 * set;
         let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         let start = placement::reserve(builder.placement, len_bytes, &object())?;
@@ -103,6 +103,7 @@ impl Bound {
         let mut set = || PageSet::new(unsafe { tables.table(PageSet::words(len)) });
         let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
         region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
+        region.guarded = set();
         region.priority.store(builder.priority, Ordering::Relaxed);
         region.asks_first.store(asking.first.into(), Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.

@@ -1,0 +1,45 @@
+//! Mappings over a fork: none changes meanwhile, and a child has those that are for it.
+
+use super::{MAPS, Table, serving, table};
+
+/// Keeps mappings from changing over a fork, and blocks signals: a handler that came meanwhile may map too, and would wait for its own
+/// thread.
+pub fn hold() {
+    let Table { mut maps, _quiet } = table();
+    maps.forking = Some(_quiet);
+    std::mem::forget(maps);
+}
+
+/// Ends that.
+///
+/// # Safety
+/// *lock-word*: the caller, or the thread it is a copy of, called [`hold`].
+pub unsafe fn let_go() {
+    // SAFETY: lock-word: passed on from our caller.
+    let mut maps = unsafe { MAPS.held() };
+    let quiet = maps.forking.take();
+    drop(maps);
+    drop(quiet);
+}
+
+/// In a forked child: takes away what the program said was not for it.
+pub fn settle_in_child() {
+    let Some(managed) = serving() else { return };
+    let mut table = table();
+    let maps = &mut *table.maps;
+    while let Some(range) = maps.not_for_child.all().first().cloned() {
+        if maps.unmap(managed, range.clone()).is_err() {
+            // SAFETY: owned-range: the program said that it is not for a child. What cannot be closed is empty all the same.
+            unsafe { managed.drop_contents(range.clone()) };
+        }
+        maps.not_for_child.remove(range);
+    }
+    let mut left = 0..usize::MAX;
+    while let Some(range) = maps.empty_in_child.first_within(&left) {
+        left.start = range.end;
+        // SAFETY: owned-range: the program said that a child finds it empty.
+        unsafe { managed.drop_contents(range.clone()) };
+        maps.remove_guards(managed, &range);
+        maps.lock_again(managed, range);
+    }
+}
