@@ -64,7 +64,12 @@ impl Snapshot {
     /// [`Snapshot::verify`].
     pub fn open(path: impl AsRef<Path>) -> Result<Snapshot> {
         let path = path.as_ref().to_path_buf();
-        let file = File::open(&path).map_err(|cause| Error::system("open", named(&path), cause))?;
+        let failed = |cause| Error::system("open", named(&path), cause);
+        // To open a pipe is to wait for a writer.
+        if !std::fs::metadata(&path).map_err(failed)?.is_file() {
+            return Err(Error::new(Kind::Invalid, "open", named(&path), "it is not a regular file"));
+        }
+        let file = File::open(&path).map_err(failed)?;
         let (header, current) = newest(&path, &file)?;
         let chain = Chain::read(&path, &file, &header, current)?;
         Ok(Snapshot { path, file, header, current, index: Arc::new(chain.index), in_core: chain.in_core })

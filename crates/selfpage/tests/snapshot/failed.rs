@@ -163,3 +163,16 @@ fn a_page_that_the_program_has_dropped_is_zero() {
         (0..16).for_each(|page| assert_eq!(saved(&snapshot, 0, page)[0], if page == 5 { 0 } else { turn }));
     }
 }
+
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    // The call would wait for somebody who writes.
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [pipe.as_path(), dir.path(), "/dev/zero".as_ref()] {
+        let why = Snapshot::open(path).map(drop).unwrap_err();
+        assert_eq!(why.kind(), Kind::Invalid, "{why}");
+        assert!(why.to_string().contains("not a regular file"), "{why}");
+    }
+}
