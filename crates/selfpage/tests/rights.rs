@@ -2,10 +2,10 @@
 //! time, in a process of their own.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use selfpage::protection::{Memory, ProtectionDomain, Rights};
+use selfpage::protection::{Mechanism, Memory, ProtectionDomain, Rights, mechanism};
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Region, Sampling, Trap};
@@ -35,7 +35,7 @@ fn crowd(policy: i32) {
 }
 
 /// Memory that anybody may execute: no machine has keys for that, so a domain without the right takes it from the whole process.
-fn code() -> Memory {
+fn code() -> selfpage::Result<Memory> {
     let (access, flags) =
         (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a fresh mapping, never unmapped; 0xc3 is the instruction `ret`.
@@ -43,14 +43,14 @@ fn code() -> Memory {
         let start = libc::mmap(std::ptr::null_mut(), PAGE, access, flags, -1, 0);
         assert_ne!(start, libc::MAP_FAILED);
         start.cast::<u8>().write_bytes(0xc3, PAGE);
-        Memory::plain("code", start as usize..start as usize + PAGE).unwrap()
+        Memory::plain("code", start as usize..start as usize + PAGE)
     }
 }
 
 #[test]
 fn whoever_is_refused_in_the_middle_of_a_switch_waits() {
     let _alone = alone();
-    let code = code();
+    let code = code().unwrap();
     let start = code.range().start;
     let domain = ProtectionDomain::new("switched");
     domain.set(&code, Rights::NONE).unwrap();
@@ -84,6 +84,29 @@ fn whoever_is_refused_in_the_middle_of_a_switch_waits() {
 }
 
 /// A domain, or a loud skip.
+/// Each domain would be the whole process's, and a thread is in the last.
+#[test]
+fn memory_that_is_refused_changes_no_domain() {
+    let _alone = alone();
+    if mechanism() == Mechanism::PageTables {
+        return skip::skip("pku", "by page tables every domain is the whole process's; cargo xtask qemu-test --keys");
+    }
+    let [one, other, held] = ["one", "other", "held"].map(ProtectionDomain::new);
+    let met = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _entered = held.enter().unwrap();
+            met.wait();
+            met.wait();
+        });
+        met.wait();
+        assert_eq!(code().unwrap_err().kind(), Kind::Held);
+        let both = one.enter().map(|_entered| scope.spawn(|| other.enter().is_ok()).join().unwrap());
+        met.wait();
+        assert_eq!(both.ok(), Some(true), "threads may be in both");
+    });
+}
+
 fn built() -> Option<Domain> {
     match Domain::with_frames(256 * PAGE).build() {
         Ok(domain) => Some(domain),

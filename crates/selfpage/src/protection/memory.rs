@@ -94,7 +94,10 @@ impl Memory {
             region: region.as_ref().map(Arc::downgrade),
         });
         if let Err(why) = table.follow() {
-            table.memory.pop();
+            let record = table.memory.pop();
+            record.into_iter().for_each(|mut record| record.give_back());
+            // What has followed already goes back.
+            let _ = table.follow();
             return Err(why);
         }
         drop(table);
@@ -126,9 +129,7 @@ impl Drop for Piece {
         let mut table = table::hold();
         let Some(at) = table.memory.iter().position(|record| record.id == self.id) else { return };
         let mut record = table.memory.swap_remove(at);
-        if record.protect(record.most.prot(), Key::NONE).is_err() {
-            crate::die("memory cannot be given back the protection that it had");
-        }
+        record.give_back();
         // Fewer domains may be wide now; where threads are in them they stay so.
         let _ = table.follow();
     }

@@ -165,6 +165,8 @@ impl ProtectionDomain {
                 Some(before) => drop(entry.rights.insert(memory.id(), before.clone())),
                 None => drop(entry.rights.remove(&memory.id())),
             }
+            // What has followed already goes back.
+            let _ = table.follow();
         }
         followed
     }

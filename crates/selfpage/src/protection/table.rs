@@ -136,6 +136,13 @@ impl Record {
         (self.now, self.key) = (prot, key);
         Ok(())
     }
+
+    /// Rights are not about it any more.
+    pub(super) fn give_back(&mut self) {
+        if self.protect(self.most.prot(), Key::NONE).is_err() {
+            crate::die("memory cannot be given back the protection that it had");
+        }
+    }
 }
 
 /// A protection domain.
