@@ -79,8 +79,8 @@ struct PausedStore {
 /// One set of handlers for all of the library, installed before the first of its locks is taken: a fork that was going on then does not call
 /// them, and may take its time with others'.
 ///
-/// Handlers of forks (`pthread_atfork`) that are installed later may touch
-/// managed memory: they come first before a fork, and last after it. Those that were there before may not.
+/// Handlers of forks (`pthread_atfork`) that are installed later may touch managed memory: they come first before a fork, and last after
+/// it. Those that were there before may not.
 ///
 /// # Context
 /// Normal.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use selfpage_core::linux::memory;
+use selfpage_core::linux::{Errno, memory};
 
 use super::Inner;
 use super::child::Part;
@@ -12,21 +12,18 @@ use crate::region::Bound;
 
 impl Inner {
     /// Locks the addresses of a region that is to join `regions`, if the frames are locked. Where the kernel locks no more for this
-    /// process, nothing of the domain is locked from here on.
-    pub(crate) fn lock_or_give_up(self: &Arc<Inner>, regions: &BTreeMap<u64, Arc<Bound>>, new: &Range<usize>) {
-        let Err(why) = self.pool.lock_alike(new) else { return };
-        if !self.pool.is_locked() {
-            return;
-        }
-        tracing::warn!(
-            ?why,
-            bytes = new.len(),
-            "a region cannot be locked (RLIMIT_MEMLOCK): frames are locked no more"
-        );
+    /// process, nothing of the domain is locked from here on: why.
+    pub(crate) fn lock_or_give_up(
+        self: &Arc<Inner>,
+        regions: &BTreeMap<u64, Arc<Bound>>,
+        new: &Range<usize>,
+    ) -> Option<Errno> {
+        let why = self.pool.lock_alike(new).err().filter(|_| self.pool.is_locked())?;
         let parts = self.on_pager_thread(move || self.own_parts(regions));
         self.close_gate();
         self.unlock(parts.iter().map(|(_, part)| part).chain([new]));
         self.state.gate.open(self.state.mmu);
+        Some(why)
     }
 
     /// In a forked child, which inherits no lock and perhaps has other rights: locks what it has of the domain, or nothing.

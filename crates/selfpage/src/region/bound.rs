@@ -139,7 +139,7 @@ impl Bound {
     /// Makes the region accessible as `reserved` says, registers it for faults, and puts it into the map.
     pub(super) fn join(self: &Arc<Bound>, inner: &Arc<Inner>, reserved: memory::Access) -> Result<()> {
         let mut regions = inner.regions();
-        inner.lock_or_give_up(&regions, &self.addresses());
+        let unlocked = inner.lock_or_give_up(&regions, &self.addresses());
         // Not before it is locked our way, without pages: in what a program has locked when it is mapped the kernel puts some here.
         // SAFETY: owned-range: nobody has its addresses yet.
         unsafe { memory::protect(self.start(), self.len_bytes, reserved) }
@@ -161,6 +161,9 @@ impl Bound {
         let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
         let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(&numbers) };
         drop(regions);
+        if let Some(why) = unlocked {
+            tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
+        }
         tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
         match shared {
             Ok(()) => inner.hide_descriptors(&numbers),
