@@ -17,6 +17,7 @@ pub struct Ground {
     pub pool: usize,
     pub worker: usize,
     pub upcall: usize,
+    len: usize,
     pub descriptors: Descriptors,
     pub mmu: LinuxMmu,
 }
@@ -28,18 +29,27 @@ pub fn open_uffd(features: Features) -> Result<Uffd, Errno> {
     Ok(uffd)
 }
 
-/// A mapping of `len` bytes, a power of two, at a multiple of them, with a hole on both sides, so that it stays one mapping.
+/// A mapping of `len` bytes, a power of two, at a multiple of them, with a hole on both sides, so that it stays one mapping. No child has
+/// it, as those of domains: pages that another test shares with one by forking do not move at once, and are copied.
 pub fn reserve(len: usize) -> usize {
     unsafe {
         let around = memory::map_anonymous(Place::Anywhere, 3 * len, Access::None).unwrap();
         let inside = (around + 1).next_multiple_of(len);
         memory::map_anonymous(Place::Over(inside), len, Access::ReadWrite).unwrap();
         memory::advise(inside, len, Advice::NoHugePages).unwrap();
+        memory::advise(inside, len, Advice::NotForChild).unwrap();
         inside
     }
 }
 
 impl Ground {
+    /// Children have pool and worker region from now on.
+    pub fn give_to_child(&self) {
+        for start in [self.pool, self.worker] {
+            unsafe { memory::advise(start, self.len, Advice::ForChild) }.unwrap();
+        }
+    }
+
     /// A pool and regions of `pages` pages. `None`: the test was skipped.
     pub fn of(pages: u32) -> Option<Ground> {
         let len = pages as usize * PAGE_BYTES;
@@ -62,7 +72,7 @@ impl Ground {
                 descriptors.upcall.register(upcall, len, Modes::MISSING.and(Modes::WP))?;
                 let slots = NonNull::new(pool as *mut _).unwrap();
                 let mmu = LinuxMmu::new(slots, pages, descriptors, clock::monotonic_ns);
-                Ok(Ground { pool, worker, upcall, descriptors, mmu })
+                Ok(Ground { pool, worker, upcall, len, descriptors, mmu })
             }
         })();
         made.map_err(|why: Errno| skip("uffd", &format!("userfaultfd with MOVE is refused: {why}"))).ok()

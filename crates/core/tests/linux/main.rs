@@ -142,6 +142,7 @@ fn pages_shared_with_a_forked_child_are_moved_all_the_same() {
     let ground = ground!();
     (0..4).for_each(|frame| ground.fill(frame, 0x20 + frame as u8));
     ground.mmu.map(Trap::Worker, ground.page(0), Frame(0), 2).unwrap();
+    ground.give_to_child();
     let mut pipe = [0; 2];
     assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
     let child = unsafe { libc::fork() };
@@ -206,6 +207,7 @@ fn poison_fails_who_waits_and_who_comes_later() {
     ground.mmu.poison(Trap::Worker, ground.page(1)); // Populated: its contents go.
     assert_eq!(write(addr + PAGE_BYTES), Some(libc::EFAULT));
     // A child inherits the poison: a guard in its place would be SIGSEGV.
+    ground.give_to_child();
     let child = unsafe { libc::fork() };
     if child == 0 {
         unsafe {
