@@ -64,8 +64,12 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Has the collector not told of one in 64 of the pages that were written: that is noticed. The library that is preloaded for it is
-/// nothing else to notice.
+/// One in so many of the pages that were written is kept from the collector. With one in 64 its own test lost no object in two runs
+/// of a hundred.
+const LIE: u32 = 8;
+
+/// Keeps some of the pages that were written from the collector: that is noticed. The library that is preloaded for it is nothing else
+/// to notice.
 fn lies_are_noticed(program: &Path, arguments: &[&str]) {
     let lies = programs::compile(&made(), &own("lies.c"), &["-Wall", "-Werror", "-shared", "-fPIC", "-ldl"]);
     let run = |untold: u32| {
@@ -76,7 +80,7 @@ fn lies_are_noticed(program: &Path, arguments: &[&str]) {
     };
     let output = run(u32::MAX);
     assert_eq!(output.status.code(), Some(0), "{arguments:?}: {} {}", output.status, text(&output));
-    let output = run(64);
+    let output = run(LIE);
     let never_began = matches!(output.status.code(), Some(NO_BITS | NOT_INCREMENTAL | 125..=127));
     assert!(!output.status.success() && !never_began, "{arguments:?}: {} {}", output.status, text(&output));
     std::fs::remove_file(lies).unwrap();
