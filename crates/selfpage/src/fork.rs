@@ -28,6 +28,7 @@ use crate::domain::{Inner, Part, Regions};
 use crate::region::Bound;
 use crate::store::{BackingStore, Descriptor, Lost, StoreError};
 use crate::trap::{thread, upcall};
+use crate::undisturbed::{self, Locked};
 use crate::{dirty, protection, snapshot};
 
 pub(crate) use held::OverFork;
@@ -49,8 +50,8 @@ struct Pause {
 struct Locks {
     rights: protection::fork::Held,
     _traps: dirty::traps::Held,
-    registry: MutexGuard<'static, Vec<Weak<Inner>>>,
-    snapshot_files: MutexGuard<'static, Vec<Arc<Descriptor>>>,
+    registry: Locked<'static, Vec<Weak<Inner>>>,
+    snapshot_files: Locked<'static, Vec<Arc<Descriptor>>>,
 }
 
 /// A domain at rest. The guards borrow from `inner`, which comes last.
@@ -93,23 +94,20 @@ pub fn attend() {
 
 /// Has forks take care of the domain.
 pub(crate) fn enlist(inner: &Arc<Inner>) {
-    let _quiet = signal::Quiet::begin();
-    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut domains = undisturbed::lock(&DOMAINS);
     domains.retain(|domain| domain.strong_count() > 0);
     domains.push(Arc::downgrade(inner));
 }
 
 /// Ends that.
 pub(crate) fn delist(inner: &Arc<Inner>) {
-    let _quiet = signal::Quiet::begin();
-    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut domains = undisturbed::lock(&DOMAINS);
     domains.retain(|domain| !std::ptr::eq(domain.as_ptr(), Arc::as_ptr(inner)));
 }
 
 /// The tracked region that a range has a page in.
 pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
-    let _quiet = signal::Quiet::begin();
-    let domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let domains = undisturbed::lock(&DOMAINS);
     domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
 }
 
@@ -179,7 +177,7 @@ impl Locks {
         Locks {
             rights: protection::fork::hold(),
             _traps: dirty::traps::hold(),
-            registry: DOMAINS.lock().unwrap_or_else(PoisonError::into_inner),
+            registry: undisturbed::lock(&DOMAINS),
             snapshot_files: snapshot::files(),
         }
     }

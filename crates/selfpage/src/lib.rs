@@ -44,6 +44,7 @@ mod stats;
 pub mod store;
 pub mod trace;
 pub mod trap;
+mod undisturbed;
 mod usage;
 
 pub use config::{Config, DescriptorTable, Locking};

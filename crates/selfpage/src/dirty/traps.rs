@@ -10,12 +10,13 @@ use std::{iter, ptr};
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory::{self, Access};
-use selfpage_core::linux::{signal, thread};
+use selfpage_core::linux::thread;
 
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
 use crate::trap::takeover::{Blocked, Takeover};
 use crate::trap::upcall::{self, SEGV_ACCERR};
+use crate::undisturbed::Undisturbed;
 
 /// Ranges that can be armed at a time, in the whole process.
 const MOST_RANGES: usize = 64;
@@ -56,21 +57,13 @@ struct Slot {
 /// What a fork has from before it until after it: nobody protects memory. The child would have his half of it, and his lock.
 pub(crate) type Held = Undisturbed<RwLockWriteGuard<'static, ()>>;
 
-/// A lock, and no handler of a signal runs on the thread that has it: one that forks would wait for its own thread.
-pub(crate) struct Undisturbed<Guard> {
-    _guard: Guard,
-    _quiet: signal::Quiet,
-}
-
 /// Waits until nobody protects memory, and keeps it so.
 pub(crate) fn hold() -> Held {
-    let quiet = signal::Quiet::begin();
-    Undisturbed { _guard: CHANGE.write().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
+    Undisturbed::hold(|| CHANGE.write().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn no_change() -> Undisturbed<RwLockReadGuard<'static, ()>> {
-    let quiet = signal::Quiet::begin();
-    Undisturbed { _guard: CHANGE.read().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
+    Undisturbed::hold(|| CHANGE.read().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// In a forked child, before it lets go of what [`hold`] has taken.
@@ -217,9 +210,6 @@ fn armed(operation: &'static str, range: &Range<usize>) -> Result<&'static Watch
 }
 
 pub(super) fn arm(range: Range<usize>) -> Result<()> {
-    if range.is_empty() {
-        return Ok(());
-    }
     // SAFETY: signal-handler: `on_sigsegv` sets bits, calls mprotect(2), and the handler that was there before.
     unsafe { SIGSEGV.install(on_sigsegv, Blocked::NoOther) };
     crate::fork::attend();
@@ -263,9 +253,6 @@ fn list(range: &Range<usize>) -> Result<&'static Watch> {
 }
 
 pub(super) fn disarm(range: Range<usize>) -> Result<()> {
-    if range.is_empty() {
-        return Ok(());
-    }
     let _alone = hold();
     let watch = armed("disarm", &range)?;
     if !watch.open_all() && !watch.open_with_neighbours() {
@@ -283,18 +270,12 @@ pub(super) fn disarm(range: Range<usize>) -> Result<()> {
 }
 
 pub(super) fn scan(range: Range<usize>, found: &mut Dirty) -> Result<()> {
-    if range.is_empty() {
-        return Ok(());
-    }
     let watch = armed("scan", &range)?;
     watch.find(found, |word| word.load(Ordering::SeqCst));
     Ok(())
 }
 
 pub(super) fn scan_and_rearm(range: Range<usize>, found: &mut Dirty) -> Result<()> {
-    if range.is_empty() {
-        return Ok(());
-    }
     let _whole = no_change();
     let watch = armed("scan and re-arm", &range)?;
     watch.find(found, |word| word.swap(0, Ordering::SeqCst));

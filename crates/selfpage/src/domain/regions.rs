@@ -1,39 +1,21 @@
 //! A domain's regions, held against changes.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut, Range};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::ops::Range;
+use std::sync::Arc;
 
 use selfpage_core::addr::PAGE_BYTES;
-use selfpage_core::linux::signal;
 
 use super::Inner;
 use crate::region::Bound;
+use crate::undisturbed::{self, Locked};
 
-/// A domain's regions, held. Meanwhile the gate may be closed, and no handler of a signal is let in: one that met the gate, or
-/// forked, would wait for its own thread.
-pub(crate) struct Regions<'a> {
-    held: MutexGuard<'a, BTreeMap<u64, Arc<Bound>>>,
-    _quiet: signal::Quiet,
-}
-
-impl Deref for Regions<'_> {
-    type Target = BTreeMap<u64, Arc<Bound>>;
-    fn deref(&self) -> &Self::Target {
-        &self.held
-    }
-}
-
-impl DerefMut for Regions<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.held
-    }
-}
+/// A domain's regions, held. Meanwhile the gate may be closed: a handler of a signal that met it would wait for its own thread.
+pub(crate) type Regions<'a> = Locked<'a, BTreeMap<u64, Arc<Bound>>>;
 
 impl Inner {
     pub(crate) fn regions(&self) -> Regions<'_> {
-        let quiet = signal::Quiet::begin();
-        Regions { held: self.regions.lock().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
+        undisturbed::lock(&self.regions)
     }
 
     /// The tracked region that a range has a page in.

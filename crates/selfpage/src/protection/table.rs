@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use selfpage_core::linux::key::Key;
-use selfpage_core::linux::{Errno, key, signal};
+use selfpage_core::linux::{Errno, key};
 
 use super::memory::Memory;
 use super::rights::Rights;
 use super::wide::Wide;
 use crate::region::Region;
+use crate::undisturbed::{self, Locked};
 
 static TABLE: Mutex<Table> = Mutex::new(Table::new());
 
@@ -170,28 +171,11 @@ pub(super) struct Table {
     pub(super) counter: u64,
 }
 
-/// The table, held. Meanwhile no handler of a signal is let in: one that entered a domain would wait for its own thread.
-pub(super) struct Held {
-    table: MutexGuard<'static, Table>,
-    _quiet: signal::Quiet,
-}
+/// The table, held. A handler of a signal may enter a domain.
+pub(super) type Held = Locked<'static, Table>;
 
 pub(super) fn hold() -> Held {
-    let quiet = signal::Quiet::begin();
-    Held { table: TABLE.lock().unwrap_or_else(PoisonError::into_inner), _quiet: quiet }
-}
-
-impl std::ops::Deref for Held {
-    type Target = Table;
-    fn deref(&self) -> &Table {
-        &self.table
-    }
-}
-
-impl std::ops::DerefMut for Held {
-    fn deref_mut(&mut self) -> &mut Table {
-        &mut self.table
-    }
+    undisturbed::lock(&TABLE)
 }
 
 impl Table {

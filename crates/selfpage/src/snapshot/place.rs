@@ -8,15 +8,15 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::fs::syncfs;
-use selfpage_core::linux::signal;
 
 use super::file::{named, newest};
 use crate::error::{Error, Kind, Result};
 use crate::store::Descriptor;
+use crate::undisturbed::{self, Locked};
 
 /// Looks for the file that has the name, while others rename theirs to it. Each time one of them gets on.
 const MOST_LOOKS: u32 = 100;
@@ -28,8 +28,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 static FILES: Mutex<Vec<Arc<Descriptor>>> = Mutex::new(Vec::new());
 
 /// The open files of every place, for a fork.
-pub(crate) fn files() -> MutexGuard<'static, Vec<Arc<Descriptor>>> {
-    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn files() -> Locked<'static, Vec<Arc<Descriptor>>> {
+    undisturbed::lock(&FILES)
 }
 
 /// A path that only this process writes snapshots to.
@@ -224,7 +224,6 @@ fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
 }
 
 fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<Descriptor>> {
-    let _quiet = signal::Quiet::begin();
     // Before the list is held for the first time.
     crate::fork::attend();
     let mut files = files();
@@ -235,7 +234,6 @@ fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<Descriptor>> {
 }
 
 fn close_unused() {
-    let _quiet = signal::Quiet::begin();
     files().retain(|file| Arc::strong_count(file) > 1);
 }
 
