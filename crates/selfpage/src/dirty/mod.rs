@@ -118,6 +118,9 @@ impl DirtyTracker {
     /// owned-range: the memory is the caller's: neither the library's own nor another component's that protects it.
     pub unsafe fn arm(&self, range: Range<usize>) -> Result<()> {
         check("arm", &range)?;
+        if range.is_empty() {
+            return Ok(());
+        }
         let Some(protection) = &self.protection else { return traps::arm(range) };
         match tracked::region("arm", &range)? {
             Some(region) => protection.scan_region("arm", &region, range, Afterwards::Protect, &mut Dirty::new()),
@@ -161,6 +164,9 @@ impl DirtyTracker {
     /// As for [`DirtyTracker::arm`].
     pub fn disarm(&self, range: Range<usize>) -> Result<()> {
         check("disarm", &range)?;
+        if range.is_empty() {
+            return Ok(());
+        }
         let Some(protection) = &self.protection else { return traps::disarm(range) };
         match tracked::region("disarm", &range)? {
             Some(region) => tracked::disarm(&region, &range),
@@ -179,6 +185,9 @@ fn fill(
 ) -> Result<()> {
     let filled = check(operation, range).and_then(|()| {
         found.begin(range);
+        if range.is_empty() {
+            return Ok(());
+        }
         // First: a buffer that is given back during the scan is seen.
         let registered = registered::mark(range, found);
         scan(found)?;

@@ -43,9 +43,6 @@ impl WriteProtection {
     }
 
     pub(super) fn arm(&self, range: Range<usize>) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
         let (uffd, pagemap) = self.descriptors()?;
         register(uffd, "arm", &range)?;
         let armed =
@@ -54,9 +51,6 @@ impl WriteProtection {
     }
 
     pub(super) fn disarm(&self, range: Range<usize>) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
         let (uffd, _) = self.descriptors()?;
         // So that what another userfaultfd watches is refused, which older kernels do not when it ends.
         register(uffd, "disarm", &range)?;
@@ -72,9 +66,6 @@ impl WriteProtection {
     }
 
     pub(super) fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
-        if range.is_empty() {
-            return self.scan(range, found);
-        }
         let (uffd, pagemap) = self.descriptors()?;
         // Nothing new, unless something was mapped over a part: that is not protected, so it counts as written.
         register(uffd, "scan and re-arm", &range)?;

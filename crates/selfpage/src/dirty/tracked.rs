@@ -45,7 +45,7 @@ pub(crate) fn check_tracked(trap: Trap, rights: Rights) -> Result<()> {
 
 /// The tracked region that a range is of, if it is of one.
 pub(super) fn region(operation: &'static str, range: &Range<usize>) -> Result<Option<Arc<Bound>>> {
-    if range.is_empty() || !ANY.load(Ordering::SeqCst) {
+    if !ANY.load(Ordering::SeqCst) {
         return Ok(None);
     }
     let Some(bound) = fork::find_tracked(range) else { return Ok(None) };
