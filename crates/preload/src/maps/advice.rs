@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use selfpage::Guards;
+use selfpage::{Guards, Region};
 
 use super::{Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
 use crate::managed::Managed;
@@ -96,28 +96,28 @@ impl Maps {
             }
             MADV_GUARD_INSTALL if self.locked_within(&range) => return Err(libc::EINVAL),
             MADV_GUARD_INSTALL => {
-                let advise = move || {
+                let install = move || {
                     // SAFETY: raw-call: the program asked for it, and the range is empty.
-                    let advised = unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) };
-                    if advised >= 0 {
-                        let _ = region.set_guards(offset, len, Guards::Installed);
-                    }
-                    advised
+                    unsafe { guard(region, offset, start..start + len, Guards::Installed) }
                 };
                 // SAFETY: region-contents: a guard drops what it covers.
-                let result = unsafe { region.while_empty(offset, len, advise) };
+                let result = unsafe { region.while_empty(offset, len, install) };
                 kernel(result.map_err(|_| libc::EINVAL)?)?;
                 self.guarded.add(range);
             }
-            // About dumps and guards the kernel knows; our pages may move under it meanwhile.
-            MADV_GUARD_REMOVE | libc::MADV_DONTDUMP | libc::MADV_DODUMP => {
+            MADV_GUARD_REMOVE => {
+                kernel(region.while_still(move || {
+                    // SAFETY: raw-call: the program asked for it.
+                    unsafe { guard(region, offset, start..start + len, Guards::Removed) }
+                }))?;
+                self.guarded.remove(range);
+            }
+            // About dumps the kernel knows; our pages may move under it meanwhile.
+            libc::MADV_DONTDUMP | libc::MADV_DODUMP => {
                 kernel(region.while_still(move || {
                     // SAFETY: raw-call: the program asked for it.
                     unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }
                 }))?;
-                if advice == MADV_GUARD_REMOVE {
-                    self.remove_guards(managed, &range);
-                }
             }
             libc::MADV_WILLNEED => {
                 let _ = region.prefetch(offset, len);
@@ -157,17 +157,31 @@ impl Maps {
     /// Guards do not end with a mapping of the program's by themselves: the region's own mapping goes on.
     pub(super) fn remove_guards(&mut self, managed: &Managed, range: &Range<usize>) {
         while let Some(part) = self.guarded.first_within(range) {
-            let (start, len) = (part.start, part.len());
-            if let Some((region, offset)) = managed.region_of(start) {
-                region.while_still(move || {
-                    // SAFETY: raw-call: the program gives up the guards, or what they stand in.
-                    unsafe { call(libc::SYS_madvise, [start, len, MADV_GUARD_REMOVE as usize, 0, 0, 0]) };
-                    let _ = region.set_guards(offset, len, Guards::Removed);
-                });
+            if let Some((region, offset)) = managed.region_of(part.start) {
+                let part = part.clone();
+                // SAFETY: raw-call: the program gives up the guards, or what they stand in.
+                region.while_still(move || unsafe { guard(region, offset, part, Guards::Removed) });
             }
             self.guarded.remove(part);
         }
     }
+}
+
+/// Has the kernel install guards or remove them, and the region know. For use in a change, with no page on its way.
+///
+/// # Safety
+/// *raw-call*: the range is the region's from `offset` on. Installed: it is empty.
+unsafe fn guard(region: &Region, offset: usize, range: Range<usize>, guards: Guards) -> isize {
+    let advice = match guards {
+        Guards::Installed => MADV_GUARD_INSTALL,
+        Guards::Removed => MADV_GUARD_REMOVE,
+    };
+    // SAFETY: raw-call: passed on from our caller.
+    let advised = unsafe { call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0]) };
+    if advised >= 0 {
+        let _ = region.set_guards(offset, range.len(), guards);
+    }
+    advised
 }
 
 /// process_madvise(2): on this process it means what madvise(2) means.
