@@ -14,9 +14,19 @@ mod traps;
 mod without;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memory::{Memory, PAGE};
 use selfpage::dirty::{Dirty, DirtyTracker};
+
+/// Has the other threads end, also where the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// The tracker, or none where the kernel lacks what it needs.
 pub fn tracker() -> Option<DirtyTracker> {

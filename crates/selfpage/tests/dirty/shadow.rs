@@ -6,7 +6,7 @@ use std::thread;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{HUGE, Memory, PAGE};
-use crate::{arm, in_child, pages, tracker};
+use crate::{Stop, arm, in_child, pages, tracker};
 
 const THREADS: u64 = 4;
 const SCANS: usize = 60;
@@ -16,15 +16,6 @@ const SCANS: usize = 60;
 struct Shadow {
     began: AtomicU64,
     ended: AtomicU64,
-}
-
-/// Ends the writers, also where a comparison fails.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 fn read(shadow: &[Shadow], of: impl Fn(&Shadow) -> &AtomicU64) -> Vec<u64> {

@@ -7,7 +7,7 @@ use selfpage::Kind;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{Memory, PAGE};
-use crate::{arm, in_child, pages, skip};
+use crate::{Stop, arm, in_child, pages, skip};
 
 /// As many mappings as the kernel may be made to allow here: each takes a few hundred bytes of the kernel's.
 const MOST_MAPPINGS: usize = 1 << 20;
@@ -81,17 +81,17 @@ fn a_child_forked_while_others_arm_finds_each_write() {
     let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
     let [memory, other] = [(); 2].map(|()| Memory::anonymous(PAGES));
     arm(&tracker, &memory);
-    let ends = AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let ends = EndsAll(&ends);
+        let _stop = Stop(&stop);
         scope.spawn(|| {
             let mut found = Dirty::with_room(PAGES * PAGE);
-            while !ends.0.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
             }
         });
         scope.spawn(|| {
-            while !ends.0.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 arm(&tracker, &other);
                 tracker.disarm(other.range()).unwrap();
             }
@@ -111,15 +111,6 @@ fn a_child_forked_while_others_arm_finds_each_write() {
             assert_eq!(ended, 0, "how the child ended");
         }
     });
-}
-
-/// Also where the test fails.
-struct EndsAll<'a>(&'a AtomicBool);
-
-impl Drop for EndsAll<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]
