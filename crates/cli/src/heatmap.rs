@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use selfpage::trace::Trace;
 
-use crate::svg;
+use crate::{output, svg};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> i32 {
     match draw(&args.trace) {
         Ok(picture) => svg::put("heatmap", &picture, args.output.as_deref()),
         Err(why) => {
-            eprintln!("selfpage heatmap: {}: {why}", args.trace.display());
+            output::tell(format_args!("selfpage heatmap: {}: {why}", args.trace.display()));
             2
         }
     }

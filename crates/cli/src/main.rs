@@ -1,5 +1,5 @@
 //! The tool.
-#![deny(unsafe_code)]
+#![deny(unsafe_code, clippy::print_stderr)]
 
 mod bench;
 mod doctor;

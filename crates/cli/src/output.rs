@@ -1,6 +1,13 @@
-//! Standard output, which may be a pipe that nobody reads any more, or a file on a disk that is full.
+//! Standard output and standard error, which may be pipes that nobody reads any more, or files on a disk that is full.
 
+use std::fmt;
 use std::io::{self, ErrorKind, Write};
+
+/// A line on standard error. Where it cannot be written there is nobody to tell, and what is left to do is done all the same: `eprintln!`
+/// would panic, and a run end with another status than its program's.
+pub fn tell(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
 
 /// Prints `text` for `verb`. The status to end with.
 pub fn print(verb: &str, text: &str) -> i32 {
@@ -20,7 +27,7 @@ pub fn status(verb: &str, printed: io::Result<()>) -> i32 {
         // A reader that has gone away wanted no more of it.
         Err(why) if why.kind() == ErrorKind::BrokenPipe => 0,
         Err(why) => {
-            eprintln!("selfpage {verb}: standard output: {why}");
+            tell(format_args!("selfpage {verb}: standard output: {why}"));
             1
         }
     }

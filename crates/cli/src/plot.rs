@@ -6,7 +6,7 @@ mod scale;
 
 use std::path::{Path, PathBuf};
 
-use crate::svg;
+use crate::{output, svg};
 use record::Record;
 
 const EXAMPLES: &str = "\
@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> i32 {
     match draw(&args.run) {
         Ok(picture) => svg::put("plot", &picture, args.output.as_deref()),
         Err(why) => {
-            eprintln!("selfpage plot: {}: {why}", args.run.display());
+            output::tell(format_args!("selfpage plot: {}: {why}", args.run.display()));
             2
         }
     }

@@ -17,7 +17,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
-use crate::loader;
+use crate::{loader, output};
 use record::Records;
 
 /// Fewer frames, and a program with a few threads makes no progress.
@@ -102,7 +102,7 @@ pub fn run(args: Args) -> i32 {
     match begun.and_then(|(child, signals, records)| follow(child, signals, records, &args)) {
         Ok(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
         Err(Refused { why, status }) => {
-            eprintln!("selfpage run: {why}");
+            output::tell(format_args!("selfpage run: {why}"));
             status
         }
     }
@@ -209,7 +209,7 @@ fn follow(
         }
     };
     let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
-    told.complaints().for_each(|line| eprintln!("selfpage run: {line}"));
+    told.complaints().for_each(|line| output::tell(format_args!("selfpage run: {line}")));
     if let Some(stats) = &args.stats {
         std::fs::write(stats, told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", stats.display())))?;
     }

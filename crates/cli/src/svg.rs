@@ -40,7 +40,7 @@ pub fn put(verb: &str, picture: &str, to: Option<&Path>) -> i32 {
     match std::fs::write(path, picture) {
         Ok(()) => 0,
         Err(why) => {
-            eprintln!("selfpage {verb}: {}: {why}", path.display());
+            output::tell(format_args!("selfpage {verb}: {}: {why}", path.display()));
             1
         }
     }

@@ -35,7 +35,7 @@ pub fn run(args: &Args) -> i32 {
     let trace = match Trace::read(&args.trace) {
         Ok(trace) => trace,
         Err(why) => {
-            eprintln!("selfpage trace: {}: {why}", args.trace.display());
+            output::tell(format_args!("selfpage trace: {}: {why}", args.trace.display()));
             return 2;
         }
     };

@@ -1,4 +1,4 @@
-//! Standard output that takes no more: a disk that is full, and a reader that has gone away.
+//! Standard output and standard error that take no more: a disk that is full, and a reader that has gone away.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -98,4 +98,26 @@ fn a_record_that_cannot_be_saved_is_shown() {
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(errors.contains("raw.jsonl: No space left"), "{errors}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("first-touch-4k  kernel"), "{errors}");
+}
+
+#[test]
+fn a_line_that_cannot_be_said_leaves_the_status() {
+    for (arguments, status) in [
+        (&["bench", "nonsense"][..], 2),
+        (&["bench", "faults", "--quick", "--reps", "1", "--case", "first-touch-4k", "--system", "kernel"], 0),
+        (&["heatmap", "/nonexistent"], 2),
+        (&["plot", "/nonexistent"], 2),
+        (&["run", "--frames", "64K", "--", "/bin/true"], 2),
+        (&["tour", "/nonexistent"], 2),
+        (&["trace", "/nonexistent"], 2),
+    ] {
+        let (reader, gone) = std::io::pipe().unwrap();
+        drop(reader);
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        for stderr in [Stdio::from(full), gone.into()] {
+            let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+            let ended = run.args(arguments).stdout(Stdio::null()).stderr(stderr).status().unwrap();
+            assert_eq!(ended.code(), Some(status), "{arguments:?}");
+        }
+    }
 }

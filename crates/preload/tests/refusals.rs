@@ -105,6 +105,22 @@ pid = os.posix_spawnp(n, [n], os.environ); sys.exit(os.waitstatus_to_exitcode(os
 }
 
 #[test]
+fn a_line_that_cannot_be_said_takes_nothing_from_the_run() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let stats = directory.path().join("stats");
+    let alone = run::compile("alone", &["-static"]);
+    let mut command = Command::new(run::tool());
+    command.args(["run", "--frames", "8M", "--stats"]).arg(&stats).args(["--", "/bin/sh", "-c", "\"$0\"; exit 3"]);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let ended = command.arg(&alone).stderr(full).status().unwrap();
+    let told = std::fs::read_to_string(&stats).unwrap();
+    assert!(ended.code() == Some(3) && told.contains("linked statically"), "{ended}: {told}");
+}
+
+#[test]
 fn the_search_for_a_program_is_the_c_librarys() {
     if !run::possible() || !run::has(PYTHON) {
         return;

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::output;
+
 use super::error::Error;
 
 /// The two forms in which Linux shows the memory controller.
@@ -104,7 +106,7 @@ impl Drop for Cgroup {
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        eprintln!("selfpage bench: could not remove {}", self.directory.display());
+        output::tell(format_args!("selfpage bench: could not remove {}", self.directory.display()));
     }
 }
 

@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::output;
+
 use super::error::Error;
 
 const SECTOR_BYTES: u64 = 512;
@@ -140,7 +142,7 @@ impl Drop for Readahead {
         if let Some((path, old)) = &self.restore
             && let Err(error) = fs::write(path, old)
         {
-            eprintln!("selfpage bench: could not set {} back to {old}: {error}", path.display());
+            output::tell(format_args!("selfpage bench: could not set {} back to {old}: {error}", path.display()));
         }
     }
 }

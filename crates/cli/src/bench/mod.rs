@@ -136,7 +136,7 @@ pub fn run(args: Args) -> i32 {
     let chosen = match Choice::of(&args) {
         Ok(chosen) => chosen,
         Err(reason) => {
-            eprintln!("selfpage bench: {reason}");
+            output::tell(format_args!("selfpage bench: {reason}"));
             return 2;
         }
     };
@@ -156,7 +156,7 @@ pub fn run(args: Args) -> i32 {
         Ok(()) | Err((_, Error::Unread)) => printed,
         Err((_, Error::Interrupted)) => 130,
         Err((status, error)) => {
-            eprintln!("selfpage bench: {error}");
+            output::tell(format_args!("selfpage bench: {error}"));
             status
         }
     }
@@ -246,7 +246,7 @@ impl Choice {
     /// The child's side: exactly one case and one system were named.
     fn answer(&self, directory: &std::path::Path, cgroup: Option<&std::path::Path>) -> i32 {
         let ([case], [system]) = (&self.cases[..], &self.systems[..]) else {
-            eprintln!("selfpage bench: --child wants one --case and one --system");
+            output::tell(format_args!("selfpage bench: --child wants one --case and one --system"));
             return 2;
         };
         job::answer(self.bench, &Job { case, system, sizes: self.sizes, directory }, cgroup)

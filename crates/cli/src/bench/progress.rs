@@ -4,6 +4,8 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output;
+
 /// How far the run is.
 pub enum Progress {
     /// A terminal watches.
@@ -39,7 +41,7 @@ impl Progress {
             Progress::Bar(bar) => bar.inc(1),
             Progress::Lines { done, total } => {
                 *done += 1;
-                eprintln!("[{done}/{total}] {what}");
+                output::tell(format_args!("[{done}/{total}] {what}"));
             }
         }
     }
@@ -47,8 +49,8 @@ impl Progress {
     /// Something that must not be overlooked.
     pub fn say(&mut self, line: &str) {
         match self {
-            Progress::Bar(bar) => bar.suspend(|| eprintln!("{line}")),
-            Progress::Lines { .. } => eprintln!("{line}"),
+            Progress::Bar(bar) => bar.suspend(|| output::tell(format_args!("{line}"))),
+            Progress::Lines { .. } => output::tell(format_args!("{line}")),
         }
     }
 

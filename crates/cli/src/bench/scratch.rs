@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use crate::output;
+
 use super::error::Error;
 use super::{raw, swapfile};
 
@@ -56,7 +58,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.directory) {
-            eprintln!("selfpage bench: could not remove {}: {error}", self.directory.display());
+            output::tell(format_args!("selfpage bench: could not remove {}: {error}", self.directory.display()));
         }
     }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
 
+use crate::output;
+
 use super::cgroup::{Cgroup, Swapping};
 use super::data;
 use super::device::{self, Device, Readahead};
@@ -116,7 +118,7 @@ impl<'a> Stage<'a> {
             Ok(thing) => Ok(Some(thing)),
             Err(Error::Skip { name, reason }) if !super::error::required(name) => {
                 if self.said.insert(name) {
-                    eprintln!("SKIP({name}: {reason}); cases run without");
+                    output::tell(format_args!("SKIP({name}: {reason}); cases run without"));
                 }
                 Ok(None)
             }

@@ -5,6 +5,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::output;
+
 use super::error::Error;
 use super::raw::{self, PAGE_BYTES};
 
@@ -61,7 +63,7 @@ impl Drop for SwapFile {
         if let Err(error) = raw::swap_off(&self.path)
             && in_use(&self.path)
         {
-            eprintln!("selfpage bench: swapoff {}: {error}; it is still in use", self.path.display());
+            output::tell(format_args!("selfpage bench: swapoff {}: {error}; it is still in use", self.path.display()));
             return;
         }
         let _ = fs::remove_file(&self.path);

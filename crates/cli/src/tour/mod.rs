@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> i32 {
             output::status("tour", screen.printed())
         }
         Err(stop) => {
-            eprintln!("selfpage tour: {stop}");
+            output::tell(format_args!("selfpage tour: {stop}"));
             if matches!(stop, Stop::BadFile(_)) { 2 } else { 1 }
         }
     }
