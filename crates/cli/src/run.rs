@@ -5,7 +5,8 @@ mod program;
 mod record;
 
 use std::ffi::{OsStr, OsString};
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -46,7 +47,7 @@ Examples:
   selfpage run -- g++ -O2 -c large.cc
 
 Exit status: the program's own, or 128 and the signal that ended it; 1 where its faults may not be served (`selfpage doctor` says
-why), 2 for bad usage.";
+why), 2 for bad usage, 125 where it has too few addresses (`ulimit -v`).";
 
 /// Run a program in a fixed number of frames, or with selfpage's allocator alone.
 ///
@@ -99,7 +100,7 @@ pub fn run(args: Args) -> i32 {
         Some(frames) => begin(&args, frames),
         None => begin_without_frames(&args),
     };
-    match begun.and_then(|(child, signals, records)| follow(child, signals, records, &args)) {
+    match begun.and_then(|begun| follow(begun, &args)) {
         Ok(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
         Err(Refused { why, status }) => {
             output::tell(format_args!("selfpage run: {why}"));
@@ -108,7 +109,15 @@ pub fn run(args: Args) -> i32 {
     }
 }
 
-type Begun = (Child, SignalsInfo<WithOrigin>, Records);
+/// A program that runs, and what its run needs.
+struct Begun {
+    child: Child,
+    signals: SignalsInfo<WithOrigin>,
+    records: Records,
+    /// Where statistics go, open from the beginning: the place is found wanting before the program has run for an hour, and a pipe's reader
+    /// has not seen its end meanwhile.
+    stats: Option<File>,
+}
 
 /// The program with our allocator, and nothing of ours beside it.
 fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
@@ -128,7 +137,7 @@ fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
     let mut command = Command::new(program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env("LD_PRELOAD", preload).env_remove(VARIABLE);
     let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
-    start(command, signals, records)
+    start(command, signals, records, None)
 }
 
 fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
@@ -140,16 +149,15 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     if args.policy.is_some() && args.store.as_deref() == Some(OsStr::new(NO_STORE)) {
         return Err(bad(format!("--policy {policy} with --store none: no page makes room for another then")));
     }
+    if let Some(both) = args.stats.as_ref().filter(|stats| Some(*stats) == args.trace.as_ref()) {
+        return Err(bad(format!("--stats and --trace are both {}: name two files", both.display())));
+    }
     let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
     let store = args.store.as_deref().map(place).transpose().map_err(bad)?;
     let library = FRAMES.find().map_err(bad)?;
     let preload = preload(&program, &library).map_err(bad)?;
-    if let Some(stats) = &args.stats {
-        // The place is found wanting before the program has run for an hour.
-        std::fs::write(stats, "").map_err(|cause| bad(format!("--stats {}: {cause}", stats.display())))?;
-    }
-    let trace = args.trace.as_deref().map(fresh).transpose().map_err(bad)?;
+    let trace = args.trace.as_deref().map(replaceable).transpose().map_err(bad)?;
     serves_system_calls()?;
     let place = store.as_deref().unwrap_or(OsStr::new("/var/tmp"));
     has_store(Path::new(place)).map_err(|error| bad(format!("--store {}: {error}", place.display())))?;
@@ -157,6 +165,9 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     let records = Records::new().map_err(no_records)?;
     let user = rustix::process::geteuid().as_raw();
     let record = records.name().map_err(no_records)?;
+    // Last, when nothing else is refused: what earlier runs left is still whole then.
+    let stats = args.stats.as_deref().map(open_stats).transpose().map_err(bad)?;
+    trace.as_deref().map_or(Ok(()), make_way).map_err(bad)?;
     let mut wishes = OsString::from(format!("frames={frames_bytes};policy={policy};user={user};record={record}"));
     if let Some(trace) = trace {
         wishes.push(";trace=");
@@ -169,7 +180,7 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     }
     let mut command = Command::new(&program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload);
-    start(command, signals, records)
+    start(command, signals, records, stats)
 }
 
 /// Hears of the ends of children, also where whoever started us ignores them.
@@ -178,7 +189,12 @@ fn listen() -> Result<SignalsInfo<WithOrigin>, Refused> {
 }
 
 /// From here on signals are the program's. What is ignored stays so, and the program ignores it as well: nohup(1) counts on that.
-fn start(mut command: Command, signals: SignalsInfo<WithOrigin>, records: Records) -> Result<Begun, Refused> {
+fn start(
+    mut command: Command,
+    signals: SignalsInfo<WithOrigin>,
+    records: Records,
+    stats: Option<File>,
+) -> Result<Begun, Refused> {
     let cannot = |cause: std::io::Error| bad(format!("cannot listen for signals: {cause}"));
     for signal in PASSED_ON.into_iter().filter(|signal| !ignored::is(*signal)) {
         signals.handle().add_signal(signal).map_err(cannot)?;
@@ -186,16 +202,12 @@ fn start(mut command: Command, signals: SignalsInfo<WithOrigin>, records: Record
     ignored::pass_on(&mut command);
     let program = command.get_program().to_owned();
     let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
-    Ok((child, signals, records))
+    Ok(Begun { child, signals, records, stats })
 }
 
 /// Passes signals on until the program has ended, and then writes what was counted.
-fn follow(
-    mut child: Child,
-    mut signals: SignalsInfo<WithOrigin>,
-    records: Records,
-    args: &Args,
-) -> Result<ExitStatus, Refused> {
+fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
+    let Begun { mut child, mut signals, records, stats } = begun;
     let failed = |why: String| Refused { why, status: 1 };
     let status = loop {
         if let Some(status) = child.try_wait().map_err(|cause| failed(format!("cannot wait: {cause}")))? {
@@ -210,10 +222,23 @@ fn follow(
     };
     let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
     told.complaints().for_each(|line| output::tell(format_args!("selfpage run: {line}")));
-    if let Some(stats) = &args.stats {
-        std::fs::write(stats, told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", stats.display())))?;
+    if let (Some(stats), Some(name)) = (stats, &args.stats) {
+        write_stats(stats, &told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", name.display())))?;
     }
     Ok(status)
+}
+
+/// What is in it stays until there is something to put in its place.
+fn open_stats(path: &Path) -> Result<File, String> {
+    let file = File::options().write(true).create(true).truncate(false).open(path);
+    file.map_err(|cause| format!("--stats {}: {cause}", path.display()))
+}
+
+fn write_stats(mut file: File, text: &str) -> std::io::Result<()> {
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    file.write_all(text.as_bytes())
 }
 
 fn pass_on(child: &Child, signal: i32) {
@@ -262,6 +287,7 @@ fn place(said: &OsStr) -> Result<OsString, String> {
 /// Makes a small store where the library will make a large one: a place that cannot have it is refused before anything runs.
 fn has_store(place: &Path) -> Result<(), StoreError> {
     const LEN_BYTES: u64 = 1 << 20;
+    let is_new = place.symlink_metadata().is_err();
     let made = match place {
         memory if memory == "memory" || memory == NO_STORE => return Ok(()),
         directory if directory.is_dir() => FileStore::unnamed_in(directory, LEN_BYTES),
@@ -270,24 +296,40 @@ fn has_store(place: &Path) -> Result<(), StoreError> {
     match made {
         // It belongs to another program that runs: ours gets one without a name beside it.
         Err(error) if error.cause.kind() == ErrorKind::ResourceBusy => Ok(()),
+        // What is refused later leaves none. While it is locked nobody else has begun to use it.
+        Ok(_locked) if is_new => {
+            let _ = std::fs::remove_file(place);
+            Ok(())
+        }
         made => made.map(drop),
     }
 }
 
-/// The trace's file as the library is told it, absolute; one that was there goes.
-fn fresh(said: &Path) -> Result<OsString, String> {
+/// The trace's file as the library is told it, absolute. One that is there may be replaced.
+fn replaceable(said: &Path) -> Result<OsString, String> {
     let wrong = |cause: std::io::Error| format!("--trace {}: {cause}", said.display());
     if said.as_os_str().as_encoded_bytes().contains(&b';') {
         return Err(format!("--trace {}: a name without a semicolon, please", said.display()));
     }
     let path = std::path::absolute(said).map_err(wrong)?;
-    // What is there goes: a link to a file, as /dev/stdout may be one, is not the file.
-    if path.symlink_metadata().is_ok_and(|about| !about.is_file()) {
-        return Err(format!("--trace {}: it is no file of its own; name one that may be replaced", said.display()));
+    match path.symlink_metadata() {
+        Ok(about) if about.is_file() => {}
+        // What is there goes: a link to a file, as /dev/stdout may be one, is not the file.
+        Ok(_) => {
+            return Err(format!("--trace {}: it is no file of its own; name one that may be replaced", said.display()));
+        }
+        // The place is found wanting before the program has run for an hour.
+        Err(_) => File::create_new(&path).and_then(|_| std::fs::remove_file(&path)).map_err(wrong)?,
     }
-    // The place is found wanting before the program has run for an hour.
-    std::fs::write(&path, "").and_then(|()| std::fs::remove_file(&path)).map_err(wrong)?;
     Ok(path.into_os_string())
+}
+
+/// The library makes the trace's file anew.
+fn make_way(trace: &OsStr) -> Result<(), String> {
+    match std::fs::remove_file(trace) {
+        Err(cause) if cause.kind() != ErrorKind::NotFound => Err(format!("--trace {}: {cause}", trace.display())),
+        _ => Ok(()),
+    }
 }
 
 impl Library {

@@ -3,9 +3,11 @@
 mod run;
 
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use run::Ran;
+use serde_json::Value;
 
 /// What each case of tests/c/pages.c maps.
 const COUNTED_BYTES: u64 = 16 << 20;
@@ -104,4 +106,21 @@ fn each_key_has_a_value_that_goes_with_the_others() {
     let counted = process.iter().filter(|(key, _)| !["pid", "program"].contains(&key.as_str()));
     assert_eq!(counted.clone().count(), 11, "{whole}");
     assert!(counted.clone().all(|(key, value)| whole[key].as_f64() == value.as_f64()), "{whole}");
+}
+
+#[test]
+fn statistics_go_into_a_pipe_with_a_name() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let pipe = directory.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = Command::new("cat").arg(&pipe).stdout(Stdio::piped()).spawn().unwrap();
+    let mut run = Command::new("timeout");
+    run.args(["--kill-after=1", "20"]).arg(run::tool()).args(["run", "--frames", "16M", "--stats"]).arg(&pipe);
+    let status = run.args(["--", "/bin/true"]).status().unwrap();
+    let read = reader.wait_with_output().unwrap().stdout;
+    let stats: Value = serde_json::from_slice(&read).unwrap_or_default();
+    assert!(status.success() && stats["processes"][0]["program"] == "true", "{status}: {stats}");
 }

@@ -42,6 +42,30 @@ fn sizes_and_names_that_make_no_sense() {
 }
 
 #[test]
+fn what_earlier_runs_left_stays_and_nothing_new_comes() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (stats, trace) = (path("stats"), path("trace"));
+    let (ours, echo) = (["--frames", "16M", "--stats", &stats, "--trace", &trace], ["--", "echo", "ran"]);
+    let refused_with = |options: &[&str], names: &[&str]| refused(&[&ours, options, &echo].concat(), 2, names);
+    std::fs::write(&stats, "old counts").unwrap();
+    std::fs::write(&trace, "old events").unwrap();
+    refused_with(&["--store", "/dev/null"], &["/dev/null"]);
+    refused(&["--frames", "16M", "--stats", &stats, "--trace", &stats, "--", "echo", "ran"], 2, &["both", &stats]);
+    assert_eq!(std::fs::read_to_string(&stats).unwrap(), "old counts");
+    assert_eq!(std::fs::read_to_string(&trace).unwrap(), "old events");
+    std::fs::remove_file(&stats).unwrap();
+    std::fs::remove_file(&trace).unwrap();
+    refused_with(&["--store", "/dev/null"], &["/dev/null"]);
+    let store = path("store");
+    refused(&["--frames", "16M", "--store", &store, "--stats", "/nonexistent/stats", "--", "echo"], 2, &["--stats"]);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "something was left");
+}
+
+#[test]
 fn programs_that_cannot_be_entered() {
     let directory = run::directory();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
