@@ -1,10 +1,15 @@
 //! `selfpage doctor` as a user and a script meet it.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use selfpage::doctor::{can_run, examine};
 use serde_json::Value;
+
+#[path = "../../../tests/skip.rs"]
+mod skip;
 
 fn doctor(arguments: &[&str]) -> (String, Output) {
     let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("doctor").args(arguments).output().unwrap();
@@ -54,4 +59,28 @@ fn people_get_a_line_for_each_feature_and_no_colours_without_a_terminal() {
         assert!(text.lines().any(|one| line(&one)), "{} has no line in {text}", finding.feature);
     }
     assert!(!text.contains('\x1b'), "{text}");
+}
+
+#[test]
+fn a_limit_on_threads_is_found_and_named() {
+    let place = Path::new("/var/tmp").join(format!("selfpage-doctor-test-{}", std::process::id()));
+    std::fs::create_dir(&place).unwrap();
+    std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let tool = place.join("selfpage");
+    std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), &tool).unwrap();
+    // A user with no other processes, for whom this one is all that may be.
+    let mut limited = Command::new("prlimit");
+    limited.args(["--nproc=1", "setpriv", "--reuid=64123", "--clear-groups"]).arg(&tool).arg("doctor");
+    let output = limited.current_dir("/").output();
+    std::fs::remove_dir_all(&place).unwrap();
+    let Ok(output) = output else {
+        return skip::skip("prlimit", "there is no prlimit(1): apt-get install util-linux");
+    };
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if errors.contains("setpriv: ") || errors.contains("prlimit: ") {
+        return skip::skip("root", &errors);
+    }
+    let line = text.lines().find(|line| line.contains("no program can be paged")).unwrap_or_default();
+    assert!(line.contains("no thread can be started") && line.contains("ulimit -u"), "{text}{errors}");
+    assert_eq!((output.status.code(), &*errors), (Some(1), ""), "{text}");
 }

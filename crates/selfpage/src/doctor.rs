@@ -77,7 +77,10 @@ pub fn examine() -> Vec<Finding> {
 
 /// Whether selfpage can run at all: some userfaultfd, and pages that move.
 pub fn can_run(findings: &[Finding]) -> bool {
-    findings.iter().any(|finding| finding.feature == userfaultfd::MOVE && finding.state == State::Present)
+    let states =
+        |feature| findings.iter().filter(move |finding| finding.feature == feature).map(|finding| finding.state);
+    states(userfaultfd::UFFD).any(|state| matches!(state, State::Present | State::Degraded))
+        && states(userfaultfd::MOVE).any(|state| state == State::Present)
 }
 
 /// What follows from a probe's answer: `gain` where it works, `loss` where not.

@@ -61,7 +61,8 @@ pub(super) fn examine() -> Vec<Finding> {
 fn serve(reach: Reach, toucher: Toucher) -> Answer {
     let trial = ThreadTrial::new(reach)?;
     let (touched, named) = std::thread::scope(|scope| {
-        let touch = scope.spawn(|| trial.touch(toucher));
+        let touch = std::thread::Builder::new().spawn_scoped(scope, || trial.touch(toucher));
+        let Ok(touch) = touch else { return (Err(Errno::AGAIN), Err(Errno::AGAIN)) };
         let named = trial.answer();
         (touch.join().unwrap_or(Err(Errno::IO)), named)
     });
@@ -96,6 +97,10 @@ fn descriptors() -> Finding {
             format!("user mode only ({every}): a system call on an absent page fails with EFAULT, and `selfpage run` cannot start; pin around system calls"),
         )
         .remedy(format!("{ALLOW} (or see /dev/userfaultfd; for a program that links the library: setcap cap_sys_ptrace+ep PROGRAM)")),
+        Err(Shortfall::Refused(Errno::AGAIN)) => {
+            Finding::new(UFFD, State::Absent, "no thread can be started to serve faults; no program can be paged")
+                .remedy("raise the limit on threads (ulimit -u, or pids.max of the control group)")
+        }
         Err(shortfall) => {
             let remedy = if shortfall == Shortfall::Refused(Errno::NOSYS) { BUILD } else { UNFILTER };
             Finding::new(UFFD, state(shortfall), format!("{every}; no program can be paged")).remedy(remedy)
