@@ -222,6 +222,12 @@ fn a_disk_without_room_is_one_line_and_status_1() {
 }
 
 #[test]
+fn an_empty_name_for_temporary_files_is_none() {
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    ran(&run.args(["tour", "--quick"]).env("TMPDIR", "").output().unwrap());
+}
+
+#[test]
 fn what_cannot_be_shown_is_one_line_and_status_1() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));

@@ -10,7 +10,8 @@ use super::{PAGE_BYTES, Stop, mib};
 
 /// The directory for temporary files that lie on a disk: `/tmp` may be memory.
 pub fn directory() -> PathBuf {
-    std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from)
+    let said = std::env::var_os("TMPDIR").filter(|said| !said.is_empty());
+    said.map_or_else(|| "/var/tmp".into(), PathBuf::from)
 }
 
 /// Looks whether there is room for `len_bytes`. Where a page cannot be saved there is no frame for the next one, and the tour would end by a
