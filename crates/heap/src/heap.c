@@ -89,9 +89,13 @@ static void *heap_mmap(void *at, size_t len, int protection, int flags, int file
     return range.start;
 }
 
+// `free` leaves errno as it is, and memory goes back in there, too. Where the kernel refuses (to drop what is locked, or to split a mapping
+// where there are as many as may be) mimalloc does nothing about it: it need not be told.
 static int heap_munmap(void *at, size_t len) {
-    if (ground == NULL) return munmap(at, len);
-    ground->unmap(at, len);
+    int before = errno;
+    if (ground != NULL) ground->unmap(at, len);
+    else munmap(at, len);
+    errno = before;
     return 0;
 }
 
@@ -136,21 +140,28 @@ static int heap_mprotect(void *at, size_t len, int protection) {
 }
 
 static int heap_madvise(void *at, size_t len, int advice) {
+    bool drops = advice == MADV_DONTNEED || advice == MADV_FREE;
     if (ground != NULL) {
-        if (advice == MADV_DONTNEED || advice == MADV_FREE) ground->drop(at, len);
+        if (drops) ground->drop(at, len);
         return 0;
     }
     // What has huge pages says `heap_mprotect`.
     if (advice == MADV_HUGEPAGE) return 0;
+    if (!drops) return madvise(at, len, advice);
     // To drop a part of a huge page splits it, which costs more than the part is worth. Nothing relies on zeros.
     size_t from = heap_offset(at);
-    bool huge = from < HEAP_BYTES && from >= SMALL_PAGES_BYTES;
-    if (huge && (advice == MADV_DONTNEED || advice == MADV_FREE)) {
+    if (from < HEAP_BYTES && from >= SMALL_PAGES_BYTES) {
         size_t end = (from + len) & ~(HUGE_PAGE_BYTES - 1);
         from = (from + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);
-        return from < end ? madvise(range.start + from, end - from, advice) : 0;
+        if (from >= end) return 0;
+        at = range.start + from;
+        len = end - from;
     }
-    return madvise(at, len, advice);
+    // As in `heap_munmap`.
+    int before = errno;
+    madvise(at, len, advice);
+    errno = before;
+    return 0;
 }
 
 #define mmap heap_mmap

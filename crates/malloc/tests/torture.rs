@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::sync::OnceLock;
 
-use preloaded::{compile, errors, has, preloaded, text};
+use preloaded::{compile, errors, has, preloaded, skip, text};
 
 fn torture(arguments: &[&str]) -> Output {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
@@ -94,6 +94,17 @@ fn sizes_and_alignments_as_c_says() {
 #[test]
 fn alignments_that_cannot_be_as_c_says() {
     comes_through(&["alignments"]);
+}
+
+/// Of which nothing goes back to the kernel, though all is to.
+#[test]
+fn free_leaves_errno_alone_where_memory_is_locked() {
+    let program = compile("torture.c", &["-ldl"]);
+    let output = preloaded(program).arg("locked").env("SELFPAGE_RETAIN", "0").output().unwrap();
+    if text(&output).contains("not to be locked") {
+        return skip("mlock", "the process may not lock all of its memory: be root, or raise ulimit -l");
+    }
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
 }
 
 #[test]

@@ -399,6 +399,22 @@ static void alignments(char **unused) {
     errno = 0; CHECK(pvalloc(all - 4095) == NULL && errno == ENOMEM);
 }
 
+// What is locked the kernel does not take back: `free` leaves errno as it was all the same.
+static void locked(char **unused) {
+    (void)unused;
+    enum { COUNT = 4000 };
+    static void *block[COUNT];
+    if (mlockall(MCL_CURRENT | MCL_FUTURE) != 0) {
+        puts("not to be locked");
+        return;
+    }
+    for (size_t size = 16; size < 2 << 20; size *= 5) {
+        size_t count = size < 10000 ? COUNT : COUNT / 100;
+        for (size_t i = 0; i < count; i++) CHECK((block[i] = malloc(size)) != NULL);
+        for (size_t i = 0; i < count; i++) errno = 77, free(block[i]), CHECK(errno == 77);
+    }
+}
+
 static void large_freed_twice(char **unused) {
     (void)unused;
     char *volatile block = malloc(5 << 20);
@@ -536,7 +552,7 @@ static void long_blocks(char **unused) {
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(char **); } programs[] = {
         {"storm", storm}, {"forks", forks}, {"purges", purges}, {"threads", threads}, {"ends", ends}, {"library", library},
-        {"limits", limits}, {"alignments", alignments}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
+        {"limits", limits}, {"alignments", alignments}, {"locked", locked}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
         {"askew", askew}, {"beyond", beyond}, {"maps", maps}, {"used-after-free", used_after_free}, {"long-blocks", long_blocks},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
