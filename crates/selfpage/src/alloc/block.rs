@@ -50,7 +50,7 @@ pub fn allocate_zeroed(len_bytes: usize, align_bytes: usize) -> Option<NonNull<u
     let block = NonNull::new(given.addr as *mut u8)?;
     let dirty_bytes = given.dirty_bytes.min(whole_pages(len_bytes)?);
     // SAFETY: slot-held: a new block, longer than this, which nobody else knows of.
-    unsafe { block.write_bytes(0, dirty_bytes) };
+    unsafe { frames::clear(given.addr, dirty_bytes) };
     Some(block)
 }
 

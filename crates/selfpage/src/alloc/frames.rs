@@ -20,6 +20,10 @@ pub(super) fn whole_tables(bytes: usize) -> usize {
 /// is one mapping.
 pub(super) const ENTRY_BYTES: usize = 1 << 30;
 
+/// Blocks up to this length are cleared without a look at what has frames. The C library's are cleared then, too, where it has them from
+/// earlier ones; longer ones it has fresh from the kernel each time.
+const LONGEST_WRITTEN: usize = 32 << 20;
+
 /// Moves contents, by frames wherever the kernel lets us; what was at `to` is gone. Whether nothing is left at `from`: it reads as zeros
 /// then, else it holds what it held.
 ///
@@ -173,6 +177,29 @@ pub(super) unsafe fn lend(from: usize, to: usize, len_bytes: usize) -> bool {
 pub(super) unsafe fn drop_frames(addr: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: nobody needs what is there.
     unsafe { memory::advise(addr, len_bytes, Advice::Drop) }.is_ok()
+}
+
+/// Makes a range of whole pages read as zeros. Of a long one what has hardly any frames is dropped: who uses little of a long block is
+/// not to have all of it in memory when the next one is cleared.
+///
+/// # Safety
+/// *slot-held*: the range is a slot's that the caller holds, and open.
+pub(super) unsafe fn clear(addr: usize, len_bytes: usize) {
+    let mut resident = [0; TABLE_BYTES / PAGE_BYTES];
+    for start in (addr..addr + len_bytes).step_by(TABLE_BYTES) {
+        let len = TABLE_BYTES.min(addr + len_bytes - start);
+        let pages = resident.get_mut(..len / PAGE_BYTES).unwrap_or(&mut []);
+        // What is in swap counts as absent, and goes from there as well.
+        let sparse = len_bytes > LONGEST_WRITTEN
+            && memory::residency(start, pages).is_ok()
+            && 2 * pages.iter().filter(|page| **page & 1 == 1).count() < pages.len();
+        // SAFETY: slot-held: nobody needs what is there.
+        unsafe {
+            if !(sparse && drop_frames(start, len)) {
+                (start as *mut u8).write_bytes(0, len);
+            }
+        }
+    }
 }
 
 /// Lets the kernel take frames back when it needs them. Until then the range reads as it did, so this is never true.

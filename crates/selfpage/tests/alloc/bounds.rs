@@ -53,6 +53,34 @@ fn a_quarter_more_than_was_live_is_kept_at_most() {
 }
 
 #[test]
+fn long_blocks_of_zeros_take_what_is_used_of_them() {
+    own_process::run("bounds::long_blocks_of_zeros_take_what_is_used_of_them", || {
+        const MIB: usize = 1 << 20;
+        let len_bytes = 400 * MIB + 4096;
+        let before = resident_bytes();
+        for round in 0..3 {
+            let block = alloc::allocate_zeroed(len_bytes, 1).unwrap();
+            let resident = resident_bytes() - before;
+            assert!(resident < 32 * MIB, "{} MiB when little was used of the one before", resident / MIB);
+            for at in [0, 70 * MIB, 301 * MIB, len_bytes - 4096] {
+                // SAFETY: within the block.
+                unsafe {
+                    assert_eq!(block.add(at).read(), 0, "round {round}, byte {at}");
+                    block.add(at).write_bytes(1, 4096);
+                }
+            }
+            // SAFETY: ours, and gone afterwards.
+            unsafe { alloc::free(block) };
+        }
+        use_up(len_bytes);
+        let block = alloc::allocate_zeroed(len_bytes, 1).unwrap();
+        // SAFETY: ours, and this long.
+        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), len_bytes) };
+        assert!(bytes.iter().all(|byte| *byte == 0), "dirty, where all of the one before was used");
+    });
+}
+
+#[test]
 fn pressure_takes_half_and_then_all() {
     own_process::run("bounds::pressure_takes_half_and_then_all", || {
         let before = resident_bytes();
