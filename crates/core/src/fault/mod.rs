@@ -95,6 +95,8 @@ enum Step {
     AwaitPage(Word),
     /// Sleep until frames are available; the count of the event, read before the look.
     AwaitFrame(u32),
+    /// The same. The page is being saved, and needs no frame if that fails.
+    AwaitFrameInSave(u32),
     /// Sleep until a cut has been made or copies were taken out; the count of [`crate::cut::Cut::moved`], read before the look.
     AwaitCut(u32),
     /// Sleep a moment: another page must be settled first.
@@ -170,6 +172,19 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }
             }
+            (Step::AwaitFrameInSave(seen), _) => {
+                Counters::add(&domain.counters.frame_waits_total, 1);
+                if frame_wait.sleep(&domain.stack.demand, domain.mmu, seen).is_err()
+                    && let Some(marked) = await_save(domain, page)
+                {
+                    if context == Context::PagerThread {
+                        break Outcome::Retry;
+                    }
+                    if let Some(word) = sleeps_on {
+                        domain.mmu.sleep(word.low_half(), marked.low(), 0);
+                    }
+                }
+            }
             // Whoever moves on wakes those that are stopped.
             (Step::AwaitCut(_), _) if context == Context::PagerThread => break Outcome::Retry,
             (Step::AwaitCut(seen), _) => domain.cut.moved.wait(domain.mmu, seen, 0),
@@ -199,6 +214,14 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
         }
     }
     outcome
+}
+
+/// Says that somebody waits for a page that is being saved, and gives what to sleep on. `None`: it is not, or not any more.
+fn await_save(domain: &DomainState, page: PageNo) -> Option<Word> {
+    let _inside = domain.gate.enter(domain.mmu);
+    let word = domain.regions.find(page)?.word(page)?;
+    let seen = word.load();
+    if seen.state() == State::Saving { word.await_change(seen) } else { None }
 }
 
 /// What the program's handler is to be asked of an access now, if anything: [`Outcome::Protected`] or [`Outcome::Missing`].
@@ -351,14 +374,14 @@ fn ask_ahead(domain: &DomainState, region: &Region, ahead: Chunk) {
 }
 
 /// The frame is on its way to the store, and must not change until it is there: give the page a copy in another frame. A
-/// fault never waits for a save.
+/// fault never waits for a save where a frame can be had.
 fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
     let Some(word) = region.word(page) else {
         return Step::Again;
     };
     let frames_seen = domain.stack.demand.available.count();
     let Some(run) = stack::take(domain, NonZeroU32::MIN) else {
-        return Step::AwaitFrame(frames_seen);
+        return Step::AwaitFrameInSave(frames_seen);
     };
     let (old, new) = (seen.frame(), run.first);
     if !word.claim(seen) {

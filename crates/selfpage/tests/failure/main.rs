@@ -22,3 +22,4 @@ mod sealed;
 mod signals;
 mod store;
 mod tried;
+mod unsaved;

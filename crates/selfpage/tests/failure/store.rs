@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 use selfpage::pager::{Context, PagerError};
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, WriteBlok};
@@ -44,7 +45,7 @@ fn full_and_then_not() {
         assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
         assert!(error.to_string().contains("ENOSPC"), "{error}");
         let spent_us = cpu_us();
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(300));
         let idle_us = cpu_us() - spent_us;
         assert!(idle_us < 100_000, "{idle_us} us of CPU while nobody asks for anything");
         region.discard(0, 16 * PAGE).unwrap();
@@ -99,16 +100,18 @@ fn a_full_disk() {
     .well();
 }
 
-/// A store that fails as told: errno for reads and for writes, 0 for none.
-struct Failing {
+/// A store that fails as told: errno for reads and for writes, 0 for none. A write that fails takes so long.
+pub struct Failing {
     store: MemoryStore,
-    read: AtomicU32,
-    write: AtomicU32,
+    pub read: AtomicU32,
+    pub write: AtomicU32,
+    pub write_ms: AtomicU32,
 }
 
 impl Failing {
-    fn new() -> Arc<Failing> {
-        Arc::new(Failing { store: MemoryStore::new(1 << 30).unwrap(), read: 0.into(), write: 0.into() })
+    pub fn new() -> Arc<Failing> {
+        let store = MemoryStore::new(1 << 30).unwrap();
+        Arc::new(Failing { store, read: 0.into(), write: 0.into(), write_ms: 0.into() })
     }
 }
 
@@ -131,7 +134,10 @@ impl BackingStore for Failing {
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {
         match self.write.load(SeqCst) {
             0 => self.store.write(bloks),
-            errno => bloks.iter_mut().for_each(|write| write.outcome = Err(PagerError::Io(errno as i32))),
+            errno => {
+                std::thread::sleep(Duration::from_millis(self.write_ms.load(SeqCst).into()));
+                bloks.iter_mut().for_each(|write| write.outcome = Err(PagerError::Io(errno as i32)));
+            }
         }
     }
 }
