@@ -85,7 +85,8 @@ pub(crate) fn run(inner: &Inner) {
         }
         if since.proves_shortage(inner) {
             let held = if stack.no_memory() { Shortage::NoMemory } else { Shortage::AllHeld };
-            let why = state.save_error().map_or(held, Shortage::Unsaved);
+            // What could not be saved before then, perhaps of a region that is gone, says nothing of now.
+            let why = state.save_error().filter(|_| since.tried_to_save).map_or(held, Shortage::Unsaved);
             tell!(warn, ?why, "no frame can be freed");
             let Some(seen) = stack.demand.wanted.count_unless(|| inner.stopping()) else { return };
             stack.demand.state_shortage(state.mmu, since.asked, why);
@@ -108,12 +109,16 @@ struct Vain {
     looked_at: u32,
     /// Whether all that it knows were: on a busy machine a page that a device holds may take a millisecond.
     tried_all: bool,
+    /// Whether any page had to be saved first.
+    tried_to_save: bool,
 }
 
 impl Vain {
     fn from_now(inner: &Inner, asked: u32, patience_ns: u64) -> Vain {
         let turns = inner.saver_turns.load(Ordering::SeqCst);
-        Vain { deadline_ns: inner.state().mmu.now_ns() + patience_ns, asked, turns, looked_at: 0, tried_all: false }
+        let deadline_ns = inner.state().mmu.now_ns() + patience_ns;
+        let tried_to_save = inner.state().stack.saving() > 0;
+        Vain { deadline_ns, asked, turns, looked_at: 0, tried_all: false, tried_to_save }
     }
 
     /// An eviction of a domain with so many frames in use came to this. Each of them is listed once at most, but a policy may
@@ -121,6 +126,7 @@ impl Vain {
     fn note(&mut self, evicted: Evicted, frames: u32) {
         self.looked_at = self.looked_at.saturating_add(evicted.looked_at);
         self.tried_all |= evicted.was_all || self.looked_at >= frames;
+        self.tried_to_save |= evicted.queued > 0;
     }
 
     /// Whether it has lasted long enough, and the saver cannot end it: it has nothing to do, or it has failed with what it
@@ -169,7 +175,8 @@ mod tests {
 
     #[test]
     fn many_that_must_stay_do_not_prove_that_all_must() {
-        let mut vain = Vain { deadline_ns: 0, asked: 0, turns: 0, looked_at: 0, tried_all: false };
+        let mut vain =
+            Vain { deadline_ns: 0, asked: 0, turns: 0, looked_at: 0, tried_all: false, tried_to_save: false };
         // Pinned pages, as many as one eviction looks at, in a domain that wants more than that.
         let pinned = Evicted { kept: 1024, looked_at: 1024, ..Evicted::default() };
         (0..1023).for_each(|_| vain.note(pinned, 1 << 20));

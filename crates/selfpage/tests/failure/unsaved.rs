@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_what_fits};
@@ -52,4 +53,18 @@ fn what_is_in_core_is_used_on() {
             .well();
         }
     }
+}
+
+/// Whatever failed before, this is about pages that nobody can save: those that are pinned.
+#[test]
+fn a_failure_that_is_over_is_no_cause() {
+    in_child(here!(), "", || {
+        let (domain, region, _store, _) = full(Trap::Worker);
+        drop(region);
+        let held = domain.region(4 * FRAMES * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+        let error = held.pin(0, held.len_bytes()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Held, "{error}");
+        assert!(error.to_string().contains("pinned"), "{error}");
+    })
+    .well();
 }
