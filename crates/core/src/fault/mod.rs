@@ -256,6 +256,14 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
     if seen.wishes().unmapped() && seen.state() != State::Busy {
         return Step::Done(Outcome::Protected);
     }
+    if access == Access::Write
+        && matches!(seen.state(), State::Absent | State::Standby)
+        && domain.stack.ready() < 2
+        && let Some(step) = inherit::give(domain, context, region, page)
+    {
+        // The write needs a frame here and one for the clone: where there is one, each of the two would go for the other, for ever.
+        return step;
+    }
     match seen.state() {
         State::Absent if region.guarded.contains(region.index(page)) => {
             // A copy would replace the guard.

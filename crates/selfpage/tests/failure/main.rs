@@ -3,6 +3,7 @@
 mod behind;
 #[path = "../child/mod.rs"]
 mod child;
+mod cloned;
 mod descriptors;
 #[path = "../disk/mod.rs"]
 mod disk;
