@@ -68,7 +68,7 @@ impl Demand {
 
 /// One thread's wait for a frame. It ends in vain only when the evictor has begun to look after it was asked: what was short a
 /// while ago need not be so now.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub struct FrameWait {
     /// The count of [`Demand::wanted`] that has this thread's own asking in it.
     asked: Option<u32>,

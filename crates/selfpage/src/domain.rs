@@ -29,6 +29,7 @@ use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
 use selfpage_core::ring::{Ring, Slot};
+use selfpage_core::shortage::FrameWait;
 use selfpage_core::stack::FrameStack;
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
@@ -410,13 +411,23 @@ impl Inner {
     pub(crate) fn discard(&self, range: PageRange) -> std::result::Result<(), (PageNo, Failure)> {
         let state = &self.state;
         let (mut next, mut result) = (range.first, Ok(()));
+        // One wait for all of them: a wait for each page would go on for ever.
+        let mut frame_wait = FrameWait::default();
+        let discard = move |context, range, mut frame_wait| {
+            let done = range::discard_waiting(state, context, range, &mut frame_wait);
+            (done, frame_wait)
+        };
         while next < range.end() {
             let rest = PageRange { first: next, count: range.end().0 - next.0 };
-            let Err((page, why)) = self.on_table(move |context| range::discard(state, context, rest)) else { break };
+            let done;
+            (done, frame_wait) = self.on_table(move |context| discard(context, rest, frame_wait));
+            let Err((page, why)) = done else { break };
             let done = match why {
                 Undone::Failed(Failure::Machine(Refusal::NoDescriptor)) => {
                     let one = PageRange { first: page, count: 1 };
-                    self.on_pager_thread(move || range::discard(state, Context::Normal, one)).map_err(|(_, why)| why)
+                    let done;
+                    (done, frame_wait) = self.on_pager_thread(move || discard(Context::Normal, one, frame_wait));
+                    done.map_err(|(_, why)| why)
                 }
                 why => Err(why),
             };

@@ -26,8 +26,16 @@ use crate::tracer::Kind;
 const STRETCH: usize = 256;
 
 /// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
-pub(super) fn settle_step(domain: &DomainState, page: PageNo, mut work: impl FnMut(&Region) -> Step) -> Outcome {
-    let mut frame_wait = FrameWait::default();
+pub(super) fn settle_step(domain: &DomainState, page: PageNo, work: impl FnMut(&Region) -> Step) -> Outcome {
+    settle_step_waiting(domain, &mut FrameWait::default(), page, work)
+}
+
+fn settle_step_waiting(
+    domain: &DomainState,
+    frame_wait: &mut FrameWait,
+    page: PageNo,
+    mut work: impl FnMut(&Region) -> Step,
+) -> Outcome {
     loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(page) else {
@@ -179,11 +187,28 @@ pub enum Undone {
 /// The first page that is as it was, and why; those before it are dropped. Where a pager thread must give it to a clone, that is
 /// [`Refusal::NoDescriptor`].
 pub fn discard(domain: &DomainState, context: Context, range: PageRange) -> Result<(), (PageNo, Undone)> {
+    discard_waiting(domain, context, range, &mut FrameWait::default())
+}
+
+/// The same for whoever goes on behind a page that failed: where there is no frame for one page's clone there is none for the next, and it
+/// is not waited for anew.
+///
+/// # Context
+/// As for [`discard`].
+///
+/// # Errors
+/// As for [`discard`].
+pub fn discard_waiting(
+    domain: &DomainState,
+    context: Context,
+    range: PageRange,
+    frame_wait: &mut FrameWait,
+) -> Result<(), (PageNo, Undone)> {
     let mut at = range.first;
     while at < range.end() {
         let mut next = at;
         let mut cut = None;
-        let outcome = settle_step(domain, at, |region| {
+        let outcome = settle_step_waiting(domain, frame_wait, at, |region| {
             let rest = PageRange { first: at, count: range.end().0 - at.0 };
             let step;
             (next, step) = discard_stretch(domain, context, region, rest);

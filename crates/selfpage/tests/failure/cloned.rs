@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 
 use selfpage::pager::{Context, PagerError};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
@@ -41,6 +42,40 @@ fn numbered(domain: &Domain, pages: usize, trap: Trap) -> Region {
     let mut source = domain.region(pages * PAGE).name("source").trap(trap).stored(MemoryStore::new(1 << 30).unwrap());
     number_pages(source.as_mut().unwrap());
     source.unwrap()
+}
+
+/// The source goes while the clone's store has no room: as many pages as there are, it takes no longer than to find that out.
+#[test]
+fn a_source_goes_at_once_where_the_clone_has_no_room() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let source = numbered(&domain, 16 * PAGES, trap);
+            let mut clone = source.cow_clone(MemoryStore::new((8 * PAGE) as u64).unwrap()).unwrap();
+            let began = Instant::now();
+            drop(source);
+            assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+            let (mut lacking, mut stored) = (0, 0);
+            for page in 0..16 * PAGES {
+                match clone.pin(page * PAGE, PAGE) {
+                    Ok(()) => {
+                        check_pages(&clone, page..page + 1);
+                        clone.unpin(page * PAGE, PAGE).unwrap();
+                    }
+                    // There is no frame for what is in its store.
+                    Err(error) if error.kind() == Kind::OutOfSpace => stored += 1,
+                    Err(error) => {
+                        assert_eq!(error.kind(), Kind::Lost, "{error}");
+                        lacking += 1;
+                    }
+                }
+            }
+            assert!(stored <= 8 && (1..16 * PAGES - 8).contains(&lacking), "{lacking} pages, {stored} stored");
+            clone.discard(0, 16 * PAGES * PAGE).unwrap();
+            assert!(clone.as_slice::<u64>().iter().all(|word| *word == 0));
+        })
+        .well();
+    }
 }
 
 /// A write that is refused changes nothing in either; when the clone's pages can be saved again all goes on.
