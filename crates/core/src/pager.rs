@@ -35,6 +35,8 @@ pub enum PagerError {
     NoStore,
     /// This cannot be done in this context; ask again on a pager thread.
     WrongContext,
+    /// What the region is a clone of went before the page could be copied.
+    Orphaned,
 }
 
 impl PagerError {
@@ -47,6 +49,7 @@ impl PagerError {
             PagerError::Panicked => 4,
             PagerError::NoStore => 5,
             PagerError::WrongContext => 6,
+            PagerError::Orphaned => 7,
             PagerError::Io(errno) => 16 + errno as u32,
         }
     }
@@ -58,6 +61,7 @@ impl PagerError {
             4 => PagerError::Panicked,
             5 => PagerError::NoStore,
             6 => PagerError::WrongContext,
+            7 => PagerError::Orphaned,
             code => PagerError::Io(code.saturating_sub(16) as i32),
         }
     }

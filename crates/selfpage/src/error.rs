@@ -120,7 +120,7 @@ impl Error {
 fn kind_of(error: PagerError) -> Kind {
     match error {
         PagerError::Io(_) => Kind::Io,
-        PagerError::Corrupt | PagerError::Truncated | PagerError::Panicked => Kind::Lost,
+        PagerError::Corrupt | PagerError::Truncated | PagerError::Panicked | PagerError::Orphaned => Kind::Lost,
         PagerError::Full => Kind::OutOfSpace,
         PagerError::NoStore => Kind::Held,
         PagerError::WrongContext => Kind::Invalid,
@@ -137,6 +137,11 @@ pub(crate) fn describe(error: PagerError) -> String {
         PagerError::Panicked => "the pager panicked".into(),
         PagerError::NoStore => "the pager has no store".into(),
         PagerError::WrongContext => "not in this context".into(),
+        PagerError::Orphaned => {
+            "the region that this one is a clone of was dropped when it could not be copied any more, for want of a \
+                                 frame or because its store could not read it; discard the page to use it anew"
+                .into()
+        }
     }
 }
 
@@ -229,6 +234,9 @@ impl std::fmt::Display for Cause {
             PagerError::Panicked => f.write_str("the pager panicked"),
             PagerError::NoStore => f.write_str("the pager has no store"),
             PagerError::WrongContext => f.write_str("not in this context"),
+            PagerError::Orphaned => {
+                f.write_str("what the region is a clone of was dropped, and the page could not be copied")
+            }
         }
     }
 }

@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn an_answer_keeps_the_failure() {
-        let pager = [PagerError::Corrupt, PagerError::Io(5), PagerError::Full, PagerError::Panicked];
+        let pager = [PagerError::Corrupt, PagerError::Io(5), PagerError::Full, PagerError::Orphaned];
         let mut failures = pager.map(Failure::Pager).to_vec();
         failures.extend(pager.map(|error| Failure::Shortage(Shortage::Unsaved(error))));
         failures.push(Failure::Shortage(Shortage::AllHeld));

@@ -28,7 +28,7 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     let Some(word) = clone.word(page) else { return Step::Again };
     let Some(source) = clone.source() else {
         // It went with pages that could not be had.
-        return Step::Done(Outcome::Failed(Failure::Pager(PagerError::Corrupt)));
+        return Step::Done(Outcome::Failed(Failure::Pager(PagerError::Orphaned)));
     };
     let seen = word.load();
     match seen.state() {

@@ -63,9 +63,9 @@ impl Region {
         }
         let clone = Builder::new(&self.life, self.len_bytes()).trap(self.core().trap).stored(store)?;
         let turn = inner.begin_cut();
-        if !self.bound.link_to(&clone.bound, inner) {
+        if let Err((kind, cause)) = self.bound.link_to(&clone.bound, inner) {
             drop(turn);
-            return refused(Kind::Held, "it shares pages with another region still, as a clone or with one");
+            return refused(kind, cause);
         }
         let (state, source, heir) = (inner.state(), self.core(), clone.core());
         let failed = |why| Error::failure("clone", format!("region {}", self.bound.name()), Failure::Machine(why));
@@ -81,18 +81,22 @@ impl Region {
 }
 
 impl Bound {
-    /// Makes `clone` a clone of it. `false`: one of the two is, or has, one already that lacks pages.
-    fn link_to(&self, clone: &Bound, inner: &Inner) -> bool {
+    /// Makes `clone` a clone of it. `Err`: it is, or has, one already that lacks pages.
+    fn link_to(&self, clone: &Bound, inner: &Inner) -> std::result::Result<(), (Kind, &'static str)> {
         let _regions = inner.regions();
         let lacks =
             |region: Option<&region::Region>| region.is_some_and(|region| region.sets.inherited.next(0).is_some());
+        if lacks(Some(&self.region)) && self.region.source().is_none() {
+            let cause = "it lacks pages since what it is a clone of was dropped: discard those that cannot be pinned";
+            return Err((Kind::Lost, cause));
+        }
         if lacks(self.region.heir()) || lacks(Some(&self.region)) {
-            return false;
+            return Err((Kind::Held, "it shares pages with another region still, as a clone or with one"));
         }
         self.region.part();
         // SAFETY: region-in-map: both are there, and `leave` parts them.
         unsafe { clone.region.link(&self.region) };
-        true
+        Ok(())
     }
 }
 

@@ -44,9 +44,10 @@ fn numbered(domain: &Domain, pages: usize, trap: Trap) -> Region {
     source.unwrap()
 }
 
-/// The source goes while the clone's store has no room: as many pages as there are, it takes no longer than to find that out.
+/// The source goes while the clone's store has no room: as many pages as there are, it takes no longer than to find that out, and the
+/// clone says what happened.
 #[test]
-fn a_source_goes_at_once_where_the_clone_has_no_room() {
+fn a_source_that_goes_where_the_clone_has_no_room_is_named_as_the_cause() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
@@ -66,11 +67,15 @@ fn a_source_goes_at_once_where_the_clone_has_no_room() {
                     Err(error) if error.kind() == Kind::OutOfSpace => stored += 1,
                     Err(error) => {
                         assert_eq!(error.kind(), Kind::Lost, "{error}");
+                        assert!(error.to_string().contains("clone"), "{error}");
+                        assert!(error.to_string().contains("discard"), "{error}");
                         lacking += 1;
                     }
                 }
             }
             assert!(stored <= 8 && (1..16 * PAGES - 8).contains(&lacking), "{lacking} pages, {stored} stored");
+            let error = clone.cow_clone(MemoryStore::new(1 << 20).unwrap()).unwrap_err();
+            assert!(error.to_string().contains("discard"), "{error}");
             clone.discard(0, 16 * PAGES * PAGE).unwrap();
             assert!(clone.as_slice::<u64>().iter().all(|word| *word == 0));
         })
