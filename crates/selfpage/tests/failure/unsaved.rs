@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Region, Trap};
 
-use crate::scenario::{PAGE, check_pages, here, in_child, number_what_fits};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_what_fits, pages, until};
 use crate::store::Failing;
 
 const FRAMES: usize = 64;
@@ -67,4 +68,137 @@ fn a_failure_that_is_over_is_no_cause() {
         assert!(error.to_string().contains("pinned"), "{error}");
     })
     .well();
+}
+
+#[test]
+fn frames_go_as_far_as_they_can_and_others_come() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, mut region, store, written) = full(trap);
+            let error = domain.remove_frames(8).unwrap_err();
+            assert_eq!(error.kind(), Kind::Io, "{error}");
+            assert!(
+                error.to_string().contains("remove 8 frames: no frame can be had: pages cannot be saved"),
+                "{error}"
+            );
+            let left = domain.contract().guaranteed() as usize;
+            assert!((written..=FRAMES).contains(&left), "{left} of {FRAMES}, {written} in use");
+            check_pages(&region, 0..written);
+            domain.add_frames(16).unwrap();
+            let more = number_what_fits(&mut region);
+            assert!(more > written, "{more} {written}");
+            // Behind the first one that has no frame nothing is pinned.
+            let all = region.pin(0, region.len_bytes()).unwrap_err();
+            assert!(all.to_string().contains("region heap, bytes "), "{all}");
+            store.write.store(0, SeqCst);
+            domain.remove_frames(16).unwrap();
+            check_pages(&region, 0..more);
+            region.evict(0, region.len_bytes()).unwrap();
+            until("all have gone", || {
+                let _ = region.evict(0, region.len_bytes());
+                region.residency().iter().all(|byte| byte.load(Relaxed) == 0)
+            });
+            check_pages(&region, 0..more);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn what_is_asked_by_name_says_why_and_leaves_all_as_it_was() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, mut region, store, written) = full(trap);
+            // They are on their way, and come back.
+            let _ = region.evict(0, written * PAGE);
+            check_pages(&region, 0..written);
+            let error = region.flush(0, region.len_bytes()).unwrap_err();
+            assert_eq!(error.kind(), Kind::Io, "{error}");
+            assert!(error.to_string().contains("flush region heap, bytes "), "{error}");
+            region.prefetch(0, region.len_bytes()).unwrap();
+            region.pin(0, 8 * PAGE).unwrap();
+            region.unpin(0, 8 * PAGE).unwrap();
+            region.discard(0, 8 * PAGE).unwrap();
+            assert!(region.as_slice::<u64>()[..8 * 512].iter().all(|word| *word == 0));
+            check_pages(&region, 8..written);
+            store.write.store(0, SeqCst);
+            region.flush(0, region.len_bytes()).unwrap();
+            check_pages(&region, 8..written);
+        })
+        .well();
+    }
+}
+
+/// Of a range of which one page cannot be read nothing is pinned, and what lies about that page is brought in.
+#[test]
+fn pages_about_one_that_cannot_be_read_are_right() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, mut region, store, _) = full(trap);
+            store.write.store(0, SeqCst);
+            crate::scenario::number_pages(&mut region);
+            region.pin(0, PAGE).unwrap();
+            store.read.store(EIO, SeqCst);
+            region.unpin(0, PAGE).unwrap();
+            region.prefetch(0, FRAMES / 2 * PAGE).unwrap();
+            let error = region.pin(0, FRAMES / 2 * PAGE).unwrap_err();
+            assert_eq!(error.kind(), Kind::Io, "{error}");
+            assert!(error.to_string().contains("pin region heap, bytes "), "{error}");
+            assert_eq!(region.unpin(0, PAGE).unwrap_err().kind(), Kind::Invalid);
+            store.read.store(0, SeqCst);
+            region.prefetch(0, FRAMES / 2 * PAGE).unwrap();
+            region.pin(0, FRAMES / 2 * PAGE).unwrap();
+            region.unpin(0, FRAMES / 2 * PAGE).unwrap();
+            check_pages(&region, 0..pages(&region));
+        })
+        .well();
+    }
+}
+
+/// The page of a snapshot as a word.
+fn first_word(snapshot: &Snapshot, page: usize) -> u64 {
+    let mut bytes = [0; PAGE];
+    snapshot.read_page(0, page as u64, &mut bytes).unwrap();
+    u64::from_le_bytes(bytes[..8].try_into().unwrap())
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_taken_says_why_and_the_next_one_is_whole() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (_domain, mut region, store, written) = full(trap);
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("one.snap");
+            let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+            let error = snapshots.take().unwrap_err();
+            assert_eq!(error.kind(), Kind::Io, "{error}");
+            assert!(error.to_string().contains("region heap, bytes "), "{error}");
+            // Whoever writes goes on.
+            for page in &mut region.as_mut_slice::<[u64; 512]>()[..written] {
+                page[7] = 7;
+            }
+            check_pages(&region, 0..written);
+            store.write.store(0, SeqCst);
+            crate::scenario::number_pages(&mut region);
+            snapshots.take().unwrap();
+            store.read.store(EIO, SeqCst);
+            for page in &mut region.as_mut_slice::<[u64; 512]>()[4 * FRAMES - 2..] {
+                page[0] += 1000;
+            }
+            // What has not changed since is not read.
+            snapshots.take().unwrap();
+            let old = Snapshot::open(&path).unwrap();
+            let is_right = |page| first_word(&old, page) == page as u64 + if page < 4 * FRAMES - 2 { 1 } else { 1001 };
+            assert!((0..4 * FRAMES).all(is_right));
+            drop(snapshots);
+            let mut snapshots = Snapshots::of(&[&region], dir.path().join("other.snap")).unwrap();
+            let error = snapshots.take().unwrap_err();
+            assert_eq!(error.kind(), Kind::Io, "{error}");
+            assert!(error.to_string().contains("region heap, bytes "), "{error}");
+            store.read.store(0, SeqCst);
+            snapshots.take().unwrap();
+            Snapshot::open(dir.path().join("other.snap")).unwrap().verify().unwrap();
+        })
+        .well();
+    }
 }

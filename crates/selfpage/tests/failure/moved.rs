@@ -1,0 +1,200 @@
+//! Contents that move while their store fails.
+
+use std::fs::OpenOptions;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+
+use selfpage::store::{BackingStore, FileStore, MemoryStore};
+use selfpage::{Domain, Kind, Region, Rights, Trap};
+
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages};
+use crate::store::Failing;
+use crate::tried;
+
+const FRAMES: usize = 64;
+const PAGES: usize = 4 * FRAMES;
+const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+const EIO: u32 = libc::EIO as u32;
+
+/// Two regions of one store; the pages of the first are numbered.
+fn two(trap: Trap, store: Arc<dyn BackingStore>) -> (Domain, Region, Region) {
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let region = |name| domain.region(PAGES * PAGE).name(name).trap(trap).stored_in(store.clone()).unwrap();
+    let (old, new) = (region("old"), region("new"));
+    (domain, old, new)
+}
+
+fn move_all(from: &Region, to: &Region) {
+    // SAFETY: test: no reference into either range is held, and both may be read and written.
+    unsafe { from.move_contents(0, PAGES * PAGE, to, 0) }.unwrap();
+}
+
+/// Nothing is read for a move. What cannot be read then says so by its new name, and is right when it can be read again.
+#[test]
+fn pages_that_cannot_be_read_move() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let store = Failing::new();
+            let (domain, mut old, mut new) = two(trap, store.clone());
+            number_pages(&mut old);
+            number_pages(&mut new);
+            new.as_mut_slice::<u64>().iter_mut().for_each(|word| *word = 5);
+            // Some have failed already when they move.
+            store.read.store(EIO, SeqCst);
+            let failed = (0..8).filter(|page| tried::read(old.as_ptr().wrapping_add(page * PAGE).cast()).is_err());
+            assert_eq!(failed.count(), 8);
+            move_all(&old, &new);
+            let mut unread = 0;
+            for page in 0..PAGES {
+                match tried::read(new.as_ptr().wrapping_add(page * PAGE).cast()) {
+                    Ok(word) => assert_eq!(word, page as u64 + 1),
+                    Err(signal) => {
+                        assert_eq!(signal, libc::SIGBUS);
+                        let error = new.pin(page * PAGE, PAGE).unwrap_err();
+                        assert_eq!(error.kind(), Kind::Io, "{error}");
+                        assert!(error.to_string().contains("region new"), "{error}");
+                        unread += 1;
+                    }
+                }
+            }
+            assert!(unread > 2 * FRAMES, "{unread} could not be read");
+            store.read.store(0, SeqCst);
+            for page in 0..PAGES {
+                new.pin(page * PAGE, PAGE).unwrap();
+                new.unpin(page * PAGE, PAGE).unwrap();
+            }
+            check_pages(&new, 0..PAGES);
+            assert!(old.as_slice::<u64>().iter().all(|word| *word == 0));
+            assert_eq!(domain.stats().counts.lost_total, 0);
+        })
+        .well();
+    }
+}
+
+/// The evictor has pages on their way to the store all the time, from which they come back.
+#[test]
+fn pages_that_cannot_be_saved_move() {
+    for (trap, name) in TRAPS {
+        for write_ms in [0, 5] {
+            in_child(here!(), &format!("{name} {write_ms}"), || {
+                let store = Failing::new();
+                let (domain, mut old, new) = two(trap, store.clone());
+                store.write.store(EIO, SeqCst);
+                store.write_ms.store(write_ms, SeqCst);
+                let written = number_what_fits(&mut old);
+                let other = domain.region(PAGE).zero().unwrap();
+                let done = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        while !done.load(Relaxed) {
+                            assert_eq!(other.pin(0, PAGE).unwrap_err().kind(), Kind::Io);
+                        }
+                    });
+                    for _ in 0..20 {
+                        move_all(&old, &new);
+                        move_all(&new, &old);
+                    }
+                    move_all(&old, &new);
+                    done.store(true, Relaxed);
+                });
+                store.write.store(0, SeqCst);
+                check_pages(&new, 0..written);
+                new.flush(0, PAGES * PAGE).unwrap();
+                check_pages(&new, 0..written);
+                assert!(old.as_slice::<u64>().iter().all(|word| *word == 0));
+                assert_eq!(domain.stats().counts.lost_total, 0);
+            })
+            .well();
+        }
+    }
+}
+
+/// Moving takes no room, and gives back what was at the new place.
+#[test]
+fn a_move_in_a_full_store_makes_room() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let store = MemoryStore::new(((2 * PAGES - 2 * FRAMES) * PAGE) as u64).unwrap();
+            let (_domain, mut old, mut new) = two(trap, Arc::new(store));
+            number_pages(&mut old);
+            let filled = number_what_fits(&mut new);
+            assert!((FRAMES..PAGES).contains(&filled), "{filled}");
+            move_all(&old, &new);
+            check_pages(&new, 0..PAGES);
+            let filled = number_what_fits(&mut old) - 16;
+            assert!(filled >= FRAMES, "{filled}");
+            // Every frame holds the only copy of something: room must be made first.
+            old.discard(filled * PAGE, 16 * PAGE).unwrap();
+            check_pages(&old, 0..filled);
+            check_pages(&new, 0..PAGES);
+        })
+        .well();
+    }
+}
+
+/// Between two stores pages are copied, for which there is no frame.
+#[test]
+fn a_move_for_which_there_is_no_frame_says_why() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = |name, pages| {
+                let store = MemoryStore::new((pages * PAGE) as u64).unwrap();
+                domain.region(PAGES * PAGE).name(name).trap(trap).stored(store).unwrap()
+            };
+            let (mut old, new) = (region("old", PAGES), region("new", FRAMES));
+            number_pages(&mut old);
+            move_all(&old, &new);
+        })
+        .by(libc::SIGBUS, &["region ", "no frame, because pages cannot be saved", "the store is full (ENOSPC)"]);
+    }
+}
+
+#[test]
+fn what_a_file_has_no_more_is_no_zero_when_it_moves() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            let path = dir.path().join("data");
+            std::fs::write(&path, vec![7; PAGES * PAGE]).unwrap();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let file = domain.region(0).trap(trap).file(&path, 0, Rights::Read).unwrap();
+            let new = domain.region(PAGES * PAGE).zero().unwrap();
+            OpenOptions::new().write(true).open(&path).unwrap().set_len((10 * PAGE) as u64).unwrap();
+            drop(dir);
+            move_all(&file, &new);
+        })
+        .by(libc::SIGBUS, &["/data at 0x", "the file ends before this page"]);
+    }
+}
+
+/// A store's file that somebody cuts has pages no more, which are no zeros either, wherever they are by then.
+#[test]
+fn what_a_cut_store_has_no_more_is_lost() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            let path = dir.path().join("store");
+            let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
+            let (_domain, mut old, new) = two(trap, Arc::new(store));
+            number_pages(&mut old);
+            OpenOptions::new().write(true).open(&path).unwrap().set_len((8 * PAGE) as u64).unwrap();
+            move_all(&old, &new);
+            let mut lost = 0;
+            for page in 0..pages(&new) {
+                match tried::read(new.as_ptr().wrapping_add(page * PAGE).cast()) {
+                    Ok(word) => assert_eq!(word, page as u64 + 1),
+                    Err(_) => {
+                        let error = new.pin(page * PAGE, PAGE).unwrap_err();
+                        assert_eq!(error.kind(), Kind::Lost, "{error}");
+                        lost += 1;
+                    }
+                }
+            }
+            assert!(lost > 2 * FRAMES, "{lost}");
+        })
+        .well();
+    }
+}
