@@ -80,6 +80,16 @@ pub(crate) fn forget_users() {
 }
 
 extern "C" fn on_sigbus(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // The interrupted code may be just about to look at it, and calls of the C library fail here, or in a handler of the program's.
+    // SAFETY: signal-handler: the thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    take(number, info, context);
+    // SAFETY: signal-handler: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Does what the signal is for.
+fn take(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the kernel passes a valid siginfo to an SA_SIGINFO handler.
     let (addr, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
     let here = Stack::here();

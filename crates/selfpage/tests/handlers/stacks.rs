@@ -70,6 +70,31 @@ fn every_handler_runs_with_faults_let_in_and_all_else_blocked() {
 }
 
 #[test]
+fn a_trap_leaves_errno_as_it_was() {
+    in_child(here!(), "upcall", || {
+        // SAFETY: test: this thread's own.
+        let errno = || unsafe { &mut *libc::__errno_location() };
+        let (_domain, region) = handled(Trap::Upcall, move |fault: &MemoryFault<'_>| {
+            *errno() = libc::EINTR;
+            unprotect(fault)
+        });
+        region.protect(0, 8 * PAGE, Protection::Read).unwrap();
+        let writes = || {
+            for page in 0..8 {
+                *errno() = libc::ERANGE;
+                write(&region, page, 1);
+                assert_eq!(*errno(), libc::ERANGE, "page {page}");
+            }
+        };
+        writes();
+        region.protect(0, 8 * PAGE, Protection::Read).unwrap();
+        // A thread's first trap gives it a stack.
+        std::thread::scope(|scope| drop(scope.spawn(writes)));
+    })
+    .well();
+}
+
+#[test]
 fn an_alternate_stack_of_the_programs_own_serves_as_well() {
     const SS_AUTODISARM: libc::c_int = 1 << 31;
     in_child(here!(), "upcall", || {
