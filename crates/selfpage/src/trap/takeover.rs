@@ -136,6 +136,10 @@ fn is_called_once(action: &libc::sigaction) -> bool {
 unsafe fn call(signal: libc::c_int, action: &libc::sigaction, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the program's handler has the type that its flags say.
     unsafe {
+        if action.sa_sigaction == libc::SIG_IGN && (*info).si_code <= 0 {
+            // Sent by somebody.
+            return;
+        }
         if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
             // A fault cannot be ignored, nor blocked. Sent again, it ends the process when the handler returns.
             libc::sigaction(signal, &default_action(), ptr::null_mut());

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering:
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use selfpage::protection::ProtectionDomain;
 use selfpage::{MemoryFault, Protection, Trap};
 
 use crate::child;
@@ -196,6 +197,22 @@ fn a_sigbus_that_somebody_sends_waits_until_core_is_done() {
         assert!(SENT.load(SeqCst) > 300, "{SENT:?}");
     })
     .well();
+}
+
+#[test]
+fn a_fault_signal_that_the_program_ignores_may_be_sent() {
+    for (signal, name) in [(libc::SIGBUS, "SIGBUS"), (libc::SIGSEGV, "SIGSEGV")] {
+        in_child(here!(), name, || {
+            // SAFETY: test: signals without handlers.
+            let sent = || unsafe { libc::raise(signal) };
+            // SAFETY: test: as above.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+            let (_domain, _region) = handled(Trap::Upcall, unprotect);
+            let _rights = ProtectionDomain::new("ours");
+            (0..2).for_each(|_| assert_eq!(sent(), 0));
+        })
+        .well();
+    }
 }
 
 /// Two threads that are in handlers at the same time, each with something of its own on its stack.
