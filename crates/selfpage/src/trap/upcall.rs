@@ -179,10 +179,10 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, arrival: &Arrival, context:
         None => ask::without_handler(kind),
         Some(_) => {
             // SAFETY: signal-handler: the kernel passes the interrupted context.
-            let before = unsafe { instruction(context) };
+            let before = unsafe { registers(context) };
             match arrival.call(|| asked.answer(fault, kind, None, NonNull::new(context))) {
                 // SAFETY: signal-handler: as above.
-                Ok(Answer::Handled) if unsafe { instruction(context) } != before => Answer::Handled,
+                Ok(Answer::Handled) if unsafe { registers(context) } != before => Answer::Handled,
                 Ok(Answer::Handled) if !ask::goes_on(bound, thread::block(), fault.addr.page()) => {
                     bound.complain(fault.addr.0, Trouble::Repeated);
                     Answer::Refuse
@@ -216,17 +216,17 @@ fn fetch(inner: &Inner, fault: Fault) -> Outcome {
     outcome
 }
 
-/// Where the interrupted thread stands.
+/// Where the interrupted thread stands, and what it has in the registers that addresses are made from.
 ///
 /// # Safety
 /// *signal-handler*: `context` is what the kernel passed to the handler.
-unsafe fn instruction(context: *mut libc::c_void) -> u64 {
+unsafe fn registers(context: *mut libc::c_void) -> impl PartialEq {
     // SAFETY: signal-handler: the kernel keeps the context in place until the handler returns.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
     #[cfg(target_arch = "x86_64")]
-    return context.uc_mcontext.gregs[libc::REG_RIP as usize] as u64;
+    return context.uc_mcontext.gregs;
     #[cfg(target_arch = "aarch64")]
-    return context.uc_mcontext.pc;
+    return (context.uc_mcontext.pc, context.uc_mcontext.sp, context.uc_mcontext.regs);
 }
 
 /// # Safety

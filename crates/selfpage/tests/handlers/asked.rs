@@ -403,6 +403,27 @@ fn a_handler_sends_the_thread_elsewhere() {
 }
 
 #[test]
+fn a_handler_gives_the_thread_another_address_as_often_as_it_likes() {
+    in_child(here!(), "upcall", || {
+        static ELSEWHERE: [u64; 1] = [7];
+        let (_domain, region) = handled(Trap::Upcall, |fault: &MemoryFault<'_>| {
+            let context = fault.context().expect("an upcall").cast::<libc::ucontext_t>();
+            // SAFETY: test: the register that the address is in.
+            unsafe { (*context.as_ptr()).uc_mcontext.gregs[libc::REG_RDI as usize] = (&raw const ELSEWHERE) as i64 };
+            Answer::Handled
+        });
+        region.protect(0, PAGE, Protection::None).unwrap();
+        for turn in 0..10_010 {
+            let read: u64;
+            // SAFETY: test: a word of the region, or the one above.
+            unsafe { std::arch::asm!("mov {}, [rdi]", out(reg) read, inout("rdi") word(&region, 0) => _) };
+            assert_eq!(read, 7, "{turn}");
+        }
+    })
+    .well();
+}
+
+#[test]
 fn protecting_over_what_the_program_has_mapped_there_leaves_that_out() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
