@@ -319,7 +319,7 @@ fn leave_slowly(here: &thread::Here, before: Before) {
     }
 }
 
-/// Takes a thread that is stopped for good out of all that it is in.
+/// Has it that a thread which has ended, or is stopped for good, is in none of the domains that it was in.
 fn leave_all(entered: &[*const Core]) {
     let mut table = table::hold();
     if let Err(why) = table.switch_wide(stay(entered.iter().copied()), Stay::OUTSIDE) {

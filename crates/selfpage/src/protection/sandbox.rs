@@ -115,10 +115,14 @@ impl ProtectionDomain {
         let result: Arc<Mutex<Option<Result<std::thread::Result<T>>>>> = Arc::default();
         let (door, own_trial, place) = (self.door.clone(), trial.clone(), result.clone());
         let started = std::thread::Builder::new().name(self.name().into()).spawn(move || {
-            let ended = door.enter().map(|_entered| {
+            let ended = door.enter().map(|entered| {
                 thread::with(|here| here.trial.set(Arc::as_ptr(&own_trial)));
                 let ended = panic::catch_unwind(AssertUnwindSafe(work));
                 thread::with(|here| here.trial.set(ptr::null()));
+                // Where the work has forgotten a guard, this one is not the innermost.
+                std::mem::forget(entered);
+                super::leave_all(&thread::with(thread::Here::leave_all));
+                super::refresh();
                 ended
             });
             drop(door);

@@ -79,6 +79,13 @@ impl Here {
         self.entered[depth].set(before.0);
     }
 
+    /// Leaves all that it is in, and says what that was.
+    pub(super) fn leave_all(&self) -> Vec<*const Core> {
+        let entered = self.entered().collect();
+        self.depth.set(0);
+        entered
+    }
+
     /// All that it is in, the outermost first.
     pub(super) fn entered(&self) -> impl Iterator<Item = *const Core> {
         self.entered.iter().take(self.depth.get()).map(Cell::get)

@@ -22,6 +22,7 @@ mod rights;
 mod scenario;
 mod sealed;
 mod signals;
+mod stopped;
 mod store;
 mod tried;
 mod unsaved;

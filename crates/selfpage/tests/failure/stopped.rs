@@ -1,0 +1,27 @@
+//! Code that runs in a protection domain, on a thread of its own, and does there what it likes.
+
+use selfpage::protection::{Ended, ProtectionDomain};
+
+use crate::scenario::{here, in_child};
+
+fn leaked(name: &str) -> &'static ProtectionDomain {
+    Box::leak(Box::new(ProtectionDomain::new(name)))
+}
+
+#[test]
+fn code_that_forgets_to_leave_a_domain_comes_to_its_end() {
+    in_child(here!(), "", || {
+        let (outer, inner) = (leaked("outer"), leaked("inner"));
+        let work = || {
+            std::mem::forget(inner.enter().unwrap());
+            std::mem::forget(outer.enter().unwrap());
+            7
+        };
+        assert!(matches!(outer.run(work).unwrap(), Ended::Well(7)));
+        // By page tables one domain at a time can be entered.
+        for domain in [inner, outer, leaked("another")] {
+            drop(domain.enter().unwrap());
+        }
+    })
+    .well();
+}
