@@ -9,7 +9,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
@@ -207,6 +207,8 @@ pub(crate) struct Asking {
     refusals: AtomicU64,
     /// What the program may do where nothing is protected.
     access: memory::Access,
+    /// What rights of the whole process's leave of that, as the bits of mprotect(2). Changed with the gate closed.
+    left: AtomicU32,
 }
 
 /// Why a tracked region is refused by whoever needs writes to be faults.
@@ -216,7 +218,8 @@ pub(crate) const ONE_CLIENT: &str =
 impl Asking {
     pub(crate) fn of(handler: Option<Box<dyn FaultHandler>>, access: memory::Access) -> Asking {
         let first = handler.as_ref().is_some_and(|handler| handler.asks_first());
-        Asking { handler, first, changes: AtomicU64::new(0), refusals: AtomicU64::new(0), access }
+        let left = AtomicU32::new(u32::MAX);
+        Asking { handler, first, changes: AtomicU64::new(0), refusals: AtomicU64::new(0), access, left }
     }
 
     /// Provides what the handler runs on.
@@ -295,6 +298,7 @@ impl Bound {
     /// There are as many mappings as there can be.
     pub(crate) fn refuse(
         &self,
+        inner: &Inner,
         page: PageNo,
         access: memory::Access,
         right: impl Fn() -> bool,
@@ -304,27 +308,46 @@ impl Bound {
             return Ok(());
         }
         self.asking.refusals.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: region-owned: a page that the program has no such access to now.
-        let refused = unsafe { memory::protect(page.addr().0, PAGE_BYTES, access) };
+        let one = PageRange { first: page, count: 1 };
+        let refused = self.allow(inner, one, access);
         // Whoever makes it wrong looks for refusals afterwards, and we for that: one of us sees the other.
         if !right() {
-            self.take_refusals_back(PageRange { first: page, count: 1 });
+            self.take_refusals_back(inner, one);
             return Ok(());
         }
         refused
     }
 
+    /// Has the mapping allow so much in a range, and no more than the rights that are in force leave of it.
+    fn allow(&self, inner: &Inner, range: PageRange, access: memory::Access) -> std::result::Result<(), Errno> {
+        inner.undisturbed(|| {
+            let state = inner.state();
+            let _inside = state.gate.enter(state.mmu);
+            let left = self.asking.left.load(Ordering::Relaxed).cast_signed();
+            let access = match access {
+                _ if left & libc::PROT_READ == 0 => memory::Access::None,
+                memory::Access::ReadWrite if left & libc::PROT_WRITE == 0 => memory::Access::Read,
+                access => access,
+            };
+            // SAFETY: region-owned: what somebody wants of its pages stands in their words; a refusal is of what the program may not do.
+            unsafe { memory::protect(range.first.addr().0, range.count as usize * PAGE_BYTES, access) }
+        })
+    }
+
+    /// Rights of the whole process's leave so much of the region from now on: the bits of mprotect(2). The caller has the gate closed, and
+    /// changes the mapping.
+    pub(crate) fn leave_access(&self, prot: u32) {
+        self.asking.left.store(prot, Ordering::Relaxed);
+    }
+
     /// Has the mapping refuse nothing in a range any more, after what is wanted of its pages has changed, or somebody has asked for them
     /// by name.
-    pub(crate) fn take_refusals_back(&self, range: PageRange) {
+    pub(crate) fn take_refusals_back(&self, inner: &Inner, range: PageRange) {
         if self.asking.refusals.load(Ordering::SeqCst) > 0
             && self.asking.access == memory::Access::ReadWrite
             && range.count > 0
         {
-            // SAFETY: region-owned: as the region was made; what somebody wants of its pages stands in their words.
-            let _ = unsafe {
-                memory::protect(range.first.addr().0, range.count as usize * PAGE_BYTES, memory::Access::ReadWrite)
-            };
+            let _ = self.allow(inner, range, memory::Access::ReadWrite);
         }
     }
 
@@ -372,7 +395,7 @@ impl Bound {
             done = inner.on_pager_thread(move || protect::protect(state, range, protection));
         }
         self.changed();
-        self.take_refusals_back(range);
+        self.take_refusals_back(inner, range);
         done.map_err(|(page, why)| unprotected(self.page_name(page), why))
     }
 

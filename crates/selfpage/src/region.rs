@@ -284,7 +284,7 @@ impl Region {
             }
             Ok(())
         })?;
-        self.bound.take_refusals_back(range);
+        self.bound.take_refusals_back(&self.life.inner, range);
         Ok(())
     }
 

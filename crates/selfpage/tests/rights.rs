@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use selfpage::protection::{Mechanism, Memory, ProtectionDomain, Rights, mechanism};
+use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, Rights, mechanism};
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Region, Sampling, Trap};
@@ -116,6 +116,32 @@ fn built() -> Option<Domain> {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+#[test]
+fn what_a_page_refuses_no_more_its_domain_still_may_not() {
+    let _alone = alone();
+    let Some(domain) = built() else { return };
+    let region = Arc::new(domain.region(8 * PAGE).zero().unwrap());
+    let memory = Memory::of(&region).unwrap();
+    let [writers, readers] = ["writers", "readers"].map(ProtectionDomain::new);
+    writers.set(&memory, Rights::READ | Rights::WRITE).unwrap();
+    readers.set(&memory, Rights::READ | Rights::META).unwrap();
+    let at = region.as_ptr() as usize;
+    // SAFETY: a word of the region, which no reference is to.
+    let write = move |page: usize| unsafe { ((at + page * PAGE) as *mut u64).write_volatile(1) };
+    region.protect(PAGE, PAGE, Protection::Read).unwrap();
+    assert!(matches!(writers.run(move || write(1)).unwrap(), Ended::Stopped(_)));
+    let (own, tried) = (region.clone(), Arc::new(AtomicBool::new(false)));
+    let tries = tried.clone();
+    let ended = readers.run(move || {
+        own.protect(0, 8 * PAGE, Protection::ReadWrite).unwrap();
+        tries.store(true, SeqCst);
+        write(2);
+    });
+    assert!(matches!(ended.unwrap(), Ended::Stopped(_)) && tried.load(SeqCst));
+    assert!(matches!(writers.run(move || write(1)).unwrap(), Ended::Well(())));
+    (0..8).for_each(write);
 }
 
 fn store() -> MemoryStore {

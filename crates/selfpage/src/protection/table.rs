@@ -130,8 +130,10 @@ impl Record {
         };
         let same_access = prot == self.now;
         match self.region.as_ref().and_then(Weak::upgrade) {
-            // A page that moves must find one protection from beginning to end.
-            Some(region) if !same_access => region.while_still(change)?,
+            // A page that moves must find one protection from beginning to end; and nobody opens one again meanwhile.
+            Some(region) if !same_access => {
+                region.while_still(|| change().inspect(|()| region.bound.leave_access(prot)))?;
+            }
             _ => change()?,
         }
         (self.now, self.key) = (prot, key);

@@ -48,9 +48,9 @@ impl Region {
         if from.first < new.end() && new.first < from.end() {
             return refused("the two places have pages in common");
         }
-        self.bound.take_refusals_back(from);
-        to.bound.take_refusals_back(new);
         let inner = self.inner();
+        self.bound.take_refusals_back(inner, from);
+        to.bound.take_refusals_back(to.inner(), new);
         let is_one_domain = std::ptr::eq(inner, to.inner());
         let mut at = from.first;
         // Where one page has to be copied, the next ones may have to be, too.

@@ -72,7 +72,7 @@ impl Bound {
         let stays =
             |(page, why)| Error::failure("discard", format!("{}, which its clone needs", self.page_name(page)), why);
         let done = inner.discard(range).map_err(stays);
-        self.take_refusals_back(range);
+        self.take_refusals_back(inner, range);
         done
     }
 

@@ -238,7 +238,7 @@ fn refuse(inner: &Inner, bound: &Bound, fault: Fault, kind: FaultKind) {
         _ => memory::Access::None,
     };
     let still = || fault::still_asked(inner.state(), fault).and_then(ask::kind) == Some(kind);
-    match bound.refuse(page, access, still) {
+    match bound.refuse(inner, page, access, still) {
         Ok(()) => wake(inner, page),
         Err(_) => inner.guard(page),
     }

@@ -205,7 +205,7 @@ fn refuse_write(inner: &Inner, page: PageNo) {
     let state = inner.state();
     if let Some(asked) = ask::Asked::about(inner, page) {
         // Where there are as many mappings as there can be, the write is tried again.
-        let _ = asked.bound.refuse(page, memory::Access::Read, || copy_first::is_owed(state, page));
+        let _ = asked.bound.refuse(inner, page, memory::Access::Read, || copy_first::is_owed(state, page));
     }
     state.mmu.wake_faulters(Trap::Worker, page, 1);
 }
