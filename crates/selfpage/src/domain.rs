@@ -251,7 +251,7 @@ impl Inner {
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, standby, REQUESTS, ADVICE, saves, ERRANDS, CALLS, traced]
+            + [standby, standby, REQUESTS, ADVICE, saves, ERRANDS, CALLS, CALLS, traced]
                 .map(Arena::bytes_for::<Slot>)
                 .iter()
                 .sum::<usize>()
@@ -261,7 +261,7 @@ impl Inner {
         // SAFETY: table-memory: the arena is dropped after `state` and `mmu`, with the last handle, when no thread is left.
         let mmu = unsafe { arena.put(mmu) };
         // SAFETY: table-memory: as above.
-        let (state, errands, calls, links) = unsafe {
+        let (state, errands, handlers, links) = unsafe {
             let tracer = match traced {
                 0 => Tracer::off(),
                 places => Tracer::over(Ring::new(arena.table(places)), monotonic_ns()),
@@ -287,7 +287,8 @@ impl Inner {
                 tracer,
             };
             let links: Table<_> = arena.table(frames);
-            (state, Ring::new(arena.table(ERRANDS)), Ring::new(arena.table(CALLS)), links)
+            let handlers = Handlers::new(Ring::new(arena.table(CALLS)), Ring::new(arena.table(CALLS)));
+            (state, Ring::new(arena.table(ERRANDS)), handlers, links)
         };
         let policy = Config::policy_over(policy, links)?;
         let standby_share = policy.standby_share();
@@ -303,7 +304,7 @@ impl Inner {
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),
             threads: Mutex::default(),
-            handlers: Handlers::new(calls),
+            handlers,
             runs_own_code: AtomicBool::new(false),
             hash: Arc::new(PageHash::new()),
             policy: Mutex::new(policy),

@@ -1,6 +1,7 @@
 //! Threads that run the program's own handlers for worker regions. They are the program's: they have its descriptors, and may touch
 //! managed memory, since workers serve them. There is always one more than is at work, so that a handler may fault within a
-//! handler.
+//! handler: where there can be no more of them, the last ones answer only that. They would wait with the others for a lock that the
+//! one holds which has faulted.
 
 use std::io;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ use crate::region::Bound;
 const MOST_THREADS: usize = 64;
 /// How deep handlers may fault within handlers.
 const MOST_NESTED: u32 = 8;
+/// With so many at work, only what handlers meet is answered.
+const MOST_OUTERMOST: i32 = MOST_THREADS as i32 - MOST_NESTED as i32;
 
 /// A thread for handlers: its number while it runs one, and how deep that is in others.
 #[derive(Default)]
@@ -36,6 +39,8 @@ struct Place {
 /// The threads for handlers of a domain, and what they are called for.
 pub(crate) struct Handlers {
     calls: Ring,
+    /// Of handlers themselves, each with a thread that is counted as at work already.
+    nested: Ring,
     called: Event,
     places: [Place; MOST_THREADS],
     threads: AtomicU32,
@@ -44,9 +49,10 @@ pub(crate) struct Handlers {
 }
 
 impl Handlers {
-    pub(crate) fn new(calls: Ring) -> Handlers {
+    pub(crate) fn new(calls: Ring, nested: Ring) -> Handlers {
         Handlers {
             calls,
+            nested,
             called: Event::default(),
             places: [const { Place { thread: AtomicU32::new(0), depth: AtomicU32::new(0) } }; MOST_THREADS],
             threads: AtomicU32::new(0),
@@ -57,6 +63,7 @@ impl Handlers {
     /// In a forked child none of the threads is here, nor those that wait for them.
     pub(crate) fn forget_all(&self) {
         self.calls.reset();
+        self.nested.reset();
         self.threads.store(0, Ordering::SeqCst);
         self.idle.store(0, Ordering::SeqCst);
         self.places.iter().for_each(|place| place.thread.store(0, Ordering::SeqCst));
@@ -88,9 +95,13 @@ pub(crate) fn start_one(inner: &Arc<Inner>) -> Result<()> {
     if full || handlers.idle.load(Ordering::SeqCst) > 0 {
         return Ok(());
     }
-    start(inner).map_err(|cause| Error::system("start", "a thread for handlers", cause))?;
-    handlers.idle.fetch_add(1, Ordering::SeqCst);
-    Ok(())
+    let started = start(inner).map_err(|cause| Error::system("start", "a thread for handlers", cause));
+    if started.is_ok() {
+        handlers.idle.fetch_add(1, Ordering::SeqCst);
+    }
+    // While it was not counted, another may have kept itself back.
+    handlers.called.signal(inner.state().mmu);
+    started
 }
 
 /// Starts a thread, which the caller counts as idle.
@@ -114,17 +125,42 @@ fn start(inner: &Arc<Inner>) -> io::Result<()> {
     })
 }
 
-/// The calling thread is idle no longer. The last one starts another first, which takes its place in the count: that is nought only
-/// where the system had no thread to give.
-fn leave_idle(inner: &Arc<Inner>) {
-    let idle = &inner.handlers.idle;
-    loop {
-        let seen = idle.load(Ordering::SeqCst);
-        if seen <= 1 && start(inner).is_ok() {
-            return;
+/// What the calling thread does next. It is idle no longer then.
+fn next_call(inner: &Arc<Inner>) -> Option<(u64, u64)> {
+    let handlers = &inner.handlers;
+    if let Some(call) = handlers.nested.pop() {
+        if handlers.idle.load(Ordering::SeqCst) <= 0 && start(inner).is_ok() {
+            handlers.idle.fetch_add(1, Ordering::SeqCst);
         }
-        if idle.compare_exchange(seen, seen - 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            return;
+        return Some(call);
+    }
+    if handlers.calls.is_empty() || !leave_idle(inner) {
+        return None;
+    }
+    let call = handlers.calls.pop();
+    if call.is_none() {
+        handlers.idle.fetch_add(1, Ordering::SeqCst);
+    }
+    call
+}
+
+/// The calling thread is idle no longer. The last one starts another first, which takes its place in the count; where there are to be no
+/// more it stays (`false`), unless there is no other whose handler could fault.
+fn leave_idle(inner: &Arc<Inner>) -> bool {
+    let handlers = &inner.handlers;
+    loop {
+        let (seen, threads) = (handlers.idle.load(Ordering::SeqCst), handlers.threads.load(Ordering::SeqCst));
+        if threads.cast_signed() - seen >= MOST_OUTERMOST {
+            return false;
+        }
+        if seen <= 1 && start(inner).is_ok() {
+            return true;
+        }
+        if seen <= 1 && threads > 1 {
+            return false;
+        }
+        if handlers.idle.compare_exchange(seen, seen - 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            return true;
         }
     }
 }
@@ -146,14 +182,19 @@ pub(super) fn call(inner: &Arc<Inner>, fault: Fault, kind: FaultKind, thread: u3
         return refuse(inner, &asked.bound, fault, kind);
     }
     // A handler that faults would wait for its own thread. No worker starts one: it would have the descriptors and the CPU of a worker.
-    if depth > 0 && handlers.idle.load(Ordering::SeqCst) <= 0 {
+    let has_one = |idle: i32| (idle > 0).then_some(idle - 1);
+    if depth > 0 && handlers.idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_one).is_err() {
         asked.bound.complain(fault.addr.0, Trouble::NoThread);
         return refuse(inner, &asked.bound, fault, kind);
     }
     let what = Call { write: fault.access == Access::Write, missing: kind == FaultKind::Missing, depth, thread };
-    if handlers.calls.push(fault.addr.0 as u64, what.packed()) {
-        handlers.called.signal(inner.state().mmu);
-    } else {
+    let calls = if depth > 0 { &handlers.nested } else { &handlers.calls };
+    let told = calls.push(fault.addr.0 as u64, what.packed());
+    if !told && depth > 0 {
+        handlers.idle.fetch_add(1, Ordering::SeqCst);
+    }
+    handlers.called.signal(inner.state().mmu);
+    if !told {
         // There are more faults than places for them: this one comes again.
         wake(inner, page);
     }
@@ -176,6 +217,14 @@ impl Call {
         let (write, missing) = (packed & 1 != 0, packed & 2 != 0);
         Call { write, missing, depth: packed as u32 >> 2, thread: (packed >> 32) as u32 }
     }
+
+    fn access(&self) -> Access {
+        if self.write { Access::Write } else { Access::Read }
+    }
+
+    fn kind(&self) -> FaultKind {
+        if self.missing { FaultKind::Missing } else { FaultKind::Protection }
+    }
 }
 
 /// Runs handlers until the domain ends.
@@ -184,39 +233,46 @@ fn serve(inner: &Arc<Inner>) {
     let me = thread::id();
     let free = |place: &&Place| place.thread.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     while let Some(seen) = handlers.called.count_unless(|| inner.stopping()) {
-        let Some((addr, what)) = handlers.calls.pop() else {
+        let Some((addr, what)) = next_call(inner) else {
             handlers.called.wait(inner.state().mmu, seen, 0);
             continue;
         };
-        leave_idle(inner);
         let call = Call::of(what);
         let place = handlers.places.iter().find(free);
         if let Some(place) = place {
             place.depth.store(call.depth, Ordering::Relaxed);
         }
-        answer(inner, addr as usize, &call);
+        let own = Fault { addr: VirtAddr(addr as usize), access: call.access(), thread: call.thread };
+        let answered = ask(inner, own, call.kind());
         if let Some(place) = place {
             place.thread.store(0, Ordering::Release);
         }
+        // Before the other goes on: it may let another handler fault at once, for which this thread is there again.
         handlers.idle.fetch_add(1, Ordering::SeqCst);
+        match answered {
+            Some((asked, answer)) => follow(inner, &asked, own, call.kind(), answer),
+            None => wake(inner, own.addr.page()),
+        }
     }
     handlers.idle.fetch_sub(1, Ordering::SeqCst);
 }
 
-fn answer(inner: &Arc<Inner>, addr: usize, call: &Call) {
-    let access = if call.write { Access::Write } else { Access::Read };
-    let kind = if call.missing { FaultKind::Missing } else { FaultKind::Protection };
-    let fault = Fault { addr: VirtAddr(addr), access, thread: call.thread };
-    let page = fault.addr.page();
-    let Some(asked) = Asked::about(inner, page) else { return wake(inner, page) };
+/// Runs the handler. `None`: there is nothing to ask any more.
+fn ask(inner: &Inner, fault: Fault, kind: FaultKind) -> Option<(Asked, Answer)> {
+    let asked = Asked::about(inner, fault.addr.page())?;
     // Another thread's fault on the same page may have been answered since.
-    if fault::still_asked(inner.state(), fault).and_then(ask::kind) != Some(kind) {
-        return wake(inner, page);
-    }
-    match asked.answer(fault, kind, Some(call.thread), None) {
-        Answer::Handled if ask::goes_on(&asked.bound, call.thread as usize, page) => wake(inner, page),
+    let still = fault::still_asked(inner.state(), fault).and_then(ask::kind) == Some(kind);
+    let answer = still.then(|| asked.answer(fault, kind, Some(fault.thread), None))?;
+    Some((asked, answer))
+}
+
+/// Does what the handler has said.
+fn follow(inner: &Inner, asked: &Asked, fault: Fault, kind: FaultKind, answer: Answer) {
+    let page = fault.addr.page();
+    match answer {
+        Answer::Handled if ask::goes_on(&asked.bound, fault.thread as usize, page) => wake(inner, page),
         Answer::Handled => {
-            asked.bound.complain(addr, Trouble::Repeated);
+            asked.bound.complain(fault.addr.0, Trouble::Repeated);
             refuse(inner, &asked.bound, fault, kind);
         }
         Answer::Pass => inner.on_pager_thread(|| worker::fetch(inner, fault)),

@@ -423,6 +423,40 @@ fn a_handler_gives_the_thread_another_address_as_often_as_it_likes() {
     .well();
 }
 
+/// More threads at once than there are for handlers, and in each handler's turn a fault of its own.
+#[test]
+fn a_handler_that_others_wait_for_is_answered_when_it_faults() {
+    const THREADS: usize = 120;
+    for case in ["first", "second", "third", "fourth"] {
+        in_child(here!(), case, || {
+            let (turn, base) = (Mutex::new(()), Arc::new(AtomicUsize::new(0)));
+            let from = base.clone();
+            let (_domain, region) = handled(Trap::Worker, move |fault: &MemoryFault<'_>| {
+                if fault.offset_bytes() < THREADS * PAGE {
+                    let _turn = turn.lock().unwrap();
+                    let other = from.load(SeqCst) + fault.offset_bytes() + THREADS * PAGE;
+                    // SAFETY: test: a word of the region.
+                    unsafe { (other as *mut u64).write_volatile(1) };
+                }
+                unprotect(fault)
+            });
+            base.store(region.as_ptr() as usize, SeqCst);
+            region.protect(0, 2 * THREADS * PAGE, Protection::Read).unwrap();
+            let (region, together) = (&region, &Barrier::new(THREADS));
+            std::thread::scope(|scope| {
+                for page in 0..THREADS {
+                    scope.spawn(move || {
+                        together.wait();
+                        write(region, page, 2);
+                    });
+                }
+            });
+            assert!((0..2 * THREADS).all(|page| read(region, page) == if page < THREADS { 2 } else { 1 }));
+        })
+        .well();
+    }
+}
+
 #[test]
 fn protecting_over_what_the_program_has_mapped_there_leaves_that_out() {
     for (trap, name) in TRAPS {
