@@ -74,15 +74,22 @@ static void opened(size_t end) {
     }
 }
 
+// Somebody has reserved the range, or is about to.
+static bool is_reserved;
+
 static void *heap_mmap(void *at, size_t len, int protection, int flags, int file, long offset) {
     if (ground != NULL) return ground_mmap(len);
-    if (len != HEAP_BYTES || range.start != NO_HEAP) {
+    // Of threads that are all the first one has the range. The others' arenas lie elsewhere.
+    if (len != HEAP_BYTES || __atomic_exchange_n(&is_reserved, true, __ATOMIC_RELAXED)) {
         void *found = mmap(at, len, protection, flags, file, offset);
         objects_elsewhere |= found != MAP_FAILED && len >= LARGE_BYTES;
         return found;
     }
     char *start = mmap(NULL, len + SEGMENT_BYTES, protection, flags, file, offset);
-    if (start == MAP_FAILED) return start;
+    if (start == MAP_FAILED) {
+        __atomic_store_n(&is_reserved, false, __ATOMIC_RELAXED);
+        return start;
+    }
     range.start = (char *)(((uintptr_t)start + SEGMENT_BYTES - 1) & ~(SEGMENT_BYTES - 1));
     // A variable of mimalloc's has all of it accessible at once.
     if (protection & PROT_WRITE) opened(HEAP_BYTES);
@@ -244,7 +251,7 @@ static void on_error(int error, void *unused) {
 static bool is_set_up;
 
 static __attribute__((noinline)) void set_up(void) {
-    is_set_up = true;
+    if (__atomic_exchange_n(&is_set_up, true, __ATOMIC_RELAXED)) return;
     os_preloading = false;
     mi_option_set_default(mi_option_eager_commit_delay, 0);
     // Either may still be set otherwise by a variable.
