@@ -131,10 +131,7 @@ fn what_a_page_refuses_no_more_its_domain_still_may_not() {
     // SAFETY: a word of the region, which no reference is to.
     let write = move |page: usize| unsafe { ((at + page * PAGE) as *mut u64).write_volatile(1) };
     region.protect(PAGE, PAGE, Protection::Read).unwrap();
-    // By keys what a page itself refuses ends the process: CAVEATS.md.
-    if mechanism() == Mechanism::PageTables {
-        assert!(matches!(writers.run(move || write(1)).unwrap(), Ended::Stopped(_)));
-    }
+    assert!(matches!(writers.run(move || write(1)).unwrap(), Ended::Stopped(_)));
     let (own, tried) = (region.clone(), Arc::new(AtomicBool::new(false)));
     let tries = tried.clone();
     let ended = readers.run(move || {

@@ -16,7 +16,7 @@ pub(crate) fn hold() -> Held {
 pub(crate) fn forked(Held(table): &mut Held) {
     thread::with(|here| {
         // Whoever waits for the end of code on trial is not here.
-        here.trial.set(ptr::null());
+        here.set_trial(ptr::null());
         for entry in &table.domains {
             entry.core.set_users(here.entered().filter(|core| std::ptr::eq(*core, &*entry.core)).count() as u64);
         }

@@ -78,7 +78,7 @@ pub(super) struct Trial {
 /// A handler of a signal.
 pub(super) fn stop(here: &thread::Here, addr: usize, access: Access) {
     // SAFETY: protection-domain: the thread that is on trial owns one count of it, and never ends.
-    let Some(trial) = (unsafe { here.trial.get().as_ref() }) else { return };
+    let Some(trial) = (unsafe { here.trial().as_ref() }) else { return };
     trial.addr.store(addr, Ordering::Relaxed);
     trial.access.store(access as u8, Ordering::Relaxed);
     for (place, core) in trial.entered.iter().zip(here.entered()) {
@@ -116,9 +116,9 @@ impl ProtectionDomain {
         let (door, own_trial, place) = (self.door.clone(), trial.clone(), result.clone());
         let started = std::thread::Builder::new().name(self.name().into()).spawn(move || {
             let ended = door.enter().map(|entered| {
-                thread::with(|here| here.trial.set(Arc::as_ptr(&own_trial)));
+                thread::with(|here| here.set_trial(Arc::as_ptr(&own_trial)));
                 let ended = panic::catch_unwind(AssertUnwindSafe(work));
-                thread::with(|here| here.trial.set(ptr::null()));
+                thread::with(|here| here.set_trial(ptr::null()));
                 // Where the work has forgotten a guard, this one is not the innermost.
                 std::mem::forget(entered);
                 super::leave_all(&thread::with(thread::Here::leave_all));

@@ -10,14 +10,15 @@ use super::table::Core;
 /// How deep domains may be nested in one thread.
 pub(super) const MOST_NESTED: usize = 16;
 
-/// What the handler of `SIGSEGV` must know of its thread: cells without a destructor, which cost a load.
+/// What the handler of `SIGSEGV` must know of its thread: cells without a destructor, which cost a load. To the compiler no access of the
+/// program's reads them, so without a fence it would leave out, or put off beyond the access, what the handler of its refusal looks for.
 pub(super) struct Here {
     depth: Cell<usize>,
     entered: [Cell<*const Core>; MOST_NESTED],
     /// Address and epoch of the last refusal that was tried again.
     pub(super) tried: Cell<(usize, u32)>,
     /// Set on a thread that runs code which may be stopped.
-    pub(super) trial: Cell<*const Trial>,
+    trial: Cell<*const Trial>,
 }
 
 /// What a domain that is entered has displaced: nothing, or what the code is just entering that a handler of a signal has interrupted.
@@ -67,16 +68,30 @@ impl Here {
         let before = self.entered.get(depth)?.replace(core);
         compiler_fence(Ordering::SeqCst);
         self.depth.set(depth + 1);
+        compiler_fence(Ordering::SeqCst);
         Some(Before(before))
     }
 
     /// Leaves the innermost domain.
     #[inline]
     pub(super) fn pop(&self, before: Before) {
+        compiler_fence(Ordering::SeqCst);
         let depth = self.depth.get() - 1;
         self.depth.set(depth);
         compiler_fence(Ordering::SeqCst);
         self.entered[depth].set(before.0);
+    }
+
+    /// On whose trial the thread is; null: on nobody's.
+    pub(super) fn trial(&self) -> *const Trial {
+        self.trial.get()
+    }
+
+    /// Says so, from the access after this on, and not before.
+    pub(super) fn set_trial(&self, trial: *const Trial) {
+        compiler_fence(Ordering::SeqCst);
+        self.trial.set(trial);
+        compiler_fence(Ordering::SeqCst);
     }
 
     /// Leaves all that it is in, and says what that was.
