@@ -83,7 +83,6 @@ fn whoever_is_refused_in_the_middle_of_a_switch_waits() {
     assert!(calls.load(SeqCst) > 0);
 }
 
-/// A domain, or a loud skip.
 /// Each domain would be the whole process's, and a thread is in the last.
 #[test]
 fn memory_that_is_refused_changes_no_domain() {
@@ -107,6 +106,7 @@ fn memory_that_is_refused_changes_no_domain() {
     });
 }
 
+/// A domain, or a loud skip.
 fn built() -> Option<Domain> {
     match Domain::with_frames(256 * PAGE).build() {
         Ok(domain) => Some(domain),
