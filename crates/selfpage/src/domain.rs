@@ -456,17 +456,13 @@ impl Inner {
         errand::send(&self.state, &self.errands, work)
     }
 
-    /// A worker met an access that the program has no right to: it gets its own `SIGSEGV`.
+    /// A worker met an access that is refused, for which there is no mapping to be had: the page goes, and who touches it has a
+    /// `SIGSEGV`.
     pub(crate) fn guard(&self, page: PageNo) {
-        // Only writing can be against its rights. The kernel itself refuses the access when it is tried again; what is in the
-        // page, or comes into it, can be read on.
-        // SAFETY: region-owned: a page that the program may only read.
-        if unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::Read) }.is_err() {
-            // There are as many mappings as there can be. Locked pages take no guard: there it is a SIGBUS.
-            // SAFETY: region-owned: as above.
-            if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_err() {
-                self.state.mmu.poison(Trap::Worker, page);
-            }
+        // Locked pages take no guard: there it is a SIGBUS.
+        // SAFETY: region-owned: a page that is refused to the program.
+        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_err() {
+            self.state.mmu.poison(Trap::Worker, page);
         }
         self.state.mmu.wake_faulters(Trap::Worker, page, 1);
     }

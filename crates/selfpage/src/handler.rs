@@ -318,6 +318,14 @@ impl Bound {
         refused
     }
 
+    /// Has the mapping refuse writes to a page of a region that may only be read: for good, since that never changes.
+    ///
+    /// # Errors
+    /// There are as many mappings as there can be.
+    pub(crate) fn refuse_writes(&self, inner: &Inner, page: PageNo) -> std::result::Result<(), Errno> {
+        self.allow(inner, PageRange { first: page, count: 1 }, memory::Access::Read)
+    }
+
     /// Has the mapping allow so much in a range, and no more than the rights that are in force leave of it.
     fn allow(&self, inner: &Inner, range: PageRange, access: memory::Access) -> std::result::Result<(), Errno> {
         inner.undisturbed(|| {

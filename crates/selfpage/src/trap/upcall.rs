@@ -3,10 +3,10 @@
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo, VirtAddr};
+use selfpage_core::addr::{PageNo, VirtAddr};
 use selfpage_core::domain::DomainState;
 use selfpage_core::fault::{self, Fault, Outcome};
-use selfpage_core::linux::{memory, thread};
+use selfpage_core::linux::thread;
 use selfpage_core::pager::Context;
 use selfpage_core::region::Access;
 
@@ -125,7 +125,7 @@ fn take(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_v
         }
     }
     match outcome {
-        Outcome::Violation => violation(fault.addr.page(), info, context),
+        Outcome::Violation => raise_segv(info, context),
         // SAFETY: signal-handler: the arguments are the kernel's.
         Outcome::NotOurs | Outcome::Failed(_) => unsafe { SIGBUS.chain(info, context) },
         // The access is tried again: also where its region went meanwhile.
@@ -163,8 +163,20 @@ fn resolve_in(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, Fault
     if is_the_programs_own(state, outcome, fault) {
         return (Outcome::NotOurs, None);
     }
+    if outcome == Outcome::Violation {
+        return (violation(inner, page), None);
+    }
     let asked = ask::kind(outcome).and_then(|kind| Some((Asked::about(inner, page)?, kind)));
     (outcome, asked)
+}
+
+/// The program's own fault, a write: it gets the `SIGSEGV` that it would have had without us. The kernel makes it, where it lets the page
+/// be protected: the access is tried again.
+fn violation(inner: &Inner, page: PageNo) -> Outcome {
+    let Some(asked) = Asked::about(inner, page) else { return Outcome::Retry };
+    let refused = asked.bound.refuse_writes(inner, page);
+    asked.let_go();
+    refused.map_or(Outcome::Violation, |()| Outcome::Retry)
 }
 
 /// Whether an access that is to be tried again would only raise its signal again, since what is there is not a region's any more.
@@ -245,16 +257,7 @@ pub(crate) unsafe fn write_access(context: *mut libc::c_void) -> bool {
     }
 }
 
-/// The program's own fault: it gets the `SIGSEGV` that it would have had without us. The kernel makes it, where it lets the
-/// page be protected: the access is tried again.
-fn violation(page: PageNo, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: region-owned: a page that the program may only read.
-    if unsafe { memory::protect(page.addr().0, PAGE_BYTES, memory::Access::Read) }.is_err() {
-        raise_segv(info, context);
-    }
-}
-
-/// The same, made by us.
+/// The program's own `SIGSEGV`, made by us.
 fn raise_segv(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: signal-handler: the arguments that the kernel made, of which the first now tells of this signal.
     unsafe {
@@ -268,6 +271,7 @@ fn raise_segv(info: *mut libc::siginfo_t, context: *mut libc::c_void) {
 mod tests {
     use super::*;
     use crate::Domain;
+    use selfpage_core::addr::PAGE_BYTES;
     use selfpage_core::mmu::Trap;
 
     #[test]

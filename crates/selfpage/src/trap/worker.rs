@@ -187,7 +187,7 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
                 state.mmu.wake_faulters(trap, page, 1);
             }
         }
-        Outcome::Violation => inner.guard(page),
+        Outcome::Violation => violation(inner, page),
         Outcome::Failed(failure) if fault.access == Access::Write && copy_first::is_owed(state, page) => {
             inner.report("SIGSEGV", page, failure);
             refuse_write(inner, page);
@@ -196,6 +196,16 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
             inner.report("SIGBUS", page, failure);
             fault::poison(state, page);
         }
+    }
+}
+
+/// The program's own fault: only writing can be against its rights. The kernel itself refuses the write when it is tried again; what is
+/// in the page, or comes into it, can be read on.
+fn violation(inner: &Inner, page: PageNo) {
+    let asked = ask::Asked::about(inner, page);
+    match asked.as_ref().map(|asked| asked.bound.refuse_writes(inner, page)) {
+        Some(Err(_)) => inner.guard(page),
+        _ => drop(inner.state().mmu.wake_faulters(Trap::Worker, page, 1)),
     }
 }
 

@@ -1,5 +1,5 @@
 //! An access that may fail, from which the program comes back.
-#![allow(clippy::missing_safety_doc)]
+#![allow(clippy::missing_safety_doc, dead_code)]
 
 use std::cell::Cell;
 use std::sync::Once;
@@ -79,7 +79,6 @@ pub fn write(at: *mut u64, word: u64) -> Result<(), libc::c_int> {
 }
 
 /// Jumps out of whatever the access that is being tried led to; it ends in `why`.
-#[allow(dead_code)]
 pub fn out(why: libc::c_int) -> ! {
     jump(why);
     unreachable!("jumps")

@@ -1,0 +1,65 @@
+//! Protection domains, and a handler of `SIGSEGV` that the program had before. Each test in a process of its own: whose handler comes first
+//! is settled once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use selfpage::protection::{Mechanism, Memory, ProtectionDomain, mechanism};
+use selfpage::{Domain, Kind, Rights, Trap};
+
+mod child;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+#[path = "failure/tried.rs"]
+mod tried;
+
+const PAGE: usize = 4096;
+
+/// Whether anybody may read a page of the range.
+fn is_open(range: std::ops::Range<usize>) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|line| {
+        let (start, rest) = line.split_once('-').unwrap();
+        range.contains(&usize::from_str_radix(start, 16).unwrap()) && rest.split_once(' ').unwrap().1.starts_with('r')
+    })
+}
+
+#[test]
+fn a_page_that_refuses_a_write_is_opened_to_no_domain() {
+    const PAGES: usize = 64;
+    child::forked(|| {
+        tried::catch();
+        // By page tables, on every machine.
+        // SAFETY: new keys, which no memory has.
+        while unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } > 0 {}
+        assert_eq!(mechanism(), Mechanism::PageTables);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len((PAGES * PAGE) as u64).unwrap();
+        let domain = match Domain::with_frames(256 * PAGE).build() {
+            Err(why) if why.kind() == Kind::Unsupported => return skip::skip("uffd", &why.to_string()),
+            domain => domain.unwrap(),
+        };
+        for trap in [Trap::Worker, Trap::Upcall] {
+            let region = Arc::new(domain.region(0).trap(trap).file(file.path(), 0, Rights::Read).unwrap());
+            let memory = Memory::of(&region).unwrap();
+            let (start, stranger, stop) =
+                (memory.range().start, ProtectionDomain::new("stranger"), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for page in (0..PAGES).cycle().take_while(|_| !stop.load(SeqCst)) {
+                        assert_eq!(tried::write((start + page * PAGE) as *mut u64, 1), Err(libc::SIGSEGV), "{trap:?}");
+                    }
+                });
+                let opened = (0..400u64).any(|turn| {
+                    std::thread::sleep(Duration::from_micros(turn % 50 * 10));
+                    let _entered = stranger.enter().unwrap();
+                    std::thread::sleep(Duration::from_micros(300));
+                    is_open(memory.range())
+                });
+                stop.store(true, SeqCst);
+                assert!(!opened, "{trap:?}");
+            });
+        }
+    });
+}
