@@ -2,10 +2,10 @@
 //! is settled once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use selfpage::protection::{Mechanism, Memory, ProtectionDomain, mechanism};
+use selfpage::protection::{Mechanism, Memory, ProtectionDomain, Rights as Allowed, mechanism};
 use selfpage::{Domain, Kind, Rights, Trap};
 
 mod child;
@@ -15,6 +15,39 @@ mod skip;
 mod tried;
 
 const PAGE: usize = 4096;
+
+fn plain(name: &str) -> Memory {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh mapping, never unmapped.
+    unsafe {
+        let start = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        assert_ne!(start, libc::MAP_FAILED);
+        Memory::plain(name, start as usize..start as usize + PAGE).unwrap()
+    }
+}
+
+static TO_SEE: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn looks(_: i32) {
+    // SAFETY: mapped; the child ends.
+    unsafe { libc::_exit((TO_SEE.load(SeqCst) as *const u8).read_volatile().into()) };
+}
+
+#[test]
+fn the_programs_own_handler_has_the_rights_of_its_thread() {
+    child::forked(|| {
+        // SAFETY: the handler reads memory and ends the child.
+        unsafe { libc::signal(libc::SIGSEGV, looks as *const () as usize) };
+        let (own, others) = (plain("own"), plain("others"));
+        let domain = ProtectionDomain::new("faulting");
+        domain.set(&own, Allowed::READ).unwrap();
+        TO_SEE.store(own.range().start, SeqCst);
+        let _entered = domain.enter().unwrap();
+        // SAFETY: it is refused.
+        unsafe { (others.range().start as *mut u8).write_volatile(1) };
+        panic!("a domain without the right has written");
+    });
+}
 
 /// Whether anybody may read a page of the range.
 fn is_open(range: std::ops::Range<usize>) -> bool {

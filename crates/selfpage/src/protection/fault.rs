@@ -82,6 +82,8 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
         // SAFETY: signal-handler: as above.
         thread::with(|here| unsafe { super::sandbox::stop(here, addr, access(context)) });
     }
+    // The kernel begins a handler with no right to any memory with a key. Here nobody can put that right: the signal is blocked.
+    super::refresh();
     // SAFETY: signal-handler: the arguments are the kernel's.
     unsafe { SIGSEGV.chain(info, context) };
 }
