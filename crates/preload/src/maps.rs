@@ -7,6 +7,7 @@ mod advice;
 mod fork;
 mod locking;
 mod moving;
+mod room;
 mod sealing;
 
 use std::ops::Range;
@@ -23,6 +24,7 @@ pub use advice::{madvise, process_madvise};
 pub use fork::{hold, let_go, settle_in_child};
 pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall};
 pub use moving::{is_all_managed, mremap};
+use room::NoRoom;
 pub use sealing::mseal;
 
 /// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.
@@ -275,6 +277,9 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
     let ours = anonymous && prot & libc::PROT_EXEC == 0 && range.len() <= MOST_BYTES;
     let mut table = table();
     let maps = &mut *table.maps;
+    if let Err(why) = maps.has_room(1) {
+        return -why as isize;
+    }
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED && maps.touches_regions(&range) {
         // SAFETY: raw-call: passed on from our caller.
         return as_kernel(unsafe {
@@ -283,15 +288,15 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
     }
     if ours && flags & NEVER == 0 {
         match maps.map_anywhere(managed, range.len(), prot) {
-            Some(range) => {
+            Ok(range) => {
                 if flags & libc::MAP_LOCKED != 0 {
                     let _ = maps.lock_managed(managed, range.clone());
                 }
                 return range.start as isize;
             }
+            Err(NoRoom::InRegion) if !promises::are_counted() => {}
             // What the kernel has instead would be beyond the frames.
-            None if promises::are_counted() => return -libc::ENOMEM as isize,
-            None => {}
+            Err(_) => return -libc::ENOMEM as isize,
         }
     }
     // SAFETY: raw-call: passed on from our caller.
@@ -309,17 +314,17 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
 }
 
 impl Maps {
-    fn map_anywhere(&mut self, managed: &Managed, len: usize, prot: i32) -> Option<Range<usize>> {
-        let start = self.taken.gap(managed::maps_range(), len, PAGE)?;
+    fn map_anywhere(&mut self, managed: &Managed, len: usize, prot: i32) -> Result<Range<usize>, NoRoom> {
+        let start = self.taken.gap(managed::maps_range(), len, PAGE).ok_or(NoRoom::InRegion)?;
         let range = start..start + len;
         // SAFETY: owned-range: nobody had it.
         if prot & ACCESS != 0 && unsafe { managed.open(range.clone(), prot) } < 0 {
-            return None;
+            return Err(NoRoom::InKernel);
         }
         self.taken.add(range.clone());
         self.tell_reach(managed);
         self.note_access(range.clone(), prot);
-        Some(range)
+        Ok(range)
     }
 
     /// Nothing is fetched ahead beyond the last mapping.
@@ -346,6 +351,7 @@ impl Maps {
             return Err(libc::ENOMEM);
         };
         self.unless_sealed(&range)?;
+        self.has_room(self.parts(range.clone()).count())?;
         let opens = ours && prot & ACCESS != 0;
         if opens && !promises::promise(&range) {
             return Err(libc::ENOMEM);
@@ -405,6 +411,7 @@ impl Maps {
             return Err(libc::EINVAL);
         }
         self.unless_sealed(&left)?;
+        self.may_lose(&left)?;
         while let Some((part, range)) = self.next(&mut left) {
             match part {
                 Part::Free => {}
@@ -433,6 +440,7 @@ impl Maps {
 
     fn protect(&mut self, managed: &Managed, mut left: Range<usize>, prot: i32, key: Key) -> Result<usize, Errno> {
         self.unless_sealed(&left)?;
+        self.has_room(self.parts(left.clone()).count())?;
         while let Some((part, range)) = self.next(&mut left) {
             let (there, change) = (range.clone(), key.change(prot));
             match part {

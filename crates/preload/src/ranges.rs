@@ -1,16 +1,48 @@
 //! Sets of address ranges: sorted, disjoint, in memory of their own, so that a signal handler may change them.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sys;
 
 /// Room for this many ranges; the kernel allows no more mappings by default.
 const MOST: usize = 1 << 17;
+/// How many of these nobody may count on: what is freed leaves its sets, and cannot be refused.
+const SPARE: usize = 1 << 12;
 const BYTES: usize = MOST * size_of::<Range<usize>>();
+/// How many sets there are in this library.
+const SETS: usize = 20;
+
+/// Where the tables are, side by side; 0: nowhere yet.
+static TABLES: AtomicUsize = AtomicUsize::new(0);
+/// How many of them are some set's.
+static GIVEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Has memory for all tables, of which only what is used is touched: later the kernel may have no room for one more mapping. `None`: it
+/// has none now.
+pub fn tables() -> Option<usize> {
+    let there = TABLES.load(Ordering::Acquire);
+    if there != 0 {
+        return Some(there);
+    }
+    let new = sys::reserve(SETS * BYTES)?;
+    // SAFETY: owned-range: just reserved.
+    let opened = unsafe { sys::protect(new, SETS * BYTES, libc::PROT_READ | libc::PROT_WRITE) };
+    let there = match opened {
+        0.. => match TABLES.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return Some(new),
+            Err(first) => Some(first),
+        },
+        _ => None,
+    };
+    // SAFETY: owned-range: just reserved, and nobody was told of it.
+    unsafe { sys::call(libc::SYS_munmap, [new, SETS * BYTES, 0, 0, 0, 0]) };
+    there
+}
 
 /// A set of addresses, as few ranges as they make.
 pub struct Ranges {
-    /// `MOST` entries, reserved when the first is put in.
+    /// `MOST` entries; null before the first is put in.
     table: *mut Range<usize>,
     len: usize,
 }
@@ -43,6 +75,23 @@ impl Ranges {
         self.all().iter().map(ExactSizeIterator::len).sum()
     }
 
+    /// Whether so many more may be put in.
+    pub fn has_room(&self, more: usize) -> bool {
+        self.len + more <= MOST - SPARE && tables().is_some()
+    }
+
+    /// Whether a range may be taken out: from within another it leaves one more.
+    pub fn may_lose(&self, range: &Range<usize>) -> bool {
+        self.has_room(1)
+            || !self.all().get(self.at(range.start)).is_some_and(|one| one.start < range.start && range.end < one.end)
+    }
+
+    /// How many ranges lie in `range`, at least in part.
+    pub fn count_within(&self, range: &Range<usize>) -> usize {
+        let from = self.at(range.start);
+        self.all()[from..].partition_point(|one| one.start < range.end)
+    }
+
     /// The number of the first range that ends after `address`.
     fn at(&self, address: usize) -> usize {
         self.all().partition_point(|range| range.end <= address)
@@ -51,10 +100,10 @@ impl Ranges {
     /// Replaces the ranges `[from, to)` by `with`.
     fn splice(&mut self, from: usize, to: usize, with: &[Range<usize>]) {
         if self.table.is_null() {
-            let Some(table) = sys::reserve(BYTES) else { abort("no room for a table of mappings") };
-            // SAFETY: owned-range: just reserved.
-            unsafe { sys::protect(table, BYTES, libc::PROT_READ | libc::PROT_WRITE) };
-            self.table = table as *mut Range<usize>;
+            let Some(tables) = tables() else { abort("no room for tables of mappings") };
+            let number = GIVEN.fetch_add(1, Ordering::Relaxed);
+            assert!(number < SETS);
+            self.table = (tables + number * BYTES) as *mut Range<usize>;
         }
         let new_len = self.len - (to - from) + with.len();
         if new_len > MOST {

@@ -12,7 +12,7 @@ use selfpage::{DescriptorTable, Domain, Locking, Region};
 
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
 use crate::promises::{self, Staying};
-use crate::{malloc, process, record, rights, sys, threads};
+use crate::{malloc, process, ranges, record, rights, sys, threads};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;trace=PATH;sample=MS`.
 pub const VARIABLE: &str = "SELFPAGE_RUN";
@@ -56,15 +56,22 @@ struct Wishes {
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
+    if ranges::tables().is_none() {
+        refuse("selfpage: no room for tables of mappings: raise the limits (ulimit -d, ulimit -v)\n");
+    }
     malloc::find_libraries();
     process::attend_forks();
     let Some(said) = std::env::var_os(VARIABLE) else { return };
     let set_up = Wishes::read(&said).and_then(|wishes| wishes.set_up());
     if let Err(why) = set_up {
-        sys::say(&format!("selfpage: {why}\n"));
-        // SAFETY: raw-call: ends the process, of which nothing of the program has run.
-        unsafe { sys::call(libc::SYS_exit_group, [125, 0, 0, 0, 0, 0]) };
+        refuse(&format!("selfpage: {why}\n"));
     }
+}
+
+fn refuse(line: &str) {
+    sys::say(line);
+    // SAFETY: raw-call: ends the process, of which nothing of the program has run.
+    unsafe { sys::call(libc::SYS_exit_group, [125, 0, 0, 0, 0, 0]) };
 }
 
 impl Wishes {

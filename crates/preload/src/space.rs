@@ -39,9 +39,17 @@ struct Places {
 }
 
 impl Places {
+    /// Whether one more piece can be noted, or a hole among pieces.
+    fn has_room(&self) -> bool {
+        self.taken.has_room(1) && self.kept.has_room(1)
+    }
+
     /// Takes `len` bytes within `limits`, and keeps as many again behind them. Nobody's room if there is any other place, and else
     /// whatever is not taken.
     fn take(&mut self, limits: &Range<usize>, len: usize, align: usize, room: Room) -> Option<Range<usize>> {
+        if !self.has_room() {
+            return None;
+        }
         let whole = if room == Room::ToGrow { len.saturating_mul(2) } else { len };
         let place = |start: usize, len: usize| start..start + len;
         let kept = (self.kept.gap(limits.clone(), whole, align).map(|start| place(start, whole)))
@@ -55,7 +63,8 @@ impl Places {
 
     /// Takes what follows a piece, which is its room or nobody's. `false`: there is another piece.
     fn extend(&mut self, limits: &Range<usize>, more: &Range<usize>) -> bool {
-        let is_free = more.end <= limits.end && self.taken.gap(more.clone(), more.len(), 1).is_some();
+        let is_free =
+            self.has_room() && more.end <= limits.end && self.taken.gap(more.clone(), more.len(), 1).is_some();
         if is_free {
             self.kept.add(more.clone());
             self.taken.add(more.clone());
@@ -169,7 +178,7 @@ impl Space {
     }
 
     /// Gives the end of a piece back, from `range.start` on, which is a page's; the rest of its last grain stays the
-    /// piece's. What the program sealed is never handed out again: its access could not be changed.
+    /// piece's. What the program sealed is never handed out again: its access could not be changed. Nor is what there is no room to note.
     ///
     /// # Safety
     /// *owned-range*: the range is a piece's, and nobody uses it any more.
@@ -193,7 +202,7 @@ impl Space {
             },
         }
         self.used_bytes.fetch_sub(len, Ordering::Relaxed);
-        if !sealed {
+        if !sealed && places.has_room() {
             places.give(&self.range(), range.start.next_multiple_of(GRAIN)..range.end.next_multiple_of(GRAIN));
         }
         self.tell_reach(&places);

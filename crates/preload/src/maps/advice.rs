@@ -83,6 +83,19 @@ impl Maps {
         if DROPS.contains(&advice) {
             self.unless_sealed_for_good(&range)?;
         }
+        let fits = match advice {
+            MADV_GUARD_INSTALL => self.guarded.has_room(1),
+            MADV_GUARD_REMOVE => self.guarded.may_lose(&range),
+            libc::MADV_DONTFORK => self.not_for_child.has_room(1),
+            libc::MADV_DOFORK => self.not_for_child.may_lose(&range),
+            MADV_WIPEONFORK => self.empty_in_child.has_room(1),
+            MADV_KEEPONFORK => self.empty_in_child.may_lose(&range),
+            _ => true,
+        };
+        if !fits {
+            // As the kernel, where it has no room for one more mapping.
+            return Err(libc::EAGAIN);
+        }
         match advice {
             libc::MADV_DONTNEED | libc::MADV_FREE if !self.locked_within(&range) => {
                 // SAFETY: owned-range: the program says that the contents are garbage.

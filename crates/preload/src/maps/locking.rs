@@ -64,7 +64,10 @@ impl Maps {
             // SAFETY: raw-call: the program asked for it.
             unsafe { call(libc::SYS_mlock2, [range.start, range.len(), flags, 0, 0, 0]) }
         };
-        self.each_to_kernel(range, lock, |maps, range| maps.lock_managed(managed, range))
+        self.each_to_kernel(range, lock, |maps, range| {
+            let fits = maps.locked.has_room(1);
+            if fits { maps.lock_managed(managed, range) } else { Err(libc::ENOMEM) }
+        })
     }
 
     fn each_to_kernel(
@@ -117,6 +120,9 @@ pub unsafe fn munlock(address: usize, len: usize) -> isize {
     };
     match (serving(), touched(address, len)) {
         (Some(managed), Ok(range)) => as_kernel(table().maps.each_to_kernel(range, unlock, |maps, range| {
+            if !maps.locked.may_lose(&range) {
+                return Err(libc::ENOMEM);
+            }
             maps.unlock_managed(managed, range);
             Ok(())
         })),
@@ -195,7 +201,7 @@ pub fn keep(address: usize, len: usize) {
     let maps = &mut *table.maps;
     let mut left = range;
     while let Some((part, range)) = maps.next(&mut left) {
-        if part == Part::Managed {
+        if part == Part::Managed && maps.locked.has_room(1) {
             let _ = maps.lock_managed(managed, range);
         }
     }

@@ -79,6 +79,7 @@ impl Maps {
             if fixed && self.touches_regions(&(new_address..new_address.saturating_add(new_len))) {
                 return Err(libc::EINVAL);
             }
+            self.has_room(1)?;
             // SAFETY: raw-call: passed on from our caller.
             let start = kernel(unsafe { call(libc::SYS_mremap, args) })?;
             let counted = self.unmanaged.covers(&old);
@@ -115,6 +116,8 @@ impl Maps {
         if !is_whole {
             return Err(libc::EFAULT);
         }
+        // For a while all that was said of parts is said twice.
+        self.has_room(self.sets().iter().map(|set| set.count_within(&old)).max().unwrap_or(0))?;
         let prot = self.access(&old)?;
         if self.locked.covers(&old) && !self.may_lock(managed, new_len.saturating_sub(old.len())) {
             return Err(libc::EAGAIN);
@@ -129,7 +132,7 @@ impl Maps {
             self.make_room(managed, named.clone())?;
             named
         } else {
-            self.map_anywhere(managed, new_len, READ_WRITE).ok_or(libc::ENOMEM)?
+            self.map_anywhere(managed, new_len, READ_WRITE).map_err(|_| libc::ENOMEM)?
         };
         let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
         let moved = self.move_contents(managed, &Move { old, new: new.clone(), afterwards }, prot);

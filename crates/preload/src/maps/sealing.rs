@@ -21,6 +21,9 @@ pub unsafe fn mseal(address: usize, len: usize, flags: usize) -> isize {
     if maps.parts(range.clone()).any(|(part, _)| part == Part::Free) {
         return -libc::ENOMEM as isize;
     }
+    if !maps.sealed.has_room(1) {
+        return -libc::ENOMEM as isize;
+    }
     let sealed = managed.maps.while_still(seal);
     if sealed >= 0 {
         // All of it, whatever it is part by part: no call gets further than to here.

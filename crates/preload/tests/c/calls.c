@@ -303,7 +303,47 @@ static void other_clone(void) { // a process of its own that is no plain fork
   flood();
   same(p, 0, 4 * MIB);
 }
+static size_t most_mappings(void) {
+  char limit[32] = "";
+  int f = open("/proc/sys/vm/max_map_count", O_RDONLY);
+  CHECK(read(f, limit, sizeof limit - 1) > 0 && !close(f));
+  if (atol(limit) > 100000) { puts("too many"); exit(0); }
+  return atol(limit);
+}
+static void pages_until_full(int odd, int even) { // none is like its neighbours, until the kernel takes no more mappings
+  size_t most = most_mappings(), count = 0;
+  static char *pages[100000]; // not beside them
+  while (count < most) {
+    char *p = mmap(0, P, count % 2 ? odd : even, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) break;
+    if ((count % 2 ? odd : even) == 3) *(word *)p = count + 1;
+    pages[count++] = p;
+  }
+  CHECK(count > most / 2 && count < most && errno == ENOMEM);
+  // Nor is there anything beyond the frames, in the kernel's own mappings beside others.
+  for (int i = 0; i < 64; i++) CHECK(mmap(0, P, count % 2 ? odd : even, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == ENOMEM);
+  CHECK(!malloc(2 * MIB) && errno == ENOMEM);
+  for (size_t i = 0; i < count; i++) CHECK(*(word *)pages[i] == ((i % 2 ? odd : even) == 3 ? i + 1 : 0));
+  for (size_t i = 0; i < count; i++) CHECK(!munmap(pages[i], P));
+  char *block = malloc(2 * MIB);
+  CHECK(block);
+  memset(block, 1, 2 * MIB), free(block);
+}
+static void single_pages(void) { pages_until_full(PROT_READ, 3), pages_until_full(3, PROT_READ); }
+static void many_wishes(void) { // the kernel is not asked about these: the room is ours
+  size_t n = 2048 * MIB;
+  char *p = map(n, 3);
+  size_t said = 0;
+  while (said < n && !madvise(p + said, P, 18)) said += 2 * P; // MADV_WIPEONFORK
+  CHECK(said > n / 4 && said < n && errno == EAGAIN);
+  CHECK(mmap(0, P, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == ENOMEM);
+  *(word *)p = *(word *)(p + P) = 3;
+  exits(fork() ?: (_exit(*(word *)p + *(word *)(p + P) + 1), 0), 4);
+  CHECK(!munmap(p, n / 2) && !munmap(p + n / 2, n / 2));
+  p = full(MIB), same(p, 0, MIB);
+}
 static struct row rows[] = {
+  {"single_pages", single_pages}, {"many_wishes", many_wishes},
   {"fixed_noreplace", fixed_noreplace},
   {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all},
   {"populate", populate}, {"dump", dump}, {"fork_again", fork_again}, {"will_need", will_need},
