@@ -2,6 +2,7 @@
 
 mod run;
 
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -192,6 +193,41 @@ fn a_bad_trace_is_one_line_and_no_picture() {
     std::fs::write(directory.path().join("whole"), &whole).unwrap();
     let nowhere = heatmap(&directory.path().join("whole"), &directory.path().join("none/picture.svg"));
     assert_eq!(nowhere.status.code(), Some(1), "{}", String::from_utf8_lossy(&nowhere.stderr));
+}
+
+/// What a command says of a trace for which its memory is too small.
+fn in_little_memory(verb: &str, trace: &str) -> Output {
+    let limited = "ulimit -v 400000; exec timeout 60 \"$0\" \"$@\"";
+    Command::new("sh").args(["-c", limited]).arg(run::tool()).args([verb, trace]).output().unwrap()
+}
+
+#[test]
+fn a_file_without_an_end_is_no_trace_at_once() {
+    let directory = run::directory();
+    let head = b"SELFPGTR\x01\0\0\0\0\x10\0\0\x20\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0";
+    // Larger than the memory: one of zeros behind its header, and one of events.
+    let (damaged, whole) = (directory.path().join("damaged"), directory.path().join("whole"));
+    for path in [&damaged, &whole] {
+        std::fs::write(path, head).unwrap();
+    }
+    let appended = |path| std::fs::OpenOptions::new().append(true).open(path).unwrap();
+    appended(&damaged).set_len(1 << 30).unwrap();
+    let mut event = [0u8; RECORD_BYTES];
+    event[0] = 1;
+    let (mut file, some) = (appended(&whole), event.repeat(1 << 15));
+    (0..512).for_each(|_| file.write_all(&some).unwrap());
+    for verb in ["trace", "heatmap"] {
+        for (file, says) in [
+            ("/dev/zero", "no trace"),
+            (damaged.to_str().unwrap(), "record 0 is damaged"),
+            (whole.to_str().unwrap(), "out of memory"),
+        ] {
+            let told = in_little_memory(verb, file);
+            let errors = String::from_utf8_lossy(&told.stderr);
+            assert_eq!((told.status.code(), told.stdout.len()), (Some(2), 0), "{verb} {file}: {errors}");
+            assert!(errors.contains(says) && errors.lines().count() == 1, "{verb} {file}: {errors}");
+        }
+    }
 }
 
 #[test]

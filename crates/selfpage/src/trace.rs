@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -281,13 +281,27 @@ fn half(bytes: &[u8], at: usize) -> u32 {
     bytes[at..at + 4].iter().rev().fold(0, |half, byte| half << 8 | u32::from(*byte))
 }
 
+/// Fills `bytes` as far as there is something. How far.
+fn read_up_to(source: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
+    let mut len = 0;
+    while len < bytes.len() {
+        match source.read(&mut bytes[len..]) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+    Ok(len)
+}
+
 impl Trace {
     /// Reads a trace file.
     ///
     /// # Errors
-    /// The file cannot be read, is no trace, is of another version, or is cut short.
+    /// The file cannot be read, is no trace, is of another version, or is cut short; or memory does not hold what is in it.
     pub fn read(path: &Path) -> io::Result<Trace> {
-        Trace::parse(&std::fs::read(path)?)
+        Trace::read_from(BufReader::new(File::open(path)?))
     }
 
     /// Reads a trace from memory.
@@ -295,46 +309,52 @@ impl Trace {
     /// # Errors
     /// As for [`Trace::read`].
     pub fn parse(bytes: &[u8]) -> io::Result<Trace> {
-        if bytes.is_empty() {
+        Trace::read_from(bytes)
+    }
+
+    /// Piece by piece: what is no trace may have no end.
+    fn read_from(mut source: impl Read) -> io::Result<Trace> {
+        let cut = |after: usize, what: &str| wrong(format!("it is cut short after {after} bytes, within {what}"));
+        let mut head = [0; RECORD_BYTES];
+        let len = read_up_to(&mut source, &mut head)?;
+        if len == 0 {
             return Err(wrong("it is empty: nothing was traced"));
         }
-        if !bytes.starts_with(&MAGIC[..bytes.len().min(8)]) {
+        if !head.starts_with(&MAGIC[..len.min(MAGIC.len())]) {
             return Err(wrong("it is no trace of selfpage (a trace begins with SELFPGTR)"));
         }
-        let cut = |what: &str| wrong(format!("it is cut short after {} bytes, within {what}", bytes.len()));
-        if bytes.len() < RECORD_BYTES {
-            return Err(cut("its header"));
+        if len < RECORD_BYTES {
+            return Err(cut(len, "its header"));
         }
-        let (head, rest) = bytes.split_at(RECORD_BYTES);
-        if half(head, 8) != VERSION {
-            return Err(wrong(format!(
-                "it has version {} of the format, and this program reads {VERSION}",
-                half(head, 8)
-            )));
+        let version = half(&head, 8);
+        if version != VERSION {
+            return Err(wrong(format!("it has version {version} of the format, and this program reads {VERSION}")));
         }
-        if half(head, 12) == 0 || half(head, 16) != RECORD_BYTES as u32 {
+        if half(&head, 12) == 0 || half(&head, 16) != RECORD_BYTES as u32 {
             return Err(wrong("its header is damaged"));
         }
-        if !rest.len().is_multiple_of(RECORD_BYTES) {
-            return Err(cut("a record"));
-        }
-        let mut records = Vec::with_capacity(rest.len() / RECORD_BYTES);
-        for (at, bytes) in rest.chunks_exact(RECORD_BYTES).enumerate() {
-            match (bytes[0], records.last_mut()) {
-                (NAME, Some(Record::Region { name, .. })) => {
-                    *name = String::from_utf8_lossy(&bytes[1..]).trim_end_matches('\0').to_owned();
-                }
-                _ => {
-                    let known = record(bytes).ok_or_else(|| format!("there is no kind {}", bytes[0]));
-                    let whole = known.and_then(|record| match lies_in_memory(&record, half(head, 12).into()) {
-                        true => Ok(record),
-                        false => Err("no address is that high".into()),
-                    });
-                    records.push(whole.map_err(|why| wrong(format!("record {at} is damaged: {why}")))?);
-                }
+        let mut records = Vec::new();
+        let mut bytes = [0; RECORD_BYTES];
+        for at in 0.. {
+            match read_up_to(&mut source, &mut bytes)? {
+                0 => break,
+                RECORD_BYTES => {}
+                len => return Err(cut((at + 1) * RECORD_BYTES + len, "a record")),
             }
+            if let (NAME, Some(Record::Region { name, .. })) = (bytes[0], records.last_mut()) {
+                *name = String::from_utf8_lossy(&bytes[1..]).trim_end_matches('\0').to_owned();
+                continue;
+            }
+            let known = record(&bytes).ok_or_else(|| format!("there is no kind {}", bytes[0]));
+            let whole = known.and_then(|record| match lies_in_memory(&record, half(&head, 12).into()) {
+                true => Ok(record),
+                false => Err("no address is that high".into()),
+            });
+            let whole = whole.map_err(|why| wrong(format!("record {at} is damaged: {why}")))?;
+            records.try_reserve(1)?;
+            records.push(whole);
         }
-        Ok(Trace { pid: half(head, 20), page_bytes: half(head, 12), began_unix_ns: word(head, 24), records })
+        Ok(Trace { pid: half(&head, 20), page_bytes: half(&head, 12), began_unix_ns: word(&head, 24), records })
     }
 
     /// The events, about in the order of time.
