@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 
 use selfpage::store::{FileStore, StoreError};
+use selfpage::trace::RECORD_BYTES;
 use selfpage::{DescriptorTable, Domain, POLICIES};
 use signal_hook::consts::{SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
@@ -319,7 +320,12 @@ fn replaceable(said: &Path) -> Result<OsString, String> {
             return Err(format!("--trace {}: it is no file of its own; name one that may be replaced", said.display()));
         }
         // The place is found wanting before the program has run for an hour.
-        Err(_) => File::create_new(&path).and_then(|_| std::fs::remove_file(&path)).map_err(wrong)?,
+        Err(_) => {
+            let mut file = File::create_new(&path).map_err(wrong)?;
+            // As much as a trace begins with.
+            let written = file.write_all(&[0; RECORD_BYTES]);
+            std::fs::remove_file(&path).and(written).map_err(wrong)?;
+        }
     }
     Ok(path.into_os_string())
 }

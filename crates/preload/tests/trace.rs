@@ -254,3 +254,41 @@ fn a_link_in_the_traces_place_is_refused_and_stays() {
     assert!(ran.status.code() == Some(2) && ran.stdout.is_empty() && errors.contains("no file of its own"), "{errors}");
     assert_eq!((std::fs::read_to_string(&file).unwrap().as_str(), link.is_symlink()), ("kept", true));
 }
+
+/// Runs a line of the shell's with mounts of its own; `$0` is the tool, `$1` the directory. `None`: there is no mounting here.
+fn with_mounts(directory: &Path, line: &str) -> Option<Output> {
+    let Ok(ran) = Command::new("unshare").args(["-m", "sh", "-c", line]).arg(run::tool()).arg(directory).output()
+    else {
+        run::skip("mount", "there is no unshare(1): apt-get install util-linux");
+        return None;
+    };
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    if errors.contains("unshare: ") || errors.contains("mount: ") {
+        run::skip("mount", &errors);
+        return None;
+    }
+    Some(ran)
+}
+
+#[test]
+fn a_full_disk_is_named_with_the_trace_and_leaves_none_that_is_empty() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    // Refused before the program; by the library, where an empty trace is there to be replaced; and in the midst of it.
+    let line = r#"cd "$1" && mount -t tmpfs -o size=64k none . && cd "$1" && head -c 64k /dev/zero > fill
+        traced() { "$0" run --frames 8M --trace t -- "$@"; echo $?; ls; }
+        traced echo ran; : > t; traced echo ran; rm fill
+        traced /usr/bin/python3 -S -c 'x = [bytearray(4096) for _ in range(4000)]' && "$0" trace t | tail -1"#;
+    let Some(ran) = with_mounts(directory.path(), line) else { return };
+    let (text, errors) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(text.starts_with("2\nfill\n125\nfill\n0\nt\n"), "{text}{errors}");
+    assert!(text.lines().last().is_some_and(|last| last.contains("0x")), "{text}{errors}");
+    let told: Vec<_> = errors.lines().collect();
+    let named = |line: &str| {
+        line.contains("No space left")
+            && (line.contains("/t ends here:") || line.contains("/t: ") || line.contains(" t: "))
+    };
+    assert!(told.len() == 3 && told.iter().all(|line| named(line)), "{errors}");
+}

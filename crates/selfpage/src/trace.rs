@@ -102,7 +102,7 @@ pub struct Trace {
 
 /// Makes the trace's file: the first free name of PATH, PATH.PID, PATH.PID.2 and so on. The program may have children, and may
 /// become another program.
-fn create(path: &Path) -> io::Result<File> {
+fn create(path: &Path) -> io::Result<(PathBuf, File)> {
     let with = |end: String| {
         let mut name = path.as_os_str().to_owned();
         name.push(end);
@@ -113,16 +113,21 @@ fn create(path: &Path) -> io::Result<File> {
     for name in names.chain((2..1000).map(|number| with(format!(".{pid}.{number}")))) {
         match File::create_new(&name) {
             Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {}
-            other => {
-                return other.map_err(|why| io::Error::new(why.kind(), format!("trace {}: {why}", name.display())));
-            }
+            Ok(file) => return Ok((name, file)),
+            Err(why) => return Err(about(&name, &why)),
         }
     }
     Err(io::Error::from(io::ErrorKind::AlreadyExists))
 }
 
+/// An error that names the trace.
+fn about(name: &Path, why: &io::Error) -> io::Error {
+    io::Error::new(why.kind(), format!("trace {}: {why}", name.display()))
+}
+
 /// The writer of a trace.
 pub(crate) struct Writer {
+    name: PathBuf,
     file: File,
     bytes: Vec<u8>,
     /// The regions that were told, by their first page: how many pages, and the name.
@@ -134,7 +139,7 @@ pub(crate) struct Writer {
 impl Writer {
     /// Begins the file.
     pub(crate) fn begin(to: &Destination) -> io::Result<Writer> {
-        let mut file = create(&to.path)?;
+        let (name, mut file) = create(&to.path)?;
         let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         let mut head = [0; RECORD_BYTES];
         head[..8].copy_from_slice(&MAGIC);
@@ -143,8 +148,18 @@ impl Writer {
             head[at..at + 4].copy_from_slice(&value.to_le_bytes());
         }
         head[24..].copy_from_slice(&began.to_le_bytes());
-        file.write_all(&head)?;
-        Ok(Writer { file, bytes: Vec::new(), regions: BTreeMap::new(), every: to.working_set_every, sample: None })
+        if let Err(why) = file.write_all(&head) {
+            let _ = std::fs::remove_file(&name);
+            return Err(about(&name, &why));
+        }
+        Ok(Writer {
+            name,
+            file,
+            bytes: Vec::new(),
+            regions: BTreeMap::new(),
+            every: to.working_set_every,
+            sample: None,
+        })
     }
 
     fn put(&mut self, kind: u8, event: [u64; 3], access: u8, thread: u32) {
@@ -233,7 +248,7 @@ impl Writer {
                 self.put_working_set(inner, now_ns);
             }
             if let Err(why) = self.file.write_all(&self.bytes) {
-                die::tell(&[&format!("selfpage: the trace ends here: {why}\n")]);
+                die::tell(&[&format!("selfpage: the trace {} ends here: {why}\n", self.name.display())]);
                 writing.ended.store(1, Ordering::SeqCst);
                 return;
             }
