@@ -117,7 +117,21 @@ struct Begun {
     records: Records,
     /// Where statistics go, open from the beginning: the place is found wanting before the program has run for an hour, and a pipe's reader
     /// has not seen its end meanwhile.
-    stats: Option<File>,
+    stats: Option<Stats>,
+}
+
+/// A file for statistics. One that was made for them goes if nothing is started.
+struct Stats {
+    file: File,
+    made: Option<PathBuf>,
+}
+
+impl Drop for Stats {
+    fn drop(&mut self) {
+        if let Some(made) = &self.made {
+            let _ = std::fs::remove_file(made);
+        }
+    }
 }
 
 /// The program with our allocator, and nothing of ours beside it.
@@ -167,7 +181,7 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     let user = rustix::process::geteuid().as_raw();
     let record = records.name().map_err(no_records)?;
     // Last, when nothing else is refused: what earlier runs left is still whole then.
-    let stats = args.stats.as_deref().map(open_stats).transpose().map_err(bad)?;
+    let stats = args.stats.as_deref().map(Stats::open).transpose().map_err(bad)?;
     trace.as_deref().map_or(Ok(()), make_way).map_err(bad)?;
     let mut wishes = OsString::from(format!("frames={frames_bytes};policy={policy};user={user};record={record}"));
     if let Some(trace) = trace {
@@ -194,7 +208,7 @@ fn start(
     mut command: Command,
     signals: SignalsInfo<WithOrigin>,
     records: Records,
-    stats: Option<File>,
+    mut stats: Option<Stats>,
 ) -> Result<Begun, Refused> {
     let cannot = |cause: std::io::Error| bad(format!("cannot listen for signals: {cause}"));
     for signal in PASSED_ON.into_iter().filter(|signal| !ignored::is(*signal)) {
@@ -203,6 +217,7 @@ fn start(
     ignored::pass_on(&mut command);
     let program = command.get_program().to_owned();
     let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
+    stats.as_mut().map(|stats| stats.made.take());
     Ok(Begun { child, signals, records, stats })
 }
 
@@ -223,23 +238,28 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
     };
     let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
     told.complaints().for_each(|line| output::tell(format_args!("selfpage run: {line}")));
-    if let (Some(stats), Some(name)) = (stats, &args.stats) {
-        write_stats(stats, &told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", name.display())))?;
+    if let (Some(mut stats), Some(name)) = (stats, &args.stats) {
+        stats.write(&told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", name.display())))?;
     }
     Ok(status)
 }
 
-/// What is in it stays until there is something to put in its place.
-fn open_stats(path: &Path) -> Result<File, String> {
-    let file = File::options().write(true).create(true).truncate(false).open(path);
-    file.map_err(|cause| format!("--stats {}: {cause}", path.display()))
-}
-
-fn write_stats(mut file: File, text: &str) -> std::io::Result<()> {
-    if file.metadata()?.is_file() {
-        file.set_len(0)?;
+impl Stats {
+    /// What is in it stays until there is something to put in its place.
+    fn open(path: &Path) -> Result<Stats, String> {
+        let is_new = !path.exists();
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|cause| format!("--stats {}: {cause}", path.display()))?;
+        // Of a link to nothing, what it names.
+        Ok(Stats { file, made: path.canonicalize().ok().filter(|_| is_new) })
     }
-    file.write_all(text.as_bytes())
+
+    fn write(&mut self, text: &str) -> std::io::Result<()> {
+        if self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+        }
+        self.file.write_all(text.as_bytes())
+    }
 }
 
 fn pass_on(child: &Child, signal: i32) {

@@ -292,3 +292,21 @@ fn a_full_disk_is_named_with_the_trace_and_leaves_none_that_is_empty() {
     };
     assert!(told.len() == 3 && told.iter().all(|line| named(line)), "{errors}");
 }
+
+#[test]
+fn a_trace_that_cannot_be_replaced_leaves_no_statistics() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let line = r#"cd "$1" && echo old > t && mount --bind t t && ln -s nothing link && echo old > kept
+        for stats in s link kept; do "$0" run --frames 8M --stats $stats --trace t -- echo ran; echo $?; done; ls; cat t kept"#;
+    let Some(ran) = with_mounts(directory.path(), line) else { return };
+    let (text, errors) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(text, "2\n2\n2\nkept\nlink\nt\nold\nold\n", "{errors}");
+    assert!(
+        errors.lines().count() == 3
+            && errors.lines().all(|line| line.starts_with("selfpage run: --trace /") && line.contains("/t: ")),
+        "{errors}"
+    );
+}
