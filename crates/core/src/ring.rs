@@ -8,7 +8,8 @@
 use crate::frame::Table;
 use crate::sync::{AtomicU64, Ordering};
 
-/// One place in a ring: its turn, and two words of contents. Zeroed memory is a valid slot once [`Ring::new`] has seen it.
+/// One place in a ring: its turn, less its own number, and two words of contents. Zeroed memory is a slot that nobody has used: a ring
+/// that is larger than it will ever need costs nothing.
 #[derive(Default)]
 pub struct Slot {
     turn: AtomicU64,
@@ -24,19 +25,19 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty ring in `slots`, whose number must be a power of two, and not one: there, a full slot and the next free one
+    /// An empty ring in `slots`, all zero, whose number must be a power of two, and not one: there, a full slot and the next free one
     /// look the same.
     pub fn new(slots: Table<Slot>) -> Ring {
         debug_assert!(slots.len().is_power_of_two() && slots.len() > 1);
-        let ring = Ring { slots, head: AtomicU64::new(0), tail: AtomicU64::new(0) };
-        ring.reset();
-        ring
+        Ring { slots, head: AtomicU64::new(0), tail: AtomicU64::new(0) }
     }
 
     /// Empties it, whatever was under way: in a forked child, where nobody else uses it.
     pub fn reset(&self) {
-        for (turn, slot) in self.slots.iter().enumerate() {
-            slot.turn.store(turn as u64, Ordering::Relaxed);
+        // The others are as they were.
+        let used = self.tail.load(Ordering::Relaxed).min(self.slots.len() as u64);
+        for slot in self.slots.iter().take(used as usize) {
+            slot.turn.store(0, Ordering::Relaxed);
         }
         self.head.store(0, Ordering::Relaxed);
         self.tail.store(0, Ordering::Relaxed);
@@ -47,8 +48,10 @@ impl Ring {
         Ring { slots: Table::empty(), head: AtomicU64::new(0), tail: AtomicU64::new(0) }
     }
 
-    fn slot(&self, at: u64) -> Option<&Slot> {
-        self.slots.get(at as usize & self.slots.len().wrapping_sub(1))
+    /// The slot of a turn, and its number.
+    fn slot(&self, at: u64) -> Option<(&Slot, u64)> {
+        let number = at & (self.slots.len() as u64).wrapping_sub(1);
+        Some((self.slots.get(number as usize)?, number))
     }
 
     /// Appends. `false`: the ring is full.
@@ -59,14 +62,14 @@ impl Ring {
     pub fn push(&self, a: u64, b: u64) -> bool {
         let mut at = self.tail.load(Ordering::Relaxed);
         loop {
-            let Some(slot) = self.slot(at) else { return false };
-            let turn = slot.turn.load(Ordering::Acquire);
+            let Some((slot, number)) = self.slot(at) else { return false };
+            let turn = slot.turn.load(Ordering::Acquire) + number;
             if turn == at {
                 match self.tail.compare_exchange_weak(at, at + 1, Ordering::Relaxed, Ordering::Relaxed) {
                     Ok(_) => {
                         slot.a.store(a, Ordering::Relaxed);
                         slot.b.store(b, Ordering::Relaxed);
-                        slot.turn.store(at + 1, Ordering::Release);
+                        slot.turn.store(at + 1 - number, Ordering::Release);
                         return true;
                     }
                     Err(other) => at = other,
@@ -86,13 +89,13 @@ impl Ring {
     pub fn pop(&self) -> Option<(u64, u64)> {
         let mut at = self.head.load(Ordering::Relaxed);
         loop {
-            let slot = self.slot(at)?;
-            let turn = slot.turn.load(Ordering::Acquire);
+            let (slot, number) = self.slot(at)?;
+            let turn = slot.turn.load(Ordering::Acquire) + number;
             if turn == at + 1 {
                 match self.head.compare_exchange_weak(at, at + 1, Ordering::Relaxed, Ordering::Relaxed) {
                     Ok(_) => {
                         let entry = (slot.a.load(Ordering::Relaxed), slot.b.load(Ordering::Relaxed));
-                        slot.turn.store(at + self.slots.len() as u64, Ordering::Release);
+                        slot.turn.store(at + self.slots.len() as u64 - number, Ordering::Release);
                         return Some(entry);
                     }
                     Err(other) => at = other,

@@ -124,3 +124,13 @@ fn statistics_go_into_a_pipe_with_a_name() {
     let stats: Value = serde_json::from_slice(&read).unwrap_or_default();
     assert!(status.success() && stats["processes"][0]["program"] == "true", "{status}: {stats}");
 }
+
+#[test]
+fn frames_beyond_any_machine_cost_nothing_until_they_are_used() {
+    if !run::possible() {
+        return;
+    }
+    let ran = run::run("512G", "/bin/grep", &["VmHWM", "/proc/self/status"]).ok();
+    let most_kib: u64 = ran.text().split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(most_kib < 128 << 10, "{most_kib} KiB before the program's first line");
+}
