@@ -351,6 +351,24 @@ static __attribute__((noinline)) void free_last(mi_page_t *page, void *block) {
     _mi_page_retire(page);
 }
 
+// What mimalloc does now and then as pages run out of objects: it fetches what other threads have freed, and gives back what nobody uses.
+// The pages of a thread that takes what it has just freed never run out.
+#define UPKEEP_FREES 1024
+static __thread unsigned frees_left = UPKEEP_FREES;
+
+static __attribute__((noinline)) void upkeep(void) {
+    frees_left = UPKEEP_FREES;
+    mi_heap_t *heap = mi_prim_get_default_heap();
+    if (!mi_heap_is_initialized(heap)) return;
+    _mi_heap_delayed_free_partial(heap);
+    _mi_heap_collect_retired(heap, false);
+    _mi_arenas_collect(false);
+    // All pages are looked at, which takes its time where there are many.
+    if (++heap->generic_collect_count < mi_option_get_clamp(mi_option_generic_collect, 1, 1000000)) return;
+    heap->generic_collect_count = 0;
+    mi_heap_collect(heap, false);
+}
+
 // As `mi_free` begins, with the mark looked at; `free_rare` does all else. A page has at most 8192 objects, so that one look tells
 // whether this was its last, or there was none.
 static inline void free_object(void *block) {
@@ -366,9 +384,11 @@ static inline void free_object(void *block) {
         return;
     }
     *mark_of(block) = freed(block);
-    mi_block_set_next(page, block, page->local_free);
-    page->local_free = block;
+    mi_block_set_next(page, block, page->free);
+    page->free = block;
+    page->free_is_zero = false;
     if (mi_unlikely((int16_t)--page->used <= 0)) free_last(page, block);
+    if (mi_unlikely(--frees_left == 0)) upkeep();
 }
 
 static inline size_t at_least(size_t size) {
@@ -409,25 +429,12 @@ static inline void *pop(mi_page_t *page, mi_block_t *block) {
     return block;
 }
 
-// As `mi_find_free_page` begins, where only this thread has freed objects of the page. mimalloc sees to the rest as often as before.
-static __attribute__((noinline)) void *malloc_freed(size_t size) {
-    mi_heap_t *heap = mi_prim_get_default_heap();
-    mi_page_t *page = next_page(heap, size);
-    mi_block_t *block = page->local_free;
-    if (block == NULL || mi_page_thread_free(page) != NULL || heap->generic_count >= 99) return malloc_rare(size);
-    heap->generic_count++;
-    page->local_free = NULL;
-    page->free_is_zero = false;
-    page->retire_expire = 0;
-    return pop(page, block);
-}
-
 // As `mi_malloc` begins.
 void *selfpage_heap_malloc(size_t size) {
     if (mi_unlikely(size > MI_SMALL_SIZE_MAX)) return malloc_rare(size);
     mi_page_t *page = next_page(mi_prim_get_default_heap(), size);
     mi_block_t *block = page->free;
-    return mi_likely(block != NULL) ? pop(page, block) : malloc_freed(size);
+    return mi_likely(block != NULL) ? pop(page, block) : malloc_rare(size);
 }
 
 void *selfpage_heap_calloc(size_t count, size_t size) {

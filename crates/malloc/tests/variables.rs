@@ -25,13 +25,23 @@ fn so_much_is_kept_of_freed_blocks_as_was_said() {
     }
 }
 
-#[test]
-fn what_objects_had_goes_back_to_the_kernel_as_the_program_goes_on() {
-    let output = preloaded(compile("variables.c", &[])).arg("objects").output().unwrap();
+/// Objects are freed, and the program goes on: most of what they had is the kernel's again.
+fn goes_back(by: &str) {
+    let output = preloaded(compile("variables.c", &[])).arg(by).output().unwrap();
     assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
     let mib: Vec<usize> = text(&output).split_whitespace().map(|mib| mib.parse().unwrap()).collect();
     let [with_all, left] = mib[..] else { panic!("{mib:?}") };
     assert!(with_all >= 256 && left <= with_all / 8, "{left} of {with_all} MiB are left");
+}
+
+#[test]
+fn what_objects_had_goes_back_to_the_kernel_as_the_program_goes_on() {
+    goes_back("objects");
+}
+
+#[test]
+fn so_does_what_another_thread_frees_while_this_one_never_runs_out() {
+    goes_back("freed-elsewhere");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-// What is kept of freed blocks and of objects, and handlers of a fork that were registered before ours.
+// What is kept of freed blocks and of objects, whoever frees them, and handlers of a fork that were registered before ours.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -49,6 +49,30 @@ static void objects(void) {
     printf("%ld %ld\n", with_all, left);
 }
 
+static void *free_all(void *objects) {
+    for (char **object = objects; *object != NULL; object++) free(*object);
+    return NULL;
+}
+
+// The same where another thread frees them, and this one always has the object again that it has just freed.
+static void freed_elsewhere(void) {
+    enum { SIZE = 200, COUNT = 256 * MIB / SIZE };
+    static char *object[COUNT + 1];
+    memset(object, 1, sizeof object);
+    long before = resident_mib();
+    for (int at = 0; at < COUNT; at++) memset(object[at] = malloc(SIZE), 1, SIZE);
+    object[COUNT] = NULL;
+    long with_all = resident_mib() - before, left = with_all;
+    char *volatile again;
+    pthread_t other;
+    if (pthread_create(&other, NULL, free_all, object) != 0 || pthread_join(other, NULL) != 0) abort();
+    for (int wait = 0; wait < 1000 && left > with_all / 8; wait++) {
+        for (int at = 0; at < 1000000; at++) free(again = malloc(100));
+        left = resident_mib() - before;
+    }
+    printf("%ld %ld\n", with_all, left);
+}
+
 // More than has the keeper started, where the environment cannot be read any more.
 static void no_environment(void) {
     environ = (char **)16;
@@ -74,6 +98,10 @@ int main(int count, char **arguments) {
     }
     if (count > 1 && strcmp(arguments[1], "objects") == 0) {
         objects();
+        return 0;
+    }
+    if (count > 1 && strcmp(arguments[1], "freed-elsewhere") == 0) {
+        freed_elsewhere();
         return 0;
     }
     if (count > 1 && strcmp(arguments[1], "forks") == 0) {
