@@ -41,6 +41,7 @@ static SYSTEMS: Systems<Way> = Systems(&[
     (Entry::plain("selfpage-upcall", Group::Ours), Way::Pages(protect::by_upcall)),
     (Entry::plain("selfpage-worker", Group::Ours), Way::Pages(protect::by_worker)),
     (Entry::plain("selfpage-domain", Group::Ours), Way::Domains),
+    (Entry::plain("userfaultfd-alone", Group::Bare), Way::Pages(protect::by_userfaultfd_alone)),
     (Entry::plain(MPROTECT, Group::Mprotect), Way::Pages(protect::by_mprotect)),
     (Entry::plain(LIBSIGSEGV, Group::Mprotect), Way::Pages(protect::by_libsigsegv)),
 ]);

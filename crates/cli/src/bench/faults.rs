@@ -9,6 +9,7 @@ use super::result::{Better, Sample, Unit};
 use super::sizes::Sizes;
 use super::system::{Entry, Group, Setup, System, Systems};
 use super::systems::anonymous::Anonymous;
+use super::systems::bare::Bare;
 use super::systems::selfpage::Selfpage;
 
 /// The bench.
@@ -22,6 +23,7 @@ static SYSTEMS: Systems<fn() -> Box<dyn System>> = Systems(&[
     (Entry::plain("selfpage-upcall-physical", Group::Ours), Selfpage::upcall_physical),
     (Entry::plain("selfpage-upcall-zero", Group::Ours), Selfpage::upcall_zero),
     (Entry::plain("selfpage-worker-zero", Group::Ours), Selfpage::worker_zero),
+    (Entry::plain("userfaultfd-alone", Group::Bare), Bare::undefined),
     (Entry::plain("kernel", Group::Kernel), Anonymous::unmapped),
 ]);
 

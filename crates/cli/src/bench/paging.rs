@@ -10,7 +10,7 @@ use super::job::{Bench, Job, Place};
 use super::raw::{self, InCore, PAGE_BYTES, Usage};
 use super::result::{Better, Sample, Unit};
 use super::system::{Condition, Contents, Entry, Group, Setup, System, Systems};
-use super::systems::{anonymous::Anonymous, mmap::Mmap, requests::Requests, selfpage::Selfpage};
+use super::systems::{anonymous::Anonymous, bare::Bare, mmap::Mmap, requests::Requests, selfpage::Selfpage};
 use crate::process::status_bytes;
 
 /// The bench.
@@ -21,6 +21,8 @@ pub struct Paging;
 enum Way {
     /// By loops over its memory.
     Memory(fn() -> Box<dyn System>),
+    /// By loops that read its memory at random.
+    ReadOnly(fn() -> Box<dyn System>),
     /// By O_DIRECT requests of one size, one at a time on each thread.
     Requests { len_bytes: usize },
 }
@@ -36,6 +38,7 @@ static SYSTEMS: Systems<Way> = Systems(&[
     ),
     (Entry::plain("mmap-random", Group::Mmap), Way::Memory(Mmap::random)),
     (Entry::plain("mmap-default", Group::Mmap), Way::Memory(Mmap::normal)),
+    (Entry::plain("userfaultfd-alone", Group::Bare), Way::ReadOnly(Bare::file)),
     (Entry::plain("raw-4k", Group::Raw), Way::Requests { len_bytes: PAGE_BYTES }),
     (Entry::plain("raw-2m", Group::Raw), Way::Requests { len_bytes: 2 << 20 }),
     (Entry { condition: Condition::SwapFile, ..Entry::plain("swap", Group::Swap) }, Way::Memory(Anonymous::unmapped)),
@@ -71,6 +74,7 @@ impl Bench for Paging {
         let Ok(case) = case.parse::<Case>() else { return false };
         match SYSTEMS.way(system) {
             Way::Memory(_) => true,
+            Way::ReadOnly(_) => case.pattern == Pattern::Random && case.access == Access::Read,
             Way::Requests { len_bytes: PAGE_BYTES } => case.pattern == Pattern::Random,
             Way::Requests { .. } => case.pattern == Pattern::Sequential,
         }
@@ -88,7 +92,7 @@ impl Bench for Paging {
         let case: Case = job.case.parse().map_err(Error::Failed)?;
         let trial = Trial { case, job: Job { sizes: job.sizes.for_pattern(case.pattern), ..*job } };
         match SYSTEMS.way(job.system) {
-            Way::Memory(make) => trial.mapped(&mut *make()),
+            Way::Memory(make) | Way::ReadOnly(make) => trial.mapped(&mut *make()),
             Way::Requests { len_bytes } => trial.requests(len_bytes),
         }
     }

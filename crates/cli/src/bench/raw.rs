@@ -19,6 +19,7 @@ use crate::process::status_bytes;
 
 pub mod blocks;
 pub mod objects;
+pub mod watched;
 
 /// Bytes of a page in every case.
 pub const PAGE_BYTES: usize = 4096;

@@ -76,6 +76,8 @@ pub enum Group {
     Raw,
     /// Writes noticed by mprotect and signals.
     Mprotect,
+    /// The kernel's part of ours: the calls of a fault, and nobody who decides anything.
+    Bare,
     /// The C library's `malloc`.
     Glibc,
     /// Another `malloc`.

@@ -4,11 +4,12 @@ use super::result::{Better, Confinement, Record, Timing};
 use super::system::{Entry, Group};
 
 /// The peers that get a column, where the run has any of them.
-const PEERS: [(Group, &str); 8] = [
+const PEERS: [(Group, &str); 9] = [
     (Group::Mmap, "/best mmap"),
     (Group::Swap, "/swap"),
     (Group::Raw, "/raw"),
     (Group::Mprotect, "/mprotect"),
+    (Group::Bare, "/alone"),
     (Group::Glibc, "/glibc"),
     (Group::Malloc, "/best malloc"),
     (Group::Kept, "/kept"),

@@ -1,4 +1,4 @@
-//! Faults on protected memory that the program answers itself: by a handler of `SIGSEGV`, or by libsigsegv.
+//! Faults on protected memory that the program answers itself: by a handler of a signal, or by libsigsegv.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
@@ -31,23 +31,23 @@ impl Mapping {
     }
 }
 
-/// Has `answer` answer every fault of this process by a handler of `SIGSEGV`.
-pub fn by_signal(answer: Answer) -> io::Result<()> {
+/// Has `answer` answer every fault of this process that is a `signal`, by a handler of it.
+pub fn by_signal(signal: c_int, answer: Answer) -> io::Result<()> {
     assert!(ANSWER.set(answer).is_ok(), "faults are answered already");
     // SAFETY: plain-old-data: all zeros is a valid sigaction (an empty mask).
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = on_sigsegv as *const () as libc::sighandler_t;
+    action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: signal-safe: the handler makes an answer's atomic accesses and calls of mprotect, and no more.
-    check(unsafe { libc::sigaction(libc::SIGSEGV, &action, ptr::null_mut()) })
+    // SAFETY: signal-safe: the handler makes an answer's atomic accesses and calls of the kernel, and no more.
+    check(unsafe { libc::sigaction(signal, &action, ptr::null_mut()) })
 }
 
-extern "C" fn on_sigsegv(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: signal-safe: the kernel passes a valid siginfo to an SA_SIGINFO handler.
     let addr = unsafe { (*info).si_addr() } as usize;
     if !answer(addr) {
         // SAFETY: signal-safe: signal(2); the access is tried again and ends the process.
-        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
 

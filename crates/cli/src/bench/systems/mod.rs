@@ -1,6 +1,7 @@
 //! The systems that selfpage is compared with.
 
 pub mod anonymous;
+pub mod bare;
 pub mod mmap;
 pub mod populate;
 pub mod protect;

@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use selfpage::protection::{self, Mechanism, ProtectionDomain, Rights};
 use selfpage::{Answer, Domain, MemoryFault, Protection, Region, Trap};
+use selfpage_core::linux::errno::Errno;
+use selfpage_core::linux::uffd::Writing;
 
 use super::super::error::Error;
+use super::super::raw::watched::Watched;
 use super::super::raw::{Mapping, Memory, PAGE_BYTES, trap};
 
 /// What the handler of every system does about a write to a protected page.
@@ -98,7 +101,7 @@ fn mapping(size_pages: usize) -> Result<&'static Mapping, Error> {
 /// mprotect and a handler of `SIGSEGV`.
 pub fn by_mprotect(size_pages: usize) -> Result<Box<dyn Protect>, Error> {
     let mapping = mapping(size_pages)?;
-    trap::by_signal(answer).map_err(|error| failed("handle SIGSEGV", error))?;
+    trap::by_signal(libc::SIGSEGV, answer).map_err(|error| failed("handle SIGSEGV", error))?;
     Ok(Box::new(Mprotect(mapping)))
 }
 
@@ -119,6 +122,42 @@ impl Protect for Mprotect {
 
     fn protect(&self, pages: Range<usize>, protection: Protection) -> Result<(), Error> {
         self.0.protect_pages(pages, protection).map_err(|error| failed("mprotect", error))
+    }
+}
+
+/// Write-protection by a userfaultfd with a handler of `SIGBUS`, and no pager: the kernel's part of ours.
+struct Bare(&'static Watched);
+
+static WATCHED: OnceLock<Watched> = OnceLock::new();
+
+impl Bare {
+    fn set(&self, pages: Range<usize>, protection: Protection) -> Result<(), Errno> {
+        let writing = if protection == Protection::ReadWrite { Writing::Allowed } else { Writing::Protected };
+        self.0.set_writing(pages, writing)
+    }
+}
+
+fn answer_bare(addr: usize) -> bool {
+    let Some(watched) = WATCHED.get().filter(|watched| watched.addresses().contains(&addr)) else { return false };
+    let page = (addr - watched.addresses().start) / PAGE_BYTES;
+    on_fault(page, |page, protection| Bare(watched).set(page..page + 1, protection).is_ok())
+}
+
+/// A userfaultfd, and a handler that makes one call.
+pub fn by_userfaultfd_alone(size_pages: usize) -> Result<Box<dyn Protect>, Error> {
+    let watched = Mapping::anonymous(size_pages * PAGE_BYTES).and_then(Watched::for_writes);
+    let watched = watched.map_err(|error| failed("watch memory", error))?;
+    trap::by_signal(libc::SIGBUS, answer_bare).map_err(|error| failed("handle SIGBUS", error))?;
+    Ok(Box::new(Bare(WATCHED.get_or_init(|| watched))))
+}
+
+impl Protect for Bare {
+    fn memory(&self) -> Memory {
+        self.0.memory()
+    }
+
+    fn protect(&self, pages: Range<usize>, protection: Protection) -> Result<(), Error> {
+        self.set(pages, protection).map_err(|error| failed("write-protect", format!("{error:?}")))
     }
 }
 
