@@ -84,6 +84,23 @@ impl FrameWait {
     /// # Errors
     /// The evictor says that there is none to be had.
     pub fn sleep(&mut self, demand: &Demand, mmu: &dyn Mmu, seen: u32) -> Result<(), Shortage> {
+        self.sleep_at_most(demand, mmu, seen, 0)
+    }
+
+    /// The same for whoever may come to need no frame, of which nobody tells: it looks again after `timeout_us` (0: without limit).
+    ///
+    /// # Context
+    /// As for [`FrameWait::sleep`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sleep_at_most(
+        &mut self,
+        demand: &Demand,
+        mmu: &dyn Mmu,
+        seen: u32,
+        timeout_us: u32,
+    ) -> Result<(), Shortage> {
         let verdict = demand.verdict.load(Ordering::SeqCst);
         if let Some(asked) = self.asked
             && let Some(shortage) = Shortage::from_code(verdict as u32)
@@ -93,7 +110,7 @@ impl FrameWait {
         }
         demand.wanted.signal(mmu);
         self.asked.get_or_insert_with(|| demand.wanted.count());
-        demand.available.wait(mmu, seen, 0);
+        demand.available.wait(mmu, seen, timeout_us);
         Ok(())
     }
 }

@@ -84,6 +84,10 @@ pub enum Failure {
 /// How long whoever waits for a page sleeps that its own word does not tell of.
 const PAUSE_US: u32 = 100;
 
+/// How long whoever waits for a frame sleeps whose page is back when its save fails. A failed save does not wake those who wait for frames:
+/// the evictor is among them, and would take the page again before it is used.
+const IN_SAVE_US: u32 = 1000;
+
 /// What one look at a page comes to.
 enum Step {
     Done(Outcome),
@@ -174,7 +178,7 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             }
             (Step::AwaitFrameInSave(seen), _) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
-                if frame_wait.sleep(&domain.stack.demand, domain.mmu, seen).is_err()
+                if frame_wait.sleep_at_most(&domain.stack.demand, domain.mmu, seen, IN_SAVE_US).is_err()
                     && let Some(marked) = await_save(domain, page)
                 {
                     if context == Context::PagerThread {

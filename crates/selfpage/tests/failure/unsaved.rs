@@ -56,6 +56,39 @@ fn what_is_in_core_is_used_on() {
     }
 }
 
+/// A page comes back as soon as its save has failed, and not when the evictor gives up: until then there is a fault each time.
+#[test]
+fn whoever_uses_a_page_on_its_way_goes_on_when_it_is_back() {
+    const FREE: usize = 8;
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let store = Failing::new();
+            store.write.store(EIO, SeqCst);
+            store.write_ms.store(5, SeqCst);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region((FRAMES - FREE) * PAGE).trap(trap).stored_in(store).unwrap();
+            crate::scenario::number_pages(&mut region);
+            let other = domain.region(2 * FREE * PAGE).zero().unwrap();
+            let done = AtomicBool::new(false);
+            let faults = || domain.stats().counts.faults_total as usize;
+            let before = faults();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    assert_eq!(other.pin(0, 2 * FREE * PAGE).unwrap_err().kind(), Kind::Io);
+                    done.store(true, Relaxed);
+                    let more = faults() - before;
+                    // Its own, and one for each thread that would wait with it.
+                    assert!(more > 2 * FREE + 8, "{more} faults");
+                });
+                while !done.load(Relaxed) {
+                    check_pages(&region, 0..pages(&region));
+                }
+            });
+        })
+        .well();
+    }
+}
+
 /// Whatever failed before, this is about pages that nobody can save: those that are pinned.
 #[test]
 fn a_failure_that_is_over_is_no_cause() {
