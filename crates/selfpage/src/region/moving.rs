@@ -1,9 +1,12 @@
 //! Contents that move from one place to another, of one region or of two: by their frames and by where the store has them.
 #![allow(unsafe_code)]
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
-use selfpage_core::fault::Failure;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 use selfpage_core::fault::relocate::{Unmoved, relocate};
+use selfpage_core::fault::{Failure, Outcome, range};
 use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::Context;
 
@@ -14,24 +17,29 @@ use crate::error::{Error, Kind, Result};
 /// Pages that one errand moves, at most: whoever else needs a pager thread waits no longer than that takes.
 const MOST_PAGES: u64 = 4096;
 
-/// Pages that are copied at a time, at most, once some in a row could not move.
-const MOST_COPIED: u64 = 256;
+/// Pages that are copied at a time, at most, once some in a row could not move: each takes a second frame.
+const MOST_COPIED: u64 = 16;
+
+/// How often it is tried, a millisecond apart, to move a page back that moved a moment ago. Nobody knows of its new place, so nobody holds
+/// it there for long.
+const MOST_TRIES: u32 = 1000;
 
 impl Region {
     /// Moves the contents of `[offset, offset+len)` to `to_offset` of `to`, which may be the same region. What was there is dropped, and
     /// what is left in the old place is garbage.
     ///
     /// Where both regions are of one domain and kept in the same store, or in none, neither the program nor the store sees a byte of it:
-    /// frames go along, and what is in the store stays where it is there. A page that the kernel holds, or that is not to be written where
-    /// it is, is copied, and so is every page of other regions.
+    /// frames go along, and what is in the store stays where it is there. A page in core that the kernel holds, that is writable and executable,
+    /// or that has a protection key, is copied, and so is every page of other regions.
     ///
     /// # Errors
-    /// A range is not in its region, or does not begin and end with a page; the two meet. Then nothing has moved.
+    /// A range is not in its region, or does not begin and end with a page; the two meet. Then nothing has moved. A page has to be copied,
+    /// and there is no frame for that: then all contents are where they were, but for their pins, and what was at the new place is gone.
     ///
     /// # Safety
     /// *region-contents*: nobody holds a reference into either range, and the program has mapped nothing of its own over them: that would not
     /// be seen. The program may read all of the one and write all of the other: what
-    /// is copied is copied as by the program itself, and a page that cannot be had is a `SIGBUS`.
+    /// is copied is copied as by the program itself. A page of regions that are not kept in the same store is a `SIGBUS` if it cannot be had.
     pub unsafe fn move_contents(
         &self,
         offset_bytes: usize,
@@ -52,28 +60,87 @@ impl Region {
         self.bound.take_refusals_back(inner, from);
         to.bound.take_refusals_back(to.inner(), new);
         let is_one_domain = std::ptr::eq(inner, to.inner());
+        let place_of = |page: PageNo| new.first.plus(page.0 - from.first.0);
         let mut at = from.first;
+        let mut copied = Vec::new();
         // Where one page has to be copied, the next ones may have to be, too.
-        let mut copied = 1;
+        let mut count = 1;
         while at < from.end() {
-            let there = new.first.plus(at.0 - from.first.0);
             let rest = PageRange { first: at, count: from.end().0 - at.0 };
-            at = match if is_one_domain { inner.relocate(rest, there) } else { Err((at, Unmoved::Apart)) } {
+            at = match if is_one_domain { inner.relocate(rest, place_of(at)) } else { Err((at, Unmoved::Apart)) } {
                 Ok(next) => {
-                    copied = 1;
+                    count = 1;
                     next
                 }
                 // SAFETY: region-contents: passed on from our caller.
-                Err((page, Unmoved::Apart)) => unsafe { copy(page, there.plus(page.0 - at.0), from.end().0 - page.0) },
+                Err((page, Unmoved::Apart)) => unsafe { copy(page, place_of(page), from.end().0 - page.0) },
                 Err((page, _)) => {
-                    let count = copied.min(from.end().0 - page.0);
-                    copied = (2 * copied).min(MOST_COPIED);
+                    let left = count.min(from.end().0 - page.0);
                     // SAFETY: region-contents: as above.
-                    unsafe { copy(page, there.plus(page.0 - at.0), count) }
+                    let (next, stopped) =
+                        unsafe { self.copy_in_core(PageRange { first: page, count: left }, place_of(page)) };
+                    copied.push(page..next);
+                    if let Err(error) = stopped {
+                        // What was copied is where it was.
+                        let mut behind = from.first;
+                        for run in copied {
+                            let moved = PageRange { first: place_of(behind), count: run.start.0 - behind.0 };
+                            inner.take_back(moved, behind);
+                            behind = run.end;
+                        }
+                        return Err(error);
+                    }
+                    count = (2 * count).min(MOST_COPIED);
+                    next
                 }
             };
         }
         Ok(())
+    }
+
+    /// Copies pages in core that the machine would not move: the first of `from`, and those that follow it and are there. The first one that
+    /// it has not copied; an error if that one cannot be.
+    unsafe fn copy_in_core(&self, from: PageRange, to: PageNo) -> (PageNo, Result<()>) {
+        let first = self.core().index(from.first) as usize;
+        let in_core = self.residency()[first + 1..].iter().take_while(|byte| byte.load(Ordering::Relaxed) == 1);
+        let run = PageRange { count: 1 + in_core.take(from.count as usize - 1).count() as u64, ..from };
+        // None of them goes before it is read.
+        let (offset, len) = (first * PAGE_BYTES, run.count as usize * PAGE_BYTES);
+        if let Err(error) = self.pin(offset, len) {
+            return (run.first, Err(error));
+        }
+        // Where something stays at a new place it gets nothing.
+        let _ = self.inner().discard(PageRange { first: to, ..run });
+        let mut stopped = (run.end(), Ok(()));
+        for page in run.pages() {
+            // SAFETY: region-contents: passed on from our caller.
+            let contents = unsafe { std::ptr::read(page.addr().0 as *const PageBytes) };
+            if let Err(error) = self.supply_copy(page, to.plus(page.0 - run.first.0), contents) {
+                stopped = (page, Err(error));
+                break;
+            }
+        }
+        // They may have been dropped behind our back, and their pins with them.
+        let _ = self.unpin(offset, len);
+        stopped
+    }
+
+    /// Gives an absent page a frame with these contents, which are those of `page`.
+    fn supply_copy(&self, page: PageNo, to: PageNo, contents: PageBytes) -> Result<()> {
+        let (inner, state) = (self.inner(), self.inner().state());
+        let mut given = inner.on_table(move |context| range::supply(state, context, to, &contents));
+        if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
+            // The program has closed this thread's descriptors.
+            given = inner.on_pager_thread(move || range::supply(state, Context::Normal, to, &contents));
+        }
+        match given {
+            Outcome::Resolved => Ok(()),
+            Outcome::Failed(failure) => Err(Error::failure("move", self.bound.page_name(page), failure)),
+            _ => {
+                let cause = "its new place is in use, or nobody may access it";
+                Err(Error::new(Kind::Invalid, "move", self.bound.page_name(page), cause))
+            }
+        }
     }
 }
 
@@ -86,6 +153,23 @@ unsafe fn copy(from: PageNo, to: PageNo, count: u64) -> PageNo {
 }
 
 impl Inner {
+    /// Moves contents back to `to` that were moved from there a moment ago.
+    fn take_back(&self, from: PageRange, to: PageNo) {
+        let (mut at, mut tries) = (from.first, 0);
+        while at < from.end() {
+            let rest = PageRange { first: at, count: from.end().0 - at.0 };
+            let (Ok(next) | Err((next, _))) = self.relocate(rest, to.plus(at.0 - from.first.0));
+            tries = if next == at { tries + 1 } else { 0 };
+            if tries > 0 {
+                if tries > MOST_TRIES {
+                    crate::die("contents can neither move on nor back");
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            at = next;
+        }
+    }
+
     /// Moves as many pages from the front of `from` as one errand does. The first one behind them.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Contents that move while their store fails.
 
 use std::fs::OpenOptions;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 
@@ -18,7 +19,7 @@ const EIO: u32 = libc::EIO as u32;
 
 /// Two regions of one store; the pages of the first are numbered.
 fn two(trap: Trap, store: Arc<dyn BackingStore>) -> (Domain, Region, Region) {
-    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let domain = Domain::with_frames(FRAMES * PAGE).most_frames(2 * FRAMES * PAGE).build().unwrap();
     let region = |name| domain.region(PAGES * PAGE).name(name).trap(trap).stored_in(store.clone()).unwrap();
     let (old, new) = (region("old"), region("new"));
     (domain, old, new)
@@ -128,6 +129,68 @@ fn a_move_in_a_full_store_makes_room() {
             old.discard(filled * PAGE, 16 * PAGE).unwrap();
             check_pages(&old, 0..filled);
             check_pages(&new, 0..PAGES);
+        })
+        .well();
+    }
+}
+
+/// Writable and executable pages are copied where they are in core.
+fn make_executable(region: &Region, pages: Range<usize>) {
+    let all = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    // SAFETY: test: pages of the region, which stay as accessible as they were.
+    let made = unsafe { libc::mprotect(region.as_ptr().add(pages.start * PAGE).cast(), pages.len() * PAGE, all) };
+    assert_eq!(made, 0);
+}
+
+/// Those between them that are not move, and are not read.
+#[test]
+fn absent_pages_among_those_that_are_copied_are_not_read() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let store = Failing::new();
+            let (domain, mut old, new) = two(trap, store.clone());
+            domain.add_frames(FRAMES as u32).unwrap();
+            number_pages(&mut old);
+            let few = PAGES - 32..PAGES;
+            old.flush(0, PAGES * PAGE).unwrap();
+            // Out of core, and then off the list of those that come back without being read.
+            for page in [few.clone().step_by(2), few.clone().step_by(2)].into_iter().flatten() {
+                old.evict(page * PAGE, PAGE).unwrap();
+            }
+            assert!(few.clone().all(|page| old.residency()[page].load(Relaxed) == (page % 2) as u8));
+            make_executable(&old, few);
+            store.read.store(EIO, SeqCst);
+            move_all(&old, &new);
+            store.read.store(0, SeqCst);
+            check_pages(&new, 0..PAGES);
+            assert_eq!(domain.stats().counts.lost_total, 0);
+        })
+        .well();
+    }
+}
+
+/// Where there is no frame for a copy, the pages before it come back.
+#[test]
+fn a_page_that_cannot_be_copied_leaves_all_where_it_was() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let store = Failing::new();
+            let (domain, mut old, new) = two(trap, store.clone());
+            store.write.store(EIO, SeqCst);
+            let written = number_what_fits(&mut old);
+            make_executable(&old, written / 2..written);
+            for _ in 0..3 {
+                // SAFETY: test: no reference into either range is held, and both may be read and written.
+                let error = unsafe { old.move_contents(0, PAGES * PAGE, &new, 0) }.unwrap_err();
+                assert_eq!(error.kind(), Kind::Io, "{error}");
+                assert!(error.to_string().contains("move region old, bytes "), "{error}");
+                check_pages(&old, 0..written);
+            }
+            store.write.store(0, SeqCst);
+            domain.add_frames(FRAMES as u32).unwrap();
+            move_all(&old, &new);
+            check_pages(&new, 0..written);
+            assert_eq!(domain.stats().counts.lost_total, 0);
         })
         .well();
     }
