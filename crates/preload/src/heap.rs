@@ -16,6 +16,7 @@ use selfpage::alloc::Culprit;
 use selfpage_core::linux::thread;
 
 use crate::lock::Lock;
+use crate::managed::Unmoved;
 use crate::space::{GRAIN, PAGE, Room, Space};
 use crate::sys::Quiet;
 use crate::{managed, maps, objects, promises};
@@ -381,28 +382,39 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
             Heap::Managed if size >= LARGE_BYTES => allocate_large(size, 1, Room::ToGrow),
             _ => allocate(size, 1, asker),
         };
-        if !new.is_null() {
-            if !move_large(block as usize, new as usize) {
-                new.copy_from_nonoverlapping(block, usable_bytes(block).min(size));
-            }
-            free(block);
+        if new.is_null() {
+            return new;
         }
+        match move_large(block as usize, new as usize) {
+            Ok(()) => {}
+            Err(Unmoved::Unmanaged) => new.copy_from_nonoverlapping(block, usable_bytes(block).min(size)),
+            Err(Unmoved::Short) => {
+                maps::renew_locks(block as usize..block as usize + usable_bytes(block));
+                free(new);
+                return std::ptr::null_mut();
+            }
+        }
+        free(block);
         new
     }
 }
 
-/// Moves the frames of a large block to a new one, which is no smaller. `false`: one of the two is no large block, or has something
-/// else mapped over it.
+/// Moves the frames of a large block to a new one, which is no smaller. [`Unmoved::Unmanaged`]: one of the two is no large block, or has
+/// something else mapped over it.
 ///
 /// # Safety
 /// *heap-block*: both came from here and are live, and nobody else uses either.
-unsafe fn move_large(block: usize, new: usize) -> bool {
+unsafe fn move_large(block: usize, new: usize) -> Result<(), Unmoved> {
     let large = managed::large_range();
-    let Some(managed) = managed::get().filter(|_| large.contains(&block) && large.contains(&new)) else { return false };
+    let managed =
+        managed::get().filter(|_| large.contains(&block) && large.contains(&new)).ok_or(Unmoved::Unmanaged)?;
     let old = block..block + large_bytes("realloc", block);
-    // What the program mapped over a part of it is no page of ours, and is read as the program would.
+    if !maps::is_all_managed(&old) {
+        // What the program mapped over a part of it is no page of ours, and is read as the program would.
+        return Err(Unmoved::Unmanaged);
+    }
     // SAFETY: owned-range, heap-block: passed on from our caller; the program may use all of both.
-    maps::is_all_managed(&old) && unsafe { managed.move_contents(old, new) }
+    unsafe { managed.move_contents(old, new) }
 }
 
 /// Drops what is free in pages of objects, as far as this thread knows of it.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use selfpage::{Domain, Region};
 
+use crate::space::PAGE;
 use crate::{promises, sys};
 
 /// Addresses for objects.
@@ -13,6 +14,15 @@ pub const OBJECTS_BYTES: usize = 32 << 30;
 pub const LARGE_BYTES: usize = 32 << 30;
 /// Addresses for mappings.
 pub const MAPS_BYTES: usize = 64 << 30;
+
+/// Why contents have not moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unmoved {
+    /// They are in no region.
+    Unmanaged,
+    /// A page of them cannot be had, or there is no frame for one that has to be copied.
+    Short,
+}
 
 /// What is set up once, and then stays until the process ends.
 pub struct Managed {
@@ -137,17 +147,20 @@ impl Managed {
         promises::end(&range, || unsafe { self.drop_contents(range.clone()) });
     }
 
-    /// Moves what is in a range to another of the same length. `false`: one of them is in no region.
+    /// Moves what is in a range of a region to another place of the same length, or copies it to one outside of all regions. After an error
+    /// it is where it was.
     ///
     /// # Safety
     /// *owned-range*: both are the program's, do not meet, and are open: the one to reading, the other to writing. Nobody uses them
     /// meanwhile, and the old one is done with afterwards.
-    pub unsafe fn move_contents(&self, old: Range<usize>, new: usize) -> bool {
-        let (Some((from, offset)), Some((to, to_offset))) = (self.region_of(old.start), self.region_of(new)) else {
-            return false;
+    pub unsafe fn move_contents(&self, old: Range<usize>, new: usize) -> Result<(), Unmoved> {
+        let Some((from, offset)) = self.region_of(old.start) else { return Err(Unmoved::Unmanaged) };
+        let Some((to, to_offset)) = self.region_of(new) else {
+            // SAFETY: owned-range: passed on from our caller.
+            return unsafe { copy_out(from, offset, old, new) };
         };
         // SAFETY: owned-range: passed on from our caller.
-        unsafe { from.move_contents(offset, old.len(), to, to_offset) }.is_ok()
+        unsafe { from.move_contents(offset, old.len(), to, to_offset) }.map_err(|_| Unmoved::Short)
     }
 
     /// Drops the contents of a range of a region.
@@ -159,4 +172,23 @@ impl Managed {
         // SAFETY: owned-range: passed on from our caller.
         let _ = unsafe { region.drop_contents(offset, range.len()) };
     }
+}
+
+/// Pages that are kept in core at a time to be copied.
+const MOST_COPIED: usize = 16;
+
+/// Copies what is in a range of a region to memory of the kernel's. Each page is kept in core meanwhile: one that cannot be had is an error,
+/// and no signal to a thread that may hold our locks.
+///
+/// # Safety
+/// *owned-range*: `old` is the region's from `offset` on, and both are as for [`Managed::move_contents`].
+unsafe fn copy_out(region: &Region, offset: usize, old: Range<usize>, new: usize) -> Result<(), Unmoved> {
+    for at in (0..old.len()).step_by(MOST_COPIED * PAGE) {
+        let len = (MOST_COPIED * PAGE).min(old.len() - at);
+        region.pin(offset + at, len).map_err(|_| Unmoved::Short)?;
+        // SAFETY: owned-range: passed on from our caller.
+        unsafe { std::ptr::copy_nonoverlapping((old.start + at) as *const u8, (new + at) as *mut u8, len) };
+        let _ = region.unpin(offset + at, len);
+    }
+    Ok(())
 }

@@ -22,7 +22,7 @@ use crate::sys::{Quiet, call};
 
 pub use advice::{madvise, process_madvise};
 pub use fork::{hold, let_go, settle_in_child};
-pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall};
+pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall, renew_locks};
 pub use moving::{is_all_managed, mremap};
 use room::NoRoom;
 pub use sealing::mseal;

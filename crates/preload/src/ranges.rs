@@ -100,14 +100,14 @@ impl Ranges {
     /// Replaces the ranges `[from, to)` by `with`.
     fn splice(&mut self, from: usize, to: usize, with: &[Range<usize>]) {
         if self.table.is_null() {
-            let Some(tables) = tables() else { abort("no room for tables of mappings") };
+            let Some(tables) = tables() else { sys::abort("no room for tables of mappings") };
             let number = GIVEN.fetch_add(1, Ordering::Relaxed);
             assert!(number < SETS);
             self.table = (tables + number * BYTES) as *mut Range<usize>;
         }
         let new_len = self.len - (to - from) + with.len();
         if new_len > MOST {
-            abort("more mappings than there is room for");
+            sys::abort("more mappings than there is room for");
         }
         // SAFETY: own-table: both runs are within the table's `MOST` entries, and ranges are plain numbers.
         unsafe {
@@ -210,13 +210,4 @@ pub enum Standing {
     In,
     /// They are not.
     Out,
-}
-
-fn abort(why: &str) -> ! {
-    sys::say("selfpage: ");
-    sys::say(why);
-    sys::say("\n");
-    // SAFETY: raw-call: ends the process.
-    unsafe { sys::call(libc::SYS_kill, [sys::pid() as usize, libc::SIGABRT as usize, 0, 0, 0, 0]) };
-    std::process::abort()
 }

@@ -119,3 +119,13 @@ pub fn say(line: &str) {
     // SAFETY: raw-call: the bytes outlive the call.
     unsafe { call(libc::SYS_write, [2, line.as_ptr() as usize, line.len(), 0, 0, 0]) };
 }
+
+/// Ends the process with a line that says why.
+pub fn abort(why: &str) -> ! {
+    say("selfpage: ");
+    say(why);
+    say("\n");
+    // SAFETY: raw-call: ends the process.
+    unsafe { call(libc::SYS_kill, [pid() as usize, libc::SIGABRT as usize, 0, 0, 0, 0]) };
+    std::process::abort()
+}

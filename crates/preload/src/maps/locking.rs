@@ -190,6 +190,13 @@ pub unsafe fn mincore(address: usize, len: usize, vector: *mut u8) -> isize {
     }
 }
 
+/// Locks again what is locked in a range, after its contents went away and came back.
+pub fn renew_locks(range: Range<usize>) {
+    if let Some(managed) = serving() {
+        table().maps.lock_again(managed, range);
+    }
+}
+
 /// Keeps the pages under `[address, address+len)` in core, if they are managed, until their memory is given up: the kernel
 /// will touch them at a moment when it does not wait for a pager.
 pub fn keep(address: usize, len: usize) {

@@ -1,13 +1,14 @@
 //! mremap(2) on managed mappings.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::{Errno, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
-use crate::sys::call;
+use crate::sys::{self, call};
 
 /// mremap(2).
 ///
@@ -203,10 +204,12 @@ impl Maps {
             unsafe { managed.protect(old, prot) };
             return Err(why);
         }
-        self.each_unguarded(wish, |old, new| move_bytes(managed, old, new));
-        let moved = self.agree(managed, wish, prot).and_then(|()| self.give_up(managed, wish, prot));
+        let mut moved_to = old.start;
+        let moved = (self.move_unguarded(managed, wish, &mut moved_to))
+            .and_then(|()| self.agree(managed, wish, prot))
+            .and_then(|()| self.give_up(managed, wish, prot));
         if moved.is_err() {
-            self.bring_back(managed, wish, prot);
+            self.bring_back(managed, wish, old.start..moved_to, prot);
         }
         moved.map(|()| wish.new.start)
     }
@@ -230,31 +233,54 @@ impl Maps {
         self.move_wishes(managed, wish)
     }
 
-    /// Puts the contents back where they were, for a move that cannot be completed.
-    fn bring_back(&mut self, managed: &Managed, wish: &Move, prot: i32) {
+    /// Moves what has no guard, and so can be read. `moved_to` is how far it came.
+    fn move_unguarded(&self, managed: &Managed, wish: &Move, moved_to: &mut usize) -> Result<(), Errno> {
+        self.each_unguarded(wish.moved(), |part| {
+            let there = wish.new.start + (part.start - wish.old.start);
+            *moved_to = part.start;
+            // SAFETY: owned-range: both are the program's, do not meet, and are open.
+            unsafe { managed.move_contents(part.clone(), there) }.map_err(|_| libc::ENOMEM)?;
+            *moved_to = part.end;
+            Ok(())
+        })
+    }
+
+    /// Puts the contents of a part back where they were, for a move that cannot be completed.
+    fn bring_back(&mut self, managed: &Managed, wish: &Move, moved: Range<usize>, prot: i32) {
         let Move { old, new, .. } = wish;
-        // SAFETY: owned-range: both are the program's; the one is about to be as it was, the other to go.
-        unsafe {
-            managed.protect(old.clone(), READ_WRITE);
-            managed.protect(new.clone(), READ_WRITE);
+        // Out of all regions there are copies.
+        if managed::holds(new.start) {
+            // SAFETY: owned-range: both are the program's; the one is about to be as it was, the other to go.
+            unsafe {
+                managed.protect(old.clone(), READ_WRITE);
+                managed.protect(new.clone(), READ_WRITE);
+            }
+            let _ = self.each_unguarded(moved, |part| {
+                let there = new.start + (part.start - old.start);
+                return_contents(managed, there..there + part.len(), part.start);
+                Ok(())
+            });
         }
-        self.each_unguarded(wish, |old, new| move_bytes(managed, new..new + old.len(), old.start));
         // SAFETY: owned-range: as it was before.
         unsafe { managed.protect(old.clone(), prot) };
         // Pins went with the contents.
         self.lock_again(managed, old.clone());
     }
 
-    /// Calls `visit` for what has no guard, and can be read, with its new place.
-    fn each_unguarded(&self, wish: &Move, visit: impl Fn(Range<usize>, usize)) {
-        let mut left = wish.moved();
+    /// Calls `visit` for each part of `left` that has no guard, until one fails.
+    fn each_unguarded(
+        &self,
+        mut left: Range<usize>,
+        mut visit: impl FnMut(Range<usize>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         while !left.is_empty() {
             let (end, guarded) = self.guarded.stretch(&left);
             if guarded == Standing::Out {
-                visit(left.start..end, wish.new.start + (left.start - wish.old.start));
+                visit(left.start..end)?;
             }
             left.start = end;
         }
+        Ok(())
     }
 
     /// Ends the old place, or empties it.
@@ -302,15 +328,20 @@ impl Maps {
     }
 }
 
-/// Moves contents by their frames, or, out of all regions, by copying.
-fn move_bytes(managed: &Managed, old: Range<usize>, new: usize) {
-    // SAFETY: owned-range: both are the program's, do not meet, and are open; faults on them are answered by pager threads, which do not
-    // take our lock.
-    unsafe {
-        if !managed.move_contents(old.clone(), new) {
-            std::ptr::copy_nonoverlapping(old.start as *const u8, new as *mut u8, old.len());
+/// How often contents are sent back, a millisecond apart. They came a moment ago, to a place that the program does not know of yet: nobody
+/// holds them there for long.
+const MOST_TRIES: u32 = 1000;
+
+/// Moves contents back where they came from.
+fn return_contents(managed: &Managed, from: Range<usize>, old: usize) {
+    for _ in 0..MOST_TRIES {
+        // SAFETY: owned-range: both are the program's, do not meet, and are open.
+        if unsafe { managed.move_contents(from.clone(), old) }.is_ok() {
+            return;
         }
+        std::thread::sleep(Duration::from_millis(1));
     }
+    sys::abort("a mapping can neither be moved nor stay")
 }
 
 /// Whether the program has mapped nothing else over any part of a range of a region.
