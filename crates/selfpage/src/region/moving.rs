@@ -158,15 +158,17 @@ impl Inner {
         let (mut at, mut tries) = (from.first, 0);
         while at < from.end() {
             let rest = PageRange { first: at, count: from.end().0 - at.0 };
-            let (Ok(next) | Err((next, _))) = self.relocate(rest, to.plus(at.0 - from.first.0));
-            tries = if next == at { tries + 1 } else { 0 };
-            if tries > 0 {
-                if tries > MOST_TRIES {
-                    crate::die("contents can neither move on nor back");
+            match self.relocate(rest, to.plus(at.0 - from.first.0)) {
+                Ok(next) => (at, tries) = (next, 0),
+                Err((next, _)) => {
+                    tries = if next == at { tries + 1 } else { 1 };
+                    if tries > MOST_TRIES {
+                        crate::die("contents can neither move on nor back");
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                    at = next;
                 }
-                std::thread::sleep(Duration::from_millis(1));
             }
-            at = next;
         }
     }
 
