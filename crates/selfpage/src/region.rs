@@ -291,12 +291,12 @@ impl Region {
     /// Takes one pin of each page back.
     ///
     /// # Errors
-    /// A page of it is not pinned.
+    /// A page of it is not pinned; the others are unpinned.
     pub fn unpin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("unpin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        let unpinned = || range.pages().find(|page| !range::unpin(state, *page));
-        match self.life.inner.undisturbed(unpinned) {
+        let unpin = || range.pages().filter(|page| !range::unpin(state, *page)).reduce(|first, _| first);
+        match self.life.inner.undisturbed(unpin) {
             None => Ok(()),
             Some(page) => Err(Error::new(Kind::Invalid, "unpin", self.bound.page_name(page), "it is not pinned")),
         }

@@ -44,11 +44,11 @@ impl Maps {
         }
     }
 
-    /// After its contents were dropped, and with them the pins.
+    /// After its contents were dropped, and with them the pins. Where some stayed they have theirs still, and must not get a second one.
     pub(super) fn lock_again(&mut self, managed: &Managed, range: Range<usize>) {
         let mut left = range;
         while let Some(part) = self.locked.first_within(&left) {
-            self.locked.remove(part.clone());
+            self.unlock_managed(managed, part.clone());
             let _ = self.lock_managed(managed, part.clone());
             left.start = part.end;
         }
@@ -190,7 +190,7 @@ pub unsafe fn mincore(address: usize, len: usize, vector: *mut u8) -> isize {
     }
 }
 
-/// Locks again what is locked in a range, after its contents went away and came back.
+/// Locks again what is locked in a range, after its contents, or some of them, went away and came back.
 pub fn renew_locks(range: Range<usize>) {
     if let Some(managed) = serving() {
         table().maps.lock_again(managed, range);

@@ -136,6 +136,10 @@ static void a_part(void) {
   CHECK(mremap(there + MIB, 2 * MIB, 2 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, p + MIB) == p + MIB);
   all_right(p);
 }
+static char *first_in_core(char *p) {
+  while (!in_core(p, P)) p += P;
+  return p;
+}
 // What has to be copied takes frames: all of it is as it was, and moves once there are some.
 static void fails(char *p, int prot, int flags, char *there) {
   if (flags & MREMAP_FIXED) CHECK(mremap(p, LEN, LEN, flags, there) == MAP_FAILED && errno == ENOMEM);
@@ -178,11 +182,16 @@ static char *outside_of_all(void) { return map(LEN, PROT_NONE, MAP_STACK); }
 static void outside(int prot) {
   char *p = map(LEN, RW, 0), *there = outside_of_all();
   fill_up(p);
-  CHECK(!mprotect(p, LEN, prot));
+  char *locked = first_in_core(p);
+  CHECK(!mlock(locked, P) && !mprotect(p, LEN, prot));
   fails(p, prot, MREMAP_MAYMOVE | MREMAP_FIXED, there);
   if (prot & PROT_READ) same_in_core(p);
   others_go_on();
   make_room();
+  // It stayed where it was, and is locked no more than once.
+  (void)madvise(locked, P, MADV_PAGEOUT);
+  CHECK(in_core(locked, P));
+  CHECK(!munlock(locked, P) && !madvise(locked, P, MADV_PAGEOUT) && !in_core(locked, P));
   CHECK(mremap(p, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
   nobodys(p, LEN);
   CHECK(!mprotect(there, LEN, PROT_READ));
@@ -206,8 +215,7 @@ static void block_that_cannot_move(void) {
   char *p = malloc(LEN), *behind = malloc(MIB);
   CHECK(p && behind && !((uintptr_t)p % P));
   fill_up(p);
-  char *locked = p + HALF;
-  while (!in_core(locked, P)) locked += P;
+  char *locked = first_in_core(p + HALF);
   CHECK(locked < p + LEN - MIB && !mlock(locked, P) && !mprotect(p + LEN - MIB, MIB, RWX));
   CHECK(!realloc(p, 64 * MIB) && errno == ENOMEM);
   same_in_core(p);

@@ -62,6 +62,9 @@ fn regions() {
         refused(region.flush(0, 6 * PAGE), Kind::Invalid, &["20480 bytes"]);
         refused(region.prefetch(usize::MAX, 1), Kind::Invalid, &["20480 bytes"]);
         refused(region.unpin(0, 1), Kind::Invalid, &["not pinned", "bytes 0..4096"]);
+        [0, 2].into_iter().for_each(|page| region.pin(page * PAGE, PAGE).unwrap());
+        refused(region.unpin(0, 3 * PAGE), Kind::Invalid, &["not pinned", "bytes 4096..8192"]);
+        refused(region.unpin(2 * PAGE, PAGE), Kind::Invalid, &["not pinned", "bytes 8192..12288"]);
         let there = region.as_ptr() as usize;
         let store = MemoryStore::new(1 << 20).unwrap();
         refused(domain.region(PAGE).at(there).stored(store), Kind::Invalid, &["region of 4096 bytes"]);
