@@ -177,7 +177,7 @@ fn appel_li_gives_figures_of_each_operation() {
         lines.lines().filter_map(|line| line.strip_prefix(&start)?.split('"').next()).collect()
     };
     for case in traps {
-        let mut expected = vec!["selfpage-upcall", "selfpage-worker", "mprotect"];
+        let mut expected = vec!["selfpage-upcall", "selfpage-worker", "userfaultfd-alone", "mprotect"];
         // It says so where it is not installed.
         if !errors.contains("SKIP(libsigsegv:") {
             expected.push("libsigsegv");
@@ -185,7 +185,8 @@ fn appel_li_gives_figures_of_each_operation() {
         assert_eq!(systems(case), expected, "{case}: {errors}");
     }
     for case in protections {
-        assert_eq!(systems(case), ["selfpage-upcall", "selfpage-worker", "selfpage-domain", "mprotect"], "{errors}");
+        let expected = ["selfpage-upcall", "selfpage-worker", "selfpage-domain", "userfaultfd-alone", "mprotect"];
+        assert_eq!(systems(case), expected, "{errors}");
     }
     // What holds with a wide margin on any machine, busy or not: one page is less than a hundred, and no call is less than one.
     let least = |case: &str, system: &str| -> f64 {
