@@ -54,10 +54,14 @@ fn percent(table: &str, policy: &str) -> u32 {
     before.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
+/// With LRU each pass reads all of it again, with MRU what the frames do not hold.
+fn check_passes(table: &str) {
+    // Above 100: on a busy machine a page that was read ahead is given up before its use, and read once more.
+    assert!((95..=110).contains(&percent(table, "lru")) && percent(table, "mru") <= 40, "{table}");
+}
+
 fn check(shown: &str) {
-    let table = &shown[shown.find("step  ").expect("no table")..];
-    assert!((95..=100).contains(&percent(table, "lru")), "{table}");
-    assert!(percent(table, "mru") <= 40, "{table}");
+    check_passes(&shown[shown.find("step  ").expect("no table")..]);
     assert!(!shown.contains('\x1b') && !shown.contains('\r'), "escapes without a terminal");
 }
 
@@ -159,7 +163,7 @@ fn on_a_terminal_there_is_a_live_line_and_the_table_is_as_without() {
     // When all is done it is gone, and the table stands below the text.
     let table = &plain[plain.rfind("step  ").expect("no table")..].replace('\r', "");
     assert!(table.lines().all(|line| !line.contains(" %  ")), "{table:?}");
-    assert!((95..=100).contains(&percent(table, "lru")) && percent(table, "mru") <= 40, "{table}");
+    check_passes(table);
 }
 
 #[test]
