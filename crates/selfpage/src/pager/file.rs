@@ -172,6 +172,8 @@ impl File {
         Ok(stat.st_size as u64)
     }
 
+    /// Fills `N` pages at a time. Never a part of its caller: a trap's stack has no room for the many of a pager thread.
+    #[inline(never)]
     fn fill_up_to<const N: usize>(
         &self,
         context: Context,

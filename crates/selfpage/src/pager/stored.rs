@@ -61,6 +61,8 @@ impl Stored {
         self.hashes.get(index as usize).is_some_and(|hash| hash.load(Ordering::Relaxed) == self.hash.of(bytes))
     }
 
+    /// Fills `N` pages at a time. Never a part of its caller: a trap's stack has no room for the many of a pager thread.
+    #[inline(never)]
     fn fill_up_to<const N: usize>(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
         let mut filled = 0;
         for part in pages.chunks_mut(N) {

@@ -82,7 +82,9 @@ pub(super) fn read_in_trap(file: RawFd, bloks: &mut [ReadBlok<'_>]) -> Result<()
     read_by::<FEW_PAGES>(bloks, |batch| batch.run_serially(file))
 }
 
-/// Reads `PAGES` pages at a time, by whatever `run` moves a batch with.
+/// Reads `PAGES` pages at a time, by whatever `run` moves a batch with. Never a part of its caller: a wide window is more than the whole
+/// stack of a trap, which the caller may be on with a narrow one.
+#[inline(never)]
 fn read_by<const PAGES: usize>(bloks: &mut [ReadBlok<'_>], run: impl Fn(&mut Batch<'_>)) -> Result<(), PagerError> {
     for part in bloks.chunks_mut(PAGES) {
         let mut window = Window::<PAGES>::to_read(part);

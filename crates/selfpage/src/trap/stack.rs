@@ -10,6 +10,8 @@ use crate::fork::Once;
 
 const STACKS: usize = 64;
 const STACK_BYTES: usize = 64 << 10;
+/// At the low end of each: a trap that goes too deep ends the process before it has overwritten anything.
+const GUARD_BYTES: usize = 4096;
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static FIRST: Once<usize> = Once::new();
@@ -22,6 +24,11 @@ pub(super) fn lay_out() {
         let first = first.unwrap_or_else(|_| crate::die("no room for the stacks of traps"));
         // SAFETY: owned-range: just mapped.
         let _ = unsafe { memory::advise(first, STACKS * STACK_BYTES, Advice::NoHugePages) };
+        for number in 0..STACKS {
+            // SAFETY: owned-range: just mapped.
+            let guarded = unsafe { memory::protect(first + number * STACK_BYTES, GUARD_BYTES, Access::None) };
+            guarded.unwrap_or_else(|_| crate::die("no room for the guards of the stacks of traps"));
+        }
         first
     });
 }
@@ -124,4 +131,83 @@ unsafe fn switch(top: usize, function: usize, argument: *mut ()) {
 /// In a forked child only the forking thread is left, and it is in no trap.
 pub(super) fn forget_all() {
     TAKEN.store(0, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+
+    use selfpage_core::addr::PAGE_BYTES;
+    use selfpage_core::mmu::Trap;
+
+    use super::*;
+    use crate::store::FileStore;
+    use crate::{Domain, Region, Rights};
+
+    /// Uses `bytes` of the stack and more, all of them written.
+    fn go_down(bytes: usize) {
+        let frame = black_box([1u8; 1024]);
+        if bytes > frame.len() {
+            go_down(bytes - frame.len());
+        }
+        black_box(&frame);
+    }
+
+    #[test]
+    fn a_trap_that_goes_too_deep_ends_the_process() {
+        lay_out();
+        // SAFETY: test: the child writes to its own memory, and ends without a look at anything else.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // Below the second stack is the first, which nobody is on: nothing there would stop it but the guard.
+            TAKEN.store(1, Ordering::Relaxed);
+            run(|| go_down(STACK_BYTES + 8192));
+            // SAFETY: test: as above.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: test: a child of ours, and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
+    }
+
+    /// How much of any stack was ever used, at most.
+    fn deepest_bytes() -> usize {
+        let first = *FIRST.get().unwrap();
+        let used = |number: usize| {
+            let bottom = first + number * STACK_BYTES + GUARD_BYTES;
+            let words = (bottom..first + (number + 1) * STACK_BYTES).step_by(size_of::<usize>());
+            // SAFETY: test: the stacks stay mapped, and what is written there meanwhile is only deeper.
+            let untouched = words.take_while(|word| unsafe { (*word as *const usize).read_volatile() } == 0).count();
+            STACK_BYTES - GUARD_BYTES - untouched * size_of::<usize>()
+        };
+        (0..STACKS).map(used).max().unwrap()
+    }
+
+    /// Writes every page, and reads them all with the stride of a stream and without.
+    fn wander(region: &mut Region) {
+        let pages = region.len_bytes() / PAGE_BYTES;
+        (0..pages).for_each(|page| region.as_mut_slice::<u8>()[page * PAGE_BYTES] = page as u8 | 1);
+        let orders: [&dyn Fn(usize) -> usize; 3] = [&|page| page, &|page| page * 17 % pages, &|page| pages - 1 - page];
+        for order in orders {
+            for page in (0..pages).map(order) {
+                assert_eq!(region.as_slice::<u8>()[page * PAGE_BYTES], page as u8 | 1);
+            }
+        }
+    }
+
+    #[test]
+    fn faults_use_less_than_half_of_a_stack() {
+        const FRAMES_BYTES: usize = 256 * PAGE_BYTES;
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let domain = Domain::with_frames(FRAMES_BYTES).build().unwrap();
+        let region = || domain.region(4 * FRAMES_BYTES).trap(Trap::Upcall);
+        let store = FileStore::create(&dir.path().join("store"), 16 * FRAMES_BYTES as u64).unwrap();
+        wander(&mut region().stored(store).unwrap());
+        let file = dir.path().join("file");
+        std::fs::File::create(&file).unwrap().set_len(4 * FRAMES_BYTES as u64).unwrap();
+        wander(&mut region().file(&file, 0, Rights::ReadWrite).unwrap());
+        let deepest = deepest_bytes();
+        assert!(deepest > 0 && deepest < STACK_BYTES / 2, "{deepest} of {STACK_BYTES} bytes");
+    }
 }
