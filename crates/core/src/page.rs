@@ -216,14 +216,9 @@ impl PageWord {
     /// Takes the page: `seen` → Busy, everything else in the word kept. `false`: the word changed meanwhile.
     #[must_use]
     pub fn claim(&self, seen: Word) -> bool {
-        self.claim_wishing(seen, seen.wishes())
-    }
-
-    /// The same, and changes in one step what is wanted of the page.
-    #[must_use]
-    pub fn claim_wishing(&self, seen: Word, wishes: Wishes) -> bool {
         debug_assert!(seen.state() != State::Busy);
-        self.exchange(seen, Word(seen.0 & !(STATE | WISHES) | u64::from(wishes.0) << WISH_SHIFT | State::Busy as u64))
+        let busy = seen.0 & !STATE | State::Busy as u64;
+        self.0.compare_exchange(seen.0, busy, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Takes the page if it is on standby in `frame`, whatever else becomes of its word meanwhile: nobody else may find that frame.

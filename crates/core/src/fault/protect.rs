@@ -216,8 +216,8 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
             } else if !resident {
                 let wished = self.wish_of_unmapped(word, seen, wishes);
                 next = next.plus(u64::from(wished));
-            } else if word.claim_wishing(seen, wishes) {
-                self.push((next, seen.frame(), seen.wishes()));
+            } else if word.claim(seen) {
+                self.push((next, seen.frame(), seen.wishes()), wishes);
                 next = next.plus(1);
             }
         }
@@ -243,10 +243,11 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
         wished
     }
 
-    fn push(&mut self, page: Claimed) {
+    fn push(&mut self, page: Claimed, wishes: Wishes) {
         if let Some(entry) = self.claimed.get_mut(self.len) {
             *entry = page;
             self.len += 1;
+            self.wish(page.0, wishes);
         }
     }
 
