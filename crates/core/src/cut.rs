@@ -57,6 +57,28 @@ pub struct Cut {
     pub moved: Event,
 }
 
+/// A wait for the image of a snapshot, which needs a page before that may go. No pager thread waits so: it may be the one that reads the
+/// image, and others that do may be few. Whoever sent it to the page waits in its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CutWait {
+    /// The count of [`Cut::moved`] from before the look at the page.
+    seen: u32,
+}
+
+impl CutWait {
+    pub(crate) const fn from(seen: u32) -> CutWait {
+        CutWait { seen }
+    }
+
+    /// Sleeps until the page is worth another look.
+    ///
+    /// # Context
+    /// Normal on a thread of the program's, outside the gate.
+    pub fn sleep(self, cut: &Cut, mmu: &dyn Mmu) {
+        cut.moved.wait(mmu, self.seen, 0);
+    }
+}
+
 impl Cut {
     /// No snapshot is taken.
     pub fn new(images: Ring) -> Cut {

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 use selfpage_core::contract::Contract;
-use selfpage_core::cut::Cut;
+use selfpage_core::cut::{Cut, CutWait};
 use selfpage_core::domain::DomainState;
-use selfpage_core::fault::Failure;
 use selfpage_core::fault::range::{self, Undone};
+use selfpage_core::fault::{Failure, Outcome};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Advice};
@@ -433,8 +433,8 @@ impl Inner {
                 why => Err(why),
             };
             next = match done {
-                Err(Undone::AwaitCut(seen)) => {
-                    state.cut.moved.wait(state.mmu, seen, 0);
+                Err(Undone::AwaitCut(wait)) => {
+                    wait.sleep(&state.cut, state.mmu);
                     page
                 }
                 Err(Undone::Failed(failure)) => {
@@ -445,6 +445,32 @@ impl Inner {
             };
         }
         result
+    }
+
+    /// Ends what [`range::supply`] came to on a thread of the program's: on a pager thread, where that has to do it because it reads the
+    /// store or has descriptors that the program has closed.
+    pub(crate) fn go_on_supplying(
+        &self,
+        given: std::result::Result<Outcome, CutWait>,
+        page: PageNo,
+        contents: &PageBytes,
+    ) -> Outcome {
+        let state = &self.state;
+        let on_pager_thread = || {
+            let contents = *contents;
+            self.on_pager_thread(move || range::supply(state, Context::Normal, page, &contents))
+        };
+        let mut given = match given {
+            Ok(Outcome::Failed(Failure::Machine(Refusal::NoDescriptor))) => on_pager_thread(),
+            given => given,
+        };
+        loop {
+            match given {
+                Ok(outcome) => return outcome,
+                Err(wait) => wait.sleep(&state.cut, state.mmu),
+            }
+            given = on_pager_thread();
+        }
     }
 
     /// Does `work` on a pager thread; where there are none any more, here. The caller's stack may be managed, and a pager thread must not

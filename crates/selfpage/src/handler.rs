@@ -16,7 +16,6 @@ pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
 use selfpage_core::linux::{Errno, memory, thread};
 use selfpage_core::mmu::{Refusal, Trap};
-use selfpage_core::pager::Context;
 use selfpage_core::region::{Access, Rights};
 
 use crate::domain::Inner;
@@ -163,12 +162,8 @@ impl MemoryFault<'_> {
         // They may be managed too: nobody must fault on them who is a pager thread, or has claimed the page.
         let contents = &{ *contents };
         self.bound.changed();
-        let mut given = self.inner.in_handler(move |context| range::supply(state, context, page, contents));
-        if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
-            // The program has closed them.
-            given = self.inner.on_pager_thread(move || range::supply(state, Context::Normal, page, contents));
-        }
-        match given {
+        let given = self.inner.in_handler(move |context| range::supply(state, context, page, contents));
+        match self.inner.go_on_supplying(given, page, contents) {
             Outcome::Resolved => Ok(()),
             Outcome::Failed(failure) => Err(Error::failure("map", self.bound.page_name(page), failure)),
             _ => {

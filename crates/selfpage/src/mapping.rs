@@ -90,9 +90,8 @@ impl Region {
                     change = again;
                     match undone {
                         None => range,
-                        // Here, since pager threads read the image.
-                        Some((page, Undone::AwaitCut(seen))) => {
-                            state.cut.moved.wait(state.mmu, seen, 0);
+                        Some((page, Undone::AwaitCut(wait))) => {
+                            wait.sleep(&state.cut, state.mmu);
                             PageRange { first: page, count: range.end().0 - page.0 }
                         }
                         Some((page, Undone::Failed(why))) => {

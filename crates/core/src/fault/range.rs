@@ -9,6 +9,7 @@ use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::fill::Tripwire;
 use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, request, resolve, save, take_back};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
+use crate::cut::CutWait;
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
 use crate::mmu::{Partial, Refusal};
@@ -59,6 +60,25 @@ fn settle_step_waiting(
             _ => {}
         }
     }
+}
+
+/// The same for work that drops what pages hold. `Err`: the image of a snapshot needs it first, and this is a pager thread.
+pub(super) fn settle_drop(
+    domain: &DomainState,
+    context: Context,
+    frame_wait: &mut FrameWait,
+    page: PageNo,
+    mut work: impl FnMut(&Region) -> Step,
+) -> Result<Outcome, CutWait> {
+    let mut cut = None;
+    let outcome = settle_step_waiting(domain, frame_wait, page, |region| match work(region) {
+        Step::AwaitCut(seen) if context == Context::Normal => {
+            cut = Some(CutWait::from(seen));
+            Step::Done(Outcome::Retry)
+        }
+        step => step,
+    });
+    cut.map_or(Ok(outcome), Err)
 }
 
 /// Brings `page` in and keeps it in core until it is unpinned as often.
@@ -128,8 +148,13 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
 ///
 /// # Context
 /// Normal; `context` as for [`pin`]. Where a pager thread must do it, it fails with [`Refusal::NoDescriptor`], and the page is as it was.
-pub fn supply(domain: &DomainState, context: Context, page: PageNo, contents: &PageBytes) -> Outcome {
-    settle_step(domain, page, |region| supply_at(domain, context, region, page, contents))
+///
+/// # Errors
+/// As for [`Undone::AwaitCut`]; the page is as it was.
+pub fn supply(domain: &DomainState, context: Context, page: PageNo, contents: &PageBytes) -> Result<Outcome, CutWait> {
+    settle_drop(domain, context, &mut FrameWait::default(), page, |region| {
+        supply_at(domain, context, region, page, contents)
+    })
 }
 
 fn supply_at(domain: &DomainState, context: Context, region: &Region, page: PageNo, contents: &PageBytes) -> Step {
@@ -173,9 +198,8 @@ fn supply_at(domain: &DomainState, context: Context, region: &Region, page: Page
 pub enum Undone {
     /// A clone still needs it, and cannot have it.
     Failed(Failure),
-    /// The image of a snapshot needs it first, for which a pager thread must not wait: it may be the one that reads the image. Whoever
-    /// sent it waits until [`crate::cut::Cut::moved`] has gone on from this count.
-    AwaitCut(u32),
+    /// The image of a snapshot needs it first, for which a pager thread does not wait.
+    AwaitCut(CutWait),
 }
 
 /// Drops the contents of `range`, which must lie in one region: they are garbage and are never saved. Pins on it go too.
@@ -207,23 +231,13 @@ pub fn discard_waiting(
     let mut at = range.first;
     while at < range.end() {
         let mut next = at;
-        let mut cut = None;
-        let outcome = settle_step_waiting(domain, frame_wait, at, |region| {
+        let outcome = settle_drop(domain, context, frame_wait, at, |region| {
             let rest = PageRange { first: at, count: range.end().0 - at.0 };
             let step;
             (next, step) = discard_stretch(domain, context, region, rest);
-            match step {
-                Step::AwaitCut(seen) if context == Context::Normal => {
-                    cut = Some(seen);
-                    Step::Done(Outcome::Retry)
-                }
-                step => step,
-            }
+            step
         });
-        if let Some(seen) = cut {
-            return Err((next, Undone::AwaitCut(seen)));
-        }
-        if let Outcome::Failed(failure) = outcome {
+        if let Outcome::Failed(failure) = outcome.map_err(|wait| (next, Undone::AwaitCut(wait)))? {
             return Err((next, Undone::Failed(failure)));
         }
         // Outside of any region nothing is done, and there is nothing to wait for.

@@ -8,15 +8,17 @@
 //! Nemesis §6.3: an application maps its frames where it wants them. Douglas's user-mode page allocator: a block that outgrows its place
 //! moves by its page tables.
 
-use super::range::{Undone, discard, settle_step};
+use super::range::{Undone, discard, settle_drop, settle_step};
 use super::{Failure, Outcome, Step, copy_first, fill, inherit, lost};
 use crate::addr::{Frame, PageNo, PageRange};
+use crate::cut::CutWait;
 use crate::domain::DomainState;
 use crate::frame::Use;
 use crate::mmu::{Partial, Refusal};
 use crate::page::{State, Word};
 use crate::pager::{Context, Pager};
 use crate::region::Region;
+use crate::shortage::FrameWait;
 use crate::trace::Counters;
 use crate::tracer::Kind;
 
@@ -31,14 +33,14 @@ pub enum Unmoved {
     /// The machine would not unmap the page, or a clone needs one of the two and cannot have it.
     Failed(Failure),
     /// The image of a snapshot needs one of the two pages first: as for [`Undone::AwaitCut`].
-    AwaitCut(u32),
+    AwaitCut(CutWait),
 }
 
 impl From<Undone> for Unmoved {
     fn from(undone: Undone) -> Unmoved {
         match undone {
             Undone::Failed(failure) => Unmoved::Failed(failure),
-            Undone::AwaitCut(seen) => Unmoved::AwaitCut(seen),
+            Undone::AwaitCut(wait) => Unmoved::AwaitCut(wait),
         }
     }
 }
@@ -58,23 +60,16 @@ pub fn relocate(domain: &DomainState, context: Context, from: PageRange, to: Pag
         let there = to.plus(at.0 - from.first.0);
         make_way(domain, context, there).map_err(|why| (at, why))?;
         let rest = PageRange { first: at, count: from.end().0 - at.0 };
-        let (mut next, mut cut) = (at, None);
-        let outcome = settle_step(domain, at, |region| {
+        let mut next = at;
+        let outcome = settle_drop(domain, context, &mut FrameWait::default(), at, |region| {
             let step;
             (next, step) = relocate_stretch(domain, context, region, rest, there);
-            match step {
-                Step::AwaitCut(seen) if context == Context::Normal => {
-                    cut = Some(seen);
-                    Step::Done(Outcome::Retry)
-                }
-                step => step,
-            }
+            step
         });
-        match (cut, outcome) {
-            (Some(seen), _) => return Err((next, Unmoved::AwaitCut(seen))),
-            (None, Outcome::Failed(failure)) => return Err((next, Unmoved::Failed(failure))),
-            (None, Outcome::NotOurs | Outcome::Violation) => return Err((next, Unmoved::Apart)),
-            (None, _) => at = next,
+        match outcome.map_err(|wait| (next, Unmoved::AwaitCut(wait)))? {
+            Outcome::Failed(failure) => return Err((next, Unmoved::Failed(failure))),
+            Outcome::NotOurs | Outcome::Violation => return Err((next, Unmoved::Apart)),
+            _ => at = next,
         }
     }
     Ok(())

@@ -107,7 +107,7 @@ fn a_page_that_was_armed_again_before_it_is_supplied_counts_as_changed() {
     };
     let supply = |stage: Stage| {
         let supplied = range::supply(&stage.world.domain, Context::Normal, stage.page, &[0; PAGE_BYTES]);
-        assert_eq!(supplied, Outcome::Resolved);
+        assert_eq!(supplied, Ok(Outcome::Resolved));
     };
     let come_and_go = |stage: Stage| {
         stage.write(2);

@@ -275,7 +275,7 @@ impl Program {
                 // What a pager thread must do it does, but it waits for no cut.
                 let handed = matches!(done, Err((_, Undone::Failed(Failure::Machine(Refusal::NoDescriptor)))));
                 match if handed { discard(Context::Normal) } else { done } {
-                    Err((_, Undone::AwaitCut(seen))) => world.domain.cut.moved.wait(world.mmu, seen, 0),
+                    Err((_, Undone::AwaitCut(wait))) => wait.sleep(&world.domain.cut, world.mmu),
                     // A page that the clone of its region needs, and cannot have.
                     Err((page, Undone::Failed(failure))) => {
                         world.judge(page, failure);
@@ -349,7 +349,7 @@ impl Program {
             };
             at = page;
             match why {
-                Unmoved::AwaitCut(seen) => world.domain.cut.moved.wait(world.mmu, seen, 0),
+                Unmoved::AwaitCut(wait) => wait.sleep(&world.domain.cut, world.mmu),
                 // What a pager thread must do it does.
                 Unmoved::Failed(Failure::Machine(Refusal::NoDescriptor)) if now == Context::Trap => {
                     context = Context::Normal;
@@ -383,7 +383,19 @@ impl Program {
         (0..2).for_each(|half| set_half(&mut contents, half, value));
         world.shadow.fade(at, [value; 2]);
         let range = PageRange { first: page, count: 1 };
-        match world.waiting_for(range, || range::supply(&world.domain, Context::Trap, page, &contents)) {
+        let supply = |context| range::supply(&world.domain, context, page, &contents);
+        let given = world.waiting_for(range, || {
+            loop {
+                let given = supply(Context::Trap);
+                // As in a discard.
+                let handed = given == Ok(Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)));
+                match if handed { supply(Context::Normal) } else { given } {
+                    Err(wait) => wait.sleep(&world.domain.cut, world.mmu),
+                    Ok(outcome) => return outcome,
+                }
+            }
+        });
+        match given {
             Outcome::Resolved => return world.shadow.turn(at, [value; 2]),
             // It is not absent, or nobody may access it.
             Outcome::Violation => {}

@@ -128,12 +128,8 @@ impl Region {
     /// Gives an absent page a frame with these contents, which are those of `page`.
     fn supply_copy(&self, page: PageNo, to: PageNo, contents: PageBytes) -> Result<()> {
         let (inner, state) = (self.inner(), self.inner().state());
-        let mut given = inner.on_table(move |context| range::supply(state, context, to, &contents));
-        if given == Outcome::Failed(Failure::Machine(Refusal::NoDescriptor)) {
-            // The program has closed this thread's descriptors.
-            given = inner.on_pager_thread(move || range::supply(state, Context::Normal, to, &contents));
-        }
-        match given {
+        let given = inner.on_table(move |context| range::supply(state, context, to, &contents));
+        match inner.go_on_supplying(given, to, &contents) {
             Outcome::Resolved => Ok(()),
             Outcome::Failed(failure) => Err(Error::failure("move", self.bound.page_name(page), failure)),
             _ => {
@@ -185,23 +181,19 @@ impl Inner {
         };
         let one = PageRange { first: page, count: 1 };
         let there = to.plus(page.0 - from.first.0);
-        match why {
-            Unmoved::AwaitCut(seen) => {
-                // Here, since pager threads read the image.
-                state.cut.moved.wait(state.mmu, seen, 0);
-                Ok(page)
-            }
+        let done = match why {
             // The program has closed this thread's descriptors.
             Unmoved::Failed(Failure::Machine(Refusal::NoDescriptor)) => {
-                match self.on_pager_thread(move || relocate(state, Context::Normal, one, there)) {
-                    Err((_, Unmoved::AwaitCut(seen))) => {
-                        state.cut.moved.wait(state.mmu, seen, 0);
-                        Ok(page)
-                    }
-                    done => done.map(|()| one.end()),
-                }
+                self.on_pager_thread(move || relocate(state, Context::Normal, one, there))
             }
             why => Err((page, why)),
+        };
+        match done {
+            Err((_, Unmoved::AwaitCut(wait))) => {
+                wait.sleep(&state.cut, state.mmu);
+                Ok(page)
+            }
+            done => done.map(|()| one.end()),
         }
     }
 }

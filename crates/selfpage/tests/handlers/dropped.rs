@@ -52,15 +52,15 @@ fn what_a_handler_discards_is_gone_in_core_and_out_of_it() {
 }
 
 /// A store whose next read, once it is told so, waits in the middle.
-struct Slow {
+pub struct Slow {
     store: MemoryStore,
-    slow: AtomicBool,
-    asked: Barrier,
-    go_on: Barrier,
+    pub slow: AtomicBool,
+    pub asked: Barrier,
+    pub go_on: Barrier,
 }
 
 impl Slow {
-    fn new() -> Arc<Slow> {
+    pub fn new() -> Arc<Slow> {
         let [asked, go_on] = [(); 2].map(|()| Barrier::new(2));
         Arc::new(Slow { store: MemoryStore::new(1 << 24).unwrap(), slow: false.into(), asked, go_on })
     }

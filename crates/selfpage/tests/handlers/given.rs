@@ -1,11 +1,17 @@
 //! Contents that a handler gives, beside snapshots and clones: the page was something else before.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
+
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::MemoryStore;
 use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, MemoryFault, PageBytes, Region, Trap};
 
+use crate::dropped::Slow;
 use crate::scenario::{here, in_child};
-use crate::{PAGE, TRAPS, read, write};
+use crate::{FRAMES, PAGE, TRAPS, read, write};
 
 /// What the handler gives.
 const GIVEN: u64 = 4711;
@@ -32,6 +38,27 @@ impl Gives {
             Ok(()) => Answer::Handled,
             Err(_) => Answer::Refuse,
         }
+    }
+}
+
+/// It gives pages once it is told so, and counts them.
+#[derive(Clone, Default)]
+struct GivesInTime {
+    gives: Arc<AtomicBool>,
+    begun: Arc<AtomicUsize>,
+}
+
+impl FaultHandler for GivesInTime {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        if !self.gives.load(SeqCst) {
+            return Answer::Pass;
+        }
+        self.begun.fetch_add(1, SeqCst);
+        Gives::give(fault)
+    }
+
+    fn asks_first(&self) -> bool {
+        true
     }
 }
 
@@ -129,6 +156,57 @@ fn a_clone_does_not_inherit_what_was_given_after_it() {
         assert!(PAGES.into_iter().all(|page| read(&source, page) == GIVEN), "{name}");
         assert!(PAGES.into_iter().all(|page| read(&clone, page) == 0), "{name}: as it was at the cut");
         assert_eq!(read(&clone, 20), 20, "{name}");
+    }
+}
+
+/// A clone needs the pages first, and only a pager thread can read them for it. Then the image needs them, and pager threads read that:
+/// none of them may be waiting for it, however many handlers there are.
+#[test]
+fn an_image_is_read_while_handlers_wait_to_give_pages_that_it_needs() {
+    // More than there are pager threads, and none of them among the pages that are read for the image at first.
+    let given = 4 * FRAMES - 8..4 * FRAMES;
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("given.snap");
+            let (handler, slow) = (GivesInTime::default(), Slow::new());
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let builder = domain.region(4 * FRAMES * PAGE).trap(trap).handler(handler.clone());
+            let region = builder.stored_in(slow.clone()).unwrap();
+            // These and the first pages are in the store in the end.
+            given.clone().chain(0..given.start).for_each(|page| write(&region, page, page as u64 + 1));
+            let clone = region.cow_clone(store()).unwrap();
+            let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+            slow.slow.store(true, SeqCst);
+            std::thread::scope(|scope| {
+                let snapshot = scope.spawn(|| snapshots.take().unwrap());
+                // The cut was made, and the image is at one of the first pages.
+                slow.asked.wait();
+                handler.gives.store(true, SeqCst);
+                let region = &region;
+                let readers: Vec<_> = given.clone().map(|page| scope.spawn(move || read(region, page))).collect();
+                let inherited =
+                    || clone.residency()[given.clone()].iter().filter(|byte| byte.load(SeqCst) != 0).count();
+                // All handlers have asked, and as many pages as there are other pager threads wait for the image.
+                while handler.begun.load(SeqCst) < given.len() || inherited() < 2 {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_millis(50));
+                slow.go_on.wait();
+                assert!(readers.into_iter().all(|reader| reader.join().unwrap() == GIVEN));
+                snapshot.join().unwrap();
+            });
+            handler.gives.store(false, SeqCst);
+            let snapshot = Snapshot::open(&path).unwrap();
+            for page in 0..4 * FRAMES {
+                let mut bytes = [0; PAGE];
+                snapshot.read_page(0, page as u64, &mut bytes).unwrap();
+                assert_eq!(u64::from_ne_bytes(bytes[..8].try_into().unwrap()), page as u64 + 1, "in the image");
+                assert_eq!(read(&clone, page), page as u64 + 1, "in the clone");
+                assert_eq!(read(&region, page), if given.contains(&page) { GIVEN } else { page as u64 + 1 });
+            }
+        })
+        .well();
     }
 }
 
