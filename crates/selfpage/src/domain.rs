@@ -88,6 +88,8 @@ pub(crate) struct Inner {
     pub(crate) samples: AtomicU64,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
+    /// Whether the saver is to end all samples of pages: a fork waits for that.
+    pub(crate) ends_samples: AtomicBool,
     /// Whether there is a [`crate::snapshot::Snapshots`] of its regions.
     pub(crate) snapshots: AtomicBool,
     /// Whether a thread arms pages or makes a cut.
@@ -311,6 +313,7 @@ impl Inner {
             standby_share,
             samples: AtomicU64::new(0),
             saver_turns: AtomicU64::new(0),
+            ends_samples: AtomicBool::new(false),
             snapshots: AtomicBool::new(false),
             cutting: AtomicBool::new(false),
             config,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use selfpage_core::fault::evict::{self, Evicted};
-use selfpage_core::fault::save;
+use selfpage_core::fault::{sample, save};
 use selfpage_core::shortage::Shortage;
 
 use crate::domain::Inner;
@@ -141,7 +141,7 @@ impl Vain {
     }
 }
 
-/// Saves what the evictor queues until the domain ends and the queue is empty.
+/// Saves what the evictor queues until the domain ends and the queue is empty, and ends samples for forks.
 ///
 /// # Context
 /// PagerThread.
@@ -150,6 +150,11 @@ pub(crate) fn save(inner: &Inner) {
     loop {
         let seen = state.to_save.count();
         let errors = state.counters.read().save_errors_total;
+        if inner.ends_samples.load(Ordering::SeqCst) {
+            sample::end_all(state);
+            // In this order: the fork goes on, and nobody ends the samples that begin after it.
+            inner.ends_samples.store(false, Ordering::SeqCst);
+        }
         // Odd: the saver is at work.
         inner.saver_turns.fetch_add(1, Ordering::SeqCst);
         let saved = save::save(state);

@@ -335,10 +335,15 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use selfpage_core::addr::PAGE_BYTES;
+    use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo};
+    use selfpage_core::policy::Policy;
+    use selfpage_core::shortage::Shortage;
 
     use super::*;
+    use crate::config::DescriptorTable;
     use crate::domain::Domain;
+    use crate::error::Kind;
+    use crate::handler::Protection;
     use crate::region::Region;
 
     /// Forks while another thread has what `hold` takes, and then touches an absent page of the region.
@@ -365,6 +370,59 @@ mod tests {
     fn whoever_holds_the_files_may_touch_an_absent_page() {
         let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
         fork_while_held(snapshot::files, &domain.region(4 * PAGE_BYTES).zero().unwrap());
+    }
+
+    /// It lists no frame.
+    struct Idle;
+
+    impl Policy for Idle {
+        fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
+
+        fn victim(&mut self) -> Option<Frame> {
+            None
+        }
+    }
+
+    /// Nothing is evicted while a fork has the policy, so it must need none of them.
+    #[test]
+    fn a_fork_ends_while_all_pager_threads_wait_for_frames() {
+        let config = Domain::with_frames(16 * PAGE_BYTES).descriptor_table(DescriptorTable::Private);
+        let domain = config.own_policy(Box::new(Idle)).build().unwrap();
+        let inner = &domain.life().inner;
+        let mut all = domain.region(16 * PAGE_BYTES).zero().unwrap();
+        let more = domain.region(3 * PAGE_BYTES).zero().unwrap();
+        let evictor = inner.policy.lock().unwrap();
+        all.as_mut_slice::<u64>().fill(7);
+        // A page that is aside as if it were sampled.
+        all.protect(0, PAGE_BYTES, Protection::None).unwrap();
+        all.protect(0, PAGE_BYTES, Protection::ReadWrite).unwrap();
+        assert_eq!((inner.state().stack.ready(), inner.state().stack.sampled()), (0, 1));
+        let waits = |at: usize| {
+            assert_eq!(more.pin(at * PAGE_BYTES, PAGE_BYTES).unwrap_err().kind(), Kind::Held);
+        };
+        let a_moment = || std::thread::sleep(Duration::from_millis(100));
+        std::thread::scope(|scope| {
+            let waits = &waits;
+            scope.spawn(move || waits(0));
+            scope.spawn(move || waits(1));
+            a_moment();
+            let (tell, told) = channel();
+            scope.spawn(move || {
+                prepare();
+                parent();
+                tell.send(()).unwrap();
+            });
+            // One pager thread tells it what is there, and then waits, too.
+            a_moment();
+            scope.spawn(move || waits(2));
+            a_moment();
+            drop(evictor);
+            let forked = told.recv_timeout(Duration::from_secs(10));
+            let demand = &inner.state().stack.demand;
+            demand.state_shortage(inner.state().mmu, demand.wanted.count(), Shortage::AllHeld);
+            forked.unwrap();
+        });
+        assert!(all.as_slice::<u64>().iter().all(|word| *word == 7));
     }
 
     /// A child that was forked while the first domain was being made may have them twice.

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use selfpage_core::addr::{Frame, PageBytes};
-use selfpage_core::fault::{Failure, copy_first, protect, sample};
+use selfpage_core::fault::{Failure, copy_first, protect};
 use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Reach;
@@ -73,7 +73,8 @@ impl Inner {
     /// neither.
     pub(crate) fn close_gate_drained(&self) -> bool {
         let closed = self.state.gate.close(self.state.mmu, 20_000);
-        let drained = self.state.saves_drained() && self.state.stack.sampled() == 0;
+        let ends_samples = self.ends_samples.load(Ordering::SeqCst);
+        let drained = self.state.saves_drained() && self.state.stack.sampled() == 0 && !ends_samples;
         if closed && !drained {
             self.state.gate.open(self.state.mmu);
         }
@@ -84,7 +85,8 @@ impl Inner {
     pub(crate) fn drain(&self) {
         if self.state.stack.sampled() > 0 {
             self.samples.fetch_add(1, Ordering::SeqCst);
-            self.on_pager_thread(move || sample::end_all(&self.state));
+            // Pager threads may all be waiting for frames, which the evictor cannot free while a fork has its policy.
+            self.ends_samples.store(true, Ordering::SeqCst);
         }
         self.state.to_save.signal(self.state.mmu);
         std::thread::sleep(Duration::from_micros(200));
