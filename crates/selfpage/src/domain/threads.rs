@@ -67,9 +67,9 @@ impl Inner {
 
     /// Ends the domain's threads, as many as there are, and gives its descriptors back.
     pub(super) fn end(&self) {
-        self.stop.store(true, Ordering::SeqCst);
         upcall::delist(&raw const *self);
         self.handlers.end(self);
+        self.stop.store(true, Ordering::SeqCst);
         let state = &self.state;
         for event in [&state.requested, &state.to_save, &state.stack.demand.wanted, &state.stack.demand.available] {
             event.signal(state.mmu);
@@ -121,4 +121,45 @@ pub(crate) fn start(
 ) -> io::Result<JoinHandle<()>> {
     let own = inner.clone();
     thread::start(name, move || work(&own))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+    use std::time::Duration;
+
+    use selfpage_core::addr::PAGE_BYTES;
+
+    use crate::domain::Domain;
+    use crate::handler::{Answer, FaultHandler, MemoryFault};
+    use crate::trap::errand;
+
+    /// It lets the access go on, and then has a pager thread do something.
+    struct GoesOn(Sender<()>);
+
+    impl FaultHandler for GoesOn {
+        fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+            fault.map(&[7; PAGE_BYTES]).unwrap();
+            // Time for the program to drop the domain.
+            std::thread::sleep(Duration::from_millis(300));
+            errand::send(fault.inner.state(), &fault.inner.errands, || ());
+            self.0.send(()).unwrap();
+            Answer::Handled
+        }
+
+        fn asks_first(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_domain_ends_after_the_handlers_that_need_its_threads() {
+        let (tell, told) = channel();
+        std::thread::spawn(|| {
+            let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+            let region = domain.region(PAGE_BYTES).handler(GoesOn(tell)).zero().unwrap();
+            assert_eq!(region.as_slice::<u8>()[0], 7);
+        });
+        told.recv_timeout(Duration::from_secs(10)).expect("a pager thread for the handler");
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::thread::Builder;
 
 use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
@@ -46,6 +46,7 @@ pub(crate) struct Handlers {
     threads: AtomicU32,
     /// How many are at no handler. Less than none for a moment: the first is at work before it was counted.
     idle: AtomicI32,
+    ending: AtomicBool,
 }
 
 impl Handlers {
@@ -57,6 +58,7 @@ impl Handlers {
             places: [const { Place { thread: AtomicU32::new(0), depth: AtomicU32::new(0) } }; MOST_THREADS],
             threads: AtomicU32::new(0),
             idle: AtomicI32::new(0),
+            ending: AtomicBool::new(false),
         }
     }
 
@@ -69,8 +71,9 @@ impl Handlers {
         self.places.iter().for_each(|place| place.thread.store(0, Ordering::SeqCst));
     }
 
-    /// Has the threads end once the domain is stopping, and waits until they have.
+    /// Has the threads end, and waits until they have. A handler that is at work may need all other threads of the domain.
     pub(crate) fn end(&self, inner: &Inner) {
+        self.ending.store(true, Ordering::SeqCst);
         let own = u32::from(self.depth_of(thread::id()) > 0);
         while self.threads.load(Ordering::SeqCst) > own {
             self.called.signal(inner.state().mmu);
@@ -232,7 +235,7 @@ fn serve(inner: &Arc<Inner>) {
     let handlers = &inner.handlers;
     let me = thread::id();
     let free = |place: &&Place| place.thread.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    while let Some(seen) = handlers.called.count_unless(|| inner.stopping()) {
+    while let Some(seen) = handlers.called.count_unless(|| handlers.ending.load(Ordering::SeqCst)) {
         let Some((addr, what)) = next_call(inner) else {
             handlers.called.wait(inner.state().mmu, seen, 0);
             continue;
