@@ -83,7 +83,7 @@ fn live(world: &World) {
         match dice::below(8) {
             0..3 => checks::read(world, page),
             // What its parent was discarding may be gone already, and nobody knew what a write would be added to.
-            3..6 if !world.shadow.fading(world.at(page)) => {
+            3..6 if !world.shadow.fading(world.at(page)) && !world.shadow.doubtful(world.at(page)) => {
                 world.value.set(world.value.get() + 1);
                 checks::write(world, page, dice::below(2) as usize, world.value.get());
             }
