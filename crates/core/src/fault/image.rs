@@ -189,20 +189,7 @@ fn read_absent<'a>(
         return Read::Again;
     }
     let most = held.min(pager.extent(index, held)).min(MOST_FILLED as u32).max(1);
-    let claimed = 1
-        + (1..most)
-            .take_while(|step| {
-                let page = first.plus((*step).into());
-                let index = region.index(page);
-                region.sets.pending.contains(index)
-                    // The pager of a clone does not have what its source has.
-                    && !region.sets.inherited.contains(index)
-                    && region.word(page).is_some_and(|word| {
-                        let seen = word.load();
-                        seen.state() == State::Absent && !seen.in_save() && word.claim(seen)
-                    })
-            })
-            .count();
+    let claimed = 1 + (1..most).take_while(|step| claim_next(domain, region, first.plus((*step).into()))).count();
     let mut fills: [FillPage<'_>; MOST_FILLED] = core::array::from_fn(|step| {
         let frame = if step < claimed { frame.plus(step as u32) } else { frame };
         FillPage { index: index + step as u64, bytes: domain.lease(frame), zeroed: domain.frames.zeroed(frame) }
@@ -229,4 +216,22 @@ fn read_absent<'a>(
         Ok(_) => Read::Pages(done),
         Err(error) => Read::Failed(Failure::Pager(error)),
     }
+}
+
+/// Claims a page that its pager has and the image needs, to be read with the one before it.
+fn claim_next(domain: &DomainState, region: &Region, page: PageNo) -> bool {
+    let (index, pending) = (region.index(page), &region.sets.pending);
+    // The pager of a clone does not have what its source has.
+    let claimed = pending.contains(index)
+        && !region.sets.inherited.contains(index)
+        && region.word(page).is_some_and(|word| {
+            let seen = word.load();
+            seen.state() == State::Absent && !seen.in_save() && word.claim(seen)
+        });
+    // Its word may be what it was, and yet the page was written to after it was copied for the image, and has gone again.
+    let needed = claimed && pending.contains(index);
+    if claimed && !needed {
+        domain.settle(region, page, Word::ABSENT);
+    }
+    needed
 }

@@ -9,6 +9,7 @@ use selfpage_core::page::State;
 use selfpage_core::pager::Context;
 use selfpage_core::region::Region;
 
+use crate::machine::halves;
 use crate::scheduler::{self, Role, State as Does};
 use crate::snapshots::Cuts;
 use crate::world::{Habit, Life, World};
@@ -62,15 +63,9 @@ impl Stage {
 /// Has `prepare` and a snapshot done, and then `drop`, with an event at each look that it takes at the page's word until there is none
 /// left. The next snapshot needs the page.
 fn the_next_snapshot_needs(state: State, prepare: fn(Stage), drop: fn(Stage), events: [fn(Stage); 2]) {
-    selfpage_core::sync::RACE.get_or_init(|| scheduler::look);
-    dice::seed(0);
-    scheduler::reset();
-    let mut life = Life::default();
-    let world = World::new(&mut life, 0, Habit::None, Cuts::AtOneInstant);
-    let region = world.parts[0].region;
-    let stage = Stage { world, region, page: region.range.first.plus(2) };
-    world.weather.calm(|| {
-        copy_first::join(&world.domain, region);
+    on_stage(0, |stage| {
+        let world = stage.world;
+        copy_first::join(&world.domain, stage.region);
         prepare(stage);
         stage.snapshot();
         assert_eq!(stage.word(), (state, true));
@@ -82,8 +77,20 @@ fn the_next_snapshot_needs(state: State, prepare: fn(Stage), drop: fn(Stage), ev
             }
         });
         scheduler::run_by_looks().unwrap();
+        assert!(stage.region.sets.changed.contains(stage.index()), "what was dropped does not count as changed");
     });
-    assert!(region.sets.changed.contains(stage.index()), "what was dropped does not count as changed");
+}
+
+/// Sets a world up for a script, in calm weather, and takes it down afterwards.
+fn on_stage(seed: u64, script: impl FnOnce(Stage)) {
+    selfpage_core::sync::RACE.get_or_init(|| scheduler::look);
+    dice::seed(seed);
+    scheduler::reset();
+    let mut life = Life::default();
+    let world = World::new(&mut life, 0, Habit::None, Cuts::AtOneInstant);
+    let region = world.parts[0].region;
+    let stage = Stage { world, region, page: region.range.first.plus(2) };
+    world.weather.calm(|| script(stage));
     scheduler::reset();
     // SAFETY: world-outlives: its threads have ended.
     unsafe { life.end() };
@@ -115,4 +122,50 @@ fn a_page_that_was_armed_again_before_it_is_supplied_counts_as_changed() {
         assert_eq!(stage.word(), (State::Absent, false));
     };
     the_next_snapshot_needs(State::Absent, prepare, supply, [come_and_go, Stage::snapshot]);
+}
+
+/// A clone's cut, which comes in the middle of an image, arms a page that was written to since, and went: it looks as it did when the
+/// image still needed it.
+#[test]
+fn a_neighbour_that_has_its_copy_already_is_not_read_anew() {
+    let mut met = 0;
+    for seed in 0..40 {
+        on_stage(seed, |stage| {
+            let (world, region) = (stage.world, stage.region);
+            let neighbour = Stage { page: stage.page.plus(1), ..stage };
+            copy_first::join(&world.domain, region);
+            for stage in [stage, neighbour] {
+                stage.write(1);
+                stage.evict();
+                region.sets.changed.insert(stage.index());
+            }
+            copy_first::cut(&world.domain, &[region], || copy_first::note_image(&[region])).unwrap();
+            assert_eq!(neighbour.word(), (State::Absent, true));
+            scheduler::spawn("reads", Role::Domain, move || {
+                let mut images = [(PageNo(0), [0; PAGE_BYTES]); 8];
+                let (count, _) = image::read(&world.domain, region, stage.index(), &mut images).unwrap();
+                let copies = image::take_copies(&world.domain, &mut images[count..]);
+                let of_neighbour = images[..count + copies].iter().filter(|image| image.0 == neighbour.page);
+                let found: Vec<_> = of_neighbour.map(|image| halves(&image.1)[0]).collect();
+                assert_eq!(found, [1], "seed {seed}: the image has it once, as it was");
+            });
+            let met = &raw mut met;
+            scheduler::spawn("others", Role::Domain, move || {
+                while neighbour.word() == (State::Absent, true) && region.sets.pending.contains(neighbour.index()) {
+                    scheduler::block(Does::Watching);
+                    // Where the image has taken most of the frames for its pages there is none for a copy.
+                    if stage.word().0 == State::Busy && world.domain.stack.ready() > 2 {
+                        neighbour.write(2);
+                        neighbour.evict();
+                        copy_first::cut(&world.domain, &[region], || ()).unwrap();
+                        assert_eq!(neighbour.word(), (State::Absent, true));
+                        // SAFETY: one-real-thread: the test's own, which waits for this script.
+                        unsafe { *met += 1 };
+                    }
+                }
+            });
+            scheduler::run_by_looks().unwrap();
+        });
+    }
+    assert!(met > 0, "no image read the two together");
 }
