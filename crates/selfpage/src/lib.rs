@@ -39,6 +39,9 @@ mod pool;
 pub mod protection;
 mod region;
 mod residence;
+#[cfg(test)]
+#[path = "../../../tests/skip.rs"]
+mod skip;
 pub mod snapshot;
 mod stats;
 pub mod store;

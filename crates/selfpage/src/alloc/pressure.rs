@@ -14,10 +14,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::block::Severity;
 use super::cgroup;
 
-#[cfg(test)]
-#[path = "../../../../tests/skip.rs"]
-mod skip;
-
 /// Tasks waited for memory for 150 ms in 2 s: what the kernel lets everybody ask for.
 const TRIGGER: &[u8] = b"some 150000 2000000\0";
 /// A second report within this time is severe.
@@ -219,12 +215,12 @@ mod tests {
         let group = mounts.map(|mount| mount.join(format!("selfpage-pressure-{}", std::process::id())));
         let made = group.iter().find(|group| group.parent().is_some_and(|mount| mount.join("cgroup.procs").exists()));
         let Some(group) = made.filter(|group| fs::create_dir(group).is_ok()) else {
-            return skip::skip("cgroup", "no group of version 2 can be made: be root, outside of a container");
+            return crate::skip::skip("cgroup", "no group of version 2 can be made: be root, outside of a container");
         };
         let watch = Watch::open(&group.join("memory.pressure"), Some(TRIGGER));
         fs::remove_dir(group).unwrap();
         let Some(mut watch) = watch else {
-            return skip::skip("psi", "groups report no pressure: boot with psi=1");
+            return crate::skip::skip("psi", "groups report no pressure: boot with psi=1");
         };
         assert!(!watch.wait(Duration::from_secs(60)));
         assert!(matches!(watch, Watch::Ended));
@@ -234,7 +230,10 @@ mod tests {
     fn the_kernels_own_file_is_watched_where_nobody_wishes_for_another() {
         let machine = Watch::open(Path::new("/proc/pressure/memory"), Some(TRIGGER));
         if machine.is_none() {
-            return skip::skip("psi", "the machine reports no pressure, or not to everybody: boot with psi=1, be root");
+            return crate::skip::skip(
+                "psi",
+                "the machine reports no pressure, or not to everybody: boot with psi=1, be root",
+            );
         }
         let watch = Watch::of(&Wishes { path: None, write: None });
         let Watch::On(file, flags) = watch else { panic!("nothing reports") };

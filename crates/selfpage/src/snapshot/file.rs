@@ -3,16 +3,20 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
+use super::take::MOST_RUNS;
 use crate::error::{Error, Kind, Result};
+
+/// Tables are read so many bytes at a time, which is so many whole entries.
+const PIECE_BYTES: u64 = 1 << 20;
+const _: () = assert!(PIECE_BYTES.is_multiple_of(ENTRY_BYTES as u64));
 
 /// Where a page that is not zero stands in a file, and what its bytes must hash to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,14 +221,27 @@ pub(super) fn data_at(header: &Header) -> u64 {
 
 /// `None`: the file has not got as much, or cannot be read there.
 fn read(file: &File, at: u64, len_bytes: u64) -> Option<Vec<u8>> {
-    let end = file.metadata().ok()?.len();
-    // Before anything is allocated: lengths in a damaged file are any numbers.
-    if at.checked_add(len_bytes)? > end {
-        return None;
-    }
-    let mut bytes = vec![0; usize::try_from(len_bytes).ok()?];
-    file.read_exact_at(&mut bytes, at).ok()?;
+    let mut bytes = Vec::new();
+    each_piece(file, at, len_bytes, |piece| {
+        bytes.extend(piece);
+        Some(())
+    })?;
     Some(bytes)
+}
+
+/// Shows `each` a part of a file, a piece at a time: a damaged file has any numbers for lengths, and may say that it is as long itself
+/// without having a byte of it. `None`: `each` has had enough, or as for [`read`].
+fn each_piece(file: &File, at: u64, len_bytes: u64, mut each: impl FnMut(&[u8]) -> Option<()>) -> Option<()> {
+    let end = at.checked_add(len_bytes).filter(|end| file.metadata().is_ok_and(|meta| *end <= meta.len()))?;
+    let mut bytes = vec![0; len_bytes.min(PIECE_BYTES) as usize];
+    let mut at = at;
+    while at < end {
+        let piece = &mut bytes[..(end - at).min(PIECE_BYTES) as usize];
+        file.read_exact_at(piece, at).ok()?;
+        each(piece)?;
+        at += piece.len() as u64;
+    }
+    Some(())
 }
 
 /// A snapshot and all that it builds on.
@@ -243,17 +260,10 @@ impl Chain {
             let trailer = read(file, trailer_at, PAGE).and_then(|bytes| Trailer::decode(&bytes, &header.identity));
             let trailer = trailer.filter(|trailer| trailer.sequence == sequence && trailer.base_at < trailer_at);
             let trailer = trailer.ok_or_else(|| damaged(path, "a trailer"))?;
-            let table = trailer.table_bytes().and_then(|len_bytes| read(file, trailer.table_at, len_bytes));
-            let table = table.filter(|table| xxh3_128(table) == trailer.table_hash);
-            let table = table.ok_or_else(|| damaged(path, "a table"))?;
-            let (entries, runs) = table.split_at(trailer.entries as usize * ENTRY_BYTES);
-            let entries: Option<Vec<Entry>> = entries.chunks_exact(ENTRY_BYTES).map(Entry::decode).collect();
-            // The pages of a snapshot stand before its table.
-            let places = data_at(header)..trailer.table_at;
-            let noted = entries.and_then(|entries| note(&mut pages, &mut zero, header, &places, &entries));
-            noted.ok_or_else(|| damaged(path, "a table"))?;
+            let runs = note_table(file, header, &trailer, &mut pages, &mut zero);
+            let runs = runs.ok_or_else(|| damaged(path, "a table"))?;
             if sequence == current.sequence {
-                in_core = runs.chunks_exact(RUN_BYTES).filter_map(Run::decode).collect();
+                in_core = runs;
             }
             if trailer.base_at == 0 {
                 break;
@@ -289,18 +299,21 @@ impl Zero {
     }
 }
 
-/// Notes what a table says of pages that no later one has said anything of. `None`: it makes no sense.
-fn note(
+/// Notes what a table says of pages that no later one has said anything of. The runs of pages in core; `None`: it is damaged, or makes no
+/// sense.
+fn note_table(
+    file: &File,
+    header: &Header,
+    trailer: &Trailer,
     pages: &mut HashMap<u64, Placed>,
     zero: &mut Zero,
-    header: &Header,
-    places: &Range<u64>,
-    entries: &[Entry],
-) -> Option<()> {
+) -> Option<Vec<Run>> {
     let size_pages = header.size_pages();
+    // The pages of a snapshot stand before its table.
+    let places = data_at(header)..trailer.table_at;
     let mut cleared = Vec::new();
-    for entry in entries {
-        match *entry {
+    let mut note = |entry: Entry| {
+        match entry {
             Entry::Page { page, place, hash } => {
                 let end = place.checked_add(PAGE)?;
                 if page >= size_pages || !place.is_multiple_of(PAGE) || place < places.start || end > places.end {
@@ -310,11 +323,24 @@ fn note(
                     pages.entry(page).or_insert(Placed { page, place, hash });
                 }
             }
+            // Nobody writes this, and a hole in the file reads so.
+            Entry::Zero { count: 0, .. } => return None,
             Entry::Zero { page, count } => {
                 cleared.push((page, page.checked_add(count).filter(|end| *end <= size_pages)?));
             }
         }
-    }
+        Some(())
+    };
+    let mut hash = Xxh3::new();
+    let entries_bytes = trailer.entries.checked_mul(ENTRY_BYTES as u64)?;
+    each_piece(file, trailer.table_at, entries_bytes, |piece| {
+        hash.update(piece);
+        piece.chunks_exact(ENTRY_BYTES).try_for_each(|entry| note(Entry::decode(entry)?))
+    })?;
+    let runs_at = trailer.table_at.checked_add(entries_bytes)?;
+    let runs_bytes = Some(trailer.runs).filter(|runs| *runs <= MOST_RUNS as u64)? * RUN_BYTES as u64;
+    let runs = read(file, runs_at, runs_bytes)?;
+    hash.update(&runs);
     zero.add(cleared.into_iter());
-    Some(())
+    (hash.digest128() == trailer.table_hash).then(|| runs.chunks_exact(RUN_BYTES).filter_map(Run::decode).collect())
 }

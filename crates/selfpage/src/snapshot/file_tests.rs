@@ -1,17 +1,18 @@
 //! Files with snapshots: cut short, damaged, and restored.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::file::{Snapshot, data_at, newest};
-use super::format::{PAGE, Run, SavedRegion, Trailer};
+use super::format::{ENTRY_BYTES, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
 use super::place::Place;
 use super::writing::Target;
 use crate::store::MemoryStore;
-use crate::{Domain, Error, Kind};
+use crate::{Domain, Error, Kind, skip};
 
 fn regions() -> Vec<SavedRegion> {
     vec![SavedRegion { name: "left".into(), size_pages: 40 }, SavedRegion { name: "right".into(), size_pages: 1 << 30 }]
@@ -198,8 +199,8 @@ fn a_table_that_points_outside_of_the_data_is_refused() {
     let trailer = Trailer::decode(&whole[trailer_at..], &header.identity).unwrap();
     let table_at = trailer.table_at as usize;
     let opened = |place: u64| {
-        let (mut bytes, mut table) =
-            (whole.clone(), whole[table_at..][..trailer.table_bytes().unwrap() as usize].to_vec());
+        let len_bytes = trailer.entries as usize * ENTRY_BYTES + trailer.runs as usize * RUN_BYTES;
+        let (mut bytes, mut table) = (whole.clone(), whole[table_at..][..len_bytes].to_vec());
         table[8..16].copy_from_slice(&place.to_le_bytes());
         bytes[table_at..][..table.len()].copy_from_slice(&table);
         let trailer = Trailer { table_hash: xxh3_128(&table), ..trailer };
@@ -214,6 +215,35 @@ fn a_table_that_points_outside_of_the_data_is_refused() {
     {
         assert_eq!(opened(place), Err(Kind::Lost), "{place}");
     }
+}
+
+/// A file of a few pages says that it is longer than there is memory for, and has holes there.
+#[test]
+fn a_table_that_claims_more_than_there_is_memory_for_is_refused() {
+    const LEN_BYTES: u64 = 1 << 42;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    add(&mut target(&path), 0..4, 1);
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let (header, current) = newest(&path, &file).unwrap();
+    let honest =
+        Trailer::decode(&std::fs::read(&path).unwrap()[current.trailer_at as usize..], &header.identity).unwrap();
+    let table_at = file.metadata().unwrap().len();
+    if let Err(why) = file.set_len(table_at + LEN_BYTES) {
+        return skip::skip("sparse", &format!("no file of 4 TiB here: {why}; put TMPDIR on ext4 or tmpfs"));
+    }
+    let (entries, runs) = (LEN_BYTES / ENTRY_BYTES as u64, LEN_BYTES / RUN_BYTES as u64);
+    for lying in [
+        Trailer { table_at, entries, runs: 0, ..honest },
+        Trailer { table_at, entries: 0, runs, ..honest },
+        Trailer { entries: u64::MAX, ..honest },
+        Trailer { entries: u64::MAX / ENTRY_BYTES as u64, runs: 2, ..honest },
+    ] {
+        file.write_all_at(&lying.encode(&header.identity), current.trailer_at).unwrap();
+        assert_eq!(Snapshot::open(&path).map(|_| ()).map_err(|error| error.kind()), Err(Kind::Lost), "{lying:?}");
+    }
+    file.write_all_at(&honest.encode(&header.identity), current.trailer_at).unwrap();
+    Snapshot::open(&path).unwrap().verify().unwrap();
 }
 
 #[test]

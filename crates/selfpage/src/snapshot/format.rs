@@ -159,12 +159,6 @@ impl Trailer {
             table_hash: u128::from_le_bytes(reader.take()?),
         })
     }
-
-    /// How long the table is. `None`: longer than any file.
-    pub(super) fn table_bytes(&self) -> Option<u64> {
-        let entries = self.entries.checked_mul(ENTRY_BYTES as u64)?;
-        self.runs.checked_mul(RUN_BYTES as u64)?.checked_add(entries)
-    }
 }
 
 /// Where one page is, or that some are zero.
