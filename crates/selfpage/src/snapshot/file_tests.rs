@@ -296,6 +296,21 @@ fn a_place_is_one_writers_from_the_first_moment_to_the_last() {
 }
 
 #[test]
+fn a_file_that_goes_while_it_is_added_to_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let mut target = target(&path);
+    add(&mut target, 0..3, 1);
+    let mut writing = target.begin(1);
+    writing.page(1, &contents(1, 2)).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(writing.finish(&[]).is_err());
+    target.begin_file().unwrap();
+    add(&mut target, 0..3, 3);
+    assert_eq!(version(&Snapshot::open(&path).unwrap(), 1), 3);
+}
+
+#[test]
 fn a_refused_place_leaves_nothing_open() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("letter.txt");

@@ -11,7 +11,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::file::{data_at, named, slot_at};
+use super::file::{data_at, named, newest, slot_at};
 use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
 use super::place::Place;
 use super::take::MOST_RUNS;
@@ -92,9 +92,17 @@ impl Target {
         written.map_err(|cause| failed(self.place.path(), cause))
     }
 
-    /// Whether the file is still the one of its name.
+    /// Whether the file is still the one of its name, and has what the next snapshot builds on: whoever does not ask for the lock may have
+    /// cut it, or copied another one over it.
     pub(super) fn is_in_place(&self) -> bool {
-        self.place.is_ours()
+        let has_newest = |file: &File| {
+            let (header, current) = newest(self.place.path(), file).ok()?;
+            let long_enough = file.metadata().ok()?.len() >= self.end;
+            Some(long_enough && header.identity == self.header.identity && current == self.current)
+        };
+        let begins_anew = self.current == Current::NONE;
+        let file = || self.place.file().is_ok_and(|file| has_newest(&file) == Some(true));
+        self.place.is_ours() && (begins_anew || file())
     }
 
     /// A snapshot failed: what there is of a new file goes.
@@ -126,6 +134,11 @@ impl Target {
     /// Both places say so in the end. What a crash tears is one of them, while the other says what held before; and one that is damaged
     /// later is not missed.
     fn publish(&mut self, current: Current) -> io::Result<()> {
+        if !self.is_in_place() {
+            return Err(io::Error::other(
+                "somebody else has put a file there, changed it, or taken it away, meanwhile",
+            ));
+        }
         let Target { place, header, .. } = self;
         let bytes = current.encode(&header.identity);
         let [first, second] = [0, 1].map(|place| slot_at(header, place));

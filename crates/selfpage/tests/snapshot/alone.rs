@@ -85,6 +85,37 @@ fn a_file_that_loses_its_name_gets_no_snapshot() {
     assert_eq!(saved(&Snapshot::open(&path).unwrap(), 0, 3)[0], 3);
 }
 
+/// Whoever copies a file over it does not ask for the lock.
+#[test]
+fn a_file_that_is_changed_gets_no_snapshot_on_top() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, others) = (dir.path().join("one.snap"), dir.path().join("two.snap"));
+    let [(_here, mine), (_there, other)] = two();
+    let words = Words::of(&mine);
+    Snapshots::of(&[&other], &others).unwrap().take().unwrap();
+    let others = std::fs::read(others).unwrap();
+    let mut snapshots = Snapshots::of(&[&mine], &path).unwrap();
+    let mut round = 0;
+    let mut take = || {
+        round += 1;
+        words.at(3, 0).store(round, Ordering::Relaxed);
+        snapshots.take().unwrap();
+        let snapshot = Snapshot::open(&path).unwrap();
+        snapshot.verify().unwrap();
+        assert_eq!(saved(&snapshot, 0, 3)[0], round);
+        (std::fs::read(&path).unwrap(), snapshot.sequence())
+    };
+    let older = take().0;
+    let (newer, sequence) = take();
+    assert_eq!(sequence, 2);
+    let cut = newer.len() - PAGE;
+    for put in [&others[..], &older, &newer[..cut], &[]] {
+        std::fs::write(&path, put).unwrap();
+        assert_eq!(take().1, 1, "{} bytes were put there", put.len());
+        assert_eq!(take().1, 2, "what is intact is built on");
+    }
+}
+
 #[test]
 fn a_child_that_lives_on_does_not_keep_the_place() {
     let (dir, regions) = (tempfile::tempdir().unwrap(), two());
