@@ -175,6 +175,21 @@ impl Pagemap {
         self.scan(start, end, wanted, stretches)
     }
 
+    /// Finds the pages and holes of a range that are protected, and whose writes are noted: what [`Categories::protected`] knows.
+    ///
+    /// # Errors
+    /// As for [`Pagemap::categories`].
+    pub fn protected(self, start: usize, end: usize, stretches: &mut [Stretch]) -> Result<Scanned, Errno> {
+        let wanted = Wanted {
+            inverted: Categories::WRITTEN,
+            all_of: Categories::NOTED.and(Categories::WRITTEN),
+            any_of: populated(),
+            reported: populated(),
+            ..Wanted::EVERYTHING
+        };
+        self.scan(start, end, wanted, stretches)
+    }
+
     /// Protects the pages of a range that is registered with `WP_ASYNC`, and its holes but those of hugetlb: what
     /// [`super::uffd::Uffd::set_writing`] does, in a fifth of the time, since the kernel changes a table of pages in one loop here where
     /// nothing is reported.

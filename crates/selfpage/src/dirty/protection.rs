@@ -21,6 +21,8 @@ use crate::store::raised;
 
 /// What the kernel tells in one call. It looks at 512 pages before it hands over anyway.
 pub(super) const STRETCHES: usize = 512;
+/// How often it is tried to let go of a range whose mappings others change meanwhile.
+const MOST_TRIES: u32 = 100;
 
 /// A userfaultfd and the pagemap, of whichever process uses it: a forked child opens its own.
 pub(super) struct WriteProtection {
@@ -47,7 +49,7 @@ impl WriteProtection {
         register(uffd, "arm", &range)?;
         let armed =
             pagemap.protect(range.start, range.end).and_then(|()| rearm(uffd, pagemap, &range, &mut Dirty::new()));
-        armed.map_err(|errno| forget(uffd, "arm", &range, errno))
+        armed.map_err(|errno| forget(uffd, pagemap, "arm", &range, errno))
     }
 
     pub(super) fn disarm(&self, range: Range<usize>) -> Result<()> {
@@ -69,7 +71,7 @@ impl WriteProtection {
         let (uffd, pagemap) = self.descriptors()?;
         // Nothing new, unless something was mapped over a part: that is not protected, so it counts as written.
         register(uffd, "scan and re-arm", &range)?;
-        rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, "scan and re-arm", &range, errno))
+        rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, pagemap, "scan and re-arm", &range, errno))
     }
 
     /// As the others, of a region that its domain pages.
@@ -163,10 +165,38 @@ fn register(uffd: Uffd, operation: &'static str, range: &Range<usize>) -> Result
 }
 
 /// Has the whole range count as written, after a call that was done in part.
-fn forget(uffd: Uffd, operation: &'static str, range: &Range<usize>, errno: Errno) -> Error {
+fn forget(uffd: Uffd, pagemap: Pagemap, operation: &'static str, range: &Range<usize>, errno: Errno) -> Error {
     // SAFETY: owned-range: registered for writes only, so nobody waits there.
-    let _ = unsafe { uffd.unregister(range.start, range.len()) };
+    if unsafe { uffd.unregister(range.start, range.len()) }.is_err() {
+        // Of a range with a mapping that is of a file, and was never registered, the kernel lets go of nothing.
+        for _ in 0..MOST_TRIES {
+            if unprotect(uffd, pagemap, range) == Ok(()) {
+                break;
+            }
+        }
+    }
     Error::system(operation, object(range), errno)
+}
+
+/// Has what is protected in a range count as written.
+///
+/// # Errors
+/// The mappings have changed meanwhile.
+fn unprotect(uffd: Uffd, pagemap: Pagemap, range: &Range<usize>) -> std::result::Result<(), Errno> {
+    let mut stretches = [Stretch::default(); STRETCHES];
+    let mut at = range.start;
+    while at < range.end {
+        let scanned = pagemap.protected(at, range.end, &mut stretches)?;
+        for stretch in &stretches[..scanned.stretches] {
+            // SAFETY: owned-range: writes are noted there, and never wait; who notes them has one page too many.
+            unsafe { uffd.set_writing(stretch.start(), stretch.end() - stretch.start(), Writing::Allowed) }?;
+        }
+        if scanned.end <= at {
+            return Err(Errno::AGAIN);
+        }
+        at = scanned.end;
+    }
+    Ok(())
 }
 
 /// Finds what is not protected in a range that is registered, and protects it.
@@ -240,5 +270,51 @@ impl Drop for State {
     fn drop(&mut self) {
         // SAFETY: owned-range: mapped by `new`, and the word is borrowed from `self` only.
         let _ = unsafe { memory::unmap(self.0.as_ptr() as usize, PAGE_BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_scan_that_fails_in_the_middle_loses_no_write() {
+        const PAGES: usize = 1600;
+        let protection = match WriteProtection::new() {
+            Ok(protection) => protection,
+            Err(why) => return crate::skip::skip("dirty", &why.to_string()),
+        };
+        // SAFETY: a fresh mapping.
+        let start = unsafe { memory::map_anonymous(Place::Anywhere, PAGES * PAGE_BYTES, Access::ReadWrite) }.unwrap();
+        let range = start..start + PAGES * PAGE_BYTES;
+        let page = |number: usize| start + number * PAGE_BYTES;
+        // SAFETY: mapped, and nobody holds a reference to it.
+        let write = |number: usize| unsafe { (page(number) as *mut u8).write_volatile(1) };
+        (0..PAGES - 5).for_each(write); // The rest are holes.
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(PAGE_BYTES as u64).unwrap();
+        for replaced in [700, 20, PAGES - 1] {
+            protection.arm(range.clone()).unwrap();
+            [3, 15, 600, PAGES - 2].into_iter().for_each(write);
+            // Another thread maps a file over a page after the range was registered, and before the scan comes there.
+            let (protect, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_FIXED);
+            // SAFETY: over a page of the test's.
+            let mapped =
+                unsafe { libc::mmap(page(replaced) as *mut _, PAGE_BYTES, protect, flags, file.as_raw_fd(), 0) };
+            assert_eq!(mapped as usize, page(replaced));
+            let (uffd, pagemap) = protection.descriptors().unwrap();
+            let errno = rearm(uffd, pagemap, &range, &mut Dirty::new()).unwrap_err();
+            let _ = forget(uffd, pagemap, "scan and re-arm", &range, errno);
+            let mut found = Dirty::new();
+            found.begin(&range);
+            protection.scan(range.clone(), &mut found).unwrap();
+            let missed: Vec<usize> = (0..PAGES).filter(|number| !found.contains(page(*number))).collect();
+            assert_eq!(missed, [], "page {replaced} was replaced");
+        }
+        protection.disarm(range).unwrap();
+        // SAFETY: mapped above, and nobody holds a reference to it.
+        unsafe { memory::unmap(start, PAGES * PAGE_BYTES) }.unwrap();
     }
 }
