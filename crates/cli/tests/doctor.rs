@@ -21,13 +21,13 @@ fn doctor(arguments: &[&str]) -> (String, Output) {
 
 /// What no machine goes without a line for.
 #[rustfmt::skip]
-const FEATURES: [&str; 29] = [
+const FEATURES: [&str; 30] = [
     "kernel", "seccomp", "userfaultfd", "/dev/userfaultfd", "UFFDIO_MOVE", "UFFDIO_MOVE keeps uffd-wp",
     "UFFD_FEATURE_SIGBUS", "UFFD_FEATURE_THREAD_ID", "UFFD_FEATURE_WP_ASYNC", "UFFDIO_CONTINUE", "UFFDIO_POISON",
     "PAGEMAP_SCAN", "/proc/self/mem", "MADV_POPULATE_WRITE", "MADV_GUARD_INSTALL", "transparent huge pages",
-    "vm.overcommit_memory", "huge pages for blocks and frames", "overcommit for blocks", "memory pressure (PSI)",
-    "free page reporting", "guest_halt_poll_ns", "protection keys", "RLIMIT_MEMLOCK", "swap", "vm.max_map_count", "io_uring", "O_DIRECT",
-    "store space",
+    "vm.overcommit_memory", "huge pages for blocks and frames", "medium huge pages (mTHP)", "overcommit for blocks",
+    "memory pressure (PSI)", "free page reporting", "guest_halt_poll_ns", "protection keys", "RLIMIT_MEMLOCK", "swap",
+    "vm.max_map_count", "io_uring", "O_DIRECT", "store space",
 ];
 
 #[test]

@@ -64,10 +64,27 @@ fn machine(options: &str, disk: &Device) -> String {
         ("cpu", format!("{}, {cpus} cores, {hypervisor}", field(&cpu, "model name"))),
         ("memory", field(&read("/proc/meminfo"), "MemTotal")),
         ("transparent huge pages", read("/sys/kernel/mm/transparent_hugepage/enabled").trim().to_string()),
+        ("huge pages by size", huge_page_sizes()),
         ("disk", disk.describe()),
     ];
     let of_host = host::findings().into_iter().map(|finding| (finding.feature, finding.why));
     own.into_iter().chain(of_host).map(|(name, value)| format!("{name}: {value}\n")).collect()
+}
+
+/// The sizes of transparent huge pages that programs can have, each with its setting.
+fn huge_page_sizes() -> String {
+    let sizes = fs::read_dir("/sys/kernel/mm/transparent_hugepage").into_iter().flatten().flatten();
+    let mut allowed: Vec<(usize, String)> = sizes
+        .filter_map(|size| {
+            let setting = fs::read_to_string(size.path().join("enabled")).ok()?;
+            let chosen = setting.split_once('[')?.1.split_once(']')?.0;
+            let kib = size.file_name().to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            (chosen != "never").then(|| (kib, format!("{kib} KiB {chosen}")))
+        })
+        .collect();
+    allowed.sort();
+    let words: Vec<String> = allowed.into_iter().map(|(_, words)| words).collect();
+    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
 
 #[cfg(test)]
@@ -84,7 +101,9 @@ mod tests {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         let words = || text.split(|mark: char| !mark.is_alphanumeric() && mark != '-');
         assert!(words().all(|word| word != host.trim()), "{text}");
-        for name in ["kernel", "cpu", "memory", "disk", "free page reporting", "guest_halt_poll_ns"] {
+        for name in
+            ["kernel", "cpu", "memory", "huge pages by size", "disk", "free page reporting", "guest_halt_poll_ns"]
+        {
             let line = text.lines().find(|line| line.starts_with(name)).unwrap();
             assert!(line.len() > name.len() + 4 && !line.contains(" /"), "{line}");
         }

@@ -36,6 +36,7 @@ mod grow_vec;
 pub mod keeper;
 pub mod limit;
 mod lock;
+pub mod medium;
 mod packed;
 mod pages;
 pub(crate) mod pressure;

@@ -1,6 +1,7 @@
 //! What the machine gives to the page allocator, and to the `malloc` over it.
 
 use super::{Finding, State, setting};
+use crate::alloc::medium::{self, Medium};
 use crate::alloc::pressure::{Watch, Wishes};
 use std::fs;
 use std::path::Path;
@@ -18,6 +19,7 @@ pub(super) fn examine() -> Vec<Finding> {
     let own = chosen("hugepages-2048kB/enabled").filter(|word| word != "inherit");
     vec![
         huge_pages(own.or_else(|| chosen("enabled")).as_deref(), chosen("defrag").as_deref()),
+        medium_pages(medium::examine()),
         overcommit(setting("/proc/sys/vm/overcommit_memory").as_deref()),
         pressure(Watch::of(&Wishes::of_environment()).reports()),
         page_reporting(is_reporting(Path::new(VIRTIO_DEVICES))),
@@ -51,6 +53,25 @@ fn huge_pages(enabled: Option<&str>, defrag: Option<&str>) -> Finding {
     );
     let finding = Finding::new(FEATURE, state, why);
     if state == State::Present { finding } else { finding.remedy(format!("echo madvise > {HUGE_PAGES}/defrag")) }
+}
+
+fn medium_pages(found: Medium) -> Finding {
+    const FEATURE: &str = "medium huge pages (mTHP)";
+    match found {
+        Medium::Allowed => {
+            Finding::new(FEATURE, State::Present, "64 KiB: most of the heap's small pages come 16 in one fault")
+        }
+        Medium::Forbidden => {
+            let why = "64 KiB is not allowed: each of the heap's small pages costs the kernel's fault";
+            let remedy = format!("echo madvise > {HUGE_PAGES}/hugepages-64kB/enabled");
+            Finding::new(FEATURE, State::Degraded, why).remedy(remedy)
+        }
+        Medium::Outgrown => {
+            let why = "64 KiB is allowed, and not asked for: larger ones would come, too large for small programs";
+            let remedy = format!("echo never | tee {HUGE_PAGES}/hugepages-{{128,256,512,1024}}kB/enabled");
+            Finding::new(FEATURE, State::Degraded, why).remedy(remedy)
+        }
+    }
 }
 
 fn overcommit(mode: Option<&str>) -> Finding {
@@ -112,6 +133,9 @@ mod tests {
             (huge_pages(Some("madvise"), Some("never")), State::Degraded, "nobody makes room"),
             (huge_pages(Some("never"), Some("madvise")), State::Degraded, "never: a cold block"),
             (huge_pages(None, None), State::Degraded, "not in this kernel"),
+            (medium_pages(Medium::Allowed), State::Present, "16 in one fault"),
+            (medium_pages(Medium::Forbidden), State::Degraded, "is not allowed"),
+            (medium_pages(Medium::Outgrown), State::Degraded, "larger ones would come"),
             (overcommit(Some("0")), State::Present, "costs nothing"),
             (overcommit(Some("2")), State::Degraded, "count in full"),
             (pressure(true), State::Present, "goes back when it is reported"),
