@@ -2,7 +2,7 @@
 //
 // mimalloc's calls of the mmap family go to the functions below. It reserves one arena, HEAP_BYTES of addresses without
 // access, and makes 32 MiB of it accessible at a time. The start of the range has small pages, so that a small program
-// stays small; what lies beyond has huge ones.
+// stays small, after a while medium ones where they are to be had; what lies beyond has huge ones.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -22,6 +22,8 @@
 // Up to here the heap has small pages: at most one huge page in so much memory is not all in use.
 #define SMALL_PAGES_BYTES ((size_t)16 << 20)
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
+// Up to here the smallest: objects of each size begin 64 KiB of their own, of which a small program uses little.
+#define SMALLEST_PAGES_BYTES ((size_t)4 << 20)
 // Requests from here on get pages of their own. What mimalloc keeps of threads is smaller.
 #define LARGE_BYTES ((size_t)1 << 20)
 
@@ -106,6 +108,21 @@ static int heap_munmap(void *at, size_t len) {
     return 0;
 }
 
+// What the Rust side knows: whether 64 KiB at a time may be had, and nothing between that and a huge page. mimalloc gives back whole
+// multiples of that, so none is ever split.
+extern bool selfpage_heap_may_have_medium_pages(void);
+
+// The kernel gives the largest that the mapping has room for. So a page is left out on either side of each second multiple of a huge
+// page: no mapping covers one. Objects never move by mremap, which would not go across.
+static void ask_for_medium_pages(void) {
+    if (!selfpage_heap_may_have_medium_pages()) return;
+    size_t len = 2 * HUGE_PAGE_BYTES, page = 4096;
+    int before = errno;
+    for (size_t at = SMALLEST_PAGES_BYTES; at < SMALL_PAGES_BYTES; at += len)
+        madvise(range.start + at + page, len - 2 * page, MADV_HUGEPAGE);
+    errno = before;
+}
+
 // One of mimalloc's variables for it is set.
 static bool opens_in_parts;
 
@@ -134,6 +151,7 @@ static int heap_mprotect(void *at, size_t len, int protection) {
     }
     if (rest || mprotect(start, end - from, protection) != 0) return -1;
     if (opens) opened(end);
+    if (opens && from == 0) ask_for_medium_pages();
     if (opens && end > SMALL_PAGES_BYTES) {
         if (from < SMALL_PAGES_BYTES) from = SMALL_PAGES_BYTES;
         // A kernel without huge pages goes on with small ones.

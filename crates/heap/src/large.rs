@@ -79,6 +79,12 @@ extern "C" fn selfpage_heap_opened(bytes: usize) {
     limit::share(bytes);
 }
 
+/// Whether a part of the range that is advised for huge pages, and has no room for one, gets medium ones.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_heap_may_have_medium_pages() -> bool {
+    alloc::medium::are_allowed()
+}
+
 /// Makes a block larger or smaller; frames move where it does. Null: it is as it was.
 ///
 /// # Safety

@@ -217,6 +217,9 @@ pub fn keep() {
 /// them, where a control group's limit is known and would be passed.
 pub use selfpage::alloc::limit::make_room;
 
+/// Whether the kernel gives memory 64 KiB at a time, on request.
+pub use selfpage::alloc::medium;
+
 /// In a forked child, before its first call: what threads that it does not have were about to do is done for them. A heap that
 /// stands on nothing but the kernel sees to it by itself.
 pub extern "C" fn settle_in_child() {

@@ -6,16 +6,19 @@
 //! A stock has huge pages where most of the one before turned out to be used: a program that maps much and touches little has
 //! none, or each of the pages that it touches would take 2 MiB. It is a sample of one page in 64 that tells. With small pages those are
 //! used that have a frame. The kernel knows huge pages only as a whole; there it is those that hold something other than zeros, which
-//! are fewer, so less is enough. A stock that went wrong has cost 16 MiB at most.
+//! are fewer, so less is enough. A stock that went wrong has cost 16 MiB at most. The first has medium pages where they are to be had,
+//! which are judged like huge ones.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use selfpage_heap::medium::{self, MEDIUM_BYTES};
 
 /// Smaller pieces are not worth it; larger ones may be address space for later.
 const PIECE_BYTES: std::ops::RangeInclusive<usize> = 256 << 10..=4 << 20;
 /// Before a program has mapped so much it is small, and is left alone.
 const BEFORE_BYTES: usize = 4 << 20;
-/// How much the first stock has: nothing is known of the program, so it has small pages.
+/// How much the first stock has: nothing is known of the program, so it has small pages, or medium ones.
 const FIRST_BYTES: usize = 12 << 20;
 /// And each further one.
 const STOCK_BYTES: usize = 16 << 20;
@@ -41,6 +44,8 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 /// Whether it has huge pages.
 static IS_HUGE: AtomicBool = AtomicBool::new(false);
+/// Or medium ones.
+static IS_MEDIUM: AtomicBool = AtomicBool::new(false);
 
 /// Of its pages, how many were looked at, and how many of those were used.
 static SEEN: AtomicUsize = AtomicUsize::new(0);
@@ -72,11 +77,15 @@ fn piece(len: usize) -> Option<usize> {
     if ASKED_BYTES.fetch_add(len, Ordering::Relaxed) < BEFORE_BYTES || BUSY.swap(true, Ordering::Acquire) {
         return None;
     }
-    let mut start = NEXT.load(Ordering::Relaxed);
-    if END.load(Ordering::Relaxed) - start < len {
-        start = stock().unwrap_or(0);
+    let mut start = beginning(NEXT.load(Ordering::Relaxed), len);
+    if END.load(Ordering::Relaxed) < start + len {
+        start = stock().map_or(0, |stock| beginning(stock, len));
     }
     if start != 0 {
+        if is_for_medium(len) {
+            // SAFETY: own-mapping: a piece that is about to be handed out.
+            unsafe { libc::madvise(start as *mut c_void, len, libc::MADV_HUGEPAGE) };
+        }
         LAST.store(start, Ordering::Relaxed);
         NEXT.store(start + len, Ordering::Relaxed);
         SERVED_BYTES.fetch_add(len, Ordering::Relaxed);
@@ -86,6 +95,22 @@ fn piece(len: usize) -> Option<usize> {
     }
     BUSY.store(false, Ordering::Release);
     (start != 0).then_some(start)
+}
+
+/// Whether a piece of the stock gets medium pages. A longer one would often have a huge page.
+fn is_for_medium(len: usize) -> bool {
+    IS_MEDIUM.load(Ordering::Relaxed) && len <= HUGE_PAGE
+}
+
+/// Where a piece begins that may do so from `next` on. All of a piece must lie in one mapping, or the program could not remap it; and what
+/// has medium pages may not cover a huge one, or the kernel would give that. So something is left out, with small pages, before each piece
+/// that reaches the end of a huge one; and a piece as long as one does not begin where one begins.
+fn beginning(next: usize, len: usize) -> usize {
+    if !is_for_medium(len) || next % HUGE_PAGE + len < HUGE_PAGE {
+        return next;
+    }
+    let start = next + MEDIUM_BYTES;
+    if start.is_multiple_of(HUGE_PAGE) { start + MEDIUM_BYTES } else { start }
 }
 
 /// Pages that were looked at.
@@ -121,7 +146,7 @@ impl Sample {
         self.seen += 1;
         if state & 1 == 1 {
             self.resident += 1;
-            let single = !IS_HUGE.load(Ordering::Relaxed);
+            let single = !IS_HUGE.load(Ordering::Relaxed) && !IS_MEDIUM.load(Ordering::Relaxed);
             self.used += usize::from(single || (page..page + PAGE).step_by(READ_BYTES).any(holds_something));
         }
     }
@@ -152,8 +177,9 @@ fn stock() -> Option<usize> {
     Sample::of(before, LAST.load(Ordering::Relaxed)).count();
     let (used, seen) = (USED.swap(0, Ordering::Relaxed), SEEN.swap(0, Ordering::Relaxed));
     let was_huge = IS_HUGE.load(Ordering::Relaxed);
+    let was_single = !was_huge && !IS_MEDIUM.load(Ordering::Relaxed);
     // Of what compilers touch up to a third holds zeros.
-    let enough = if was_huge { 2 * used >= seen } else { 4 * used >= 3 * seen };
+    let enough = if was_single { 4 * used >= 3 * seen } else { 2 * used >= seen };
     let is_huge = if seen > 0 { enough } else { was_huge };
     let len = if before == 0 { FIRST_BYTES } else { STOCK_BYTES };
     selfpage_heap::make_room(len);
@@ -176,6 +202,7 @@ fn stock() -> Option<usize> {
         }
     }
     IS_HUGE.store(is_huge, Ordering::Relaxed);
+    IS_MEDIUM.store(before == 0 && medium::are_allowed(), Ordering::Relaxed);
     START.store(start, Ordering::Relaxed);
     NEXT.store(start, Ordering::Relaxed);
     END.store(start + len, Ordering::Relaxed);

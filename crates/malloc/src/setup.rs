@@ -11,6 +11,8 @@ static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
     let wishes = Wishes::read();
+    // Known from now on: by its first object the program may have forbidden itself to open files.
+    selfpage_heap::medium::are_allowed();
     selfpage_heap::begin(wishes.retain_bytes);
     if wishes.checked {
         selfpage_heap::trap_on_use_after_free();
