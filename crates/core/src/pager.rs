@@ -10,7 +10,8 @@ use crate::frame::FrameBytes;
 /// Where a piece of code runs, and so what it may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Context {
-    /// On a thread that is stopped on a fault: no allocation, no lock, no managed memory; it may read from a store.
+    /// On a thread that is stopped on a fault: no allocation, no lock, no managed memory; it may read from a store. Of the stack a pager may
+    /// use 16 KiB: one that goes through its end, where a guard is, ends the process.
     Trap,
     /// On a thread of the domain's own: may block on a store or a deadline.
     PagerThread,
