@@ -99,7 +99,7 @@ fn ours(trap: Trap, len_bytes: usize, rate: Option<u32>, directory: &Path) -> Re
         let before = writer.count();
         let second = snapshots.take().map_err(failed)?;
         check(memory, directory, before..=writer.count() + u64::from(BURST))?;
-        let extra = f64::from(first.most_copies) * PAGE_BYTES as f64 + first.table_bytes as f64;
+        let extra = f64::from(first.most_copies) * PAGE_BYTES as f64 + first.buffer_bytes as f64;
         let mut sample = sample(first.pause, first.total, extra, written, &seen);
         sample.figures.extend(figures("", &first, memory));
         sample.figures.extend(figures("second_", &second, memory));
@@ -116,7 +116,7 @@ fn figures(which: &str, taken: &Taken, memory: Memory) -> Vec<(String, f64)> {
         ("copies", taken.copies as f64),
         ("pages", taken.pages as f64),
         ("file_bytes", taken.bytes as f64),
-        ("table_bytes", taken.table_bytes as f64),
+        ("buffer_bytes", taken.buffer_bytes as f64),
         ("cut_us", taken.pause.as_secs_f64() * 1e6),
         ("total_ms", taken.total.as_secs_f64() * 1e3),
     ];

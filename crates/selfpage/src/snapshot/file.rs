@@ -253,22 +253,31 @@ struct Chain {
 impl Chain {
     fn read(path: &Path, file: &File, header: &Header, current: Current) -> Result<Chain> {
         let (mut pages, mut zero) = (HashMap::new(), Zero(Vec::new()));
-        let mut in_core = Vec::new();
+        let (mut in_core, mut cleared) = (Vec::new(), Vec::new());
         let (mut sequence, mut trailer_at) = (current.sequence, current.trailer_at);
         // From the newest back: what is known of a page already is newer.
         loop {
+            let is_newest = trailer_at == current.trailer_at;
             let trailer = read(file, trailer_at, PAGE).and_then(|bytes| Trailer::decode(&bytes, &header.identity));
-            let trailer = trailer.filter(|trailer| trailer.sequence == sequence && trailer.base_at < trailer_at);
-            let trailer = trailer.ok_or_else(|| damaged(path, "a trailer"))?;
-            let runs = note_table(file, header, &trailer, &mut pages, &mut zero);
+            // The parts of a snapshot have its number.
+            let follows = |trailer: &Trailer| {
+                let is_before = !is_newest && trailer.sequence.checked_add(1) == Some(sequence);
+                (is_before || trailer.sequence == sequence) && trailer.base_at < trailer_at
+            };
+            let trailer = trailer.filter(follows).ok_or_else(|| damaged(path, "a trailer"))?;
+            if trailer.sequence != sequence {
+                zero.add(&mut cleared);
+                sequence = trailer.sequence;
+            }
+            let runs = note_table(file, header, &trailer, &mut pages, &zero, &mut cleared);
             let runs = runs.ok_or_else(|| damaged(path, "a table"))?;
-            if sequence == current.sequence {
+            if is_newest {
                 in_core = runs;
             }
             if trailer.base_at == 0 {
                 break;
             }
-            (sequence, trailer_at) = (sequence.wrapping_sub(1), trailer.base_at);
+            trailer_at = trailer.base_at;
         }
         let mut placed: Vec<Placed> = pages.into_values().collect();
         placed.sort_unstable_by_key(|placed| placed.page);
@@ -286,8 +295,8 @@ impl Zero {
         after.checked_sub(1).and_then(|at| self.0.get(at)).is_some_and(|run| page < run.1)
     }
 
-    fn add(&mut self, runs: impl Iterator<Item = (u64, u64)>) {
-        self.0.extend(runs);
+    fn add(&mut self, runs: &mut Vec<(u64, u64)>) {
+        self.0.append(runs);
         self.0.sort_unstable();
         self.0.dedup_by(|next, run| {
             let meet = next.0 <= run.1;
@@ -299,19 +308,19 @@ impl Zero {
     }
 }
 
-/// Notes what a table says of pages that no later one has said anything of. The runs of pages in core; `None`: it is damaged, or makes no
-/// sense.
+/// Notes what a table says of pages that no later snapshot has said anything of, and in `cleared` those that are zero. The runs of pages
+/// in core; `None`: it is damaged, or makes no sense.
 fn note_table(
     file: &File,
     header: &Header,
     trailer: &Trailer,
     pages: &mut HashMap<u64, Placed>,
-    zero: &mut Zero,
+    zero: &Zero,
+    cleared: &mut Vec<(u64, u64)>,
 ) -> Option<Vec<Run>> {
     let size_pages = header.size_pages();
     // The pages of a snapshot stand before its table.
     let places = data_at(header)..trailer.table_at;
-    let mut cleared = Vec::new();
     let mut note = |entry: Entry| {
         match entry {
             Entry::Page { page, place, hash } => {
@@ -341,6 +350,5 @@ fn note_table(
     let runs_bytes = Some(trailer.runs).filter(|runs| *runs <= MOST_RUNS as u64)? * RUN_BYTES as u64;
     let runs = read(file, runs_at, runs_bytes)?;
     hash.update(&runs);
-    zero.add(cleared.into_iter());
     (hash.digest128() == trailer.table_hash).then(|| runs.chunks_exact(RUN_BYTES).filter_map(Run::decode).collect())
 }

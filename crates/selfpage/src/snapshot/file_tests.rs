@@ -27,7 +27,7 @@ fn contents(page: u64, version: u64) -> PageBytes {
 
 /// Writes `pages` with the contents of `version`.
 fn add(target: &mut Target, pages: impl Iterator<Item = u64>, version: u64) {
-    let mut writing = target.begin(1);
+    let mut writing = target.begin();
     pages.for_each(|page| writing.page(page, &contents(page, version)).unwrap());
     writing.finish(&[Run { first: 30, count: 20 }]).unwrap();
 }
@@ -54,10 +54,10 @@ fn made(dir: &Path) -> std::path::PathBuf {
     assert!(!path.exists(), "it has no snapshot yet");
     add(&mut target, 0..100, 1);
     add(&mut target, (0..100).step_by(3), 2);
-    let mut writing = target.begin(1);
+    let mut writing = target.begin();
     writing.page(7, &contents(7, 3)).unwrap();
     writing.page(8, &[0; PAGE_BYTES]).unwrap();
-    writing.zero(9, 5);
+    writing.zero(9, 5).unwrap();
     writing.finish(&[]).unwrap();
     path
 }
@@ -83,13 +83,40 @@ fn the_newest_of_several_is_read() {
     assert!(snapshot.read_page(0, 40, &mut [0; PAGE_BYTES]).is_err());
 }
 
+/// A part has a table of 16 entries here.
+#[test]
+fn a_table_does_not_grow_with_its_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("parts.snap");
+    let mut target = target(&path);
+    let mut take = |pages: u64, version: u64| {
+        let mut writing = target.begin();
+        // Each second one becomes zero: an entry of its own.
+        for page in 0..pages {
+            writing.page(page, &if page % 2 == 0 { contents(page, version) } else { [0; PAGE_BYTES] }).unwrap();
+        }
+        writing.finish(&[]).unwrap()
+    };
+    let (few, many, again) = (take(3, 1), take(1000, 2), take(16, 3));
+    assert_eq!(few.buffer_bytes, many.buffer_bytes);
+    assert_eq!(again.buffer_bytes, many.buffer_bytes);
+    // 63 parts, the last of them with 8 entries, and each with a page for the table and one for the trailer.
+    assert_eq!(many.bytes, (500 + 2 * 63) * PAGE);
+    let snapshot = Snapshot::open(&path).unwrap();
+    assert_eq!((snapshot.sequence(), snapshot.pages()), (3, 500));
+    for page in 0..1100 {
+        let expected = if page % 2 == 1 || page >= 1000 { 0 } else { 2 + u64::from(page < 16) };
+        assert_eq!(version(&snapshot, page), expected, "page {page}");
+    }
+}
+
 #[test]
 fn zero_pages_cost_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("zero.snap");
     let mut target = target(&path);
-    let mut writing = target.begin(1);
-    writing.zero(0, 1 << 30);
+    let mut writing = target.begin();
+    writing.zero(0, 1 << 30).unwrap();
     writing.page(5, &[0; PAGE_BYTES]).unwrap();
     // A page for the trailer.
     assert_eq!(writing.finish(&[]).unwrap().bytes, PAGE);
@@ -101,9 +128,9 @@ fn pages_that_became_zero_cost_a_reader_nothing() {
     let path = dir.path().join("cleared.snap");
     let mut target = target(&path);
     add(&mut target, 0..100, 1);
-    let mut writing = target.begin(1);
+    let mut writing = target.begin();
     // More than there is memory for, were each of them kept.
-    writing.zero(10, 1 << 30);
+    writing.zero(10, 1 << 30).unwrap();
     writing.finish(&[]).unwrap();
     add(&mut target, 20..22, 3);
     let snapshot = Snapshot::open(&path).unwrap();
@@ -147,8 +174,8 @@ fn whenever_it_stops_a_whole_snapshot_is_left() {
         assert_eq!(version_of(&bytes), if done >= 4096 { 3 } else { 2 });
     }
     // What is given up leaves nothing.
-    drop(target.begin(1));
-    let mut writing = target.begin(1);
+    drop(target.begin());
+    let mut writing = target.begin();
     (0..600).for_each(|page| writing.page(page, &contents(page, 4)).unwrap());
     drop(writing);
     assert!(std::fs::read(&path).unwrap() == after);
@@ -289,7 +316,7 @@ fn a_place_is_one_writers_from_the_first_moment_to_the_last() {
     let theirs = dir.path().join("theirs");
     std::fs::write(&theirs, "Dear Sir or Madam").unwrap();
     std::fs::rename(&theirs, &path).unwrap();
-    assert!(target.begin(1).finish(&[]).is_err());
+    assert!(target.begin().finish(&[]).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"Dear Sir or Madam");
     drop(target);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "what was not finished is gone");
@@ -301,7 +328,7 @@ fn a_file_that_goes_while_it_is_added_to_is_told() {
     let path = dir.path().join("one.snap");
     let mut target = target(&path);
     add(&mut target, 0..3, 1);
-    let mut writing = target.begin(1);
+    let mut writing = target.begin();
     writing.page(1, &contents(1, 2)).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert!(writing.finish(&[]).is_err());
@@ -343,7 +370,7 @@ fn a_new_file_that_another_made_by_mistake_is_waited_for() {
         })
     });
     assert!(waited);
-    target.begin(1).finish(&[]).unwrap();
+    target.begin().finish(&[]).unwrap();
 }
 
 #[test]

@@ -80,8 +80,8 @@ pub struct Taken {
     pub most_copies: u32,
     /// What the file grew by.
     pub bytes: u64,
-    /// The memory that the snapshot's table took until it was written, beside frames: 32 bytes for each page that is not zero.
-    pub table_bytes: u64,
+    /// The memory that it went through on its way to the file, beside frames: as much for a large snapshot as for a small one.
+    pub buffer_bytes: u64,
 }
 
 impl Snapshots {
@@ -187,18 +187,19 @@ impl Snapshots {
         let image = Reading { subject, cores };
         // One that was being dropped at the cut had lost pages already, or all.
         image.subject.all_there()?;
-        let mut writing = target.begin(image.cores.iter().map(|region| region.sets.pending.count()).sum());
+        let mut writing = target.begin();
         let (pages, copies) = image.write(&mut writing)?;
         let in_core = image.in_core();
         drop(image);
-        let Written { bytes, table_bytes } = writing.finish(&in_core)?;
+        let Written { bytes, buffer_bytes } = writing.finish(&in_core)?;
+        let buffer_bytes = buffer_bytes + (BATCH * size_of::<Image>()) as u64;
         let most_copies = inner.state().cut.most_copies();
         if self.anew {
             self.first_bytes = target.len_bytes();
         }
         self.anew = false;
         let total = began.elapsed();
-        Ok(Taken { pause, total, armed_ahead, armed_in_cut, pages, copies, most_copies, bytes, table_bytes })
+        Ok(Taken { pause, total, armed_ahead, armed_in_cut, pages, copies, most_copies, bytes, buffer_bytes })
     }
 }
 

@@ -1,6 +1,6 @@
-//! Adding a snapshot to a file so that, whatever happens, the one before stays whole: first its pages, its table and its
-//! trailer, behind everything that is there; then, when they are safe on the disk, the two places that say which is the newest, one
-//! after the other. The first snapshot goes to a new file, and a rename makes it known.
+//! Adding a snapshot to a file so that, whatever happens, the one before stays whole: first its parts, each some pages with their table
+//! and a trailer, behind everything that is there; then, when they are safe on the disk, the two places that say which is the newest,
+//! one after the other. The first snapshot goes to a new file, and a rename makes it known.
 
 use std::fs::File;
 use std::io;
@@ -20,6 +20,8 @@ use crate::pager::is_zero;
 
 /// Pages are written so many bytes at a time.
 const REQUEST_BYTES: usize = 1 << 20;
+/// A part ends when its table is so long: what a table takes does not grow with the snapshot. The tests' own files have parts, too.
+const PART_BYTES: usize = if cfg!(test) { 16 } else { 8192 } * ENTRY_BYTES;
 
 /// Pages that are written together, past the page cache: that would take a page of memory for each of them, which is long in coming where
 /// a host has to supply it, and drop pages that somebody reads again.
@@ -115,18 +117,15 @@ impl Target {
         self.end
     }
 
-    /// Begins another snapshot, of about so many pages, which builds on the newest, if there is one.
-    pub(super) fn begin(&mut self, pages: u64) -> Writing<'_> {
+    /// Begins another snapshot, which builds on the newest, if there is one.
+    pub(super) fn begin(&mut self) -> Writing<'_> {
         if let Ok(file) = self.place.file() {
             past_the_cache(&file);
         }
-        let request = Request::new();
         // In one piece: a table that grows is remapped, and every fault of the process waits for that.
-        let mut table = Vec::new();
-        // Most of a first snapshot may be pages that hold zeros, which need no entry: without room for all it grows as it must.
-        let _ = table.try_reserve_exact(pages as usize * ENTRY_BYTES + MOST_RUNS * RUN_BYTES + 2 * PAGE as usize);
-        let at = self.end;
-        Writing { target: self, at, request, table, zeros: None, done: false }
+        let table = Vec::with_capacity(PART_BYTES + MOST_RUNS * RUN_BYTES + 2 * PAGE as usize);
+        let (at, base_at) = (self.end, self.current.trailer_at);
+        Writing { target: self, at, base_at, request: Request::new(), table, zeros: None, done: false }
     }
 
     /// The newest snapshot is `current` from now on.
@@ -160,8 +159,8 @@ fn failed(path: &Path, cause: impl SystemError) -> Error {
 pub(super) struct Written {
     /// What the file grew by.
     pub(super) bytes: u64,
-    /// The part of it that was in memory until the end.
-    pub(super) table_bytes: u64,
+    /// The memory that it went through.
+    pub(super) buffer_bytes: u64,
 }
 
 /// A snapshot in the making. Where it is not finished nothing has happened.
@@ -169,8 +168,10 @@ pub(super) struct Writing<'a> {
     target: &'a mut Target,
     /// Where `request` goes.
     at: u64,
+    /// The trailer of the part before, of this snapshot or of the one that it builds on; 0: there is none.
+    base_at: u64,
     request: Request,
-    /// The entries so far, as they will stand in the file.
+    /// The entries of this part so far, as they will stand in the file.
     table: Vec<u8>,
     /// The last entry, pages that are zero, while it may still grow: the first, and how many.
     zeros: Option<(u64, u64)>,
@@ -181,34 +182,69 @@ impl Writing<'_> {
     /// Adds a page, in any order.
     pub(super) fn page(&mut self, page: u64, bytes: &PageBytes) -> Result<()> {
         if is_zero(bytes) {
-            self.zero(page, 1);
-            return Ok(());
+            return self.zero(page, 1);
         }
+        self.end_zeros()?;
+        self.make_room()?;
         let place = self.at + self.request.len_bytes as u64;
-        self.end_zeros();
         Entry::Page { page, place, hash: xxh3_128(bytes) }.encode(&mut self.table);
         self.request.add(bytes);
         if self.request.len_bytes == REQUEST_BYTES { self.flush() } else { Ok(()) }
     }
 
     /// These pages are zero. In the first snapshot of a file, every page is that is not said to be something else.
-    pub(super) fn zero(&mut self, first: u64, more: u64) {
+    pub(super) fn zero(&mut self, first: u64, more: u64) -> Result<()> {
         if self.target.current.sequence == 0 {
-            return;
+            return Ok(());
         }
         match &mut self.zeros {
             Some((page, count)) if *page + *count == first => *count += more,
             _ => {
-                self.end_zeros();
+                self.end_zeros()?;
                 self.zeros = Some((first, more));
             }
         }
+        Ok(())
     }
 
-    fn end_zeros(&mut self) {
+    fn end_zeros(&mut self) -> Result<()> {
         if let Some((page, count)) = self.zeros.take() {
+            self.make_room()?;
             Entry::Zero { page, count }.encode(&mut self.table);
         }
+        Ok(())
+    }
+
+    /// Has room for an entry: ends a part whose table is full.
+    fn make_room(&mut self) -> Result<()> {
+        if self.table.len() < PART_BYTES {
+            return Ok(());
+        }
+        self.flush()?;
+        self.base_at = self.end_table(&[]);
+        let (pages, _) = self.table.as_chunks::<PAGE_BYTES>();
+        pages.iter().for_each(|page| self.request.add(page));
+        self.table.clear();
+        self.flush()
+    }
+
+    /// Ends the table, which goes where pages would go next, and puts the trailer behind it. Where that is.
+    fn end_table(&mut self, in_core: &[Run]) -> u64 {
+        let table = &mut self.table;
+        let entries = (table.len() / ENTRY_BYTES) as u64;
+        in_core.iter().for_each(|run| run.encode(table));
+        let trailer = Trailer {
+            sequence: self.target.current.sequence + 1,
+            base_at: self.base_at,
+            table_at: self.at,
+            entries,
+            runs: in_core.len() as u64,
+            table_hash: xxh3_128(table),
+        };
+        table.resize(table.len().next_multiple_of(PAGE as usize), 0);
+        let trailer_at = self.at + table.len() as u64;
+        table.extend(trailer.encode(&self.target.header.identity));
+        trailer_at
     }
 
     fn flush(&mut self) -> Result<()> {
@@ -221,38 +257,25 @@ impl Writing<'_> {
 
     /// Makes it the newest. When this returns, it survives a crash of the machine.
     pub(super) fn finish(mut self, in_core: &[Run]) -> Result<Written> {
+        self.end_zeros()?;
         self.flush()?;
-        self.end_zeros();
-        let mut table = std::mem::take(&mut self.table);
-        let entries = (table.len() / ENTRY_BYTES) as u64;
-        in_core.iter().for_each(|run| run.encode(&mut table));
-        let Current { sequence, trailer_at } = self.target.current;
-        let trailer = Trailer {
-            sequence: sequence + 1,
-            base_at: trailer_at,
-            table_at: self.at,
-            entries,
-            runs: in_core.len() as u64,
-            table_hash: xxh3_128(&table),
-        };
-        table.resize(table.len().next_multiple_of(PAGE as usize), 0);
-        let trailer_at = self.at + table.len() as u64;
-        table.extend(trailer.encode(&self.target.header.identity));
-        let end = self.at + table.len() as u64;
+        let trailer_at = self.end_table(in_core);
+        let end = self.at + self.table.len() as u64;
         let added = end - self.target.end;
         let failed = |target: &Target, cause| failed(target.place.path(), cause);
         let written = self.target.place.file().and_then(|file| {
             through_the_cache(&file);
-            file.write_all_at(&table, self.at)?;
+            file.write_all_at(&self.table, self.at)?;
             file.sync_data()
         });
         written.map_err(|cause| failed(self.target, cause))?;
         // From here on it may be the newest, even where the disk reports an error.
         self.done = true;
-        let current = Current { sequence: sequence + 1, trailer_at };
+        let current = Current { sequence: self.target.current.sequence + 1, trailer_at };
         self.target.publish(current).map_err(|cause| failed(self.target, cause))?;
         self.target.end = end;
-        Ok(Written { bytes: added, table_bytes: table.len() as u64 })
+        let buffer_bytes = (self.request.memory.len() + self.table.capacity()) as u64;
+        Ok(Written { bytes: added, buffer_bytes })
     }
 }
 
