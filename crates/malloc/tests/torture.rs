@@ -113,6 +113,11 @@ fn pieces_that_a_program_maps() {
 }
 
 #[test]
+fn the_user_changes_while_the_keeper_runs() {
+    comes_through(&["user"]);
+}
+
+#[test]
 fn new_and_delete() {
     if !has("g++") {
         return;

@@ -10,8 +10,8 @@ pub struct SignalSet(u64);
 impl SignalSet {
     /// No signal.
     pub const NONE: SignalSet = SignalSet(0);
-    /// Every signal, the C library's own included.
-    pub const ALL: SignalSet = SignalSet(u64::MAX);
+    /// Every signal but [`SETXID`].
+    pub const ALL: SignalSet = SignalSet(!SETXID);
 
     /// The set that the kernel keeps so.
     pub const fn of(kept: u64) -> SignalSet {
@@ -29,18 +29,23 @@ impl SignalSet {
     }
 }
 
-/// Blocks every signal in the calling thread and returns what was blocked before. Threads that it starts inherit the mask.
+/// The signal by which setuid(3) and its like have every thread follow, and wait until each has. It is never blocked: whoever waits holds the
+/// C library's list of stacks, and a thread that starts another, or waits for one that does, would wait for that. Its handler is the C
+/// library's, and does nothing but the system call.
+const SETXID: u64 = 1 << (33 - 1);
+
+/// Blocks every signal in the calling thread but the one that is never blocked, and returns what was blocked before. Threads that it
+/// starts inherit the mask.
 pub fn block_all() -> SignalSet {
     set_mask(raw::SIG_SETMASK, SignalSet::ALL)
 }
 
-/// Blocks every signal but the C library's own two, for a thread that keeps it so: with one of them setuid(3) and its like
-/// have every thread follow, and wait until each has.
+/// Blocks every signal but the C library's own two, for a thread that keeps it so.
 pub fn block_for_good() {
     set_mask(raw::SIG_SETMASK, SignalSet(!OF_THE_C_LIBRARY));
 }
 
-const OF_THE_C_LIBRARY: u64 = 1 << (32 - 1) | 1 << (33 - 1);
+const OF_THE_C_LIBRARY: u64 = 1 << (32 - 1) | SETXID;
 
 /// The same, with the signals for faults of its own let in too.
 pub fn block_others_for_good() {
@@ -68,8 +73,8 @@ pub const FAULTS: SignalSet = SignalSet(
         | 1 << (raw::SIGSYS - 1),
 );
 
-/// Every signal but those.
-const ALL_BUT_FAULTS: SignalSet = SignalSet(!FAULTS.0);
+/// Every signal but those, and the one that is never blocked.
+const ALL_BUT_FAULTS: SignalSet = SignalSet(SignalSet::ALL.0 & !FAULTS.0);
 
 /// Lets in the signals for faults of the calling thread, and blocks all others.
 pub fn let_faults_in() {

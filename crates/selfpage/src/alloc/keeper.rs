@@ -2,7 +2,7 @@
 //! fast.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage_core::linux::{signal, thread};
@@ -27,6 +27,8 @@ const REFILL_FROM_BYTES: u64 = 32 << 20;
 const REFILL_BYTES: usize = 64 << 20;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
+/// Once it could not be started: what the process will have taken when that is tried again.
+static NOT_BEFORE_BYTES: AtomicU64 = AtomicU64::new(0);
 static OTHERS: Once<fn()> = Once::new();
 static WISHES: Once<Wishes> = Once::new();
 
@@ -36,7 +38,8 @@ pub fn pays() -> bool {
         return false;
     }
     let pages = PAGES.take();
-    pages.counts.cold_bytes >= PAYS_FROM_BYTES.min(pages.retention.limit_bytes as u64 / PAYS_FROM_PART)
+    let from_bytes = PAYS_FROM_BYTES.min(pages.retention.limit_bytes as u64 / PAYS_FROM_PART);
+    pages.counts.cold_bytes >= from_bytes.max(NOT_BEFORE_BYTES.load(Ordering::Relaxed))
 }
 
 /// Reads what the environment says of memory pressure, once and for all: for whoever may have to start the keeper in the middle of an
@@ -64,7 +67,11 @@ pub fn start() -> io::Result<()> {
     let _quiet = signal::Quiet::begin();
     let builder = std::thread::Builder::new().name("selfpage-keeper".into()).stack_size(128 << 10);
     let started = builder.spawn(|| keep(wishes));
-    started.map(drop).inspect_err(|_| STARTED.store(false, Ordering::Relaxed))
+    started.map(drop).inspect_err(|_| {
+        let taken = PAGES.take().counts.cold_bytes;
+        NOT_BEFORE_BYTES.store(taken.saturating_add(PAYS_FROM_BYTES), Ordering::Relaxed);
+        STARTED.store(false, Ordering::Relaxed);
+    })
 }
 
 /// The child of a fork has no keeper.
@@ -79,6 +86,8 @@ pub fn on_pressure(relieve: fn()) {
 }
 
 fn keep(wishes: &Wishes) {
+    // As the thread that started it has for a moment, and the C library's own let in.
+    signal::block_others_for_good();
     // The program may close all descriptors that it finds, and have its own by those numbers then. Where a filter of system calls leaves
     // us no table of our own, nothing is kept open.
     let mut watch = if thread::leave_descriptors().is_ok() { Watch::of(wishes) } else { Watch::Off };

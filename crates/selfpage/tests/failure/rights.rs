@@ -1,7 +1,10 @@
 //! Kernels and users without what is needed: the error names the feature and the remedy.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Rights, Trap};
+use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Region, Rights, Trap};
 
 use crate::child::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
@@ -133,6 +136,49 @@ fn a_child_gets_a_file_where_no_threads_table_is_given() {
     .well();
 }
 
+/// Pages that are saved in two turns, each second one in each: what is brought in after that takes a request for each page.
+fn bring_in_by_many_requests(region: &mut Region, domain: &Domain) {
+    for parity in [0, 1] {
+        for (index, page) in
+            region.as_mut_slice::<[u64; 512]>().iter_mut().enumerate().filter(|(index, _)| index % 2 == parity)
+        {
+            (page[0], page[511]) = (index as u64 + 1, !(index as u64));
+        }
+        region.evict(0, region.len_bytes()).unwrap();
+        region.flush(0, region.len_bytes()).unwrap();
+    }
+    // Others take what frames are left, those on standby among them.
+    let others = domain.region(4 * FRAMES * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+    assert!(others.as_slice::<[u64; 512]>().iter().all(|page| page[0] == 0));
+    drop(others);
+    let filled = || domain.stats().counts.bytes_filled;
+    let before = filled();
+    region.prefetch(0, region.len_bytes()).unwrap();
+    crate::scenario::until("all are in core", || filled() - before >= region.len_bytes() as u64);
+    check_pages(region, 0..pages(region));
+}
+
+#[test]
+fn a_container_that_blocks_io_uring() {
+    for (call, name) in [(libc::SYS_io_uring_setup, "setup"), (libc::SYS_io_uring_enter, "enter")] {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 24).unwrap();
+            let mut region = domain.region(FRAMES / 2 * PAGE).stored(store).unwrap();
+            if call == libc::SYS_io_uring_enter {
+                // The rings are there when they are forbidden.
+                bring_in_by_many_requests(&mut region, &domain);
+            }
+            let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+            let before = threads();
+            refuse(call, None, libc::EPERM);
+            bring_in_by_many_requests(&mut region, &domain);
+            assert!(threads() >= before + 3, "{} threads, and {before} before: who reads?", threads());
+        })
+        .well();
+    }
+}
+
 #[test]
 fn a_filter_that_comes_later() {
     for (trap, name) in [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")] {
@@ -206,6 +252,30 @@ fn no_threads_to_be_had() {
         assert!(error.to_string().contains("start pager threads"), "{error}");
         assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
         crate::scenario::until("its threads are gone", || (fds(), threads()) == before);
+    })
+    .well();
+}
+
+/// setuid(3) and its like have each thread follow, and hold the C library's list of stacks until all have: whoever starts a thread waits for
+/// that list, and must be able to follow meanwhile.
+#[test]
+fn groups_that_are_set_while_domains_come_and_go() {
+    in_child(here!(), "", || {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    // SAFETY: test: nothing is changed.
+                    assert_eq!(unsafe { libc::setresgid(libc::gid_t::MAX, libc::gid_t::MAX, libc::gid_t::MAX) }, 0);
+                }
+            });
+            for _ in 0..100 {
+                let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                let mut region = domain.region(4 * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+                number_pages(&mut region);
+            }
+            stop.store(true, Relaxed);
+        });
     })
     .well();
 }
