@@ -184,6 +184,15 @@ pub trait Pager: Send + Sync {
         None
     }
 
+    /// Whether [`Pager::forget`] would change anything about a page that is not in core.
+    ///
+    /// # Context
+    /// Normal or PagerThread.
+    fn keeps(&self, index: u64) -> bool {
+        let _ = index;
+        true
+    }
+
     /// Parts with a page, for another pager to take in: from now on this one is as never touched.
     ///
     /// # Context

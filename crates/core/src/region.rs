@@ -225,7 +225,10 @@ impl Region {
 
     /// Counts `page` as written.
     pub fn disarm(&self, page: PageNo) {
-        if let Some(byte) = self.armed.get(self.index(page) as usize) {
+        // One that is zero stays as it is: the table takes memory where it is written to.
+        if let Some(byte) = self.armed.get(self.index(page) as usize)
+            && byte.load(Ordering::Acquire) != 0
+        {
             byte.store(0, Ordering::Release);
         }
     }

@@ -184,5 +184,9 @@ impl Pager for Staying {
         Some(0)
     }
 
+    fn keeps(&self, _index: u64) -> bool {
+        false
+    }
+
     fn forget(&self, _index: u64, _count: u64) {}
 }

@@ -331,6 +331,10 @@ fn put_back(
             lost(domain, region, pager, page, frame);
             evicted.ready += 1;
         }
+        Err(partial) if is_mapped_over(partial.why) => {
+            mapped_over(domain, region, pager, page, frame);
+            evicted.ready += 1;
+        }
         Err(_) => {
             // It cannot be mapped, so nobody can use it; it must be saved, room or not.
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());
@@ -338,6 +342,22 @@ fn put_back(
             evicted.queued += 1;
         }
     }
+}
+
+/// Whether the machine would not map a page because something of the program's own is there, or nothing any more.
+pub(super) fn is_mapped_over(why: Refusal) -> bool {
+    matches!(why, Refusal::Occupied | Refusal::Foreign)
+}
+
+/// The place of a claimed page is not the domain's any more: what was in it is lost, its frame is not.
+///
+/// # Context
+/// Normal or PagerThread, as for [`Pager::forget`].
+pub(super) fn mapped_over(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, frame: Frame) {
+    Counters::add(&domain.counters.lost_total, 1);
+    pager.forget(region.index(page), 1);
+    region.sets.changed.insert(region.index(page));
+    domain.settle_absent(region, page, frame);
 }
 
 /// Turns standby frames beyond `keep` into free ones, oldest first. How many.

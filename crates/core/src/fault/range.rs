@@ -14,7 +14,7 @@ use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
 use crate::mmu::{Partial, Refusal};
 use crate::page::{PageWord, State, Word};
-use crate::pager::Context;
+use crate::pager::{Context, Pager};
 use crate::region::{Access, Region};
 use crate::shortage::FrameWait;
 use crate::stack;
@@ -25,6 +25,8 @@ use crate::tracer::Kind;
 
 /// Pages worked on between two visits of the gate.
 const STRETCH: usize = 256;
+/// Pages looked at between two visits of the gate: less than a millisecond's worth where nothing is to be done about them.
+const MOST_LOOKS: u64 = 1 << 15;
 
 /// Does `work` on `page` inside the gate until it is done, waiting outside where it asks for it.
 pub(super) fn settle_step(domain: &DomainState, page: PageNo, work: impl FnMut(&Region) -> Step) -> Outcome {
@@ -266,7 +268,8 @@ fn discard_stretch(domain: &DomainState, context: Context, region: &Region, rang
     let mut len = 0;
     let mut next = range.first;
     let mut step = Step::Done(Outcome::Resolved);
-    while next < range.end()
+    let end = range.end().min(range.first.plus(MOST_LOOKS));
+    while next < end
         && let Some(entry) = resident.get_mut(len)
     {
         let (Some(word), Some(pager)) = (region.word(next), region.pager()) else { break };
@@ -276,6 +279,11 @@ fn discard_stretch(domain: &DomainState, context: Context, region: &Region, rang
                 step = word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
             }
             break;
+        }
+        if is_untouched(region, pager, next, seen) {
+            region.disarm(next);
+            next = next.plus(1);
+            continue;
         }
         let _dropping = match copy_first::begin_drop(domain, context, region, next, seen) {
             Ok(dropping) => dropping,
@@ -321,6 +329,13 @@ fn discard_stretch(domain: &DomainState, context: Context, region: &Region, rang
     }
     drop_resident(domain, region, resident.get(..len).unwrap_or(&[]));
     (next, step)
+}
+
+/// Whether there is nothing of an absent page to discard. Most of a large region's are such: nothing is written to their part of its tables,
+/// which takes no memory.
+fn is_untouched(region: &Region, pager: &dyn Pager, page: PageNo, seen: Word) -> bool {
+    let index = region.index(page);
+    seen.state() == State::Absent && !region.sets.inherited.contains(index) && !pager.keeps(index)
 }
 
 /// Drops claimed resident pages, in as few calls as their neighbourhood allows.
@@ -379,7 +394,8 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
         let _inside = domain.gate.enter(domain.mmu);
         let mut claimed = [(PageNo(0), Frame(0)); STRETCH];
         let (start, queued, mut len) = (at, evicted.queued, 0);
-        while len + ((evicted.queued - queued) as usize) < room && at < range.end() {
+        let end = range.end().min(start.plus(MOST_LOOKS));
+        while len + ((evicted.queued - queued) as usize) < room && at < end {
             let busy = |word: &PageWord| word.load().state() == State::Busy;
             if at > start && domain.regions.find(at).and_then(|region| region.word(at)).is_some_and(busy) {
                 break;

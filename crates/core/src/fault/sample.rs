@@ -7,7 +7,7 @@
 
 use core::ops::Range;
 
-use super::evict::unmap_each;
+use super::evict::{is_mapped_over, mapped_over, unmap_each};
 use super::range::settle_step;
 use super::{Outcome, Step, lost};
 use crate::addr::{Frame, PageNo, PageRange};
@@ -195,12 +195,9 @@ fn map_unused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame)
             domain.leaves_aside(seen);
             lost(domain, region, pager, page, frame);
         }
-        // The program has mapped something of its own there: what was there is lost.
-        Err(Refusal::Occupied | Refusal::Foreign) => {
-            Counters::add(&domain.counters.lost_total, 1);
+        Err(why) if is_mapped_over(why) => {
             domain.leaves_aside(seen);
-            pager.forget(region.index(page), 1);
-            domain.settle_absent(region, page, frame);
+            mapped_over(domain, region, pager, page, frame);
         }
         Err(_) => {
             domain.settle(region, page, seen);

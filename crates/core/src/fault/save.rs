@@ -2,6 +2,7 @@
 
 use core::array;
 
+use super::evict::{is_mapped_over, mapped_over};
 use super::lost;
 use crate::addr::{Frame, PAGE_BYTES, PageNo};
 use crate::domain::DomainState;
@@ -20,7 +21,9 @@ pub const BATCH: usize = 256;
 /// Queues a page that is Saving already. Waits for room, which the saver makes.
 pub(super) fn enqueue(domain: &DomainState, page: PageNo, frame: Frame) {
     domain.stack.joins_saving();
-    while !domain.saves.push(page.0, u64::from(frame.0)) {
+    // What fails is queued again by the saver itself, who waits for nobody: a batch of places is left to it.
+    let leaves_a_batch = || domain.saves.len() + BATCH < domain.saves.capacity();
+    while !leaves_a_batch() || !domain.saves.push(page.0, u64::from(frame.0)) {
         let seen = domain.stack.demand.available.count();
         domain.to_save.signal(domain.mmu);
         domain.stack.demand.available.wait(domain.mmu, seen, 1000);
@@ -139,6 +142,11 @@ fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, er
                 domain.admit(region, frame, Use::First);
             }
             Err(partial) if partial.why == Refusal::Hole => lose_claimed(domain, region, page, frame),
+            Err(partial) if is_mapped_over(partial.why) => {
+                let Some(pager) = region.pager() else { return };
+                let _ = word.end_save(Word::ABSENT);
+                mapped_over(domain, region, pager, page, frame);
+            }
             Err(_) => {
                 domain.settle(region, page, seen);
                 requeue(domain, page, frame);

@@ -202,6 +202,12 @@ impl Pager for SimPager {
         Some(usize::from(self.backing == Backing::Store))
     }
 
+    fn keeps(&self, index: u64) -> bool {
+        not_in_a_trap("keeps");
+        scheduler::step_aside("keeps");
+        self.with(index, |page| !matches!(page.kept, Kept::Nothing))
+    }
+
     fn hand_out(&self, index: u64) -> HandedOn {
         not_in_a_trap("hand_out");
         self.enter(index, "hand_out");

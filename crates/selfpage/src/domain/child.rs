@@ -114,6 +114,8 @@ impl Inner {
         self.pool.register(descriptors.pool)?;
         stack::forget_unmapped(state);
         copy_first::forget(state);
+        // The parent's saver may have been at work, as it waited for the gate.
+        self.saver_turns.store(0, Ordering::SeqCst);
         self.snapshots.store(false, Ordering::Release);
         self.cutting.store(false, Ordering::Release);
         for (bound, part) in parts {

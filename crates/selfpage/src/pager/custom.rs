@@ -9,7 +9,7 @@ use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
 use selfpage_core::sync::{AtomicU64, Ordering};
 
-use super::PageHash;
+use super::{NO_HASH, PageHash};
 
 /// The small trait for a pager of one's own: where a page's contents come from, and where they go.
 ///
@@ -62,9 +62,9 @@ impl<P: UserPager> Custom<P> {
         Custom { user, hash, hashes }
     }
 
-    fn set_hash(&self, index: u64, bytes: &PageBytes) {
-        if let Some(hash) = self.hashes.get(index as usize) {
-            hash.store(self.hash.of(bytes), Ordering::Relaxed);
+    fn set_hash(&self, index: u64, hash: u64) {
+        if let Some(entry) = self.hashes.get(index as usize) {
+            entry.store(hash, Ordering::Relaxed);
         }
     }
 }
@@ -98,7 +98,7 @@ impl<P: UserPager> Pager for Custom<P> {
             }
             let (index, bytes) = (page.index, page.bytes.get_mut());
             guarded(|| self.user.fill(index, bytes))?;
-            self.set_hash(index, bytes);
+            self.set_hash(index, self.hash.of(bytes));
         }
         Ok(pages.len() as u64 * PAGE_BYTES as u64)
     }
@@ -113,9 +113,9 @@ impl<P: UserPager> Pager for Custom<P> {
     fn save(&self, pages: &mut [SavePage<'_>]) {
         for page in pages {
             page.outcome = guarded(|| self.user.save(page.index, page.bytes.get()));
-            if page.outcome.is_ok() {
-                self.set_hash(page.index, page.bytes.get());
-            }
+            // Where it failed, who knows what was kept.
+            let hash = if page.outcome.is_ok() { self.hash.of(page.bytes.get()) } else { NO_HASH };
+            self.set_hash(page.index, hash);
         }
     }
 

@@ -8,17 +8,18 @@ use std::os::fd::{AsFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32};
 
 use arrayvec::ArrayVec;
 use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
+use selfpage_core::linux::futex;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
 use selfpage_core::region::Rights;
 use selfpage_core::sync::{AtomicU64, Ordering};
 
-use super::PageHash;
+use super::{NO_HASH, PageHash};
 use crate::error::{Error, Kind, Result};
 use crate::store::{Blok, Descriptor, IoChoice, LOCKED, WriteBlok, forget_engines, page_cache};
 use crate::trap::thread;
@@ -60,6 +61,8 @@ pub struct File {
     /// Why the disk did not take what the page cache had; 0: it took all. The kernel says so once, and keeps those pages as if it had: no
     /// sync after that says anything of them.
     lost: AtomicI32,
+    /// 1 while a thread has the disk take what the page cache has: of two at a time, one would be told what the other was.
+    syncing: AtomicU32,
 }
 
 /// What a [`File`] keeps of each page: an entry a page, zeroed. Empty where the program may not write.
@@ -101,11 +104,13 @@ impl Opened {
         if !meta.is_file() {
             return Err(Error::new(Kind::Invalid, "map", object, "it is not a regular file"));
         }
-        let direct = options.custom_flags(libc::O_DIRECT).open(path).ok();
+        let buffered = Descriptor::new(buffered.into()).map_err(failed)?;
+        let direct = options.custom_flags(libc::O_NONBLOCK | libc::O_DIRECT).open(path).ok();
         let direct = direct.map(|file| Descriptor::new(file.into())).transpose().map_err(failed)?;
         Ok(Opened {
-            direct,
-            buffered: Descriptor::new(buffered.into()).map_err(failed)?,
+            // By that name there may be another file by now.
+            direct: direct.filter(|direct| direct.is_alike(&buffered)),
+            buffered,
             path: path.into(),
             first: offset_bytes / PAGE,
             rights,
@@ -138,6 +143,7 @@ impl File {
             detached: false.into(),
             way_opened: false.into(),
             lost: 0.into(),
+            syncing: 0.into(),
         }
     }
 
@@ -149,6 +155,13 @@ impl File {
     fn set_hash(&self, index: u64, bytes: &PageBytes) {
         if let Some(hash) = self.hashes.get(index as usize) {
             hash.store(self.hash.of(bytes), Ordering::Relaxed);
+        }
+    }
+
+    /// Nobody knows what a fill would bring.
+    fn forget_hash(&self, index: u64) {
+        if let Some(hash) = self.hashes.get(index as usize) {
+            hash.store(NO_HASH, Ordering::Relaxed);
         }
     }
 
@@ -236,15 +249,18 @@ impl File {
         offset: u64,
     ) -> std::result::Result<usize, PagerError> {
         let whole: usize = slices.iter().map(|slice| slice.len()).sum();
+        // Looked at after the read: before it, the number could become another file's in between.
+        let is_of = |file: &Descriptor| context != Context::Trap || file.is_ours();
         if let Some(direct) = &self.direct
-            && (context != Context::Trap || direct.is_ours())
             && let Ok(read) = preadv2(direct.borrow(), slices, offset, ReadWriteFlags::NOWAIT)
             && read == whole
+            && is_of(direct)
         {
             return Ok(read);
         }
         loop {
             match preadv(self.buffered.borrow(), slices, offset) {
+                Ok(_) if !is_of(&self.buffered) => return Err(PagerError::WrongContext),
                 Ok(read) => return Ok(read),
                 Err(Errno::INTR) => {}
                 Err(Errno::BADF) if context == Context::Trap => return Err(PagerError::WrongContext),
@@ -341,10 +357,15 @@ impl Pager for File {
 
     fn forked(&self) {
         self.detached.store(true, Ordering::Relaxed);
+        // Whoever was at it is the parent's thread.
+        self.syncing.store(0, Ordering::Relaxed);
         forget_engines();
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
+        if self.detached.load(Ordering::Relaxed) {
+            return pages.iter_mut().for_each(|page| page.outcome = Err(PagerError::NoStore));
+        }
         let len = match self.file_len(Context::PagerThread) {
             Ok(len) => len,
             Err(error) => return pages.iter_mut().for_each(|page| page.outcome = Err(error)),
@@ -372,13 +393,20 @@ impl Pager for File {
                     there => self.save_past_the_lock(page, there),
                 };
             }
-            for page in part.iter().filter(|page| page.outcome.is_ok()) {
-                self.set_hash(page.index, page.bytes.get());
+            for page in part.iter() {
+                match page.outcome {
+                    Ok(()) => self.set_hash(page.index, page.bytes.get()),
+                    // A part of it may have been written: what the file has is not what it had.
+                    Err(_) => self.forget_hash(page.index),
+                }
             }
         }
     }
 
     fn sync(&self) -> std::result::Result<(), PagerError> {
+        while self.syncing.swap(1, Ordering::Acquire) != 0 {
+            let _ = futex::wait(&self.syncing, 1, 0);
+        }
         let errno = match self.lost.load(Ordering::Relaxed) {
             0 => rustix::fs::fdatasync(self.buffered.borrow()).err().map_or(0, Errno::raw_os_error),
             errno => errno,
@@ -386,7 +414,13 @@ impl Pager for File {
         if matches!(errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
             self.lost.store(errno, Ordering::Relaxed);
         }
+        self.syncing.store(0, Ordering::Release);
+        futex::wake(&self.syncing, u32::MAX);
         if errno == 0 { Ok(()) } else { Err(PagerError::Io(errno)) }
+    }
+
+    fn keeps(&self, _index: u64) -> bool {
+        false
     }
 
     /// What the program discards is dropped from memory; the file keeps what was saved last.

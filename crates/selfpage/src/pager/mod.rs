@@ -24,6 +24,9 @@ use xxhash_rust::xxh3::xxh3_64_with_secret;
 
 use selfpage_core::addr::PageBytes;
 
+/// The hash of a page of which nobody knows what a fill would bring, or that was never filled: an entry of a zeroed table.
+pub(crate) const NO_HASH: u64 = 0;
+
 /// The secret of a domain's page hashes: contents cannot be made to collide from outside.
 pub(crate) struct PageHash([u8; 192]);
 

@@ -27,5 +27,9 @@ impl Pager for Physical {
         Ok(0)
     }
 
+    fn keeps(&self, _index: u64) -> bool {
+        false
+    }
+
     fn forget(&self, _index: u64, _count: u64) {}
 }

@@ -141,6 +141,10 @@ impl Pager for Stored {
         Some(Arc::as_ptr(&self.store).addr())
     }
 
+    fn keeps(&self, index: u64) -> bool {
+        self.blok(index) != 0
+    }
+
     fn hand_out(&self, index: u64) -> Kept {
         let entry = self.bloks.get(index as usize).zip(self.hashes.get(index as usize));
         // A page that was never saved has no entry: reading it takes no memory, writing it would.

@@ -41,5 +41,9 @@ impl Pager for Zero {
         Some(0)
     }
 
+    fn keeps(&self, _index: u64) -> bool {
+        false
+    }
+
     fn forget(&self, _index: u64, _count: u64) {}
 }

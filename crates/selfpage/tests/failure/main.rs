@@ -13,6 +13,7 @@ mod input;
 mod inspected;
 mod lifetime;
 mod locking;
+mod mapped_over;
 mod moved;
 mod own_code;
 mod own_fault;

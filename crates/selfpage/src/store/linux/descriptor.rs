@@ -108,6 +108,11 @@ impl Descriptor {
         self.is_ours() && stat(path).is_ok_and(|stat| self.is(&stat))
     }
 
+    /// Whether it is the same file, by another descriptor.
+    pub fn is_alike(&self, other: &Descriptor) -> bool {
+        self.identity == other.identity
+    }
+
     fn is(&self, stat: &Stat) -> bool {
         Identity::of(stat) == self.identity
     }
