@@ -96,3 +96,52 @@ fn a_page_that_refuses_a_write_is_opened_to_no_domain() {
         }
     });
 }
+
+/// A word of memory that a domain may not touch, as an address.
+static REFUSED: AtomicUsize = AtomicUsize::new(0);
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+
+/// Writes beside it.
+extern "C" fn writes(_: i32) {
+    // SAFETY: mapped, and nobody holds a reference to it.
+    unsafe { (REFUSED.load(SeqCst) as *mut u64).add(1).write_volatile(2) };
+    HANDLED.fetch_add(1, SeqCst);
+}
+
+extern "C" fn waits(_: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: as above.
+    unsafe { (REFUSED.load(SeqCst) as *mut u64).write_volatile(1) };
+    std::ptr::null_mut()
+}
+
+#[test]
+fn a_handler_that_comes_while_an_access_waits_may_wait_as_well() {
+    child::forked(|| {
+        // By page tables, on every machine.
+        // SAFETY: new keys, which no memory has.
+        while unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } > 0 {}
+        assert_eq!(mechanism(), Mechanism::PageTables);
+        // SAFETY: the handler writes to memory of this test's.
+        unsafe { libc::signal(libc::SIGUSR1, writes as *const () as usize) };
+        let (own, others) = (plain("own"), plain("others"));
+        REFUSED.store(others.range().start, SeqCst);
+        let domain = ProtectionDomain::new("inside");
+        domain.set(&own, Allowed::READ).unwrap();
+        let entered = domain.enter().unwrap();
+        let mut thread = 0;
+        // On its own stack: std's threads have an alternate one, which is small.
+        // SAFETY: it is joined below.
+        assert_eq!(unsafe { libc::pthread_create(&mut thread, std::ptr::null(), waits, std::ptr::null_mut()) }, 0);
+        std::thread::sleep(Duration::from_millis(50));
+        // SAFETY: the thread is not joined yet.
+        assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(HANDLED.load(SeqCst), 0, "another domain's memory is open to all");
+        drop(entered);
+        // SAFETY: it runs or has ended, and is joined once.
+        assert_eq!(unsafe { libc::pthread_join(thread, std::ptr::null_mut()) }, 0);
+        // SAFETY: mapped, and the thread has ended.
+        let words = unsafe { [0, 1].map(|at| (REFUSED.load(SeqCst) as *const u64).add(at).read_volatile()) };
+        assert_eq!((words, HANDLED.load(SeqCst)), ([1, 2], 1));
+    });
+}

@@ -51,7 +51,7 @@ impl Drop for Change {
 pub(super) fn install() {
     // SAFETY: signal-handler: `on_sigsegv` reads atomics and its thread's own cells, changes the interrupted context, waits on
     // a futex, and calls the handler that was there before.
-    unsafe { SIGSEGV.install(on_sigsegv, Blocked::NoOther) };
+    unsafe { SIGSEGV.install(on_sigsegv, Blocked::None) };
 }
 
 /// How the refused access came about.
@@ -82,7 +82,7 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
         // SAFETY: signal-handler: as above.
         thread::with(|here| unsafe { super::sandbox::stop(here, addr, access(context)) });
     }
-    // The kernel begins a handler with no right to any memory with a key. Here nobody can put that right: the signal is blocked.
+    // The kernel begins a handler with no right to any memory with a key. In the program's nobody can put that right: the signal is blocked.
     super::refresh();
     // SAFETY: signal-handler: the arguments are the kernel's.
     unsafe { SIGSEGV.chain(info, context) };

@@ -17,8 +17,8 @@ pub(crate) enum Blocked {
     Every,
     /// All but those that an instruction of the thread's own can cause, its own number among them.
     AllButFaults,
-    /// None.
-    NoOther,
+    /// None, and not its own either: a handler of another signal that comes in may meet what this one puts right.
+    None,
 }
 
 /// A signal, and who had it before us.
@@ -79,7 +79,7 @@ impl Takeover {
                         libc::sigdelset(&mut action.sa_mask, fault.cast_signed());
                     }
                 }
-                Blocked::NoOther => {}
+                Blocked::None => action.sa_flags |= libc::SA_NODEFER,
             }
             libc::sigaction(self.signal, &action, ptr::null_mut());
         }
@@ -143,6 +143,9 @@ unsafe fn call(signal: libc::c_int, action: &libc::sigaction, info: *mut libc::s
         if action.sa_sigaction == libc::SIG_DFL || action.sa_sigaction == libc::SIG_IGN {
             // A fault cannot be ignored, nor blocked. Sent again, it ends the process when the handler returns.
             libc::sigaction(signal, &default_action(), ptr::null_mut());
+            let mut own: libc::sigset_t = std::mem::zeroed();
+            libc::sigaddset(&mut own, signal);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &own, ptr::null_mut());
             libc::sigdelset(&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask, signal);
             libc::raise(signal);
             return;
