@@ -56,8 +56,8 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
         opened.push(descriptor);
         Ok(descriptor)
     };
-    let memory = high(Descriptor::open_memory(), "/proc/self/mem")?;
-    let pagemap = Pagemap(high(Descriptor::open_pagemap(), "/proc/self/pagemap")?);
+    let memory = high(Descriptor::open_memory(), "/proc/thread-self/mem")?;
+    let pagemap = Pagemap(high(Descriptor::open_pagemap(), "/proc/thread-self/pagemap")?);
     Ok((Descriptors { pool, worker, upcall, tracked_worker, tracked_upcall, memory, pagemap }, reach))
 }
 

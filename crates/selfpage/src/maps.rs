@@ -14,7 +14,7 @@ pub(crate) struct Mapping {
 
 /// All, by address. Empty where there is no /proc.
 pub(crate) fn of_this_process() -> Vec<Mapping> {
-    let text = std::fs::read("/proc/self/maps").unwrap_or_default();
+    let text = std::fs::read("/proc/thread-self/maps").unwrap_or_default();
     String::from_utf8_lossy(&text).lines().filter_map(parse).collect()
 }
 

@@ -86,7 +86,7 @@ impl Swapping {
 
 /// The directory of this process's cgroup for `controller` (empty: the unified tree, mounted as `kind`).
 fn cgroup(controller: &str, kind: &str) -> Option<PathBuf> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let groups = fs::read_to_string("/proc/thread-self/cgroup").ok()?;
     let path = groups.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);

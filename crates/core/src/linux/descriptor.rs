@@ -36,20 +36,20 @@ impl Descriptor {
         Ok(Descriptor(number as i32))
     }
 
-    /// Opens this process's `/proc/self/pagemap`.
+    /// Opens this process's pagemap, as the calling thread's: that of `/proc/self` is empty where the first thread has ended.
     ///
     /// # Errors
     /// What open(2) says.
     pub fn open_pagemap() -> Result<Descriptor, Errno> {
-        Descriptor::open(c"/proc/self/pagemap", raw::O_RDONLY)
+        Descriptor::open(c"/proc/thread-self/pagemap", raw::O_RDONLY)
     }
 
-    /// Opens this process's `/proc/self/mem` for reading.
+    /// Opens this process's memory for reading, in the same way.
     ///
     /// # Errors
     /// What open(2) says.
     pub fn open_memory() -> Result<Descriptor, Errno> {
-        Descriptor::open(c"/proc/self/mem", raw::O_RDONLY)
+        Descriptor::open(c"/proc/thread-self/mem", raw::O_RDONLY)
     }
 
     /// Closes the descriptor in the calling thread's table.

@@ -35,7 +35,7 @@ struct Place {
     names: Names,
 }
 
-/// The places that hold the process's memory; `groups` is what `/proc/self/cgroup` says. Version 2 may be mounted beside version 1.
+/// The places that hold the process's memory; `groups` is what `/proc/thread-self/cgroup` says. Version 2 may be mounted beside version 1.
 fn places(mounts: &Path, groups: &str) -> Vec<Place> {
     let place = |root: PathBuf, group: &str, names| {
         let group = root.join(group.trim_start_matches('/'));
@@ -71,7 +71,7 @@ fn text(path: &Path) -> Option<String> {
 }
 
 fn groups() -> String {
-    text(Path::new("/proc/self/cgroup")).unwrap_or_default()
+    text(Path::new("/proc/thread-self/cgroup")).unwrap_or_default()
 }
 
 /// Where the process's group would report pressure.

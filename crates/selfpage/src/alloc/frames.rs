@@ -111,7 +111,7 @@ fn may_map() -> bool {
 #[cold]
 unsafe fn copy_rest(from: usize, to: usize, len_bytes: usize) {
     const PAGES: usize = TABLE_BYTES / PAGE_BYTES;
-    let Ok(pagemap) = rustix::fs::open(c"/proc/self/pagemap", OFlags::CLOEXEC, Mode::empty()) else {
+    let Ok(pagemap) = rustix::fs::open(c"/proc/thread-self/pagemap", OFlags::CLOEXEC, Mode::empty()) else {
         crate::die("the kernel did not move all of a block, and no /proc says what is left of it");
     };
     for at in (0..len_bytes).step_by(TABLE_BYTES) {

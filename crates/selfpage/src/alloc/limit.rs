@@ -88,7 +88,7 @@ pub fn make_room(bytes: usize) {
 /// What the process has in memory that is no file's; 0: nobody says.
 fn anonymous_bytes() -> usize {
     let mut text = [0; 128];
-    let file = rustix::fs::open(c"/proc/self/statm", OFlags::CLOEXEC, Mode::empty());
+    let file = rustix::fs::open(c"/proc/thread-self/statm", OFlags::CLOEXEC, Mode::empty());
     let _ = file.and_then(|file| rustix::io::read(file, &mut text));
     let mut pages = text.split(|byte| *byte == b' ').skip(1).filter_map(|word| str::from_utf8(word).ok()?.parse().ok());
     let [resident, of_files] = [(); 2].map(|()| pages.next().unwrap_or(0usize));

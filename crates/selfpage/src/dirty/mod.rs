@@ -30,8 +30,10 @@ pub enum Mechanism {
     /// Pages are write-protected by a userfaultfd; at the first write the kernel takes the protection off, and nobody waits.
     /// Linux 6.7.
     WriteProtection,
-    /// `mprotect` and a handler for `SIGSEGV`. System calls that write to a clean page fail with `EFAULT`, discarding is not
-    /// noticed, a range is scanned as it was armed, and nobody writes to it while it is disarmed.
+    /// `mprotect` and a handler for `SIGSEGV`, for memory that may be read and written and not executed. System calls that write to a
+    /// clean page fail with `EFAULT`, discarding is not noticed, a range is scanned as it was armed, and nobody writes to it while it is
+    /// disarmed. Disarm it before it is unmapped: a tracker that is dropped leaves it armed. A forked child goes on with what its parent
+    /// had noted. 64 ranges in a process are armed at a time.
     Traps,
     /// The kernel's soft-dirty bits (`CONFIG_MEM_SOFT_DIRTY`). Never to be had here: what is written between the look at them and the call
     /// that clears them would be missed, and that call clears the whole process's, other trackers' notes included.
@@ -43,7 +45,7 @@ pub enum Mechanism {
 /// What counts as written: a page that anybody in this process wrote to, system calls included; a page of private anonymous memory
 /// (hugetlb not included) that was discarded; a mapping that was put over a part of the range; a page in a buffer that is registered with
 /// an io_uring of this process, at every scan, and everything where those cannot be looked for; after a fork, in the child, everything
-/// until the child arms it. What does not: a hole that nobody touched, reading, a page that was swapped out or moved by the kernel; and
+/// until the child arms it (but see [`Mechanism::Traps`]). What does not: a hole that nobody touched, reading, a page that was swapped out or moved by the kernel; and
 /// contents that are removed in other memory (`MADV_REMOVE`, a hole punched in a file), where whoever removes them must write to the
 /// pages too.
 ///

@@ -126,7 +126,8 @@ impl WriteProtection {
             let cause = format!("this kernel has no WP_ASYNC ({errno:?}); {}", remedy::NEWER_6_7);
             Error::new(Kind::Unsupported, "use", "userfaultfd", cause)
         })?;
-        let pagemap = Descriptor::open_pagemap().map_err(|errno| Error::system("open", "/proc/self/pagemap", errno))?;
+        let pagemap =
+            Descriptor::open_pagemap().map_err(|errno| Error::system("open", "/proc/thread-self/pagemap", errno))?;
         self.pagemap.store(raised(pagemap).raw(), Ordering::Relaxed);
         Ok(())
     }

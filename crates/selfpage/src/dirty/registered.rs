@@ -1,6 +1,6 @@
 //! Buffers that the program has registered with io_uring: devices write to them by their frames, which no page table notes.
 //!
-//! The kernel counts pinned pages in `VmPin` of `/proc/self/status`, and lists a ring's buffers in the ring's `fdinfo`. Rings are
+//! The kernel counts pinned pages in `VmPin` of the process's `status`, and lists a ring's buffers in the ring's `fdinfo`. Rings are
 //! looked for only where something is pinned. All of it is read into buffers on the stack: a collector scans while it has threads
 //! stopped, one of which may hold the lock of malloc.
 
@@ -28,7 +28,7 @@ pub(super) enum Registered {
     Some,
 }
 
-/// Marks the pages of `range` that are in buffers registered with rings that this process has open, and all of it where they cannot be
+/// Marks the pages of `range` that are in buffers registered with rings that the calling thread has open, and all of it where they cannot be
 /// looked for (no descriptor is free); to be followed by [`Dirty::end`] where there are any.
 pub(super) fn mark(range: &Range<usize>, found: &mut Dirty) -> Registered {
     let mut registered = Registered::None;
@@ -50,11 +50,11 @@ pub(super) fn mark(range: &Range<usize>, found: &mut Dirty) -> Registered {
 
 fn each_buffer(each: &mut impl FnMut(Range<usize>)) -> Result<(), Errno> {
     let is_pinned = |line: &[u8]| line.strip_prefix(b"VmPin:").map(|value| value.trim_ascii() != b"0 kB");
-    let Some(status) = unless_gone(open(CWD, c"/proc/self/status"))? else { return Ok(()) };
+    let Some(status) = unless_gone(open(CWD, c"/proc/thread-self/status"))? else { return Ok(()) };
     if !each_line(&status, is_pinned)?.unwrap_or(false) {
         return Ok(());
     }
-    let (links, infos) = (open(CWD, c"/proc/self/fd")?, open(CWD, c"/proc/self/fdinfo")?);
+    let (links, infos) = (open(CWD, c"/proc/thread-self/fd")?, open(CWD, c"/proc/thread-self/fdinfo")?);
     let mut room = [MaybeUninit::uninit(); 2048];
     let mut entries = RawDir::new(&links, &mut room);
     while let Some(entry) = entries.next() {

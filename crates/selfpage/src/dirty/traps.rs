@@ -1,7 +1,7 @@
 //! Dirty pages by `mprotect` and a handler for `SIGSEGV`: what every Unix has, and what the others are measured against.
 //!
 //! Discarding is not noticed, a system call that writes to a clean page fails with `EFAULT`, and the memory must be readable
-//! and writable. A forked child goes on with what its parent had noted: a fork waits until nobody arms, disarms or re-arms.
+//! and writable, and not executable. A forked child goes on with what its parent had noted: a fork waits until nobody arms, disarms or re-arms.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -14,6 +14,7 @@ use selfpage_core::linux::thread;
 
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
+use crate::maps;
 use crate::trap::takeover::{Blocked, Takeover};
 use crate::trap::upcall::{self, SEGV_ACCERR};
 use crate::undisturbed::Undisturbed;
@@ -21,7 +22,7 @@ use crate::undisturbed::Undisturbed;
 /// Ranges that can be armed at a time, in the whole process.
 const MOST_RANGES: usize = 64;
 
-/// A range and what was written of it. Never freed, since a handler may look at it at any time; a range armed again finds it.
+/// A range and what was written of it. A range armed again finds it, until its place is another's ([`list`]).
 struct Watch {
     start: usize,
     bits: Vec<AtomicU64>,
@@ -30,7 +31,9 @@ struct Watch {
 }
 
 static WATCHES: [AtomicPtr<Watch>; MOST_RANGES] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_RANGES];
-/// Written where ranges are armed and disarmed, read where they are armed again.
+/// How many handlers are looking at watches.
+static LOOKING: AtomicUsize = AtomicUsize::new(0);
+/// Written where ranges are armed and disarmed, read where they are looked at and armed again.
 static CHANGE: RwLock<()> = RwLock::new(());
 /// What handlers of `SIGSEGV` are letting writes through to at this moment: a page's address, [`WHOLE`] with that of a range, or
 /// [`EVERYWHERE`]. A scan counts it as written. Else a scan could take a handler's note, protect the page before the handler has
@@ -76,8 +79,8 @@ fn everywhere() -> usize {
 }
 
 fn watches() -> impl Iterator<Item = &'static Watch> {
-    // SAFETY: tracker-memory: a watch is leaked before it is listed.
-    WATCHES.iter().map_while(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
+    // SAFETY: tracker-memory: who looks holds [`CHANGE`], or is counted in [`LOOKING`].
+    WATCHES.iter().map_while(|slot| unsafe { slot.load(Ordering::SeqCst).as_ref() })
 }
 
 impl Watch {
@@ -211,7 +214,7 @@ fn armed(operation: &'static str, range: &Range<usize>) -> Result<&'static Watch
 
 pub(super) fn arm(range: Range<usize>) -> Result<()> {
     // SAFETY: signal-handler: `on_sigsegv` sets bits, calls mprotect(2), and the handler that was there before.
-    unsafe { SIGSEGV.install(on_sigsegv, Blocked::NoOther) };
+    unsafe { SIGSEGV.install(on_sigsegv, Blocked::AllButFaults) };
     crate::fork::attend();
     let _alone = hold();
     let meets = |watch: &Watch| watch.range().start < range.end && range.start < watch.range().end;
@@ -221,8 +224,11 @@ pub(super) fn arm(range: Range<usize>) -> Result<()> {
         return Err(Error::new(Kind::Invalid, "arm", object(&range), cause));
     }
     let watch = match same {
-        Some(watch) => watch,
-        None => list(&range)?,
+        Some(watch) if watch.armed.load(Ordering::SeqCst) => watch,
+        same => {
+            check_rights(&range)?;
+            same.map_or_else(|| list(&range), Ok)?
+        }
     };
     watch.bits.iter().for_each(|word| word.store(0, Ordering::SeqCst));
     watch.armed.store(true, Ordering::SeqCst);
@@ -239,16 +245,46 @@ pub(super) fn arm(range: Range<usize>) -> Result<()> {
     ))
 }
 
+/// What is let through is readable and writable afterwards, and nothing else: other memory would have rights that it did not have.
+fn check_rights(range: &Range<usize>) -> Result<()> {
+    let has_others = |mapping: &maps::Mapping| {
+        let meets = mapping.range.start < range.end && range.start < mapping.range.end;
+        meets && (!mapping.readable || !mapping.writable || mapping.executable)
+    };
+    match maps::of_this_process().iter().find(|mapping| has_others(mapping)) {
+        None => Ok(()),
+        Some(mapping) => {
+            let Range { start, end } = mapping.range;
+            let cause = format!(
+                "traps are for memory that may be read and written and not executed, and {start:#x}..{end:#x} is not such; name the \
+                 parts that are, or use Mechanism::WriteProtection"
+            );
+            Err(Error::new(Kind::Invalid, "arm", object(range), cause))
+        }
+    }
+}
+
+/// Gives a range a watch, in the place of one that is disarmed where no place is free. The caller holds [`CHANGE`].
 fn list(range: &Range<usize>) -> Result<&'static Watch> {
+    let is_free = |watch: *mut Watch| {
+        // SAFETY: tracker-memory: the caller holds the lock.
+        unsafe { watch.as_ref() }.is_none_or(|watch| !watch.armed.load(Ordering::SeqCst))
+    };
+    let is_new = WATCHES.iter().find(|slot| slot.load(Ordering::SeqCst).is_null());
+    let Some(slot) = is_new.or_else(|| WATCHES.iter().find(|slot| is_free(slot.load(Ordering::SeqCst)))) else {
+        let cause = "as many ranges are armed by traps as there can be; disarm one";
+        return Err(Error::new(Kind::OutOfSpace, "arm", object(range), cause));
+    };
     let size_pages = range.len() / PAGE_BYTES;
     let bits = iter::repeat_with(AtomicU64::default).take(size_pages.div_ceil(64)).collect();
     let watch = Watch { start: range.start, bits, size_pages, armed: AtomicBool::new(false) };
-    let Some(slot) = WATCHES.iter().find(|slot| slot.load(Ordering::SeqCst).is_null()) else {
-        let cause = "as many ranges were armed by traps as there can be; use the same ranges again";
-        return Err(Error::new(Kind::OutOfSpace, "arm", object(range), cause));
-    };
     let watch: &'static Watch = Box::leak(Box::new(watch));
-    slot.store(ptr::from_ref(watch).cast_mut(), Ordering::Release);
+    let before = slot.swap(ptr::from_ref(watch).cast_mut(), Ordering::SeqCst);
+    // A handler that is at it now, or that was left by a jump, keeps it for good.
+    if !before.is_null() && LOOKING.load(Ordering::SeqCst) == 0 {
+        // SAFETY: tracker-memory: it was leaked here, nobody finds it any more, and nobody who has found it is still looking.
+        drop(unsafe { Box::from_raw(before) });
+    }
     Ok(watch)
 }
 
@@ -270,6 +306,7 @@ pub(super) fn disarm(range: Range<usize>) -> Result<()> {
 }
 
 pub(super) fn scan(range: Range<usize>, found: &mut Dirty) -> Result<()> {
+    let _whole = no_change();
     let watch = armed("scan", &range)?;
     watch.find(found, |word| word.load(Ordering::SeqCst));
     Ok(())
@@ -294,11 +331,19 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
     // SAFETY: signal-handler: the kernel passes the interrupted context.
     let writes = cfg!(not(target_arch = "x86_64")) || unsafe { upcall::write_access(context) };
     // To let writes through helps nothing else: a jump to a page, or what a protection key refuses, would come back for ever.
-    if code == SEGV_ACCERR && writes && watches().any(|watch| watch.trapped(addr)) {
+    if code == SEGV_ACCERR && writes && let_through(addr) {
         return;
     }
     // SAFETY: signal-handler: the arguments are the kernel's.
     unsafe { SIGSEGV.chain(info, context) };
+}
+
+/// A write to what is armed. `false`: it is not.
+fn let_through(addr: usize) -> bool {
+    LOOKING.fetch_add(1, Ordering::SeqCst);
+    let is_armed = watches().any(|watch| watch.trapped(addr));
+    LOOKING.fetch_sub(1, Ordering::SeqCst);
+    is_armed
 }
 
 #[cfg(test)]

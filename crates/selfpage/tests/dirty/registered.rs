@@ -51,6 +51,32 @@ fn everything_counts_as_written_where_buffers_cannot_be_looked_for() {
 }
 
 #[test]
+fn a_buffer_is_found_where_the_first_thread_has_ended() {
+    let (Some(_), Some(_)) = (tracker(), ring()) else { return };
+    let ended = in_child(|| {
+        std::thread::spawn(|| {
+            let is_there = || std::fs::read_dir("/proc/self/fd").is_ok_and(|fds| fds.count() > 0);
+            while is_there() {
+                std::thread::yield_now();
+            }
+            let as_wanted = std::panic::catch_unwind(|| {
+                let (tracker, ring, memory) = (tracker().unwrap(), ring().unwrap(), Memory::anonymous(16));
+                register(&ring, &memory, 3);
+                arm(&tracker, &memory);
+                let mut found = Dirty::new();
+                tracker.scan(memory.range(), &mut found).is_ok() && pages(&memory, &found) == [3]
+            });
+            let as_wanted = as_wanted.unwrap_or(false);
+            // SAFETY: the whole child ends.
+            unsafe { libc::_exit(i32::from(!as_wanted)) }
+        });
+        // SAFETY: this thread alone ends, and leaves the child to the other.
+        unsafe { libc::syscall(libc::SYS_exit, 1) };
+    });
+    assert_eq!(ended, 0, "how the child ended");
+}
+
+#[test]
 fn a_scan_that_fails_leaves_nothing_of_a_buffer_behind() {
     let Some(ring) = ring() else { return };
     let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();

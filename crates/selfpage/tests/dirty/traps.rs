@@ -164,14 +164,75 @@ fn arming_that_ends_half_way_leaves_every_write_through() {
 }
 
 #[test]
+fn ranges_that_are_disarmed_make_room_for_others() {
+    // By itself: other tests arm ranges too.
+    let ended = in_child(|| {
+        const MOST: usize = 64;
+        let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
+        let (memory, mut found) = (Memory::anonymous(4 * MOST), Dirty::new());
+        let range = |index: usize| memory.page(index)..memory.page(index) + PAGE;
+        // SAFETY: the memory is the test's.
+        let armed = |index: usize| unsafe { tracker.arm(range(index)) };
+        // What other tests have armed at the fork stays so here.
+        let count = (0..MOST).take_while(|index| armed(2 * index).is_ok()).count();
+        assert!(count > MOST / 2);
+        (0..count).for_each(|index| tracker.disarm(range(2 * index)).unwrap());
+        for round in 1..4 {
+            let all = || (0..count).map(|index| round + 2 * index);
+            all().for_each(|index| armed(index).unwrap());
+            let why = armed(4 * MOST - 1).unwrap_err();
+            assert!(why.kind() == Kind::OutOfSpace && why.to_string().contains("disarm one"), "{why}");
+            for index in all() {
+                memory.write(index, 1);
+                tracker.scan_and_rearm(range(index), &mut found).unwrap();
+                assert_eq!(pages(&memory, &found), [index]);
+                tracker.disarm(range(index)).unwrap();
+            }
+        }
+    });
+    assert_eq!(ended, 0, "how the child ended");
+}
+
+#[test]
+fn memory_with_other_rights_is_refused_and_keeps_them() {
+    /// The rights of the three mappings from `start` on.
+    fn rights(start: usize) -> Vec<String> {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let from_here = maps.lines().skip_while(|line| !line.starts_with(&format!("{start:x}-"))).take(3);
+        from_here.map(|line| line.split(' ').nth(1).unwrap().to_owned()).collect()
+    }
+    for (access, letters) in [(libc::PROT_NONE, "---p"), (libc::PROT_READ, "r--p"), (7, "rwxp")] {
+        let (_memory, start) = apart(8);
+        let page = |index: usize| start + index * PAGE;
+        // SAFETY: the test's own mapping.
+        assert_eq!(unsafe { libc::mprotect(page(3) as *mut _, PAGE, access) }, 0);
+        let before = rights(start);
+        assert_eq!(before[1], letters);
+        let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
+        // SAFETY: the memory is the test's.
+        let why = unsafe { tracker.arm(start..page(8)) }.unwrap_err();
+        assert!(why.kind() == Kind::Invalid && why.to_string().contains("read and written and not executed"), "{why}");
+        assert_eq!(rights(start), before);
+        // What is beside it can be armed, overlaps are refused, and it may be armed again as it was.
+        let part = page(4)..page(8);
+        // SAFETY: as above.
+        unsafe {
+            tracker.arm(part.clone()).unwrap();
+            let why = tracker.arm(page(5)..page(6)).unwrap_err();
+            assert!(why.kind() == Kind::Invalid && why.to_string().contains("overlaps another"), "{why}");
+            tracker.arm(part.clone()).unwrap();
+        }
+        tracker.disarm(part).unwrap();
+    }
+}
+
+#[test]
 fn a_jump_into_an_armed_page_ends_the_program() {
     let ended = in_child(|| {
         let memory = Memory::anonymous(1);
         memory.write(0, 0xc3); // A return.
-        // SAFETY: the test's own mapping.
-        unsafe { libc::mprotect(memory.page(0) as *mut _, PAGE, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) };
         arm(&DirtyTracker::with(Mechanism::Traps).unwrap(), &memory);
-        // SAFETY: if it went on for ever; what lies there would return at once.
+        // SAFETY: if it went on for ever; what lies there would return at once, if it might be executed.
         unsafe {
             libc::alarm(60);
             std::mem::transmute::<usize, extern "C" fn()>(memory.page(0))();
