@@ -117,6 +117,10 @@ impl Pages {
     /// Takes a free roomy slot out of the cache, or a fresh one: with frames if there is one, else with room for `room_bytes` if
     /// there is one.
     fn free_slot(&mut self, len_bytes: usize, align_bytes: usize, room_bytes: usize) -> Option<SlotId> {
+        // What no slot is for does not open one that is kept closed.
+        if align_bytes > ALIGNMENT || self.ready()?.0.rank_for(len_bytes.max(align_bytes)).is_none() {
+            return None;
+        }
         loop {
             let id = self.free_slot_now(len_bytes, align_bytes, room_bytes);
             // Where addresses are used up, those that are kept closed have to do.
@@ -127,9 +131,6 @@ impl Pages {
     }
 
     fn free_slot_now(&mut self, len_bytes: usize, align_bytes: usize, room_bytes: usize) -> Option<SlotId> {
-        if align_bytes > ALIGNMENT {
-            return None;
-        }
         let (reservation, cache) = self.ready()?;
         let least = reservation.rank_for(len_bytes.max(align_bytes))?;
         if let Some(id) = cache.largest(reservation, len_bytes, Reservation::room(least)) {

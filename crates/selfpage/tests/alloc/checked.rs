@@ -48,6 +48,21 @@ fn nor_can_a_smaller_one() {
 }
 
 #[test]
+fn nor_after_a_request_that_nothing_can_serve() {
+    is_stopped("checked::nor_after_a_request_that_nothing_can_serve", || {
+        alloc::trap_on_use_after_free();
+        let _neighbours = [written(1 << 20), written(1 << 20)];
+        let block = written(1 << 20);
+        // SAFETY: the last is the mistake.
+        unsafe {
+            alloc::free(block);
+            assert!(alloc::allocate(3 << 40, 1).is_none() && alloc::allocate(1, 2 << 30).is_none());
+            std::hint::black_box(block.read_volatile());
+        }
+    });
+}
+
+#[test]
 fn nor_the_place_that_a_block_moved_from() {
     is_stopped("checked::nor_the_place_that_a_block_moved_from", || {
         let block = written(2 << 20);
