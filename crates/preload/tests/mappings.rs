@@ -50,5 +50,5 @@ rows! {
     of "calls":
     fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, populate, dump, fork_again, will_need,
     hints, pageout, dontneed_locked, other_advice, mremap_over_differing, mremap_smaller_over,
-    other_clone, single_pages, many_wishes,
+    other_clone, single_pages, many_wishes, in_system_calls, own_userfaultfd, own_namespace,
 }

@@ -45,6 +45,26 @@ int main(int count, char **) {
         thrown = true;
     }
     CHECK(thrown);
+    CHECK(new (std::align_val_t{4096}, std::nothrow) char[huge] == nullptr);
+    thrown = false;
+    try {
+        ::operator new[](huge, std::align_val_t{4096});
+    } catch (std::bad_alloc const &) {
+        thrown = true;
+    }
+    CHECK(thrown);
+    // What a handler frees is enough, or it says that there is no more.
+    static int asked = 0;
+    std::set_new_handler([] {
+        if (++asked == 3) std::set_new_handler(nullptr);
+    });
+    CHECK(new (std::nothrow) char[huge] == nullptr && asked == 3);
+    void *aligned = ::operator new(100, std::align_val_t{1024}, std::nothrow);
+    CHECK(aligned && reinterpret_cast<std::uintptr_t>(aligned) % 1024 == 0);
+    ::operator delete(aligned, std::align_val_t{1024}, std::nothrow);
+    ::operator delete[](::operator new[](70), std::size_t{70});
+    ::operator delete[](::operator new[](70, std::align_val_t{128}), std::size_t{70}, std::align_val_t{128});
+    ::operator delete[](::operator new[](70, std::align_val_t{128}), std::align_val_t{128});
     ::operator delete(::operator new(40), std::size_t{40});
     ::operator delete(::operator new(40, std::align_val_t{64}), std::size_t{40}, std::align_val_t{64});
     std::map<int, std::string> words;

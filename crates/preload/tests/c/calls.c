@@ -1,5 +1,7 @@
 // Further rows of the table in docs/run.md, as in mappings.c.
 #include "mappings.h"
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 
 static void fixed_noreplace(void) {
   int anonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
@@ -342,7 +344,47 @@ static void many_wishes(void) { // the kernel is not asked about these: the room
   CHECK(!munmap(p, n / 2) && !munmap(p + n / 2, n / 2));
   p = full(MIB), same(p, 0, MIB);
 }
+// What an access may not do a system call may not do in its place, whether the page is in core or not.
+static void in_system_calls(void) {
+  char *p = full(8 * MIB), byte;
+  int from = open("/dev/zero", O_RDONLY), to = memfd_create("to", 0);
+  CHECK(from >= 0 && to >= 0);
+  CHECK(!mprotect(p, 2 * MIB, PROT_READ) && !mprotect(p + 2 * MIB, 2 * MIB, PROT_NONE) && !munmap(p + 4 * MIB, 2 * MIB));
+  flood();
+  for (int in = 0; in < 2; in++) { // the second time the page that is only read is in core
+    CHECK(read(from, p + P, 1) == -1 && errno == EFAULT && write(to, p + P, 1) == 1);
+    CHECK(pread(to, &byte, 1, in) == 1 && byte == (char)(P + 1));
+    CHECK(in_core(p + P, P) == 1);
+  }
+  for (size_t at = 2 * MIB; at < 6 * MIB; at += 2 * MIB) {
+    CHECK(read(from, p + at, 1) == -1 && errno == EFAULT);
+    CHECK(write(to, p + at, 1) == -1 && errno == EFAULT);
+  }
+  CHECK(read(from, p + 6 * MIB, 1) == 1 && !mprotect(p, 4 * MIB, 3));
+  same(p, 0, 4 * MIB), same(p, 6 * MIB + P, 8 * MIB);
+  CHECK(*p == 1 && !p[6 * MIB]);
+}
+static void own_userfaultfd(void) {
+  char *p = full(8 * MIB), *kernels = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+  int own = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+  CHECK(own >= 0);
+  struct uffdio_api api = {.api = UFFD_API};
+  CHECK(!ioctl(own, UFFDIO_API, &api));
+  struct uffdio_register managed = {.range = {(uintptr_t)p, MIB}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+  struct uffdio_register others = {.range = {(uintptr_t)kernels, MIB}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+  CHECK(ioctl(own, UFFDIO_REGISTER, &managed) == -1 && errno == EBUSY);
+  CHECK(!ioctl(own, UFFDIO_REGISTER, &others));
+  flood(), same(p, 0, 8 * MIB), close(own);
+}
+static void own_namespace(void) { // only for a process that has one thread
+  char *p = full(8 * MIB);
+  CHECK(unshare(CLONE_NEWUSER) == -1 && errno == EINVAL);
+  int f = open("/proc/self/ns/user", O_RDONLY);
+  CHECK(f >= 0 && setns(f, CLONE_NEWUSER) == -1 && errno == EINVAL);
+  same(p, 0, 8 * MIB);
+}
 static struct row rows[] = {
+  {"in_system_calls", in_system_calls}, {"own_userfaultfd", own_userfaultfd}, {"own_namespace", own_namespace},
   {"single_pages", single_pages}, {"many_wishes", many_wishes},
   {"fixed_noreplace", fixed_noreplace},
   {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all},

@@ -207,8 +207,10 @@ static void executable(void) {
   CHECK(writes(p) == SIGSEGV);
   CHECK(!mprotect(p, 2 * MIB, 7));
   p[1] = 43;
-  flood();
-  CHECK(((int (*)(void))p)() == 43);
+  *(word *)(p + MIB) = 6;
+  flood(); // these two stay in core
+  CHECK(in_core(p, P) == 1 && in_core(p + MIB, P) == 1);
+  CHECK(((int (*)(void))p)() == 43 && *(word *)(p + MIB) == 6);
   char *q = map(P, 7); // not managed from the beginning
   memcpy(q, code, sizeof code);
   CHECK(((int (*)(void))q)() == 42);
@@ -381,10 +383,12 @@ static void kinds(void) { // what is not managed works as ever
   char *shared = mmap(0, MIB, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0), *exec = map(MIB, 7);
   char *stack = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
   char *low = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+  char *down = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN, -1, 0);
   char *at = mmap((void *)0x200000000000, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   CHECK(at == (void *)0x200000000000 && (uintptr_t)low < 1ul << 32);
-  char *all[] = {shared, exec, stack, low, at};
-  for (int i = 0; i < 5; i++) {
+  char *all[] = {shared, exec, stack, low, down, at};
+  for (int i = 0; i < 6; i++) {
+    CHECK(all[i] != MAP_FAILED);
     memset(all[i], i, MIB);
     CHECK(!mprotect(all[i], P, PROT_READ) && writes(all[i]) == SIGSEGV && !munmap(all[i], MIB) && reads(all[i]) == SIGSEGV);
   }
@@ -394,7 +398,7 @@ static void kinds(void) { // what is not managed works as ever
 // Sealed is the middle, so that every call meets a part first that it could change.
 static void sealed(void) {
   char *p = full(8 * MIB), *block = malloc(2 * MIB);
-  if (syscall(SYS_mseal, p + 2 * MIB, 4 * MIB, 0) && errno == ENOSYS) { puts("no mseal"); exit(0); }
+  if (seal(p + 2 * MIB, 4 * MIB, 0) && errno == ENOSYS) { puts("no mseal"); exit(0); }
   flood();
   CHECK(munmap(p, 8 * MIB) && errno == EPERM);
   CHECK(mmap(p, 4 * MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == EPERM);
@@ -406,12 +410,12 @@ static void sealed(void) {
   zero(p, 2 * MIB, 3 * MIB), same(p, 3 * MIB, 8 * MIB);
   // What nobody may write nobody may drop.
   char *only = full(MIB);
-  CHECK(!mprotect(only, MIB, PROT_READ) && !syscall(SYS_mseal, only, MIB, 0));
+  CHECK(!mprotect(only, MIB, PROT_READ) && !seal(only, MIB, 0));
   CHECK(madvise(only, MIB, MADV_DONTNEED) && errno == EPERM);
   flood(), same(only, 0, MIB);
-  CHECK(!munmap(p, 2 * MIB) && syscall(SYS_mseal, p, 4 * MIB, 0) && errno == ENOMEM);
+  CHECK(!munmap(p, 2 * MIB) && seal(p, 4 * MIB, 0) && errno == ENOMEM);
   // A block of the heap's: freed, its addresses are nobody's, and others are found.
-  CHECK(!syscall(SYS_mseal, block, 2 * MIB, 0));
+  CHECK(!seal(block, 2 * MIB, 0));
   free(block);
   for (int i = 0; i < 4; i++) { char *other = malloc(2 * MIB); CHECK(other && other != block); memset(other, 1, 2 * MIB); }
 }

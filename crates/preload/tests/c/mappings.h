@@ -1,5 +1,6 @@
 // What the rows of the table in docs/run.md are tried with. With -DRAW the calls are made by number.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -31,6 +32,11 @@
 #endif
 #ifndef SYS_mseal
 #define SYS_mseal 462
+#endif
+#ifdef RAW
+#define seal(...) syscall(SYS_mseal, __VA_ARGS__)
+#else // by name, which C libraries before 2.40 do not have
+#define seal(...) ((int (*)(void *, size_t, unsigned long))dlsym(RTLD_DEFAULT, "mseal"))(__VA_ARGS__)
 #endif
 #define P 4096ul
 #define MIB (1ul << 20)
