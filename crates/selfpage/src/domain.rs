@@ -105,7 +105,7 @@ pub(crate) struct Inner {
 /// # fn main() -> selfpage::Result<()> {
 /// use selfpage::{Domain, store::MemoryStore};
 /// let domain = Domain::with_frames(64 << 20).build()?;
-/// let mut region = domain.region(1 << 30).stored(MemoryStore::new(1 << 30)?)?;
+/// let mut region = domain.region(1 << 30).stored(MemoryStore::new(2 << 30)?)?;
 /// region.as_mut_slice::<u64>()[12345] = 7;
 /// # Ok(()) }
 /// ```

@@ -1,5 +1,6 @@
 //! Policies by what they save, through the whole library.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use selfpage::store::MemoryStore;
@@ -112,6 +113,42 @@ fn pages_get_a_second_chance_after_many_that_were_taken_by_name() {
     }
     assert!(few(&region));
     assert_eq!(filled(), filled_before);
+}
+
+#[test]
+fn pages_of_the_region_that_matters_less_go_first() {
+    let _alone = alone();
+    const FRAMES: usize = 1024;
+    const LEN: usize = FRAMES / 2 * PAGE;
+    for changed in [false, true] {
+        let Some(domain) = domain(FRAMES, "priority") else { return };
+        let touch = |region: &selfpage::Region| {
+            assert!(region.as_slice::<u64>().iter().step_by(WORDS).all(|word| *word == 0));
+        };
+        let region = |priority: u8| {
+            let store = MemoryStore::new(LEN as u64).unwrap();
+            domain.region(LEN).trap(Trap::Upcall).priority(if changed { 7 } else { priority }).stored(store).unwrap()
+        };
+        let (less, more) = (region(1), region(200));
+        if changed {
+            less.set_priority(1);
+            more.set_priority(200);
+        }
+        // The one that matters is the older one in core.
+        touch(&more);
+        let store = MemoryStore::new((2 * LEN) as u64).unwrap();
+        let mut passing = domain.region(2 * LEN).trap(Trap::Upcall).priority(100).stored(store).unwrap();
+        touch(&less);
+        for word in passing.as_mut_slice::<u64>().iter_mut().step_by(WORDS) {
+            *word = 1;
+        }
+        let in_core =
+            |region: &selfpage::Region| region.residency().iter().filter(|byte| byte.load(Relaxed) != 0).count();
+        let (less, more) = (in_core(&less), in_core(&more));
+        println!("in core: {less} pages that matter less, {more} that matter more");
+        assert_eq!(more, FRAMES / 2, "changed: {changed}");
+        assert!(less < FRAMES / 8, "changed: {changed}: {less} that matter less are in core");
+    }
 }
 
 /// A file that goes when the test ends, however it ends.

@@ -219,3 +219,103 @@ fn a_child_that_may_no_longer_serve_system_calls_says_so() {
     })
     .well();
 }
+
+/// The stack, the program's name and what it is called with are on absent pages, and a child of vfork reads and writes some more.
+#[test]
+fn a_child_that_shares_the_memory_until_it_becomes_another_program() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        if !domain.serves_system_calls() {
+            return skip("root", "the kernel's own faults are not served: the parameters of exec are on absent pages");
+        }
+        let mut region = numbered(&domain, Trap::Worker, Arc::new(file_store()));
+        let (at, words) = (region.as_mut_slice::<u8>().as_mut_ptr(), [c"/bin/sh", c"-c", c"exit 7"]);
+        let place = |index: usize| at.wrapping_add(index * PAGE + 64).cast::<libc::c_char>();
+        let out = |region: &Region| {
+            region.evict(0, region.len_bytes()).unwrap();
+            region.flush(0, region.len_bytes()).unwrap();
+            check_pages(region, ALL / 2..ALL);
+        };
+        for (index, word) in words.iter().enumerate() {
+            // SAFETY: test: within the page.
+            unsafe { place(index).copy_from(word.as_ptr(), word.count_bytes() + 1) };
+        }
+        let (arguments, environment) = (place(3).cast::<*const libc::c_char>(), place(4).cast::<*const libc::c_char>());
+        // SAFETY: test: within their pages, and aligned.
+        unsafe {
+            (0..3).for_each(|index| arguments.add(index).write(place(index)));
+            (arguments.add(3).write(std::ptr::null()), environment.write(std::ptr::null()));
+        }
+        let ended = |pid: libc::pid_t| {
+            let mut status = 0;
+            // SAFETY: test: waits for a child.
+            assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+            assert!(libc::WIFEXITED(status), "{status:#x}");
+            libc::WEXITSTATUS(status)
+        };
+        out(&region);
+        let mut pid = 0;
+        // SAFETY: test: all is on pages of the region, which lives on.
+        let spawned = unsafe {
+            let none = std::ptr::null();
+            libc::posix_spawn(&mut pid, place(0), none, std::ptr::null(), arguments.cast(), environment.cast())
+        };
+        assert_eq!((spawned, ended(pid)), (0, 7));
+        out(&region);
+        // SAFETY: test: the child touches the region, becomes another program or ends, and calls nothing else.
+        let pid = unsafe { child_that_shares(place(0), arguments, environment, at.wrapping_add(5 * PAGE + 64)) };
+        assert_eq!(ended(pid), 7);
+        // What the child wrote is there: it was the parent's memory.
+        assert_eq!(region.as_slice::<u8>()[5 * PAGE + 64], 1);
+        check_pages(&region, 0..ALL);
+    })
+    .well();
+}
+
+/// A child by vfork, which writes to `mark` and becomes another program.
+///
+/// # Safety
+/// As exec has it; `mark` is writable.
+#[inline(never)]
+unsafe fn child_that_shares(
+    program: *const libc::c_char,
+    arguments: *const *const libc::c_char,
+    environment: *const *const libc::c_char,
+    mark: *mut u8,
+) -> libc::pid_t {
+    // SAFETY: test: as promised; the child does not return from here.
+    unsafe {
+        #[expect(deprecated, reason = "it is what is tried")]
+        let pid = libc::vfork();
+        if pid == 0 {
+            mark.write_volatile(1);
+            libc::execve(program, arguments, environment);
+            libc::_exit(1);
+        }
+        pid
+    }
+}
+
+/// In an upcall region a child of vfork traps on its own, with the handlers of its parent.
+#[test]
+fn a_child_that_shares_the_memory_of_an_upcall_region() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let mut region = numbered(&domain, Trap::Upcall, Arc::new(file_store()));
+        let arguments = [c"/bin/sh".as_ptr(), c"-c".as_ptr(), c"exit 7".as_ptr(), std::ptr::null()];
+        let environment = [std::ptr::null()];
+        for round in 0..20 {
+            let mark = region.as_mut_slice::<u8>().as_mut_ptr().wrapping_add(round * PAGE + 64);
+            region.evict(0, region.len_bytes()).unwrap();
+            // SAFETY: test: as above.
+            let pid = unsafe { child_that_shares(arguments[0], arguments.as_ptr(), environment.as_ptr(), mark) };
+            let mut status = 0;
+            // SAFETY: test: waits for a child.
+            assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+            assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
+            assert_eq!(region.as_slice::<u8>()[round * PAGE + 64], 1);
+        }
+        check_pages(&region, 0..ALL);
+    })
+    .well();
+}
