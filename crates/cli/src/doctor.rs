@@ -40,7 +40,7 @@ fn lines_for_people(findings: &[Finding], colored: bool) -> String {
         let _ = writeln!(text, "{on}{word:<8}{off}  {feature:<width$}  {why}{remedy}"); // A string takes everything.
     }
     if !can_run(findings) {
-        text.push_str("selfpage cannot run here: it needs a userfaultfd with UFFDIO_MOVE.\n");
+        text.push_str("selfpage cannot run here: it needs a userfaultfd with UFFDIO_MOVE, and unshare(CLONE_FILES).\n");
     }
     text
 }

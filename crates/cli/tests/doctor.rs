@@ -1,7 +1,9 @@
 //! `selfpage doctor` as a user and a script meet it.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -21,10 +23,11 @@ fn doctor(arguments: &[&str]) -> (String, Output) {
 
 /// What no machine goes without a line for.
 #[rustfmt::skip]
-const FEATURES: [&str; 30] = [
+const FEATURES: [&str; 37] = [
     "kernel", "seccomp", "userfaultfd", "/dev/userfaultfd", "UFFDIO_MOVE", "UFFDIO_MOVE keeps uffd-wp",
-    "UFFD_FEATURE_SIGBUS", "UFFD_FEATURE_THREAD_ID", "UFFD_FEATURE_WP_ASYNC", "UFFDIO_CONTINUE", "UFFDIO_POISON",
-    "PAGEMAP_SCAN", "/proc/self/mem", "MADV_POPULATE_WRITE", "MADV_GUARD_INSTALL", "transparent huge pages",
+    "UFFD_FEATURE_SIGBUS", "UFFD_FEATURE_THREAD_ID", "UFFD_FEATURE_PAGEFAULT_FLAG_WP", "UFFD_FEATURE_WP_ASYNC",
+    "UFFDIO_COPY", "UFFDIO_CONTINUE", "UFFDIO_POISON", "unshare(CLONE_FILES)", "pidfd_getfd", "process_vm_readv", "/dev/kvm",
+    "soft-dirty bits", "PAGEMAP_SCAN", "/proc/self/mem", "MADV_POPULATE_WRITE", "MADV_GUARD_INSTALL", "transparent huge pages",
     "vm.overcommit_memory", "huge pages for blocks and frames", "medium huge pages (mTHP)", "overcommit for blocks",
     "memory pressure (PSI)", "free page reporting", "guest_halt_poll_ns", "protection keys", "RLIMIT_MEMLOCK", "swap",
     "vm.max_map_count", "io_uring", "O_DIRECT", "store space",
@@ -83,4 +86,58 @@ fn a_limit_on_threads_is_found_and_named() {
     let line = text.lines().find(|line| line.contains("no program can be paged")).unwrap_or_default();
     assert!(line.contains("no thread can be started") && line.contains("ulimit -u"), "{text}{errors}");
     assert_eq!((output.status.code(), &*errors), (Some(1), ""), "{text}");
+}
+
+/// A system call by its number, and by what one of its arguments is.
+type Call = (libc::c_long, u32, u32);
+
+const UFFDIO_COPY: Call = (libc::SYS_ioctl, 1, 0xC028_AA03);
+const UFFDIO_WRITEPROTECT: Call = (libc::SYS_ioctl, 1, 0xC018_AA06);
+
+/// Has the kernel answer the call with `errno` from now on, as a container's filter does, or an older kernel.
+fn refuse((call, argument, value): Call, errno: i32) -> io::Result<()> {
+    let line = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = |at| line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
+    let unless = |value, skipped| line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, skipped);
+    let end = |what| line(libc::BPF_RET | libc::BPF_K, what, 0, 0);
+    let mut lines = [
+        load(0),
+        unless(call as u32, 3),
+        load(16 + 8 * argument),
+        unless(value, 1),
+        end(libc::SECCOMP_RET_ERRNO | errno as u32),
+        end(libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
+    // SAFETY: test: the kernel copies the program.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0) == 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[test]
+fn a_call_that_a_filter_refuses_is_found_and_named() {
+    if !can_run(&examine()) {
+        return skip::skip("uffd", "here all is refused, or absent");
+    }
+    // Before Linux 6.9 there is no PIDFD_THREAD.
+    let of_thread = (libc::SYS_pidfd_open, 1, libc::O_EXCL as u32);
+    for (call, errno, feature, state, status) in [
+        (UFFDIO_WRITEPROTECT, libc::EPERM, "UFFD_FEATURE_PAGEFAULT_FLAG_WP", "refused", 0),
+        (UFFDIO_COPY, libc::EPERM, "UFFDIO_COPY", "refused", 0),
+        ((libc::SYS_unshare, 0, libc::CLONE_FILES as u32), libc::EPERM, "unshare(CLONE_FILES)", "refused", 1),
+        ((libc::SYS_pidfd_getfd, 2, 0), libc::EPERM, "pidfd_getfd", "refused", 0),
+        (of_thread, libc::EINVAL, "pidfd_getfd", "degraded", 0),
+        ((libc::SYS_process_vm_readv, 5, 0), libc::EPERM, "process_vm_readv", "refused", 0),
+    ] {
+        let mut filtered = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+        // SAFETY: test: two system calls.
+        let output = unsafe { filtered.arg("doctor").pre_exec(move || refuse(call, errno)) }.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let found = text.lines().any(|line| line.starts_with(state) && line.split(' ').any(|word| word == feature));
+        assert!(found, "{feature} is not {state} in {text}");
+        assert_eq!(output.status.code(), Some(status), "{feature}: {text}");
+    }
 }

@@ -1,11 +1,14 @@
 //! What this machine gives to selfpage, and what to do about the rest.
 
 mod allocator;
+mod descriptors;
 mod idle;
 mod keys;
+mod kvm;
 mod limits;
 mod memory;
 mod storage;
+mod trial;
 pub(crate) mod userfaultfd;
 
 use selfpage_core::linux::Errno;
@@ -67,20 +70,24 @@ impl Finding {
 pub fn examine() -> Vec<Finding> {
     let mut findings = vec![limits::kernel(), limits::seccomp()];
     findings.extend(userfaultfd::examine());
+    findings.extend(descriptors::examine());
     findings.extend(memory::examine());
     findings.extend(allocator::examine());
-    findings.extend([idle::examine(), keys::examine()]);
+    findings.extend([idle::examine(), keys::examine(), kvm::examine()]);
     findings.extend(limits::examine());
     findings.extend(storage::examine());
     findings
 }
 
-/// Whether selfpage can run at all: some userfaultfd, and pages that move.
+/// Whether selfpage can run at all: some userfaultfd, pages that move, and threads with descriptor tables of their own.
 pub fn can_run(findings: &[Finding]) -> bool {
-    let states =
-        |feature| findings.iter().filter(move |finding| finding.feature == feature).map(|finding| finding.state);
+    let states = |feature: &'static str| {
+        findings.iter().filter(move |finding| finding.feature == feature).map(|finding| finding.state)
+    };
     states(userfaultfd::UFFD).any(|state| matches!(state, State::Present | State::Degraded))
-        && states(userfaultfd::MOVE).any(|state| state == State::Present)
+        && [userfaultfd::MOVE, descriptors::UNSHARE]
+            .iter()
+            .all(|feature| states(feature).any(|state| state == State::Present))
 }
 
 /// What follows from a probe's answer: `gain` where it works, `loss` where not.
@@ -179,8 +186,10 @@ mod tests {
             return skip("uffd", &moves.why);
         }
         assert!(can_run(&findings));
-        let without: Vec<_> = findings.into_iter().filter(|finding| finding.feature != userfaultfd::MOVE).collect();
-        assert!(!can_run(&without));
+        for needed in [userfaultfd::UFFD, userfaultfd::MOVE, descriptors::UNSHARE] {
+            let without: Vec<_> = findings.iter().filter(|finding| finding.feature != needed).cloned().collect();
+            assert!(!can_run(&without), "without {needed}");
+        }
     }
 
     const CHILD: &str = "SELFPAGE_DOCTOR_UNPRIVILEGED";

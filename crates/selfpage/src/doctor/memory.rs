@@ -1,6 +1,6 @@
 //! What the kernel does with memory that is ours.
 
-use super::{Finding, State, name, probed, setting};
+use super::{Finding, State, name, probed, setting, trial};
 use selfpage_core::linux::probe::{self, Shortfall};
 
 /// More addresses than any machine has memory, fewer than an address space.
@@ -22,6 +22,13 @@ pub(super) fn examine() -> Vec<Finding> {
             "pages that the program protected can be evicted",
             "pages that the program protected stay in their frames",
             "mount -t proc proc /proc; boot without proc_mem.force_override=never",
+        ),
+        probed(
+            "process_vm_readv",
+            trial::reads_itself(),
+            "a write-protected page that a forked child shares can be evicted",
+            "a write-protected page stays in its frame while a forked child shares it",
+            "allow process_vm_readv in the container's seccomp profile",
         ),
         probed(
             "MADV_POPULATE_WRITE",

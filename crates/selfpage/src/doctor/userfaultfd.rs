@@ -1,6 +1,6 @@
 //! userfaultfd and what its descriptors do.
 
-use super::{Finding, State, name, probed, state};
+use super::{Finding, State, name, probed, state, trial};
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::probe::{self, Answer, Shortfall, ThreadTrial, Toucher};
 use selfpage_core::linux::uffd::Reach;
@@ -13,6 +13,7 @@ pub(super) const MOVE_KEEPS_WP: &str = "UFFDIO_MOVE keeps uffd-wp";
 pub(crate) const ALLOW: &str = "sysctl -w vm.unprivileged_userfaultfd=1";
 pub(crate) const UNFILTER: &str =
     "allow userfaultfd in the container's seccomp profile (docker run --security-opt seccomp=unconfined)";
+pub(super) const MORE_THREADS: &str = "raise the limit on threads (ulimit -u, or pids.max of the control group)";
 pub(crate) const NEWER_6_8: &str = "boot Linux 6.8 or newer";
 pub(crate) const NEWER_6_7: &str = "boot Linux 6.7 or newer";
 pub(crate) const BUILD: &str = "boot a kernel built with CONFIG_USERFAULTFD=y";
@@ -37,6 +38,20 @@ pub(super) fn examine() -> Vec<Finding> {
             "a page that its store lost fails with SIGBUS",
             "a page that its store lost is guarded instead (SIGSEGV)",
             "boot Linux 6.6 or newer",
+        ),
+        probed(
+            "UFFD_FEATURE_PAGEFAULT_FLAG_WP",
+            trial::protects(),
+            "a write to a protected page is a fault: Region::protect, snapshots",
+            "Region::protect and snapshots fail",
+            "boot Linux 5.7 or newer; in a container allow the ioctl UFFDIO_WRITEPROTECT in the seccomp profile",
+        ),
+        probed(
+            "UFFDIO_COPY",
+            trial::copies(),
+            "pages come in where the program may not write, or may not yet",
+            "pages that the program may not write cannot come in",
+            "allow the ioctl UFFDIO_COPY in the container's seccomp profile",
         ),
         probed(
             "UFFD_FEATURE_WP_ASYNC",
@@ -99,7 +114,7 @@ fn descriptors() -> Finding {
         .remedy(format!("{ALLOW} (or see /dev/userfaultfd; for a program that links the library: setcap cap_sys_ptrace+ep PROGRAM)")),
         Err(Shortfall::Refused(Errno::AGAIN)) => {
             Finding::new(UFFD, State::Absent, "no thread can be started to serve faults; no program can be paged")
-                .remedy("raise the limit on threads (ulimit -u, or pids.max of the control group)")
+                .remedy(MORE_THREADS)
         }
         Err(shortfall) => {
             let remedy = if shortfall == Shortfall::Refused(Errno::NOSYS) { BUILD } else { UNFILTER };
