@@ -104,6 +104,13 @@ fn the_whole_tour_as_whoever_runs_this() {
     {
         assert!(shown.contains(step), "{step} is missing in {shown}");
     }
+    // 4 MiB that fit: all of it is saved once, and what was fetched costs no fault.
+    for (step, figures) in
+        [("evict ", "in core 4.0 MiB -> 0.0 MiB, 4.0 MiB saved, "), ("read what was prefetched ", " saved, 0 faults ")]
+    {
+        let line = shown.lines().find(|line| line.starts_with(step)).unwrap_or_else(|| panic!("no {step} in {shown}"));
+        assert!(line.contains(figures), "{line}");
+    }
     for verb in ["writing", "reading"] {
         assert!(shown.lines().any(|line| line.contains(&format!("{verb}: in core "))), "no progress: {shown}");
     }
@@ -138,22 +145,28 @@ fn without_escapes(shown: &str) -> String {
     plain
 }
 
-#[test]
-fn on_a_terminal_there_is_a_live_line_and_the_table_is_as_without() {
-    let place = Place::new("terminal");
-    let on_terminal = format!("stty rows 30 cols 120; {} tour --quick", env!("CARGO_BIN_EXE_selfpage"));
+/// What the tool shows on a terminal of 120 columns, without escapes. `None`: it cannot be had here.
+fn on_terminal(place: &Place, arguments: &str) -> Option<String> {
+    let line = format!("stty rows 30 cols 120; {} {arguments}", env!("CARGO_BIN_EXE_selfpage"));
     let mut run = Command::new("script");
-    run.args(["-qec", &on_terminal, "/dev/null"]).env("TERM", "xterm").env("TMPDIR", &place.0);
+    run.args(["-qec", &line, "/dev/null"]).env("TERM", "xterm").env("TMPDIR", &place.0);
     let Ok(output) = run.stdin(std::process::Stdio::null()).output() else {
-        return skip::skip("script", "there is no script(1) to make a terminal: apt-get install bsdutils");
+        skip::skip("script", "there is no script(1) to make a terminal: apt-get install bsdutils");
+        return None;
     };
     let shown = text(&output.stdout);
     if output.status.code() == Some(1) && shown.contains("selfpage doctor") {
-        return skip::skip("uffd", &shown);
+        skip::skip("uffd", &shown);
+        return None;
     }
     assert_eq!(output.status.code(), Some(0), "{shown}");
     assert!(shown.contains("\x1b["), "no live line: {shown}");
-    let plain = without_escapes(&shown);
+    Some(without_escapes(&shown))
+}
+
+#[test]
+fn on_a_terminal_there_is_a_live_line_and_the_table_is_as_without() {
+    let Some(plain) = on_terminal(&Place::new("terminal"), "tour --quick") else { return };
     let strange = |byte: char| byte.is_control() && !matches!(byte, '\n' | '\r');
     assert!(!plain.contains(strange) && !plain.contains('\u{fffd}'), "{plain:?}");
     // Each state of the live line is a whole line, as wide as the terminal at most.
@@ -164,6 +177,25 @@ fn on_a_terminal_there_is_a_live_line_and_the_table_is_as_without() {
     let table = &plain[plain.rfind("step  ").expect("no table")..].replace('\r', "");
     assert!(table.lines().all(|line| !line.contains(" %  ")), "{table:?}");
     check_passes(table);
+}
+
+#[test]
+fn of_a_large_file_the_first_part_is_read_and_each_pass_is_shown() {
+    let place = Place::new("large");
+    let file = place.0.join("data");
+    // One hole: it takes no disk.
+    std::fs::File::create(&file).unwrap().set_len(300 << 20).unwrap();
+    let Some(plain) = on_terminal(&place, &format!("tour {}", file.display())) else { return };
+    let first = format!("The first 256.0 MiB of the 300.0 MiB of {}, read from front to back", file.display());
+    assert!(plain.contains(&first), "{plain}");
+    // So many MiB take longer than a live line waits.
+    for policy in ["lru", "mru"] {
+        let pass = format!("{policy}, pass 0: ");
+        let live = plain.split(['\r', '\n']).find(|line| line.contains(" %  ") && line.contains(&pass));
+        let done = live.and_then(|line| mib_after(line, &pass)).unwrap_or_else(|| panic!("no {pass} in {plain}"));
+        assert!(done > 0.0 && done < 256.0, "{live:?}");
+    }
+    check_passes(&plain[plain.rfind("step  ").expect("no table")..]);
 }
 
 #[test]
