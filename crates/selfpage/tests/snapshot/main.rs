@@ -12,6 +12,9 @@ mod restored;
 mod child;
 #[path = "../disk/mod.rs"]
 mod disk;
+#[allow(dead_code)]
+#[path = "../failure/scenario.rs"]
+mod scenario;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 
