@@ -318,6 +318,23 @@ fn a_handler_that_faults_on_its_own_page_is_named() {
 }
 
 #[test]
+fn a_handler_that_follows_a_wild_pointer_ends_the_process() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let nowhere = std::hint::black_box(0usize);
+            let (_domain, region) = handled(trap, move |fault: &MemoryFault<'_>| {
+                // SAFETY: test: there is none; nothing is mapped there.
+                unsafe { (nowhere as *mut u64).write_volatile(1) };
+                unprotect(fault)
+            });
+            region.protect(3 * PAGE, PAGE, Protection::Read).unwrap();
+            write(&region, 3, 1);
+        })
+        .by(libc::SIGSEGV, &[]);
+    }
+}
+
+#[test]
 fn a_handler_that_changes_nothing_is_named() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
