@@ -1,13 +1,12 @@
 //! What a handler is asked, what it may do, and what becomes of its answer.
 
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
 
 use selfpage::store::MemoryStore;
 use selfpage::{Access, Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Trap};
 
-use crate::scenario::{here, in_child, sevens};
+use crate::scenario::{here, in_child};
 use crate::{PAGE, TRAPS, handled, read, thread_id, tried, unprotect, word, write};
 
 #[test]
@@ -195,25 +194,6 @@ fn four_threads_share_protected_pages() {
             "{name}"
         );
         drop(domain);
-    }
-}
-
-#[test]
-fn system_calls_on_protected_pages() {
-    for (trap, name) in TRAPS {
-        for protection in [Protection::Read, Protection::None] {
-            let (domain, region) = handled(trap, unprotect);
-            let (pipe, _write) = sevens();
-            region.protect(9 * PAGE, PAGE, protection).unwrap();
-            // SAFETY: test: the kernel writes into the region.
-            let count = unsafe { libc::read(pipe.as_raw_fd(), word(&region, 9).cast(), PAGE) };
-            if domain.serves_system_calls() && trap == Trap::Worker {
-                assert_eq!((count, read(&region, 9)), (PAGE as isize, 0x0707_0707_0707_0707), "{name}");
-            } else {
-                assert_eq!(count, -1, "{name}");
-                assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT), "{name}");
-            }
-        }
     }
 }
 

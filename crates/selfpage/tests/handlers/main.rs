@@ -5,6 +5,8 @@ mod child;
 #[allow(dead_code)]
 #[path = "../failure/scenario.rs"]
 mod scenario;
+#[path = "../../../../tests/skip.rs"]
+mod skip;
 #[path = "../failure/tried.rs"]
 mod tried;
 
@@ -13,6 +15,7 @@ mod dropped;
 mod given;
 mod paging;
 mod stacks;
+mod system_calls;
 mod uses;
 
 use selfpage::store::MemoryStore;
