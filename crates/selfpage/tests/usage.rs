@@ -62,7 +62,7 @@ fn a_sample_of_some_pages_brackets_the_truth() {
     let Some(domain) = domain(2048) else { return };
     let region = numbered(&domain, 1024, Trap::Upcall);
     let mut inside = 0;
-    for _ in 0..20 {
+    for _ in 0..200 {
         let sample = domain.sample(Sampling::Pages(128)).unwrap();
         (0..1024).step_by(4).for_each(|page| assert_eq!(word(&region, page), page as u64 + 1));
         let usage = sample.usage().unwrap();
@@ -71,8 +71,9 @@ fn a_sample_of_some_pages_brackets_the_truth() {
         assert!(size.most_bytes < 1024 * PAGE as u64 / 2, "{size:?}");
         inside += u32::from((size.least_bytes..=size.most_bytes).contains(&(256 * PAGE as u64)));
     }
-    // 19 are to be expected; 10 or fewer once in ten thousand million times.
-    assert!(inside > 10, "{inside} of 20");
+    // At 95 % 190 or more are to be expected. Bounds are whole pages, so that these hold at 96.2 %: fewer than 177 come once in a
+    // million times.
+    assert!(inside >= 177, "{inside} of 200");
 }
 
 #[test]
