@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod breaks;
+mod examples;
 mod link;
 mod qemu;
 mod steps;
@@ -24,6 +25,7 @@ cargo xtask VERB
   style           the rules of STYLE.md that a program can check
   link            core's fault path links with nothing underneath, and the check itself can fail
   link --break    the same with a deliberate panic in the path: fails, and names the line
+  examples        the library's examples run, and what they assert holds
   breaks          lines of core removed one at a time: the simulation notices each; about a minute for each
   qemu-test --guest
                   the tests of selfpage-guest on a CPU that qemu emulates, under a kernel fetched with apt-get
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         ["style"] => style::run(&root),
         ["link"] => link::run(&root),
         ["link", "--break"] => link::run_broken(&root),
+        ["examples"] => examples::run(&root),
         ["breaks"] => breaks::run(&root),
         ["qemu-test", "--guest"] => qemu::run(&root, &qemu::GUEST),
         ["qemu-test", "--keys"] => qemu::run(&root, &qemu::KEYS),

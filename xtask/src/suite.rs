@@ -119,7 +119,7 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
         let mut doc = cargo(root, "doc --workspace --lib --no-deps");
         doc.env("RUSTDOCFLAGS", "-D warnings");
         plans.push(take("doc", 10, [doc]));
-        plans.push(take("examples", 10, [cargo(root, "build --workspace --examples")]));
+        plans.push(take("examples", 10, [cargo(root, "build --workspace --examples"), check("examples")]));
         plans.push(loom(root));
         plans.push(miri(root));
         // By itself it says what it skips for want of: qemu, or a network to fetch a kernel from.
@@ -142,7 +142,7 @@ fn clippy(root: &Path) -> Vec<Command> {
 }
 
 /// Cargo with arguments that hold no spaces.
-fn cargo(root: &Path, arguments: &str) -> Command {
+pub fn cargo(root: &Path, arguments: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).args(arguments.split(' '));
     command
