@@ -1,9 +1,10 @@
 //! Parent and child both read right data after a fork at any moment, each within frames of its own.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{Domain, Region, Trap};
+use selfpage::{DescriptorTable, Domain, Region, Trap};
 
 mod child;
 
@@ -156,4 +157,56 @@ fn a_child_forks_too() {
     let right = || (0..512).all(|page| word(page * WORDS).load(Ordering::Relaxed) == page as u64 + 5);
     assert_eq!(in_child(|| right() && in_child(|| right() && in_child(right) == 0) == 0 && right()), 0);
     assert!(right());
+}
+
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn fork_here(_: libc::c_int) {
+    // SAFETY: test: calls that a handler may make; the child goes on where this thread was interrupted, and ends.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(10);
+            IS_CHILD.store(true, Ordering::Relaxed);
+            return;
+        }
+        let mut status = 0;
+        if libc::waitpid(child, &mut status, 0) != child || status != 0 {
+            say(&format!("a child ended with {status}\n"));
+            libc::abort();
+        }
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The child has no thread that knows of its parent's errand.
+#[test]
+fn a_handler_forks_while_its_thread_waits_for_a_pager_thread() {
+    let domain = Domain::with_frames(64 * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
+    let mut region = region(&domain, Trap::Worker, 48, false);
+    // SAFETY: test: a handler for a signal that nobody else uses, sent to a thread that lives.
+    unsafe { libc::signal(libc::SIGUSR1, fork_here as *const () as libc::sighandler_t) };
+    // SAFETY: test: as above.
+    let own = unsafe { libc::pthread_self() };
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for turn in 0..200 {
+                std::thread::sleep(Duration::from_micros(u64::from(turn) * 7919 % 3000));
+                // SAFETY: test: as above.
+                unsafe { libc::pthread_kill(own, libc::SIGUSR1) };
+                while FORKS.load(Ordering::Relaxed) == turn {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            }
+        });
+        while FORKS.load(Ordering::Relaxed) < 200 {
+            region.as_mut_slice::<u64>().iter_mut().step_by(WORDS).for_each(|word| *word += 1);
+            region.flush(0, 48 * PAGE).unwrap();
+            if IS_CHILD.load(Ordering::Relaxed) {
+                // SAFETY: test: ends the child.
+                unsafe { libc::_exit(0) };
+            }
+        }
+    });
 }

@@ -20,15 +20,15 @@ struct Errand<'a> {
 /// # Context
 /// Normal, outside the gate.
 pub(crate) fn send<T: Send>(state: &DomainState, errands: &Ring, work: impl FnOnce() -> T + Send) -> T {
+    // A handler of a signal that forked meanwhile would leave the child's copy of this thread waiting for a thread that the child does not
+    // have.
+    let _quiet = signal::Quiet::begin();
     let here = 0u8;
     if state.regions.find(VirtAddr(&raw const here as usize).page()).is_none() {
         return send_from_here(state, errands, work);
     }
     // The caller's stack is managed: a pager thread must not touch it.
-    let mask = signal::block_all();
-    let result = stack::run(|| send_from_here(state, errands, work));
-    signal::restore(mask);
-    result
+    stack::run(|| send_from_here(state, errands, work))
 }
 
 fn send_from_here<T: Send>(state: &DomainState, errands: &Ring, work: impl FnOnce() -> T + Send) -> T {
