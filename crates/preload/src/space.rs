@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::lock::Lock;
+use crate::lock::{Held, Lock};
 use crate::managed;
 use crate::ranges::{Ranges, Standing};
-use crate::sys;
+use crate::sys::{self, Quiet};
 
 /// Pieces begin at multiples of this.
 pub const GRAIN: usize = 64 << 10;
@@ -119,6 +119,11 @@ impl Space {
         }
     }
 
+    /// What is where, with signals blocked: a handler that forks in the middle of a change of a region's would leave the child with half of it.
+    fn places(&self) -> (Quiet, Held<'_, Places>) {
+        (Quiet::begin(), self.places.take())
+    }
+
     /// Whether a piece of it was at `address`.
     pub fn holds(&self, address: usize) -> bool {
         self.range().contains(&address)
@@ -132,7 +137,7 @@ impl Space {
     /// A piece of `len` bytes, whole pages, all zero, that begins at a multiple of `align`.
     pub fn take(&self, len: usize, align: usize, room: Room) -> Option<usize> {
         let whole = len.checked_next_multiple_of(GRAIN)?;
-        let mut places = self.places.take();
+        let (_quiet, mut places) = self.places();
         if self.under == Under::Kernel && self.start.load(Ordering::Relaxed) == 0 {
             self.start.store(sys::reserve(self.len)?, Ordering::Relaxed);
         }
@@ -144,7 +149,7 @@ impl Space {
     pub fn extend(&self, start: usize, len: usize, new_len: usize) -> bool {
         let end = start + len.next_multiple_of(GRAIN);
         let new_end = start + new_len.next_multiple_of(GRAIN);
-        let mut places = self.places.take();
+        let (_quiet, mut places) = self.places();
         if new_end > end && !places.extend(&self.range(), &(end..new_end)) {
             return false;
         }
@@ -184,7 +189,7 @@ impl Space {
     /// *owned-range*: the range is a piece's, and nobody uses it any more.
     pub unsafe fn give(&self, range: Range<usize>) {
         let len = range.len();
-        let mut places = self.places.take();
+        let (_quiet, mut places) = self.places();
         let mut sealed = false;
         match (self.under, managed::get()) {
             // SAFETY: owned-range: passed on from our caller. What cannot be closed is empty all the same.

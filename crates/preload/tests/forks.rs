@@ -1,0 +1,28 @@
+//! Forks at moments and in places where a pager is easily caught: each case of tests/c/forks.c, and forks in handlers of signals.
+
+mod run;
+
+/// Runs the case, which ends within a minute.
+fn case(name: &str) {
+    if run::possible() {
+        let ran = run::run("8M", run::compile("forks", &[]), &[name]).ok();
+        assert_eq!(ran.text(), "ok\n");
+    }
+}
+
+#[test]
+fn a_handler_forks_in_the_middle_of_an_allocation() {
+    case("in_a_handler");
+}
+
+#[test]
+fn a_handler_forks_and_its_child_goes_on() {
+    if !run::possible() {
+        return;
+    }
+    let program = run::compile("handler_forks", &[]);
+    for threads in ["1", "2"] {
+        let ran = run::run("8M", &program, &[threads]).ok();
+        assert_eq!(ran.text(), "done\n", "{threads}");
+    }
+}
