@@ -9,6 +9,7 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use dlmalloc::{Allocator, Dlmalloc};
@@ -162,7 +163,17 @@ fn heap_for(size: usize, asker: Asker) -> Heap {
 /// Does `work` on the own heap, with signals blocked.
 fn on_own<T>(work: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
     let _quiet = Quiet::begin();
+    touch_stack();
     work(&mut OWN_HEAP.take())
+}
+
+/// Has the stack that dlmalloc is about to use in core: it may be managed, and whoever brings a page of it in needs the own heap.
+#[inline(never)]
+fn touch_stack() {
+    let mut deep = [const { MaybeUninit::<u8>::uninit() }; 2 * PAGE];
+    for byte in deep.iter_mut().step_by(PAGE) {
+        std::hint::black_box(byte).write(0);
+    }
 }
 
 /// A block of `size` bytes at a multiple of `align`, a power of two. Null: there is no room.
