@@ -16,6 +16,12 @@ fn a_handler_forks_in_the_middle_of_an_allocation() {
 }
 
 #[test]
+fn a_stack_that_forks_is_managed() {
+    case("on_a_coroutine");
+    case("on_a_signal_stack");
+}
+
+#[test]
 fn a_handler_forks_and_its_child_goes_on() {
     if !run::possible() {
         return;

@@ -12,6 +12,7 @@
 
 mod held;
 mod once;
+mod stack;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +34,7 @@ use crate::{dirty, protection, snapshot};
 
 pub(crate) use held::OverFork;
 pub(crate) use once::Once;
+use stack::KeptStack;
 
 static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 static ATTENDED: Once<()> = Once::new();
@@ -43,6 +45,7 @@ struct Pause {
     mask: SignalSet,
     domains: Vec<PausedDomain>,
     stores: Vec<PausedStore>,
+    stack: Option<KeptStack>,
     locks: Locks,
 }
 
@@ -125,12 +128,14 @@ fn pause() -> Pause {
     let mask = signal::block_all();
     // Before the gates close.
     let locks = Locks::hold();
-    let alive = locks.registry.iter().filter_map(Weak::upgrade).filter(|inner| !inner.stopping());
+    let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(|inner| !inner.stopping()).collect();
+    // While frames can be had for it.
+    let stack = KeptStack::keep(&alive);
     let mut domains = hold(alive);
     close_gates(&domains);
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
-    Pause { mask, domains, stores, locks }
+    Pause { mask, domains, stores, stack, locks }
 }
 
 extern "C" fn parent() {
@@ -141,6 +146,7 @@ extern "C" fn parent() {
     for domain in pause.domains {
         domain.resume_in_parent();
     }
+    drop(pause.stack);
     drop(pause.locks);
     signal::restore(pause.mask);
 }
@@ -168,6 +174,7 @@ extern "C" fn child() {
     }
     protection::fork::forked(&mut pause.locks.rights);
     dirty::traps::forked();
+    drop(pause.stack);
     drop(pause.locks);
     signal::restore(pause.mask);
 }
@@ -185,7 +192,7 @@ impl Locks {
 
 /// Holds the domains' regions and policies. All before the first gate closes, and in this order: whoever has a domain's regions may
 /// touch an absent page, perhaps of another domain, which takes a gate that is open and an evictor.
-fn hold(inners: impl Iterator<Item = Arc<Inner>>) -> Vec<PausedDomain> {
+fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
     // SAFETY: fork-held: the guards are dropped before `inner`, which keeps what they borrow alive and in place.
     let still = |inner: &Arc<Inner>| -> &'static Inner { unsafe { &*Arc::as_ptr(inner) } };
     let mut held = Vec::new();

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 #define P 4096ul
 #define MIB (1ul << 20)
@@ -44,7 +45,67 @@ static void in_a_handler(void) {
   timer_delete(timer);
 }
 
-static struct { const char *name; void (*what)(void); } cases[] = {{"in_a_handler", in_a_handler}};
+// Everything else goes out.
+static void flood(void) {
+  char *p = malloc(24 * MIB);
+  CHECK(p);
+  for (size_t i = 0; i < 24 * MIB; i += P) *(volatile char *)(p + i) = 1;
+  free(p);
+}
+
+static ucontext_t outside, inside;
+enum { STACK = 256 << 10, ROUNDS = 24 };
+static int fork_below(size_t bytes) {
+  volatile char above[bytes + 1];
+  above[0] = above[bytes] = 5;
+  // What lies further down the stack is out, and so may be what lies above.
+  swapcontext(&inside, &outside);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (!child) {
+    volatile char below[64 << 10];
+    for (size_t i = 0; i < sizeof below; i += 1000) below[i] = 7;
+    free(malloc(100)), flood();
+    _exit(above[0] != 5 || above[bytes] != 5 || below[1000] != 7);
+  }
+  wait_ok(child);
+  return above[0];
+}
+static void coroutine(void) {
+  for (size_t round = 0; round < ROUNDS; round++) CHECK(fork_below(round * 7919 % 30 * 4096 + round * 509 % P) == 5);
+}
+
+// On a stack in managed memory, of which pages are out.
+static void on_a_coroutine(void) {
+  char *stack = malloc(STACK);
+  CHECK(stack && !getcontext(&inside));
+  memset(stack, 3, STACK);
+  inside.uc_stack.ss_sp = stack, inside.uc_stack.ss_size = STACK, inside.uc_link = &outside;
+  makecontext(&inside, coroutine, 0);
+  for (int round = 0; round <= ROUNDS; round++) {
+    CHECK(!swapcontext(&outside, &inside));
+    flood();
+  }
+}
+
+// The same on an alternate stack for signals.
+static void fork_deep(int signal) {
+  size_t bytes = forks * 7919 % 30 * P + forks * 509 % P;
+  volatile char above[bytes + 1];
+  above[0] = above[bytes] = 5;
+  fork_here(signal);
+  CHECK(above[0] == 5 && above[bytes] == 5);
+}
+static void on_a_signal_stack(void) {
+  stack_t stack = {.ss_sp = malloc(STACK), .ss_size = STACK};
+  struct sigaction a = {.sa_handler = fork_deep, .sa_flags = SA_ONSTACK};
+  CHECK(stack.ss_sp && !sigaltstack(&stack, 0) && !sigaction(SIGUSR1, &a, 0));
+  memset(stack.ss_sp, 3, STACK);
+  while (forks < ROUNDS) flood(), raise(SIGUSR1);
+}
+
+static struct { const char *name; void (*what)(void); } cases[] = {
+  {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);

@@ -1,0 +1,46 @@
+//! The stack of a thread that forks, where it lies in a region.
+
+use std::iter::once;
+use std::sync::Arc;
+
+use selfpage_core::addr::{PageNo, VirtAddr};
+use selfpage_core::fault::{Outcome, range};
+
+use crate::domain::Inner;
+
+/// What the handlers of a fork use, and the C library between them.
+const KEPT_PAGES: u64 = 16;
+
+/// Pages of the calling thread's stack that stay in core until this is dropped: while gates are closed, and in a child that has no pager
+/// threads yet, nobody would bring them in.
+pub(super) struct KeptStack {
+    inner: Arc<Inner>,
+    pages: Vec<PageNo>,
+}
+
+impl KeptStack {
+    /// Keeps the stack from here down, and the page above, which callers use. As many pages as can be had: it may end before. `None`: it is
+    /// nobody's region.
+    pub(super) fn keep(domains: &[Arc<Inner>]) -> Option<KeptStack> {
+        let here = VirtAddr(&raw const domains as usize).page();
+        let inner = domains.iter().find(|inner| inner.state().regions.find(here).is_some())?.clone();
+        let state = inner.state();
+        // Others need frames too.
+        let count = KEPT_PAGES.min(u64::from(inner.pool.frames()) / 4);
+        let pages = inner.on_table(move |context| {
+            let is_pinned = |page: &PageNo| range::pin(state, context, *page) == Outcome::Resolved;
+            let down = (0..count).map(|pages| PageNo(here.0.saturating_sub(pages))).take_while(is_pinned);
+            down.chain(once(here.plus(1)).filter(is_pinned)).collect()
+        });
+        Some(KeptStack { inner, pages })
+    }
+}
+
+impl Drop for KeptStack {
+    fn drop(&mut self) {
+        for page in &self.pages {
+            // A child that did not get the domain has no such page.
+            range::unpin(self.inner.state(), *page);
+        }
+    }
+}
