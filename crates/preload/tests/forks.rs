@@ -22,6 +22,11 @@ fn a_stack_that_forks_is_managed() {
 }
 
 #[test]
+fn a_thread_that_is_cancelled_forks_first() {
+    case("cancelled");
+}
+
+#[test]
 fn a_handler_forks_and_its_child_goes_on() {
     if !run::possible() {
         return;

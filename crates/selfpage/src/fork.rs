@@ -10,6 +10,7 @@
 //! zero: that is what this prevents.
 #![allow(unsafe_code)]
 
+mod cancel;
 mod held;
 mod once;
 mod stack;
@@ -32,6 +33,7 @@ use crate::trap::{thread, upcall};
 use crate::undisturbed::{self, Locked};
 use crate::{dirty, protection, snapshot};
 
+use cancel::Uncancelled;
 pub(crate) use held::OverFork;
 pub(crate) use once::Once;
 use stack::KeptStack;
@@ -47,6 +49,8 @@ struct Pause {
     stores: Vec<PausedStore>,
     stack: Option<KeptStack>,
     locks: Locks,
+    /// Last.
+    _uncancelled: Uncancelled,
 }
 
 /// The library's own locks: whoever has one of them allocates, and may touch an absent page.
@@ -126,6 +130,7 @@ extern "C" fn prepare() {
 fn pause() -> Pause {
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
     let mask = signal::block_all();
+    let uncancelled = Uncancelled::begin();
     // Before the gates close.
     let locks = Locks::hold();
     let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(|inner| !inner.stopping()).collect();
@@ -135,7 +140,7 @@ fn pause() -> Pause {
     close_gates(&domains);
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
-    Pause { mask, domains, stores, stack, locks }
+    Pause { mask, domains, stores, stack, locks, _uncancelled: uncancelled }
 }
 
 extern "C" fn parent() {

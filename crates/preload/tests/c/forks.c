@@ -1,6 +1,7 @@
 // Forks at moments and in places where a pager is easily caught, one case each.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -104,8 +105,28 @@ static void on_a_signal_stack(void) {
   while (forks < ROUNDS) flood(), raise(SIGUSR1);
 }
 
+// A fork is no point of cancellation.
+static void *fork_cancelled(void *child) {
+  CHECK(!pthread_cancel(pthread_self()));
+  *(pid_t *)child = fork();
+  if (!*(pid_t *)child) _exit(0);
+  pthread_testcancel();
+  return 0;
+}
+static void cancelled(void) {
+  for (int i = 0; i < 10; i++) {
+    pid_t child = -1;
+    pthread_t thread;
+    void *result;
+    flood();
+    CHECK(!pthread_create(&thread, 0, fork_cancelled, &child) && !pthread_join(thread, &result));
+    CHECK(result == PTHREAD_CANCELED && child > 0);
+    wait_ok(child);
+  }
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}};
+  {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);
