@@ -55,6 +55,15 @@ fn fork_and_go_on() {
     assert!(processes.iter().all(|process| process["evictions_total"].as_u64().unwrap() > 100), "{}", ran.stats);
 }
 
+/// Where the store has threads of its own, since io_uring is refused.
+#[test]
+fn threads_that_move_data_keep_no_program_from_ending() {
+    let Some(program) = programs() else { return };
+    let pool = ["env", "SELFPAGE_IO=pool"];
+    let ran = run::run_under(&pool, "/".as_ref(), &["--frames", "8M"], program, &["main_ends_first"]).ok();
+    assert_eq!(ran.text(), "ok\n");
+}
+
 /// A program, and a library whose constructor runs before ours.
 fn with_an_early_library(arguments: &[&str]) -> Option<Ran> {
     if !run::possible() {

@@ -7,6 +7,11 @@ use std::path::Path;
 use run::Ran;
 
 fn case(name: &str) -> Option<Ran> {
+    case_under(&[], name)
+}
+
+/// The case, with `selfpage run` started by another command.
+fn case_under(command: &[&str], name: &str) -> Option<Ran> {
     if !run::possible() {
         return None;
     }
@@ -14,7 +19,7 @@ fn case(name: &str) -> Option<Ran> {
         run::skip("root", "only root can become another user");
         return None;
     }
-    Some(run::run("8M", run::compile("rights", &["-pthread"]), &[name]))
+    Some(run::run_under(command, "/".as_ref(), &["--frames", "8M"], run::compile("rights", &["-pthread"]), &[name]))
 }
 
 /// Whether this process may become another user and leave its groups.
@@ -37,6 +42,15 @@ macro_rules! cases {
 }
 
 cases! { kept, by_number, by_the_library, amid_faults, often, another_threads_own, }
+
+/// Where the store has threads of its own, since io_uring is refused.
+#[test]
+fn threads_that_move_data_follow() {
+    for name in ["kept", "by_number"] {
+        let Some(ran) = case_under(&["env", "SELFPAGE_IO=pool"], name) else { return };
+        assert_eq!(ran.ok().text(), "ok\n", "{name}");
+    }
+}
 
 #[test]
 fn a_child_without_its_parents_rights_says_why_it_cannot_go_on() {

@@ -98,6 +98,27 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
     thread
 }
 
+/// A thread that a pager thread has started to move data for it, known as one of them until this is dropped. It is bare: it allocates
+/// nothing, so nobody asks what its stack is.
+pub(crate) struct Known(Option<&'static AtomicU32>);
+
+impl Known {
+    /// The calling thread. Where there is no place for it, nobody knows it.
+    pub(crate) fn enter() -> Known {
+        let own = this_thread::id();
+        let taken = |tid: &&AtomicU32| tid.compare_exchange(0, own, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        Known(TIDS.iter().find(taken))
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        if let Some(tid) = self.0 {
+            tid.store(0, Ordering::Release);
+        }
+    }
+}
+
 /// In a forked child there are no pager threads but those it starts.
 pub(crate) fn forget_all() {
     for (stack, tid) in STACKS.iter().zip(&TIDS) {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use rustix::thread::{Pid, gettid};
 
 use super::transfer::{Batch, Direction, Request};
+use crate::trap::thread::Known;
 
 /// Besides the thread that waits for them, which works too.
 const THREADS: usize = 3;
@@ -161,6 +162,8 @@ fn start(shared: Arc<Shared>) -> io::Result<libc::pthread_t> {
 extern "C" fn serve(shared: *mut c_void) -> *mut c_void {
     // SAFETY: worker-owns-share: `start` gave this thread the count.
     let shared = unsafe { Arc::from_raw(shared as *const Shared) };
+    // For whoever tells the program's threads from ours, or has ours follow a change of rights.
+    let _known = Known::enter();
     let mut work = shared.lock();
     while !work.stop {
         work = shared.work_off(work);
