@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use crate::sys::{call, in_c};
-use crate::{maps, process, rights};
+use crate::{maps, process, rights, threads};
 
 /// Exported functions that have the kernel's arguments, and report in C's way.
 macro_rules! exports {
@@ -100,6 +100,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_clone if process::is_fork(a, b) => {
                 return process::clone_as_fork(a, c as *mut i32, d as *mut i32);
             }
+            libc::SYS_exit => threads::exit(a as c_int),
             libc::SYS_exit_group => process::exit(a as c_int),
             libc::SYS_execve => return c_long::from(process::execve(a as *const c_char, b as _, c as _)),
             _ => call(number, [a, b, c, d, e, f]),

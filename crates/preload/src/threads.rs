@@ -1,11 +1,12 @@
 //! The program's threads: told from pager threads, and counted, because the C library ends a process whose last thread
 //! ends, and pager threads never do.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::next::next;
-use crate::{heap, maps, sys};
+use crate::{heap, maps, process, sys};
 
 type Start = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 type C11Start = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
@@ -29,6 +30,12 @@ static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 const ROUNDS: usize = 4;
 /// The thread's own structures lie at the top of its stack: the kernel writes there when the thread has ended.
 const TOP_BYTES: usize = 16 << 10;
+
+thread_local! {
+    /// The number of this thread, if it is counted. A child after vfork, or a thread that was made past the C library, may have the same
+    /// thread-local data, and another number.
+    static COUNTED: Cell<u32> = const { Cell::new(0) };
+}
 
 /// What a new thread is to do.
 struct Begin<S> {
@@ -56,6 +63,7 @@ fn counts() -> bool {
 fn watch() {
     let key = KEY.load(Ordering::Relaxed);
     if key != u32::MAX {
+        COUNTED.set(sys::tid());
         // SAFETY: c-library: a key that was created; the value is a number, the round to come.
         unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(1)) };
     }
@@ -74,15 +82,33 @@ unsafe extern "C" fn round(number: *mut c_void) {
 }
 
 fn ended() {
+    if is_last() {
+        // SAFETY: c-library: as the C library does when the last thread has ended.
+        unsafe { libc::exit(0) };
+    }
+}
+
+/// Takes the calling thread off the count. Whether no other is left, which is waited for where nobody else would.
+fn is_last() -> bool {
     if ALIVE.fetch_sub(1, Ordering::SeqCst) != 1 {
-        return;
+        return false;
     }
     // One that ended a moment ago may not be gone yet, and nobody would be left to tell that it is.
     while others_run() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    // SAFETY: c-library: as the C library does when the last thread has ended.
-    unsafe { libc::exit(0) };
+    true
+}
+
+/// Ends the calling thread as exit(2) does, and with the same status the process where it was the last.
+pub fn exit(status: c_int) -> ! {
+    if COUNTED.get() == sys::tid() && is_last() {
+        process::exit(status);
+    }
+    loop {
+        // SAFETY: raw-call: no memory is passed.
+        unsafe { sys::call(libc::SYS_exit, [status as usize, 0, 0, 0, 0, 0]) };
+    }
 }
 
 /// Whether there are threads that nobody counted: made by clone(2), past the C library.

@@ -151,6 +151,15 @@ fn the_status_is_the_programs() {
     assert_eq!(ran.errors(), "");
 }
 
+#[test]
+fn a_last_thread_that_ends_by_number_ends_the_process() {
+    for (name, status) in [("exit_by_number", 7), ("both_exit_by_number", 3)] {
+        let Some(ran) = case(name) else { return };
+        assert_eq!((ran.code(), ran.errors().as_str()), (status, ""), "{name}");
+        assert!(ran.stats["evictions_total"].as_u64().unwrap() > 1000, "{name}: no record of it: {}", ran.stats);
+    }
+}
+
 /// Whoever reads what a daemon says has all of it when the daemon has closed it, not when the daemon ends.
 #[test]
 fn a_daemon_holds_no_pipe_open() {

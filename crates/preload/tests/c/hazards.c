@@ -332,6 +332,13 @@ static void main_ends_first(void) {
   CHECK(!pthread_create(&t, 0, last, 0) && !pthread_detach(t));
   pthread_exit(0);
 }
+static void exit_by_number(void) { flood(); syscall(SYS_exit, 7); }
+static void *ends_by_number(void *n) { flood(); usleep(100000); syscall(SYS_exit, 3); return 0; }
+static void both_exit_by_number(void) { // what the last thread ends with is the status
+  pthread_t t;
+  CHECK(!pthread_create(&t, 0, ends_by_number, 0) && !pthread_detach(t));
+  exit_by_number();
+}
 static pthread_barrier_t all_there;
 static void *ends(void *n) { pthread_barrier_wait(&all_there); return 0; }
 static void all_end_at_once(void) { // whichever is the last, the process ends
@@ -387,7 +394,7 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages},
   {"vfork_search", vfork_search}, {"robust_again", robust_again},
   {"robust", robust}, {"own_stacks", own_stacks},
-  {"signals", signals}, {"main_ends_first", main_ends_first}, {"all_end_at_once", all_end_at_once}, {"quick", quick}, {"change_user", change_user}, {"become", become},
+  {"signals", signals}, {"main_ends_first", main_ends_first}, {"all_end_at_once", all_end_at_once}, {"quick", quick}, {"exit_by_number", exit_by_number}, {"both_exit_by_number", both_exit_by_number}, {"change_user", change_user}, {"become", become},
   {"wait_for_end", wait_for_end}, {"serve", serve}, {"status_seven", status_seven}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
