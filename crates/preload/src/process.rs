@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next::next;
+use crate::sys::Quiet;
 use crate::{heap, maps, objects, pagers, program, record, rights, sys};
 
 type Strings = *const *const c_char;
@@ -60,19 +61,24 @@ extern "C" fn before_fork() {
     heap::hold();
 }
 
-extern "C" fn after_fork_in_parent() {
-    // SAFETY: lock-word: this thread ran `before_fork`.
+/// Ends what `before_fork` began, but for the signals.
+fn let_go() -> Option<Quiet> {
+    // SAFETY: lock-word: this thread, or the one it is a copy of, ran `before_fork`.
     unsafe {
         heap::let_go();
         pagers::let_go();
-        maps::let_go();
+        maps::let_go()
     }
 }
 
+extern "C" fn after_fork_in_parent() {
+    drop(let_go());
+}
+
 extern "C" fn after_fork_in_child() {
-    // From the next line on handlers of signals run, which may end this process.
+    // A handler of a signal may end this process, or look at what is not for it.
+    let _quiet = let_go();
     record::settle_in_child();
-    after_fork_in_parent();
     objects::settle_in_child();
     crate::threads::settle_in_child();
     rights::settle_in_child();

@@ -27,6 +27,11 @@ fn a_thread_that_is_cancelled_forks_first() {
 }
 
 #[test]
+fn what_is_empty_in_a_child_is_so_before_its_first_handler() {
+    case("wiped_before_handlers");
+}
+
+#[test]
 fn a_handler_forks_and_its_child_goes_on() {
     if !run::possible() {
         return;

@@ -1,6 +1,7 @@
 //! Mappings over a fork: none changes meanwhile, and a child has those that are for it.
 
 use super::{MAPS, Table, serving, table};
+use crate::sys::Quiet;
 
 /// Keeps mappings from changing over a fork, and blocks signals: a handler that came meanwhile may map too, and would wait for its own
 /// thread.
@@ -10,16 +11,14 @@ pub fn hold() {
     std::mem::forget(maps);
 }
 
-/// Ends that.
+/// Ends that, but for the signals, which are blocked until the result is dropped.
 ///
 /// # Safety
 /// *lock-word*: the caller, or the thread it is a copy of, called [`hold`].
-pub unsafe fn let_go() {
+#[must_use]
+pub unsafe fn let_go() -> Option<Quiet> {
     // SAFETY: lock-word: passed on from our caller.
-    let mut maps = unsafe { MAPS.held() };
-    let quiet = maps.forking.take();
-    drop(maps);
-    drop(quiet);
+    unsafe { MAPS.held() }.forking.take()
 }
 
 /// In a forked child: takes away what the program said was not for it.

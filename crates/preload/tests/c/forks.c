@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <ucontext.h>
@@ -125,8 +126,30 @@ static void cancelled(void) {
   }
 }
 
+// The first handler of the child's finds empty what is to be empty in a child.
+static volatile char *empty;
+static pid_t parent;
+static void look(int signal) {
+  (void)signal;
+  if (getpid() != parent) _exit(empty[0] || empty[MIB]);
+}
+static void wiped_before_handlers(void) {
+  empty = mmap(0, 2 * MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(empty != MAP_FAILED && !madvise((void *)empty, 2 * MIB, MADV_WIPEONFORK));
+  parent = getpid(), signal(SIGUSR1, look);
+  for (int i = 0; i < 20; i++) {
+    empty[0] = empty[MIB] = 1;
+    pid_t child = fork();
+    if (!child) for (;;) pause();
+    CHECK(child > 0 && !kill(child, SIGUSR1));
+    wait_ok(child);
+    CHECK(empty[0] == 1 && empty[MIB] == 1);
+  }
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled}};
+  {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled},
+  {"wiped_before_handlers", wiped_before_handlers}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);
