@@ -163,11 +163,13 @@ fn heap_for(size: usize, asker: Asker) -> Heap {
 /// Does `work` on the own heap, with signals blocked.
 fn on_own<T>(work: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
     let _quiet = Quiet::begin();
-    touch_stack();
+    if managed::holds(&raw const work as usize) {
+        touch_stack();
+    }
     work(&mut OWN_HEAP.take())
 }
 
-/// Has the stack that dlmalloc is about to use in core: it may be managed, and whoever brings a page of it in needs the own heap.
+/// Has the managed stack that dlmalloc is about to use in core: whoever brings a page of it in needs the own heap.
 #[inline(never)]
 fn touch_stack() {
     let mut deep = [const { MaybeUninit::<u8>::uninit() }; 2 * PAGE];
