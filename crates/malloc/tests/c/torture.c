@@ -1,10 +1,7 @@
 // Programs that lean on malloc, one for each name: see tests/torture.rs.
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <grp.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -563,43 +560,11 @@ static void long_blocks(char **unused) {
     CHECK(malloc(more_than_all) == NULL && errno == ENOMEM);
 }
 
-// Whether a thread of this name runs.
-static bool runs(const char *name) {
-    char path[300], is[16];
-    bool found = false;
-    DIR *tasks = opendir("/proc/self/task");
-    for (struct dirent *task; !found && (task = readdir(tasks)) != NULL;) {
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
-        int file = open(path, O_RDONLY);
-        ssize_t len = file < 0 ? 0 : read(file, is, sizeof is);
-        if (file >= 0) close(file);
-        found = len > 0 && strncmp(is, name, strlen(name)) == 0;
-    }
-    closedir(tasks);
-    return found;
-}
-
-// Every thread has to follow, the keeper too, which comes with large blocks.
-static void user(char **unused) {
-    (void)unused;
-    alarm(30);
-    size_t size = (size_t)64 << 20;
-    char *block[6];
-    for (int i = 0; i < 6; i++) {
-        block[i] = malloc(size);
-        for (size_t at = 0; at < size; at += 4096) block[i][at] = 1;
-    }
-    CHECK(runs("selfpage-keeper"));
-    if (getuid() == 0) CHECK(setgroups(0, NULL) == 0 && setresgid(65534, 65534, 65534) == 0);
-    CHECK(setresuid(getuid() ? -1 : 65534, -1, -1) == 0);
-    for (int i = 0; i < 6; i++) free(block[i]);
-}
-
 int main(int count, char **arguments) {
     static const struct { const char *name; void (*run)(char **); } programs[] = {
         {"storm", storm}, {"forks", forks}, {"purges", purges}, {"threads", threads}, {"ends", ends}, {"library", library},
         {"limits", limits}, {"alignments", alignments}, {"locked", locked}, {"large-freed-twice", large_freed_twice}, {"object-freed-twice", object_freed_twice}, {"foreign", foreign}, {"within", within},
-        {"askew", askew}, {"beyond", beyond}, {"maps", maps}, {"used-after-free", used_after_free}, {"long-blocks", long_blocks}, {"user", user},
+        {"askew", askew}, {"beyond", beyond}, {"maps", maps}, {"used-after-free", used_after_free}, {"long-blocks", long_blocks},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
         if (count > 1 && strcmp(arguments[1], programs[i].name) == 0) {
