@@ -332,8 +332,13 @@ static void main_ends_first(void) {
   CHECK(!pthread_create(&t, 0, last, 0) && !pthread_detach(t));
   pthread_exit(0);
 }
-static void exit_by_number(void) { flood(); syscall(SYS_exit, 7); }
-static void *ends_by_number(void *n) { flood(); usleep(100000); syscall(SYS_exit, 3); return 0; }
+static volatile int first_ends;
+static void exit_by_number(void) { flood(); first_ends = 1; syscall(SYS_exit, 7); }
+static void *ends_by_number(void *n) {
+  while (!first_ends) usleep(1000);
+  flood(), usleep(100000), syscall(SYS_exit, 3);
+  return 0;
+}
 static void both_exit_by_number(void) { // what the last thread ends with is the status
   pthread_t t;
   CHECK(!pthread_create(&t, 0, ends_by_number, 0) && !pthread_detach(t));

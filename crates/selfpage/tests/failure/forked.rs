@@ -244,7 +244,8 @@ fn a_child_that_shares_the_memory_until_it_becomes_another_program() {
         // SAFETY: test: within their pages, and aligned.
         unsafe {
             (0..3).for_each(|index| arguments.add(index).write(place(index)));
-            (arguments.add(3).write(std::ptr::null()), environment.write(std::ptr::null()));
+            arguments.add(3).write(std::ptr::null());
+            environment.write(std::ptr::null());
         }
         let ended = |pid: libc::pid_t| {
             let mut status = 0;

@@ -81,7 +81,8 @@ fn a_page_whose_save_fails() {
                 });
                 until("the save has failed", || errors() > before);
                 until("it is lost", || domain.stats().counts.lost_total == 1);
-                (store.write.store(0, SeqCst), store.write_ms.store(0, SeqCst));
+                store.write.store(0, SeqCst);
+                store.write_ms.store(0, SeqCst);
                 all_goes_on(&domain, region, (0..8).filter(|page| *page != 3));
             })
             .well();
