@@ -105,10 +105,10 @@ impl DomainState {
         while trap.is_read() && at < range.end() {
             let count = (range.end().0 - at.0).min(MOST_WOKEN) as u32;
             if !self.mmu.wake_faulters(trap, at, count) {
-                let mut seen = self.requested.count();
                 while !fault::request(self, Request::Wake(at, count)) {
+                    // Counted only now: the request has signalled itself, and whoever makes room does not.
+                    let seen = self.requested.count();
                     self.requested.wait(self.mmu, seen, 1000);
-                    seen = self.requested.count();
                 }
             }
             at = at.plus(count.into());
