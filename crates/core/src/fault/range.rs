@@ -14,7 +14,7 @@ use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
 use crate::mmu::{Partial, Refusal};
 use crate::page::{PageWord, State, Word};
-use crate::pager::{Context, Pager};
+use crate::pager::Context;
 use crate::region::{Access, Region};
 use crate::shortage::FrameWait;
 use crate::stack;
@@ -273,6 +273,8 @@ fn discard_stretch(domain: &DomainState, context: Context, region: &Region, rang
         && let Some(entry) = resident.get_mut(len)
     {
         let (Some(word), Some(pager)) = (region.word(next), region.pager()) else { break };
+        // Before the word: what a clone has from its source is in a frame before it is with the pager.
+        let is_inherited = region.sets.inherited.contains(region.index(next));
         let seen = word.load();
         if seen.state() == State::Busy || seen.in_save() {
             if next == range.first {
@@ -280,7 +282,8 @@ fn discard_stretch(domain: &DomainState, context: Context, region: &Region, rang
             }
             break;
         }
-        if is_untouched(region, pager, next, seen) {
+        // Most of a large region's pages are such: nothing is written to their part of its tables, which takes no memory.
+        if seen.state() == State::Absent && !is_inherited && !pager.keeps(region.index(next)) {
             region.disarm(next);
             next = next.plus(1);
             continue;
@@ -329,13 +332,6 @@ fn discard_stretch(domain: &DomainState, context: Context, region: &Region, rang
     }
     drop_resident(domain, region, resident.get(..len).unwrap_or(&[]));
     (next, step)
-}
-
-/// Whether there is nothing of an absent page to discard. Most of a large region's are such: nothing is written to their part of its tables,
-/// which takes no memory.
-fn is_untouched(region: &Region, pager: &dyn Pager, page: PageNo, seen: Word) -> bool {
-    let index = region.index(page);
-    seen.state() == State::Absent && !region.sets.inherited.contains(index) && !pager.keeps(index)
 }
 
 /// Drops claimed resident pages, in as few calls as their neighbourhood allows.
