@@ -113,6 +113,11 @@ fn pieces_that_a_program_maps() {
 }
 
 #[test]
+fn what_mallinfo2_and_malloc_trim_tell_of_large_blocks() {
+    comes_through(&["figures"]);
+}
+
+#[test]
 fn the_user_changes_while_the_keeper_runs() {
     let output = preloaded(compile("user.c", &[])).output().unwrap();
     assert!(output.status.success() && text(&output) == "done\n", "{:?} {}", output.status, errors(&output));

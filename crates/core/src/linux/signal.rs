@@ -10,7 +10,7 @@ pub struct SignalSet(u64);
 impl SignalSet {
     /// No signal.
     pub const NONE: SignalSet = SignalSet(0);
-    /// Every signal but [`SETXID`].
+    /// Every signal but the C library's own for setuid(3), which is never blocked.
     pub const ALL: SignalSet = SignalSet(!SETXID);
 
     /// The set that the kernel keeps so.
