@@ -8,6 +8,7 @@
 
 use core::num::NonZeroU32;
 
+use super::evict::is_mapped_over;
 use super::image::copy_resident;
 use super::{Failure, Outcome, Step};
 use crate::addr::{Frame, PageNo};
@@ -58,7 +59,7 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     if state == State::Resident
         && let Err(partial) = domain.map(clone, page, frame, 1)
     {
-        if matches!(partial.why, Refusal::Occupied | Refusal::Foreign) {
+        if is_mapped_over(partial.why) {
             // The program has mapped something of its own there: what was there is lost, and the source need not wait for it.
             Counters::add(&domain.counters.lost_total, 1);
             clone.sets.inherited.remove(index);
