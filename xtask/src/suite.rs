@@ -19,6 +19,9 @@ enum Plan {
     Skip(Skip),
 }
 
+/// The packages that are built in release.
+const RELEASE: &str = "--release --workspace --exclude xtask";
+
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Runs the suite and prints the summary. False if anything failed.
@@ -110,11 +113,13 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
         take("test", 15, [cargo(root, "test --workspace --no-fail-fast -- --show-output")]),
     ];
     if extent == Extent::Full {
-        plans.push(take("build, release", 15, [cargo(root, "build --workspace --release --exclude xtask")]));
-        plans.extend(release_tests(root).into_iter().map(|target| {
-            let arguments =
-                format!("test --release -p {} --test {} --no-fail-fast -- --show-output", target.package, target.name);
-            take(&format!("release test {}", target.name), 15, [cargo(root, &arguments)])
+        let tests = release_tests(root);
+        // The tests at once: of the same packages as each step below, else what they use is compiled again with other features.
+        let build_tests = cargo(root, &format!("test {RELEASE} --no-run{}", as_targets(&tests)));
+        plans.push(take("build, release", 15, [cargo(root, &format!("build {RELEASE}")), build_tests]));
+        plans.extend(tests.iter().map(|test| {
+            let arguments = format!("test {RELEASE} --test {test} --no-fail-fast -- --show-output");
+            take(&format!("release test {test}"), 15, [cargo(root, &arguments)])
         }));
         let mut doc = cargo(root, "doc --workspace --lib --no-deps");
         doc.env("RUSTDOCFLAGS", "-D warnings");
@@ -135,10 +140,13 @@ fn take(name: &str, limit_minutes: u32, commands: impl Into<Vec<Command>>) -> Pl
 }
 
 /// `--all-targets` leaves out the tests that run in release alone.
-fn clippy(root: &Path) -> Vec<Command> {
-    let all = ["--workspace --all-targets".to_string()].into_iter();
-    let tests = release_tests(root).into_iter().map(|test| format!("-p {} --test {}", test.package, test.name));
-    all.chain(tests).map(|targets| cargo(root, &format!("clippy {targets} -- -D warnings"))).collect()
+fn clippy(root: &Path) -> [Command; 2] {
+    let targets = [" --all-targets".to_string(), as_targets(&release_tests(root))];
+    targets.map(|targets| cargo(root, &format!("clippy --workspace{targets} -- -D warnings")))
+}
+
+fn as_targets(tests: &[String]) -> String {
+    tests.iter().map(|test| format!(" --test {test}")).collect()
 }
 
 /// Cargo with arguments that hold no spaces.
@@ -148,34 +156,23 @@ pub fn cargo(root: &Path, arguments: &str) -> Command {
     command
 }
 
-/// A test target that runs in release only: its section in Cargo.toml says `test = false`.
-#[derive(PartialEq, Eq, Debug)]
-struct ReleaseTest {
-    package: String,
-    name: String,
-}
-
-fn release_tests(root: &Path) -> Vec<ReleaseTest> {
+/// The test targets that run in release only: their sections in Cargo.toml say `test = false`.
+fn release_tests(root: &Path) -> Vec<String> {
     let manifests = crates(root).into_iter().filter_map(|dir| std::fs::read_to_string(dir.join("Cargo.toml")).ok());
     manifests.flat_map(|manifest| release_tests_of(&manifest)).collect()
 }
 
-fn release_tests_of(manifest: &str) -> Vec<ReleaseTest> {
+fn release_tests_of(manifest: &str) -> Vec<String> {
     let value = |section: &str, key: &str| {
         section.lines().find_map(|line| {
             let (found, value) = line.split_once('=')?;
             (found.trim() == key).then(|| value.split('#').next().unwrap_or("").trim().trim_matches('"').to_string())
         })
     };
-    let sections: Vec<&str> = manifest.split("\n[").collect();
-    let package = sections.iter().find(|section| section.trim_start_matches('[').starts_with("package]"));
-    let Some(package) = package.and_then(|section| value(section, "name")) else {
-        return Vec::new();
-    };
-    sections
-        .iter()
+    manifest
+        .split("\n[")
         .filter(|section| section.starts_with("[test]]") && value(section, "test").as_deref() == Some("false"))
-        .filter_map(|section| Some(ReleaseTest { package: package.clone(), name: value(section, "name")? }))
+        .filter_map(|section| value(section, "name"))
         .collect()
 }
 
@@ -258,7 +255,6 @@ mod tests {
     fn finds_the_release_tests() {
         let manifest = "[package]\nname = \"selfpage\"\n\n[[test]]\nname = \"storm\" # long\ntest = false\n\n\
                         [[test]]\nname = \"small\"\n\n[dependencies]\nx = { version = \"1\" }\n";
-        let storm = ReleaseTest { package: "selfpage".into(), name: "storm".into() };
-        assert_eq!(release_tests_of(manifest), [storm]);
+        assert_eq!(release_tests_of(manifest), ["storm"]);
     }
 }

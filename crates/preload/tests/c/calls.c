@@ -312,9 +312,17 @@ static size_t most_mappings(void) {
   if (atol(limit) > 100000) { puts("too many"); exit(0); }
   return atol(limit);
 }
+static void leave_mappings(size_t left) { // a program's own, until the kernel takes so many more
+  size_t others = most_mappings() - left;
+  int file = memfd_create("others", 0);
+  char *p = mmap(0, others * P, PROT_READ, MAP_SHARED, file, 0);
+  CHECK(file >= 0 && p != MAP_FAILED && !close(file));
+  for (size_t i = 0; i < others; i += 2) CHECK(!mprotect(p + i * P, P, PROT_NONE));
+}
 static void pages_until_full(int odd, int even) { // none is like its neighbours, until the kernel takes no more mappings
-  size_t most = most_mappings(), count = 0;
-  static char *pages[100000]; // not beside them
+  enum { most = 8192 };
+  size_t count = 0;
+  static char *pages[most]; // not beside them
   while (count < most) {
     char *p = mmap(0, P, count % 2 ? odd : even, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) break;
@@ -331,7 +339,7 @@ static void pages_until_full(int odd, int even) { // none is like its neighbours
   CHECK(block);
   memset(block, 1, 2 * MIB), free(block);
 }
-static void single_pages(void) { pages_until_full(PROT_READ, 3), pages_until_full(3, PROT_READ); }
+static void single_pages(void) { leave_mappings(8192), pages_until_full(PROT_READ, 3), pages_until_full(3, PROT_READ); }
 static void many_wishes(void) { // the kernel is not asked about these: the room is ours
   size_t n = 2048 * MIB;
   char *p = map(n, 3);
