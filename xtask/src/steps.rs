@@ -1,6 +1,6 @@
 //! One step of a run: commands whose output is shown as it comes, counted, and ended when they hang.
 
-use crate::tally::{Skip, Tally};
+use crate::tally::{Panics, Skip, Tally};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -25,6 +25,8 @@ pub struct Report {
     pub skips: Vec<Skip>,
     /// The names of the tests that failed.
     pub failed_tests: Vec<String>,
+    /// How they panicked.
+    pub panics: Panics,
     /// Why the step failed, if it did.
     pub failure: Option<String>,
 }
@@ -93,6 +95,7 @@ impl Report {
     }
 
     fn note(&mut self, line: &str) {
+        self.panics.hear(line);
         if let Some(tally) = Tally::read(line) {
             self.tests += tally;
         } else if let Some(skip) = Skip::read(line) {

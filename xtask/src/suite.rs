@@ -50,14 +50,15 @@ pub fn run(root: &Path, extent: Extent) -> bool {
         println!("[{number}/{count}] {name}: {word} after {:.1} s\n", step_began.elapsed().as_secs_f64());
         all += verdict.tally;
         skips.extend(report.skips);
-        failures.extend(report.failed_tests.iter().map(|test| format!("{name}: test {test}")));
-        failures.extend(verdict.failure.map(|why| format!("{name}: {why}")));
+        failures.extend(report.failed_tests.iter().map(|test| format!("FAILED {name}: test {test}")));
+        failures.extend(report.panics.lines.iter().map(|line| format!("    {line}")));
+        failures.extend(verdict.failure.map(|why| format!("FAILED {name}: {why}")));
     }
     for skip in &skips {
         println!("{skip}");
     }
     for failure in &failures {
-        println!("FAILED {failure}");
+        println!("{failure}");
     }
     println!("{:.0} s in all", began.elapsed().as_secs_f64());
     println!("{}", all.summary());

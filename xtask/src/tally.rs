@@ -44,6 +44,40 @@ impl AddAssign for Tally {
     }
 }
 
+/// How tests that failed panicked, read from libtest's part about failures: tests that are meant to panic say so elsewhere.
+#[derive(Default, Debug)]
+pub struct Panics {
+    telling: Telling,
+    pub lines: Vec<String>,
+}
+
+/// What the lines that come are about.
+#[derive(Default, Clone, Copy, PartialEq, Eq, Debug)]
+enum Telling {
+    #[default]
+    Other,
+    Failures,
+    /// One panic among those.
+    Panic,
+}
+
+impl Panics {
+    pub fn hear(&mut self, line: &str) {
+        let panics = line.starts_with("thread ") && line.contains(" panicked at ");
+        self.telling = match (self.telling, line) {
+            (_, "failures:") => Telling::Failures,
+            (_, "successes:") => Telling::Other,
+            (_, line) if Tally::read(line).is_some() => Telling::Other,
+            (Telling::Failures | Telling::Panic, _) if panics => Telling::Panic,
+            (Telling::Panic, "stack backtrace:" | "") => Telling::Failures,
+            (telling, _) => telling,
+        };
+        if self.telling == Telling::Panic {
+            self.lines.push(line.into());
+        }
+    }
+}
+
 /// A test that could not be run here, and why: `SKIP(name: reason)`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Skip {
@@ -86,6 +120,17 @@ mod tests {
         let mut all = Tally { passed: 1, failed: 2, skipped: 3 };
         all += Tally { passed: 10, failed: 20, skipped: 30 };
         assert_eq!(all.summary(), "11 passed, 22 failed, 33 skipped");
+    }
+
+    #[test]
+    fn keeps_how_tests_that_failed_panicked() {
+        let mut panics = Panics::default();
+        let said = "successes:\n\n---- is meant to stdout ----\nthread 'is meant to' (1) panicked at x.rs:1:1:\nwell\n\n\
+                    failures:\n\n---- a::b stdout ----\nfigures\n\nthread 'a::b' (7) panicked at y.rs:2:3:\nleft: 1\n\
+                    stack backtrace:\n   0: main\n\nfailures:\n    a::b\n\n\
+                    test result: FAILED. 1 passed; 1 failed; 0 ignored\nthread 'c' (9) panicked at z.rs:1:1:\n";
+        said.lines().for_each(|line| panics.hear(line));
+        assert_eq!(panics.lines, ["thread 'a::b' (7) panicked at y.rs:2:3:", "left: 1"]);
     }
 
     #[test]
