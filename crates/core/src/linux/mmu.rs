@@ -127,11 +127,6 @@ impl LinuxMmu {
         }
     }
 
-    /// How many slots the pool has.
-    pub const fn frames(&self) -> u32 {
-        self.frames
-    }
-
     fn region_uffd(&self, trap: Trap) -> Uffd {
         Uffd(load(match trap {
             Trap::Worker => &self.worker_uffd,
@@ -184,6 +179,12 @@ impl LinuxMmu {
         (0..count).find(|at| !self.is_ours(addr.wrapping_add(*at as usize * PAGE_BYTES), PAGE_BYTES)).unwrap_or(count)
     }
 
+    /// Whether the kernel moved a page and said that its place was taken: Linux 6.18 can, after an entry of a page table changed as it
+    /// looked at it. The caller alone moves the page, so nobody else has.
+    fn has_moved(&self, to: usize, from: usize, why: Errno) -> bool {
+        why == Errno::EXIST && self.absent(from) && self.categories(to).is_some_and(Categories::populated)
+    }
+
     /// Moves one page that a batch stopped at because of `why`, if a little patience is all it takes.
     fn coax(&self, uffd: Uffd, to: usize, from: usize, waiters: Waiters, mut why: Errno) -> Result<(), Errno> {
         let mut tries = 0;
@@ -199,6 +200,11 @@ impl LinuxMmu {
                 Err(stopped) => why = stopped.why,
             }
             tries += 1;
+        }
+        if self.has_moved(to, from, why) {
+            // The kernel woke nobody.
+            let _ = uffd.wake(to, PAGE_BYTES);
+            return Ok(());
         }
         Err(why)
     }
@@ -298,7 +304,7 @@ impl LinuxMmu {
 
     /// Unmaps one page that a batch stopped at.
     fn unmap_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
-        let why = if why == Errno::EXIST {
+        let why = if why == Errno::EXIST && !self.has_moved(slot, page, why) {
             // The frame is mapped, so what is in its slot is nobody's: whoever touches all memory (mlockall(2), a debugger) had the
             // kernel fill it.
             drop_contents(slot, PAGE_BYTES);
@@ -581,16 +587,12 @@ fn refusal(why: Errno, to: usize, from: usize) -> Refusal {
     match why {
         Errno::EXIST => Refusal::Occupied,
         Errno::BUSY | Errno::AGAIN => Refusal::Pinned,
-        Errno::NOENT if mapped(to) && mapped(from) => Refusal::Hole,
+        // Both are mapped.
+        Errno::NOENT if [to, from].iter().all(|addr| memory::residency(*addr, &mut [0]).is_ok()) => Refusal::Hole,
         Errno::BADF | Errno::NOTTY => Refusal::NoDescriptor,
         Errno::SRCH => Refusal::Ending,
         Errno::NOMEM => Refusal::NoMemory,
         Errno::PERM | Errno::ACCESS | Errno::NOSYS => Refusal::Denied,
         _ => Refusal::Foreign,
     }
-}
-
-/// Whether there is a mapping at `addr` at all.
-fn mapped(addr: usize) -> bool {
-    memory::residency(addr, &mut [0]).is_ok()
 }

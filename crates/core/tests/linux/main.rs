@@ -56,6 +56,35 @@ fn pages_move_out_and_in_and_keep_their_contents() {
     assert!(ground.mmu.present(ground.page(3)) && !ground.mmu.present(ground.page(12)));
 }
 
+/// Linux 6.18 may move pages and say that their places were taken.
+#[test]
+fn pages_that_the_kernel_moved_without_saying_so_are_where_they_should_be() {
+    let ground = ground!();
+    (0..PAGES).for_each(|frame| ground.fill(frame, frame as u8 + 1));
+    let move_two = |uffd: Uffd, to: usize, from: usize| {
+        let at = 5 * PAGE_BYTES;
+        unsafe { uffd.move_pages(to + at, from + at, 2 * PAGE_BYTES, Waiters::Leave) }.unwrap();
+    };
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| ground.read(6));
+        // Until it waits: a page that is there would not be waited for.
+        let mut message = [Message::EMPTY];
+        assert_eq!(ground.descriptors.worker.read(&mut message), Ok(1));
+        move_two(ground.descriptors.worker, ground.worker, ground.pool);
+        let mapped = ground.mmu.map(Trap::Worker, ground.page(0), Frame(0), PAGES);
+        let is_woken = (0..5000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            waits.is_finished()
+        });
+        ground.descriptors.worker.wake(ground.worker, LEN).unwrap();
+        assert_eq!((mapped, is_woken, waits.join().unwrap()), (Ok(()), true, 7));
+    });
+    (0..PAGES as usize).for_each(|index| assert_eq!(ground.read(index), index as u8 + 1));
+    move_two(ground.descriptors.pool, ground.pool, ground.worker);
+    assert_eq!(ground.mmu.unmap(ground.page(0), Frame(0), PAGES), Ok(()));
+    (0..PAGES).for_each(|frame| assert_eq!(ground.filled_with(frame), frame as u8 + 1));
+}
+
 #[test]
 fn a_batch_that_stops_says_where_and_why() {
     let ground = ground!();
