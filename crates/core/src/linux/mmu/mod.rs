@@ -1,5 +1,7 @@
 //! The machine that every Linux from 6.8 on is: frames are pages of a pool, and mapping moves them.
 
+mod copy;
+
 use super::clock::Clock;
 use super::descriptor::Descriptor;
 use super::errno::Errno;
@@ -7,7 +9,7 @@ use super::memory::{self, Advice, HUGE_PAGE_BYTES};
 use super::pagemap::{Categories, Pagemap, Stretch};
 use super::uffd::{Stopped, Uffd, Waiters, Writing};
 use super::{futex, thread};
-use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange, VirtAddr};
+use crate::addr::{Frame, PAGE_BYTES, PageBytes, PageNo, PageRange};
 use crate::mmu::{Mmu, Partial, Refusal, Trap};
 use crate::region::Access;
 use core::ops::Range;
@@ -235,35 +237,6 @@ impl LinuxMmu {
         }
     }
 
-    /// Copies `count` populated slots in, and empties them.
-    fn copy_in(
-        &self,
-        uffd: Uffd,
-        page: usize,
-        slot: usize,
-        count: u32,
-        waiters: Waiters,
-        writing: Writing,
-    ) -> Result<(), Partial> {
-        if count == 0 {
-            return Ok(());
-        }
-        // SAFETY: pool-owned, region-owned: the caller holds the frames, and the pages are absent or the kernel refuses.
-        let copied = unsafe { uffd.copy(page, slot, count as usize * PAGE_BYTES, waiters, writing) };
-        let done_bytes = copied.map_or_else(|stopped| stopped.done_bytes, |()| count as usize * PAGE_BYTES);
-        if done_bytes > 0 {
-            drop_contents(slot, done_bytes);
-        }
-        copied.map_err(|stopped| {
-            let why = match stopped.why {
-                // The slots were just seen: what is missing is the region.
-                Errno::NOENT | Errno::INVAL => Refusal::Foreign,
-                why => refusal(why, page.wrapping_add(done_bytes), slot.wrapping_add(done_bytes)),
-            };
-            Partial { done: (done_bytes / PAGE_BYTES) as u32, why }
-        })
-    }
-
     /// Makes pages out of a huge page that nobody uses yet, neighbours as they were. The kernel splits one for good when a page of it
     /// moves, but not while a device is at any other: so one moves now, into the place of the last, and back. Where they were no
     /// huge page, that is all that happens.
@@ -317,53 +290,6 @@ impl LinuxMmu {
             Err(Errno::INVAL) => self.copy_and_drop(page, slot),
             Err(why) => Err(refusal(why, slot, page)),
         }
-    }
-
-    fn copy_and_drop(&self, page: usize, slot: usize) -> Result<(), Refusal> {
-        let known = self.categories(page);
-        if known.is_some_and(|known| !known.populated()) {
-            return Err(Refusal::Hole);
-        }
-        // Nobody can write to a page that traps, and this thread must not.
-        if known.is_some_and(traps_writes) {
-            return self.copy_and_drop_fixed(page, slot);
-        }
-        // SAFETY: region-owned: a populated page keeps its contents.
-        if unsafe { memory::advise(page, PAGE_BYTES, Advice::PopulateWrite) } != Err(Errno::INVAL) {
-            // The program may write it, and something else keeps it from moving (execute rights, locking, a key): what a device
-            // writes between the copy and the drop would be lost.
-            return Err(Refusal::Pinned);
-        }
-        if known.is_some_and(|known| known.contains(Categories::NOTED)) {
-            // Writes to a protected page are noted there, and do not wait.
-            return self.copy_and_drop_fixed(page, slot);
-        }
-        // The program may write it again at any moment. Any userfaultfd protects pages of all of them.
-        self.copy_and_drop_held(Trap::Worker, VirtAddr(page).page(), slot)
-    }
-
-    /// Copies a page that nobody wants protected while every write to it waits, and drops it.
-    fn copy_and_drop_held(&self, trap: Trap, page: PageNo, slot: usize) -> Result<(), Refusal> {
-        self.set_writing(trap, page, 1, Writing::Protected).map_err(|partial| partial.why)?;
-        let copied = self.copy_and_drop_fixed(page.addr().0, slot);
-        if copied.is_err() {
-            let _ = self.set_writing(trap, page, 1, Writing::Allowed);
-        }
-        copied
-    }
-
-    /// Copies a page that nobody can write into its frame's slot, whatever is there, and drops it.
-    fn copy_and_drop_fixed(&self, page: usize, slot: usize) -> Result<(), Refusal> {
-        // SAFETY: pool-owned: the caller holds the frame.
-        unsafe { memory::advise(slot, PAGE_BYTES, Advice::PopulateWrite) }.map_err(|_| Refusal::NoMemory)?;
-        // SAFETY: pool-owned: as above, and no reference to the slot lives while it is filled.
-        let copied = match unsafe { load(&self.memory).read_at(slot, PAGE_BYTES, page) } {
-            Ok(PAGE_BYTES) => Ok(()),
-            Err(Errno::BADF) => Err(Refusal::NoDescriptor),
-            _ => Err(Refusal::Foreign),
-        };
-        drop_contents(if copied.is_ok() { page } else { slot }, PAGE_BYTES);
-        copied
     }
 
     /// Moves `count` pages, and lets `one` see to each that a batch stops at.
@@ -587,12 +513,16 @@ fn refusal(why: Errno, to: usize, from: usize) -> Refusal {
     match why {
         Errno::EXIST => Refusal::Occupied,
         Errno::BUSY | Errno::AGAIN => Refusal::Pinned,
-        // Both are mapped.
-        Errno::NOENT if [to, from].iter().all(|addr| memory::residency(*addr, &mut [0]).is_ok()) => Refusal::Hole,
+        Errno::NOENT if mapped(to) && mapped(from) => Refusal::Hole,
         Errno::BADF | Errno::NOTTY => Refusal::NoDescriptor,
         Errno::SRCH => Refusal::Ending,
         Errno::NOMEM => Refusal::NoMemory,
         Errno::PERM | Errno::ACCESS | Errno::NOSYS => Refusal::Denied,
         _ => Refusal::Foreign,
     }
+}
+
+/// Whether there is a mapping at `addr` at all.
+fn mapped(addr: usize) -> bool {
+    memory::residency(addr, &mut [0]).is_ok()
 }
