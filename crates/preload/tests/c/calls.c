@@ -319,8 +319,8 @@ static void leave_mappings(size_t left) { // a program's own, until the kernel t
   CHECK(file >= 0 && p != MAP_FAILED && !close(file));
   for (size_t i = 0; i < others; i += 2) CHECK(!mprotect(p + i * P, P, PROT_NONE));
 }
+enum { most = 8192 }; // mappings that are left to fill with single pages
 static void pages_until_full(int odd, int even) { // none is like its neighbours, until the kernel takes no more mappings
-  enum { most = 8192 };
   size_t count = 0;
   static char *pages[most]; // not beside them
   while (count < most) {
@@ -339,7 +339,7 @@ static void pages_until_full(int odd, int even) { // none is like its neighbours
   CHECK(block);
   memset(block, 1, 2 * MIB), free(block);
 }
-static void single_pages(void) { leave_mappings(8192), pages_until_full(PROT_READ, 3), pages_until_full(3, PROT_READ); }
+static void single_pages(void) { leave_mappings(most), pages_until_full(PROT_READ, 3), pages_until_full(3, PROT_READ); }
 static void many_wishes(void) { // the kernel is not asked about these: the room is ours
   size_t n = 2048 * MIB;
   char *p = map(n, 3);

@@ -181,10 +181,35 @@ impl LinuxMmu {
         (0..count).find(|at| !self.is_ours(addr.wrapping_add(*at as usize * PAGE_BYTES), PAGE_BYTES)).unwrap_or(count)
     }
 
-    /// Whether the kernel moved a page and said that its place was taken: Linux 6.18 can, after an entry of a page table changed as it
-    /// looked at it. The caller alone moves the page, so nobody else has.
-    fn has_moved(&self, to: usize, from: usize, why: Errno) -> bool {
-        why == Errno::EXIST && self.absent(from) && self.categories(to).is_some_and(Categories::populated)
+    /// Moves pages, as [`Uffd::move_pages`]. A page whose place is said to be taken is looked for there: by its source, Linux 6.18 can
+    /// move pages and not count them, so that it finds the places of some taken by themselves. The caller alone moves the pages, so
+    /// nobody else has.
+    fn move_pages(
+        &self,
+        uffd: Uffd,
+        to: usize,
+        from: usize,
+        len_bytes: usize,
+        waiters: Waiters,
+    ) -> Result<(), Stopped> {
+        let mut done_bytes = 0;
+        while done_bytes < len_bytes {
+            let (to, from) = (to.wrapping_add(done_bytes), from.wrapping_add(done_bytes));
+            // SAFETY: pool-owned, region-owned: one side are slots, the other pages of a region.
+            let Err(stopped) = (unsafe { uffd.move_pages(to, from, len_bytes - done_bytes, waiters) }) else {
+                return Ok(());
+            };
+            done_bytes += stopped.done_bytes;
+            let (to, from) = (to.wrapping_add(stopped.done_bytes), from.wrapping_add(stopped.done_bytes));
+            let moved = || self.absent(from) && self.categories(to).is_some_and(Categories::populated);
+            if stopped.why != Errno::EXIST || !moved() {
+                return Err(Stopped { done_bytes, why: stopped.why });
+            }
+            // The kernel woke nobody.
+            let _ = uffd.wake(to, PAGE_BYTES);
+            done_bytes += PAGE_BYTES;
+        }
+        Ok(())
     }
 
     /// Moves one page that a batch stopped at because of `why`, if a little patience is all it takes.
@@ -196,17 +221,11 @@ impl LinuxMmu {
                 (Errno::BUSY, _) => thread::give_way(),
                 _ => {} // The batch may have crossed into another mapping: one page alone does not.
             }
-            // SAFETY: pool-owned, region-owned: one side is a slot, the other a page of a region.
-            match unsafe { uffd.move_pages(to, from, PAGE_BYTES, waiters) } {
+            match self.move_pages(uffd, to, from, PAGE_BYTES, waiters) {
                 Ok(()) => return Ok(()),
                 Err(stopped) => why = stopped.why,
             }
             tries += 1;
-        }
-        if self.has_moved(to, from, why) {
-            // The kernel woke nobody.
-            let _ = uffd.wake(to, PAGE_BYTES);
-            return Ok(());
         }
         Err(why)
     }
@@ -277,7 +296,7 @@ impl LinuxMmu {
 
     /// Unmaps one page that a batch stopped at.
     fn unmap_one(&self, uffd: Uffd, page: usize, slot: usize, why: Errno) -> Result<(), Refusal> {
-        let why = if why == Errno::EXIST && !self.has_moved(slot, page, why) {
+        let why = if why == Errno::EXIST {
             // The frame is mapped, so what is in its slot is nobody's: whoever touches all memory (mlockall(2), a debugger) had the
             // kernel fill it.
             drop_contents(slot, PAGE_BYTES);
@@ -307,8 +326,7 @@ impl LinuxMmu {
             let at = done as usize * PAGE_BYTES;
             let (to, from, len_bytes) =
                 (to.wrapping_add(at), from.wrapping_add(at), (count - done) as usize * PAGE_BYTES);
-            // SAFETY: pool-owned, region-owned: one side are slots, the other pages of a region.
-            let Err(Stopped { done_bytes, why }) = (unsafe { uffd.move_pages(to, from, len_bytes, waiters) }) else {
+            let Err(Stopped { done_bytes, why }) = self.move_pages(uffd, to, from, len_bytes, waiters) else {
                 return Ok(());
             };
             done += (done_bytes / PAGE_BYTES) as u32;
