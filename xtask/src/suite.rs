@@ -2,6 +2,7 @@
 
 use crate::steps::{Report, Step};
 use crate::tally::{Skip, Tally};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -24,45 +25,103 @@ const RELEASE: &str = "--release --workspace --exclude xtask";
 
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// The whole suite.
+struct Plans {
+    in_turn: Vec<Plan>,
+    /// After those, all together: none of them looks at the clock, and each leaves CPUs idle for a part of its time.
+    at_once: Vec<Plan>,
+}
+
 /// Runs the suite and prints the summary. False if anything failed.
 pub fn run(root: &Path, extent: Extent) -> bool {
     let began = Instant::now();
     let required = std::env::var("SELFPAGE_REQUIRE").unwrap_or_default();
-    let plans = plan(root, extent);
-    let count = plans.len();
-    let mut all = Tally::default();
-    let mut skips = Vec::new();
-    let mut failures = Vec::new();
-    for (number, plan) in (1..).zip(plans) {
-        let step_began = Instant::now();
-        let (name, report) = match plan {
-            Plan::Take(step) => {
-                println!("[{number}/{count}] {} …", step.name);
-                (step.name.clone(), step.run(&mut std::io::stdout()))
-            }
-            Plan::Skip(skip) => {
-                println!("{skip}");
-                (skip.name.clone(), Report { skips: vec![skip], ..Report::default() })
-            }
+    let Plans { in_turn, at_once } = plan(root, extent);
+    let mut summary = Summary { required, steps: in_turn.len() + at_once.len(), ..Summary::default() };
+    for plan in in_turn {
+        let begun = summary.begin(&plan);
+        let report = plan.run(&mut std::io::stdout());
+        summary.end(&begun, report);
+    }
+    std::thread::scope(|scope| {
+        let begin = |plan: Plan| {
+            let begun = summary.begin(&plan);
+            let run = move || {
+                let mut said = Vec::new();
+                (plan.run(&mut said), said)
+            };
+            (begun, scope.spawn(run))
         };
-        let verdict = judge(&report, &required);
-        let word = if verdict.failure.is_some() { "FAILED" } else { "done" };
-        println!("[{number}/{count}] {name}: {word} after {:.1} s\n", step_began.elapsed().as_secs_f64());
-        all += verdict.tally;
-        skips.extend(report.skips);
-        failures.extend(report.failed_tests.iter().map(|test| format!("FAILED {name}: test {test}")));
-        failures.extend(report.panics.lines.iter().map(|line| format!("    {line}")));
-        failures.extend(verdict.failure.map(|why| format!("FAILED {name}: {why}")));
-    }
-    for skip in &skips {
-        println!("{skip}");
-    }
-    for failure in &failures {
-        println!("{failure}");
-    }
+        let running: Vec<_> = at_once.into_iter().map(begin).collect();
+        for (begun, thread) in running {
+            let (report, said) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            println!("{}", String::from_utf8_lossy(&said));
+            summary.end(&begun, report);
+        }
+    });
+    summary.print();
     println!("{:.0} s in all", began.elapsed().as_secs_f64());
-    println!("{}", all.summary());
-    all.failed == 0
+    println!("{}", summary.all.summary());
+    summary.all.failed == 0
+}
+
+impl Plan {
+    fn name(&self) -> &str {
+        match self {
+            Plan::Take(step) => &step.name,
+            Plan::Skip(skip) => &skip.name,
+        }
+    }
+
+    fn run(self, out: &mut impl Write) -> Report {
+        match self {
+            Plan::Take(step) => step.run(out),
+            Plan::Skip(skip) => Report { skips: vec![skip], ..Report::default() },
+        }
+    }
+}
+
+/// What the steps came to so far.
+#[derive(Default)]
+struct Summary {
+    /// Names that may not be skipped.
+    required: String,
+    steps: usize,
+    begun: usize,
+    all: Tally,
+    skips: Vec<Skip>,
+    failures: Vec<String>,
+}
+
+/// A step that runs.
+struct Begun {
+    number: usize,
+    name: String,
+    at: Instant,
+}
+
+impl Summary {
+    fn begin(&mut self, plan: &Plan) -> Begun {
+        self.begun += 1;
+        println!("[{}/{}] {} …", self.begun, self.steps, plan.name());
+        Begun { number: self.begun, name: plan.name().into(), at: Instant::now() }
+    }
+
+    fn end(&mut self, Begun { number, name, at }: &Begun, report: Report) {
+        let verdict = judge(&report, &self.required);
+        let word = if verdict.failure.is_some() { "FAILED" } else { "done" };
+        println!("[{number}/{}] {name}: {word} after {:.1} s\n", self.steps, at.elapsed().as_secs_f64());
+        self.all += verdict.tally;
+        self.skips.extend(report.skips);
+        self.failures.extend(report.failed_tests.iter().map(|test| format!("FAILED {name}: test {test}")));
+        self.failures.extend(report.panics.lines.iter().map(|line| format!("    {line}")));
+        self.failures.extend(verdict.failure.map(|why| format!("FAILED {name}: {why}")));
+    }
+
+    fn print(&self) {
+        self.skips.iter().for_each(|skip| println!("{skip}"));
+        self.failures.iter().for_each(|failure| println!("{failure}"));
+    }
 }
 
 /// What a step adds to the summary.
@@ -94,7 +153,7 @@ fn judge(report: &Report, required: &str) -> Verdict {
     Verdict { tally, failure }
 }
 
-fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
+fn plan(root: &Path, extent: Extent) -> Plans {
     let own = std::env::current_exe().unwrap_or_else(|_| "xtask".into());
     let check = |verb: &str| {
         let mut command = Command::new(&own);
@@ -104,7 +163,7 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
     let mut rustfmt = Command::new("rustfmt");
     rustfmt.current_dir(root).args(["--check", "--edition", "2024", "xtask/trapcheck/src/lib.rs"]);
 
-    let mut plans = vec![
+    let mut in_turn = vec![
         take("format", 2, [cargo(root, "fmt --all -- --check"), rustfmt]),
         take("clippy", 15, clippy(root)),
         take("style", 2, [check("style")]),
@@ -113,27 +172,26 @@ fn plan(root: &Path, extent: Extent) -> Vec<Plan> {
         take("build", 15, [cargo(root, "build --workspace")]),
         take("test", 15, [cargo(root, "test --workspace --no-fail-fast -- --show-output")]),
     ];
+    let mut at_once = Vec::new();
     if extent == Extent::Full {
         let tests = release_tests(root);
         // The tests at once: of the same packages as each step below, else what they use is compiled again with other features.
         let build_tests = cargo(root, &format!("test {RELEASE} --no-run{}", as_targets(&tests)));
-        plans.push(take("build, release", 15, [cargo(root, &format!("build {RELEASE}")), build_tests]));
-        plans.extend(tests.iter().map(|test| {
+        in_turn.push(take("build, release", 15, [cargo(root, &format!("build {RELEASE}")), build_tests]));
+        in_turn.extend(tests.iter().map(|test| {
             let arguments = format!("test {RELEASE} --test {test} --no-fail-fast -- --show-output");
             take(&format!("release test {test}"), 15, [cargo(root, &arguments)])
         }));
         let mut doc = cargo(root, "doc --workspace --lib --no-deps");
         doc.env("RUSTDOCFLAGS", "-D warnings");
-        plans.push(take("doc", 10, [doc]));
-        plans.push(take("examples", 10, [cargo(root, "build --workspace --examples"), check("examples")]));
-        plans.push(loom(root));
-        plans.push(miri(root));
+        in_turn.push(take("doc", 10, [doc]));
+        in_turn.push(take("examples", 10, [cargo(root, "build --workspace --examples"), check("examples")]));
         // By itself it says what it skips for want of: qemu, or a network to fetch a kernel from.
         let mut keys = check("qemu-test");
         keys.arg("--keys");
-        plans.push(take("qemu, keys", 15, [keys]));
+        at_once = vec![loom(root), miri(root), take("qemu, keys", 15, [keys])];
     }
-    plans
+    Plans { in_turn, at_once }
 }
 
 fn take(name: &str, limit_minutes: u32, commands: impl Into<Vec<Command>>) -> Plan {
