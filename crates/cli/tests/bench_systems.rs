@@ -1,10 +1,13 @@
-//! Every system of `bench paging` and `bench faults`, ours before all: each gives a row, and its figures are of pages that came and went.
+//! Every system of `bench paging`, `bench faults` and the benches of blocks, ours before all: each gives a row. The figures of the first two
+//! are of pages that came and went.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
+#[path = "../../../tests/programs.rs"]
+mod programs;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
@@ -97,6 +100,24 @@ fn each_system_of_faults_gives_a_row() {
             let row = given.row(case, system, None).unwrap();
             // Each page of 64 MiB once, and none of them went.
             assert!(figure(row, "fills") >= 16_384.0 && figure(row, "evictions") == 0.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn each_system_of_the_benches_of_blocks_gives_a_row() {
+    programs::build(&["selfpage-malloc"]);
+    let peers = ["jemalloc", "mimalloc", "tcmalloc"].map(|peer| (peer, Some(peer)));
+    let [glibc, ours, preloaded, mmap] = ["glibc", "selfpage", "selfpage-malloc", "mmap"].map(|name| (name, None));
+    let benches = [
+        ("realloc", "128k-256k", &[ours, preloaded, glibc, mmap][..], &peers[..]),
+        ("exchange", "2m", &[ours, glibc], &[]),
+        ("batch", "free-4m-48b", &[ours, glibc], &peers),
+    ];
+    for (name, case, systems, peers) in benches {
+        let Some(given) = bench(&[name, "--case", case]) else { return };
+        for (system, need) in systems.iter().chain(peers) {
+            given.row(case, system, *need);
         }
     }
 }
