@@ -523,7 +523,8 @@ fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, 
     let _ = domain.settle(region, page, Word::ABSENT);
     match domain.mmu.populate(frame, 1) {
         Ok(()) => {
-            domain.frames.set_zeroed(frame, Zeroed::Yes);
+            // The slot should have been empty, but nothing has looked.
+            domain.frames.set_zeroed(frame, Zeroed::Unknown);
             domain.stack.give(domain.mmu, frame, 1);
         }
         Err(_) => domain.stack.unclaim(domain.mmu, frame, 1),
