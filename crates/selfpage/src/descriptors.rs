@@ -40,7 +40,8 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
         Ok(uffd)
     };
     let moves = Features::MOVE.and(Features::POISON).and(Features::WP);
-    let pool = open(Reach::UserFaults, moves)?;
+    // A kernel with UFFDIO_MOVE has WP_ASYNC too. Nothing protects slots, but a page that is swapped out takes its protection along.
+    let pool = open(Reach::UserFaults, moves.and(Features::WP_ASYNC))?;
     let upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS))?;
     let worker_features = moves.and(Features::THREAD_ID).and(Features::EXACT_ADDRESS);
     let (worker, reach) = match open(Reach::EveryFault, worker_features) {
@@ -48,7 +49,6 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
         Err(error) if config.needs_system_calls => return Err(error),
         Err(_) => (open(Reach::UserFaults, worker_features)?, Reach::UserFaults),
     };
-    // A kernel with UFFDIO_MOVE has WP_ASYNC too.
     let tracked_worker = open(reach, worker_features.and(Features::WP_ASYNC))?;
     let tracked_upcall = open(Reach::UserFaults, moves.and(Features::SIGBUS).and(Features::WP_ASYNC))?;
     let mut high = |descriptor: std::result::Result<Descriptor, Errno>, object: &str| -> Result<Descriptor> {

@@ -144,17 +144,11 @@ fn disarm(domain: &DomainState, region: &Region, page: PageNo, word: &PageWord) 
     // Before the first write can be made.
     region.sets.changed.insert(index);
     let wishes = word.load().wishes().without(Wishes::COPY_FIRST);
-    if !wishes.write_protected()
-        && let Err(partial) = domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed)
-    {
-        return match partial.why {
-            Refusal::NoDescriptor => Step::HandOver,
-            // Whatever is there now is not ours: the access is tried again and meets that.
-            _ => {
-                domain.mmu.wake_faulters(region.trap, page, 1);
-                Step::Done(super::Outcome::Retry)
-            }
-        };
+    if !wishes.write_protected() {
+        match super::protect::allow_writing(domain, region, page) {
+            Step::Done(super::Outcome::Resolved) => {}
+            step => return step,
+        }
     }
     wish(word, wishes);
     region.sets.unarmed.insert(index);

@@ -283,7 +283,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
         State::Resident if access == Access::Write && seen.wishes().copied_first() => {
             copy_first::first_write(domain, context, region, page, seen)
         }
-        State::Resident => check_resident(domain, context, region, pager, page, seen),
+        State::Resident => check_resident(domain, context, region, pager, page, seen, access),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
         State::Poisoned => cure(domain, region, page, seen),
         State::Aside => take_back(domain, context, region, pager, page, seen),
@@ -475,8 +475,8 @@ fn take_back(
     Step::Brought(Kind::Referenced)
 }
 
-/// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the program dropped the page
-/// behind our back, and then its contents are what the program made them: zero.
+/// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the page is protected and should not be,
+/// or the program dropped the page behind our back, and then its contents are what the program made them: zero.
 fn check_resident(
     domain: &DomainState,
     context: Context,
@@ -484,11 +484,15 @@ fn check_resident(
     pager: &dyn Pager,
     page: PageNo,
     seen: Word,
+    access: Access,
 ) -> Step {
     let Some(word) = region.word(page) else {
         return Step::Again;
     };
     if domain.mmu.present(page) {
+        if access == Access::Write && !region.trap.is_tracked() && !seen.in_save() && !region.write_protected(page) {
+            return protect::end_protection(domain, region, page, word, seen);
+        }
         domain.mmu.wake_faulters(region.trap, page, 1);
         return Step::Done(Outcome::Resolved);
     }

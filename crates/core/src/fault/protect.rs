@@ -161,6 +161,34 @@ pub fn protect_again(domain: &DomainState, pages: &[PageNo]) -> Result<(), Refus
     Ok(())
 }
 
+/// A write to a page in core that nobody wants protected. It may be protected all the same: Linux keeps that with a page that it has
+/// swapped out, also while the page moves from a region to its slot and back, where nobody knows of it.
+pub(super) fn end_protection(domain: &DomainState, region: &Region, page: PageNo, word: &PageWord, seen: Word) -> Step {
+    if !word.claim(seen) {
+        return Step::Again;
+    }
+    let step = if region.write_protected(page) { Step::Again } else { allow_writing(domain, region, page) };
+    domain.settle(region, page, Word::new(State::Resident, seen.frame()));
+    match step {
+        // Nothing tells that this is done: whoever had it handed over would have it so again.
+        Step::Done(Outcome::Resolved) => Step::Done(Outcome::Retry),
+        step => step,
+    }
+}
+
+/// Lets the program write to a claimed page, and the write that brought us here go on.
+pub(super) fn allow_writing(domain: &DomainState, region: &Region, page: PageNo) -> Step {
+    match domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed).map_err(|partial| partial.why) {
+        Ok(()) => Step::Done(Outcome::Resolved),
+        Err(Refusal::NoDescriptor) => Step::HandOver,
+        // Whatever is there now is not ours: the access is tried again and meets that.
+        Err(_) => {
+            domain.mmu.wake_faulters(region.trap, page, 1);
+            Step::Done(Outcome::Retry)
+        }
+    }
+}
+
 /// Shows what is in the frames of pages that nobody may access: nobody else has it.
 ///
 /// # Context

@@ -25,5 +25,6 @@ mod sealed;
 mod signals;
 mod stopped;
 mod store;
+mod swapped;
 mod tried;
 mod unsaved;
