@@ -88,12 +88,14 @@ pub(super) fn forgo(domain: &DomainState, page: PageNo) -> bool {
     let seen = word.load();
     let armed = seen.state() == State::Resident && seen.wishes().copied_first();
     let index = region.index(page);
-    if armed && region.sets.pending.contains(index) {
-        domain.cut.lack();
-        region.sets.pending.remove(index);
-        return true;
+    if !armed || !region.sets.pending.contains(index) {
+        return false;
     }
-    false
+    // Else an image could end here and the next begin, which would not have the page and not know it.
+    let Some(_writing) = domain.cut.begin_write(domain.mmu) else { return true };
+    domain.cut.lack();
+    region.sets.pending.remove(index);
+    true
 }
 
 /// Whether `page` is in core, and its contents must be given to a clone before they may change.

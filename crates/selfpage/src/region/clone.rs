@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use selfpage_core::addr::VirtAddr;
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::copy_first::{self, AtBusy};
 use selfpage_core::region::{self, Rights};
@@ -32,7 +33,7 @@ impl Region {
     ///
     /// # Errors
     /// The region is not anonymous memory, or shares pages with a clone or as one already; no address space, or too many regions;
-    /// the thread's protection domain lacks the right `META` on the region.
+    /// the thread's protection domain lacks the right `META` on the region, or its stack lies there.
     ///
     /// # Examples
     /// ```no_run
@@ -50,6 +51,7 @@ impl Region {
         let refused =
             |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
         self.bound.may_change(&self.life.inner, "clone")?;
+        self.bound.has_no_stack_of_this_thread("clone")?;
         if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
             return refused(Kind::Invalid, "clones are of regions that are stored, restored or zero at first");
         }
@@ -81,6 +83,17 @@ impl Region {
 }
 
 impl Bound {
+    /// Refuses to arm pages that this thread would write to meanwhile: it would wait for itself.
+    pub(crate) fn has_no_stack_of_this_thread(&self, verb: &'static str) -> Result<()> {
+        let here = 0_u8;
+        if !self.region.range.contains(VirtAddr((&raw const here).addr()).page()) {
+            return Ok(());
+        }
+        let cause =
+            "the stack of this thread lies there, and it would stop at a page of its own: do it on another stack";
+        Err(Error::new(Kind::Invalid, verb, format!("region {}", self.name()), cause))
+    }
+
     /// Makes `clone` a clone of it. `Err`: it is, or has, one already that lacks pages.
     fn link_to(&self, clone: &Bound, inner: &Inner) -> std::result::Result<(), (Kind, &'static str)> {
         let _regions = inner.regions();

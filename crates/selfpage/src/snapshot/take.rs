@@ -9,6 +9,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::copy_first::{self, AtBusy};
 use selfpage_core::fault::image::{self, Image};
+use selfpage_core::linux::signal;
 use selfpage_core::region::{self, Rights};
 
 use super::file::named;
@@ -140,15 +141,16 @@ impl Snapshots {
     /// that does it some time before, on a thread of its own, has the snapshot sooner.
     ///
     /// # Errors
-    /// A region is gone, or the kernel would not protect a page.
+    /// A region is gone, or the stack of this thread lies in one, or the kernel would not protect a page.
     pub fn arm(&mut self) -> Result<u64> {
         self.subject.arm()
     }
 
-    /// Takes a snapshot, and returns when it would survive a crash of the machine.
+    /// Takes a snapshot, and returns when it would survive a crash of the machine. From the cut until all pages are read no handler of a
+    /// signal is let in on this thread.
     ///
     /// # Errors
-    /// A region is gone; a page cannot be had; the file cannot be written. Then the newest snapshot of the file is the one
+    /// A region is gone, or the stack of this thread lies in one; a page cannot be had; the file cannot be written. Then the newest snapshot of the file is the one
     /// before, or this one where only the disk's last word is missing that it would survive; the program has gone on, and the next one
     /// is taken anew, with all pages.
     pub fn take(&mut self) -> Result<Taken> {
@@ -175,6 +177,8 @@ impl Snapshots {
         let inner = &subject.life.inner;
         inner.state().cut.most_copies();
         inner.state().cut.lacks();
+        // A handler that wrote to a page of the image could wait for this thread, which alone makes room for copies.
+        let quiet = signal::Quiet::begin();
         let turn = inner.begin_cut();
         let cut = Instant::now();
         let (state, cut_cores) = (inner.state(), &cores[..]);
@@ -184,7 +188,7 @@ impl Snapshots {
         drop(turn);
         let armed_in_cut =
             armed_in_cut.map_err(|why| Error::failure("take", named(&subject.path), Failure::Machine(why)))?;
-        let image = Reading { subject, cores };
+        let image = Reading { subject, cores, _quiet: quiet };
         // One that was being dropped at the cut had lost pages already, or all.
         image.subject.all_there()?;
         let mut writing = target.begin();
@@ -215,6 +219,7 @@ struct Subject {
 impl Subject {
     fn arm(&self) -> Result<u64> {
         self.alive()?;
+        self.regions.iter().try_for_each(|bound| bound.has_no_stack_of_this_thread("take a snapshot of"))?;
         let state = self.life.inner.state();
         let _turn = self.life.inner.begin_cut();
         let (mut armed, mut left) = (0, u64::MAX);
@@ -282,6 +287,7 @@ impl Drop for Snapshots {
 struct Reading<'a> {
     subject: &'a Subject,
     cores: Vec<&'a region::Region>,
+    _quiet: signal::Quiet,
 }
 
 impl Reading<'_> {

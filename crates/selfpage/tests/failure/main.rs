@@ -9,6 +9,7 @@ mod descriptors;
 mod disk;
 mod forked;
 mod held;
+mod imaged;
 mod input;
 mod inspected;
 mod lifetime;

@@ -20,7 +20,7 @@ extern "C" fn begin<F: FnMut()>() {
 }
 
 /// Does `work` with the region as its stack.
-fn on_stack_in<F: FnMut()>(region: &Region, mut work: F) {
+pub fn on_stack_in<F: FnMut()>(region: &Region, mut work: F) {
     WORK.store((&raw mut work).cast(), SeqCst);
     // SAFETY: test: nobody else uses the region, and the stack's end leads back to here.
     unsafe {
