@@ -98,18 +98,19 @@ impl Restored {
         if read < whole {
             return Err(PagerError::Truncated);
         }
-        match pages.iter().all(|page| self.is_intact(page.index, page.bytes.get())) {
-            true => Ok(()),
-            false => Err(PagerError::Corrupt),
+        for page in pages {
+            let bytes = page.bytes.get();
+            if self.placed(page.index).is_none_or(|placed| xxh3_128(bytes) != placed.hash) {
+                return Err(PagerError::Corrupt);
+            }
+            self.stored.note(page.index, bytes);
         }
+        Ok(())
     }
 
-    /// Whether the page is as in the snapshot.
-    fn is_intact(&self, index: u64, bytes: &PageBytes) -> bool {
-        match self.placed(index) {
-            Some(placed) => xxh3_128(bytes) == placed.hash,
-            None => is_zero(bytes),
-        }
+    /// Whether the page is as it came from the snapshot. The hash in the file has no secret: other contents could be made to have it.
+    fn is_as_filled(&self, index: u64, bytes: &PageBytes) -> bool {
+        if self.placed(index).is_some() { self.stored.is_as_noted(index, bytes) } else { is_zero(bytes) }
     }
 }
 
@@ -151,7 +152,7 @@ impl Pager for Restored {
         if self.is_stored(index) {
             return self.stored.changed(index, bytes);
         }
-        if self.is_intact(index, bytes) {
+        if self.is_as_filled(index, bytes) {
             return Verdict::Clean;
         }
         if is_zero(bytes) {

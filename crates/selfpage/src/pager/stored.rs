@@ -57,7 +57,15 @@ impl Stored {
         }
     }
 
-    fn intact(&self, index: u64, bytes: &PageBytes) -> bool {
+    /// Keeps the hash of a page that is not saved here, for [`Stored::is_as_noted`].
+    pub(super) fn note(&self, index: u64, bytes: &PageBytes) {
+        if let Some(hash) = self.hashes.get(index as usize) {
+            hash.store(self.hash.of(bytes), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a page is as it was saved, or noted.
+    pub(super) fn is_as_noted(&self, index: u64, bytes: &PageBytes) -> bool {
         self.hashes.get(index as usize).is_some_and(|hash| hash.load(Ordering::Relaxed) == self.hash.of(bytes))
     }
 
@@ -81,7 +89,7 @@ impl Stored {
             self.store.read(context, &mut reads)?;
             drop(reads);
             for page in part.iter() {
-                if self.blok(page.index) != 0 && !self.intact(page.index, page.bytes.get()) {
+                if self.blok(page.index) != 0 && !self.is_as_noted(page.index, page.bytes.get()) {
                     // In a trap the descriptor may be somebody else's by now; a pager thread knows.
                     return Err(if context == Context::Trap { PagerError::WrongContext } else { PagerError::Corrupt });
                 }
@@ -121,7 +129,7 @@ impl Pager for Stored {
             self.keep(index, 0, 0);
             return Verdict::Clean;
         }
-        if self.blok(index) != 0 && self.intact(index, bytes) { Verdict::Clean } else { Verdict::Changed }
+        if self.blok(index) != 0 && self.is_as_noted(index, bytes) { Verdict::Clean } else { Verdict::Changed }
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
