@@ -245,3 +245,15 @@ fn a_handler_answers_for_its_region_wherever_the_thread_is() {
         drop(entered);
     }
 }
+
+#[test]
+fn a_tracked_region_has_no_key() {
+    let _alone = alone();
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let region = domain.region(4 * PAGE).tracked().zero().unwrap();
+    match (mechanism(), Memory::of(&Arc::new(region))) {
+        (Mechanism::Keys, Err(why)) => assert!(why.to_string().contains("tracked"), "{why}"),
+        (Mechanism::Keys, Ok(_)) => panic!("its pages could not leave their frames"),
+        (_, made) => assert!(made.is_ok(), "{:?}", made.err()),
+    }
+}

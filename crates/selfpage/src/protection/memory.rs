@@ -34,10 +34,15 @@ impl Memory {
     /// A region. Its pages move by copying as long as they have a key.
     ///
     /// # Errors
-    /// It has been given to rights before (clone that `Memory`), or threads in domains leave no key for it.
+    /// It has been given to rights before (clone that `Memory`), or threads in domains leave no key for it. It is tracked, and there are
+    /// keys.
     pub fn of(region: &Arc<Region>) -> Result<Memory> {
         let start = region.as_ptr() as usize;
         if mechanism() == Mechanism::Keys {
+            if region.core().trap.is_tracked() {
+                let cause = "a page with a key goes by a copy, under the bit that tracking uses: leave `tracked` out";
+                return Err(Error::new(Kind::Invalid, "protect", format!("region {}", region.bound.name()), cause));
+            }
             region.core().keyed.store(1, Ordering::Relaxed);
         }
         Memory::add(region.bound.name.clone(), start..start + region.len_bytes(), Some(region.clone()))

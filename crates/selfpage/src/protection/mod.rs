@@ -135,6 +135,10 @@ impl ProtectionDomain {
 
     /// Makes `rights` what threads in the domain may do with `memory`, those that are in it now included.
     ///
+    /// # Context
+    /// Normal. In a handler that interrupted a thread in the domain it takes nothing from what was interrupted: the kernel gives that its
+    /// register back as it was.
+    ///
     /// # Errors
     /// [`Kind::Denied`]: the calling thread is in a domain without the right [`Rights::META`] on it. [`Kind::Invalid`]: no
     /// machine can tell the rights apart (to write and not to read), or the mapping does not allow them to anybody.
