@@ -1,9 +1,10 @@
-//! The mmap family and what changes a thread's rights as C sees them, and `syscall(2)`, which reaches the same calls by number.
+//! The mmap family, what lends memory, and what changes a thread's rights as C sees them, and `syscall(2)`, which reaches the same calls
+//! by number.
 
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use crate::sys::{call, in_c};
-use crate::{maps, process, rights, threads};
+use crate::{lending, maps, process, rights, threads};
 
 /// Exported functions that have the kernel's arguments, and report in C's way.
 macro_rules! exports {
@@ -46,6 +47,10 @@ exports! {
     mincore(at: *mut c_void, len: usize, vector: *mut u8) -> c_int = maps::mincore(at as usize, len, vector);
     process_madvise(pidfd: c_int, vector: *const c_void, count: usize, advice: c_int, flags: u32) -> isize
         = maps::process_madvise([pidfd as usize, vector as usize, count, advice as usize, flags as usize, 0]);
+    setsockopt(socket: c_int, level: c_int, name: c_int, value: *const c_void, len: libc::socklen_t) -> c_int
+        = lending::setsockopt([socket as usize, level as usize, name as usize, value as usize, len as usize]);
+    vmsplice(file: c_int, vector: *const libc::iovec, count: usize, flags: u32) -> isize
+        = lending::vmsplice([file as usize, vector as usize, count, flags as usize]);
     capset(header: *mut c_void, data: *const c_void) -> c_int = rights::capset(header as usize, data as usize);
     prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int = rights::prctl([option as usize, a, b, c, d]);
 }
@@ -87,6 +92,8 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_mseal => maps::mseal(a, b, c),
             libc::SYS_mincore => maps::mincore(a, b, c as *mut u8),
             libc::SYS_process_madvise => maps::process_madvise([a, b, c, d, e, 0]),
+            libc::SYS_setsockopt => lending::setsockopt([a, b, c, d, e]),
+            libc::SYS_vmsplice => lending::vmsplice([a, b, c, d]),
             libc::SYS_capset => rights::capset(a, b),
             libc::SYS_prctl => rights::prctl([a, b, c, d, e]),
             libc::SYS_setgroups => rights::setgroups(a, b),

@@ -5,6 +5,7 @@
 
 mod calls;
 mod heap;
+mod lending;
 mod lock;
 mod malloc;
 mod managed;

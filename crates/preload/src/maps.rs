@@ -56,8 +56,10 @@ pub struct Maps {
     executable: Ranges,
     /// Managed, with guards in the place of pages.
     guarded: Ranges,
-    /// Managed, and kept in core.
+    /// Managed, and locked in core by the program.
     locked: Ranges,
+    /// Managed, and kept in core for the kernel.
+    kept: Ranges,
     /// Managed, and not for a forked child.
     not_for_child: Ranges,
     /// Managed, and empty in a forked child.
@@ -81,6 +83,7 @@ static MAPS: Lock<Maps> = Lock::new(Maps {
     executable: Ranges::new(),
     guarded: Ranges::new(),
     locked: Ranges::new(),
+    kept: Ranges::new(),
     not_for_child: Ranges::new(),
     empty_in_child: Ranges::new(),
     sealed: Ranges::new(),
@@ -171,6 +174,7 @@ impl Maps {
             &mut self.executable,
             &mut self.guarded,
             &mut self.locked,
+            &mut self.kept,
             &mut self.not_for_child,
             &mut self.empty_in_child,
             &mut self.unmanaged,
@@ -290,7 +294,7 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
         match maps.map_anywhere(managed, range.len(), prot) {
             Ok(range) => {
                 if flags & libc::MAP_LOCKED != 0 {
-                    let _ = maps.lock_managed(managed, range.clone());
+                    let _ = maps.lock_managed(managed, range.clone(), locking::Why::Locked);
                 }
                 return range.start as isize;
             }
@@ -543,7 +547,7 @@ pub fn open_for_objects(range: Range<usize>) -> bool {
     unsafe { managed.protect(range, READ_WRITE) >= 0 }
 }
 
-/// Drops what is in a range of objects, but for what the program locked, or mapped there itself.
+/// Drops what is in a range of objects, but for what stays in core, or the program mapped there itself.
 ///
 /// # Safety
 /// *owned-range*: what is in the range is garbage.
@@ -553,8 +557,10 @@ pub unsafe fn drop_garbage(range: Range<usize>) {
     for (_, range) in table.maps.parts(range).filter(|(part, _)| *part == Part::Managed) {
         let mut at = range.start;
         while at < range.end {
-            let (end, standing) = table.maps.locked.stretch(&(at..range.end));
-            if standing == Standing::Out {
+            let sets = [&table.maps.locked, &table.maps.kept];
+            let [(end, locked), (kept_end, kept)] = sets.map(|set| set.stretch(&(at..range.end)));
+            let end = end.min(kept_end);
+            if locked == Standing::Out && kept == Standing::Out {
                 // SAFETY: owned-range: passed on from our caller.
                 unsafe { managed.end(at..end) };
             }

@@ -48,7 +48,7 @@ rows! {
 
 rows! {
     of "calls":
-    fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, populate, dump, fork_again, will_need,
+    fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, lock_and_fork, populate, dump, fork_again, will_need,
     hints, pageout, dontneed_locked, other_advice, mremap_over_differing, mremap_smaller_over,
     other_clone, single_pages, many_wishes, in_system_calls, own_userfaultfd, own_namespace,
 }

@@ -84,7 +84,7 @@ impl Maps {
             self.unless_sealed_for_good(&range)?;
         }
         let fits = match advice {
-            MADV_GUARD_INSTALL => self.guarded.has_room(1),
+            MADV_GUARD_INSTALL => self.guarded.has_room(1) && self.kept.may_lose(&range),
             MADV_GUARD_REMOVE => self.guarded.may_lose(&range),
             libc::MADV_DONTFORK => self.not_for_child.has_room(1),
             libc::MADV_DOFORK => self.not_for_child.may_lose(&range),
@@ -97,13 +97,9 @@ impl Maps {
             return Err(libc::EAGAIN);
         }
         match advice {
-            libc::MADV_DONTNEED | libc::MADV_FREE if !self.locked_within(&range) => {
-                // SAFETY: owned-range: the program says that the contents are garbage.
-                unsafe { managed.drop_contents(range) };
-            }
-            libc::MADV_DONTNEED | libc::MADV_FREE => return Err(libc::EINVAL),
-            MADV_DONTNEED_LOCKED => {
-                // SAFETY: owned-range: as above. A page that is locked stays locked, as a page.
+            libc::MADV_DONTNEED | libc::MADV_FREE if self.locked_within(&range) => return Err(libc::EINVAL),
+            libc::MADV_DONTNEED | libc::MADV_FREE | MADV_DONTNEED_LOCKED => {
+                // SAFETY: owned-range: the program says that the contents are garbage. A page that stays in core does so as a page.
                 unsafe { managed.drop_contents(range.clone()) };
                 self.lock_again(managed, range);
             }
@@ -116,6 +112,7 @@ impl Maps {
                 // SAFETY: region-contents: a guard drops what it covers.
                 let result = unsafe { region.while_empty(offset, len, install) };
                 kernel(result.map_err(|_| libc::EINVAL)?)?;
+                self.kept.remove(range.clone());
                 self.guarded.add(range);
             }
             MADV_GUARD_REMOVE => {

@@ -1,5 +1,6 @@
 //! Mappings over a fork: none changes meanwhile, and a child has those that are for it.
 
+use super::locking::Why;
 use super::{MAPS, Table, serving, table};
 use crate::sys::Quiet;
 
@@ -26,6 +27,8 @@ pub fn settle_in_child() {
     let Some(managed) = serving() else { return };
     let mut table = table();
     let maps = &mut *table.maps;
+    // As the kernel: what the program locked is not locked in a child.
+    maps.unlock_managed(managed, 0..usize::MAX, Why::Locked);
     while let Some(range) = maps.not_for_child.all().first().cloned() {
         if maps.unmap(managed, range.clone()).is_err() {
             // SAFETY: owned-range: the program said that it is not for a child. What cannot be closed is empty all the same.

@@ -5,52 +5,88 @@ use std::ops::Range;
 use super::{Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
+use crate::ranges::Ranges;
 use crate::space::PAGE;
 use crate::sys::call;
 
+/// Why pages stay in core. Each reason has pins of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Why {
+    /// The program said so.
+    Locked,
+    /// The kernel will touch them. The program did not ask for it, and can take nothing back.
+    Kept,
+}
+
+impl Why {
+    pub(super) const ALL: [Why; 2] = [Why::Locked, Why::Kept];
+}
+
 impl Maps {
-    /// Locks managed pages that are not locked yet: never more than half of the frames.
-    pub(super) fn lock_managed(&mut self, managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
+    pub(super) fn staying(&mut self, why: Why) -> &mut Ranges {
+        match why {
+            Why::Locked => &mut self.locked,
+            Why::Kept => &mut self.kept,
+        }
+    }
+
+    /// Locks managed pages that are not locked yet for this reason.
+    pub(super) fn lock_managed(&mut self, managed: &Managed, range: Range<usize>, why: Why) -> Result<(), Errno> {
         let mut already = 0;
-        self.locked.within(range.clone(), |part| already += part.len());
-        if !self.may_lock(managed, range.len() - already) || !promises::promise(&range) {
+        self.staying(why).within(range.clone(), |part| already += part.len());
+        if !self.may_stay(managed, range.len() - already, why) || !promises::promise(&range) {
             return Err(libc::ENOMEM);
         }
         let mut at = range.start;
         while at < range.end {
-            let (end, standing) = self.locked.stretch(&(at..range.end));
+            let (end, standing) = self.staying(why).stretch(&(at..range.end));
             if standing == super::Standing::Out
                 && let Some((region, offset)) = managed.region_of(at)
             {
                 region.pin(offset, end - at).map_err(|_| libc::ENOMEM)?;
-                self.locked.add(at..end);
+                self.staying(why).add(at..end);
             }
             at = end;
         }
         Ok(())
     }
 
-    /// Whether so many bytes more can be locked.
-    pub(super) fn may_lock(&self, managed: &Managed, more_bytes: usize) -> bool {
-        self.locked.bytes() + more_bytes <= managed.domain.stats().frames_bytes as usize / 2
+    /// Whether so many bytes more may stay: for either reason half of the frames, for both three quarters.
+    pub(super) fn may_stay(&mut self, managed: &Managed, more_bytes: usize, why: Why) -> bool {
+        let frames_bytes = managed.domain.stats().frames_bytes as usize;
+        self.staying(why).bytes() + more_bytes <= frames_bytes / 2
+            && self.locked.bytes() + self.kept.bytes() + more_bytes <= frames_bytes / 4 * 3
     }
 
-    pub(super) fn unlock_managed(&mut self, managed: &Managed, range: Range<usize>) {
-        while let Some(part) = self.locked.first_within(&range) {
-            if let Some((region, offset)) = managed.region_of(part.start) {
-                let _ = region.unpin(offset, part.len());
-            }
-            self.locked.remove(part);
+    pub(super) fn unlock_managed(&mut self, managed: &Managed, range: Range<usize>, why: Why) {
+        while let Some(part) = self.staying(why).first_within(&range) {
+            unpin(managed, &part);
+            self.staying(why).remove(part);
         }
     }
 
     /// After its contents were dropped, and with them the pins. Where some stayed they have theirs still, and must not get a second one.
     pub(super) fn lock_again(&mut self, managed: &Managed, range: Range<usize>) {
-        let mut left = range;
-        while let Some(part) = self.locked.first_within(&left) {
-            self.unlock_managed(managed, part.clone());
-            let _ = self.lock_managed(managed, part.clone());
-            left.start = part.end;
+        // All of them first: which of its reasons a pin is for, a page does not know.
+        for why in Why::ALL {
+            self.staying(why).within(range.clone(), |part| unpin(managed, &part));
+        }
+        for why in Why::ALL {
+            let mut left = range.clone();
+            while let Some(part) = self.staying(why).first_within(&left) {
+                self.staying(why).remove(part.clone());
+                let _ = self.lock_managed(managed, part.clone(), why);
+                left.start = part.end;
+            }
+        }
+    }
+
+    /// Keeps what is managed of a range.
+    pub(super) fn keep(&mut self, managed: &Managed, mut left: Range<usize>) {
+        while let Some((part, range)) = self.next(&mut left) {
+            if part == Part::Managed && self.kept.has_room(1) {
+                let _ = self.lock_managed(managed, range, Why::Kept);
+            }
         }
     }
 
@@ -66,7 +102,7 @@ impl Maps {
         };
         self.each_to_kernel(range, lock, |maps, range| {
             let fits = maps.locked.has_room(1);
-            if fits { maps.lock_managed(managed, range) } else { Err(libc::ENOMEM) }
+            if fits { maps.lock_managed(managed, range, Why::Locked) } else { Err(libc::ENOMEM) }
         })
     }
 
@@ -86,6 +122,13 @@ impl Maps {
             }
         }
         Ok(0)
+    }
+}
+
+/// Takes one pin of each page back, where there is one.
+fn unpin(managed: &Managed, part: &Range<usize>) {
+    if let Some((region, offset)) = managed.region_of(part.start) {
+        let _ = region.unpin(offset, part.len());
     }
 }
 
@@ -123,7 +166,7 @@ pub unsafe fn munlock(address: usize, len: usize) -> isize {
             if !maps.locked.may_lose(&range) {
                 return Err(libc::ENOMEM);
             }
-            maps.unlock_managed(managed, range);
+            maps.unlock_managed(managed, range, Why::Locked);
             Ok(())
         })),
         // SAFETY: raw-call: passed on from our caller.
@@ -146,7 +189,7 @@ pub fn munlockall() -> isize {
     // SAFETY: raw-call: the program asked for it.
     let result = unsafe { call(libc::SYS_munlockall, [0; 6]) };
     if let Some(managed) = serving() {
-        table().maps.unlock_managed(managed, 0..usize::MAX);
+        table().maps.unlock_managed(managed, 0..usize::MAX, Why::Locked);
     }
     result
 }
@@ -190,7 +233,7 @@ pub unsafe fn mincore(address: usize, len: usize, vector: *mut u8) -> isize {
     }
 }
 
-/// Locks again what is locked in a range, after its contents, or some of them, went away and came back.
+/// Keeps again in core what stays there of a range, after its contents, or some of them, went away and came back.
 pub fn renew_locks(range: Range<usize>) {
     if let Some(managed) = serving() {
         table().maps.lock_again(managed, range);
@@ -204,12 +247,5 @@ pub fn keep(address: usize, len: usize) {
     if !managed::holds(range.start) {
         return;
     }
-    let mut table = table();
-    let maps = &mut *table.maps;
-    let mut left = range;
-    while let Some((part, range)) = maps.next(&mut left) {
-        if part == Part::Managed && maps.locked.has_room(1) {
-            let _ = maps.lock_managed(managed, range);
-        }
-    }
+    table().maps.keep(managed, range);
 }

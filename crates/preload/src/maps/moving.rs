@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
+use super::locking::Why;
 use super::{Errno, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
@@ -120,7 +121,7 @@ impl Maps {
         // For a while all that was said of parts is said twice.
         self.has_room(self.sets().iter().map(|set| set.count_within(&old)).max().unwrap_or(0))?;
         let prot = self.access(&old)?;
-        if self.locked.covers(&old) && !self.may_lock(managed, new_len.saturating_sub(old.len())) {
+        if self.locked.covers(&old) && !self.may_stay(managed, new_len.saturating_sub(old.len()), Why::Locked) {
             return Err(libc::EAGAIN);
         }
         if !fixed && !stays && self.grow(managed, &old, new_len, prot) {
@@ -167,7 +168,7 @@ impl Maps {
         }
         if self.locked.covers(old) {
             // As the kernel, which makes room for it later if there is none now.
-            let _ = self.lock_managed(managed, more);
+            let _ = self.lock_managed(managed, more, Why::Locked);
         }
         true
     }
@@ -319,11 +320,16 @@ impl Maps {
 
     /// Locks leave the old place. First there has to be room for them at the new one.
     fn move_locks(&mut self, managed: &Managed, wish: &Move) {
-        let mut left = wish.moved();
-        while let Some(part) = self.locked.first_within(&left) {
-            left.start = part.end;
-            self.unlock_managed(managed, part.clone());
-            let _ = self.lock(managed, wish.place_of(&part), 0);
+        for why in Why::ALL {
+            let mut left = wish.moved();
+            while let Some(part) = self.staying(why).first_within(&left) {
+                left.start = part.end;
+                self.unlock_managed(managed, part.clone(), why);
+                match why {
+                    Why::Locked => drop(self.lock(managed, wish.place_of(&part), 0)),
+                    Why::Kept => self.keep(managed, wish.place_of(&part)),
+                }
+            }
         }
     }
 }

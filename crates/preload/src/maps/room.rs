@@ -14,7 +14,7 @@ pub(super) enum NoRoom {
 }
 
 impl Maps {
-    pub(super) fn sets(&self) -> [&Ranges; 12] {
+    pub(super) fn sets(&self) -> [&Ranges; 13] {
         [
             &self.taken,
             &self.foreign,
@@ -23,6 +23,7 @@ impl Maps {
             &self.executable,
             &self.guarded,
             &self.locked,
+            &self.kept,
             &self.not_for_child,
             &self.empty_in_child,
             &self.sealed,

@@ -87,6 +87,28 @@ static void unlock_all(void) {
   CHECK(!mlock(p + 6 * MIB, MIB));
   same(p, 0, 8 * MIB);
 }
+static void exits(pid_t child, int code) {
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == code);
+}
+static void lock_and_fork(void) { // a child has no locks
+  char *p = full(8 * MIB);
+  CHECK(!mlock(p, 3 * MIB));
+  pid_t child = fork();
+  if (!child) {
+    CHECK(!madvise(p, MIB, MADV_DONTNEED));
+    zero(p, 0, MIB), same(p, MIB, 8 * MIB);
+    flood();
+    CHECK(in_core(p + MIB, 2 * MIB) < 512);
+    CHECK(!mlock(p + 4 * MIB, 4 * MIB) && madvise(p + 4 * MIB, P, MADV_DONTNEED) == -1 && errno == EINVAL);
+    same(p, MIB, 8 * MIB);
+    _exit(5);
+  }
+  exits(child, 5);
+  flood();
+  CHECK(in_core(p, 3 * MIB) == 768 && madvise(p, P, MADV_DONTNEED) == -1 && errno == EINVAL);
+  same(p, 0, 8 * MIB);
+}
 #define READ 22
 #define WRITE 23
 static int to_read(char *p) { return madvise(p, MIB, READ); }
@@ -136,10 +158,6 @@ static void dump(void) {
   CHECK(!madvise(p, 4 * MIB, MADV_DODUMP) && has_flag(p + MIB, " dd") == 0);
   flood();
   same(p, 0, 4 * MIB);
-}
-static void exits(pid_t child, int code) {
-  int status;
-  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == code);
 }
 static void fork_again(void) { // what was said of forks, taken back; and what a child's child gets
   char *p = full(4 * MIB), *q = full(4 * MIB);
@@ -395,7 +413,7 @@ static struct row rows[] = {
   {"in_system_calls", in_system_calls}, {"own_userfaultfd", own_userfaultfd}, {"own_namespace", own_namespace},
   {"single_pages", single_pages}, {"many_wishes", many_wishes},
   {"fixed_noreplace", fixed_noreplace},
-  {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all},
+  {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all}, {"lock_and_fork", lock_and_fork},
   {"populate", populate}, {"dump", dump}, {"fork_again", fork_again}, {"will_need", will_need},
   {"hints", hints}, {"pageout", pageout}, {"dontneed_locked", dontneed_locked},
   {"other_advice", other_advice}, {"mremap_over_differing", mremap_over_differing},

@@ -17,6 +17,10 @@
 #include <time.h>
 #include <unistd.h>
 #include <malloc.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #define P 4096ul
 #define MIB (1ul << 20)
 #define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); fflush(stdout); _exit(1); } } while (0)
@@ -278,6 +282,43 @@ static void robust_again(void) {
     free(p);
   }
 }
+static void *die_and_send_out(void *lock) {
+  pthread_mutex_lock(lock);
+  madvise((void *)((uintptr_t)lock & -P), P, MADV_PAGEOUT);
+  return 0;
+}
+static void owner_dies(pthread_mutex_t *lock) {
+  pthread_t t;
+  CHECK(!pthread_create(&t, 0, die_and_send_out, lock) && !pthread_join(t, 0));
+  CHECK(pthread_mutex_trylock(lock) == EOWNERDEAD && !pthread_mutex_consistent(lock) && !pthread_mutex_unlock(lock));
+}
+// What the kernel will touch stays in core, whatever the program locks, unlocks or drops.
+static void robust_unlocked(void) {
+  flood();
+  char *m = mmap(0, 2 * P, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *half = mmap(0, 4 * MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  unsigned char in;
+  pthread_mutexattr_t a;
+  pthread_mutexattr_init(&a), pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_t *lock = (void *)(m + 64);
+  CHECK(!mlock(half, 4 * MIB)); // as much as may be
+  CHECK(!pthread_mutex_init(lock, &a));
+  owner_dies(lock);
+  CHECK(!munlockall() && !mlock(half, 4 * MIB) && !munlock(half, 4 * MIB));
+  owner_dies(lock);
+  CHECK(!mlock(m, 2 * P) && madvise(m, P, MADV_DONTNEED) == -1 && errno == EINVAL && !munlock(m, 2 * P));
+  owner_dies(lock);
+  pid_t child = fork();
+  if (!child) { owner_dies(lock); CHECK(!munlock(m, P)); owner_dies(lock), _exit(0); }
+  wait_ok(child);
+  lock = (void *)mremap(m, 2 * P, 4 * P, MREMAP_MAYMOVE | MREMAP_FIXED, half) + 64;
+  CHECK((char *)lock == half + 64 && !munlockall());
+  owner_dies(lock);
+  half[1] = 1;
+  CHECK(!madvise(half, P, MADV_DONTNEED) && !half[1] && !half[64] && !madvise(half, P, MADV_PAGEOUT) && !mincore(half, P, &in) && in);
+  CHECK(!mlock(half, P) && !madvise(half, P, 24 /* DONTNEED_LOCKED */) && !munlock(half, P) && !madvise(half, P, MADV_PAGEOUT) && !mincore(half, P, &in) && in);
+  CHECK(!madvise(half, P, 102 /* GUARD_INSTALL */) && !madvise(half, P, 103 /* GUARD_REMOVE */) && !half[64]);
+  CHECK(!madvise(half, P, MADV_PAGEOUT) && !mincore(half, P, &in) && !in); // what a guard was put in place of is nobody's
+}
 static void *small_stack(void *n) { char here[20000]; memset(here, 1, sizeof here); flood(); for (int i = 0; i < 20; i++) free(malloc(3 * MIB)); return here[77] == 1 ? n : 0; }
 static void own_stacks(void) { // stacks in managed memory, and calls made from there
   for (int i = 0; i < 6; i++) {
@@ -366,6 +407,66 @@ static void change_user(void) { // every thread has to follow, pager threads too
   CHECK(!setgroups(0, 0) && !setresgid(65534, 65534, 65534) && !setresuid(65534, 65534, 65534));
   flood();
 }
+// A socket sends what was there at the call, whatever became of the page: also where the program asked for no copy.
+static void zero_copy(void) {
+  struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t len = sizeof a;
+  int listener = socket(AF_INET, SOCK_STREAM, 0), small = P, large = 8 * MIB, one = 1, off = 0, is;
+  CHECK(!setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, 4) && !bind(listener, (void *)&a, len));
+  CHECK(!getsockname(listener, (void *)&a, &len) && !listen(listener, 1));
+  for (int raw = 0; raw < 2; raw++) {
+#define SET(...) (raw ? syscall(SYS_setsockopt, __VA_ARGS__) : setsockopt(__VA_ARGS__))
+    int c = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(!SET(c, SOL_SOCKET, SO_SNDBUF, &large, 4) && !connect(c, (void *)&a, sizeof a));
+    CHECK(SET(c, SOL_SOCKET, SO_ZEROCOPY, &one, 4) == -1 && errno == EOPNOTSUPP);
+    CHECK(SET(c, SOL_SOCKET, SO_ZEROCOPY, (void *)8, 4) == -1 && errno == EFAULT);
+    CHECK(SET(c, SOL_SOCKET, SO_ZEROCOPY, &one, 3) == -1 && errno == EINVAL && SET(-1, SOL_SOCKET, SO_ZEROCOPY, &one, 4) == -1 && errno == EBADF);
+    CHECK(!SET(c, SOL_SOCKET, SO_ZEROCOPY, &off, 4));
+    len = 4;
+    CHECK(!getsockopt(c, SOL_SOCKET, SO_ZEROCOPY, &is, &len) && !is && !SET(c, SOL_SOCKET, SO_KEEPALIVE, &one, 4));
+    int s = accept(listener, 0, 0);
+    char *b = full(MIB, 5), *got = malloc(MIB);
+    ssize_t sent = send(c, b, MIB, MSG_ZEROCOPY | MSG_DONTWAIT), at = 0;
+    CHECK(sent > 0);
+    flood();
+    for (ssize_t n; at < sent; at += n) CHECK((n = read(s, got + at, sent - at)) > 0);
+    CHECK(!memcmp(b, got, sent) && !close(c) && !close(s));
+  }
+}
+static void *read_soon(void *end) { usleep(100000); char *b = malloc(MIB); CHECK(read((intptr_t)end, b, MIB) > 0); free(b); return 0; }
+// So does a pipe.
+static void lend_to_pipe(void) {
+  char name[] = "/var/tmp/selfpage-fifo-XXXXXX";
+  CHECK(mkdtemp(name));
+  for (int turn = 0; turn < 4; turn++) {
+    int raw = turn % 2, p[2], full_size = 256 << 10;
+#define LEND(...) (raw ? syscall(SYS_vmsplice, __VA_ARGS__) : vmsplice(__VA_ARGS__))
+    if (turn < 2) CHECK(!pipe(p));
+    else CHECK(!chdir(name) && !mkfifo("fifo", 0600) && (p[0] = open("fifo", O_RDONLY | O_NONBLOCK)) >= 0 && (p[1] = open("fifo", O_WRONLY)) >= 0 && !unlink("fifo"));
+    CHECK(fcntl(p[1], F_SETPIPE_SZ, full_size) == full_size);
+    char *b = aligned_alloc(P, MIB), *got = malloc(MIB);
+    for (size_t i = 0; i < MIB; i += P) *(word *)(b + i) = i + turn;
+    struct iovec v[2] = {{b, P}, {b + P, MIB - P}}, bad = {(void *)8, 9}, none = {0, 0};
+    CHECK(LEND(p[1], &bad, 1, 0) == -1 && errno == EFAULT && LEND(p[1], (void *)8, 1, 0) == -1 && errno == EFAULT);
+    CHECK(LEND(p[1], v, 2, 16) == -1 && errno == EINVAL && LEND(-1, v, 2, 0) == -1 && errno == EBADF);
+    CHECK(LEND(p[1], v, 2, SPLICE_F_GIFT) == full_size); // what there is room for, and no more is waited for
+    CHECK(LEND(p[1], v, 2, SPLICE_F_NONBLOCK) == -1 && errno == EAGAIN && !LEND(p[1], &none, 1, 0));
+    flood();
+    for (ssize_t n, at = 0; at < full_size; at += n) CHECK((n = read(p[0], got + at, full_size - at)) > 0);
+    CHECK(!memcmp(b, got, full_size) && LEND(p[1], v, 2, 0) == full_size);
+    pthread_t t;
+    CHECK(!pthread_create(&t, 0, read_soon, (void *)(intptr_t)p[0]) && LEND(p[1], v, 1, 0) == P && !pthread_join(t, 0));
+    CHECK(read(p[0], got, MIB) == P && !memcmp(b, got, P));
+    CHECK(write(p[1], "from", 4) == 4 && LEND(p[0], &(struct iovec){got, 4}, 1, 0) == 4 && !memcmp(got, "from", 4));
+    int file = memfd_create("file", 0); // no pipe
+    CHECK(LEND(file, v, 2, 0) == -1 && errno == EBADF && lseek(file, 0, SEEK_END) == 0);
+    signal(SIGPIPE, SIG_IGN);
+    CHECK(!close(p[0]) && LEND(p[1], v, 2, 0) == -1 && errno == EPIPE && !close(p[1]) && !close(file));
+    CHECK((p[0] = dup(0)) < 8); // nothing is left open
+    close(p[0]), free(b), free(got);
+  }
+  CHECK(!rmdir(name));
+}
 static pid_t parent;
 static void end_early(int s) { if (getpid() != parent) _exit(7); }
 static void fork_end_early(void) { // a handler ends the child, at the first moment that one may run there
@@ -397,8 +498,9 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_often", fork_often}, {"fork_amid_signals", fork_amid_signals}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec}, {"fork_end_early", fork_end_early},
   {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
   {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages},
+  {"zero_copy", zero_copy}, {"lend_to_pipe", lend_to_pipe},
   {"vfork_search", vfork_search}, {"robust_again", robust_again},
-  {"robust", robust}, {"own_stacks", own_stacks},
+  {"robust", robust}, {"robust_unlocked", robust_unlocked}, {"own_stacks", own_stacks},
   {"signals", signals}, {"main_ends_first", main_ends_first}, {"all_end_at_once", all_end_at_once}, {"quick", quick}, {"exit_by_number", exit_by_number}, {"both_exit_by_number", both_exit_by_number}, {"change_user", change_user}, {"become", become},
   {"wait_for_end", wait_for_end}, {"serve", serve}, {"status_seven", status_seven}};
 int main(int argc, char **argv) {
