@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 fn main() {
     println!("cargo:rerun-if-changed=src/heap.c");
+    println!("cargo:rerun-if-changed=src/streams.c");
     let include =
         PathBuf::from(std::env::var_os("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where it is"));
     let source = include.with_file_name("src");
     cc::Build::new()
         .file("src/heap.c")
+        .file("src/streams.c")
         .include(&include)
         .include(&source)
         .opt_level(3)

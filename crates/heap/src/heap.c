@@ -276,6 +276,10 @@ static __attribute__((noinline)) void set_up(void) {
     bool at_once = mi_option_is_enabled(mi_option_eager_commit) && mi_option_get(mi_option_eager_commit_delay) == 0;
     opens_in_parts = !at_once;
     mi_register_error(on_error, NULL);
+    // Asked here, not by the first object: where there is one node it fails, and a malloc that succeeds leaves errno as it is.
+    int saved = errno;
+    _mi_os_numa_node_count();
+    errno = saved;
     // Who lays out the range sees to forks as well.
     if (ground == NULL) selfpage_prepare_for_forks();
 }

@@ -24,8 +24,13 @@ pub fn trim() -> bool {
 extern "C" fn selfpage_prepare_for_forks() {
     alloc::fork::register();
     let (prepare, parent) = (crate::selfpage_heap_hold_over_fork, crate::selfpage_heap_let_go_after_fork);
+    // Registered last, so first before a fork: nobody who has the list of streams, or waits for one, waits for what is ours then.
+    let (list, list_in_parent) = (crate::selfpage_streams_hold_over_fork, crate::selfpage_streams_let_go_after_fork);
     // SAFETY: c-library: functions that stay loaded.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(crate::settle_in_child)) };
+    unsafe {
+        libc::pthread_atfork(Some(prepare), Some(parent), Some(crate::settle_in_child));
+        libc::pthread_atfork(Some(list), Some(list_in_parent), Some(crate::selfpage_streams_let_go_in_child));
+    };
 }
 
 /// Whether the keeper is wanted.
@@ -61,7 +66,10 @@ pub extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: boo
 
 /// What the process has come to may be worth a look at its limit, and a thread. Both allocate in their turn, and count as done by then.
 /// A block counts from the next call on: nothing is kept before that, and a program that takes one for later does not wait for this.
+/// What either fails in is no business of the caller's, whose `errno` stays.
 fn heed_growth() {
+    // SAFETY: thread-local-c: the C library's own location.
+    let before = unsafe { *libc::__errno_location() };
     if limit::is_due() {
         // What objects open first, they do not say.
         limit::share(RANGE_ALIGN);
@@ -71,6 +79,8 @@ fn heed_growth() {
         // Without a thread all goes on.
         let _ = keeper::start();
     }
+    // SAFETY: thread-local-c: as above.
+    unsafe { *libc::__errno_location() = before };
 }
 
 /// The range of objects is open up to `bytes`, which may be touched at any time: what is kept of blocks makes room.
@@ -113,14 +123,10 @@ pub unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
 unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
     match NonNull::new(block.cast()) {
         Some(block) if alloc::usable_bytes(block).is_some() => {
-            // SAFETY: thread-local-c, heap-block: the C library's own location; passed on from our caller.
-            unsafe {
-                // A thread that cannot be started is no business of whoever frees.
-                let errno = *libc::__errno_location();
-                heed_growth();
-                *libc::__errno_location() = errno;
-                alloc::free(block);
-            }
+            // SAFETY: heap-block: passed on from our caller.
+            unsafe { alloc::free(block) };
+            // Afterwards: where memory is used up there is some for it now.
+            heed_growth();
             true
         }
         _ => false,

@@ -49,6 +49,9 @@ unsafe extern "C" {
     fn selfpage_heap_hold_over_fork();
     fn selfpage_heap_let_go_after_fork();
     fn selfpage_heap_settle_in_child();
+    fn selfpage_streams_hold_over_fork();
+    fn selfpage_streams_let_go_after_fork();
+    fn selfpage_streams_let_go_in_child();
 }
 
 /// How long pages of freed objects stay, in case they are needed again soon.

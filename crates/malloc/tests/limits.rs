@@ -1,4 +1,5 @@
-//! Near the limit of a control group: what is kept of larger blocks makes room for objects in time.
+//! Near the limit of a control group: what is kept of larger blocks makes room for objects in time. And where there is no memory to look
+//! for one.
 
 #[path = "../../../tests/limited_group.rs"]
 mod limited_group;
@@ -73,4 +74,31 @@ fn small_programs_look_for_no_limit() {
         assert_eq!(text(&output), "done\n", "{mib} MiB: {:?} {}", output.status, errors(&output));
     }
     assert_eq!(run("4", "64M").status.signal(), Some(libc::SIGSYS), "nobody would see it");
+}
+
+/// Little data, in KiB: what is begun as the program grows finds nothing left.
+fn goes_on_with(kib: usize, mode: &str) {
+    let mut command = preloaded("/bin/sh");
+    let limit = format!("ulimit -d {kib}; exec timeout -s KILL 60 \"$0\" \"$1\"");
+    command.args(["-c", &limit]).arg(compile("used_up.c", &[])).arg(mode);
+    lives(command);
+}
+
+#[test]
+fn a_look_at_the_limit_that_there_is_no_memory_for_ends_nothing() {
+    for kib in [20_000, 40_000, 100_000] {
+        goes_on_with(kib, "");
+    }
+}
+
+#[test]
+fn nor_does_a_keeper_that_there_is_no_memory_for() {
+    goes_on_with(400_000, "keeper");
+}
+
+#[test]
+fn it_leaves_errno_as_it_was() {
+    let mut command = preloaded(compile("used_up.c", &[]));
+    command.arg("errno");
+    lives(command);
 }

@@ -87,6 +87,15 @@ fn a_program_with_an_allocator_of_its_own_keeps_it() {
     assert_eq!(text(&output), "done\n");
 }
 
+/// A thread in `getline` has a stream and waits for memory, one in `fflush` has all of them and waits for that.
+#[test]
+fn forks_beside_threads_that_use_streams() {
+    let output =
+        preloaded("/usr/bin/timeout").args(["-s", "KILL", "60"]).arg(compile("streams.c", &[])).output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+    assert_eq!(text(&output), "done\n");
+}
+
 #[test]
 fn programs_that_load_another_allocator() {
     let program = compile("brought.c", &["-ldl"]);

@@ -1,6 +1,12 @@
 //! The control groups that the process is in: how much memory they let it have, and where they report that it is short.
+//!
+//! Whoever asks may be in the middle of an allocation, or the one who gives back when memory is used up: what there is no memory for is
+//! not known, and ends nothing.
 
-use std::path::{Path, PathBuf};
+use std::collections::TryReserveError;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
@@ -21,96 +27,141 @@ struct Names {
     taken: [&'static str; 3],
 }
 
-const FIRST: Names = Names {
+const FIRST: &Names = &Names {
     limits: &["memory.limit_in_bytes"],
     taken: ["total_active_anon", "total_inactive_anon", "total_unevictable"],
 };
-const SECOND: Names =
-    Names { limits: &["memory.max", "memory.high"], taken: ["active_anon", "inactive_anon", "unevictable"] };
+const SECOND: &Names =
+    &Names { limits: &["memory.max", "memory.high"], taken: ["active_anon", "inactive_anon", "unevictable"] };
 
-/// Where the process's group may be, with the directory that its hierarchy begins at.
-struct Place {
-    root: PathBuf,
-    group: PathBuf,
-    names: Names,
+/// What the file system has to say, or there was no memory to ask.
+type Asked<T> = Result<Option<T>, TryReserveError>;
+
+/// A group that the process may be in, or one around it: where its hierarchy begins, and the way from there.
+#[derive(Clone, Copy, Debug)]
+struct Group<'a> {
+    root: [&'a str; 2],
+    way: &'a str,
+    names: &'static Names,
 }
 
-/// The places that hold the process's memory; `groups` is what `/proc/thread-self/cgroup` says. Version 2 may be mounted beside version 1.
-fn places(mounts: &Path, groups: &str) -> Vec<Place> {
-    let place = |root: PathBuf, group: &str, names| {
-        let group = root.join(group.trim_start_matches('/'));
-        Place { root, group, names }
-    };
-    let mut places = Vec::new();
-    for line in groups.lines() {
-        let Some((controllers, group)) = line.split_once(':').and_then(|(_, rest)| rest.split_once(':')) else {
-            continue;
-        };
-        if controllers.is_empty() {
-            places.push(place(mounts.to_owned(), group, SECOND));
-            places.push(place(mounts.join("unified"), group, SECOND));
-        } else if controllers.split(',').any(|one| one == "memory") {
-            places.push(place(mounts.join("memory"), group, FIRST));
-        }
+impl<'a> Group<'a> {
+    /// With those around it.
+    fn and_around(self) -> impl Iterator<Item = Group<'a>> {
+        let ways = std::iter::successors(Some(self.way), |way| way.rsplit_once('/').map(|(up, _)| up));
+        ways.map(move |way| Group { way, ..self })
     }
-    places
+
+    /// The path of one of its files, with a zero behind it.
+    fn path(&self, file: &str) -> Result<Vec<u8>, TryReserveError> {
+        let parts = [self.root[0], self.root[1], self.way, "/", file, "\0"];
+        let mut path = Vec::new();
+        path.try_reserve_exact(parts.iter().map(|part| part.len()).sum())?;
+        parts.iter().for_each(|part| path.extend_from_slice(part.as_bytes()));
+        Ok(path)
+    }
+
+    fn text(&self, file: &str) -> Asked<String> {
+        let path = self.path(file)?;
+        CStr::from_bytes_with_nul(&path).map_or(Ok(None), text)
+    }
+
+    fn limit(&self) -> Asked<usize> {
+        let mut least = None;
+        for name in self.names.limits {
+            // Where there is none, version 2 says "max", and version 1 as much as there are addresses.
+            let limit = self.text(name)?.and_then(|text| text.trim().parse().ok()).filter(|bytes| *bytes < 1 << 60);
+            least = least.into_iter().chain(limit).min();
+        }
+        Ok(least)
+    }
+
+    fn room(&self) -> Asked<Room> {
+        let Some(limit_bytes) = self.limit()? else { return Ok(None) };
+        let Some(stat) = self.text("memory.stat")? else { return Ok(None) };
+        let lines = stat.lines().filter_map(|line| line.split_once(' '));
+        let taken = lines.filter(|(name, _)| self.names.taken.contains(name));
+        let taken_bytes: usize = taken.filter_map(|(_, bytes)| bytes.parse::<usize>().ok()).sum();
+        Ok(Some(Room { limit_bytes, free_bytes: limit_bytes.saturating_sub(taken_bytes) }))
+    }
 }
 
-/// A file's text. Not by the C library: whoever asks may be in the middle of an allocation, which is no place to be cancelled at.
-fn text(path: &Path) -> Option<String> {
-    let file = rustix::fs::open(path, OFlags::CLOEXEC, Mode::empty()).ok()?;
+/// The groups that hold the process's memory; `groups` is what `/proc/thread-self/cgroup` says. Version 2 may be mounted beside version 1.
+fn own<'a>(mounts: &'a str, groups: &'a str) -> impl Iterator<Item = Group<'a>> {
+    groups.lines().flat_map(move |line| {
+        let (controllers, way) = line.split_once(':').and_then(|(_, rest)| rest.split_once(':')).unwrap_or(("-", ""));
+        let way = way.trim_end_matches('/');
+        let group = |below, names| Some(Group { root: [mounts, below], way, names });
+        let found = if controllers.is_empty() {
+            [group("", SECOND), group("/unified", SECOND)]
+        } else if controllers.split(',').any(|one| one == "memory") {
+            [group("/memory", FIRST), None]
+        } else {
+            [None, None]
+        };
+        found.into_iter().flatten()
+    })
+}
+
+/// A file's text. Not by the C library: the middle of an allocation is no place to be cancelled at.
+fn text(path: &CStr) -> Asked<String> {
+    let Ok(file) = rustix::fs::open(path, OFlags::CLOEXEC, Mode::empty()) else { return Ok(None) };
     let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
     loop {
         match rustix::io::read(&file, &mut part) {
-            Ok(0) => return String::from_utf8(bytes).ok(),
-            Ok(len) => bytes.extend_from_slice(part.get(..len)?),
+            Ok(0) => return Ok(String::from_utf8(bytes).ok()),
+            Ok(len) => {
+                bytes.try_reserve(len)?;
+                bytes.extend_from_slice(part.get(..len).unwrap_or_default());
+            }
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return None,
+            Err(_) => return Ok(None),
         }
     }
 }
 
-fn groups() -> String {
-    text(Path::new("/proc/thread-self/cgroup")).unwrap_or_default()
+fn groups() -> Result<String, TryReserveError> {
+    Ok(text(c"/proc/thread-self/cgroup")?.unwrap_or_default())
 }
 
-/// Where the process's group would report pressure.
-pub(super) fn pressure_files() -> Vec<PathBuf> {
-    places(Path::new(MOUNTS), &groups()).iter().map(|place| place.group.join("memory.pressure")).collect()
+/// The first thing that `open` finds where the process's group would report pressure.
+pub(super) fn find_pressure<T>(open: impl Fn(&Path) -> Option<T>) -> Option<T> {
+    let groups = groups().ok()?;
+    own(MOUNTS, &groups).find_map(|group| {
+        let path = group.path("memory.pressure").ok()?;
+        open(Path::new(OsStr::from_bytes(path.strip_suffix(b"\0")?)))
+    })
 }
 
 /// The least that any of the process's groups may have, those around them included. `None`: none has a limit.
-pub(super) fn limit() -> Option<usize> {
-    around(&places(Path::new(MOUNTS), &groups()), limit_of).into_iter().min()
+///
+/// # Errors
+/// There is no memory to ask.
+pub(super) fn limit() -> Asked<usize> {
+    limit_in(MOUNTS, &groups()?)
 }
 
-/// What is free in each of them that has a limit.
-pub(super) fn rooms() -> Vec<Room> {
-    around(&places(Path::new(MOUNTS), &groups()), room_of)
-}
-
-/// What `ask` says of the groups at `places`, and of those around them.
-fn around<T>(places: &[Place], ask: impl Fn(&Path, &Names) -> Option<T>) -> Vec<T> {
-    let mut found = Vec::new();
-    for place in places {
-        let up = place.group.ancestors().take_while(|group| group.starts_with(&place.root));
-        found.extend(up.filter_map(|group| ask(group, &place.names)));
+fn limit_in(mounts: &str, groups: &str) -> Asked<usize> {
+    let mut least = None;
+    for group in own(mounts, groups).flat_map(Group::and_around) {
+        least = least.into_iter().chain(group.limit()?).min();
     }
-    found
+    Ok(least)
 }
 
-fn limit_of(group: &Path, names: &Names) -> Option<usize> {
-    let limit = |name: &&str| text(&group.join(name))?.trim().parse::<usize>().ok();
-    // Where there is none, version 2 says "max", and version 1 as much as there are addresses.
-    names.limits.iter().filter_map(limit).min().filter(|bytes| *bytes < 1 << 60)
+/// Tells `see` what is free in each of them that has a limit.
+///
+/// # Errors
+/// There is no memory to ask.
+pub(super) fn each_room(see: impl FnMut(Room)) -> Result<(), TryReserveError> {
+    each_room_in(MOUNTS, &groups()?, see)
 }
 
-fn room_of(group: &Path, names: &Names) -> Option<Room> {
-    let limit_bytes = limit_of(group, names)?;
-    let stat = text(&group.join("memory.stat"))?;
-    let taken = stat.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| names.taken.contains(name));
-    let taken_bytes: usize = taken.filter_map(|(_, bytes)| bytes.parse::<usize>().ok()).sum();
-    Some(Room { limit_bytes, free_bytes: limit_bytes.saturating_sub(taken_bytes) })
+fn each_room_in(mounts: &str, groups: &str, mut see: impl FnMut(Room)) -> Result<(), TryReserveError> {
+    for group in own(mounts, groups).flat_map(Group::and_around) {
+        group.room()?.into_iter().for_each(&mut see);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -120,13 +171,15 @@ mod tests {
     use super::*;
 
     fn limit_in(mounts: &Path, groups: &str) -> Option<usize> {
-        around(&places(mounts, groups), limit_of).into_iter().min()
+        super::limit_in(mounts.to_str().unwrap(), groups).unwrap()
     }
 
     /// As limit and what is free.
     fn fullest(mounts: &Path, groups: &str) -> Option<(usize, usize)> {
-        let rooms = around(&places(mounts, groups), room_of).into_iter();
-        rooms.min_by_key(|room| room.free_bytes).map(|room| (room.limit_bytes, room.free_bytes))
+        let mut rooms = Vec::new();
+        each_room_in(mounts.to_str().unwrap(), groups, |room| rooms.push(room)).unwrap();
+        let fullest = rooms.into_iter().min_by_key(|room| room.free_bytes);
+        fullest.map(|room| (room.limit_bytes, room.free_bytes))
     }
 
     fn group(mounts: &Path, group: &str, files: &[(&str, &str)]) {

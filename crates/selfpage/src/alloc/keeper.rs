@@ -1,7 +1,9 @@
 //! The keeper: a thread that forgets old peaks, gives frames back when memory is short, and has some ready where they are used up
 //! fast.
 
+use std::ffi::{c_int, c_void};
 use std::io;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,6 +27,8 @@ const PAYS_FROM_PART: u64 = 8;
 const REFILL_FROM_BYTES: u64 = 32 << 20;
 /// At most this much is made ready at a time.
 const REFILL_BYTES: usize = 64 << 20;
+
+const STACK_BYTES: usize = 128 << 10;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 /// Once it could not be started: what the process will have taken when that is tried again.
@@ -65,13 +69,43 @@ pub fn start() -> io::Result<()> {
     // Here at the latest: another thread may change the environment while the keeper runs.
     let wishes = WISHES.get_or_make(Wishes::of_environment);
     let _quiet = signal::Quiet::begin();
-    let builder = std::thread::Builder::new().name("selfpage-keeper".into()).stack_size(128 << 10);
-    let started = builder.spawn(|| keep(wishes));
-    started.map(drop).inspect_err(|_| {
-        let taken = PAGES.take().counts.cold_bytes;
-        NOT_BEFORE_BYTES.store(taken.saturating_add(PAYS_FROM_BYTES), Ordering::Relaxed);
-        STARTED.store(false, Ordering::Relaxed);
-    })
+    let error = create(wishes);
+    if error == 0 {
+        return Ok(());
+    }
+    let taken = PAGES.take().counts.cold_bytes;
+    NOT_BEFORE_BYTES.store(taken.saturating_add(PAYS_FROM_BYTES), Ordering::Relaxed);
+    STARTED.store(false, Ordering::Relaxed);
+    Err(io::Error::from_raw_os_error(error))
+}
+
+/// Starts the thread. Not by std, which ends the process where there is no memory for what it knows of a thread.
+fn create(wishes: &'static Wishes) -> c_int {
+    let mut thread = MaybeUninit::uninit();
+    let given = (&raw const *wishes).cast_mut().cast();
+    // SAFETY: plain-old-data, out-pointer, c-library: the attributes and the thread's name outlive the calls; what is given lives for good.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        libc::pthread_attr_init(&mut attributes);
+        libc::pthread_attr_setstacksize(&mut attributes, STACK_BYTES);
+        let mut error = libc::pthread_create(thread.as_mut_ptr(), &attributes, run, given);
+        libc::pthread_attr_destroy(&mut attributes);
+        if error == libc::EINVAL {
+            // The program's libraries have more for each thread than that.
+            error = libc::pthread_create(thread.as_mut_ptr(), std::ptr::null(), run, given);
+        }
+        if error == 0 {
+            libc::pthread_detach(thread.assume_init());
+        }
+        error
+    }
+}
+
+extern "C" fn run(wishes: *mut c_void) -> *mut c_void {
+    let _ = rustix::thread::set_name(c"selfpage-keeper");
+    // SAFETY: made-once: what `start` found made, which is never changed again.
+    keep(unsafe { &*wishes.cast::<Wishes>() });
+    std::ptr::null_mut()
 }
 
 /// The child of a fork has no keeper.
@@ -125,10 +159,16 @@ fn relieve_others() {
 fn stay_below_limit() {
     // First: what blocks take meanwhile is then in use, and no room.
     let framed_bytes = PAGES.take().retention.framed_bytes;
-    let rooms = cgroup::rooms();
-    let more_bytes = |room: &cgroup::Room| room.free_bytes as isize - limit::left_bytes(room.limit_bytes) as isize;
-    let least = rooms.iter().map(more_bytes).min();
-    let limit_bytes = rooms.iter().map(|room| room.limit_bytes).min();
+    let (mut least, mut limit_bytes) = (None, None);
+    let seen = cgroup::each_room(|room| {
+        let more_bytes = room.free_bytes as isize - limit::left_bytes(room.limit_bytes) as isize;
+        least = least.into_iter().chain([more_bytes]).min();
+        limit_bytes = limit_bytes.into_iter().chain([room.limit_bytes]).min();
+    });
+    if seen.is_err() {
+        // No memory to look with: the bound of the last look holds.
+        return;
+    }
     block::stay_below(limit_bytes, least.map_or(usize::MAX, |more| framed_bytes.saturating_add_signed(more)));
     if least.is_some_and(|more| more < 0) {
         relieve_others();

@@ -44,8 +44,10 @@ pub fn look() {
     if LOOKED.swap(true, Ordering::Relaxed) {
         return;
     }
+    // Without memory to ask nothing is known: another time.
+    let Ok(limit) = cgroup::limit() else { return LOOKED.store(false, Ordering::Relaxed) };
     // A forked child may have come out of its parent's group.
-    let limit_bytes = cgroup::limit().unwrap_or(usize::MAX);
+    let limit_bytes = limit.unwrap_or(usize::MAX);
     let mut pages = PAGES.take();
     pages.retention.limit_bytes = limit_bytes;
     block::settle(pages);

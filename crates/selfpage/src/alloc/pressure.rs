@@ -55,7 +55,7 @@ impl Watch {
             return Watch::Off;
         }
         let named = wishes.path.as_ref().and_then(|path| Watch::open(Path::new(path), wishes.write.as_deref()));
-        let own = || cgroup::pressure_files().iter().find_map(|file| Watch::open(file, Some(TRIGGER)));
+        let own = || cgroup::find_pressure(|file| Watch::open(file, Some(TRIGGER)));
         let machine = || Watch::open(Path::new("/proc/pressure/memory"), Some(TRIGGER));
         named.or_else(own).or_else(machine).unwrap_or(Watch::Off)
     }
