@@ -24,13 +24,17 @@ pub fn trim() -> bool {
 extern "C" fn selfpage_prepare_for_forks() {
     alloc::fork::register();
     let (prepare, parent) = (crate::selfpage_heap_hold_over_fork, crate::selfpage_heap_let_go_after_fork);
-    // Registered last, so first before a fork: nobody who has the list of streams, or waits for one, waits for what is ours then.
-    let (list, list_in_parent) = (crate::selfpage_streams_hold_over_fork, crate::selfpage_streams_let_go_after_fork);
     // SAFETY: c-library: functions that stay loaded.
-    unsafe {
-        libc::pthread_atfork(Some(prepare), Some(parent), Some(crate::settle_in_child));
-        libc::pthread_atfork(Some(list), Some(list_in_parent), Some(crate::selfpage_streams_let_go_in_child));
-    };
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(crate::settle_in_child)) };
+    hold_streams_over_forks();
+}
+
+/// Has the C library's list of streams locked over forks, as it does itself after all handlers: nobody who has it, or waits for a stream
+/// whose reader allocates, may wait for what handlers hold that were installed before this.
+pub fn hold_streams_over_forks() {
+    let (hold, let_go) = (crate::selfpage_streams_hold_over_fork, crate::selfpage_streams_let_go_after_fork);
+    // SAFETY: c-library: as above.
+    unsafe { libc::pthread_atfork(Some(hold), Some(let_go), Some(crate::selfpage_streams_let_go_in_child)) };
 }
 
 /// Whether the keeper is wanted.

@@ -21,6 +21,7 @@ mod large;
 mod misuse;
 
 pub use allocator::Allocator;
+pub use large::hold_streams_over_forks;
 
 use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};

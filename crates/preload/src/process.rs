@@ -24,18 +24,19 @@ next!(REGISTER: c"__register_atfork" as fn(Handler, Handler, Handler, *mut c_voi
 
 /// Has forks find our locks, and the domain, in order: handlers run backwards before a fork, and forwards after it. Our own heap the
 /// library needs up to the last moment and from the first. Our other locks are taken before it brings the domain to rest, and
-/// given back after it has been rebuilt.
+/// given back after it has been rebuilt. Before all of them comes the list of streams: somebody who has a stream may be at managed memory.
 pub fn attend_forks() {
     static BEGUN: AtomicBool = AtomicBool::new(false);
     if BEGUN.swap(true, Ordering::Relaxed) {
         return;
     }
-    // SAFETY: c-library: six functions that stay loaded.
+    // SAFETY: c-library: functions that stay loaded.
     unsafe {
         libc::pthread_atfork(Some(just_before_fork), Some(just_after_fork), Some(just_after_fork));
         selfpage::attend_forks();
         libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child));
     }
+    selfpage_heap::hold_streams_over_forks();
 }
 
 /// As in the C library, where `pthread_atfork` comes here. The first may be a library's, whose constructor runs before ours: its

@@ -42,3 +42,10 @@ fn a_handler_forks_and_its_child_goes_on() {
         assert_eq!(ran.text(), "done\n", "{threads}");
     }
 }
+
+#[test]
+fn forks_beside_threads_that_use_streams() {
+    if run::possible() {
+        assert_eq!(run::run("32M", run::compile("streams", &[]), &[]).ok().text(), "done\n");
+    }
+}
