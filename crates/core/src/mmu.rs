@@ -163,6 +163,12 @@ pub trait Mmu: Sync {
     /// Whether the page is populated as the machine sees it.
     fn present(&self, page: PageNo) -> bool;
 
+    /// Whether a write to a page that is populated, in a region that is not tracked, would be a fault. Never, where a machine has no
+    /// protection but what [`Mmu::set_writing`] and [`Mmu::map_to_read`] last said.
+    fn faults_writes(&self, _page: PageNo) -> bool {
+        false
+    }
+
     /// Drops what the machine has at `[page, page+count)`, without keeping it; what is not the domain's stays.
     fn drop_pages(&self, page: PageNo, count: u32);
 

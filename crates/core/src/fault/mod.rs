@@ -490,7 +490,7 @@ fn check_resident(
         return Step::Again;
     };
     if domain.mmu.present(page) {
-        if access == Access::Write && !region.trap.is_tracked() && !seen.in_save() && !region.write_protected(page) {
+        if access == Access::Write && protect::is_left(domain, region, page, seen) {
             return protect::end_protection(domain, region, page, word, seen);
         }
         domain.mmu.wake_faulters(region.trap, page, 1);

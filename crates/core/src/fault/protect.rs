@@ -161,8 +161,14 @@ pub fn protect_again(domain: &DomainState, pages: &[PageNo]) -> Result<(), Refus
     Ok(())
 }
 
-/// A write to a page in core that nobody wants protected. It may be protected all the same: Linux keeps that with a page that it has
-/// swapped out, also while the page moves from a region to its slot and back, where nobody knows of it.
+/// Whether a page in core is protected that nobody wants protected. Linux keeps that with a page that it has swapped out, also while the
+/// page moves from a region to its slot and back, where nobody knows of it.
+pub(super) fn is_left(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> bool {
+    // A save ends by itself, and the access is tried again.
+    !region.trap.is_tracked() && !seen.in_save() && !region.write_protected(page) && domain.mmu.faults_writes(page)
+}
+
+/// Ends that.
 pub(super) fn end_protection(domain: &DomainState, region: &Region, page: PageNo, word: &PageWord, seen: Word) -> Step {
     if !word.claim(seen) {
         return Step::Again;

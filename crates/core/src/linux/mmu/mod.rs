@@ -422,6 +422,10 @@ impl Mmu for LinuxMmu {
         !self.absent(page.addr().0)
     }
 
+    fn faults_writes(&self, page: PageNo) -> bool {
+        self.categories(page.addr().0).is_some_and(traps_writes)
+    }
+
     fn drop_pages(&self, page: PageNo, count: u32) {
         for page in (PageRange { first: page, count: count.into() }).pages() {
             if self.is_ours(page.addr().0, PAGE_BYTES) {
