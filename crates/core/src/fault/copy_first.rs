@@ -8,7 +8,7 @@
 use core::num::NonZeroU32;
 
 use super::image::{copy_resident, take_copies};
-use super::{Step, inherit, lost};
+use super::{Step, inherit, lost, protect};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::mmu::{Partial, Refusal, Writing};
@@ -146,11 +146,10 @@ fn disarm(domain: &DomainState, region: &Region, page: PageNo, word: &PageWord) 
     // Before the first write can be made.
     region.sets.changed.insert(index);
     let wishes = word.load().wishes().without(Wishes::COPY_FIRST);
-    if !wishes.write_protected() {
-        match super::protect::allow_writing(domain, region, page) {
-            Step::Done(super::Outcome::Resolved) => {}
-            step => return step,
-        }
+    if !wishes.write_protected()
+        && let Err(step) = protect::allow_writing(domain, region, page)
+    {
+        return step;
     }
     wish(word, wishes);
     region.sets.unarmed.insert(index);

@@ -490,8 +490,8 @@ fn check_resident(
         return Step::Again;
     };
     if domain.mmu.present(page) {
-        if access == Access::Write && protect::is_left(domain, region, page, seen) {
-            return protect::end_protection(domain, region, page, word, seen);
+        if let Some(step) = protect::end_protection(domain, region, page, seen, access) {
+            return step;
         }
         domain.mmu.wake_faulters(region.trap, page, 1);
         return Step::Done(Outcome::Resolved);

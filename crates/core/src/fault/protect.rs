@@ -161,38 +161,43 @@ pub fn protect_again(domain: &DomainState, pages: &[PageNo]) -> Result<(), Refus
     Ok(())
 }
 
-/// Whether a page in core is protected that nobody wants protected. Linux keeps that with a page that it has swapped out, also while the
-/// page moves from a region to its slot and back, where nobody knows of it.
-pub(super) fn is_left(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> bool {
+/// Lets a write to a page in core go on that is protected where nobody wants that. `None`: it is none, or not so. Linux keeps a protection
+/// with a page that it has swapped out, also while the page moves from a region to its slot and back, where nobody knows of it.
+pub(super) fn end_protection(
+    domain: &DomainState,
+    region: &Region,
+    page: PageNo,
+    seen: Word,
+    access: Access,
+) -> Option<Step> {
+    let word = region.word(page)?;
     // A save ends by itself, and the access is tried again.
-    !region.trap.is_tracked() && !seen.in_save() && !region.write_protected(page) && domain.mmu.faults_writes(page)
-}
-
-/// Ends that.
-pub(super) fn end_protection(domain: &DomainState, region: &Region, page: PageNo, word: &PageWord, seen: Word) -> Step {
+    let is_as_wanted = region.trap.is_tracked() || seen.in_save() || region.write_protected(page);
+    if access != Access::Write || is_as_wanted || !domain.mmu.faults_writes(page) {
+        return None;
+    }
     if !word.claim(seen) {
-        return Step::Again;
+        return Some(Step::Again);
     }
-    let step = if region.write_protected(page) { Step::Again } else { allow_writing(domain, region, page) };
+    let allowed = if region.write_protected(page) { Err(Step::Again) } else { allow_writing(domain, region, page) };
     domain.settle(region, page, Word::new(State::Resident, seen.frame()));
-    match step {
-        // Nothing tells that this is done: whoever had it handed over would have it so again.
-        Step::Done(Outcome::Resolved) => Step::Done(Outcome::Retry),
-        step => step,
-    }
+    // Nothing tells that this is done: whoever had it handed over, and looked again, would have it so again.
+    Some(allowed.map_or_else(|step| step, |()| Step::Done(Outcome::Retry)))
 }
 
 /// Lets the program write to a claimed page, and the write that brought us here go on.
-pub(super) fn allow_writing(domain: &DomainState, region: &Region, page: PageNo) -> Step {
-    match domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed).map_err(|partial| partial.why) {
-        Ok(()) => Step::Done(Outcome::Resolved),
-        Err(Refusal::NoDescriptor) => Step::HandOver,
+///
+/// # Errors
+/// What is to be done instead.
+pub(super) fn allow_writing(domain: &DomainState, region: &Region, page: PageNo) -> Result<(), Step> {
+    domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed).map_err(|partial| match partial.why {
+        Refusal::NoDescriptor => Step::HandOver,
         // Whatever is there now is not ours: the access is tried again and meets that.
-        Err(_) => {
+        _ => {
             domain.mmu.wake_faulters(region.trap, page, 1);
             Step::Done(Outcome::Retry)
         }
-    }
+    })
 }
 
 /// Shows what is in the frames of pages that nobody may access: nobody else has it.
