@@ -4,7 +4,6 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use selfpage_core::addr::VirtAddr;
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::copy_first::{self, AtBusy};
 use selfpage_core::region::{self, Rights};
@@ -83,17 +82,6 @@ impl Region {
 }
 
 impl Bound {
-    /// Refuses to arm pages that this thread would write to meanwhile: it would wait for itself.
-    pub(crate) fn has_no_stack_of_this_thread(&self, verb: &'static str) -> Result<()> {
-        let here = 0_u8;
-        if !self.region.range.contains(VirtAddr((&raw const here).addr()).page()) {
-            return Ok(());
-        }
-        let cause =
-            "the stack of this thread lies there, and it would stop at a page of its own: do it on another stack";
-        Err(Error::new(Kind::Invalid, verb, format!("region {}", self.name()), cause))
-    }
-
     /// Makes `clone` a clone of it. `Err`: it is, or has, one already that lacks pages.
     fn link_to(&self, clone: &Bound, inner: &Inner) -> std::result::Result<(), (Kind, &'static str)> {
         let _regions = inner.regions();

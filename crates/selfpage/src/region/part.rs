@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::region;
 
 use super::{ADDRESS, Bound, Region};
@@ -53,6 +53,20 @@ impl Bound {
             return Err(Error::new(Kind::Lost, operation, format!("region {}", self.name), cause));
         }
         protection::may_change(self.start(), operation, &self.name)
+    }
+
+    /// Whether pages may be armed that this thread needs meanwhile: it would wait for itself.
+    ///
+    /// # Errors
+    /// Its stack lies in the region.
+    pub(crate) fn has_no_stack_of_this_thread(&self, operation: &'static str) -> Result<()> {
+        let here = 0_u8;
+        if !self.region.range.contains(VirtAddr((&raw const here).addr()).page()) {
+            return Ok(());
+        }
+        let cause =
+            "the stack of this thread lies there, and it would stop at a page of its own: do it on another stack";
+        Err(Error::new(Kind::Invalid, operation, format!("region {}", self.name), cause))
     }
 
     pub(crate) fn range(&self, operation: &'static str, offset_bytes: usize, len_bytes: usize) -> Result<PageRange> {

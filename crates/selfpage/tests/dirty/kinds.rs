@@ -1,14 +1,12 @@
 //! What the kernel does with pages on its own, and what the program does other than writing.
 
-use std::ffi::CString;
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
-use std::process::Command;
 
 use selfpage::dirty::{Dirty, DirtyTracker};
 
 use crate::memory::{HUGE, HugePages, Memory, PAGE};
-use crate::{arm, fork, pages, skip, tracker};
+use crate::swap::Swap;
+use crate::{arm, fork, pages, tracker};
 
 #[test]
 fn discarded_pages_count_as_written_once() {
@@ -168,15 +166,7 @@ fn a_page_of_hugetlb_is_written_as_a_whole() {
 #[test]
 fn swapping_is_no_write_and_hides_none() {
     let Some(tracker) = tracker() else { return };
-    let place = tempfile::tempdir_in("/var/tmp").unwrap();
-    let file = place.path().join("swap");
-    std::fs::write(&file, vec![0u8; 16 << 20]).unwrap();
-    let made = Command::new("mkswap").arg(&file).output();
-    let path = CString::new(file.as_os_str().as_bytes()).unwrap();
-    // SAFETY: the path ends with zero.
-    if !made.is_ok_and(|made| made.status.success()) || unsafe { libc::swapon(path.as_ptr(), 0) } != 0 {
-        return skip::skip("swap", "mkswap and swapon(2) want root, and a file system that can hold swap");
-    }
+    let Some(swap) = Swap::on() else { return };
     let (memory, mut found) = (Memory::anonymous(64), Dirty::new());
     (0..32).for_each(|page| memory.write(page, 1));
     arm(&tracker, &memory);
@@ -190,8 +180,7 @@ fn swapping_is_no_write_and_hides_none() {
     memory.write(7, 2);
     memory.advise(0..64, libc::MADV_PAGEOUT);
     tracker.scan(memory.range(), &mut found).unwrap();
-    // SAFETY: as above.
-    unsafe { libc::swapoff(path.as_ptr()) };
+    drop(swap);
     assert!(swapped > 0, "nothing was swapped out");
     assert_eq!((while_out, pages(&memory, &found)), (vec![5], vec![7]));
     tracker.scan(memory.range(), &mut found).unwrap();

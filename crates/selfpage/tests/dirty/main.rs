@@ -10,6 +10,8 @@ mod registered;
 mod shadow;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
+#[path = "../../../../tests/swap.rs"]
+mod swap;
 mod traps;
 mod without;
 

@@ -9,6 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::swap::swapped;
+
 pub const PAGE: usize = 4096;
 pub const HUGE: usize = 2 << 20;
 const REGION: &str = "region";
@@ -185,10 +187,7 @@ impl Memory {
 
     /// How many pages lie in swap now.
     pub fn swapped(&self) -> usize {
-        let mut entries = vec![0u8; self.len / PAGE * 8];
-        let offset = (self.start / PAGE * 8) as u64;
-        File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entries, offset).unwrap();
-        entries.chunks(8).filter(|entry| entry[7] & 0x40 != 0).count()
+        swapped(self.start, self.len / PAGE)
     }
 
     /// Writes by a system call.

@@ -10,8 +10,9 @@ use selfpage::{Domain, Kind, Region, Sampling, Trap};
 use selfpage_core::pager::{Context, PagerError};
 
 use crate::child::forked;
-use crate::rights::{drop_rights, everybody_serves_system_calls, is_root, skip};
+use crate::rights::{drop_rights, everybody_serves_system_calls, is_root};
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::skip::skip;
 use crate::tried;
 
 const FRAMES: usize = 64;

@@ -43,7 +43,7 @@ fn by_the_kernel() {
             let (domain, mut region) = four_times_the_frames(trap);
             region.pin(0, 8 * PAGE).unwrap();
             let Some(ring) = register(&region, 8) else {
-                return crate::rights::skip("io_uring", "no buffers can be registered");
+                return crate::skip::skip("io_uring", "no buffers can be registered");
             };
             region.unpin(0, 8 * PAGE).unwrap();
             for _ in 0..3 {
@@ -83,7 +83,7 @@ fn some_by_the_kernel_whatever_the_policy() {
             check_pages(&region, HELD..FRAMES);
             region.pin(0, HELD * PAGE).unwrap();
             let Some(_ring) = register(&region, HELD) else {
-                return crate::rights::skip("io_uring", "no buffers can be registered");
+                return crate::skip::skip("io_uring", "no buffers can be registered");
             };
             region.unpin(0, HELD * PAGE).unwrap();
             for _ in 0..3 {
@@ -103,7 +103,7 @@ fn all_by_the_kernel() {
             let (_domain, region) = four_times_the_frames(trap);
             region.pin(0, FRAMES / 2 * PAGE).unwrap();
             let Some(ring) = register(&region, FRAMES / 2) else {
-                return crate::rights::skip("io_uring", "no buffers can be registered");
+                return crate::skip::skip("io_uring", "no buffers can be registered");
             };
             let mut held = FRAMES / 2;
             let error = loop {
@@ -240,7 +240,7 @@ fn locked_pages_stay() {
             region.pin(0, 8 * PAGE).unwrap();
             // SAFETY: test: locks memory of the region.
             if unsafe { libc::mlock(region.as_ptr().cast(), 8 * PAGE) } != 0 {
-                return crate::rights::skip("mlock", "RLIMIT_MEMLOCK is below 32 KiB");
+                return crate::skip::skip("mlock", "RLIMIT_MEMLOCK is below 32 KiB");
             }
             region.unpin(0, 8 * PAGE).unwrap();
             for _ in 0..3 {

@@ -8,8 +8,8 @@ use selfpage::store::MemoryStore;
 use selfpage::{Domain, Region, Trap};
 
 use crate::child;
-use crate::rights::skip;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, sevens};
+use crate::skip::skip;
 
 const FRAMES: usize = 64;
 const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];

@@ -8,8 +8,8 @@ use selfpage::store::MemoryStore;
 use selfpage::{Config, Domain, Locking, Region, Residence, Rights, Trap};
 
 use crate::child::forked;
-use crate::rights::skip;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::skip::skip;
 use crate::tried;
 
 const FRAMES: usize = 64;

@@ -24,8 +24,12 @@ mod rights;
 mod scenario;
 mod sealed;
 mod signals;
+#[path = "../../../../tests/skip.rs"]
+mod skip;
 mod stopped;
 mod store;
+#[path = "../../../../tests/swap.rs"]
+mod swap;
 mod swapped;
 mod tried;
 mod unsaved;

@@ -121,7 +121,7 @@ fn nobody_has_written_to_it() {
     // Others let such a file be written to at once.
     let dir = match on_ext4() {
         Ok(dir) => dir,
-        Err(remedy) => return crate::rights::skip("mount", &format!("/var/tmp is not on ext4: {remedy}")),
+        Err(remedy) => return crate::skip::skip("mount", &format!("/var/tmp is not on ext4: {remedy}")),
     };
     let path = numbered(&dir, 4 * FRAMES);
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
@@ -239,7 +239,7 @@ fn flushed_is_on_disk() {
     region.as_mut_slice::<u8>()[3 * PAGE] = 8;
     file.write_all_at(&[9; 100], 0).unwrap();
     if not_on_disk(&file).is_none_or(|bytes| bytes == 0) {
-        return crate::rights::skip("cachestat", "the file system does not say what is not on disk yet");
+        return crate::skip::skip("cachestat", "the file system does not say what is not on disk yet");
     }
     region.flush(0, region.len_bytes()).unwrap();
     assert_eq!(not_on_disk(&file), Some(0), "bytes are not on disk");
@@ -257,7 +257,7 @@ fn over_its_own(dir: &tempfile::TempDir, count: usize) -> Option<(Domain, Region
     let path = numbered(dir, count);
     let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
     if !domain.serves_system_calls() {
-        crate::rights::skip("uffd", "faults inside system calls cannot be served");
+        crate::skip::skip("uffd", "faults inside system calls cannot be served");
         return None;
     }
     let region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
@@ -406,7 +406,7 @@ fn what_a_disk_did_not_take_is_told_each_time() {
         // There is room for what the disk holds, and for nothing more.
         let disk = match mount_ext4(dir.path(), 8 << 20) {
             Ok(disk) => disk,
-            Err(remedy) => return crate::rights::skip("mount", remedy),
+            Err(remedy) => return crate::skip::skip("mount", remedy),
         };
         let path = disk.join("data");
         let file = File::create(&path).unwrap();

@@ -8,11 +8,8 @@ use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault,
 
 use crate::child::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::skip::skip;
 use crate::tried;
-
-#[path = "../../../../tests/skip.rs"]
-mod loud;
-pub use loud::skip;
 
 const FRAMES: usize = 64;
 

@@ -47,7 +47,7 @@ pub fn in_child(test: &str, case: &str, scenario: impl FnOnce()) -> Ended {
 }
 
 /// Whether this is the process of a scenario: what the parent asserts of its end is not known here.
-fn inside() -> bool {
+pub fn inside() -> bool {
     std::env::var_os(NAME).is_some()
 }
 

@@ -3,8 +3,8 @@
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Protection, Region, Rights, Trap};
 
-use crate::rights::skip;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::skip::skip;
 use crate::tried;
 
 const FRAMES: usize = 64;

@@ -576,7 +576,7 @@ fn a_page_that_the_hardware_lost() {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
         if !meminfo.contains("HardwareCorrupted") {
             // Such a kernel tells it like any other fault, and never has one.
-            crate::rights::skip("hwpoison", "the kernel was built without CONFIG_MEMORY_FAILURE");
+            crate::skip::skip("hwpoison", "the kernel was built without CONFIG_MEMORY_FAILURE");
             // SAFETY: test: what the parent waits for.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }

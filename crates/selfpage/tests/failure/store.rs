@@ -73,7 +73,7 @@ fn a_full_disk() {
     in_child(here!(), "", || {
         let dir = tempfile::tempdir().unwrap();
         if let Err(error) = disk::mount(dir.path(), 256 << 10) {
-            return crate::rights::skip("mount", &format!("{error}: run as root"));
+            return crate::skip::skip("mount", &format!("{error}: run as root"));
         }
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         let store = FileStore::unnamed_in(dir.path(), (8 * FRAMES * PAGE) as u64).unwrap();

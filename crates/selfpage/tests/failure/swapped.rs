@@ -1,56 +1,14 @@
 //! The kernel swaps out pages that are protected. It keeps the protection there, and takes it along when such a page moves.
 
-use std::ffi::CString;
-use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
-use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Locking, Protection, Region, Trap};
 
-use crate::rights::skip;
-use crate::scenario::{Ended, PAGE, check_pages, here, in_child, number_pages, until};
+use crate::scenario::{Ended, PAGE, check_pages, here, in_child, inside, number_pages, until};
+use crate::swap::{Swap, swapped};
 
 const FRAMES: usize = 32;
 /// Pages in core that are protected.
 const PROTECTED: std::ops::Range<usize> = 0..8;
-
-/// One at a time: the end of one brings back what others have swapped out.
-static IN_USE: Mutex<()> = Mutex::new(());
-
-/// A swap file in use.
-struct Swap {
-    path: CString,
-    _place: tempfile::TempDir,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Swap {
-    /// `None`, and said so, where there can be none.
-    fn on() -> Option<Swap> {
-        let alone = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = tempfile::tempdir_in("/var/tmp").unwrap();
-        let file = place.path().join("swap");
-        std::fs::write(&file, vec![0u8; 16 << 20]).unwrap();
-        let made = Command::new("mkswap").arg(&file).output();
-        let path = CString::new(file.as_os_str().as_bytes()).unwrap();
-        // SAFETY: test: the path ends with zero.
-        if !made.is_ok_and(|made| made.status.success()) || unsafe { libc::swapon(path.as_ptr(), 0) } != 0 {
-            skip("swap", "mkswap and swapon(2) want root, and a file system that can hold swap");
-            return None;
-        }
-        Some(Swap { path, _place: place, _alone: alone })
-    }
-}
-
-impl Drop for Swap {
-    fn drop(&mut self) {
-        // SAFETY: test: as above.
-        unsafe { libc::swapoff(self.path.as_ptr()) };
-    }
-}
 
 /// Four times as many pages as frames, numbered; the first are in core, protected, and swapped out.
 fn swapped_out(trap: Trap) -> (Domain, Region) {
@@ -66,23 +24,15 @@ fn swapped_out(trap: Trap) -> (Domain, Region) {
     until("all is swapped out", || {
         // SAFETY: test: the contents stay as they are.
         assert_eq!(unsafe { libc::madvise(advised, len, libc::MADV_PAGEOUT) }, 0);
-        PROTECTED.into_iter().all(|page| is_swapped(&region, page))
+        swapped(region.as_ptr().addr() + start, PROTECTED.len()) == PROTECTED.len()
     });
     region.unpin(start, len).unwrap();
     (domain, region)
 }
 
-fn is_swapped(region: &Region, page: usize) -> bool {
-    let mut entry = [0; 8];
-    let offset = (region.as_ptr() as usize / PAGE + page) * 8;
-    File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entry, offset as u64).unwrap();
-    entry[7] & 0x40 != 0
-}
-
 fn each_trap(test: &str, scenario: fn(Trap)) {
-    let inside = std::env::var_os("SELFPAGE_SCENARIO").is_some();
-    let swap = if inside { None } else { Swap::on() };
-    if inside || swap.is_some() {
+    let swap = if inside() { None } else { Swap::on() };
+    if inside() || swap.is_some() {
         for (trap, case) in [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")] {
             Ended::well(in_child(test, case, || scenario(trap)));
         }
