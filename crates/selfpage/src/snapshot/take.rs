@@ -150,9 +150,9 @@ impl Snapshots {
     /// signal is let in on this thread.
     ///
     /// # Errors
-    /// A region is gone, or the stack of this thread lies in one; a page cannot be had; the file cannot be written. Then the newest snapshot of the file is the one
-    /// before, or this one where only the disk's last word is missing that it would survive; the program has gone on, and the next one
-    /// is taken anew, with all pages.
+    /// A region is gone, or the stack of this thread lies in one; a page cannot be had; the file cannot be written. Then the newest
+    /// snapshot of the file is the one before, or this one where only the disk's last word is missing that it would survive; the program
+    /// has gone on, and the next one is taken anew, with all pages.
     pub fn take(&mut self) -> Result<Taken> {
         let began = Instant::now();
         self.subject.alive()?;
