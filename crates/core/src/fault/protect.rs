@@ -172,8 +172,8 @@ pub(super) fn end_protection(
 ) -> Option<Step> {
     let word = region.word(page)?;
     // A save ends by itself, and the access is tried again.
-    let is_as_wanted = region.trap.is_tracked() || seen.in_save() || region.write_protected(page);
-    if access != Access::Write || is_as_wanted || !domain.mmu.faults_writes(page) {
+    let passes_by = access != Access::Write || region.trap.is_tracked() || seen.in_save();
+    if passes_by || !domain.mmu.faults_writes(page) || region.write_protected(page) {
         return None;
     }
     if !word.claim(seen) {
