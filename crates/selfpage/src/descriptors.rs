@@ -80,8 +80,9 @@ pub(crate) fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
 
 /// Their numbers.
 pub(crate) fn numbers(descriptors: &Descriptors) -> [RawFd; 7] {
-    let Descriptors { pool, worker, upcall, tracked_worker, tracked_upcall, memory, pagemap } = *descriptors;
-    [pool.0, worker.0, upcall.0, tracked_worker.0, tracked_upcall.0, memory, pagemap.0].map(Descriptor::raw)
+    let [pool, worker, upcall, tracked_worker, tracked_upcall] = descriptors.userfaultfds();
+    let Descriptors { memory, pagemap, .. } = *descriptors;
+    [pool, worker, upcall, tracked_worker, tracked_upcall, memory, pagemap.0].map(Descriptor::raw)
 }
 
 /// Closes them, where the program has them and has not closed them itself.

@@ -20,6 +20,7 @@ use selfpage_core::fault::range::{self, Undone};
 use selfpage_core::fault::{Failure, Outcome};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
+use selfpage_core::linux::held::Held;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
@@ -69,6 +70,8 @@ pub(crate) struct Inner {
     pub(crate) pool: FramePool,
     mmu: &'static LinuxMmu,
     pub(crate) descriptors: Mutex<Descriptors>,
+    /// Keeps the userfaultfds open until no thread is left that could touch a page; `None` where io_uring is refused.
+    held: Mutex<Option<Held>>,
     /// Whether faults that the kernel takes reach the worker's userfaultfd.
     serves_system_calls: AtomicBool,
     /// A thread whose descriptor table has everything.
@@ -301,6 +304,7 @@ impl Inner {
             pool,
             mmu,
             descriptors: Mutex::new(descriptors),
+            held: Mutex::new(None),
             serves_system_calls: AtomicBool::new(reach == Reach::EveryFault),
             table_thread: AtomicU32::new(0),
             regions: Mutex::new(BTreeMap::new()),

@@ -8,6 +8,7 @@ use linux_raw_sys::general as raw;
 /// A file descriptor of the calling thread's table, not owned: a pager thread and the program may have different tables, so
 /// no value can stand for the right to close it everywhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
 pub struct Descriptor(i32);
 
 impl Descriptor {

@@ -9,6 +9,7 @@ pub mod descriptor;
 pub mod die;
 pub mod errno;
 pub mod futex;
+pub mod held;
 pub mod key;
 pub mod memory;
 pub mod mmu;

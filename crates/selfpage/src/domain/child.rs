@@ -173,6 +173,7 @@ impl Inner {
         self.stop.store(true, Ordering::SeqCst);
         self.close_descriptors();
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = Descriptors::ABSENT;
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
         // SAFETY: pool-owned, region-owned: no descriptor is left to work through, and no other thread.
         unsafe { self.mmu.adopt(Descriptors::ABSENT) };
         for bound in regions.values() {

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use selfpage_core::linux::descriptor::Descriptor;
+use selfpage_core::linux::held::Held;
 
 use super::Inner;
 use crate::config::DescriptorTable;
@@ -26,6 +27,8 @@ impl Inner {
         keep.extend(astray.iter().map(|way| way.0));
         let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         keep.extend(descriptors::numbers(&descriptors));
+        // What a parent held a forked child does not have, and must not let go of.
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Held::hold(&descriptors.userfaultfds()).ok();
         let ours = keep.clone();
         let (send, receive) = std::sync::mpsc::sync_channel(1);
         let own = self.clone();
@@ -79,6 +82,9 @@ impl Inner {
             let _ = thread.join();
         }
         self.close_descriptors();
+        if let Some(held) = self.held.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            held.release();
+        }
     }
 
     /// Closes the domain's descriptors, where the program has them and has not closed them itself.

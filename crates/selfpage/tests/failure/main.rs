@@ -16,6 +16,7 @@ mod lifetime;
 mod locking;
 mod mapped_over;
 mod moved;
+mod outlived;
 mod own_code;
 mod own_fault;
 mod own_file;

@@ -50,6 +50,11 @@ impl Descriptors {
         memory: Descriptor::ABSENT,
         pagemap: Pagemap(Descriptor::ABSENT),
     };
+
+    /// Those without which absent pages would read as zero.
+    pub const fn userfaultfds(&self) -> [Descriptor; 5] {
+        [self.pool.0, self.worker.0, self.upcall.0, self.tracked_worker.0, self.tracked_upcall.0]
+    }
 }
 
 /// Translation by `UFFDIO_MOVE`, between a pool of populated anonymous pages and regions registered with a userfaultfd.
