@@ -97,6 +97,14 @@ fn nor_does_a_keeper_that_there_is_no_memory_for() {
 }
 
 #[test]
+fn what_was_freed_under_a_limit_on_data_is_there_for_blocks_of_other_lengths() {
+    for kib in [20_000, 40_000, 100_000, 400_000] {
+        goes_on_with(kib, "again");
+        goes_on_with(kib, "again-after-blocks");
+    }
+}
+
+#[test]
 fn it_leaves_errno_as_it_was() {
     let mut command = preloaded(compile("used_up.c", &[]));
     command.arg("errno");

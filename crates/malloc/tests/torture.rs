@@ -142,6 +142,20 @@ fn long_blocks_where_addresses_are_limited() {
     }
 }
 
+/// No `/proc` says what the kernel has moved. What is locked cannot be dropped, either.
+#[test]
+fn blocks_move_where_the_kernel_moves_nothing() {
+    let program = compile("refused.c", &[]);
+    for why in ["limit", "moves", "locked"] {
+        let output = preloaded(&program).arg(why).output().unwrap();
+        if errors(&output).contains("mlockall") {
+            skip("mlock", "the process may not lock all of its memory: be root, or raise ulimit -l");
+            continue;
+        }
+        assert!(output.status.success() && text(&output) == "done\n", "{why}: {:?} {}", output.status, errors(&output));
+    }
+}
+
 fn ends_naming(arguments: &[&str], what: &str) {
     let output = torture(arguments);
     let (said, pointer) = (errors(&output), text(&output));

@@ -15,9 +15,9 @@ static char *touched(size_t size) {
 }
 
 // Blocks of any size, until there are none.
-static void use_up(void) {
+static void use_up(size_t most) {
     static void *volatile last;
-    for (size_t size = 900000; size >= 16; size /= 2) {
+    for (size_t size = most; size >= 16; size /= 2) {
         for (void **block; (block = malloc(size)) != NULL;) {
             *block = last;
             last = block;
@@ -41,6 +41,14 @@ int main(int count, char **arguments) {
         errno = 77;
         block = realloc(block, 200 * MIB);
         if (block == NULL || errno != 77) return 2;
+    } else if (strncmp(mode, "again", 5) == 0) {
+        char *block = touched(5 * MIB);
+        use_up(mode[5] ? 5 * MIB : 900000);
+        free(block);
+        block = touched(MIB);
+        // And the other way round, but for what objects have taken meanwhile.
+        free(block);
+        free(touched(4 * MIB));
     } else {
         char *block = touched(5 * MIB), *other = NULL;
         // What is not touched has no part in what is left, but counts for the keeper.
@@ -48,7 +56,7 @@ int main(int count, char **arguments) {
             other = touched(5 * MIB);
             if (malloc(300 * MIB) == NULL) abort();
         }
-        use_up();
+        use_up(900000);
         // The first one looks, whichever it is.
         if (strcmp(mode, "keeper") == 0) other = realloc(other, 6 * MIB);
         free(block);

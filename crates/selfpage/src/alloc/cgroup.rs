@@ -8,7 +8,7 @@ use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use super::file::File;
 
 const MOUNTS: &str = "/sys/fs/cgroup";
 
@@ -105,10 +105,10 @@ fn own<'a>(mounts: &'a str, groups: &'a str) -> impl Iterator<Item = Group<'a>> 
 
 /// A file's text. Not by the C library: the middle of an allocation is no place to be cancelled at.
 fn text(path: &CStr) -> Asked<String> {
-    let Ok(file) = rustix::fs::open(path, OFlags::CLOEXEC, Mode::empty()) else { return Ok(None) };
+    let Ok(file) = File::open(path) else { return Ok(None) };
     let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
     loop {
-        match rustix::io::read(&file, &mut part) {
+        match file.read(&mut part) {
             Ok(0) => return Ok(String::from_utf8(bytes).ok()),
             Ok(len) => {
                 bytes.try_reserve(len)?;

@@ -2,11 +2,12 @@
 
 use std::ffi::CStr;
 
-use rustix::fs::{Mode, OFlags};
 use rustix::process::Resource;
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
+
+use super::file::File;
 
 /// What one page table maps, or a huge page in its place. Ranges aligned alike to this move at the cost of a step each.
 pub(super) const TABLE_BYTES: usize = HUGE_PAGE_BYTES;
@@ -32,7 +33,7 @@ const LONGEST_WRITTEN: usize = 32 << 20;
 pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) -> bool {
     // What is at `to` afterwards has come from `from`.
     // SAFETY: slot-held: nobody needs what is there.
-    unsafe { drop_frames(to, len_bytes) };
+    unsafe { empty(to, len_bytes) };
     // SAFETY: slot-held: passed on from our caller.
     let moved = may_map() && unsafe { moved(from, to, len_bytes) };
     if !moved {
@@ -54,7 +55,7 @@ pub(super) unsafe fn swap(first: usize, second: usize, between: usize, len_bytes
         // between.
         unsafe {
             if !is_empty {
-                drop_frames(to, len_bytes);
+                empty(to, len_bytes);
             }
             is_empty = may_move && moved(from, to, len_bytes);
             if !is_empty {
@@ -104,34 +105,52 @@ fn may_map() -> bool {
     }
 }
 
-/// Copies what a move left behind.
+/// Copies what a move left behind: what it took along reads as zeros where it was, and so does what there never was. Nobody has to say which
+/// pages were moved, which `/proc` alone could.
 ///
 /// # Safety
-/// *slot-held*: as for [`shift`], and what is at `to` came from `from`.
+/// *slot-held*: as for [`shift`], and what is at `to` came from `from`, or reads as zeros.
 #[cold]
 unsafe fn copy_rest(from: usize, to: usize, len_bytes: usize) {
-    const PAGES: usize = TABLE_BYTES / PAGE_BYTES;
-    let Ok(pagemap) = rustix::fs::open(c"/proc/thread-self/pagemap", OFlags::CLOEXEC, Mode::empty()) else {
-        crate::die("the kernel did not move all of a block, and no /proc says what is left of it");
-    };
-    for at in (0..len_bytes).step_by(TABLE_BYTES) {
-        let pages = PAGES.min((len_bytes - at) / PAGE_BYTES);
-        let mut entries = [[0u8; 8]; PAGES];
-        let bytes = entries.as_flattened_mut().get_mut(..pages * 8).unwrap_or(&mut []);
-        if rustix::io::pread(&pagemap, bytes, ((from + at) / PAGE_BYTES * 8) as u64) != Ok(pages * 8) {
-            crate::die("the kernel did not move all of a block, and does not say what is left of it");
-        }
-        for (page, entry) in entries.into_iter().take(pages).enumerate() {
-            let (from, to) = (from + at + page * PAGE_BYTES, to + at + page * PAGE_BYTES);
-            // In memory, or in swap. What was moved is neither.
-            let left = u64::from_ne_bytes(entry) >> 62 != 0;
-            // SAFETY: slot-held: a page of each range; what was left has not come.
-            unsafe {
-                map_again(to, PAGE_BYTES);
-                if left {
-                    std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE_BYTES);
-                }
+    // SAFETY: slot-held: passed on from our caller.
+    unsafe {
+        map_pages_again(from, len_bytes);
+        map_pages_again(to, len_bytes);
+    }
+    for at in (0..len_bytes).step_by(PAGE_BYTES) {
+        let (from, to) = (from + at, to + at);
+        // SAFETY: slot-held: a page of each range, which nobody uses meanwhile.
+        unsafe {
+            if std::slice::from_raw_parts(from as *const u64, PAGE_BYTES / 8).iter().any(|word| *word != 0) {
+                std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE_BYTES);
             }
+        }
+    }
+}
+
+/// Makes a range read as zeros that something is to come to.
+///
+/// # Safety
+/// *slot-held*: as for [`drop_frames`].
+unsafe fn empty(addr: usize, len_bytes: usize) {
+    // SAFETY: slot-held: passed on from our caller. Locked memory cannot be dropped.
+    unsafe {
+        if !drop_frames(addr, len_bytes) {
+            map_pages_again(addr, len_bytes);
+            (addr as *mut u8).write_bytes(0, len_bytes);
+        }
+    }
+}
+
+/// As [`map_again`], for a range of which parts are mapped.
+///
+/// # Safety
+/// *slot-held*: the range is a slot's that the caller holds, and open.
+unsafe fn map_pages_again(addr: usize, len_bytes: usize) {
+    // SAFETY: slot-held: it may be touched as it is; this tells whether all of it is there. Nobody needs what is in a page that is not.
+    unsafe {
+        if memory::protect(addr, len_bytes, Access::ReadWrite).is_err() {
+            (addr..addr + len_bytes).step_by(PAGE_BYTES).for_each(|page| map_again(page, PAGE_BYTES));
         }
     }
 }
@@ -268,8 +287,7 @@ pub(super) fn populate(addr: usize, len_bytes: usize) {
 /// What a setting of the kernel begins with; zeros where it cannot be read.
 pub(super) fn setting(path: &CStr) -> [u8; 32] {
     let mut text = [0; 32];
-    let file = rustix::fs::open(path, OFlags::CLOEXEC, Mode::empty());
-    let _ = file.and_then(|file| rustix::io::read(file, &mut text));
+    let _ = File::open(path).and_then(|file| file.read(&mut text));
     text
 }
 

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage_core::linux::{signal, thread};
@@ -30,7 +30,19 @@ const REFILL_BYTES: usize = 64 << 20;
 
 const STACK_BYTES: usize = 128 << 10;
 
-static STARTED: AtomicBool = AtomicBool::new(false);
+/// There is none.
+const NONE: u8 = 0;
+/// A thread is about to start it.
+const BEGINS: u8 = 1;
+const RUNS: u8 = 2;
+/// The thread that `main` ran on has ended, and there will be none.
+const OVER: u8 = 3;
+
+static STATE: AtomicU8 = AtomicU8::new(NONE);
+/// The C library's name of the thread, while it runs.
+static THREAD: AtomicU64 = AtomicU64::new(0);
+/// What the C library does when the first thread ends, by itself or cancelled, and the process does not: [`end`]. `None`: it has no key left.
+static AT_END: Once<Option<libc::pthread_key_t>> = Once::new();
 /// Once it could not be started: what the process will have taken when that is tried again.
 static NOT_BEFORE_BYTES: AtomicU64 = AtomicU64::new(0);
 static OTHERS: Once<fn()> = Once::new();
@@ -38,7 +50,7 @@ static WISHES: Once<Wishes> = Once::new();
 
 /// Whether the process has taken so much memory that the keeper would pay.
 pub fn pays() -> bool {
-    if STARTED.load(Ordering::Relaxed) {
+    if STATE.load(Ordering::Relaxed) != NONE {
         return false;
     }
     let pages = PAGES.take();
@@ -47,15 +59,52 @@ pub fn pays() -> bool {
 }
 
 /// Reads what the environment says of memory pressure, once and for all: for whoever may have to start the keeper in the middle of an
-/// allocation, while another thread changes the environment.
+/// allocation, while another thread changes the environment. Called on the thread that `main` runs on, it also has the keeper end with that, as
+/// the C library counts it: where `main` ends by `pthread_exit`, the process is to end with its last thread.
 ///
 /// # Context
 /// May allocate. No other thread changes the environment meanwhile, as before the program's first line.
 pub fn read_environment() {
     WISHES.get_or_make(Wishes::of_environment);
+    end_with_first_thread();
 }
 
-/// Starts the keeper, unless it runs. Reads the environment, unless [`read_environment`] did. A forked child has none until it starts its own.
+/// Has the keeper end with the first thread of the process, if that is the calling one.
+fn end_with_first_thread() {
+    if thread::id() == std::process::id() {
+        let key = AT_END.get_or_make(|| {
+            let mut key = 0;
+            // SAFETY: out-pointer, c-library: the number outlives the call, and the function stays loaded as long as the allocator is used.
+            (unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } == 0).then_some(key)
+        });
+        expect_end(*key);
+    }
+}
+
+fn expect_end(key: Option<libc::pthread_key_t>) {
+    if let Some(key) = key {
+        // SAFETY: c-library: a key of ours, whose value is not looked at; it calls nobody where it is null.
+        unsafe { libc::pthread_setspecific(key, (&raw const STATE).cast()) };
+    }
+}
+
+/// Ends the keeper, and waits for that: were it the process's last thread, handlers of the program's exit would run on it, who has other
+/// descriptors. There is none from then on.
+unsafe extern "C" fn end(_: *mut c_void) {
+    let _quiet = signal::Quiet::begin();
+    loop {
+        let seen = STATE.compare_exchange(NONE, OVER, Ordering::Relaxed, Ordering::Relaxed);
+        match seen {
+            Ok(_) | Err(OVER) => return,
+            Err(RUNS) if STATE.compare_exchange(RUNS, OVER, Ordering::Acquire, Ordering::Relaxed).is_ok() => break,
+            Err(_) => thread::give_way(),
+        }
+    }
+    // SAFETY: c-library: a thread that was started to be joined, which whoever has set the state joins alone.
+    unsafe { libc::pthread_join(THREAD.load(Ordering::Relaxed), std::ptr::null_mut()) };
+}
+
+/// Starts the keeper, unless it runs, or has ended for good. Reads the environment, unless [`read_environment`] did. A forked child has none until it starts its own.
 ///
 /// # Context
 /// May allocate, and starts a thread: not for use underneath an allocator's lock.
@@ -63,24 +112,30 @@ pub fn read_environment() {
 /// # Errors
 /// There can be no more threads. All goes on without: then peaks are forgotten only by [`super::decay`], and pressure is not noticed.
 pub fn start() -> io::Result<()> {
-    if STARTED.swap(true, Ordering::Relaxed) {
-        return Ok(());
-    }
-    // Here at the latest: another thread may change the environment while the keeper runs.
-    let wishes = WISHES.get_or_make(Wishes::of_environment);
+    // First: no handler of a signal ends the thread in the middle of this.
     let _quiet = signal::Quiet::begin();
-    let error = create(wishes);
-    if error == 0 {
+    if STATE.compare_exchange(NONE, BEGINS, Ordering::Relaxed, Ordering::Relaxed).is_err() {
         return Ok(());
     }
-    let taken = PAGES.take().counts.cold_bytes;
-    NOT_BEFORE_BYTES.store(taken.saturating_add(PAYS_FROM_BYTES), Ordering::Relaxed);
-    STARTED.store(false, Ordering::Relaxed);
-    Err(io::Error::from_raw_os_error(error))
+    end_with_first_thread();
+    // Here at the latest: another thread may change the environment while the keeper runs.
+    match create(WISHES.get_or_make(Wishes::of_environment)) {
+        Ok(thread) => {
+            THREAD.store(thread, Ordering::Relaxed);
+            STATE.store(RUNS, Ordering::Release);
+            Ok(())
+        }
+        Err(error) => {
+            let taken = PAGES.take().counts.cold_bytes;
+            NOT_BEFORE_BYTES.store(taken.saturating_add(PAYS_FROM_BYTES), Ordering::Relaxed);
+            STATE.store(NONE, Ordering::Relaxed);
+            Err(io::Error::from_raw_os_error(error))
+        }
+    }
 }
 
 /// Starts the thread. Not by std, which ends the process where there is no memory for what it knows of a thread.
-fn create(wishes: &'static Wishes) -> c_int {
+fn create(wishes: &'static Wishes) -> Result<libc::pthread_t, c_int> {
     let mut thread = MaybeUninit::uninit();
     let given = (&raw const *wishes).cast_mut().cast();
     // SAFETY: plain-old-data, out-pointer, c-library: the attributes and the thread's name outlive the calls; what is given lives for good.
@@ -94,10 +149,7 @@ fn create(wishes: &'static Wishes) -> c_int {
             // The program's libraries have more for each thread than that.
             error = libc::pthread_create(thread.as_mut_ptr(), std::ptr::null(), run, given);
         }
-        if error == 0 {
-            libc::pthread_detach(thread.assume_init());
-        }
-        error
+        if error == 0 { Ok(thread.assume_init()) } else { Err(error) }
     }
 }
 
@@ -108,9 +160,12 @@ extern "C" fn run(wishes: *mut c_void) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// The child of a fork has no keeper.
+/// The child of a fork has no keeper, and the thread that forked is its first.
 pub(super) fn forget() {
-    STARTED.store(false, Ordering::Relaxed);
+    STATE.store(NONE, Ordering::Relaxed);
+    if let Some(key) = AT_END.get() {
+        expect_end(*key);
+    }
 }
 
 /// Has the keeper call `relieve` too when memory is short: who has an object heap over this allocator gives its free pages back there.
@@ -128,7 +183,8 @@ fn keep(wishes: &Wishes) {
     let (mut reports, mut last_look) = (Reports::default(), Instant::now());
     let mut cold_before = PAGES.take().counts.cold_bytes;
     stay_below_limit();
-    loop {
+    // Whoever ends it waits for a period at most.
+    while STATE.load(Ordering::Relaxed) != OVER {
         if watch.wait(PERIOD.saturating_sub(last_look.elapsed())) {
             block::relieve(reports.add(Instant::now()));
             relieve_others();

@@ -3,10 +3,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Mode, OFlags};
 use selfpage_core::addr::PAGE_BYTES;
 
 use super::block::{self, PAGES, Patience};
+use super::file::File;
 use super::{cgroup, frames};
 
 /// From this many bytes on that had no frames, since the process began, there may be enough to keep that a limit is felt. What is kept
@@ -90,8 +90,7 @@ pub fn make_room(bytes: usize) {
 /// What the process has in memory that is no file's; 0: nobody says.
 fn anonymous_bytes() -> usize {
     let mut text = [0; 128];
-    let file = rustix::fs::open(c"/proc/thread-self/statm", OFlags::CLOEXEC, Mode::empty());
-    let _ = file.and_then(|file| rustix::io::read(file, &mut text));
+    let _ = File::open(c"/proc/thread-self/statm").and_then(|file| file.read(&mut text));
     let mut pages = text.split(|byte| *byte == b' ').skip(1).filter_map(|word| str::from_utf8(word).ok()?.parse().ok());
     let [resident, of_files] = [(); 2].map(|()| pages.next().unwrap_or(0usize));
     resident.saturating_sub(of_files) * PAGE_BYTES

@@ -30,6 +30,7 @@ mod cache;
 mod cgroup;
 mod class;
 mod culprit;
+mod file;
 pub mod fork;
 mod frames;
 mod grow_vec;

@@ -107,11 +107,29 @@ impl Pages {
         if let Some(given) = self.allocate_packed(len_bytes, align_bytes) {
             return Some(given);
         }
-        let id = self.free_slot(len_bytes, align_bytes, len_bytes.checked_mul(ROOM_AT_FIRST)?)?;
+        let id = self.open_slot(len_bytes, align_bytes, len_bytes.checked_mul(ROOM_AT_FIRST)?)?;
         self.counts.cold += 1;
-        self.open(id, len_bytes)?;
         self.borrow_frames(id, len_bytes);
         Some(self.hand_out(id, len_bytes))
+    }
+
+    /// Takes a free slot, as [`Pages::free_slot`] does, and opens it. Where there is no memory for that, as under a limit on data, which counts
+    /// what is open, others have to be closed; and it is a large one, of which no more is opened than the block needs, and which can be
+    /// closed in its turn.
+    fn open_slot(&mut self, len_bytes: usize, align_bytes: usize, room_bytes: usize) -> Option<SlotId> {
+        let mut rooms = [room_bytes, len_bytes.max(Reservation::room(FIRST_LARGE))];
+        loop {
+            for room_bytes in rooms {
+                let id = self.free_slot(len_bytes, align_bytes, room_bytes)?;
+                if self.open(id, len_bytes).is_some() {
+                    return Some(id);
+                }
+            }
+            rooms[0] = rooms[1];
+            if !self.close_free() {
+                return None;
+            }
+        }
     }
 
     /// Takes a free roomy slot out of the cache, or a fresh one: with frames if there is one, else with room for `room_bytes` if
@@ -368,11 +386,7 @@ impl Pages {
                 cache.remove(reservation, to);
                 to
             }
-            None => {
-                let to = self.free_slot(len_bytes, 1, len_bytes.saturating_mul(ROOM_TO_GROW))?;
-                self.open(to, len_bytes)?;
-                to
-            }
+            None => self.open_slot(len_bytes, 1, len_bytes.saturating_mul(ROOM_TO_GROW))?,
         };
         let Some(reservation) = &mut self.reservation else { return None };
         let (source, target) = (reservation.addr(id), reservation.addr(to));

@@ -133,6 +133,40 @@ impl Pages {
         self.cache.put(reservation, surplus.id);
     }
 
+    /// Closes free large slots, with what they have, and what is open behind blocks. False: there was nothing to close.
+    #[cold]
+    pub(super) fn close_free(&mut self) -> bool {
+        let mut closed = false;
+        for rank in FIRST_LARGE..RANKS {
+            let used = self.reservation.as_ref().map_or(0, |reservation| reservation.used(rank));
+            for id in (0..used).map(|index| SlotId::new(rank, index)) {
+                closed |= self.close_slot(id);
+            }
+        }
+        closed
+    }
+
+    fn close_slot(&mut self, id: SlotId) -> bool {
+        let Some(reservation) = &mut self.reservation else { return false };
+        let (holder, open_bytes) = (reservation.slot(id).holder, reservation.slot(id).open_bytes);
+        match holder {
+            Holder::Nobody if open_bytes > 0 => {
+                self.cache.remove(reservation, id);
+                let framed_bytes = reservation.slot(id).framed_bytes;
+                self.mend(id);
+                self.counts.dropped_bytes += framed_bytes as u64;
+                let Some(reservation) = &mut self.reservation else { return false };
+                self.cache.put(reservation, id);
+                reservation.slot(id).open_bytes == 0
+            }
+            Holder::Block => {
+                reservation.shut_behind(id);
+                reservation.slot(id).open_bytes < open_bytes
+            }
+            _ => false,
+        }
+    }
+
     /// Whether frames were left to the kernel since this was asked last.
     pub(in crate::alloc) fn begin_sweep(&mut self) -> Option<Sweep> {
         std::mem::take(&mut self.lapsed).then(Sweep::default)

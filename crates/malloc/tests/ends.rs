@@ -1,0 +1,36 @@
+//! Threads that end, and processes that end with them, where the allocator has a thread of its own or is in the middle of something.
+
+mod preloaded;
+
+use std::path::Path;
+
+use preloaded::{compile, errors, preloaded, text};
+
+/// The keeper has all signals blocked: what hangs with it alone is ended by no other.
+fn ends(program: &Path, arguments: &[&str]) {
+    let output =
+        preloaded("/usr/bin/timeout").args(["-s", "KILL", "60"]).arg(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {:?} {}", output.status, errors(&output));
+    assert_eq!(text(&output), "done\n", "{arguments:?}");
+}
+
+#[test]
+fn a_process_whose_main_has_ended_ends_with_its_last_thread() {
+    let program = compile("main_ends.c", &[]);
+    for mode in ["plain", "thrd", "cancelled", "joined", "child"] {
+        ends(&program, &[mode]);
+    }
+}
+
+#[test]
+fn also_where_the_keeper_begins_at_that_moment() {
+    let program = compile("main_ends.c", &[]);
+    for _ in 0..20 {
+        ends(&program, &["race"]);
+    }
+}
+
+#[test]
+fn nobody_is_cancelled_in_the_middle_of_an_allocation() {
+    ends(&compile("cancel.c", &[]), &[]);
+}
