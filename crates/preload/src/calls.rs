@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use crate::sys::{call, in_c};
-use crate::{lending, maps, process, rights, threads};
+use crate::{futex, lending, maps, process, rights, threads};
 
 /// Exported functions that have the kernel's arguments, and report in C's way.
 macro_rules! exports {
@@ -91,9 +91,11 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_munlockall => maps::munlockall(),
             libc::SYS_mseal => maps::mseal(a, b, c),
             libc::SYS_mincore => maps::mincore(a, b, c as *mut u8),
+            libc::SYS_msync => maps::msync(a, b, c as i32),
             libc::SYS_process_madvise => maps::process_madvise([a, b, c, d, e, 0]),
             libc::SYS_setsockopt => lending::setsockopt([a, b, c, d, e]),
             libc::SYS_vmsplice => lending::vmsplice([a, b, c, d]),
+            libc::SYS_futex => futex::futex([a, b, c, d, e, f]),
             libc::SYS_capset => rights::capset(a, b),
             libc::SYS_prctl => rights::prctl([a, b, c, d, e]),
             libc::SYS_setgroups => rights::setgroups(a, b),
@@ -105,11 +107,22 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             | libc::SYS_setresgid => rights::change(number, [a, b, c, 0, 0]),
             libc::SYS_fork => return c_long::from(libc::fork()),
             libc::SYS_clone if process::is_fork(a, b) => {
-                return process::clone_as_fork(a, c as *mut i32, d as *mut i32);
+                return process::clone_as_fork(a, c, d);
+            }
+            libc::SYS_clone => {
+                process::keep_for_end(a, d);
+                call(number, [a, b, c, d, e, f])
+            }
+            libc::SYS_set_tid_address => {
+                process::keep_for_end(libc::CLONE_CHILD_CLEARTID as usize, a);
+                call(number, [a, b, c, d, e, f])
             }
             libc::SYS_exit => threads::exit(a as c_int),
             libc::SYS_exit_group => process::exit(a as c_int),
             libc::SYS_execve => return c_long::from(process::execve(a as *const c_char, b as _, c as _)),
+            libc::SYS_execveat => {
+                return c_long::from(process::execveat(a as c_int, b as _, c as _, d as _, e as c_int));
+            }
             _ => call(number, [a, b, c, d, e, f]),
         }
     };

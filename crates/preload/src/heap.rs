@@ -427,7 +427,9 @@ unsafe fn move_large(block: usize, new: usize) -> Result<(), Unmoved> {
         return Err(Unmoved::Unmanaged);
     }
     // SAFETY: owned-range, heap-block: passed on from our caller; the program may use all of both.
-    unsafe { managed.move_contents(old, new) }
+    unsafe { managed.move_contents(old.clone(), new) }?;
+    maps::carry(old, new..new + large_bytes("realloc", new));
+    Ok(())
 }
 
 /// Drops what is free in pages of objects, as far as this thread knows of it.
@@ -444,8 +446,11 @@ unsafe fn resize_large(start: usize, size: usize) -> bool {
         maps::forget(start + new_len..start + len);
         // SAFETY: owned-range, heap-block: the end of the block, which its owner gave up.
         unsafe { LARGE.give(start + new_len..start + len) };
-    } else if new_len > len && !LARGE.extend(start, len, new_len) {
-        return false;
+    } else if new_len > len {
+        if !LARGE.extend(start, len, new_len) {
+            return false;
+        }
+        maps::spread(&(start..start + len), start + len..start + new_len);
     }
     large_pages(start).store((new_len / PAGE) as u32, Ordering::Release);
     true

@@ -4,6 +4,8 @@
 //! Without `SELFPAGE_RUN` in the environment it hands out memory as any malloc does, and leaves mappings to the kernel.
 
 mod calls;
+mod children;
+mod futex;
 mod heap;
 mod lending;
 mod lock;

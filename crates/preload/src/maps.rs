@@ -9,6 +9,7 @@ mod locking;
 mod moving;
 mod room;
 mod sealing;
+mod syncing;
 
 use std::ops::Range;
 
@@ -22,10 +23,11 @@ use crate::sys::{Quiet, call};
 
 pub use advice::{madvise, process_madvise};
 pub use fork::{hold, let_go, settle_in_child};
-pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall, renew_locks};
-pub use moving::{is_all_managed, mremap};
+pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall, renew_locks, while_in_core};
+pub use moving::{carry, is_all_managed, mremap, spread};
 use room::NoRoom;
 pub use sealing::mseal;
+pub use syncing::msync;
 
 /// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.
 const MOST_BYTES: usize = MAPS_BYTES / 4;

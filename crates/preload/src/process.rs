@@ -2,7 +2,7 @@
 
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::next::next;
 use crate::sys::Quiet;
@@ -17,6 +17,11 @@ next!(SPAWN: c"posix_spawn" as
 next!(SPAWNP: c"posix_spawnp" as
     fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int, next_spawnp);
 next!(FEXECVE: c"fexecve" as fn(c_int, Strings, Strings) -> c_int, next_fexecve);
+next!(CLONE: c"clone" as
+    fn(Body, *mut c_void, c_int, *mut c_void, *mut c_void, *mut c_void, usize) -> c_int, next_clone);
+
+/// What a clone(3) runs.
+type Body = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 type Handler = Option<unsafe extern "C" fn()>;
 
@@ -56,8 +61,13 @@ pub unsafe extern "C" fn __register_atfork(
     unsafe { next_register()(prepare, parent, child, library) }
 }
 
+/// Over a fork: the errno that the program had, or why there is no child.
+static ERRNO: AtomicI32 = AtomicI32::new(0);
+
 extern "C" fn before_fork() {
+    let errno = sys::errno();
     maps::hold();
+    ERRNO.store(errno, Ordering::Relaxed);
     pagers::hold();
     heap::hold();
 }
@@ -73,24 +83,33 @@ fn let_go() -> Option<Quiet> {
 }
 
 extern "C" fn after_fork_in_parent() {
-    drop(let_go());
+    let errno = ERRNO.load(Ordering::Relaxed);
+    // A handler of a signal comes after that.
+    let quiet = let_go();
+    sys::set_errno(errno);
+    drop(quiet);
 }
 
 extern "C" fn after_fork_in_child() {
+    let errno = ERRNO.load(Ordering::Relaxed);
     // A handler of a signal may end this process, or look at what is not for it.
-    let _quiet = let_go();
+    let quiet = let_go();
     record::settle_in_child();
     objects::settle_in_child();
     crate::threads::settle_in_child();
     rights::settle_in_child();
     maps::settle_in_child();
+    sys::set_errno(errno);
+    drop(quiet);
 }
 
 extern "C" fn just_before_fork() {
     heap::hold_own();
+    sys::set_errno(ERRNO.load(Ordering::Relaxed));
 }
 
 extern "C" fn just_after_fork() {
+    ERRNO.store(sys::errno(), Ordering::Relaxed);
     // SAFETY: lock-word: this thread, or the one it is a copy of, ran `just_before_fork`.
     unsafe { heap::let_go_own() };
 }
@@ -105,6 +124,32 @@ pub unsafe extern "C" fn _Fork() -> c_int {
     unsafe { libc::fork() }
 }
 
+/// As in the C library, with the last argument where there is one.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clone(
+    body: Body,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut c_void,
+    data: *mut c_void,
+    child: usize,
+) -> c_int {
+    keep_for_end(flags as usize, child);
+    // SAFETY: c-library: passed on from our caller.
+    unsafe { next_clone()(body, stack, flags, argument, parent, data, child) }
+}
+
+/// Where a thread's number is to be cleared when it ends: the kernel waits for no pager then.
+pub fn keep_for_end(flags: usize, child: usize) {
+    if flags & libc::CLONE_CHILD_CLEARTID as usize != 0 {
+        maps::keep(child, size_of::<c_int>());
+    }
+}
+
 /// Whether a clone(2) is a fork by another name: a process of its own, on the same stack, with nothing else about it.
 pub fn is_fork(flags: usize, stack: usize) -> bool {
     let harmless = libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID | libc::CLONE_PARENT_SETTID;
@@ -115,18 +160,19 @@ pub fn is_fork(flags: usize, stack: usize) -> bool {
 ///
 /// # Safety
 /// *raw-call*: as for the call.
-pub unsafe fn clone_as_fork(flags: usize, parent: *mut i32, child: *mut i32) -> c_long {
+pub unsafe fn clone_as_fork(flags: usize, parent: usize, child: usize) -> c_long {
+    let asked = |flag: c_int| flags & flag as usize != 0;
     // SAFETY: raw-call: the program gave places for the numbers that its flags ask for.
     unsafe {
         let pid = libc::fork();
-        if pid > 0 && flags & libc::CLONE_PARENT_SETTID as usize != 0 {
-            parent.write(pid);
+        if pid > 0 && asked(libc::CLONE_PARENT_SETTID) {
+            sys::store(parent, pid);
         }
-        if pid == 0 && flags & libc::CLONE_CHILD_SETTID as usize != 0 {
-            child.write(sys::tid() as i32);
+        if pid == 0 && asked(libc::CLONE_CHILD_SETTID) {
+            sys::store(child, sys::tid() as i32);
         }
-        if pid == 0 && flags & libc::CLONE_CHILD_CLEARTID as usize != 0 {
-            sys::call(libc::SYS_set_tid_address, [child as usize, 0, 0, 0, 0, 0]);
+        if pid == 0 && asked(libc::CLONE_CHILD_CLEARTID) {
+            sys::call(libc::SYS_set_tid_address, [child, 0, 0, 0, 0, 0]);
         }
         c_long::from(pid)
     }
@@ -206,6 +252,23 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, args: Strings, env: String
 pub unsafe extern "C" fn fexecve(file: c_int, args: Strings, env: Strings) -> c_int {
     // SAFETY: c-library: passed on from our caller.
     record::over_exec(|| unsafe { next_fexecve()(file, args, env) })
+}
+
+/// As in C libraries from 2.34 on.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execveat(
+    directory: c_int,
+    path: *const c_char,
+    args: Strings,
+    env: Strings,
+    flags: c_int,
+) -> c_int {
+    let args = [directory as usize, path as usize, args as usize, env as usize, flags as usize, 0];
+    // SAFETY: raw-call: passed on from our caller.
+    record::over_exec(|| sys::in_c(unsafe { sys::call(libc::SYS_execveat, args) }) as c_int)
 }
 
 /// As in the C library, whose own exec is not ours.

@@ -12,22 +12,22 @@ const PATH_BYTES: usize = 4096;
 /// Looks at the program at a path.
 ///
 /// # Safety
-/// *c-library*: `path` is a string, or null.
+/// *c-library*: `path` is a string, or an address that the kernel cannot read.
 pub unsafe fn see(path: *const c_char) {
-    // SAFETY: c-library: passed on from our caller.
-    let Some(path) = (unsafe { path.as_ref().map(|path| CStr::from_ptr(path)) }) else { return };
     if may_execute(path) {
-        look_at(path);
+        // SAFETY: c-library: the kernel has read it to its end.
+        look_at(unsafe { CStr::from_ptr(path) });
     }
 }
 
-fn may_execute(path: &CStr) -> bool {
-    // SAFETY: raw-call: the path ends with NUL, and the kernel fills a structure of its own.
+/// Asked of the kernel alone: the program may pass an address of nothing.
+fn may_execute(path: *const c_char) -> bool {
+    // SAFETY: raw-call: the kernel reads the path, if it can, and fills a structure of its own.
     unsafe {
         let mut about: libc::stat = std::mem::zeroed();
         // A directory has the right too, and is passed over in a search.
-        call(libc::SYS_access, [path.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0, 0]) == 0
-            && call(libc::SYS_stat, [path.as_ptr() as usize, &raw mut about as usize, 0, 0, 0, 0]) == 0
+        call(libc::SYS_access, [path as usize, libc::X_OK as usize, 0, 0, 0, 0]) == 0
+            && call(libc::SYS_stat, [path as usize, &raw mut about as usize, 0, 0, 0, 0]) == 0
             && about.st_mode & libc::S_IFMT == libc::S_IFREG
     }
 }
@@ -67,7 +67,7 @@ pub unsafe fn see_in_path(file: *const c_char) {
         path[dir.len() + 1..len].copy_from_slice(file);
         path[len] = 0;
         if let Ok(path) = CStr::from_bytes_until_nul(&path)
-            && may_execute(path)
+            && may_execute(path.as_ptr())
         {
             return look_at(path);
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Locking, Region};
 
+use crate::children::{self, Pages};
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
 use crate::promises::{self, Staying};
 use crate::{malloc, process, ranges, record, rights, sys, threads};
@@ -118,6 +119,8 @@ impl Wishes {
             promises::keep_within(self.frames_bytes);
         }
         managed::begin(managed);
+        let in_memory = matches!(self.place, Place::None | Place::Memory);
+        children::begin(if in_memory { Pages::InMemory } else { Pages::InFile });
         crate::objects::begin()?;
         threads::begin();
         rights::begin();

@@ -1,6 +1,7 @@
 //! System calls as the kernel has them: no errno, no hook of ours in between.
 
 use std::arch::asm;
+use std::ffi::c_void;
 use std::sync::atomic::AtomicU32;
 
 /// Makes system call `number`. Errors are negative, as the kernel returns them.
@@ -59,6 +60,19 @@ pub fn pid() -> u32 {
 pub fn tid() -> u32 {
     // SAFETY: raw-call: no arguments.
     unsafe { call(libc::SYS_gettid, [0; 6]) as u32 }
+}
+
+/// Writes a number where the program wants it, as the kernel does: a place that cannot be written is passed over.
+///
+/// # Safety
+/// *raw-call*: the program asked for it.
+pub unsafe fn store(address: usize, number: i32) {
+    let len = size_of_val(&number);
+    let from = libc::iovec { iov_base: (&raw const number).cast_mut().cast(), iov_len: len };
+    let to = libc::iovec { iov_base: address as *mut c_void, iov_len: len };
+    let [from, to] = [&from, &to].map(|one| &raw const *one as usize);
+    // SAFETY: raw-call: the kernel reads our own number, and writes what the program gave.
+    unsafe { call(libc::SYS_process_vm_writev, [pid() as usize, from, 1, to, 1, 0]) };
 }
 
 /// Sleeps while `*word == seen`.

@@ -238,8 +238,8 @@ fn keep_top(attributes: *const Attributes) {
     }
 }
 
-/// As in the C library. When a thread ends that holds a robust mutex the kernel writes into it, and waits for no pager:
-/// such a mutex stays in core.
+/// As in the C library. The kernel writes into a robust mutex when the thread that holds it ends, and into one with priority inheritance when
+/// threads contend for it, and waits for no pager: such a mutex stays in core.
 ///
 /// # Safety
 /// As C has it.
@@ -248,13 +248,14 @@ pub unsafe extern "C" fn pthread_mutex_init(
     mutex: *mut libc::pthread_mutex_t,
     attributes: *const libc::pthread_mutexattr_t,
 ) -> c_int {
-    let mut robust = libc::PTHREAD_MUTEX_STALLED;
+    let (mut robust, mut protocol) = (libc::PTHREAD_MUTEX_STALLED, libc::PTHREAD_PRIO_NONE);
     // SAFETY: c-library: the program passes attributes that are set up, or none.
     unsafe {
         if !attributes.is_null() {
             libc::pthread_mutexattr_getrobust(attributes, &raw mut robust);
+            libc::pthread_mutexattr_getprotocol(attributes, &raw mut protocol);
         }
-        if robust == libc::PTHREAD_MUTEX_ROBUST {
+        if robust == libc::PTHREAD_MUTEX_ROBUST || protocol == libc::PTHREAD_PRIO_INHERIT {
             maps::keep(mutex as usize, size_of::<libc::pthread_mutex_t>());
         }
         next_mutex_init()(mutex, attributes)

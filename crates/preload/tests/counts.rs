@@ -55,6 +55,15 @@ fn memory_that_is_not_managed_is_counted() {
     }
 }
 
+/// A mapping of 16 GiB is managed, whatever of it is used; one that is larger is address space for later.
+#[test]
+fn larger_mappings_than_are_managed_are_counted() {
+    let Some((managed, ran)) = unmanaged_bytes("most_managed") else { return };
+    assert!(managed < 16 << 30 && ran.stats["evictions_total"].as_u64().unwrap() > 1000, "{}", ran.stats);
+    let (beyond, ran) = unmanaged_bytes("beyond_managed").unwrap();
+    assert!(beyond > 16 << 30 && ran.stats["evictions_total"] == 0, "{}", ran.stats);
+}
+
 #[test]
 fn a_child_that_touches_little_holds_little() {
     let Some(ran) = case("64M", "small_child") else { return };

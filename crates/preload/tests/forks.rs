@@ -32,6 +32,25 @@ fn what_is_empty_in_a_child_is_so_before_its_first_handler() {
 }
 
 #[test]
+fn a_fork_fails_where_its_child_could_not_have_its_memory() {
+    if !run::possible() {
+        return;
+    }
+    let program = run::compile("forks", &[]);
+    for store in ["/var/tmp", "memory"] {
+        let ran = run::run_with("/".as_ref(), &["--frames", "8M", "--store", store], &program, &["at_limits"]);
+        // Said once.
+        assert_eq!((ran.code(), ran.text().as_str(), ran.errors().lines().count()), (0, "ok\n", 1), "{}", ran.errors());
+        assert!(ran.errors().contains("no fork") && ran.errors().contains("ulimit -n"), "{}", ran.errors());
+    }
+}
+
+#[test]
+fn a_fork_leaves_errno_alone() {
+    case("errno_is_kept");
+}
+
+#[test]
 fn a_handler_forks_and_its_child_goes_on() {
     if !run::possible() {
         return;

@@ -108,6 +108,14 @@ fn fork_exec() {
 }
 
 #[test]
+fn an_exec_by_descriptor_is_on_the_record() {
+    let Some(ran) = ok("exec_at") else { return };
+    let names: Vec<_> = ran.stats["processes"].as_array().unwrap().iter().map(|one| one["program"].clone()).collect();
+    assert_eq!(names.len(), 5, "{names:?}");
+    assert_eq!(names.iter().filter(|name| **name == "true").count(), 2, "{names:?}");
+}
+
+#[test]
 fn an_exec_that_fails_after_vfork_leaves_the_parents_record_alone() {
     let Some(ran) = ok("vfork_search") else { return };
     let processes = ran.stats["processes"].as_array().unwrap();

@@ -43,12 +43,12 @@ macro_rules! rows {
 rows! {
     moved_access, moved_wishes, block_again, no_room,
     partial_munmap, fixed_over, mremap, read_only, no_access, reserve_then_commit, executable, dontneed, free, guard,
-    huge_page, dont_fork, mlock, mlockall, mincore, process_madvise, kinds, mseal,
+    huge_page, dont_fork, mlock, locked_block, mlockall, mincore, process_madvise, kinds, mseal,
 }
 
 rows! {
     of "calls":
-    fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, lock_and_fork, populate, dump, fork_again, will_need,
+    msync, bad_pointers, fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, lock_and_fork, populate, dump, fork_again, will_need,
     hints, pageout, dontneed_locked, other_advice, mremap_over_differing, mremap_smaller_over,
     other_clone, single_pages, many_wishes, in_system_calls, own_userfaultfd, own_namespace,
 }

@@ -99,6 +99,32 @@ fn c_compiler() {
     same_in_a_quarter(directory.path(), "/usr/bin/gcc", &["-O0", "-S", "-o", "-", "large.c"], "cc1");
 }
 
+/// With threads, an allocator of its own, and some hundreds of megabytes.
+#[test]
+fn rust_compiler() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let mut source = String::new();
+    for number in 0..800 {
+        let len = number % 50 + 1;
+        let _ = writeln!(
+            source,
+            "#[derive(Clone, Debug, PartialEq)] pub struct S{number} {{ a: [i32; {len}], name: String }}"
+        );
+        let _ = writeln!(
+            source,
+            "impl S{number} {{ pub fn f(&self) -> usize {{ self.a.len() * {number} + self.name.len() }} }}"
+        );
+    }
+    std::fs::write(directory.path().join("large.rs"), source).unwrap();
+    // Beside cargo: by its own name it is a program of rustup's.
+    let rustc = Path::new(env!("CARGO")).with_file_name("rustc");
+    let arguments = ["--crate-type", "lib", "--emit", "asm=-", "large.rs"];
+    same_in_a_quarter(directory.path(), rustc.to_str().unwrap(), &arguments, "rustc");
+}
+
 /// A list that both kinds of children work on, in a pool and one by one; `fork` leaves it where it is, `spawn` sends it.
 const MULTIPROCESSING: &str = "
 import multiprocessing, sys

@@ -204,20 +204,25 @@ pub unsafe fn process_madvise(args: [usize; 6]) -> isize {
         // SAFETY: raw-call: passed on from our caller.
         unsafe { call(libc::SYS_process_madvise, args) }
     };
-    if serving().is_none() || flags != 0 || count > 1024 || !is_own(pidfd) {
+    if serving().is_none() || flags != 0 || !is_own(pidfd) {
         return whole(args);
+    }
+    // The kernel reads the vector first of all: whether that can be read, and has so many parts, it says before it finds no process.
+    let looked = whole([usize::MAX, vector, count, advice, 0, 0]);
+    if looked != -libc::EBADF as isize {
+        return looked;
     }
     let mut done = 0;
     for index in 0..count {
-        // SAFETY: raw-call: the program says that there are so many.
-        let one = unsafe { &*(vector as *const libc::iovec).add(index) };
+        // SAFETY: raw-call: the kernel has just read it.
+        let one = unsafe { (vector as *const libc::iovec).add(index).read_unaligned() };
         let (start, len) = (one.iov_base as usize, one.iov_len);
         let inside = pages(start, len).is_ok_and(|range| table().maps.touches_regions(&range));
         let result = if inside {
             // SAFETY: raw-call: passed on from our caller.
             unsafe { madvise(start, len, advice as i32) }
         } else {
-            whole([pidfd, std::ptr::from_ref(one) as usize, 1, advice, 0, 0])
+            whole([pidfd, &raw const one as usize, 1, advice, 0, 0])
         };
         match kernel(result) {
             Ok(_) => done += len,

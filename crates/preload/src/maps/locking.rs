@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
+use super::{Errno, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
 use crate::ranges::Ranges;
@@ -83,6 +83,9 @@ impl Maps {
 
     /// Keeps what is managed of a range.
     pub(super) fn keep(&mut self, managed: &Managed, mut left: Range<usize>) {
+        if self.kept.covers(&left) {
+            return;
+        }
         while let Some((part, range)) = self.next(&mut left) {
             if part == Part::Managed && self.kept.has_room(1) {
                 let _ = self.lock_managed(managed, range, Why::Kept);
@@ -199,16 +202,10 @@ pub fn munlockall() -> isize {
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn mincore(address: usize, len: usize, vector: *mut u8) -> isize {
-    let ask = |address: usize, len: usize, at: usize| {
-        // SAFETY: raw-call: passed on from our caller.
-        unsafe { call(libc::SYS_mincore, [address, len, vector as usize + at, 0, 0, 0]) }
-    };
-    let (Some(managed), Ok(range)) = (serving(), pages(address, len)) else {
-        return ask(address, len, 0);
-    };
-    if !table().maps.touches_regions(&range) {
-        return ask(address, len, 0);
-    }
+    // First: whether there is a place for the answer, the kernel knows. Of managed memory it answers what is replaced here.
+    // SAFETY: raw-call: passed on from our caller.
+    let asked = unsafe { call(libc::SYS_mincore, [address, len, vector as usize, 0, 0, 0]) };
+    let (0, Some(managed), Ok(range)) = (asked, serving(), pages(address, len)) else { return asked };
     let mut left = range.clone();
     loop {
         // Not under the lock: the program's vector may be absent, and is written here.
@@ -223,12 +220,7 @@ pub unsafe fn mincore(address: usize, len: usize, vector: *mut u8) -> isize {
                 }
             }
             (Part::Free, _) => return -libc::ENOMEM as isize,
-            _ => {
-                let result = ask(piece.start, piece.len(), at);
-                if result < 0 {
-                    return result;
-                }
-            }
+            _ => {}
         }
     }
 }
@@ -248,4 +240,22 @@ pub fn keep(address: usize, len: usize) {
         return;
     }
     table().maps.keep(managed, range);
+}
+
+/// Makes a call, which does not sleep, with the pages under `[address, address+len)` in core, if they are managed.
+pub fn while_in_core(address: usize, len: usize, call: impl FnOnce() -> isize) -> isize {
+    let (Some(managed), Ok(range)) = (serving(), touched(address, len)) else { return call() };
+    if !managed::holds(range.start) {
+        return call();
+    }
+    // Over the call, so that no fork gives a child a pin that nobody takes back there.
+    let table = table();
+    let is_open = table.maps.part(&range) == (Part::Managed, range.end) && table.maps.access(&range) == Ok(READ_WRITE);
+    let pinned =
+        managed.region_of(range.start).filter(|(region, offset)| is_open && region.pin(*offset, range.len()).is_ok());
+    let result = call();
+    if pinned.is_some() {
+        unpin(managed, &range);
+    }
+    result
 }

@@ -161,6 +161,12 @@ impl Maps {
         self.taken.add(more.clone());
         self.tell_reach(managed);
         self.note_access(more.clone(), prot);
+        self.spread(managed, old, more);
+        true
+    }
+
+    /// What was said of all of a mapping, but for access, holds for what it grows by.
+    fn spread(&mut self, managed: &Managed, old: &Range<usize>, more: Range<usize>) {
         for set in [&mut self.not_for_child, &mut self.empty_in_child] {
             if set.covers(old) {
                 set.add(more.clone());
@@ -170,7 +176,6 @@ impl Maps {
             // As the kernel, which makes room for it later if there is none now.
             let _ = self.lock_managed(managed, more, Why::Locked);
         }
-        true
     }
 
     /// An empty mapping at a place that the program names.
@@ -326,7 +331,13 @@ impl Maps {
                 left.start = part.end;
                 self.unlock_managed(managed, part.clone(), why);
                 match why {
-                    Why::Locked => drop(self.lock(managed, wish.place_of(&part), 0)),
+                    Why::Locked => {
+                        // What it grows by may be more than may be locked.
+                        let place = wish.place_of(&part);
+                        for range in [place.start..place.start + part.len(), place] {
+                            let _ = self.lock(managed, range, 0);
+                        }
+                    }
                     Why::Kept => self.keep(managed, wish.place_of(&part)),
                 }
             }
@@ -348,6 +359,23 @@ fn return_contents(managed: &Managed, from: Range<usize>, old: usize) {
         std::thread::sleep(Duration::from_millis(1));
     }
     sys::abort("a mapping can neither be moved nor stay")
+}
+
+/// What was said of a block of malloc's, but for access, holds for what it has grown by.
+pub fn spread(old: &Range<usize>, more: Range<usize>) {
+    if let Some(managed) = serving() {
+        table().maps.spread(managed, old, more);
+    }
+}
+
+/// What was said of a block of malloc's, but for access, holds for the place that its contents have moved to. Where there is no room to say
+/// it, it holds no longer.
+pub fn carry(old: Range<usize>, new: Range<usize>) {
+    let Some(managed) = serving() else { return };
+    let maps = &mut *table().maps;
+    let wish = Move { old, new, afterwards: Afterwards::Gone };
+    let _ = maps.move_wishes(managed, &wish);
+    maps.move_locks(managed, &wish);
 }
 
 /// Whether the program has mapped nothing else over any part of a range of a region.

@@ -1,6 +1,8 @@
 // Further rows of the table in docs/run.md, as in mappings.c.
 #include "mappings.h"
 #include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <spawn.h>
 #include <sys/ioctl.h>
 
 static void fixed_noreplace(void) {
@@ -409,7 +411,72 @@ static void own_namespace(void) { // only for a process that has one thread
   CHECK(f >= 0 && setns(f, CLONE_NEWUSER) == -1 && errno == EINVAL);
   same(p, 0, 8 * MIB);
 }
+#ifndef RAW
+static void *cancelled_in_msync(void *p) { pthread_cancel(pthread_self()), msync(p, P, MS_ASYNC); return 0; }
+#endif
+static void synced(void) {
+  char name[] = "/var/tmp/selfpage-msync-XXXXXX", *p = full(4 * MIB), *q = full(4 * MIB), *all[] = {p, q};
+  int file = mkstemp(name), unlinked = unlink(name);
+  CHECK(file >= 0 && !unlinked && !ftruncate(file, P) && mmap(q + P, P, 3, MAP_SHARED | MAP_FIXED, file, 0) == q + P);
+  q[P] = 5;
+  for (int i = 0; i < 2; i++) {
+    CHECK(!msync(all[i], 4 * MIB, MS_SYNC) && !msync(all[i], 4 * MIB, MS_ASYNC | MS_INVALIDATE) && !msync(all[i], 0, MS_SYNC));
+    CHECK(!munmap(all[i] + 2 * MIB, MIB));
+    CHECK(msync(all[i], 4 * MIB, MS_SYNC) == -1 && errno == ENOMEM && msync(all[i] + 2 * MIB, P, MS_ASYNC) == -1 && errno == ENOMEM);
+    CHECK(!msync(all[i], 2 * MIB, MS_SYNC) && !msync(all[i] + 3 * MIB, MIB, MS_SYNC));
+    CHECK(msync(all[i] + 1, P, MS_SYNC) == -1 && errno == EINVAL && msync(all[i], 4 * MIB, 64) == -1 && errno == EINVAL);
+    CHECK(msync(all[i], 4 * MIB, MS_SYNC | MS_ASYNC) == -1 && errno == EINVAL);
+  }
+  char byte;
+  CHECK(pread(file, &byte, 1, 0) == 1 && byte == 5);
+  CHECK(!mlock(p + MIB, P) && msync(p, 2 * MIB, MS_SYNC | MS_INVALIDATE) == -1 && errno == EBUSY && !msync(p, 2 * MIB, MS_SYNC));
+  same(p, 0, 2 * MIB), same(p, 3 * MIB, 4 * MIB);
+#ifndef RAW
+  pthread_t t;
+  void *result;
+  CHECK(!pthread_create(&t, 0, cancelled_in_msync, p) && !pthread_join(t, &result) && result == PTHREAD_CANCELED);
+#endif
+}
+// Pointers to nowhere: EFAULT, as the kernel has it, and no signal.
+static void bad_pointers(void) {
+  char *p = full(4 * MIB), *only = map(P, PROT_READ), *edge = map(2 * P, 3);
+  int self = syscall(SYS_pidfd_open, getpid(), 0);
+  CHECK(!mprotect(edge + P, P, PROT_NONE));
+  void *nowhere[] = {0, (void *)8, (void *)-P, (void *)(1ul << 62), only, edge + P - 1, edge + P};
+  for (int i = 0; i < 7; i++) {
+    void *bad = nowhere[i];
+    CHECK(mincore(p, MIB, bad) == -1 && errno == EFAULT);
+    if (bad != only) {
+      for (int count = 1; count < 3; count++) CHECK(process_madvise(self, bad, count, MADV_COLD, 0) == -1 && errno == EFAULT);
+      char *args[] = {"x", 0};
+      memset(edge, 'x', P);
+      CHECK(execve(bad, args, environ) == -1 && errno == EFAULT);
+      if (i) CHECK(execve("/bin/true", bad, environ) == -1 && errno == EFAULT);
+#ifndef RAW
+      pid_t child;
+      CHECK(execv(bad, args) == -1 && errno == EFAULT && posix_spawn(&child, bad, 0, 0, args, environ) == EFAULT);
+#endif
+    }
+#ifdef RAW
+    // The kernel does not say that it could not put the number there.
+    pid_t child = syscall(SYS_clone, CLONE_PARENT_SETTID | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | SIGCHLD, 0, bad, bad, 0);
+    if (!child) _exit(5);
+    exits(child, 5);
+#endif
+  }
+  struct iovec v[2] = {{p, MIB}, {(void *)(1ul << 62), MIB}}, much = {p, -1};
+  CHECK(process_madvise(self, v, 2, MADV_DONTNEED, 0) == -1 && errno == EFAULT);
+  CHECK(process_madvise(self, &much, 1, MADV_DONTNEED, 0) == -1 && errno == EINVAL);
+  CHECK(process_madvise(self, v, 2000, MADV_DONTNEED, 0) == -1 && errno == EINVAL);
+  same(p, 0, 4 * MIB), zero(only, 0, P);
+  flood();
+  // Of a vector that is absent, or lies in the kernel's memory, all is seen.
+  unsigned char *vector = (void *)map(P, 3), in[256];
+  madvise(vector, P, PAGEOUT);
+  CHECK(!mincore(p, MIB, vector) && !mincore(p, MIB, in) && !memcmp(vector, in, 256));
+}
 static struct row rows[] = {
+  {"msync", synced}, {"bad_pointers", bad_pointers},
   {"in_system_calls", in_system_calls}, {"own_userfaultfd", own_userfaultfd}, {"own_namespace", own_namespace},
   {"single_pages", single_pages}, {"many_wishes", many_wishes},
   {"fixed_noreplace", fixed_noreplace},

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <ucontext.h>
@@ -147,9 +148,53 @@ static void wiped_before_handlers(void) {
   }
 }
 
+// Neither the parent's errno nor the child's is another after a fork, but where there is no child.
+static void errno_is_kept(void) {
+  struct rlimit none = {0, 0};
+  for (int i = 0; i < 5; i++) {
+    errno = 77;
+    pid_t child = fork();
+    int after = errno;
+    if (!child) _exit(after != 77);
+    CHECK(child > 0 && after == 77);
+    wait_ok(child);
+  }
+  if (getuid()) return;
+  CHECK(!setrlimit(RLIMIT_NPROC, &none) && !setresuid(65534, 65534, 65534));
+  errno = 77;
+  CHECK(fork() == -1 && errno == EAGAIN);
+}
+
+// At whatever limit, a fork fails or its child has all its memory, and the parent goes on.
+static int fork_at_limit(char *p) {
+  pid_t child = fork();
+  int why = errno;
+  if (!child) { for (size_t i = 0; i < 12 * MIB; i += P) if (p[i] != 7) _exit(1); _exit(0); }
+  if (child > 0) wait_ok(child);
+  for (size_t i = 0; i < 12 * MIB; i += P) CHECK(p[i] == 7);
+  return child > 0 ? 0 : why;
+}
+static void at_limits(void) {
+  struct rlimit files, few, addresses;
+  char *p = malloc(12 * MIB);
+  int could = 0, could_not = 0;
+  memset(p, 7, 12 * MIB);
+  CHECK(!getrlimit(RLIMIT_NOFILE, &files) && !getrlimit(RLIMIT_AS, &addresses));
+  for (int most = 0; most < 24; most++) {
+    few = (struct rlimit){most, files.rlim_max};
+    CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+    int why = fork_at_limit(p);
+    CHECK(!why || why == EAGAIN);
+    could += !why, could_not += !!why;
+  }
+  CHECK(!setrlimit(RLIMIT_NOFILE, &files) && could > 8 && could_not > 8);
+  few = (struct rlimit){64 * MIB, addresses.rlim_max};
+  CHECK(!setrlimit(RLIMIT_AS, &few) && fork_at_limit(p) == ENOMEM && !setrlimit(RLIMIT_AS, &addresses) && !fork_at_limit(p));
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled},
-  {"wiped_before_handlers", wiped_before_handlers}};
+  {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"at_limits", at_limits}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);

@@ -183,6 +183,20 @@ static void fork_exec(void) {
   wait_ok(child);
   same(p, 16 * MIB, 4);
 }
+static void exec_at(void) { // by descriptor of a directory, through libc and by number
+  char *p = full(16 * MIB, 4), *args[] = {"true", 0};
+  for (int raw = 0; raw < 2; raw++) {
+    pid_t child = fork();
+    if (!child) {
+      CHECK(execveat(AT_FDCWD, "/nonexistent", args, environ, 0) == -1 && errno == ENOENT);
+      if (raw) syscall(SYS_execveat, AT_FDCWD, "/bin/true", args, environ, 0);
+      else execveat(AT_FDCWD, "/bin/true", args, environ, 0);
+      _exit(9);
+    }
+    wait_ok(child);
+  }
+  same(p, 16 * MIB, 4);
+}
 static void *use_library(void *library) {
   int *(*slot)(void) = dlsym(library, "slot");
   CHECK(slot && slot()[0] == 5 && slot()[30000] == 0);
@@ -495,7 +509,7 @@ static void serve(void) { // as a daemon, until a file is there, which it remove
 }
 static void status_seven(void) { flood(); exit(7); }
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_often", fork_often}, {"fork_amid_signals", fork_amid_signals}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec}, {"fork_end_early", fork_end_early},
+  {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_often", fork_often}, {"fork_amid_signals", fork_amid_signals}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec}, {"exec_at", exec_at}, {"fork_end_early", fork_end_early},
   {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
   {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages},
   {"zero_copy", zero_copy}, {"lend_to_pipe", lend_to_pipe},

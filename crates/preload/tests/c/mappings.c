@@ -352,6 +352,44 @@ static void locked(void) {
   CHECK(mlock(much, 64 * MIB) == -1 && errno == ENOMEM);
   same(p, 0, 2 * MIB);
 }
+static size_t locked_pages(char *p, size_t n) { // what takes no MADV_DONTNEED
+  size_t count = 0;
+  for (size_t i = 0; i < n; i += P) {
+    uint64_t was = *(word *)(p + i);
+    if (madvise(p + i, P, MADV_DONTNEED)) { CHECK(errno == EINVAL); count++; }
+    *(word *)(p + i) = was;
+  }
+  return count;
+}
+// A block's lock, and what was said of forks, go where realloc moves it, and cover what it grows by.
+static void locked_block(void) {
+  for (int moves = 0; moves < 2; moves++) {
+    char *p = malloc(2 * MIB), *next = moves ? malloc(2 * MIB) : 0;
+    CHECK(p && (!moves || next > p));
+    for (size_t i = 0; i < 2 * MIB; i += P) *(word *)(p + i) = i + 1;
+    CHECK(!mlock(p, 2 * MIB) && !madvise(p + MIB, P, MADV_DONTFORK));
+    char *q = realloc(p, 3 * MIB);
+    CHECK(q && (q != p) == moves);
+    flood();
+    CHECK(in_core(q, 3 * MIB) == 768 && locked_pages(q, 3 * MIB) == 768);
+    same(q, 0, 2 * MIB), zero(q, 2 * MIB, 3 * MIB);
+    pid_t child = fork();
+    if (!child) { CHECK(reads(q + MIB) == SIGSEGV); same(q, 0, MIB), same(q, MIB + P, 2 * MIB); _exit(5); }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 5);
+    // Part of it, and more than may be locked: what was locked is, and the block grows all the same.
+    CHECK(!munlock(q, MIB) && mlock(q, 4 * MIB + P) == -1);
+    char *r = realloc(q, 8 * MIB);
+    CHECK(r && locked_pages(r, MIB) == 0 && locked_pages(r + MIB, 2 * MIB) == 512 && locked_pages(r + 3 * MIB, 5 * MIB) == 0);
+    CHECK(!mlock(r, 3 * MIB) && (r = realloc(r, 3 * MIB)) && (r = realloc(r, 40 * MIB)) && locked_pages(r, 3 * MIB) == 768);
+    same(r, 0, 2 * MIB);
+    free(r), free(next);
+    CHECK((p = malloc(2 * MIB)) && locked_pages(p, 2 * MIB) == 0);
+    CHECK(!mlock(p, 2 * MIB) && !munlock(p, 2 * MIB));
+    free(p), p = full(4 * MIB);
+    CHECK(!mlock(p, 4 * MIB) && !munmap(p, 4 * MIB)); // nothing is left locked
+  }
+}
 static void lock_all(void) {
   char *p = full(4 * MIB);
   CHECK(mlockall(MCL_CURRENT) == -1 && errno == ENOMEM);
@@ -424,6 +462,6 @@ static struct row rows[] = {
   {"moved_access", moved_access}, {"moved_wishes", moved_wishes}, {"block_again", block_again}, {"no_room", no_room},
   {"no_access", no_access}, {"reserve_then_commit", reserve_then_commit}, {"executable", executable},
   {"dontneed", dontneed}, {"free", advise_free}, {"guard", guard}, {"huge_page", huge_page},
-  {"dont_fork", dont_fork}, {"mlock", locked}, {"mlockall", lock_all}, {"mincore", core_map},
+  {"dont_fork", dont_fork}, {"mlock", locked}, {"locked_block", locked_block}, {"mlockall", lock_all}, {"mincore", core_map},
   {"process_madvise", for_process}, {"kinds", kinds}, {"mseal", sealed}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }

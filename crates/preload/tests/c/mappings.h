@@ -28,6 +28,8 @@
 #define process_madvise(...) syscall(SYS_process_madvise, __VA_ARGS__)
 #define mlock2(...) syscall(SYS_mlock2, __VA_ARGS__)
 #define munlockall(...) syscall(SYS_munlockall)
+#define msync(...) syscall(SYS_msync, __VA_ARGS__)
+#define execve(...) syscall(SYS_execve, __VA_ARGS__)
 #define pkey_mprotect(...) syscall(SYS_pkey_mprotect, __VA_ARGS__)
 #endif
 #ifndef SYS_mseal

@@ -131,6 +131,14 @@ static void file(void) {
   CHECK(file >= 0 && !ftruncate(file, COUNTED));
   memset(map(COUNTED, 3, MAP_SHARED, file), 1, COUNTED), map(COUNTED, 3, MAP_PRIVATE, file);
 }
+// At most what is managed, and a page more.
+static void largest(size_t n) {
+  char *p = map(n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+  fill(p, MIB, 1), fill(p + n - 12 * MIB, 12 * MIB, 2), same(p, MIB, 1), same(p + n - 12 * MIB, 12 * MIB, 2);
+  CHECK(!munmap(p, n));
+}
+static void most_managed(void) { largest(16384 * MIB); }
+static void beyond_managed(void) { largest(16384 * MIB + P); }
 static void huge(void) {
   char *p = mmap(0, COUNTED, 3, private | MAP_HUGETLB | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) puts("none");
@@ -157,6 +165,7 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"nothing", nothing}, {"shared", shared}, {"stack", stack}, {"low", low}, {"executable", executable},
   {"made_executable", made_executable}, {"fixed", fixed}, {"over_a_region", over_a_region}, {"committed", committed},
   {"one_at_a_time", one_at_a_time}, {"grown", grown}, {"reserved", reserved}, {"file", file}, {"huge", huge},
+  {"most_managed", most_managed}, {"beyond_managed", beyond_managed},
   {"small_child", small_child}};
 int main(int argc, char **argv) {
   told = argv[2];

@@ -1,0 +1,99 @@
+//! Whether a forked child could have its memory. Where it certainly could not, it is better that there is none: a program knows what to do
+//! when a fork fails, and not when a child ends before its first line.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::next::next;
+use crate::space::PAGE;
+use crate::sys::{self, call};
+
+next!(FORK: c"fork" as fn() -> libc::pid_t, next_fork);
+
+/// What a child opens for its domain, and besides where its pages go to a file.
+const FOR_DOMAIN: usize = 7;
+const FOR_FILE: usize = 2;
+
+/// How many descriptors a child opens; 0 without a domain.
+static NEEDED: AtomicUsize = AtomicUsize::new(0);
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Where the pages of a child go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pages {
+    InMemory,
+    InFile,
+}
+
+/// From now on children need a domain.
+pub fn begin(pages: Pages) {
+    NEEDED.store(FOR_DOMAIN + if pages == Pages::InFile { FOR_FILE } else { 0 }, Ordering::Relaxed);
+}
+
+/// As in the C library, but `EAGAIN` or `ENOMEM` where limits would not let the child have its memory.
+///
+/// # Safety
+/// As C has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fork() -> libc::pid_t {
+    let (line, errno) = if lacks_descriptors(NEEDED.load(Ordering::Relaxed)) {
+        (
+            "selfpage: no fork: a child would have no descriptors to bring its pages with: raise ulimit -n\n",
+            libc::EAGAIN,
+        )
+    } else if lacks_addresses() {
+        ("selfpage: no fork: a child would have no addresses for its pages: raise ulimit -v\n", libc::ENOMEM)
+    } else {
+        // SAFETY: c-library: fork takes no arguments.
+        return unsafe { next_fork()() };
+    };
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        sys::say(line);
+    }
+    sys::set_errno(errno);
+    -1
+}
+
+/// Whether so many more descriptors cannot be opened. Anything but a limit is for the child to find.
+fn lacks_descriptors(needed: usize) -> bool {
+    let mut opened = [0; FOR_DOMAIN + FOR_FILE];
+    let mut count = 0;
+    let mut at_limit = false;
+    for place in opened.iter_mut().take(needed) {
+        // SAFETY: raw-call: no memory is passed.
+        let file = unsafe { call(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
+        if file < 0 {
+            at_limit = matches!(-file as i32, libc::EMFILE | libc::ENFILE);
+            break;
+        }
+        *place = file as usize;
+        count += 1;
+    }
+    for file in &opened[..count] {
+        // SAFETY: raw-call: our own descriptor.
+        unsafe { call(libc::SYS_close, [*file, 0, 0, 0, 0, 0]) };
+    }
+    at_limit
+}
+
+/// Whether the process has more addresses than it may: it lowered the limit itself, and a child could map nothing.
+fn lacks_addresses() -> bool {
+    // SAFETY: raw-call, zeroed-valid: the kernel fills plain numbers of our own.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        let read = call(libc::SYS_prlimit64, [0, libc::RLIMIT_AS as usize, 0, &raw mut limit as usize, 0, 0]);
+        if NEEDED.load(Ordering::Relaxed) == 0 || read < 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+            return false;
+        }
+        let mut text = [0u8; 128];
+        let flags = libc::O_CLOEXEC as usize;
+        let file = call(libc::SYS_open, [c"/proc/self/statm".as_ptr() as usize, flags, 0, 0, 0, 0]);
+        if file < 0 {
+            return false;
+        }
+        let len = call(libc::SYS_read, [file as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]).max(0);
+        call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
+        let digits = text[..len as usize].iter().take_while(|byte| byte.is_ascii_digit());
+        let pages = digits.fold(0u64, |number, digit| number * 10 + u64::from(digit - b'0'));
+        pages * PAGE as u64 > limit.rlim_cur
+    }
+}
