@@ -35,13 +35,10 @@ impl Screen {
         Screen { bar, every, next: Instant::now(), printed: Ok(()) }
     }
 
-    /// Text that stays.
+    /// Text that stays. The live line is gone until it is next shown: what it says may be over.
     pub fn say(&mut self, text: &str) {
-        let print = || output::write(&format!("{text}\n"));
-        let printed = match &self.bar {
-            Some(bar) => bar.suspend(print),
-            None => print(),
-        };
+        self.clear();
+        let printed = output::write(&format!("{text}\n"));
         if self.printed.is_ok() {
             self.printed = printed;
         }
@@ -49,10 +46,9 @@ impl Screen {
 
     /// Something of `total` parts begins.
     pub fn begin(&mut self, total: usize) {
+        self.clear();
         if let Some(bar) = &self.bar {
-            bar.reset();
             bar.set_length(total as u64);
-            bar.set_message("");
         }
         self.next = Instant::now() + self.every;
     }
@@ -66,8 +62,12 @@ impl Screen {
     pub fn show(&mut self, done: usize, line: &str) {
         match &self.bar {
             Some(bar) => {
-                bar.set_position(done as u64);
+                // While it is not there nothing is drawn.
                 bar.set_message(line.to_string());
+                if bar.is_finished() {
+                    bar.reset();
+                }
+                bar.set_position(done as u64);
             }
             None => self.say(&format!("  {line}")),
         }
