@@ -32,12 +32,15 @@ pub struct Heap {
     parts: Vec<Part>,
     /// The size of the heap for which `parts` was made. A heap never moves and never shrinks.
     len_bytes: usize,
+    /// The process that armed the parts.
+    process: u32,
     found: Dirty,
 }
 
 impl Heap {
     pub fn new(library: Library, tracker: DirtyTracker) -> Heap {
-        Heap { library, tracker, parts: Vec::new(), len_bytes: 0, found: Dirty::new() }
+        let process = std::process::id();
+        Heap { library, tracker, parts: Vec::new(), len_bytes: 0, process, found: Dirty::new() }
     }
 
     /// Arms what the heap has grown by. A mapping that came in place of an armed one is the tracker's to know.
@@ -45,6 +48,12 @@ impl Heap {
     /// # Context
     /// The collector's lock is held, so the heap stays as it is, and all threads still run: memory may be allocated.
     pub fn follow(&mut self) {
+        let process = std::process::id();
+        if process != self.process {
+            // A forked child has a tracker that opens its descriptors at the next call: not with all threads stopped.
+            (self.process, self.len_bytes) = (process, 0);
+            self.parts.clear();
+        }
         // SAFETY: collector-call: both only read a word.
         let len_bytes = unsafe { (self.library.heap_bytes)() + (self.library.unmapped_bytes)() };
         if len_bytes == self.len_bytes {

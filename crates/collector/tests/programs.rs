@@ -107,6 +107,17 @@ fn no_object_is_lost_while_threads_change_graphs() {
 }
 
 #[test]
+fn a_forked_child_begins_anew_before_its_threads_are_stopped() {
+    if !possible() {
+        return;
+    }
+    let program = compile(&own("forked.c"), &["-Wall", "-Werror"]);
+    let output = Command::new(&program).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{} {}", output.status, text(&output));
+    std::fs::remove_file(program).unwrap();
+}
+
+#[test]
 fn graphs_notice_pages_that_the_collector_is_not_told_of() {
     if !possible() {
         return;
