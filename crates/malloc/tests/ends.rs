@@ -25,7 +25,7 @@ fn a_process_whose_main_has_ended_ends_with_its_last_thread() {
 #[test]
 fn also_where_the_keeper_begins_at_that_moment() {
     let program = compile("main_ends.c", &[]);
-    for _ in 0..20 {
+    for _ in 0..8 {
         ends(&program, &["race"]);
     }
 }
