@@ -87,8 +87,10 @@ static void *heap_mmap(void *at, size_t len, int protection, int flags, int file
         objects_elsewhere |= found != MAP_FAILED && len >= LARGE_BYTES;
         return found;
     }
+    int before = errno;
     char *start = mmap(NULL, len + SEGMENT_BYTES, protection, flags, file, offset);
     if (start == MAP_FAILED) {
+        errno = before;
         __atomic_store_n(&is_reserved, false, __ATOMIC_RELAXED);
         return start;
     }
@@ -419,15 +421,18 @@ static inline size_t at_least(size_t size) {
 
 // Whether that is all there is to say: else the block is one for mimalloc. Where the process may not have all addresses, the page allocator
 // has few long slots, or none, while there may be room in our range, or no such range, and room elsewhere.
-static bool is_settled(const void *block) {
+static bool is_settled(const void *block, int errno_before) {
     if (block != NULL) return true;
     struct rlimit addresses;
-    return range.start != NO_HEAP && getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur == RLIM_INFINITY;
+    if (range.start != NO_HEAP && getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur == RLIM_INFINITY) return true;
+    errno = errno_before;
+    return false;
 }
 
 static void *allocate_large(size_t size, size_t align) {
+    int before = errno;
     void *block = selfpage_large_allocate(size, align, false);
-    return mi_likely(is_settled(block)) ? block : handed_out(mi_malloc_aligned(size, align));
+    return mi_likely(is_settled(block, before)) ? block : handed_out(mi_malloc_aligned(size, align));
 }
 
 static __attribute__((noinline)) void *malloc_rare(size_t size) {
@@ -465,8 +470,9 @@ void *selfpage_heap_calloc(size_t count, size_t size) {
     set_up_if_first();
     // All of the object becomes zero, the mark with it.
     if (mi_likely(total < LARGE_BYTES)) return mi_zalloc(at_least(total));
+    int before = errno;
     void *block = selfpage_large_allocate(total, 1, true);
-    return mi_likely(is_settled(block)) ? block : mi_zalloc(total);
+    return mi_likely(is_settled(block, before)) ? block : mi_zalloc(total);
 }
 
 void *selfpage_heap_aligned(size_t align, size_t size) {
@@ -479,7 +485,9 @@ void *selfpage_heap_aligned(size_t align, size_t size) {
 static __attribute__((noinline)) void free_other(void *block) {
     if (block == NULL || selfpage_large_free(block)) return;
     if (!objects_elsewhere || ((uintptr_t)block & 7)) selfpage_foreign("free", block);
-    free_object(block);
+    // At alignments above 16 MiB mimalloc has one begin 32 MiB behind its segment, where `free_object` would take it for the next one's start.
+    if (((uintptr_t)block & MI_SEGMENT_MASK) == 0) free_rare(block);
+    else free_object(block);
 }
 
 void selfpage_heap_free(void *block) {
@@ -506,8 +514,9 @@ void *selfpage_heap_realloc(void *block, size_t size) {
         // It stays where it fits and is not too large.
         if (size <= before && size >= before / 2) return block;
     } else if (size >= LARGE_BYTES && selfpage_large_usable(block) != 0) {
+        int errno_before = errno;
         void *resized = selfpage_large_reallocate(block, size);
-        if (mi_likely(is_settled(resized))) return resized;
+        if (mi_likely(is_settled(resized, errno_before))) return resized;
     }
     void *new_block = selfpage_heap_malloc(size);
     if (new_block != NULL) {

@@ -222,8 +222,10 @@ pub extern "C" fn mmap(
     let wanted = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     if (prot, flags) == wanted && at.is_null() && PIECE_BYTES.contains(&len) {
         let before = crate::sys::errno();
-        if let Some(start) = piece(len) {
-            crate::sys::set_errno(before);
+        let start = piece(len);
+        // Also where there is no room for a stock: for the piece alone there may be.
+        crate::sys::set_errno(before);
+        if let Some(start) = start {
             return start as *mut c_void;
         }
     }

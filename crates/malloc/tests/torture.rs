@@ -142,6 +142,16 @@ fn long_blocks_where_addresses_are_limited() {
     }
 }
 
+#[test]
+fn what_is_served_some_other_way_comes_back_and_is_no_error() {
+    let program = compile("scarce.c", &["-lpthread"]);
+    for kib in ["400000", "1500000"] {
+        let limit = format!("ulimit -v {kib}; exec \"$0\"");
+        let output = preloaded("/bin/sh").args(["-c", &limit]).arg(&program).output().unwrap();
+        assert!(output.status.success() && text(&output) == "done\n", "{kib}: {:?} {}", output.status, errors(&output));
+    }
+}
+
 /// No `/proc` says what the kernel has moved. What is locked cannot be dropped, either.
 #[test]
 fn blocks_move_where_the_kernel_moves_nothing() {
