@@ -116,6 +116,36 @@ fn both_blocks_are_whole_afterwards() {
     });
 }
 
+/// Each is as long as any: a mapping that was cut at the end of one would be cut again by the next.
+#[test]
+fn blocks_of_many_lengths_do_not_fall_to_pieces() {
+    own_process::run("exchanges::blocks_of_many_lengths_do_not_fall_to_pieces", || {
+        const MOST: usize = 64 * MIB;
+        let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+        let (mut a, mut b) = (marked(MOST, 1), marked(MOST, 1));
+        let before = mappings();
+        for turn in 0..400usize {
+            let len = 9 * MIB + turn * 7919 % (50 * 256) * 4096;
+            // SAFETY: ours; the old addresses are forgotten.
+            unsafe {
+                (a, b) = (alloc::resize(a, len).unwrap(), alloc::resize(b, len).unwrap());
+                places(len).for_each(|at| a.add(at).write(2));
+                places(len).for_each(|at| b.add(at).write(3));
+                assert!(alloc::exchange(a, b));
+            }
+            assert!(holds(a, len, 3) && holds(b, len, 2));
+        }
+        // Each table of two blocks, of what they gave away when they became shorter, and of what is closed behind.
+        let most = before + 12 * MOST / (2 * MIB);
+        assert!(mappings() < most, "{} mappings, {before} at first", mappings());
+        // SAFETY: ours.
+        unsafe {
+            alloc::free(a);
+            alloc::free(b);
+        }
+    });
+}
+
 #[test]
 fn what_was_advised_for_a_block_stays_with_it() {
     own_process::run("exchanges::what_was_advised_for_a_block_stays_with_it", || {

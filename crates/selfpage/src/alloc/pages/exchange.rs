@@ -1,7 +1,7 @@
 //! Two blocks swap what they hold.
 
 use super::Pages;
-use crate::alloc::frames::{self, ENTRY_BYTES};
+use crate::alloc::frames::{self, ENTRY_BYTES, TABLE_BYTES};
 use crate::alloc::reservation::{FIRST_LARGE, Reservation};
 use crate::alloc::slot::SlotId;
 
@@ -33,24 +33,57 @@ impl Pages {
     fn exchange_tables(&mut self, a: SlotId, b: SlotId, between: SlotId) -> bool {
         let len = self.len_bytes(a);
         let Some(reservation) = &mut self.reservation else { return false };
-        if !reservation.open(between, len) {
-            return false;
-        }
-        let [first, second, third] = [a, b, between].map(|id| reservation.addr(id));
-        // SAFETY: slot-held: two blocks of one owner, each this long, and a free slot, under the lock.
-        unsafe { frames::swap(first, second, third, len) };
-        // What was copied from there is still there.
-        let slot = reservation.slot_mut(between);
-        slot.dirty_bytes = slot.dirty_bytes.max(len);
-        for id in [a, b, between] {
-            let slot = reservation.slot_mut(id);
+        // With all of the last table, where that can be: a mapping that was cut within one would stay so, and after a while each page would
+        // be one of its own.
+        let whole = len.next_multiple_of(TABLE_BYTES);
+        let was_open = [a, b].map(|id| reservation.slot(id).open_bytes);
+        let opened = [a, b, between].iter().all(|id| reservation.open_to(*id, whole));
+        let end = if opened { whole } else { len };
+        let may_swap = reservation.open(between, end);
+        if may_swap {
+            let [first, second, third] = [a, b, between].map(|id| reservation.addr(id));
+            // SAFETY: slot-held: two blocks of one owner, with what lies behind them in their slots, and a free slot, under the lock.
+            unsafe { frames::swap(first, second, third, end) };
+            // What was copied from there is still there.
+            let slot = reservation.slot_mut(between);
+            slot.dirty_bytes = slot.dirty_bytes.max(end);
             if slot.pieces == 0 {
                 (slot.pieces, self.pieces) = (1, self.pieces + 1);
             }
+            self.swap_records_below(a, b, end);
+            // And what the program has advised for a block that was moved there.
+            self.mend(between);
         }
-        // And what the program has advised for a block that was moved there.
-        self.mend(between);
-        true
+        let Some(reservation) = &mut self.reservation else { return false };
+        for (id, open) in [a, b].into_iter().zip(was_open) {
+            if open < whole {
+                reservation.shut_behind(id);
+            }
+        }
+        may_swap
+    }
+
+    /// Swaps what is known of the first `end` bytes of two slots, whose frames have changed places. Behind, each has what it had.
+    fn swap_records_below(&mut self, a: SlotId, b: SlotId, end: usize) {
+        let Some(reservation) = &mut self.reservation else { return };
+        let [was_a, was_b] = [a, b].map(|id| {
+            let slot = reservation.slot(id);
+            (slot.framed_bytes, slot.dirty_bytes, slot.pieces)
+        });
+        let reach = |own: usize, others: usize| if own > end { own } else { others.min(end) };
+        for (id, own, others) in [(a, was_a, was_b), (b, was_b, was_a)] {
+            self.tails.remove(reservation, id);
+            let slot = reservation.slot_mut(id);
+            (slot.framed_bytes, slot.dirty_bytes, slot.pieces) =
+                (reach(own.0, others.0), reach(own.1, others.1), others.2);
+            self.retention.framed_bytes += slot.framed_bytes;
+            self.retention.framed_bytes -= own.0;
+            // Where it ends there may be a boundary that was not there before.
+            if slot.pieces == 0 || slot.reached() > end && (slot.pieces as usize) < slot.open_bytes / TABLE_BYTES {
+                (slot.pieces, self.pieces) = (slot.pieces + 1, self.pieces + 1);
+            }
+            self.tails.put(reservation, id);
+        }
     }
 
     /// By whole entries, each for 1 GiB of addresses, with all that lies in the slots behind the blocks. The kernel moves an entry

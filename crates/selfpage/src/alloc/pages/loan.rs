@@ -326,6 +326,36 @@ mod tests {
     }
 
     #[test]
+    fn an_exchange_takes_along_what_is_known_of_the_last_table() {
+        // As long as they are; with frames behind the one, the other, or both of them; and closed there.
+        for (longer_a, longer_b, closed) in
+            [(0, 0, 0), (T / 8, 0, 0), (0, T + T / 8, 0), (T / 4, T / 8, 0), (T / 4, 0, 1), (T, T / 4, 2)]
+        {
+            let mut pages = Pages::new();
+            let len_bytes = 9 * T + T / 4;
+            let blocks = [longer_a, longer_b].map(|longer| {
+                let id = written(&mut pages, len_bytes + longer);
+                assert!(pages.resize_in_place(id, len_bytes));
+                id
+            });
+            (0..closed).for_each(|_| _ = pages.give_tail(8 * T, frames::drop_frames));
+            for _ in 0..3 {
+                assert!(pages.exchange(blocks[0], blocks[1]));
+                check(&pages);
+            }
+            let reservation = pages.reservation.as_ref().unwrap();
+            for addr in blocks.map(|id| reservation.addr(id)) {
+                // SAFETY: slot-held: a block, this long.
+                unsafe { (addr as *mut u8).write_bytes(1, len_bytes) };
+            }
+            check(&pages);
+            blocks.into_iter().for_each(|id| pages.free(id));
+            // What is said to be zero is.
+            blocks.iter().for_each(|_| _ = written(&mut pages, 10 * T));
+        }
+    }
+
+    #[test]
     fn what_a_block_lost_that_became_shorter_can_be_lent_to_its_last_page() {
         let mut pages = Pages::new();
         let id = written(&mut pages, 6 * T + T / 2);
