@@ -26,6 +26,9 @@ macro_rules! tell {
 const PATIENCE_NS: u64 = 500_000_000;
 /// The same when it is asked again after it has said so.
 const PATIENCE_ASKED_AGAIN_NS: u64 = 10_000_000;
+/// An instruction may need several pages at once: with fewer frames than this to be had it could go on for ever, bringing each in where
+/// another was.
+const FEWEST: u32 = 8;
 /// While no page more may be queued for saving, or none can be saved, this many are tried at a time in search of clean ones.
 const SEARCH: u32 = 16;
 
@@ -63,16 +66,20 @@ pub(crate) fn run(inner: &Inner) {
             let mut policy = inner.policy.lock().unwrap_or_else(PoisonError::into_inner);
             evict::evict(state, &mut **policy, want)
         };
-        // What is queued for a store that fails comes back.
         tell!(trace, ?evicted, want, "evicted");
-        if evicted.ready > 0 || (evicted.queued > 0 && saves) {
+        let since = vain.get_or_insert_with(|| Vain::from_now(inner, seen, patience_ns));
+        since.note(evicted, stack.claimed(), seen);
+        let since = *since;
+        // What is queued for a store that fails comes back.
+        if (saves && evicted.ready + evicted.queued > 0) || since.freed >= FEWEST {
             (vain, patience_ns) = (None, PATIENCE_NS);
             stack.demand.end_shortage();
             continue;
         }
-        let since = vain.get_or_insert_with(|| Vain::from_now(inner, seen, patience_ns));
-        since.note(evicted, stack.claimed());
-        let since = *since;
+        if evicted.ready > 0 {
+            stack.demand.end_shortage();
+            continue;
+        }
         if saves && !since.tried_all {
             // The policy has named none that can go so far, and knows of others.
             continue;
@@ -97,16 +104,20 @@ pub(crate) fn run(inner: &Inner) {
     }
 }
 
-/// A time without success.
+/// A time without success, or with little where pages cannot be saved.
 #[derive(Clone, Copy)]
 struct Vain {
     deadline_ns: u64,
-    /// The count of [`selfpage_core::shortage::Demand::wanted`] from before it began.
+    /// The count of [`selfpage_core::shortage::Demand::wanted`] from before it began; or, once a frame was freed, from before the last look.
     asked: u32,
     /// [`Inner::saver_turns`] when it began.
     turns: u64,
-    /// Suggestions of the policy that were looked at.
+    /// Suggestions of the policy that were looked at since all that it knows were.
     looked_at: u32,
+    /// Frames that were freed among those.
+    freed: u32,
+    /// Whether any was, at any time.
+    freed_any: bool,
     /// Whether all that it knows were: on a busy machine a page that a device holds may take a millisecond.
     tried_all: bool,
     /// Whether any page had to be saved first.
@@ -118,14 +129,24 @@ impl Vain {
         let turns = inner.saver_turns.load(Ordering::SeqCst);
         let deadline_ns = inner.state().mmu.now_ns() + patience_ns;
         let tried_to_save = inner.state().stack.saving() > 0;
-        Vain { deadline_ns, asked, turns, looked_at: 0, tried_all: false, tried_to_save }
+        Vain { deadline_ns, asked, turns, looked_at: 0, freed: 0, freed_any: false, tried_all: false, tried_to_save }
     }
 
-    /// An eviction of a domain with so many frames in use came to this. Each of them is listed once at most, but a policy may
-    /// say anything.
-    fn note(&mut self, evicted: Evicted, frames: u32) {
+    /// An eviction of a domain with so many frames in use came to this, begun when the count of those who had asked was `seen`. Each frame
+    /// is listed once at most, but a policy may say anything.
+    fn note(&mut self, evicted: Evicted, frames: u32, seen: u32) {
+        if self.looked_at == 0 {
+            self.freed = 0;
+        }
         self.looked_at = self.looked_at.saturating_add(evicted.looked_at);
-        self.tried_all |= evicted.was_all || self.looked_at >= frames;
+        self.freed = self.freed.saturating_add(evicted.ready);
+        self.freed_any |= evicted.ready > 0;
+        if self.freed_any {
+            self.asked = seen;
+        }
+        if evicted.was_all || self.looked_at >= frames {
+            (self.tried_all, self.looked_at) = (true, 0);
+        }
         self.tried_to_save |= evicted.queued > 0;
     }
 
@@ -178,18 +199,41 @@ pub(crate) fn save(inner: &Inner) {
 mod tests {
     use super::*;
 
+    const BEGUN: Vain = Vain {
+        deadline_ns: 0,
+        asked: 0,
+        turns: 0,
+        looked_at: 0,
+        freed: 0,
+        freed_any: false,
+        tried_all: false,
+        tried_to_save: false,
+    };
+
     #[test]
     fn many_that_must_stay_do_not_prove_that_all_must() {
-        let mut vain =
-            Vain { deadline_ns: 0, asked: 0, turns: 0, looked_at: 0, tried_all: false, tried_to_save: false };
+        let mut vain = BEGUN;
         // Pinned pages, as many as one eviction looks at, in a domain that wants more than that.
         let pinned = Evicted { kept: 1024, looked_at: 1024, ..Evicted::default() };
-        (0..1023).for_each(|_| vain.note(pinned, 1 << 20));
+        (0..1023).for_each(|_| vain.note(pinned, 1 << 20, 1));
         assert!(!vain.tried_all);
-        vain.note(pinned, 1 << 20);
+        vain.note(pinned, 1 << 20, 1);
         assert!(vain.tried_all, "each frame was looked at");
-        let mut few = Vain { looked_at: 0, tried_all: false, ..vain };
-        few.note(Evicted { kept: 3, looked_at: 3, was_all: true, ..Evicted::default() }, 1 << 20);
+        let mut few = BEGUN;
+        few.note(Evicted { kept: 3, looked_at: 3, was_all: true, ..Evicted::default() }, 1 << 20, 1);
         assert!(few.tried_all, "the policy knew of no more");
+    }
+
+    #[test]
+    fn the_same_few_pages_again_and_again_are_few() {
+        let mut vain = BEGUN;
+        let one = Evicted { ready: 1, kept: 15, looked_at: 16, ..Evicted::default() };
+        for seen in 1..100 {
+            vain.note(one, 64, seen);
+            assert!(vain.freed < FEWEST, "all were looked at, and came again");
+            assert_eq!(vain.asked, seen, "whoever asked before was served");
+        }
+        vain.note(Evicted { ready: FEWEST, looked_at: 16, ..Evicted::default() }, 64, 100);
+        assert!(vain.freed >= FEWEST);
     }
 }
