@@ -308,7 +308,7 @@ fn a_place_is_one_writers_from_the_first_moment_to_the_last() {
         std::fs::remove_file(&path).unwrap();
     }
     // What another process left when it was killed is nobody's.
-    std::fs::write(dir.path().join("one.snap.new"), "half a snapshot").unwrap();
+    std::fs::write(dir.path().join("one.snap.new"), b"SELFSNAP, half of one").unwrap();
     add(&mut target(&path), 0..3, 1);
     assert_eq!(Snapshot::open(&path).unwrap().pages(), 3);
     // Somebody puts a file there: it is not written over.

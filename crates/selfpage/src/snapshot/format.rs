@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 pub(super) const PAGE: u64 = 4096;
 const VERSION: u32 = 1;
-const MAGIC: [u8; 8] = *b"SELFSNAP";
+pub(super) const MAGIC: [u8; 8] = *b"SELFSNAP";
 const CURRENT: [u8; 8] = *b"CURRENT\n";
 const TRAILER: [u8; 8] = *b"TRAILER\n";
 const HASH_BYTES: usize = 16;

@@ -6,7 +6,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,12 +14,15 @@ use std::time::Duration;
 use rustix::fs::syncfs;
 
 use super::file::{named, newest};
+use super::format::MAGIC;
 use crate::error::{Error, Kind, Result};
 use crate::store::Descriptor;
 use crate::undisturbed::{self, Locked};
 
 /// Looks for the file that has the name, while others rename theirs to it. Each time one of them gets on.
 const MOST_LOOKS: u32 = 100;
+/// As much of a file is looked at in one go.
+const LOOK_BYTES: usize = 1 << 16;
 /// How long whoever holds the new file by mistake has to let go of it, each time.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -46,14 +49,14 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Takes it. What is there must be a snapshot file, or empty.
+    /// Takes it. What is there must be a snapshot file, or empty; so must what is at the name that a new one has at first.
     pub(super) fn take(path: &Path) -> Result<Place> {
         for _ in 0..MOST_LOOKS {
             let old = existing(path).inspect_err(|_| close_unused())?;
             let process = std::process::id();
             let mut place = Place { path: path.into(), unnamed: unnamed(path), old, new: None, process };
             if place.old.is_none() {
-                place.new = Some(made(&place.unnamed)?);
+                place.new = Some(made(&place.unnamed).inspect_err(|_| close_unused())?);
             }
             if place.is_ours() {
                 return Ok(place);
@@ -215,12 +218,44 @@ fn existing(path: &Path) -> Result<Option<Arc<Descriptor>>> {
     Ok(Some(opened))
 }
 
+/// What is at the name of a new file, made and locked. Refuses what is nobody's beginning of a snapshot, which it would cut and remove.
 fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = opened(&options, unnamed).map_err(|cause| Error::system("make", named(unnamed), cause))?;
+    // Whoever holds it may be at its first bytes.
     lock(&file.as_file(), unnamed)?;
-    Ok(file)
+    match is_begun(&file.as_file()) {
+        Ok(true) => Ok(file),
+        Ok(false) => {
+            let cause = "new snapshots begin under this name, and the file holds something else: move it away";
+            Err(Error::new(Kind::Invalid, "replace", named(unnamed), cause))
+        }
+        Err(cause) => Err(Error::system("read", named(unnamed), cause)),
+    }
+}
+
+/// Whether a file is one that somebody began for a snapshot: its first bytes, or nothing but what a crash of the machine leaves of them.
+fn is_begun(file: &File) -> io::Result<bool> {
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Ok(false);
+    }
+    let mut magic = [0; MAGIC.len()];
+    if meta.len() >= magic.len() as u64 {
+        file.read_exact_at(&mut magic, 0)?;
+    }
+    if magic == MAGIC {
+        return Ok(true);
+    }
+    let (mut bytes, mut at) = (vec![0; LOOK_BYTES], 0);
+    loop {
+        match file.read_at(&mut bytes, at)? {
+            0 => return Ok(true),
+            len if bytes[..len].iter().any(|byte| *byte != 0) => return Ok(false),
+            len => at += len as u64,
+        }
+    }
 }
 
 fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<Descriptor>> {

@@ -1,6 +1,7 @@
 //! Snapshots: what they have, that it is of one instant, and what happens where they cannot be taken.
 
 mod alone;
+mod beside;
 mod clones;
 mod consistent;
 mod failed;
