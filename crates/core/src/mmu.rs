@@ -157,7 +157,8 @@ pub trait Mmu: Sync {
     /// Copies what is mapped at `page` into the slot of `frame`, which must be populated; the page stays mapped.
     ///
     /// # Errors
-    /// [`Refusal::Hole`]: nothing is mapped there. [`Refusal::Foreign`]: what is there is not the domain's.
+    /// [`Refusal::Hole`]: nothing is mapped there. [`Refusal::Foreign`]: what is there is not the domain's. [`Refusal::Denied`]: it is there,
+    /// and cannot be read.
     fn copy_out(&self, page: PageNo, frame: Frame) -> Result<(), Refusal>;
 
     /// Whether the page is populated as the machine sees it.

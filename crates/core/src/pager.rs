@@ -110,7 +110,7 @@ pub struct Kept {
 
 /// Backs a region, answers its faults.
 ///
-/// Pages are named by their number in the region. Core calls `changed`, `save`, `forget`, `hand_out` and `take_in` for one page by one
+/// Pages are named by their number in the region. Core calls `changed`, `save`, `forget`, `hand_out`, `take_in` and `given` for one page by one
 /// thread at a time, and never while a `fill` of that page runs.
 pub trait Pager: Send + Sync {
     /// The lowest context in which `fill` may run.
@@ -209,6 +209,15 @@ pub trait Pager: Send + Sync {
     fn take_in(&self, index: u64, kept: Kept) {
         let _ = kept;
         self.forget(index, 1);
+    }
+
+    /// Somebody else gives a page its contents, in place of a fill: what a fill would bring, and what was last saved, says nothing of them.
+    /// Called before the program can see them. Where they cannot be mapped the page is absent, and the next use of it is a fill.
+    ///
+    /// # Context
+    /// Trap.
+    fn given(&self, index: u64) {
+        let _ = index;
     }
 
     /// This process is a forked child from now on: what it saves must not reach what its parent has too.

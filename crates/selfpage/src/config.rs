@@ -24,7 +24,8 @@ pub enum DescriptorTable {
     /// The program's and the pager threads'. The program's threads can act on their own.
     Shared,
     /// The pager threads' alone: the program never sees them, and every call on the domain is made by a pager thread for it.
-    /// Upcall regions need [`DescriptorTable::Shared`].
+    /// Upcall regions need [`DescriptorTable::Shared`]. A store in a file is one domain's, and ends with the last region that uses it
+    /// ([`crate::RegionBuilder::stored_in`]).
     Private,
 }
 

@@ -44,8 +44,8 @@ use crate::pool::FramePool;
 use crate::region::Bound;
 use crate::snapshot::MOST_RUNS;
 use crate::stats::Stats;
-use crate::trap::errand;
 use crate::trap::handlers::Handlers;
+use crate::trap::{errand, stack};
 use crate::{descriptors, trace};
 
 mod child;
@@ -119,6 +119,9 @@ pub struct Domain {
 /// Keeps the domain going as long as it has a handle or a region.
 pub(crate) struct Life {
     pub(crate) inner: Arc<Inner>,
+    /// At the end, and last: a handler of a signal that forked would leave its child in the middle of that, with threads to wait for that it
+    /// does not have.
+    quiet: Option<signal::Quiet>,
 }
 
 impl Domain {
@@ -130,9 +133,16 @@ impl Domain {
     pub(crate) fn build(settings: Settings, policy: Choice) -> Result<Domain> {
         // Before there is a pager thread: a child that was forked while one is being started forgets them all.
         crate::fork::attend();
-        let inner = Arc::new(Inner::new(settings, policy)?);
-        inner.start_threads_keeping(Vec::new(), Vec::new())?;
-        crate::fork::enlist(&inner);
+        let life = {
+            // A handler that forked would leave its child waiting for threads that it does not have.
+            let _quiet = signal::Quiet::begin();
+            let inner = Arc::new(Inner::new(settings, policy)?);
+            inner.start_threads_keeping(Vec::new(), Vec::new())?;
+            crate::fork::enlist(&inner);
+            Arc::new(Life { inner, quiet: None })
+        };
+        // Who listens may start threads, which would have the mask.
+        let inner = &life.inner;
         tracing::info!(
             frames = inner.config.frames,
             workers = inner.config.workers,
@@ -140,7 +150,7 @@ impl Domain {
             residence = ?inner.pool.residence(),
             "domain built"
         );
-        Ok(Domain { life: Arc::new(Life { inner }) })
+        Ok(Domain { life })
     }
 
     /// Begins a region of `len_bytes` bytes, rounded up to pages.
@@ -220,6 +230,7 @@ impl Domain {
 
 impl Drop for Life {
     fn drop(&mut self) {
+        self.quiet = Some(signal::Quiet::begin());
         crate::fork::delist(&self.inner);
         self.inner.end();
     }
@@ -362,26 +373,16 @@ impl Inner {
         }
     }
 
-    /// Gives the pager threads these descriptors of the calling thread's, at the same numbers.
-    pub(crate) fn share_descriptors(&self, numbers: &[RawFd]) -> Result<()> {
-        let thread = selfpage_core::linux::thread::id();
-        self.on_pager_thread(move || {
-            numbers.iter().try_for_each(|number| {
-                crate::store::take_descriptor(thread, *number)
-                    .map_err(|cause| Error::system("share", format!("descriptor {number}"), cause))
-            })
-        })
-    }
-
     pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
 
     /// Does `work` here with no handler of a signal let in: one that touched a page which this thread has claimed would
-    /// wait for its own thread. Every call that works on pages goes this way, or by a pager thread.
+    /// wait for its own thread. So would this thread where its stack lies in a region, and a page of that is gone: then `work`, which has
+    /// moved into it what it uses, is done on a stack of ours. Every call that works on pages goes this way, or by a pager thread.
     pub(crate) fn undisturbed<T>(&self, work: impl FnOnce() -> T) -> T {
         let _quiet = signal::Quiet::begin();
-        work()
+        if self.has_not(stack::here()) { work() } else { stack::run(work) }
     }
 
     /// Does `work` where the domain's descriptors are: here, as in a trap, since the program may have closed them; or on a pager thread,

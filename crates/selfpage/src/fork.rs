@@ -14,16 +14,18 @@ mod cancel;
 mod held;
 mod once;
 mod stack;
+mod streams;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use selfpage_core::addr::{Frame, PageBytes};
+use selfpage_core::addr::{Frame, PageBytes, PageNo};
 use selfpage_core::fault::protect;
 use selfpage_core::linux::die;
 use selfpage_core::linux::memory::Advice;
 use selfpage_core::linux::signal::{self, SignalSet};
+use selfpage_core::linux::thread as own_thread;
 use selfpage_core::policy::Policy;
 
 use crate::domain::{Inner, Part, Regions};
@@ -96,6 +98,7 @@ pub fn attend() {
     // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as domains can exist.
     ATTENDED.get_or_make(|| unsafe {
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
+        streams::attend();
     });
 }
 
@@ -118,6 +121,15 @@ pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
     domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
 }
 
+/// Whether a page is in no region of any domain; no for one of which that cannot be told without waiting, as in the handlers of a fork.
+///
+/// # Context
+/// Normal, with signals blocked: a handler that forked would wait for its own thread.
+pub(crate) fn is_in_no_region(page: PageNo) -> bool {
+    let Ok(domains) = DOMAINS.try_lock() else { return false };
+    domains.iter().filter_map(Weak::upgrade).all(|domain| domain.has_not(page))
+}
+
 /// Whether the process was forked since forks are attended to.
 pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
@@ -128,6 +140,10 @@ extern "C" fn prepare() {
 }
 
 fn pause() -> Pause {
+    // It is inside a gate that is to be closed, or has the policy that is to be held: it would wait for itself.
+    if thread::is_pager_thread(own_thread::id()) {
+        crate::die("a pager, policy or store of the program's own forked on a pager thread");
+    }
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
     let mask = signal::block_all();
     let uncancelled = Uncancelled::begin();

@@ -9,13 +9,14 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
 use selfpage_core::linux::{Errno, memory, thread};
 use selfpage_core::mmu::{Refusal, Trap};
+use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{Access, Rights};
 
 use crate::domain::Inner;
@@ -198,7 +199,9 @@ pub(crate) struct Asking {
     pub(crate) first: bool,
     /// How often protections have changed, or pages were given contents.
     changes: AtomicU64,
-    /// How often the mapping itself was made to refuse an access.
+    /// Pages whose mapping itself was made to refuse an access. What the program forbids with mprotect(2) is not among them, and stays.
+    refused: PageSet,
+    /// How many came into it: while there was none, nobody looks.
     refusals: AtomicU64,
     /// What the program may do where nothing is protected.
     access: memory::Access,
@@ -214,7 +217,13 @@ impl Asking {
     pub(crate) fn of(handler: Option<Box<dyn FaultHandler>>, access: memory::Access) -> Asking {
         let first = handler.as_ref().is_some_and(|handler| handler.asks_first());
         let left = AtomicU32::new(u32::MAX);
-        Asking { handler, first, changes: AtomicU64::new(0), refusals: AtomicU64::new(0), access, left }
+        let (changes, refusals) = (AtomicU64::new(0), AtomicU64::new(0));
+        Asking { handler, first, changes, refused: PageSet::none(), refusals, access, left }
+    }
+
+    /// The same with room for the pages of a region that are refused.
+    pub(crate) fn with_room(self, refused: PageSet) -> Asking {
+        Asking { refused, ..self }
     }
 
     /// Provides what the handler runs on.
@@ -302,10 +311,15 @@ impl Bound {
         if !right() {
             return Ok(());
         }
-        self.asking.refusals.fetch_add(1, Ordering::SeqCst);
         let one = PageRange { first: page, count: 1 };
         let refused = self.allow(inner, one, access);
+        // Not before: whoever takes it back meanwhile would take it out of the set, and the refusal would stay.
+        if refused.is_ok() {
+            self.asking.refused.insert(self.core().index(page));
+            self.asking.refusals.fetch_add(1, Ordering::SeqCst);
+        }
         // Whoever makes it wrong looks for refusals afterwards, and we for that: one of us sees the other.
+        fence(Ordering::SeqCst);
         if !right() {
             self.take_refusals_back(inner, one);
             return Ok(());
@@ -343,14 +357,26 @@ impl Bound {
         self.asking.left.store(prot, Ordering::Relaxed);
     }
 
-    /// Has the mapping refuse nothing in a range any more, after what is wanted of its pages has changed, or somebody has asked for them
-    /// by name.
+    /// Has the mapping refuse nothing of its own in a range any more, after what is wanted of its pages has changed, or somebody has asked
+    /// for them by name.
     pub(crate) fn take_refusals_back(&self, inner: &Inner, range: PageRange) {
-        if self.asking.refusals.load(Ordering::SeqCst) > 0
-            && self.asking.access == memory::Access::ReadWrite
-            && range.count > 0
-        {
-            let _ = self.allow(inner, range, memory::Access::ReadWrite);
+        // As in `refuse`: what the caller has changed comes before this look.
+        fence(Ordering::SeqCst);
+        let Asking { refused, refusals, access, .. } = &self.asking;
+        if refusals.load(Ordering::SeqCst) == 0 || *access != memory::Access::ReadWrite {
+            return;
+        }
+        let is_refused = |page: &PageNo| refused.contains(self.core().index(*page));
+        let mut at = range.first;
+        while let Some(first) = (at.0..range.end().0).map(PageNo).find(is_refused) {
+            let count = (first.0..range.end().0).map(PageNo).take_while(is_refused).count() as u64;
+            let run = PageRange { first, count };
+            // In this order: who refuses one of them anew meanwhile puts it in again after the mapping refuses it.
+            run.pages().for_each(|page| refused.remove(self.core().index(page)));
+            if self.allow(inner, run, memory::Access::ReadWrite).is_err() {
+                run.pages().for_each(|page| refused.insert(self.core().index(page)));
+            }
+            at = run.end();
         }
     }
 

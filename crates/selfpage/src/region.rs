@@ -9,7 +9,6 @@ mod moving;
 mod part;
 
 use std::fmt;
-use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -29,7 +28,7 @@ use crate::error::{Error, Kind, Result};
 use crate::handler::{Asking, FaultHandler};
 use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, Tables, UserPager, Zero};
 use crate::placement::Placement;
-use crate::store::BackingStore;
+use crate::store::{BackingStore, Numbered};
 
 mod clone;
 mod restored;
@@ -122,10 +121,14 @@ impl<'a> Builder<'a> {
         self.stored_in(Arc::new(store))
     }
 
-    /// Anonymous memory that is paged to a store which other regions may use as well.
+    /// Anonymous memory that is paged to a store which other regions may use as well. With [`DescriptorTable::Private`] these are regions of
+    /// this domain, and the store ends with the last of them: the program does not have its file any more.
+    ///
+    /// [`DescriptorTable::Private`]: crate::DescriptorTable::Private
     ///
     /// # Errors
-    /// No address space, or too many regions.
+    /// No address space, or too many regions. The program has closed the store's file, or with [`DescriptorTable::Private`] has given it to
+    /// another domain, or to regions that are gone.
     pub fn stored_in(self, store: Arc<dyn BackingStore>) -> Result<Region> {
         let kept = Some(store.clone());
         self.bind_with(Rights::ReadWrite, Vec::new(), kept, move |len, hash| {
@@ -152,8 +155,8 @@ impl<'a> Builder<'a> {
         if self.name.is_empty() {
             self.name = path.as_ref().display().to_string();
         }
-        let descriptors = opened.descriptors();
-        self.bind_with(rights, descriptors, None, |len, hash| {
+        let files = opened.files();
+        self.bind_with(rights, files, None, |len, hash| {
             let written = if rights == Rights::ReadWrite { len } else { 0 };
             let bytes = Arena::bytes_for::<AtomicU64>(written) + Arena::bytes_for::<AtomicU16>(written);
             let mut arena = Arena::new(bytes)?;
@@ -191,13 +194,13 @@ impl<'a> Builder<'a> {
     fn bind_with(
         mut self,
         rights: Rights,
-        descriptors: Vec<RawFd>,
+        files: Vec<Numbered>,
         store: Option<Arc<dyn BackingStore>>,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Region> {
         let asking = Asking::of(self.handler.take(), self.reserved);
         asking.make_ready(self.trap, &self.life.inner)?;
-        let bound = Bound::new(&self, rights, descriptors, store, asking, make)?;
+        let bound = Bound::new(&self, rights, files, store, asking, make)?;
         bound.join(&self.life.inner, self.reserved)?;
         Ok(Region { life: self.life.clone(), bound })
     }
@@ -262,7 +265,7 @@ impl Region {
         }
     }
 
-    /// Brings `[offset, offset+len)` in and keeps it in core until it is unpinned as often: for system calls in upcall
+    /// Brings `[offset, offset+len)` in and keeps it in core until it is unpinned as often, or discarded: for system calls in upcall
     /// regions, and for I/O. What could not be had for an earlier access is tried anew.
     ///
     /// # Errors
@@ -295,7 +298,7 @@ impl Region {
     pub fn unpin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("unpin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
-        let unpin = || range.pages().filter(|page| !range::unpin(state, *page)).reduce(|first, _| first);
+        let unpin = move || range.pages().filter(|page| !range::unpin(state, *page)).reduce(|first, _| first);
         match self.life.inner.undisturbed(unpin) {
             None => Ok(()),
             Some(page) => Err(Error::new(Kind::Invalid, "unpin", self.bound.page_name(page), "it is not pinned")),
@@ -315,11 +318,11 @@ impl Region {
 
     /// Has pager threads bring `range` in. `false`: they have too much to do already.
     fn advise(&self, range: PageRange) -> bool {
-        self.life.inner.undisturbed(|| range::prefetch(self.life.inner.state(), range))
+        self.life.inner.undisturbed(move || range::prefetch(self.life.inner.state(), range))
     }
 
-    /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region. What the
-    /// program has mapped over a part of it stays.
+    /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region. Pins on its pages go
+    /// too, however many: they are not to be taken back. What the program has mapped over a part of it stays.
     ///
     /// # Errors
     /// The range is not in the region. A page that a clone still needs cannot be given to it: it is as it was, and the others are dropped.
@@ -375,7 +378,8 @@ impl Region {
         let _regions = self.life.inner.regions();
         let descriptors = *self.life.inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         let bound = &*self.bound;
-        self.life.inner.on_table(move |_| bound.register(descriptors, &(start..start + len_bytes)))
+        // The program may have closed this thread's.
+        self.life.inner.on_pager_thread(move || bound.register(descriptors, &(start..start + len_bytes)))
     }
 }
 

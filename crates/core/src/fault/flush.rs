@@ -131,9 +131,14 @@ fn look(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, 
     }
     if seen.state() == State::Resident {
         domain.frames.set_zeroed(from, Zeroed::Unknown);
-        if domain.mmu.copy_out(page, from).is_err() {
+        if let Err(why) = domain.mmu.copy_out(page, from) {
             domain.settle(region, page, seen);
-            return Look::Nothing;
+            return match why {
+                // The program has dropped it behind our back, or mapped over it.
+                Refusal::Hole | Refusal::Foreign => Look::Nothing,
+                // It is there, and may have changed.
+                why => Look::Failed(Failure::Machine(why)),
+            };
         }
     }
     let result = match pager.changed(region.index(page), domain.lease(from).get()) {

@@ -4,7 +4,7 @@
 //! As for [`super::copy_first`].
 
 use super::copy_first::wake;
-use super::{Failure, Outcome, Step, inherit};
+use super::{Failure, Outcome, PAUSE_US, Step, inherit};
 use crate::addr::{Frame, PageBytes, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Zeroed;
@@ -73,6 +73,7 @@ pub fn read(
                 next = region.sets.pending.next(index + read.max(1) as u64);
             }
             Read::Again => next = region.sets.pending.next(index),
+            Read::Pause => domain.cut.moved.wait(domain.mmu, domain.cut.moved.count(), PAUSE_US),
             Read::AwaitPage(word, seen) => domain.mmu.sleep(word.low_half(), seen.low(), 0),
             Read::AwaitFrame => frame_wait
                 .sleep(&domain.stack.demand, domain.mmu, available)
@@ -89,6 +90,8 @@ enum Read<'a> {
     /// So many pages from this one on.
     Pages(usize),
     Again,
+    /// The page of a clone's source is busy, which tells nobody here.
+    Pause,
     AwaitPage(&'a PageWord, Word),
     AwaitFrame,
     Failed(Failure),
@@ -106,6 +109,7 @@ fn read_at<'a>(domain: &DomainState, region: &'a Region, page: PageNo, into: &mu
         return match inherit::inherit(domain, Context::PagerThread, region, page) {
             Step::Done(Outcome::Failed(failure)) => Read::Failed(failure),
             Step::AwaitFrame(_) => Read::AwaitFrame,
+            Step::Pause => Read::Pause,
             _ => Read::Again,
         };
     }

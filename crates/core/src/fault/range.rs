@@ -184,6 +184,10 @@ fn supply_at(domain: &DomainState, context: Context, region: &Region, page: Page
     domain.frames.set_zeroed(frame, Zeroed::Unknown);
     domain.frames.set_owner(frame, Some(page));
     *domain.lease(frame).get_mut() = *contents;
+    if let Some(pager) = region.pager() {
+        // Before the map, which lets the program go on; and nobody can evict a page that is claimed.
+        pager.given(region.index(page));
+    }
     if let Err(partial) = domain.map(region, page, frame, 1) {
         return super::refused(domain, region, page, frame, partial.why);
     }

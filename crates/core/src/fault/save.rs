@@ -3,7 +3,8 @@
 use core::array;
 
 use super::evict::{is_mapped_over, mapped_over};
-use super::lost;
+use super::range::settle_step;
+use super::{Outcome, Step, lost};
 use crate::addr::{Frame, PAGE_BYTES, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Use;
@@ -17,6 +18,24 @@ use crate::tracer::Kind;
 
 /// Pages saved at once, at most.
 pub const BATCH: usize = 256;
+
+/// Whether the contents of `page` are in a frame that is not mapped, perhaps nowhere else. A page that somebody is at is waited for.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub fn is_in_frame_only(domain: &DomainState, page: PageNo) -> bool {
+    let mut found = false;
+    settle_step(domain, page, |region| {
+        let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
+        let seen = word.load();
+        found = matches!(seen.state(), State::Aside | State::Saving);
+        match seen.state() {
+            State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+            _ => Step::Done(Outcome::Resolved),
+        }
+    });
+    found
+}
 
 /// Queues a page that is Saving already. Waits for room, which the saver makes.
 pub(super) fn enqueue(domain: &DomainState, page: PageNo, frame: Frame) {

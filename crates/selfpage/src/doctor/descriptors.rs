@@ -12,7 +12,7 @@ use selfpage_core::linux::thread;
 
 use super::userfaultfd::MORE_THREADS;
 use super::{Finding, State, probed};
-use crate::store::{borrow_number, take_descriptor};
+use crate::store::{borrow_number, copied_descriptor, place_descriptor};
 
 pub(super) const UNSHARE: &str = "unshare(CLONE_FILES)";
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
@@ -41,7 +41,8 @@ fn try_both() -> Result<(Answer, Answer), Errno> {
 fn take(from: Pid, file: &OwnedFd) -> Answer {
     let number = file.as_raw_fd();
     thread::close_descriptors(number as u32, number as u32)?;
-    take_descriptor(from.as_raw_pid() as u32, number)
+    copied_descriptor(from.as_raw_pid() as u32, number)
+        .and_then(|copy| place_descriptor(copy, number))
         .map_err(|why| Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)))?;
     let taken = fstat(borrow_number(number)).map_err(of)?;
     if taken.st_rdev == rustix::fs::stat("/dev/null").map_err(of)?.st_rdev { Ok(()) } else { Err(Shortfall::Wrong) }

@@ -20,9 +20,12 @@ impl Inner {
     ) -> Option<Errno> {
         let why = self.pool.lock_alike(new).err().filter(|_| self.pool.is_locked())?;
         let parts = self.on_pager_thread(move || self.own_parts(regions));
-        self.close_gate();
-        self.unlock(parts.iter().map(|(_, part)| part).chain([new]));
-        self.state.gate.open(self.state.mmu);
+        let new = new.clone();
+        self.undisturbed(move || {
+            self.close_gate();
+            self.unlock(parts.iter().map(|(_, part)| part).chain([&new]));
+            self.state.gate.open(self.state.mmu);
+        });
         Some(why)
     }
 

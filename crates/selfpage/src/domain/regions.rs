@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::addr::{PAGE_BYTES, PageNo};
 
 use super::Inner;
 use crate::region::Bound;
@@ -16,6 +16,12 @@ pub(crate) type Regions<'a> = Locked<'a, BTreeMap<u64, Arc<Bound>>>;
 impl Inner {
     pub(crate) fn regions(&self) -> Regions<'_> {
         undisturbed::lock(&self.regions)
+    }
+
+    /// Whether a page is in none of the regions; no while the gate is closed, and it cannot be told.
+    pub(crate) fn has_not(&self, page: PageNo) -> bool {
+        let state = self.state();
+        state.gate.try_enter(state.mmu).is_some_and(|_inside| state.regions.find(page).is_none())
     }
 
     /// The tracked region that a range has a page in.

@@ -1,18 +1,20 @@
 //! The threads of a domain: how they start, and how they end.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::held::Held;
+use selfpage_core::linux::thread as own_thread;
 
 use super::Inner;
 use crate::config::DescriptorTable;
 use crate::error::{Error, Result, SystemError};
-use crate::store::move_descriptor;
+use crate::region::Bound;
+use crate::store::{borrow_number, copied_descriptor, move_descriptor, place_descriptor};
 use crate::trap::{pager, thread, upcall, worker};
 use crate::{descriptors, evictor, trace};
 
@@ -93,12 +95,34 @@ impl Inner {
     }
 
     /// Where the program is not to see the domain's descriptors, closes its copies of these.
-    pub(crate) fn hide_descriptors(&self, numbers: &[RawFd]) {
+    fn hide_descriptors(&self, numbers: &[RawFd]) {
         if self.config.descriptor_table == DescriptorTable::Private {
             for number in numbers {
                 let _ = Descriptor::from_raw(*number).close();
             }
         }
+    }
+
+    /// The same, of these of a region's that pager threads have taken. The program may have closed one since, and have a file of its own there.
+    pub(crate) fn hide_descriptors_of(&self, bound: &Bound, numbers: &[RawFd]) {
+        let is_ours = |number: &&RawFd| bound.check_descriptor(**number, borrow_number(**number)).is_ok();
+        numbers.iter().filter(is_ours).for_each(|number| self.hide_descriptors(&[*number]));
+    }
+
+    /// Gives the pager threads these descriptors of the calling thread's, at the same numbers, for a region: where they still are what it
+    /// was made with.
+    pub(crate) fn share_descriptors(&self, bound: &Bound, numbers: &[RawFd]) -> Result<()> {
+        let thread = own_thread::id();
+        let share = move |number: RawFd| {
+            let failed = |cause| Error::system("share", format!("descriptor {number}"), cause);
+            let copy = copied_descriptor(thread, number).map_err(failed)?;
+            bound.check_descriptor(number, copy.as_fd())?;
+            place_descriptor(copy, number).map_err(failed)
+        };
+        let shared = self.on_pager_thread(move || numbers.iter().try_for_each(|number| share(*number)));
+        // What is not there any more only the region has a name for.
+        let lost = |_| numbers.iter().try_for_each(|number| bound.check_descriptor(*number, borrow_number(*number)));
+        shared.map_err(|why| lost(()).err().unwrap_or(why))
     }
 }
 

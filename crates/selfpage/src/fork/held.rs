@@ -26,7 +26,7 @@ impl<T> OverFork<T> {
     /// Before the fork. `take` waits until no other thread holds the same.
     pub(crate) fn hold(&self, take: impl FnOnce() -> T) {
         let own = thread::block();
-        if self.by.load(Ordering::Relaxed) == own {
+        if self.is_held_here() {
             return;
         }
         let held = take();
@@ -37,9 +37,14 @@ impl<T> OverFork<T> {
         unsafe { *self.held.get() = Some(held) };
     }
 
+    /// Whether the calling thread holds it.
+    pub(crate) fn is_held_here(&self) -> bool {
+        self.by.load(Ordering::Relaxed) == thread::block()
+    }
+
     /// After the fork. `None`: nothing is held, or not by this thread.
     pub(crate) fn let_go(&self) -> Option<T> {
-        if self.by.load(Ordering::Relaxed) != thread::block() {
+        if !self.is_held_here() {
             return None;
         }
         // SAFETY: fork-held: it is ours until the next line.

@@ -2,17 +2,19 @@
 
 use std::iter::once;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::{PageNo, VirtAddr};
-use selfpage_core::fault::{Outcome, range};
+use selfpage_core::fault::{Fault, Outcome, range, resolve};
+use selfpage_core::region::Access;
 
 use crate::domain::Inner;
 
 /// What the handlers of a fork use, and the C library between them.
 const KEPT_PAGES: u64 = 16;
 
-/// Pages of the calling thread's stack that stay in core until this is dropped: while gates are closed, and in a child that has no pager
-/// threads yet, nobody would bring them in.
+/// Pages of the calling thread's stack that stay in core until this is dropped, and may be written to: while gates are closed, and in a
+/// child that has no pager threads yet, nobody would bring them in, or answer the first write to one that is armed.
 pub(super) struct KeptStack {
     inner: Arc<Inner>,
     pages: Vec<PageNo>,
@@ -27,10 +29,18 @@ impl KeptStack {
         let state = inner.state();
         // Others need frames too.
         let count = KEPT_PAGES.min(u64::from(inner.pool.frames()) / 4);
+        // The turn is kept as well: nobody arms pages anew.
+        std::mem::forget(inner.begin_cut());
         let pages = inner.on_table(move |context| {
-            let is_pinned = |page: &PageNo| range::pin(state, context, *page) == Outcome::Resolved;
-            let down = (0..count).map(|pages| PageNo(here.0.saturating_sub(pages))).take_while(is_pinned);
-            down.chain(once(here.plus(1)).filter(is_pinned)).collect()
+            let is_kept = |page: &PageNo| {
+                let pinned = range::pin(state, context, *page) == Outcome::Resolved;
+                if pinned {
+                    let _ = resolve(state, context, Fault { addr: page.addr(), access: Access::Write, thread: 0 });
+                }
+                pinned
+            };
+            let down = (0..count).map(|pages| PageNo(here.0.saturating_sub(pages))).take_while(is_kept);
+            down.chain(once(here.plus(1)).filter(is_kept)).collect()
         });
         Some(KeptStack { inner, pages })
     }
@@ -42,5 +52,6 @@ impl Drop for KeptStack {
             // A child that did not get the domain has no such page.
             range::unpin(self.inner.state(), *page);
         }
+        self.inner.cutting.store(false, Ordering::Release);
     }
 }

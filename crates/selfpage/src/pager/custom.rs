@@ -53,7 +53,7 @@ pub trait UserPager: Send + Sync {
 pub struct Custom<P> {
     user: P,
     hash: Arc<PageHash>,
-    /// The hash of each page as it was filled or saved last.
+    /// The hash of each page as it was filled or saved last, unless it was given since.
     hashes: Table<AtomicU64>,
 }
 
@@ -117,6 +117,10 @@ impl<P: UserPager> Pager for Custom<P> {
             let hash = if page.outcome.is_ok() { self.hash.of(page.bytes.get()) } else { NO_HASH };
             self.set_hash(page.index, hash);
         }
+    }
+
+    fn given(&self, index: u64) {
+        self.set_hash(index, NO_HASH);
     }
 
     fn forked(&self) {

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, IoSliceMut};
 use std::iter;
 use std::ops::Range;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use selfpage_core::sync::{AtomicU64, Ordering};
 
 use super::{NO_HASH, PageHash};
 use crate::error::{Error, Kind, Result};
-use crate::store::{Blok, Descriptor, IoChoice, LOCKED, WriteBlok, forget_engines, page_cache};
+use crate::store::{Blok, Descriptor, IoChoice, LOCKED, Numbered, WriteBlok, forget_engines, page_cache};
 use crate::trap::thread;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -50,9 +50,9 @@ pub struct File {
     rights: Rights,
     io: IoChoice,
     hash: Arc<PageHash>,
-    /// The hash of each page as it was filled or saved last; none where the program may not write.
+    /// The hash of each page as it was filled or saved last, unless it was given since; none where the program may not write.
     hashes: Table<AtomicU64>,
-    /// How many bytes at the end of each page lay behind the end of the file when it was filled; as long as `hashes`.
+    /// How many bytes at the end of each page lay behind the end of the file when it was filled or given; as long as `hashes`.
     tails: Table<AtomicU16>,
     /// In a forked child: the file is the parent's to write, and what the child changes stays with it.
     detached: AtomicBool,
@@ -120,8 +120,8 @@ impl Opened {
 }
 
 impl Opened {
-    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        self.direct.iter().chain([&self.buffered]).map(Descriptor::number).collect()
+    pub(crate) fn files(&self) -> Vec<Numbered> {
+        self.direct.iter().chain([&self.buffered]).map(Descriptor::numbered).collect()
     }
 }
 
@@ -352,6 +352,17 @@ impl Pager for File {
             Some(hash) if hash.load(Ordering::Relaxed) == self.hash.of(bytes) => Verdict::Clean,
             _ if self.detached.load(Ordering::Relaxed) => Verdict::Stays,
             _ => Verdict::Changed,
+        }
+    }
+
+    fn given(&self, index: u64) {
+        self.forget_hash(index);
+        // Where the length is not to be had, what was behind the end when the page was filled counts.
+        if self.rights == Rights::ReadWrite
+            && let Ok(len) = self.file_len(Context::Trap)
+        {
+            let there = len.saturating_sub((self.first + index) * PAGE).min(PAGE);
+            self.set_tail_len(index, PAGE - there);
         }
     }
 

@@ -108,7 +108,7 @@ impl Pager for Stored {
         let first = self.blok(index);
         let follows = |step: &u32| {
             let blok = self.blok(index + u64::from(*step));
-            if first == 0 { blok == 0 } else { blok == first + *step }
+            if first == 0 { blok == 0 } else { Some(blok) == first.checked_add(*step) }
         };
         1 + (1..want).take_while(follows).count() as u32
     }
@@ -139,7 +139,9 @@ impl Pager for Stored {
                 Ok((first, count)) => (first, count as usize),
                 Err(error) => return rest.iter_mut().for_each(|page| page.outcome = Err(error)),
             };
-            let (now, later) = rest.split_at_mut(count.min(rest.len()));
+            // There is no blok behind the last number, whatever a store says: it would be another page's, or none.
+            let most = (u32::MAX - first.0) as usize + 1;
+            let (now, later) = rest.split_at_mut(count.min(most).min(rest.len()));
             self.save_at(first, now);
             rest = later;
         }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
@@ -27,7 +27,7 @@ use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
 use crate::placement;
-use crate::store::BackingStore;
+use crate::store::{BackingStore, Numbered};
 use crate::trap::upcall;
 
 /// Where a pager is, at an address that core can keep in one word.
@@ -37,16 +37,17 @@ struct PagerAt(&'static dyn Pager);
 /// domain's map and the gate was closed once.
 pub(crate) struct Bound {
     pub(super) region: Box<region::Region>,
-    /// What `region` points to; in this order, so that the pager goes before its tables.
+    /// What `region` points to; in this order, so that the pager, and what is refused, go before their tables.
     _reference: Box<PagerAt>,
     pub(super) pager: Option<Box<dyn Pager>>,
+    pub(crate) asking: Asking,
     _pager_tables: Option<Arena>,
     _tables: Arena,
-    descriptors: Vec<RawFd>,
+    /// Its own, which are no store's.
+    files: Vec<Numbered>,
     pub(super) store: Option<Arc<dyn BackingStore>>,
     pub(crate) name: String,
     pub(super) len_bytes: usize,
-    pub(crate) asking: Asking,
     /// Its pages may be dropped from now on. Changed and asked for with the domain's regions held.
     leaving: AtomicBool,
     /// What was still its own when it left its domain.
@@ -57,7 +58,7 @@ impl Bound {
     pub(super) fn new(
         builder: &Builder<'_>,
         rights: Rights,
-        descriptors: Vec<RawFd>,
+        files: Vec<Numbered>,
         store: Option<Arc<dyn BackingStore>>,
         asking: Asking,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
@@ -89,7 +90,7 @@ impl Bound {
         let armed = if trap.is_tracked() { len } else { 0 };
         let set = Arena::bytes_for::<AtomicU64>(PageSet::words(len));
         let bytes = Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len);
-        let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 5 * set;
+        let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 6 * set;
         let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         let start = placement::reserve(builder.placement, len_bytes, &object())?;
@@ -104,6 +105,7 @@ impl Bound {
         let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
         region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
         region.guarded = set();
+        let asking = asking.with_room(set());
         region.priority.store(builder.priority, Ordering::Relaxed);
         region.asks_first.store(asking.first.into(), Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.
@@ -115,7 +117,7 @@ impl Bound {
             pager: Some(pager),
             _pager_tables: pager_tables,
             _tables: tables,
-            descriptors,
+            files,
             store,
             name,
             len_bytes,
@@ -159,14 +161,14 @@ impl Bound {
             regions.values().any(|bound| !Arc::ptr_eq(bound, self) && bound.descriptors().contains(number))
         };
         let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
-        let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(&numbers) };
+        let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(self, &numbers) };
         drop(regions);
         if let Some(why) = unlocked {
             tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
         }
         tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
         match shared {
-            Ok(()) => inner.hide_descriptors(&numbers),
+            Ok(()) => inner.hide_descriptors_of(self, &numbers),
             Err(_) => self.leave(inner),
         }
         shared
@@ -202,21 +204,25 @@ impl Bound {
             // What is pinned is dropped all the same: nobody may use the region any more.
             let _ = inner.discard(self.region.range);
             let mut regions = inner.regions();
-            inner.close_gate();
-            // Nobody is inside: what pager threads have read ahead since then shows now.
-            let empty = self.region.is_empty();
-            if empty || tried {
-                // What its clone could not be given by now it does not get.
-                self.region.part();
-            }
+            let core = &*self.region;
+            let empty = inner.undisturbed(move || {
+                inner.close_gate();
+                // Nobody is inside: what pager threads have read ahead since then shows now.
+                let empty = core.is_empty();
+                if empty || tried {
+                    // What its clone could not be given by now it does not get.
+                    core.part();
+                }
+                if empty {
+                    let removed = state.regions.remove(core);
+                    debug_assert!(removed);
+                }
+                state.gate.open(state.mmu);
+                empty
+            });
             tried = true;
             if empty {
-                let removed = state.regions.remove(&raw const *self.region);
-                debug_assert!(removed);
-                regions.remove(&self.region.range.first.0);
-            }
-            state.gate.open(state.mmu);
-            if empty {
+                regions.remove(&core.range.first.0);
                 let _ = self.left.set(inner.on_pager_thread(move || inner.parts_of(self)));
                 let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
                 let mut numbers = self.descriptors();
@@ -242,14 +248,27 @@ impl Bound {
     }
 
     /// The descriptors of its own, which are no store's.
-    pub(crate) fn own_descriptors(&self) -> &[RawFd] {
-        &self.descriptors
+    pub(crate) fn own_descriptors(&self) -> impl Iterator<Item = &RawFd> {
+        self.files.iter().map(|file| &file.number)
+    }
+
+    /// That `found`, which a thread of the program's has at `number`, is what the pager uses at that number.
+    pub(crate) fn check_descriptor(&self, number: RawFd, found: BorrowedFd<'_>) -> Result<()> {
+        let refused = |object, cause, remedy| Error::new(Kind::Invalid, "share", object, format!("{cause}; {remedy}"));
+        if let Some(file) = self.files.iter().find(|file| file.number == number) {
+            let remedy = "make the region anew, and close no descriptors meanwhile";
+            let object = || format!("the file of region {}", self.name);
+            return file.check(found).map_err(|cause| refused(object(), cause, remedy));
+        }
+        let Some(store) = self.store() else { return Ok(()) };
+        let checked = store.check_descriptor(number, found);
+        checked.map_err(|why| refused(format!("store {}", why.object), why.cause, why.remedy))
     }
 
     /// The descriptors that its pager uses now.
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
         let stores = self.store().map_or_else(Vec::new, |store| store.descriptors());
-        self.descriptors.iter().copied().chain(stores).collect()
+        self.own_descriptors().copied().chain(stores).collect()
     }
 
     /// Whether a forked child gets a part of the region.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::copy_first::{self, AtBusy};
+use selfpage_core::linux::signal;
 use selfpage_core::region::{self, Rights};
 
 use super::{Bound, Builder, Region};
@@ -70,7 +71,7 @@ impl Region {
         }
         let (state, source, heir) = (inner.state(), self.core(), clone.core());
         let failed = |why| Error::failure("clone", format!("region {}", self.bound.name()), Failure::Machine(why));
-        inner.undisturbed(|| copy_first::join(state, source));
+        inner.undisturbed(move || copy_first::join(state, source));
         for _ in 0..2 {
             inner.on_table_or_pager(move || copy_first::arm(state, source, AtBusy::Skip)).map_err(failed)?;
         }
@@ -101,21 +102,26 @@ impl Bound {
     }
 }
 
-/// The turn of whoever arms pages and makes cuts; it ends when this is dropped.
-pub(crate) struct CutTurn<'a>(&'a Inner);
+/// The turn of whoever arms pages and makes cuts; it ends when this is dropped. A handler of a signal that forked meanwhile could wait for
+/// its own thread.
+pub(crate) struct CutTurn<'a> {
+    inner: &'a Inner,
+    _quiet: signal::Quiet,
+}
 
 impl Inner {
     /// Waits for the turn. After a fork nobody in the child has it.
     pub(crate) fn begin_cut(&self) -> CutTurn<'_> {
+        let quiet = signal::Quiet::begin();
         while self.cutting.swap(true, Ordering::Acquire) {
             std::thread::sleep(Duration::from_micros(100));
         }
-        CutTurn(self)
+        CutTurn { inner: self, _quiet: quiet }
     }
 }
 
 impl Drop for CutTurn<'_> {
     fn drop(&mut self) {
-        self.0.cutting.store(false, Ordering::Release);
+        self.inner.cutting.store(false, Ordering::Release);
     }
 }

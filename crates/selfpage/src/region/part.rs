@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
+use selfpage_core::pager::Pager;
 use selfpage_core::region;
 
 use super::{ADDRESS, Bound, Region};
@@ -36,7 +37,9 @@ impl Region {
 impl Bound {
     /// Whether it is memory without a file behind it, whose contents are what the program wrote and nothing else.
     pub(crate) fn is_anonymous(&self) -> bool {
-        self.store.is_some() || self.pager.as_ref().is_some_and(|pager| !pager.saves())
+        // A pager that neither saves a page nor could hand it on does not know what is in it.
+        let defines = |pager: &dyn Pager| !pager.saves() && pager.keeps_in().is_some();
+        self.store.is_some() || self.pager.as_deref().is_some_and(defines)
     }
 
     pub(crate) fn name(&self) -> &str {

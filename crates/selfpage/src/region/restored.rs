@@ -41,9 +41,9 @@ impl Builder<'_> {
         }
         let failed = |cause: io::Error| Error::system("restore", object(), cause);
         let file = Descriptor::new(snapshot.reopened()?.into()).map_err(failed)?;
-        let (numbers, index, first) = (vec![file.number()], snapshot.index().clone(), snapshot.first_page(which));
+        let (files, index, first) = (vec![file.numbered()], snapshot.index().clone(), snapshot.first_page(which));
         let store: Arc<dyn BackingStore> = Arc::new(store);
-        let region = self.bind_with(Rights::ReadWrite, numbers, Some(store.clone()), move |len, hash| {
+        let region = self.bind_with(Rights::ReadWrite, files, Some(store.clone()), move |len, hash| {
             let bits = len.div_ceil(64);
             let mut arena = Arena::new(
                 Arena::bytes_for::<AtomicU32>(len)

@@ -1,7 +1,7 @@
 //! A store in a file or on a block device.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,6 +16,7 @@ use selfpage_core::pager::{Context, PagerError};
 
 use super::bloks::{Bloks, MEMBERS};
 use super::engine::{IoChoice, forget_engines, read_in_trap};
+use super::linux::anchor::Anchor;
 use super::linux::descriptor::{Descriptor, lock, unlock};
 use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
 
@@ -33,6 +34,8 @@ const LOCKS_FROM: u64 = 1 << 40;
 pub struct FileStore {
     object: String,
     file: Descriptor,
+    /// Where the file system can map it.
+    anchor: Mutex<Option<Anchor>>,
     direct: bool,
     bloks: Bloks,
     io: IoChoice,
@@ -134,7 +137,8 @@ impl FileStore {
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
         let file = Descriptor::new(file).map_err(refused(&object))?;
-        Ok(FileStore { object, file, direct, bloks, io, child: Mutex::new(None), reclaiming: false.into() })
+        let anchor = Mutex::new(Anchor::new(file.borrow()).ok());
+        Ok(FileStore { object, file, anchor, direct, bloks, io, child: Mutex::new(None), reclaiming: false.into() })
     }
 
     fn lock_all(object: &str, file: &OwnedFd) -> Result<(), StoreError> {
@@ -231,6 +235,15 @@ impl BackingStore for FileStore {
         vec![self.file.number()]
     }
 
+    fn check_descriptor(&self, number: RawFd, found: BorrowedFd<'_>) -> Result<(), StoreError> {
+        self.file.numbered().check(found).map_err(|cause| StoreError {
+            object: self.object.clone(),
+            cause: io::Error::other(format!("it is descriptor {number}, and {cause}")),
+            remedy: "make it after the program has closed its descriptors; with DescriptorTable::Private make one for each domain, \
+                     and another one once no region is left that uses it",
+        })
+    }
+
     fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {
         if self.bloks.me().is_none() {
             let cause = io::Error::other("it is an ancestor's, and this process was forked without it");
@@ -272,6 +285,7 @@ impl BackingStore for FileStore {
         let child = self.child.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Child { file, member }) = child else { panic!("store {}: not ready for a fork", self.object) };
         self.file.go_on_as(file);
+        *self.anchor.lock().unwrap_or_else(PoisonError::into_inner) = Anchor::new(self.file.borrow()).ok();
         self.bloks.adopt(member);
         forget_engines();
         self.reclaiming.store(false, Ordering::Release);

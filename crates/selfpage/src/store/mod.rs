@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::pager::{Context, PagerError};
@@ -26,7 +26,8 @@ pub use engine::IoChoice;
 pub(crate) use engine::{LOCKED, forget_engines, with_engines};
 pub use file::FileStore;
 pub(crate) use linux::descriptor::{
-    Descriptor, Lost, borrow_number, move_descriptor, raised, release_number, take_descriptor,
+    Descriptor, Lost, Numbered, borrow_number, copied_descriptor, move_descriptor, place_descriptor, raised,
+    release_number,
 };
 pub(crate) use linux::page_cache;
 pub use memory::MemoryStore;
@@ -104,6 +105,19 @@ pub trait BackingStore: Send + Sync {
     /// The descriptors that a thread's table must hold, at these numbers, for the thread to use the store.
     fn descriptors(&self) -> Vec<RawFd> {
         Vec::new()
+    }
+
+    /// That `found`, which a thread of the program's has at `number`, one of [`descriptors`](BackingStore::descriptors), is the store's: the
+    /// program may have closed that, and opened a file of its own, which nobody else would keep from being written to or closed.
+    ///
+    /// # Context
+    /// PagerThread or Normal.
+    ///
+    /// # Errors
+    /// It is something else, or nothing. A store that cannot tell has none.
+    fn check_descriptor(&self, number: RawFd, found: BorrowedFd<'_>) -> Result<(), StoreError> {
+        let _ = (number, found);
+        Ok(())
     }
 
     /// Gets ready for a fork. `table_of` is a thread that has [`descriptors`](BackingStore::descriptors): the caller itself,

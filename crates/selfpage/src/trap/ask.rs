@@ -85,9 +85,20 @@ pub(super) fn without_handler(kind: FaultKind) -> Answer {
 }
 
 impl Asked {
-    /// Lets go in a trap, where nothing may be freed: a region that went while its handler ran leaves its memory behind.
-    pub(super) fn let_go(self) {
-        std::mem::forget((Arc::into_inner(self.bound), Arc::into_inner(self.inner)));
+    /// Lets go in a trap, where nothing may be freed, not even the block that a count is in: a region that went while its handler ran
+    /// leaves its memory behind. `page` is in it, and `inner` is its domain, which has another count of itself until this returns.
+    pub(super) fn let_go(self, inner: &Inner, page: PageNo) {
+        let Asked { inner: own, bound } = self;
+        drop(own);
+        let state = inner.state();
+        let _inside = state.gate.enter(state.mmu);
+        let keeper = state.regions.find(page).map(|region| region.keeper.load(Ordering::Acquire).cast_const().cast());
+        if keeper == Some(Arc::as_ptr(&bound)) {
+            // The domain's list has a count as long as we are inside.
+            drop(bound);
+        } else {
+            std::mem::forget(bound);
+        }
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use selfpage_core::addr::VirtAddr;
 use selfpage_core::domain::DomainState;
 use selfpage_core::linux::signal;
 use selfpage_core::ring::Ring;
 
 use super::stack;
+use crate::fork;
 
 /// A call in the making, on the stack of the thread that waits for it.
 struct Errand<'a> {
@@ -23,11 +23,10 @@ pub(crate) fn send<T: Send>(state: &DomainState, errands: &Ring, work: impl FnOn
     // A handler of a signal that forked meanwhile would leave the child's copy of this thread waiting for a thread that the child does not
     // have.
     let _quiet = signal::Quiet::begin();
-    let here = 0u8;
-    if state.regions.find(VirtAddr(&raw const here as usize).page()).is_none() {
+    // A pager thread must not touch managed memory, whichever domain has it.
+    if fork::is_in_no_region(stack::here()) {
         return send_from_here(state, errands, work);
     }
-    // The caller's stack is managed: a pager thread must not touch it.
     stack::run(|| send_from_here(state, errands, work))
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use selfpage_core::addr::{PageNo, VirtAddr};
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::linux::thread;
 
@@ -33,11 +34,18 @@ pub(super) fn lay_out() {
     });
 }
 
+/// The page of the stack that the caller is on.
+#[inline(always)]
+pub(crate) fn here() -> PageNo {
+    let here = 0u8;
+    VirtAddr((&raw const here).addr()).page()
+}
+
 /// Runs `work` on a stack of ours. More than 64 traps at once take turns.
 ///
 /// # Context
-/// Trap, with signals blocked.
-pub(super) fn run<F: FnOnce() -> T, T>(work: F) -> T {
+/// Trap or Normal, with signals blocked.
+pub(crate) fn run<F: FnOnce() -> T, T>(work: F) -> T {
     lay_out();
     let number = take();
     let top = FIRST.get().map_or(0, |first| first + (number + 1) * STACK_BYTES);

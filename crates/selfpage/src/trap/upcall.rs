@@ -27,6 +27,17 @@ struct Entry {
     users: AtomicU32,
 }
 
+impl Entry {
+    /// Does `work` with the domain, which stays meanwhile. `None`: there is none.
+    fn with<T>(&self, work: impl FnOnce(&Inner) -> T) -> Option<T> {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: domain-listed: a domain that is listed is alive, and `delist` waits for its users.
+        let done = unsafe { self.inner.load(Ordering::SeqCst).as_ref() }.map(work);
+        self.users.fetch_sub(1, Ordering::SeqCst);
+        done
+    }
+}
+
 static DOMAINS: [Entry; MOST_DOMAINS] =
     [const { Entry { inner: AtomicPtr::new(ptr::null_mut()), users: AtomicU32::new(0) } }; MOST_DOMAINS];
 static SIGBUS: Takeover = Takeover::of(libc::SIGBUS);
@@ -119,7 +130,7 @@ fn take(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_v
     if let Some((asked, kind)) = asked {
         // The handler may jump out, so nothing is held but a count.
         outcome = ask(&asked, kind, fault, &arrival, context);
-        asked.let_go();
+        arrival.do_core(|| let_go(asked, fault.addr.page()));
         if outcome == Outcome::Protected {
             return raise_segv(info, context);
         }
@@ -135,19 +146,28 @@ fn take(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_v
 
 /// Has the domain that the fault is of resolve it; or finds out what its handler is to be asked.
 fn resolve(fault: Fault) -> (Outcome, Option<(Asked, FaultKind)>) {
-    for entry in &DOMAINS {
-        entry.users.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: domain-listed: a domain that is listed is alive, and `delist` waits for its users.
-        let resolved = match unsafe { entry.inner.load(Ordering::SeqCst).as_ref() } {
-            Some(inner) => resolve_in(inner, fault),
-            None => (Outcome::NotOurs, None),
-        };
-        entry.users.fetch_sub(1, Ordering::SeqCst);
-        if resolved.0 != Outcome::NotOurs {
-            return resolved;
-        }
+    let resolved = |entry: &Entry| {
+        let resolved = entry.with(|inner| resolve_in(inner, fault))?;
+        (resolved.0 != Outcome::NotOurs).then_some(resolved)
+    };
+    DOMAINS.iter().find_map(resolved).unwrap_or((Outcome::NotOurs, None))
+}
+
+/// Lets go of what was asked. Nothing may be freed here, so a count goes only where another is there: the domain's own while it is listed,
+/// and its list's while the region is in its map. What went meanwhile leaves its memory behind.
+fn let_go(asked: Asked, page: PageNo) {
+    let own = &raw const *asked.inner;
+    let is_own = |inner: *const Inner| ptr::eq(inner, own);
+    let mut asked = Some(asked);
+    if let Some(entry) = DOMAINS.iter().find(|entry| is_own(entry.inner.load(Ordering::SeqCst))) {
+        entry.with(|inner| {
+            // Another may have come to its place.
+            if let Some(asked) = asked.take_if(|_| is_own(inner)) {
+                asked.let_go(inner, page);
+            }
+        });
     }
-    (Outcome::NotOurs, None)
+    std::mem::forget(asked);
 }
 
 fn resolve_in(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, FaultKind)>) {
@@ -175,7 +195,7 @@ fn resolve_in(inner: &Inner, mut fault: Fault) -> (Outcome, Option<(Asked, Fault
 fn violation(inner: &Inner, page: PageNo) -> Outcome {
     let Some(asked) = Asked::about(inner, page) else { return Outcome::Retry };
     let refused = asked.bound.refuse_writes(inner, page);
-    asked.let_go();
+    asked.let_go(inner, page);
     refused.map_or(Outcome::Violation, |()| Outcome::Retry)
 }
 

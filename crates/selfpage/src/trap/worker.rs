@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use selfpage_core::addr::{PageNo, VirtAddr};
-use selfpage_core::fault::{self, Fault, Outcome, copy_first};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, copy_first, save};
 use selfpage_core::linux::thread::{self as this_thread, CpuSet};
 use selfpage_core::linux::uffd::{Message, Uffd};
 use selfpage_core::linux::{Errno, memory};
@@ -181,16 +181,15 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
         Outcome::Resolved | Outcome::Retry => {}
         // It has been protected since: its access meets that.
         Outcome::Protected | Outcome::Missing => drop(state.mmu.wake_faulters(Trap::Worker, page, 1)),
-        // The region went while the thread waited: its access meets whatever is there now.
-        Outcome::NotOurs => {
-            for trap in [Trap::Worker, Trap::TrackedWorker] {
-                state.mmu.wake_faulters(trap, page, 1);
-            }
-        }
+        Outcome::NotOurs => wake_any(inner, page),
         Outcome::Violation => violation(inner, page),
         Outcome::Failed(failure) if fault.access == Access::Write && copy_first::is_owed(state, page) => {
             inner.report("SIGSEGV", page, failure);
-            refuse_write(inner, page);
+            refuse(inner, page, memory::Access::Read, || copy_first::is_owed(state, page));
+        }
+        Outcome::Failed(failure @ Failure::Machine(_)) if save::is_in_frame_only(state, page) => {
+            inner.report("SIGSEGV", page, failure);
+            refuse(inner, page, memory::Access::None, || save::is_in_frame_only(state, page));
         }
         Outcome::Failed(failure) => {
             inner.report("SIGBUS", page, failure);
@@ -209,15 +208,21 @@ fn violation(inner: &Inner, page: PageNo) {
     }
 }
 
-/// A clone cannot have the page before it is written to. What is in it stays, so it cannot be poisoned: its mapping forbids the write,
-/// until somebody asks for the page by name.
-fn refuse_write(inner: &Inner, page: PageNo) {
-    let state = inner.state();
-    if let Some(asked) = ask::Asked::about(inner, page) {
-        // Where there are as many mappings as there can be, the write is tried again.
-        let _ = asked.bound.refuse(inner, page, memory::Access::Read, || copy_first::is_owed(state, page));
+/// A clone cannot have the page before it is written to, or the machine would not map what is in the page's frame. Its contents stay, so
+/// it cannot be poisoned: its mapping allows so much and no more, as long as that is `right`, or until somebody asks for the page by name.
+fn refuse(inner: &Inner, page: PageNo, access: memory::Access, right: impl Fn() -> bool) {
+    let Some(asked) = ask::Asked::about(inner, page) else { return wake_any(inner, page) };
+    // Where there are as many mappings as there can be, the access is tried again.
+    let _ = asked.bound.refuse(inner, page, access, right);
+    let trap = asked.bound.core().trap;
+    inner.state().mmu.wake_faulters(trap, page, 1);
+}
+
+/// The region went while the thread waited: its access meets whatever is there now.
+fn wake_any(inner: &Inner, page: PageNo) {
+    for trap in [Trap::Worker, Trap::TrackedWorker] {
+        inner.state().mmu.wake_faulters(trap, page, 1);
     }
-    state.mmu.wake_faulters(Trap::Worker, page, 1);
 }
 
 /// Keeps a worker on the CPU of the threads that it serves.

@@ -63,10 +63,10 @@ fn locked(trap: Trap) -> Option<(Domain, Region)> {
 }
 
 /// The most that a process may lock by default.
-const LIMIT: usize = 8 << 20;
+pub const LIMIT: usize = 8 << 20;
 
 /// Takes the right to lock more than that from the calling thread.
-fn bound_locking() {
+pub fn bound_locking() {
     let most = getrlimit(Resource::Memlock).maximum.unwrap_or(u64::MAX).min(LIMIT as u64);
     setrlimit(Resource::Memlock, Rlimit { current: Some(most), maximum: Some(most) }).unwrap();
     let mut sets = capabilities(None).unwrap();

@@ -8,12 +8,14 @@ mod descriptors;
 #[path = "../disk/mod.rs"]
 mod disk;
 mod forked;
+mod forks_within;
 mod held;
 mod imaged;
 mod input;
 mod inspected;
 mod lifetime;
 mod locking;
+mod managed_stack;
 mod mapped_over;
 mod moved;
 mod outlived;
@@ -29,8 +31,10 @@ mod signals;
 mod skip;
 mod stopped;
 mod store;
+mod streams;
 #[path = "../../../../tests/swap.rs"]
 mod swap;
 mod swapped;
+mod taken_numbers;
 mod tried;
 mod unsaved;

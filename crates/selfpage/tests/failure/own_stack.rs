@@ -34,8 +34,8 @@ pub fn on_stack_in<F: FnMut()>(region: &Region, mut work: F) {
     }
 }
 
-/// Does `work` again and again on a stack in a region of the domain's, while another thread evicts that.
-fn on_evicted_stack(domain: &Domain, mut work: impl FnMut()) {
+/// Does `work` so often on a stack in a region of the domain's, while another thread evicts that.
+pub fn on_evicted_stack(domain: &Domain, rounds: usize, mut work: impl FnMut()) {
     let stack = domain.region(256 * PAGE).stored(MemoryStore::new(4 << 20).unwrap()).unwrap();
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -45,7 +45,7 @@ fn on_evicted_stack(domain: &Domain, mut work: impl FnMut()) {
                 let _ = stack.evict(0, stack.len_bytes());
             }
         });
-        on_stack_in(&stack, || (0..ROUNDS).for_each(|_| work()));
+        on_stack_in(&stack, || (0..rounds).for_each(|_| work()));
         ended.store(true, SeqCst);
     });
 }
@@ -67,7 +67,7 @@ fn without_descriptors() {
         let mut snapshots = Snapshots::of(&[&region], dir.path().join("one.snap")).unwrap();
         let mut clone = None;
         close_all();
-        on_evicted_stack(&domain, || {
+        on_evicted_stack(&domain, ROUNDS, || {
             number_pages(&mut region);
             snapshots.take().unwrap();
             region.protect(0, PAGE, Protection::Read).unwrap();
@@ -86,7 +86,7 @@ fn with_descriptors_of_the_pager_threads_own() {
         let table = DescriptorTable::Private;
         let domain = Domain::with_frames(256 * PAGE).descriptor_table(table).build().unwrap();
         let region = numbered(&domain);
-        on_evicted_stack(&domain, || {
+        on_evicted_stack(&domain, ROUNDS, || {
             region.pin(0, PAGE).unwrap();
             region.unpin(0, PAGE).unwrap();
             region.protect(0, PAGE, Protection::Read).unwrap();

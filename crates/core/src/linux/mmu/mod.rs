@@ -418,7 +418,9 @@ impl Mmu for LinuxMmu {
         match unsafe { load(&self.memory).read_at(slot, PAGE_BYTES, page.addr().0) } {
             Ok(PAGE_BYTES) => Ok(()),
             Err(Errno::BADF) => Err(Refusal::NoDescriptor),
-            _ => Err(Refusal::Hole),
+            _ if self.absent(page.addr().0) => Err(Refusal::Hole),
+            // It is there: whoever took it for dropped would take its contents for zeros.
+            _ => Err(Refusal::Denied),
         }
     }
 

@@ -12,8 +12,8 @@ use rustix::fs::{Mode, OFlags, Stat, fstat, open, stat};
 use rustix::io::fcntl_dupfd_cloexec;
 
 /// Numbers from here on are out of the way of programs that count on small ones; the second is for those that live under a
-/// low limit.
-const HIGH_NUMBERS: [RawFd; 2] = [700, 100];
+/// low limit. Where even that is too high there is still one, above the standard streams, that is free in pager threads' tables as well.
+const NUMBERS: [RawFd; 3] = [700, 100, 3];
 
 /// No table has this number.
 const NO_NUMBER: RawFd = RawFd::MAX;
@@ -43,6 +43,31 @@ impl Identity {
     fn check(self, other: Identity) -> io::Result<()> {
         if self == other { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EBADF)) }
     }
+
+    /// That the descriptor names this file, or why not, in words.
+    fn check_found(self, found: BorrowedFd<'_>) -> io::Result<()> {
+        match fstat(found).map(|stat| Identity::of(&stat) == self) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                Err(io::Error::other("the program has closed its descriptor, and another file has the number by now"))
+            }
+            Err(_) => Err(io::Error::other("the program does not have its descriptor any more")),
+        }
+    }
+}
+
+/// A number, and which file it is to name.
+#[derive(Clone, Copy)]
+pub struct Numbered {
+    pub number: RawFd,
+    identity: Identity,
+}
+
+impl Numbered {
+    /// That a descriptor which stands at the number in some table is of that file, or why not, in words.
+    pub fn check(&self, found: BorrowedFd<'_>) -> io::Result<()> {
+        self.identity.check_found(found)
+    }
 }
 
 /// A name for what descriptor `number` of `thread`'s table is.
@@ -61,6 +86,11 @@ impl Descriptor {
     /// The number.
     pub fn number(&self) -> RawFd {
         self.number.load(Ordering::Relaxed)
+    }
+
+    /// The number, and which file it is to name.
+    pub fn numbered(&self) -> Numbered {
+        Numbered { number: self.number(), identity: self.identity }
     }
 
     /// The descriptor for a system call.
@@ -155,7 +185,7 @@ pub(crate) fn release_number(number: RawFd) {
 
 /// A high number, where the limit on open files allows, that is free in every table.
 fn raise(file: OwnedFd) -> OwnedFd {
-    let raised = HIGH_NUMBERS.iter().find_map(|&min| {
+    let raised = NUMBERS.iter().find_map(|&min| {
         let mut min = min;
         loop {
             let file = fcntl_dupfd_cloexec(&file, min).ok()?;
@@ -180,17 +210,22 @@ pub(crate) fn raised(
     selfpage_core::linux::descriptor::Descriptor::from_raw(raise(file).into_raw_fd())
 }
 
-/// Gives the calling thread's table descriptor `number` of `thread`'s, at the same number.
-pub(crate) fn take_descriptor(thread: u32, number: RawFd) -> io::Result<()> {
-    let taken = match of_table(thread, PIDFD_THREAD, number) {
+/// A copy of descriptor `number` of `thread`'s table in the calling thread's. What it is a copy of the program says, which may have
+/// closed ours: whoever takes it looks.
+pub(crate) fn copied_descriptor(thread: u32, number: RawFd) -> io::Result<OwnedFd> {
+    match of_table(thread, PIDFD_THREAD, number) {
         // Before Linux 6.9 only the first thread's can be had, which the program's others share.
         Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => {
             let taken = of_table(std::process::id(), 0, number)?;
             Identity::of(&fstat(&taken)?).check(Identity::of(&stat(name_in_table(thread, number))?))?;
-            taken
+            Ok(taken)
         }
-        taken => taken?,
-    };
+        taken => taken,
+    }
+}
+
+/// Gives a descriptor of the calling thread's table this number there.
+pub(crate) fn place_descriptor(taken: OwnedFd, number: RawFd) -> io::Result<()> {
     if taken.as_raw_fd() != number {
         // SAFETY: fd-number: in this table the number is nobody's: the program's numbers are not here.
         let placed = unsafe { checked(libc::c_long::from(libc::dup3(taken.as_raw_fd(), number, libc::O_CLOEXEC))) };

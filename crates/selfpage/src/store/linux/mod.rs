@@ -3,7 +3,7 @@
 //!
 //! Invariants that its SAFETY comments cite:
 //! - `mapping-owned`: a [`mapping::Mapping`] owns its range from `new` to `drop`, nobody else unmaps or remaps it, and it is
-//!   only ever looked at through atomics.
+//!   only ever looked at through atomics. So does an [`anchor::Anchor`], at which nobody looks.
 //! - `fd-number`: a number is only handed to system calls that report a closed or foreign descriptor as an error; no
 //!   memory safety rests on what it means.
 //! - `batch-borrowed`: a batch borrows its pages and vectors, and no executor returns before the last of its requests has
@@ -12,6 +12,7 @@
 //! - `ring-own-thread`: a ring is entered and dropped by the thread that made it, or forgotten.
 #![allow(unsafe_code)]
 
+pub(super) mod anchor;
 pub(super) mod descriptor;
 pub(super) mod mapping;
 pub(crate) mod page_cache;

@@ -1,0 +1,160 @@
+//! Forks in the middle of what the library does: by a handler of a signal, and by the program's own code on a pager thread.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
+
+use selfpage::pager::UserPager;
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Policy};
+use selfpage_core::addr::{Frame, PageBytes, PageNo};
+
+use crate::scenario::{PAGE, here, in_child, number_pages};
+
+const FRAMES: usize = 64;
+const ROUNDS: u32 = 100;
+
+/// Rounds that have begun, and forks that are over.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// The child goes on where this thread was interrupted, and ends where [`let_fork`] does.
+extern "C" fn fork_here(_: libc::c_int) {
+    // SAFETY: test: calls that a handler may make.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(10);
+            IS_CHILD.store(true, SeqCst);
+            return;
+        }
+        let mut status = 0;
+        if libc::waitpid(child, &mut status, 0) != child || status != 0 {
+            crate::child::say(&format!("it ended with {status:#x}"));
+            libc::abort();
+        }
+        FORKS.fetch_add(1, SeqCst);
+    }
+}
+
+fn let_in(how: libc::c_int) {
+    // SAFETY: test: a set of its own.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGUSR1);
+        assert_eq!(libc::pthread_sigmask(how, &set, std::ptr::null_mut()), 0);
+    }
+}
+
+/// Does `work`, with a handler let in that forks.
+fn let_fork<T>(work: impl FnOnce() -> T) -> T {
+    BEGUN.fetch_add(1, SeqCst);
+    let_in(libc::SIG_UNBLOCK);
+    let done = work();
+    if IS_CHILD.load(SeqCst) {
+        // SAFETY: test: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    let_in(libc::SIG_BLOCK);
+    done
+}
+
+/// Does each round of `work`, which calls [`let_fork`] once, while another thread sends the signal some time after it has begun.
+fn forking(mut work: impl FnMut()) {
+    let_in(libc::SIG_BLOCK);
+    // SAFETY: test: a handler for a signal that nobody else uses, and this thread's own name.
+    let own = unsafe {
+        libc::signal(libc::SIGUSR1, fork_here as *const () as libc::sighandler_t);
+        libc::pthread_self()
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for round in 0..ROUNDS {
+                while BEGUN.load(SeqCst) <= round {
+                    std::hint::spin_loop();
+                }
+                std::thread::sleep(Duration::from_micros(u64::from(round) * 37 % 1000));
+                // SAFETY: test: the thread lives until the scope's end.
+                unsafe { libc::pthread_kill(own, libc::SIGUSR1) };
+            }
+        });
+        (0..ROUNDS).for_each(|_| work());
+    });
+    // The last may come late.
+    let_in(libc::SIG_UNBLOCK);
+    // Of signals that wait the kernel keeps one.
+    assert!(FORKS.load(SeqCst) > ROUNDS / 4, "{FORKS:?} forks");
+}
+
+#[test]
+fn a_handler_forks_while_a_domain_is_made() {
+    in_child(here!(), "", || {
+        let _attended = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        forking(|| {
+            let config = Domain::with_frames(FRAMES * PAGE);
+            drop(let_fork(|| config.build()).unwrap());
+        });
+    })
+    .well();
+}
+
+#[test]
+fn a_handler_forks_while_a_domain_ends() {
+    in_child(here!(), "", || {
+        let _attended = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        forking(|| {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let_fork(|| drop(domain));
+        });
+    })
+    .well();
+}
+
+/// A program of its own, by a fork: what is to be done in between is no affair of posix_spawn's.
+fn run_true() -> io::Result<()> {
+    let mut command = Command::new("/bin/true");
+    // SAFETY: test: it does nothing.
+    unsafe { command.pre_exec(|| Ok(())) };
+    command.status().map(drop)
+}
+
+struct Runs;
+
+impl UserPager for Runs {
+    fn fill(&self, _: u64, _: &mut PageBytes) -> io::Result<()> {
+        run_true()
+    }
+    fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Policy for Runs {
+    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
+    fn victim(&mut self) -> Option<Frame> {
+        run_true().ok()?;
+        None
+    }
+}
+
+#[test]
+fn a_pager_that_forks_is_told() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        println!("{}", domain.region(PAGE).user(Runs).unwrap().as_slice::<u8>()[0]);
+    })
+    .by(libc::SIGABRT, &["forked on a pager thread"]);
+}
+
+#[test]
+fn a_policy_that_forks_is_told() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).own_policy(Box::new(Runs)).build().unwrap();
+        number_pages(&mut domain.region(4 * FRAMES * PAGE).stored(MemoryStore::new(1 << 22).unwrap()).unwrap());
+    })
+    .by(libc::SIGABRT, &["forked on a pager thread"]);
+}

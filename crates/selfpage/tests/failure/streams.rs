@@ -1,0 +1,107 @@
+//! The C library's streams, and a fork.
+
+use std::ffi::c_void;
+use std::io::{self, PipeWriter, Write};
+use std::os::fd::IntoRawFd;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use selfpage::pager::UserPager;
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Trap};
+
+use crate::child::forked;
+use crate::scenario::{PAGE, here, in_child};
+
+static WORD: OnceLock<Mutex<PipeWriter>> = OnceLock::new();
+
+fn send_word() {
+    WORD.get().unwrap().lock().unwrap().write_all(&[7; 8]).unwrap();
+}
+
+/// Installed before the library's, and so called when these hold the domain still.
+extern "C" fn send_word_in_a_fork() {
+    if WORD.get().is_some() {
+        send_word();
+    }
+}
+
+/// One thread has a stream, and waits for eight bytes of it to come, which go into an absent page. The next one flushes all streams, and
+/// has their list.
+#[test]
+fn a_fork_while_one_reads_a_stream_and_another_flushes_all() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        in_child(here!(), &format!("{trap:?}"), || {
+            // SAFETY: test: a function that stays loaded.
+            unsafe { libc::pthread_atfork(Some(send_word_in_a_fork), None, None) };
+            let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+            let region = domain.region(PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            let (reads, writes) = std::io::pipe().unwrap();
+            assert!(WORD.set(Mutex::new(writes)).is_ok());
+            // SAFETY: test: its descriptor is the stream's now.
+            let stream = unsafe { libc::fdopen(reads.into_raw_fd(), c"r".as_ptr()) };
+            assert!(!stream.is_null());
+            let (to, from) = (region.as_ptr() as usize, stream as usize);
+            let a_moment = || std::thread::sleep(Duration::from_millis(200));
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    // SAFETY: test: eight bytes of the region's, which nobody else uses.
+                    assert_eq!(unsafe { libc::fread(to as *mut c_void, 1, 8, from as *mut libc::FILE) }, 8);
+                });
+                a_moment();
+                // SAFETY: test: all streams.
+                scope.spawn(|| unsafe { libc::fflush(std::ptr::null_mut()) });
+                a_moment();
+                // A fork that locks the list first has to wait for those two.
+                scope.spawn(move || {
+                    a_moment();
+                    send_word();
+                });
+                forked(|| {
+                    // SAFETY: test: all streams, whose list is free in the child.
+                    assert_eq!(unsafe { libc::fflush(std::ptr::null_mut()) }, 0);
+                });
+            });
+            assert_eq!(region.as_slice::<u8>()[..8], [7; 8]);
+            // SAFETY: test: opens, and closes.
+            assert_eq!(unsafe { libc::fclose(stream) }, 0, "the list is free in the parent, too");
+        })
+        .well();
+    }
+}
+
+/// It opens a stream, as whoever looks up the name of a host does.
+struct OpensOne(Sender<()>);
+
+impl UserPager for OpensOne {
+    fn fill(&self, _index: u64, bytes: &mut [u8; PAGE]) -> io::Result<()> {
+        self.0.send(()).unwrap();
+        // Time for a fork to come to it.
+        std::thread::sleep(Duration::from_millis(300));
+        // SAFETY: test: a stream that nobody else has.
+        let closed = unsafe { libc::fclose(libc::fopen(c"/dev/null".as_ptr(), c"r".as_ptr())) };
+        assert_eq!(closed, 0);
+        bytes.fill(7);
+        Ok(())
+    }
+
+    fn save(&self, _index: u64, _bytes: &[u8; PAGE]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_fork_while_a_pager_opens_a_stream() {
+    in_child(here!(), "pager", || {
+        let (tell, told) = channel();
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let region = domain.region(PAGE).user(OpensOne(tell)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(region.as_slice::<u8>()[0], 7));
+            told.recv().unwrap();
+            forked(|| assert_eq!(region.as_slice::<u8>()[0], 7));
+        });
+    })
+    .well();
+}

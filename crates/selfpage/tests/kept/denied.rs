@@ -1,0 +1,161 @@
+//! A filter on system calls that comes later, and pages whose contents are in their frames alone: an access to one fails, and nothing
+//! of it is lost.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use selfpage::pager::{Context, PagerError};
+use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
+use selfpage::{Domain, Locking, Protection, Region, Rights, Sampling};
+
+use crate::scenario::{here, in_child, until};
+use crate::{PAGE, TRAPS, tried, word};
+
+const UFFDIO_MOVE: u32 = 0xc028_aa05;
+
+/// Has the kernel refuse system call `number` with `EPERM` to every thread from now on; where its second argument is `request`, if that
+/// is given.
+fn refuse(number: libc::c_long, request: Option<u32>) {
+    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let (load, equal, end) = (
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    );
+    let mut filter = vec![step(load, 0, 0, 0), step(equal, number as u32, 0, if request.is_some() { 3 } else { 1 })];
+    if let Some(request) = request {
+        filter.extend([step(load, 24, 0, 0), step(equal, request, 0, 1)]);
+    }
+    filter.extend([
+        step(end, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        step(end, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ]);
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: test: the filter is borrowed until the call returns.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
+        assert_eq!(libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program), 0);
+    }
+}
+
+/// Why a page is aside; the second in a region that is tracked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Aside {
+    Protected,
+    Sampled,
+}
+
+#[test]
+fn an_access_to_a_page_that_is_set_aside_fails_where_no_page_may_move() {
+    for (trap, name) in TRAPS {
+        for aside in [Aside::Protected, Aside::Sampled] {
+            in_child(here!(), &format!("{name} {aside:?}"), || {
+                tried::catch();
+                let domain = Domain::with_frames(256 * PAGE).build().unwrap();
+                let builder = domain.region(16 * PAGE).trap(trap);
+                let builder = if aside == Aside::Sampled { builder.tracked() } else { builder };
+                let region = builder.stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+                // SAFETY: test: a word of the region.
+                unsafe { word(&region, 0).write_volatile(7) };
+                match aside {
+                    Aside::Protected => {
+                        region.protect(0, PAGE, Protection::None).unwrap();
+                        region.protect(0, PAGE, Protection::ReadWrite).unwrap();
+                    }
+                    Aside::Sampled => drop(region.sample(Sampling::Whole).unwrap()),
+                }
+                refuse(libc::SYS_ioctl, Some(UFFDIO_MOVE));
+                let signal = if trap.is_signal() { libc::SIGBUS } else { libc::SIGSEGV };
+                assert_eq!(tried::read(word(&region, 0)), Err(signal));
+                assert_eq!(tried::write(word(&region, 0), 1), Err(signal), "and the next");
+                if aside == Aside::Protected {
+                    reads_seven_once_it_is_copied_in(&region);
+                }
+            })
+            .well();
+        }
+    }
+}
+
+/// A page that is protected against writes comes in by a copy, which nobody forbids. The kernel may tell a fault twice, and the second
+/// time is refused later than the page is asked for by name.
+fn reads_seven_once_it_is_copied_in(region: &Region) {
+    until("the page is read", || {
+        region.protect(0, PAGE, Protection::Read).unwrap();
+        tried::read(word(region, 0)).inspect(|word| assert_eq!(*word, 7)).is_ok()
+    });
+}
+
+/// A store whose writes wait until they may go on.
+struct Waits {
+    store: MemoryStore,
+    begun: AtomicBool,
+    goes_on: AtomicBool,
+}
+
+impl BackingStore for Waits {
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        self.store.claim(want)
+    }
+
+    fn release(&self, first: Blok, count: u32) {
+        self.store.release(first, count);
+    }
+
+    fn reads_in_trap(&self) -> bool {
+        false
+    }
+
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        self.store.read(context, bloks)
+    }
+
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        self.begun.store(true, SeqCst);
+        until("the store may go on", || self.goes_on.load(SeqCst));
+        self.store.write(bloks);
+    }
+}
+
+#[test]
+fn an_access_to_a_page_that_is_being_saved_fails_where_no_page_may_move() {
+    in_child(here!(), "", || {
+        tried::catch();
+        let store =
+            Arc::new(Waits { store: MemoryStore::new(1 << 20).unwrap(), begun: false.into(), goes_on: false.into() });
+        let domain = Domain::with_frames(256 * PAGE).build().unwrap();
+        let region = domain.region(16 * PAGE).stored_in(store.clone()).unwrap();
+        // SAFETY: test: a word of the region.
+        unsafe { word(&region, 0).write_volatile(7) };
+        region.evict(0, PAGE).unwrap();
+        until("it is being saved", || store.begun.load(SeqCst));
+        refuse(libc::SYS_ioctl, Some(UFFDIO_MOVE));
+        assert_eq!(tried::read(word(&region, 0)), Err(libc::SIGSEGV));
+        store.goes_on.store(true, SeqCst);
+        region.flush(0, PAGE).unwrap();
+        reads_seven_once_it_is_copied_in(&region);
+    })
+    .well();
+}
+
+#[test]
+fn a_flush_says_that_a_page_cannot_be_read() {
+    in_child(here!(), "", || {
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        std::fs::write(file.path(), [5; 4 * PAGE]).unwrap();
+        let domain = Domain::with_frames(256 * PAGE).locking(Locking::Never).build().unwrap();
+        let region = domain.region(0).file(file.path(), 0, Rights::ReadWrite).unwrap();
+        // SAFETY: test: a word of the region.
+        unsafe { word(&region, 0).write_volatile(7) };
+        refuse(libc::SYS_pread64, None);
+        let flushed = region.flush(0, PAGE);
+        let saved = std::fs::read(file.path()).unwrap();
+        assert!(flushed.is_err() || saved[0] == 7, "{flushed:?}, and the file has {}", saved[0]);
+        // What is dropped behind our back is nothing to save.
+        // SAFETY: test: memory of the region.
+        assert_eq!(unsafe { libc::madvise(word(&region, 0).cast(), PAGE, libc::MADV_DONTNEED) }, 0);
+        region.flush(0, PAGE).unwrap();
+    })
+    .well();
+}
