@@ -32,6 +32,9 @@ pub const STEPS: u64 = 1024;
 const PUSHED_BYTES: u64 = 40;
 /// Where the handler's stack ends its page of vector registers begins; at its end are the function to call and its argument.
 pub const VECTORS_BYTES: u64 = 4096;
+/// What is saved there, and may be used: x87, SSE, AVX, AVX-512, which KVM takes without a permission of its own. By name, and not all that there
+/// is: under some hypervisors a guest has the process's tiles too, which a page has no room for.
+const VECTOR_STATES: u32 = 0xe7;
 
 // `selfpage_guest_begin`: rbx is a function, rdi its argument. `selfpage_guest_end` is reached when it returns.
 //
@@ -75,8 +78,8 @@ global_asm!(
     "push rsi",
     "push rdx",
     "push rcx",
-    "mov eax, -1",
-    "mov edx, -1",
+    "mov eax, {states}",
+    "xor edx, edx",
     "xsave64 [rsp + 64]",
     "fninit",
     "push 0x1f80",
@@ -85,8 +88,8 @@ global_asm!(
     "mov rsi, rsp",
     "mov rdi, [rsp + 64 + {vectors} - 8]",
     "call [rsp + 64 + {vectors} - 16]",
-    "mov eax, -1",
-    "mov edx, -1",
+    "mov eax, {states}",
+    "xor edx, edx",
     "xrstor64 [rsp + 64]",
     "pop rcx",
     "pop rdx",
@@ -121,6 +124,7 @@ global_asm!(
     "iretq",
     ".popsection",
     vectors = const VECTORS_BYTES,
+    states = const VECTOR_STATES,
     to_steps = const STEPS - PUSHED_BYTES,
 );
 
@@ -327,6 +331,5 @@ pub fn vectors() -> Option<u64> {
     let (low, high): (u32, u32);
     // SAFETY: guest-xgetbv: it reads a register.
     unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack)) };
-    // x87, SSE, AVX, AVX-512: what KVM takes without a permission of its own.
-    Some((u64::from(high) << 32 | u64::from(low)) & 0xe7)
+    Some((u64::from(high) << 32 | u64::from(low)) & u64::from(VECTOR_STATES))
 }
