@@ -67,19 +67,21 @@ pub(crate) fn run(inner: &Inner) {
             evict::evict(state, &mut **policy, want)
         };
         tell!(trace, ?evicted, want, "evicted");
-        let since = vain.get_or_insert_with(|| Vain::from_now(inner, seen, patience_ns));
-        since.note(evicted, stack.claimed(), seen);
-        let since = *since;
         // What is queued for a store that fails comes back.
-        if (saves && evicted.ready + evicted.queued > 0) || since.freed >= FEWEST {
+        let mut enough = saves && evicted.ready + evicted.queued > 0;
+        if !enough {
+            let since = vain.get_or_insert_with(|| Vain::from_now(inner, seen, patience_ns));
+            since.note(evicted, stack.claimed(), seen);
+            enough = since.freed >= FEWEST;
+        }
+        if enough {
             (vain, patience_ns) = (None, PATIENCE_NS);
+        }
+        if enough || evicted.ready > 0 {
             stack.demand.end_shortage();
             continue;
         }
-        if evicted.ready > 0 {
-            stack.demand.end_shortage();
-            continue;
-        }
+        let Some(since) = vain else { continue };
         if saves && !since.tried_all {
             // The policy has named none that can go so far, and knows of others.
             continue;
