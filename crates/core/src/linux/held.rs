@@ -7,7 +7,7 @@ use super::syscall::call;
 use crate::addr::PAGE_BYTES;
 use linux_raw_sys::{general as raw, io_uring};
 
-/// Open files held by a mapping: by a page of an io_uring that has them registered and never runs.
+/// Open files held by a mapping: by a page of an io_uring that has them registered and never runs, or by one of the file itself.
 ///
 /// When the last descriptor of a userfaultfd is closed, the kernel forgets its ranges, and their absent pages read as zero. As a
 /// process ends, its pager threads may be gone before a thread that is in the middle of a system call; a process that shares the
@@ -41,10 +41,21 @@ impl Held {
         let register = [ring.argument(), register, files.as_ptr() as usize, files.len(), 0, 0];
         // SAFETY: syscall-contract: the slice is borrowed until the call returns.
         unsafe { call(raw::__NR_io_uring_register, register) }?;
-        let entries = io_uring::IORING_OFF_SQES as usize;
+        Held::by_page_of(ring, Sharing::Shared, io_uring::IORING_OFF_SQES as usize)
+    }
+
+    /// Holds one file that can be mapped, by the page at its beginning, which nobody can touch.
+    ///
+    /// # Errors
+    /// What mmap(2) says.
+    pub fn by_mapping(file: Descriptor) -> Result<Held, Errno> {
+        Held::by_page_of(file, Sharing::Private, 0)
+    }
+
+    fn by_page_of(file: Descriptor, sharing: Sharing, offset_bytes: usize) -> Result<Held, Errno> {
         // SAFETY: owned-range: nothing is replaced. file-mapping: nobody looks at what is there.
         let mapping =
-            unsafe { memory::map_file(Place::Anywhere, PAGE_BYTES, Access::None, Sharing::Shared, ring, entries) }?;
+            unsafe { memory::map_file(Place::Anywhere, PAGE_BYTES, Access::None, sharing, file, offset_bytes) }?;
         let held = Held { mapping };
         // SAFETY: owned-range: the mapping is this value's.
         match unsafe { memory::advise(mapping, PAGE_BYTES, Advice::NotForChild) } {

@@ -34,8 +34,7 @@ const LOCKS_FROM: u64 = 1 << 40;
 pub struct FileStore {
     object: String,
     file: Descriptor,
-    /// Where the file system can map it.
-    anchor: Mutex<Option<Anchor>>,
+    anchor: Mutex<Anchor>,
     direct: bool,
     bloks: Bloks,
     io: IoChoice,
@@ -137,7 +136,7 @@ impl FileStore {
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
         let file = Descriptor::new(file).map_err(refused(&object))?;
-        let anchor = Mutex::new(Anchor::new(file.borrow()).ok());
+        let anchor = Mutex::new(Anchor::new(file.number()));
         Ok(FileStore { object, file, anchor, direct, bloks, io, child: Mutex::new(None), reclaiming: false.into() })
     }
 
@@ -285,7 +284,7 @@ impl BackingStore for FileStore {
         let child = self.child.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Child { file, member }) = child else { panic!("store {}: not ready for a fork", self.object) };
         self.file.go_on_as(file);
-        *self.anchor.lock().unwrap_or_else(PoisonError::into_inner) = Anchor::new(self.file.borrow()).ok();
+        *self.anchor.lock().unwrap_or_else(PoisonError::into_inner) = Anchor::new(self.file.number());
         self.bloks.adopt(member);
         forget_engines();
         self.reclaiming.store(false, Ordering::Release);

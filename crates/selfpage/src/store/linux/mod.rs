@@ -3,7 +3,7 @@
 //!
 //! Invariants that its SAFETY comments cite:
 //! - `mapping-owned`: a [`mapping::Mapping`] owns its range from `new` to `drop`, nobody else unmaps or remaps it, and it is
-//!   only ever looked at through atomics. So does an [`anchor::Anchor`], at which nobody looks.
+//!   only ever looked at through atomics.
 //! - `fd-number`: a number is only handed to system calls that report a closed or foreign descriptor as an error; no
 //!   memory safety rests on what it means.
 //! - `batch-borrowed`: a batch borrows its pages and vectors, and no executor returns before the last of its requests has
