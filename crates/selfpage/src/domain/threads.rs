@@ -121,8 +121,10 @@ impl Inner {
         };
         let shared = self.on_pager_thread(move || numbers.iter().try_for_each(|number| share(*number)));
         // What is not there any more only the region has a name for.
-        let lost = |_| numbers.iter().try_for_each(|number| bound.check_descriptor(*number, borrow_number(*number)));
-        shared.map_err(|why| lost(()).err().unwrap_or(why))
+        shared.map_err(|why| {
+            let lost = numbers.iter().try_for_each(|number| bound.check_descriptor(*number, borrow_number(*number)));
+            lost.err().unwrap_or(why)
+        })
     }
 }
 

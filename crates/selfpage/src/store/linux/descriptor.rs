@@ -43,17 +43,6 @@ impl Identity {
     fn check(self, other: Identity) -> io::Result<()> {
         if self == other { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EBADF)) }
     }
-
-    /// That the descriptor names this file, or why not, in words.
-    fn check_found(self, found: BorrowedFd<'_>) -> io::Result<()> {
-        match fstat(found).map(|stat| Identity::of(&stat) == self) {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                Err(io::Error::other("the program has closed its descriptor, and another file has the number by now"))
-            }
-            Err(_) => Err(io::Error::other("the program does not have its descriptor any more")),
-        }
-    }
 }
 
 /// A number, and which file it is to name.
@@ -66,7 +55,13 @@ pub struct Numbered {
 impl Numbered {
     /// That a descriptor which stands at the number in some table is of that file, or why not, in words.
     pub fn check(&self, found: BorrowedFd<'_>) -> io::Result<()> {
-        self.identity.check_found(found)
+        match fstat(found).map(|stat| Identity::of(&stat) == self.identity) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                Err(io::Error::other("the program has closed its descriptor, and another file has the number by now"))
+            }
+            Err(_) => Err(io::Error::other("the program does not have its descriptor any more")),
+        }
     }
 }
 
