@@ -85,14 +85,8 @@ fn lacks_addresses() -> bool {
             return false;
         }
         let mut text = [0u8; 128];
-        let flags = libc::O_CLOEXEC as usize;
-        let file = call(libc::SYS_open, [c"/proc/self/statm".as_ptr() as usize, flags, 0, 0, 0, 0]);
-        if file < 0 {
-            return false;
-        }
-        let len = call(libc::SYS_read, [file as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]).max(0);
-        call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
-        let digits = text[..len as usize].iter().take_while(|byte| byte.is_ascii_digit());
+        let text = sys::read_small(c"/proc/self/statm", &mut text);
+        let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
         let pages = digits.fold(0u64, |number, digit| number * 10 + u64::from(digit - b'0'));
         pages * PAGE as u64 > limit.rlim_cur
     }

@@ -1,7 +1,7 @@
 //! System calls as the kernel has them: no errno, no hook of ours in between.
 
 use std::arch::asm;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::AtomicU32;
 
 /// Makes system call `number`. Errors are negative, as the kernel returns them.
@@ -73,6 +73,21 @@ pub unsafe fn store(address: usize, number: i32) {
     let [from, to] = [&from, &to].map(|one| &raw const *one as usize);
     // SAFETY: raw-call: the kernel reads our own number, and writes what the program gave.
     unsafe { call(libc::SYS_process_vm_writev, [pid() as usize, from, 1, to, 1, 0]) };
+}
+
+/// What a small file of the kernel's begins with; empty where it cannot be read.
+pub fn read_small<'a>(path: &CStr, text: &'a mut [u8]) -> &'a [u8] {
+    // SAFETY: raw-call: the name ends with NUL, and the buffer is as long as said.
+    let len = unsafe {
+        let file = call(libc::SYS_open, [path.as_ptr() as usize, libc::O_CLOEXEC as usize, 0, 0, 0, 0]);
+        if file < 0 {
+            return &[];
+        }
+        let len = call(libc::SYS_read, [file as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]);
+        call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
+        len.max(0) as usize
+    };
+    text.get(..len).unwrap_or_default()
 }
 
 /// Sleeps while `*word == seen`.

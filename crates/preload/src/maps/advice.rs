@@ -1,5 +1,6 @@
 //! madvise(2) and process_madvise(2) on managed mappings.
 
+use std::ffi::CStr;
 use std::ops::Range;
 
 use selfpage::{Guards, Region};
@@ -250,17 +251,8 @@ fn is_own(pidfd: usize) -> bool {
     let zeros = path[18..27].iter().take_while(|digit| **digit == b'0').count();
     path.copy_within(18 + zeros..29, 18);
     let mut text = [0u8; 512];
-    // SAFETY: raw-call: the name ends with NUL, and the buffer is as long as said.
-    let len = unsafe {
-        let file = call(libc::SYS_open, [path.as_ptr() as usize, libc::O_CLOEXEC as usize, 0, 0, 0, 0]);
-        if file < 0 {
-            return false;
-        }
-        let len = call(libc::SYS_read, [file as usize, text.as_mut_ptr() as usize, text.len(), 0, 0, 0]);
-        call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
-        len.max(0) as usize
-    };
-    let mut lines = text[..len].split(|byte| *byte == b'\n');
+    let Ok(path) = CStr::from_bytes_until_nul(&path) else { return false };
+    let mut lines = sys::read_small(path, &mut text).split(|byte| *byte == b'\n');
     let pid = lines.find_map(|line| line.strip_prefix(b"Pid:\t"));
     pid.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u32>().ok()) == Some(sys::pid())
 }
