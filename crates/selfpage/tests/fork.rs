@@ -1,6 +1,6 @@
 //! Parent and child both read right data after a fork at any moment, each within frames of its own.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use selfpage::store::{FileStore, MemoryStore};
@@ -8,7 +8,7 @@ use selfpage::{DescriptorTable, Domain, Region, Trap};
 
 mod child;
 
-use child::{in_child, say};
+use child::{FORKS, IS_CHILD, fork_here, in_child, say};
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
@@ -157,27 +157,6 @@ fn a_child_forks_too() {
     let right = || (0..512).all(|page| word(page * WORDS).load(Ordering::Relaxed) == page as u64 + 5);
     assert_eq!(in_child(|| right() && in_child(|| right() && in_child(right) == 0) == 0 && right()), 0);
     assert!(right());
-}
-
-static FORKS: AtomicU32 = AtomicU32::new(0);
-static IS_CHILD: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn fork_here(_: libc::c_int) {
-    // SAFETY: test: calls that a handler may make; the child goes on where this thread was interrupted, and ends.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            libc::alarm(10);
-            IS_CHILD.store(true, Ordering::Relaxed);
-            return;
-        }
-        let mut status = 0;
-        if libc::waitpid(child, &mut status, 0) != child || status != 0 {
-            say(&format!("a child ended with {status}\n"));
-            libc::abort();
-        }
-        FORKS.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 /// The child has no thread that knows of its parent's errand.

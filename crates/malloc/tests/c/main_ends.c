@@ -1,7 +1,5 @@
 // `main` ends, and other threads go on: the process ends with the last of them, though the allocator has a thread as well.
 #define _GNU_SOURCE
-#include <dirent.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdbool.h>
@@ -11,28 +9,13 @@
 #include <sys/wait.h>
 #include <threads.h>
 #include <unistd.h>
+#include "tasks.h"
 
 #define CHECK(what) ((what) ? (void)0 : (fprintf(stderr, "line %d: %s\n", __LINE__, #what), abort()))
 #define MIB ((size_t)1 << 20)
 
 static pthread_t first;
 static sem_t ready, ended;
-
-// Whether a thread of this name runs.
-static bool runs(const char *name) {
-    char path[300], is[16];
-    bool found = false;
-    DIR *tasks = opendir("/proc/self/task");
-    for (struct dirent *task; !found && (task = readdir(tasks)) != NULL;) {
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
-        int file = open(path, O_RDONLY);
-        ssize_t len = file < 0 ? 0 : read(file, is, sizeof is);
-        if (file >= 0) close(file);
-        found = len > 0 && strncmp(is, name, strlen(name)) == 0;
-    }
-    closedir(tasks);
-    return found;
-}
 
 // So much at once that the keeper pays.
 static void grow_up(void) {

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// How long one may take before it hangs.
@@ -67,4 +68,27 @@ pub fn forked(work: impl FnOnce()) {
         true
     });
     assert_eq!(status, 0, "the forked child's end");
+}
+
+/// How many forks of [`fork_here`] are over, and whether this is the child of one.
+pub static FORKS: AtomicU32 = AtomicU32::new(0);
+pub static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// A handler of a signal that forks. The child goes on where its thread was interrupted, and ends where the test looks for it.
+pub extern "C" fn fork_here(_: libc::c_int) {
+    // SAFETY: test: calls that a handler may make.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(10);
+            IS_CHILD.store(true, SeqCst);
+            return;
+        }
+        let mut status = 0;
+        if libc::waitpid(child, &mut status, 0) != child || status != 0 {
+            say(&format!("it ended with {status:#x}"));
+            libc::abort();
+        }
+        FORKS.fetch_add(1, SeqCst);
+    }
 }

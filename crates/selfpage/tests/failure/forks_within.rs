@@ -3,7 +3,7 @@
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use selfpage::pager::UserPager;
@@ -11,34 +11,14 @@ use selfpage::store::MemoryStore;
 use selfpage::{Domain, Policy};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
+use crate::child::{FORKS, IS_CHILD, fork_here};
 use crate::scenario::{PAGE, here, in_child, number_pages};
 
 const FRAMES: usize = 64;
 const ROUNDS: u32 = 100;
 
-/// Rounds that have begun, and forks that are over.
+/// Rounds that have begun.
 static BEGUN: AtomicU32 = AtomicU32::new(0);
-static FORKS: AtomicU32 = AtomicU32::new(0);
-static IS_CHILD: AtomicBool = AtomicBool::new(false);
-
-/// The child goes on where this thread was interrupted, and ends where [`let_fork`] does.
-extern "C" fn fork_here(_: libc::c_int) {
-    // SAFETY: test: calls that a handler may make.
-    unsafe {
-        let child = libc::fork();
-        if child == 0 {
-            libc::alarm(10);
-            IS_CHILD.store(true, SeqCst);
-            return;
-        }
-        let mut status = 0;
-        if libc::waitpid(child, &mut status, 0) != child || status != 0 {
-            crate::child::say(&format!("it ended with {status:#x}"));
-            libc::abort();
-        }
-        FORKS.fetch_add(1, SeqCst);
-    }
-}
 
 fn let_in(how: libc::c_int) {
     // SAFETY: test: a set of its own.
