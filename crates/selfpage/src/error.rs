@@ -149,8 +149,8 @@ pub(crate) fn describe(error: PagerError) -> String {
 pub(crate) const fn in_words(refusal: Refusal) -> &'static str {
     match refusal {
         Refusal::Denied => {
-            "the kernel refused the translation: a filter on system calls (seccomp) forbids UFFDIO_MOVE; allow it, or set the \
-             filter before the domain is built"
+            "the kernel refused the translation: a filter on system calls (seccomp) forbids one that the pager makes, as UFFDIO_MOVE or \
+             pread64; allow it, or set the filter before the domain is built"
         }
         Refusal::NoMemory => "the kernel refused the translation: it has no memory for page tables",
         Refusal::NoDescriptor => "the kernel refused the translation: the userfaultfd is gone from its thread's table",

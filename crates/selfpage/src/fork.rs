@@ -183,8 +183,9 @@ extern "C" fn child() {
     for domain in &pause.domains {
         if domain.shared.is_err() {
             domain.inner.reserve_in_child(&domain.parts);
-        } else if domain.inner.pool.map_in_child().is_err() {
-            crate::die("a forked child cannot go on: the place of its pool is taken");
+        } else if let Err(why) = domain.inner.pool.map_in_child() {
+            let remedy = "a handler of forks (pthread_atfork) that maps memory must be installed after attend_forks";
+            crate::die(&format!("a forked child cannot go on: {why}; {remedy}"));
         }
     }
     for paused in pause.stores.iter().filter(|paused| paused.ready.is_ok()) {

@@ -1,8 +1,8 @@
 //! Forks where a child cannot have all of its parent's memory, or has other rights.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
 use selfpage::snapshot::Snapshots;
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, StoreError, WriteBlok};
@@ -320,4 +320,43 @@ fn a_child_that_shares_the_memory_of_an_upcall_region() {
         check_pages(&region, 0..ALL);
     })
     .well();
+}
+
+/// Where mappings are that came with a domain.
+static PLACES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+fn mappings() -> Vec<usize> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let start = |line: &str| usize::from_str_radix(line.split_once('-').unwrap().0, 16).unwrap();
+    maps.lines().map(start).collect()
+}
+
+extern "C" fn map_everywhere() {
+    for at in PLACES.lock().unwrap().iter() {
+        map_at(std::ptr::with_exposed_provenance_mut(*at));
+    }
+}
+
+/// The child's memory is free where its pool is to be, until it is mapped anew.
+#[test]
+fn a_handler_of_forks_that_maps_memory_before_the_pool_is_there() {
+    in_child(here!(), "", || {
+        // SAFETY: test: a handler that maps memory where there is none.
+        unsafe { libc::pthread_atfork(None, None, Some(map_everywhere)) };
+        let before = mappings();
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let _region = numbered(&domain, Trap::Worker, Arc::new(file_store()));
+        *PLACES.lock().unwrap() = mappings().into_iter().filter(|start| !before.contains(start)).collect();
+        // SAFETY: test: the child ends in its handlers.
+        let child = unsafe { libc::fork() };
+        let mut status = 0;
+        // SAFETY: test: waits for a child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT, "{status:#x}");
+        std::process::abort();
+    })
+    .by(
+        libc::SIGABRT,
+        &["selfpage: a forked child cannot go on: ", "a pool of 64 frames: File exists", "after attend_forks"],
+    );
 }
