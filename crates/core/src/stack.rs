@@ -234,6 +234,20 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
     Some(())
 }
 
+/// Has `few` frames ready that are free and have memory, as far as the contract allows: whoever needs one next does not wait while a
+/// group of frames gets its memory.
+///
+/// # Context
+/// Normal or PagerThread, outside the gate.
+pub fn claim_ahead(domain: &DomainState, few: NonZeroU32) {
+    let _inside = domain.gate.enter(domain.mmu);
+    let stack = &domain.stack;
+    if stack.free.count() < few.get() {
+        // Where there are no more, whoever needs one finds that out.
+        let _ = claim(domain, stack.populate_run(few));
+    }
+}
+
 /// In a forked child, which did not get the pool: frames that no page has mapped lost their memory, and standby pages are
 /// with their pager alone.
 ///

@@ -1,5 +1,6 @@
 //! Taking snapshots while the program goes on.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,6 +12,7 @@ use selfpage_core::fault::copy_first::{self, AtBusy};
 use selfpage_core::fault::image::{self, Image};
 use selfpage_core::linux::signal;
 use selfpage_core::region::{self, Rights};
+use selfpage_core::stack;
 
 use super::file::named;
 use super::format::{Run, SavedRegion};
@@ -23,6 +25,8 @@ use crate::region::{Bound, Region};
 
 /// Pages read for the image at a time.
 const BATCH: usize = 64;
+/// Frames that are to be ready for copies: more than are made while a batch is read and written.
+const FOR_COPIES: NonZeroU32 = NonZeroU32::new(256).expect("it is not zero");
 /// Pages armed before the cut are armed anew, as often, while there are more than so many to be armed in the cut.
 const MOST_ROUNDS: u32 = 8;
 const FEW_PAGES: u64 = 32;
@@ -175,6 +179,7 @@ impl Snapshots {
         }
         let armed_ahead = subject.arm()?;
         let inner = &subject.life.inner;
+        stack::claim_ahead(inner.state(), FOR_COPIES);
         inner.state().cut.most_copies();
         inner.state().cut.lacks();
         // A handler that wrote to a page of the image could wait for this thread, which alone makes room for copies.
@@ -300,6 +305,7 @@ impl Reading<'_> {
         for (bound, &region) in self.subject.regions.iter().zip(&self.cores) {
             let mut from = Some(0);
             while let Some(at) = from {
+                stack::claim_ahead(state, FOR_COPIES);
                 copies += self.write_copies(writing, &mut images)?;
                 let hurried = state.cut.hurried().filter(|page| region.range.contains(*page));
                 let first = hurried.map_or(at, |page| region.index(page));
