@@ -148,11 +148,12 @@ impl FrameSet {
         }
     }
 
-    /// Takes up to `want` neighbouring frames, near the place where the last ones were taken.
+    /// Takes up to `want` neighbouring frames, near the place where the last ones were taken. Frames that are given meanwhile may be
+    /// hidden from other threads for a moment: `shown` is called when they can be seen again, for those who sleep since they saw none.
     ///
     /// # Context
     /// Trap.
-    pub fn take(&self, want: NonZeroU32) -> Option<FrameRun> {
+    pub fn take(&self, want: NonZeroU32, shown: impl Fn()) -> Option<FrameRun> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -163,7 +164,7 @@ impl FrameSet {
         loop {
             match self.next_word(at) {
                 Some(found) => {
-                    if let Some(run) = self.take_at(found, want.get()) {
+                    if let Some(run) = self.take_at(found, want.get(), &shown) {
                         self.count.fetch_sub(run.count.get(), Ordering::SeqCst);
                         self.hint.store(found, Ordering::Relaxed);
                         return Some(run);
@@ -201,12 +202,12 @@ impl FrameSet {
     }
 
     /// Takes the first run in word `index`, and goes on into the next words where the run does.
-    fn take_at(&self, index: u32, want: u32) -> Option<FrameRun> {
+    fn take_at(&self, index: u32, want: u32, shown: &impl Fn()) -> Option<FrameRun> {
         let word = self.words.get(index as usize)?;
         let mut seen = word.load(Ordering::Acquire);
         let (bit, mut got) = loop {
             if seen == 0 {
-                self.unmark(index);
+                self.unmark(index, shown);
                 return None;
             }
             let bit = seen.trailing_zeros();
@@ -240,7 +241,7 @@ impl FrameSet {
         }
     }
 
-    fn unmark(&self, index: u32) {
+    fn unmark(&self, index: u32, shown: &impl Fn()) {
         let (Some(group), Some(word)) = (self.summary.get(index as usize / 64), self.words.get(index as usize)) else {
             return;
         };
@@ -249,6 +250,7 @@ impl FrameSet {
         // A give may have come between the look and the unmark.
         if word.load(Ordering::SeqCst) != 0 {
             self.mark(index);
+            shown();
         }
     }
 }
@@ -279,7 +281,7 @@ impl Unpopulated {
     /// Takes up to `want` neighbours. `None`: none can be seen just now; those that were given up can escape a look while
     /// others take and give some.
     pub fn take(&self, want: NonZeroU32) -> Option<FrameRun> {
-        self.given_up.take(want).or_else(|| {
+        self.given_up.take(want, || {}).or_else(|| {
             let next = |begun: u32| (begun < self.slots).then(|| begun.saturating_add(want.get()).min(self.slots));
             let first = self.begun.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).ok()?;
             Some(FrameRun { first: Frame(first), count: NonZeroU32::new(want.get().min(self.slots - first))? })
@@ -481,7 +483,7 @@ mod tests {
     }
 
     fn run(set: &FrameSet, want: u32) -> Option<(u32, u32)> {
-        set.take(NonZeroU32::new(want).unwrap()).map(|run| (run.first.0, run.count.get()))
+        set.take(NonZeroU32::new(want).unwrap(), || {}).map(|run| (run.first.0, run.count.get()))
     }
 
     #[test]
@@ -510,7 +512,7 @@ mod tests {
                     let mut dice = seed;
                     for _ in 0..ROUNDS {
                         dice = dice.wrapping_mul(1664525).wrapping_add(1013904223);
-                        if let Some(run) = set.take(NonZeroU32::new(dice >> 25 | 1).unwrap()) {
+                        if let Some(run) = set.take(NonZeroU32::new(dice >> 25 | 1).unwrap(), || {}) {
                             for frame in run.first.0..run.first.0 + run.count.get() {
                                 assert_eq!(held[frame as usize].swap(1, Ordering::AcqRel), 0);
                             }

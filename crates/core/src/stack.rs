@@ -178,10 +178,11 @@ impl FrameStack {
 /// Trap, inside the gate.
 pub fn take(domain: &DomainState, want: NonZeroU32) -> Option<FrameRun> {
     let stack = &domain.stack;
-    let run = match stack.free.take(want) {
+    let free = || stack.free.take(want, || stack.demand.available.signal(domain.mmu));
+    let run = match free() {
         Some(run) => Some(run),
         None => claim(domain, stack.populate_run(want))
-            .and_then(|()| stack.free.take(want))
+            .and_then(|()| free())
             .or_else(|| reclaim_standby(domain).map(|first| FrameRun { first, count: NonZeroU32::MIN })),
     };
     // Also with a reserve of one: whoever waits while the last frame changes hands has asked the evictor too early.
@@ -258,7 +259,7 @@ pub fn forget_unmapped(domain: &DomainState) {
     while let Some(frame) = reclaim_standby(domain) {
         stack.free.give(frame, 1);
     }
-    while let Some(run) = stack.free.take(NonZeroU32::MAX) {
+    while let Some(run) = stack.free.take(NonZeroU32::MAX, || {}) {
         stack.unclaim(domain.mmu, run.first, run.count.get());
     }
     stack.inherited.store(stack.claimed(), Ordering::Relaxed);
