@@ -15,7 +15,7 @@ use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
-use crate::page::{State, Word};
+use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, FillPage, PagerError};
 use crate::region::Region;
 use crate::stack;
@@ -109,6 +109,28 @@ fn copy(domain: &DomainState, context: Context, source: &Region, page: PageNo, i
     };
     domain.put_back(source, page, seen);
     copied
+}
+
+/// Ends what `region` is to its clone, or as one. What its clone lacks and `region` never had is zero, as the clone's own pager has it;
+/// all else that it lacks is lost.
+///
+/// # Context
+/// Normal, with the gate closed.
+pub fn part(region: &Region) {
+    if let (Some(heir), Some(pager)) = (region.heir(), region.pager()) {
+        let mut next = heir.sets.inherited.next(0);
+        while let Some(index) = next {
+            let is_absent = |word: &PageWord| word.load().state() == State::Absent && !word.load().in_save();
+            if region.word(region.range.first.plus(index)).is_some_and(is_absent)
+                && !region.sets.inherited.contains(index)
+                && !pager.keeps(index)
+            {
+                heir.sets.inherited.remove(index);
+            }
+            next = heir.sets.inherited.next(index + 1);
+        }
+    }
+    region.part();
 }
 
 /// A page of `source` is about to change: its clone, if it has one, gets the contents first. `Some`: what must be done or waited

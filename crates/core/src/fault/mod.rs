@@ -13,7 +13,7 @@ mod fill;
 pub mod flush;
 pub mod handover;
 pub mod image;
-mod inherit;
+pub mod inherit;
 pub mod protect;
 pub mod range;
 pub mod relocate;

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 
 use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
 use selfpage_core::cut::PageSets;
+use selfpage_core::fault::inherit;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Modes;
@@ -211,7 +212,7 @@ impl Bound {
                 let empty = core.is_empty();
                 if empty || tried {
                     // What its clone could not be given by now it does not get.
-                    core.part();
+                    inherit::part(core);
                 }
                 if empty {
                     let removed = state.regions.remove(core);

@@ -89,6 +89,30 @@ fn a_clone_outlives_its_source_and_the_other_way_round() {
     assert_eq!(clone.as_slice::<u64>()[512 + 9], 8);
 }
 
+/// The source has nothing to give for a page that it never had, or has dropped.
+#[test]
+fn what_a_source_never_had_is_zero_in_its_clone_when_it_goes() {
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let stored = || domain.region(PAGES * PAGE).trap(trap).stored(store()).unwrap();
+        let zero = || domain.region(16 * PAGE).trap(trap).zero().unwrap();
+        for mut source in [stored(), zero()] {
+            let pages = source.len_bytes() / PAGE;
+            (0..pages).step_by(2).for_each(|page| source.as_mut_slice::<u64>()[page * 512] = page as u64 + 1);
+            source.discard(0, PAGE).unwrap();
+            let clone = source.cow_clone(store()).unwrap();
+            source.discard(2 * PAGE, PAGE).unwrap();
+            source.discard(PAGE, PAGE).unwrap();
+            drop(source);
+            for page in 0..pages {
+                let number = if page % 2 == 0 && page > 0 { page as u64 + 1 } else { 0 };
+                assert_eq!(clone.as_slice::<u64>()[page * 512], number, "page {page}");
+            }
+            drop(clone.cow_clone(store()).unwrap());
+        }
+    }
+}
+
 #[test]
 fn a_clone_is_of_one_instant() {
     for (trap, frames) in [(Trap::Worker, 4 * PAGES), (Trap::Upcall, 4 * PAGES), (Trap::Worker, PAGES / 2)] {
