@@ -312,11 +312,16 @@ impl Bound {
             return Ok(());
         }
         let one = PageRange { first: page, count: 1 };
-        let refused = self.allow(inner, one, access);
-        // Not before: whoever takes it back meanwhile would take it out of the set, and the refusal would stay.
-        if refused.is_ok() {
+        let note = || {
             self.asking.refused.insert(self.core().index(page));
             self.asking.refusals.fetch_add(1, Ordering::SeqCst);
+        };
+        // Before: a child that is forked in between has the mapping, and must know of it.
+        note();
+        let refused = self.allow(inner, one, access);
+        // And after: whoever takes it back meanwhile takes it out of the set, and the refusal would stay.
+        if refused.is_ok() {
+            note();
         }
         // Whoever makes it wrong looks for refusals afterwards, and we for that: one of us sees the other.
         fence(Ordering::SeqCst);

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use selfpage_core::addr::{Frame, PageBytes};
+use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes};
 use selfpage_core::fault::{Failure, copy_first, protect};
 use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::linux::mmu::Descriptors;
@@ -57,16 +57,26 @@ impl Inner {
         let first = mappings.partition_point(|mapping| mapping.range.end <= all.start);
         for mapping in mappings[first..].iter().take_while(|mapping| mapping.range.start < all.end) {
             let part = mapping.range.start.max(all.start)..mapping.range.end.min(all.end);
-            if !is_ours(&part) {
-                continue;
-            }
-            match parts.last_mut() {
-                // Split by other rights.
-                Some(before) if before.end == part.start => before.end = part.end,
-                _ => parts.push(part),
+            let pages = [part.start, part.end - PAGE_BYTES].map(|page| page..page + PAGE_BYTES);
+            if pages.iter().any(is_ours) {
+                self.add_ours(part, &mut parts);
             }
         }
         parts
+    }
+
+    /// Adds what is ours of a mapping, which may have been split since somebody looked, by other rights for a part of it.
+    fn add_ours(&self, part: Range<usize>, parts: &mut Vec<Range<usize>>) {
+        if self.mmu.is_ours(part.start, part.len()) {
+            match parts.last_mut() {
+                Some(before) if before.end == part.start => before.end = part.end,
+                _ => parts.push(part),
+            }
+        } else if part.len() > PAGE_BYTES {
+            let middle = part.start + (part.len() / 2).next_multiple_of(PAGE_BYTES);
+            self.add_ours(part.start..middle, parts);
+            self.add_ours(middle..part.end, parts);
+        }
     }
 
     /// Closes the gate, if nothing is on its way to a store just now, and no page is unmapped to see whether it is used: a fork copies
@@ -188,5 +198,35 @@ impl Inner {
     /// In a forked child: the handles are of threads that are not here.
     fn forget_threads(&self) {
         std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Domain;
+
+    #[test]
+    fn a_mapping_that_is_split_after_somebody_looked_is_ours_whole() {
+        const PAGES: usize = 37;
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let region = domain.region(PAGES * PAGE_BYTES).zero().unwrap();
+        let (inner, all) = (&domain.life().inner, region.bound().addresses());
+        let before = || Mappings::new(maps::of_this_process);
+        let stale = before();
+        LazyCell::force(&stale);
+        for page in [0, 5, 6, 20, PAGES - 1] {
+            // SAFETY: owned-range: rights of the test's own region, which nobody uses.
+            unsafe { memory::protect(all.start + page * PAGE_BYTES, PAGE_BYTES, Access::Read) }.unwrap();
+        }
+        assert_eq!(inner.parts_among(region.bound(), &stale), std::slice::from_ref(&all));
+        assert_eq!(inner.parts_among(region.bound(), &before()), std::slice::from_ref(&all));
+        // What the program has mapped over a part of it since is not.
+        let at = all.start + 9 * PAGE_BYTES;
+        // SAFETY: owned-range: as above.
+        unsafe { memory::map_anonymous(Place::Over(at), PAGE_BYTES, Access::ReadWrite) }.unwrap();
+        let around = [all.start..at, at + PAGE_BYTES..all.end];
+        assert_eq!(inner.parts_among(region.bound(), &stale), around);
+        assert_eq!(inner.parts_among(region.bound(), &before()), around);
     }
 }
