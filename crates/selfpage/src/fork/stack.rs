@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::{PageNo, VirtAddr};
-use selfpage_core::fault::{Fault, Outcome, range, resolve};
+use selfpage_core::fault::{Fault, Outcome, copy_first, range, resolve};
 use selfpage_core::region::Access;
 
 use crate::domain::Inner;
@@ -29,19 +29,26 @@ impl KeptStack {
         let state = inner.state();
         // Others need frames too.
         let count = KEPT_PAGES.min(u64::from(inner.pool.frames()) / 4);
-        // The turn is kept as well: nobody arms pages anew.
-        std::mem::forget(inner.begin_cut());
-        let pages = inner.on_table(move |context| {
-            let is_kept = |page: &PageNo| {
-                let pinned = range::pin(state, context, *page) == Outcome::Resolved;
-                if pinned {
-                    let _ = resolve(state, context, Fault { addr: page.addr(), access: Access::Write, thread: 0 });
-                }
-                pinned
-            };
+        let pages: Vec<_> = inner.on_table(move |context| {
+            let is_kept = |page: &PageNo| range::pin(state, context, *page) == Outcome::Resolved;
             let down = (0..count).map(|pages| PageNo(here.0.saturating_sub(pages))).take_while(is_kept);
             down.chain(once(here.plus(1)).filter(is_kept)).collect()
         });
+        loop {
+            // Without the turn: whoever makes room for copies may need it to end.
+            let written = &pages[..];
+            inner.on_table(move |context| {
+                for page in written {
+                    let _ = resolve(state, context, Fault { addr: page.addr(), access: Access::Write, thread: 0 });
+                }
+            });
+            let turn = inner.begin_cut();
+            if !pages.iter().any(|page| copy_first::is_armed(state, *page)) {
+                // The turn is kept as well: nobody arms pages anew.
+                std::mem::forget(turn);
+                break;
+            }
+        }
         Some(KeptStack { inner, pages })
     }
 }
