@@ -165,13 +165,24 @@ impl Pagemap {
         afterwards: Afterwards,
         stretches: &mut [Stretch],
     ) -> Result<Scanned, Errno> {
+        let inverted = Categories::PRESENT.and(Categories::NOTED);
         let wanted = Wanted {
-            inverted: Categories::PRESENT,
-            any_of: Categories::PRESENT.and(Categories::WRITTEN),
+            inverted,
+            any_of: inverted.and(Categories::WRITTEN),
             reported: reported(),
             flags: afterwards.flags(),
             ..Wanted::EVERYTHING
         };
+        self.scan(start, end, wanted, stretches)
+    }
+
+    /// Finds the pages and holes of a range whose writes are not noted: those of mappings that are not registered with `WP_ASYNC`.
+    ///
+    /// # Errors
+    /// As for [`Pagemap::categories`].
+    pub fn unnoted(self, start: usize, end: usize, stretches: &mut [Stretch]) -> Result<Scanned, Errno> {
+        let noted = Categories::NOTED;
+        let wanted = Wanted { inverted: noted, any_of: noted, reported: reported(), ..Wanted::EVERYTHING };
         self.scan(start, end, wanted, stretches)
     }
 

@@ -69,9 +69,16 @@ impl WriteProtection {
 
     pub(super) fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         let (uffd, pagemap) = self.descriptors()?;
-        // Nothing new, unless something was mapped over a part: that is not protected, so it counts as written.
-        register(uffd, "scan and re-arm", &range)?;
-        rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, pagemap, "scan and re-arm", &range, errno))
+        let operation = "scan and re-arm";
+        // What was mapped over a part counts as written, and so does what mremap has merged with a mapping: the kernel watches neither, and
+        // leaves the pages of the second one protected, as if nobody had written to them.
+        if uffd.registered(range.start, range.len()) != Ok(true) {
+            mark_unwatched(pagemap, &range, found).map_err(|errno| Error::system(operation, object(&range), errno))?;
+        }
+        register(uffd, operation, &range)?;
+        rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, pagemap, operation, &range, errno))?;
+        found.end(&range);
+        Ok(())
     }
 
     /// As the others, of a region that its domain pages.
@@ -192,6 +199,21 @@ fn unprotect(uffd: Uffd, pagemap: Pagemap, range: &Range<usize>) -> std::result:
             // SAFETY: owned-range: writes are noted there, and never wait; who notes them has one page too many.
             unsafe { uffd.set_writing(stretch.start(), stretch.end() - stretch.start(), Writing::Allowed) }?;
         }
+        if scanned.end <= at {
+            return Err(Errno::AGAIN);
+        }
+        at = scanned.end;
+    }
+    Ok(())
+}
+
+/// Marks what the kernel does not watch.
+fn mark_unwatched(pagemap: Pagemap, range: &Range<usize>, found: &mut Dirty) -> std::result::Result<(), Errno> {
+    let mut stretches = [Stretch::default(); STRETCHES];
+    let mut at = range.start;
+    while at < range.end {
+        let scanned = pagemap.unnoted(at, range.end, &mut stretches)?;
+        stretches[..scanned.stretches].iter().for_each(|stretch| found.mark(stretch.start()..stretch.end()));
         if scanned.end <= at {
             return Err(Errno::AGAIN);
         }

@@ -91,6 +91,33 @@ fn a_mapping_that_was_moved_counts_as_written() {
     assert!(tracker.scan(from, &mut found).unwrap_err().to_string().contains("not mapped"));
 }
 
+/// The kernel watches neither of the two any more then, and the pages of one are protected still.
+#[test]
+fn mappings_that_mremap_has_merged_count_as_written() {
+    let Some(tracker) = tracker() else { return };
+    for scans in [DirtyTracker::scan, DirtyTracker::scan_and_rearm] {
+        let (memory, other, mut found) = (Memory::anonymous(32), Memory::anonymous(16), Dirty::new());
+        let first = memory.page(0)..memory.page(16);
+        (0..16).for_each(|page| memory.write(page, 1));
+        // SAFETY: the memory outlives the tracker.
+        unsafe { tracker.arm(first.clone()) }.unwrap();
+        arm(&tracker, &other);
+        let (from, flags) = (other.range(), libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+        // SAFETY: both are the test's own, and nobody holds a reference into either.
+        let moved = unsafe { libc::mremap(from.start as *mut _, from.len(), from.len(), flags, first.end) };
+        assert_eq!(moved as usize, first.end);
+        memory.write(5, 2);
+        scans(&tracker, first.clone(), &mut found).unwrap();
+        assert!(found.contains(memory.page(5)), "{found:?}");
+        memory.write(6, 2);
+        tracker.scan_and_rearm(first.clone(), &mut found).unwrap();
+        assert!(found.contains(memory.page(6)), "{found:?}");
+        memory.write(7, 2);
+        tracker.scan_and_rearm(first, &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [7]);
+    }
+}
+
 #[test]
 fn a_forked_child_has_everything_dirty_until_it_arms() {
     let Some(tracker) = tracker() else { return };
