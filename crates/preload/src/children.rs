@@ -77,17 +77,13 @@ fn lacks_descriptors(needed: usize) -> bool {
 
 /// Whether the process has more addresses than it may: it lowered the limit itself, and a child could map nothing.
 fn lacks_addresses() -> bool {
-    // SAFETY: raw-call, zeroed-valid: the kernel fills plain numbers of our own.
-    unsafe {
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        let read = call(libc::SYS_prlimit64, [0, libc::RLIMIT_AS as usize, 0, &raw mut limit as usize, 0, 0]);
-        if NEEDED.load(Ordering::Relaxed) == 0 || read < 0 || limit.rlim_cur == libc::RLIM_INFINITY {
-            return false;
-        }
-        let mut text = [0u8; 128];
-        let text = sys::read_small(c"/proc/self/statm", &mut text);
-        let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
-        let pages = digits.fold(0u64, |number, digit| number * 10 + u64::from(digit - b'0'));
-        pages * PAGE as u64 > limit.rlim_cur
+    let limit = sys::most_addresses();
+    if NEEDED.load(Ordering::Relaxed) == 0 || limit == libc::RLIM_INFINITY {
+        return false;
     }
+    let mut text = [0u8; 128];
+    let text = sys::read_small(c"/proc/self/statm", &mut text);
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
+    let pages = digits.fold(0u64, |number, digit| number * 10 + u64::from(digit - b'0'));
+    pages * PAGE as u64 > limit
 }

@@ -32,8 +32,12 @@ const GRAINS: usize = managed::LARGE_BYTES / GRAIN;
 const FREED: u32 = u32::MAX;
 
 static LARGE: Space = Space::of_large_blocks();
-static QUIET: Space = Space::of_kernel(64 << 30);
-static OWN: Space = Space::of_kernel(8 << 30);
+const QUIET_BYTES: usize = 64 << 30;
+const OWN_BYTES: usize = 8 << 30;
+/// Addresses that are reserved beside those of the domain.
+pub const RESERVED_BYTES: usize = QUIET_BYTES + OWN_BYTES + objects::BESIDE_BYTES;
+static QUIET: Space = Space::of_kernel(QUIET_BYTES);
+static OWN: Space = Space::of_kernel(OWN_BYTES);
 
 /// How many pages the large block has that begins at each grain; 0: none ever did; [`FREED`]: the one that did was freed.
 static LARGE_PAGES: [AtomicU32; GRAINS] = [const { AtomicU32::new(0) }; GRAINS];

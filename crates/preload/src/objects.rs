@@ -14,7 +14,8 @@ use crate::space::{Room, Space};
 use crate::{maps, promises};
 
 /// What is known of threads, one piece each.
-static BESIDE: Space = Space::of_kernel(64 << 30);
+static BESIDE: Space = Space::of_kernel(BESIDE_BYTES);
+pub const BESIDE_BYTES: usize = 64 << 30;
 
 /// The stretches of [`RANGE_ALIGN`] that are open.
 static OPEN: [AtomicBool; STRETCHES] = [const { AtomicBool::new(false) }; STRETCHES];

@@ -1,6 +1,7 @@
 //! What happens when the library is loaded, before the program's first line.
 
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -13,10 +14,10 @@ use selfpage::{DescriptorTable, Domain, Locking, Region};
 use crate::children::{self, Pages};
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
 use crate::promises::{self, Staying};
-use crate::{malloc, process, ranges, record, rights, sys, threads};
+use crate::{heap, malloc, process, ranges, record, rights, sys, threads};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;trace=PATH;sample=MS`.
-pub const VARIABLE: &str = "SELFPAGE_RUN";
+const VARIABLE: &CStr = c"SELFPAGE_RUN";
 
 /// Where pages go if nobody says so, and where there is no place beside the one that was named.
 const ELSEWHERE: &str = "/var/tmp";
@@ -56,14 +57,49 @@ struct Wishes {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
 
+/// What the heaps and the domain reserve, with a part for the tables of their pages and for what the program itself begins with.
+fn needed_bytes(said: &[u8]) -> u64 {
+    let parts = || said.split(|byte| *byte == b';');
+    let pages = if parts().any(|part| part == b"store=memory") { 2 * MANAGED_BYTES } else { MANAGED_BYTES };
+    let frames = parts().find_map(|part| std::str::from_utf8(part.strip_prefix(b"frames=")?).ok()?.parse::<u64>().ok());
+    (heap::RESERVED_BYTES + pages + MANAGED_BYTES / 64) as u64 + frames.unwrap_or(0)
+}
+
+/// Ends a program that is to be managed and may have too few addresses for it. Nothing is allocated, since nothing may be to be had; and
+/// part of it would be found out only when the program starts a thread.
+fn refuse_too_few_addresses(said: &[u8]) {
+    let (limit, needed) = (sys::most_addresses(), needed_bytes(said));
+    if limit >= needed {
+        return;
+    }
+    let mut line = [0; 200];
+    let mut rest = &mut line[..];
+    let (kib, gib) = (limit >> 10, needed.div_ceil(1 << 30));
+    let _ = writeln!(
+        rest,
+        "selfpage: too few addresses: `ulimit -v` is {kib}; raise `ulimit -v` to {gib} GiB ({}), or lift it",
+        gib << 20
+    );
+    let len = 200 - rest.len();
+    refuse(std::str::from_utf8(&line[..len]).unwrap_or_default());
+}
+
 extern "C" fn at_load() {
+    // SAFETY: c-library: the name ends with NUL, and so does what it stands for, which nobody changes before the program's first line.
+    let said = unsafe {
+        let said = libc::getenv(VARIABLE.as_ptr());
+        (!said.is_null()).then(|| CStr::from_ptr(said).to_bytes())
+    };
+    if let Some(said) = said {
+        refuse_too_few_addresses(said);
+    }
     if ranges::tables().is_none() {
         refuse("selfpage: no room for tables of mappings: raise the limits (ulimit -d, ulimit -v)\n");
     }
     malloc::find_libraries();
     process::attend_forks();
-    let Some(said) = std::env::var_os(VARIABLE) else { return };
-    let set_up = Wishes::read(&said).and_then(|wishes| wishes.set_up());
+    let Some(said) = said else { return };
+    let set_up = Wishes::read(OsStr::from_bytes(said)).and_then(|wishes| wishes.set_up());
     if let Err(why) = set_up {
         refuse(&format!("selfpage: {why}\n"));
     }
@@ -92,7 +128,7 @@ impl Wishes {
             Some(place) => Place::Named(place),
         };
         Ok(Wishes {
-            frames_bytes: frames.ok_or_else(|| format!("{VARIABLE} names no frames: use `selfpage run`"))?,
+            frames_bytes: frames.ok_or("SELFPAGE_RUN names no frames: use `selfpage run`")?,
             // Without a store there is nothing to choose: the one that keeps no frames back for a second chance.
             policy: value("policy").unwrap_or_else(|| if place == Place::None { "fifo" } else { "lru" }.into()),
             place,

@@ -33,7 +33,7 @@ fn sizes_and_names_that_make_no_sense() {
     for size in ["", "many", "-4M", "64MB", "1.5G", "99999999999999999999G"] {
         refused(&[&format!("--frames={size}"), "--", "echo", "ran"], 2, &["--frames"]);
     }
-    refused(&["--frames", "64K", "--", "echo", "ran"], 2, &["1024K"]);
+    refused(&["--frames", "64K", "--", "echo", "ran"], 2, &["1M"]);
     refused(&["--frames", "16M", "--policy", "best", "--", "echo", "ran"], 2, &["best", "lru"]);
     refused(&["--frames", "16M", "--store", "/nonexistent/store", "--", "echo", "ran"], 2, &["/nonexistent"]);
     refused(&["--frames", "16M", "--stats", "/nonexistent/stats", "--", "echo", "ran"], 2, &["/nonexistent"]);
@@ -215,4 +215,41 @@ fn without_the_right_to_serve_the_kernels_faults() {
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(errors.contains("system calls cannot be served") && errors.contains("CAP_SYS_PTRACE"), "{errors}");
     assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn too_few_addresses() {
+    if !run::possible() {
+        return;
+    }
+    let under = |limit: &str, options: &str| {
+        let script = format!("ulimit -v {limit} && exec \"$0\" run --frames 8M {options} -- /bin/echo ran");
+        Command::new("/bin/sh").args(["-c", &script]).arg(run::tool()).output().unwrap()
+    };
+    let text = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    for limit in ["1000000", "70000000", "213000000"] {
+        let below = format!("ulimit -v {limit}; /bin/true; echo $?");
+        let below = run::run("8M", "/bin/sh", &["-c", &below]);
+        let above = under(limit, "");
+        assert_eq!(
+            (above.status.code(), below.text().trim()),
+            (Some(125), "125"),
+            "{}{}",
+            text(&above),
+            below.errors()
+        );
+        for errors in [text(&above), below.errors()] {
+            assert!(errors.lines().count() == 1 && errors.starts_with("selfpage: too few addresses"), "{errors}");
+            assert!(errors.contains(limit) && errors.contains("GiB"), "{errors}");
+        }
+        assert!(above.stdout.is_empty());
+    }
+    // As many as the line asks for are enough, and are what a store in memory has too few of.
+    for options in ["", "--store memory"] {
+        let errors = text(&under("70000000", options));
+        let asked = errors.split(['(', ')']).nth(1).unwrap();
+        let ran = under(asked, options);
+        assert_eq!((ran.status.code(), &*ran.stdout), (Some(0), &b"ran\n"[..]), "{asked}: {}", text(&ran));
+        assert!(options.is_empty() == (under(asked, "--store memory").status.code() == Some(125)), "{asked}");
+    }
 }

@@ -5,7 +5,7 @@ mod descriptors;
 mod idle;
 mod keys;
 mod kvm;
-mod limits;
+pub(crate) mod limits;
 mod memory;
 mod storage;
 mod trial;
@@ -68,7 +68,7 @@ impl Finding {
 /// # Context
 /// Normal.
 pub fn examine() -> Vec<Finding> {
-    let mut findings = vec![limits::kernel(), limits::seccomp()];
+    let mut findings = vec![limits::kernel(), limits::proc(), limits::seccomp()];
     findings.extend(userfaultfd::examine());
     findings.extend(descriptors::examine());
     findings.extend(memory::examine());
@@ -76,16 +76,23 @@ pub fn examine() -> Vec<Finding> {
     findings.extend([idle::examine(), keys::examine(), kvm::examine()]);
     findings.extend(limits::examine());
     findings.extend(storage::examine());
+    if findings.iter().any(|finding| finding.feature == limits::PROC && finding.state != State::Present) {
+        // Most trials look there whether what they tried was done.
+        let remedies = findings.iter_mut().filter_map(|finding| finding.remedy.as_mut());
+        for remedy in remedies.filter(|remedy| !remedy.starts_with(limits::MOUNT)) {
+            *remedy = format!("{}; if it is so even then: {remedy}", limits::MOUNT);
+        }
+    }
     findings
 }
 
-/// Whether selfpage can run at all: some userfaultfd, pages that move, and threads with descriptor tables of their own.
+/// Whether selfpage can run at all: some userfaultfd, pages that move, threads with descriptor tables of their own, and /proc.
 pub fn can_run(findings: &[Finding]) -> bool {
     let states = |feature: &'static str| {
         findings.iter().filter(move |finding| finding.feature == feature).map(|finding| finding.state)
     };
     states(userfaultfd::UFFD).any(|state| matches!(state, State::Present | State::Degraded))
-        && [userfaultfd::MOVE, descriptors::UNSHARE]
+        && [userfaultfd::MOVE, descriptors::UNSHARE, limits::PROC]
             .iter()
             .all(|feature| states(feature).any(|state| state == State::Present))
 }
@@ -186,7 +193,7 @@ mod tests {
             return skip("uffd", &moves.why);
         }
         assert!(can_run(&findings));
-        for needed in [userfaultfd::UFFD, userfaultfd::MOVE, descriptors::UNSHARE] {
+        for needed in [userfaultfd::UFFD, userfaultfd::MOVE, descriptors::UNSHARE, limits::PROC] {
             let without: Vec<_> = findings.iter().filter(|finding| finding.feature != needed).cloned().collect();
             assert!(!can_run(&without), "without {needed}");
         }

@@ -10,6 +10,9 @@ use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::PagerError;
 use selfpage_core::shortage::Shortage;
 
+use crate::doctor::limits::MOUNT;
+use crate::doctor::userfaultfd::MORE_THREADS;
+
 /// What a caller can do about an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -80,7 +83,12 @@ impl Error {
             None if source.kind() == io::ErrorKind::QuotaExceeded => Kind::OutOfSpace,
             _ => Kind::Io,
         };
-        Error { kind, operation, object: object.into(), cause: source.to_string(), source: Some(source) }
+        let object = object.into();
+        let cause = match remedy(operation, &object, &source) {
+            Some(remedy) => format!("{source}; {remedy}"),
+            None => source.to_string(),
+        };
+        Error { kind, operation, object, cause, source: Some(source) }
     }
 
     pub(crate) fn failure(operation: &'static str, object: impl Into<String>, failure: Failure) -> Error {
@@ -114,6 +122,17 @@ impl Error {
     /// What the caller can do about it.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+}
+
+/// What helps, where a limit is the cause, or no /proc is mounted.
+fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static str> {
+    match cause.raw_os_error()? {
+        libc::EMFILE => Some("raise `ulimit -n`"),
+        libc::ENFILE => Some("raise fs.file-max (sysctl -w)"),
+        libc::EAGAIN if operation == "start" => Some(MORE_THREADS),
+        libc::ENOENT if object.starts_with("/proc/") => Some(MOUNT),
+        _ => None,
     }
 }
 

@@ -115,7 +115,12 @@ struct Trial {
 }
 
 impl Trial {
-    fn new(reach: Reach, features: Features, modes: Modes) -> Result<Trial, Errno> {
+    /// For the program's own faults.
+    fn new(features: Features, modes: Modes) -> Result<Trial, Errno> {
+        Trial::reaching(Reach::UserFaults, features, modes)
+    }
+
+    fn reaching(reach: Reach, features: Features, modes: Modes) -> Result<Trial, Errno> {
         let uffd = Uffd::open(reach, Reading::Polls)?;
         let made = uffd.agree(features).and_then(|_| Scratch::pages(2)).and_then(|scratch| {
             // SAFETY: owned-range: the mapping is ours.
@@ -143,8 +148,7 @@ impl Drop for Trial {
 /// # Errors
 /// As for [`Uffd::open`].
 pub fn features() -> Result<Features, Errno> {
-    let uffd =
-        Uffd::open_by_call(Reach::UserFaults, Reading::Polls).or_else(|_| Uffd::open_by_device(Reading::Polls))?;
+    let uffd = Uffd::open(Reach::UserFaults, Reading::Polls)?;
     let features = uffd.agree(Features::NONE);
     let _ = uffd.0.close();
     features
@@ -155,7 +159,7 @@ pub fn features() -> Result<Features, Errno> {
 /// # Errors
 /// As for [`Uffd::open_by_device`].
 pub fn opens_device() -> Answer {
-    Ok(Uffd::open_by_device(Reading::Polls)?.0.close()?)
+    Ok(Uffd::open_by_device(Reach::EveryFault, Reading::Polls)?.0.close()?)
 }
 
 /// Who touches the absent page of a [`ThreadTrial`].
@@ -176,7 +180,7 @@ impl ThreadTrial {
     /// # Errors
     /// As for [`Uffd::open`] and [`Uffd::agree`].
     pub fn new(reach: Reach) -> Result<ThreadTrial, Errno> {
-        Trial::new(reach, Features::THREAD_ID, Modes::MISSING).map(ThreadTrial)
+        Trial::reaching(reach, Features::THREAD_ID, Modes::MISSING).map(ThreadTrial)
     }
 
     /// Touches the page and returns, when it is answered, the number of the calling thread.
@@ -219,7 +223,7 @@ impl ThreadTrial {
 /// # Errors
 /// [`Shortfall`].
 pub fn moves_pages() -> Answer {
-    let Trial { scratch, uffd } = &any_trial(Features::MOVE, Modes::MISSING)?;
+    let Trial { scratch, uffd } = &Trial::new(Features::MOVE, Modes::MISSING)?;
     scratch.mark(1)?;
     // SAFETY: owned-range: both pages are ours.
     unsafe { uffd.move_pages(scratch.page(0), scratch.page(1), PAGE_BYTES, Waiters::Wake) }?;
@@ -232,7 +236,7 @@ pub fn moves_pages() -> Answer {
 /// [`Shortfall::Wrong`]: it does not.
 pub fn moves_keep_protection() -> Answer {
     let features = Features::MOVE.and(Features::WP_ASYNC);
-    let Trial { scratch, uffd } = &any_trial(features, Modes::MISSING.and(Modes::WP))?;
+    let Trial { scratch, uffd } = &Trial::new(features, Modes::MISSING.and(Modes::WP))?;
     // SAFETY: owned-range: both pages are ours.
     unsafe { uffd.register(scratch.page(1), PAGE_BYTES, Modes::WP) }?;
     scratch.mark(1)?;
@@ -248,7 +252,7 @@ pub fn moves_keep_protection() -> Answer {
 /// # Errors
 /// [`Shortfall`].
 pub fn signals_faults() -> Answer {
-    let Trial { scratch, .. } = &any_trial(Features::SIGBUS, Modes::MISSING)?;
+    let Trial { scratch, .. } = &Trial::new(Features::SIGBUS, Modes::MISSING)?;
     expect(scratch.written_by_kernel(0) == Err(Errno::FAULT))
 }
 
@@ -257,7 +261,7 @@ pub fn signals_faults() -> Answer {
 /// # Errors
 /// [`Shortfall`].
 pub fn poisons() -> Answer {
-    let Trial { scratch, uffd } = &any_trial(Features::POISON, Modes::MISSING)?;
+    let Trial { scratch, uffd } = &Trial::new(Features::POISON, Modes::MISSING)?;
     // SAFETY: owned-range: the page is ours.
     unsafe { uffd.poison(scratch.page(0), PAGE_BYTES, Waiters::Wake) }?;
     expect(scratch.written_by_kernel(0).is_err())
@@ -268,7 +272,7 @@ pub fn poisons() -> Answer {
 /// # Errors
 /// [`Shortfall`].
 pub fn notes_writes() -> Answer {
-    let Trial { scratch, uffd } = &any_trial(Features::WP_ASYNC, Modes::WP)?;
+    let Trial { scratch, uffd } = &Trial::new(Features::WP_ASYNC, Modes::WP)?;
     scratch.mark(0)?;
     // SAFETY: owned-range: the page is ours.
     unsafe { uffd.set_writing(scratch.page(0), PAGE_BYTES, Writing::Protected) }?;
@@ -314,7 +318,7 @@ pub fn has_soft_dirty() -> Answer {
 /// # Errors
 /// [`Shortfall`].
 pub fn maps_existing() -> Answer {
-    let Trial { scratch, uffd } = &any_trial(Features::MINOR_SHMEM, Modes::MISSING)?;
+    let Trial { scratch, uffd } = &Trial::new(Features::MINOR_SHMEM, Modes::MISSING)?;
     let file = memory::memfd(c"selfpage-probe", PAGE_BYTES)?;
     let (place, access) = (Place::Over(scratch.page(1)), Access::ReadWrite);
     // SAFETY: owned-range: the page is ours. file-mapping: nobody else has the file.
@@ -397,12 +401,4 @@ pub fn reserves(len_bytes: usize) -> Answer {
 pub fn locks(len_bytes: usize) -> Answer {
     let scratch = Scratch::mapping(len_bytes)?;
     Ok(memory::lock_on_fault(scratch.addr, len_bytes)?)
-}
-
-/// A trial on whichever userfaultfd is to be had.
-fn any_trial(features: Features, modes: Modes) -> Result<Trial, Errno> {
-    Trial::new(Reach::UserFaults, features, modes).or_else(|why| match why {
-        Errno::INVAL => Err(why), // The feature is missing, or an old kernel does not know the reach.
-        _ => Trial::new(Reach::EveryFault, features, modes),
-    })
 }

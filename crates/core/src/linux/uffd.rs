@@ -30,13 +30,16 @@ pub enum Reading {
     Polls,
 }
 
-impl Reading {
-    const fn flags(self) -> u32 {
-        match self {
-            Reading::Waits => raw::O_CLOEXEC,
-            Reading::Polls => raw::O_CLOEXEC | raw::O_NONBLOCK,
-        }
-    }
+const fn flags(reach: Reach, reading: Reading) -> usize {
+    let reach = match reach {
+        Reach::EveryFault => 0,
+        Reach::UserFaults => raw::UFFD_USER_MODE_ONLY,
+    };
+    let reading = match reading {
+        Reading::Waits => 0,
+        Reading::Polls => raw::O_NONBLOCK,
+    };
+    (raw::O_CLOEXEC | reach | reading) as usize
 }
 
 /// What a userfaultfd can do or is asked to do: a set of `UFFD_FEATURE_*`.
@@ -181,15 +184,13 @@ impl Message {
 pub struct Uffd(pub Descriptor);
 
 impl Uffd {
-    /// Opens one by the system call, or for [`Reach::EveryFault`] by `/dev/userfaultfd` where the call is refused.
+    /// Opens one by the system call, or by `/dev/userfaultfd` where that is refused: a container's filter may forbid the call and let the
+    /// device through.
     ///
     /// # Errors
-    /// `EPERM`: refused (both ways, for `EveryFault`). `ENOSYS`: not in this kernel.
+    /// What the call said. `EPERM`: refused. `ENOSYS`: not in this kernel.
     pub fn open(reach: Reach, reading: Reading) -> Result<Uffd, Errno> {
-        match (Uffd::open_by_call(reach, reading), reach) {
-            (Err(why), Reach::EveryFault) => Uffd::open_by_device(reading).map_err(|_| why),
-            (opened, _) => opened,
-        }
+        Uffd::open_by_call(reach, reading).or_else(|why| Uffd::open_by_device(reach, reading).map_err(|_| why))
     }
 
     /// Opens one by the system call.
@@ -197,35 +198,21 @@ impl Uffd {
     /// # Errors
     /// `EPERM`: the reach needs `CAP_SYS_PTRACE` or `vm.unprivileged_userfaultfd=1`. `ENOSYS`: not in this kernel.
     pub fn open_by_call(reach: Reach, reading: Reading) -> Result<Uffd, Errno> {
-        let reach = match reach {
-            Reach::EveryFault => 0,
-            Reach::UserFaults => raw::UFFD_USER_MODE_ONLY,
-        };
         // SAFETY: syscall-contract: the call takes no pointer.
-        let number = unsafe { call(raw::__NR_userfaultfd, [(reading.flags() | reach) as usize, 0, 0, 0, 0, 0]) }?;
+        let number = unsafe { call(raw::__NR_userfaultfd, [flags(reach, reading), 0, 0, 0, 0, 0]) }?;
         Ok(Uffd(Descriptor::from_raw(number as i32)))
     }
 
-    /// Opens one that serves every fault by `/dev/userfaultfd`.
+    /// Opens one by `/dev/userfaultfd`, whose right is for every fault.
     ///
     /// # Errors
     /// `EACCES`: no right to open the device. `ENOENT`: there is none.
-    pub fn open_by_device(reading: Reading) -> Result<Uffd, Errno> {
+    pub fn open_by_device(reach: Reach, reading: Reading) -> Result<Uffd, Errno> {
         let device = Descriptor::open(c"/dev/userfaultfd", raw::O_RDWR)?;
-        let opened = Uffd::open_from(device, reading);
+        // SAFETY: syscall-contract: the request takes the flags of the system call.
+        let number = unsafe { device.control_number(NEW, flags(reach, reading)) };
         let _ = device.close();
-        opened
-    }
-
-    /// Opens one that serves every fault from a descriptor of `/dev/userfaultfd`, which somebody with the right to open it may
-    /// have passed on.
-    ///
-    /// # Errors
-    /// `ENOTTY`: the descriptor is something else.
-    pub fn open_from(device: Descriptor, reading: Reading) -> Result<Uffd, Errno> {
-        // SAFETY: syscall-contract: the request takes flags.
-        let number = unsafe { device.control_number(NEW, reading.flags() as usize) }?;
-        Ok(Uffd(Descriptor::from_raw(number as i32)))
+        Ok(Uffd(Descriptor::from_raw(number? as i32)))
     }
 
     /// Agrees with the kernel on `wanted`; once for each userfaultfd, before anything else. Returns all that the kernel has.

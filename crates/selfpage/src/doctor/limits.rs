@@ -2,15 +2,23 @@
 
 use super::{Finding, State, readable, setting};
 use crate::residence::{LockLimit, Swapping};
+use rustix::process::{Resource, getrlimit};
 use std::fs;
 
 /// The kernel's own default, and what a heap of protected pages needs at least.
 const MAPPINGS_MIN: u64 = 65_530;
 
+/// The line of /proc.
+pub(super) const PROC: &str = "/proc";
+pub(crate) const MOUNT: &str = "mount -t proc proc /proc";
+
+/// Fewer open files, and a domain with a store or two has no descriptors left.
+const FILES_MIN: u64 = 64;
+
 /// A line for each limit.
 pub(super) fn examine() -> Vec<Finding> {
     let (limit, swapping) = (LockLimit::of_this_process(), Swapping::of_this_process());
-    vec![locking(&limit, &swapping), swap(&limit, swapping), mappings()]
+    vec![locking(&limit, &swapping), swap(&limit, swapping), mappings(), files(getrlimit(Resource::Nofile).current)]
 }
 
 /// The kernel's version. What it can do, the other lines tell.
@@ -19,9 +27,22 @@ pub(super) fn kernel() -> Finding {
     Finding::new("kernel", State::Present, format!("Linux {release}"))
 }
 
+/// Where the kernel tells of this process's memory, and of itself.
+pub(super) fn proc() -> Finding {
+    // What the library opens.
+    match fs::File::open("/proc/thread-self/mem") {
+        Ok(_) => Finding::new(PROC, State::Present, "mounted"),
+        Err(why) => {
+            Finding::new(PROC, State::Absent, format!("not mounted ({why}); selfpage cannot run")).remedy(MOUNT)
+        }
+    }
+}
+
 /// The filter on this process's system calls.
 pub(super) fn seccomp() -> Finding {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let Ok(status) = fs::read_to_string("/proc/self/status") else {
+        return Finding::new("seccomp", State::Degraded, "unknown: /proc/self/status cannot be read").remedy(MOUNT);
+    };
     let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:")).map(str::trim);
     match mode {
         Some("0") | None => Finding::new("seccomp", State::Present, "no filter on system calls"),
@@ -98,9 +119,32 @@ fn mappings() -> Finding {
     }
 }
 
+fn files(limit: Option<u64>) -> Finding {
+    const FEATURE: &str = "RLIMIT_NOFILE";
+    match limit {
+        Some(limit) if limit < FILES_MIN => {
+            let why = format!("{limit} open files: a domain takes seven, and a store or region over a file more");
+            Finding::new(FEATURE, State::Degraded, why).remedy(format!("ulimit -n {FILES_MIN}, or more"))
+        }
+        limit => {
+            let most = limit.map_or_else(|| "any number of".to_owned(), |limit| limit.to_string());
+            Finding::new(FEATURE, State::Present, format!("{most} open files"))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_open_files_are_told_with_a_remedy() {
+        for (limit, state) in [(Some(6), State::Degraded), (Some(FILES_MIN), State::Present), (None, State::Present)] {
+            let finding = files(limit);
+            assert_eq!(finding.state, state, "{finding:?}");
+            assert_eq!(finding.remedy.is_some_and(|remedy| remedy.contains("ulimit -n")), state == State::Degraded);
+        }
+    }
 
     #[test]
     fn each_residence_has_its_words_and_its_remedy() {

@@ -19,8 +19,7 @@ struct Trial {
 
 impl Trial {
     fn new(modes: Modes) -> Result<Trial, Errno> {
-        let open = |reach| Uffd::open(reach, Reading::Polls);
-        let uffd = open(Reach::UserFaults).or_else(|_| open(Reach::EveryFault))?;
+        let uffd = Uffd::open(Reach::UserFaults, Reading::Polls)?;
         // With signals nobody has to answer: what the kernel is to touch for us, and may not, fails.
         let made = uffd.agree(Features::SIGBUS.and(Features::WP)).and_then(|_| {
             // SAFETY: owned-range: nothing is replaced.

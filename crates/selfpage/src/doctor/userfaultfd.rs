@@ -13,7 +13,7 @@ pub(super) const MOVE_KEEPS_WP: &str = "UFFDIO_MOVE keeps uffd-wp";
 pub(crate) const ALLOW: &str = "sysctl -w vm.unprivileged_userfaultfd=1";
 pub(crate) const UNFILTER: &str =
     "allow userfaultfd in the container's seccomp profile (docker run --security-opt seccomp=unconfined)";
-pub(super) const MORE_THREADS: &str = "raise the limit on threads (ulimit -u, or pids.max of the control group)";
+pub(crate) const MORE_THREADS: &str = "raise the limit on threads (ulimit -u, or pids.max of the control group)";
 pub(crate) const NEWER_6_8: &str = "boot Linux 6.8 or newer";
 pub(crate) const NEWER_6_7: &str = "boot Linux 6.7 or newer";
 pub(crate) const BUILD: &str = "boot a kernel built with CONFIG_USERFAULTFD=y";
@@ -146,7 +146,7 @@ fn needs_move() -> Finding {
 fn thread_id() -> Finding {
     probed(
         "UFFD_FEATURE_THREAD_ID",
-        serve(Reach::UserFaults, Toucher::Program).or_else(|_| serve(Reach::EveryFault, Toucher::Program)),
+        serve(Reach::UserFaults, Toucher::Program),
         "a fault names its thread",
         "a fault of a pager thread of our own cannot be told from others",
         UNFILTER,
@@ -157,8 +157,8 @@ fn keeps_protection() -> Finding {
     match probe::moves_keep_protection() {
         Ok(()) => Finding::new(MOVE_KEEPS_WP, State::Present, "pages move in write-protected"),
         Err(Shortfall::Wrong) => {
-            // Nothing to do about it: it is how MOVE works in this kernel.
-            Finding::new(MOVE_KEEPS_WP, State::Degraded, "MOVE drops the bit here; protected pages are copied in")
+            let why = "MOVE drops the bit here, and protected pages are copied in; nothing to do: this only makes protected pages dearer";
+            Finding::new(MOVE_KEEPS_WP, State::Degraded, why)
         }
         Err(shortfall) => probed(MOVE_KEEPS_WP, Err(shortfall), "", "protected pages are copied in", NEWER_6_8),
     }

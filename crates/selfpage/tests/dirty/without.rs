@@ -60,6 +60,11 @@ fn a_kernel_without_asynchronous_protection() {
 #[test]
 fn a_container_that_blocks_userfaultfd() {
     let ended = in_child(|| {
+        // SAFETY: test: gives away the right to open the device, which would stand in for the call.
+        unsafe { libc::setresuid(65534, 65534, 65534) };
+        if File::open("/dev/userfaultfd").is_ok() {
+            return skip::skip("unprivileged", "everybody may open /dev/userfaultfd here");
+        }
         refuse(libc::SYS_userfaultfd, None, libc::EPERM);
         works_by_traps("seccomp");
     });

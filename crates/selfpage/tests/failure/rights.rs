@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use selfpage::dirty::{DirtyTracker, Mechanism};
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Region, Rights, Trap};
 
@@ -89,8 +90,93 @@ fn a_kernel_without_move() {
 #[test]
 fn a_container_that_blocks_userfaultfd() {
     in_child(here!(), "", || {
+        if has_no_device() {
+            refuse(libc::SYS_userfaultfd, None, libc::EPERM);
+            unsupported(&["userfaultfd", "seccomp", "docker run --security-opt"]);
+        }
+    })
+    .well();
+}
+
+/// Makes sure that the device does not stand in for the call.
+fn has_no_device() -> bool {
+    if is_root() {
+        drop_rights();
+    }
+    let has_none = std::fs::File::open("/dev/userfaultfd").is_err();
+    if !has_none {
+        skip("unprivileged", "everybody may open /dev/userfaultfd here");
+    }
+    has_none
+}
+
+/// Docker's profile forbids the call, and lets the device through where it is passed.
+#[test]
+fn a_container_that_blocks_userfaultfd_and_has_the_device() {
+    in_child(here!(), "", || {
+        if std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").is_err() {
+            return skip("root", "there is no right to open /dev/userfaultfd");
+        }
         refuse(libc::SYS_userfaultfd, None, libc::EPERM);
-        unsupported(&["userfaultfd", "seccomp", "docker run --security-opt"]);
+        assert!(selfpage::doctor::can_run(&selfpage::doctor::examine()));
+        let domain = Domain::with_frames(FRAMES * PAGE).needs_system_calls().build().unwrap();
+        for trap in [Trap::Worker, Trap::Upcall] {
+            let mut region =
+                domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            number_pages(&mut region);
+            check_pages(&region, 0..pages(&region));
+            crate::signals::read_into_absent(&domain, trap, &region);
+        }
+        let tracker = DirtyTracker::with(Mechanism::WriteProtection);
+        assert!(tracker.is_ok(), "{:?}", tracker.err());
+    })
+    .well();
+}
+
+/// A domain takes seven descriptors.
+#[test]
+fn no_descriptors_to_be_had() {
+    in_child(here!(), "", || {
+        let limit = libc::rlimit { rlim_cur: 6, rlim_max: 6 };
+        // SAFETY: test: a limit for this process.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        let error = Domain::with_frames(FRAMES * PAGE).build().err().expect("it cannot");
+        let text = error.to_string();
+        assert!(error.kind() == Kind::OutOfSpace && text.matches("ulimit -n").count() == 1, "{text}");
+    })
+    .well();
+}
+
+/// There /proc is empty, as in a chroot that has none: the doctor does not blame the kernel, and the error says what to do.
+#[test]
+fn no_proc() {
+    in_child(here!(), "", || {
+        // SAFETY: test: a mount of this process's own.
+        let unmounted = unsafe {
+            libc::unshare(libc::CLONE_NEWNS) == 0
+                && libc::mount(
+                    std::ptr::null(),
+                    c"/".as_ptr(),
+                    std::ptr::null(),
+                    libc::MS_REC | libc::MS_PRIVATE,
+                    std::ptr::null(),
+                ) == 0
+                && libc::umount2(c"/proc".as_ptr(), libc::MNT_DETACH) == 0
+        };
+        if !unmounted {
+            return skip("root", "/proc cannot be unmounted");
+        }
+        let findings = selfpage::doctor::examine();
+        assert!(!selfpage::doctor::can_run(&findings));
+        let defers = |remedy: &str| remedy.starts_with("mount -t proc proc /proc");
+        assert!(
+            findings.iter().any(|finding| finding.feature == "/proc" && finding.remedy.as_deref().is_some_and(defers))
+        );
+        for finding in findings {
+            assert!(finding.remedy.as_deref().is_none_or(defers), "{finding:?}");
+        }
+        let error = Domain::with_frames(FRAMES * PAGE).build().err().expect("it cannot").to_string();
+        assert!(error.contains("/proc/thread-self/mem") && error.contains("mount -t proc proc /proc"), "{error}");
     })
     .well();
 }
@@ -98,8 +184,10 @@ fn a_container_that_blocks_userfaultfd() {
 #[test]
 fn a_kernel_without_userfaultfd() {
     in_child(here!(), "", || {
-        refuse(libc::SYS_userfaultfd, None, libc::ENOSYS);
-        unsupported(&["userfaultfd", "CONFIG_USERFAULTFD"]);
+        if has_no_device() {
+            refuse(libc::SYS_userfaultfd, None, libc::ENOSYS);
+            unsupported(&["userfaultfd", "CONFIG_USERFAULTFD"]);
+        }
     })
     .well();
 }
@@ -247,6 +335,7 @@ fn no_threads_to_be_had() {
             return skip("nproc", "RLIMIT_NPROC does not hold here");
         };
         assert!(error.to_string().contains("start pager threads"), "{error}");
+        assert_eq!(error.to_string().matches("ulimit -u").count(), 1, "{error}");
         assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
         crate::scenario::until("its threads are gone", || (fds(), threads()) == before);
     })
