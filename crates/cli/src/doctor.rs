@@ -6,14 +6,29 @@ use std::io::{self, IsTerminal};
 
 use crate::output;
 
-/// Examines the machine and prints what was found: aligned lines, or with `json` one object a line. Returns the exit status:
-/// 0 if selfpage can run, else 1.
-pub fn run(json: bool) -> i32 {
+/// How what was found is printed.
+#[derive(Clone, Copy)]
+pub enum Form {
+    /// One object a line.
+    Json,
+    /// Aligned lines.
+    Lines,
+}
+
+/// Whether a terminal shows the lines.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ink {
+    Plain,
+    Colored,
+}
+
+/// Examines the machine and prints what was found. Returns the exit status: 0 if selfpage can run, else 1.
+pub fn run(form: Form) -> i32 {
     let findings = examine();
-    let text = if json {
-        lines_for_machines(&findings)
-    } else {
-        lines_for_people(&findings, io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+    let is_colored = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let text = match form {
+        Form::Json => lines_for_machines(&findings),
+        Form::Lines => lines_for_people(&findings, if is_colored { Ink::Colored } else { Ink::Plain }),
     };
     output::print("doctor", &text).max(i32::from(!can_run(&findings)))
 }
@@ -25,13 +40,13 @@ fn lines_for_machines(findings: &[Finding]) -> String {
     })
 }
 
-fn lines_for_people(findings: &[Finding], colored: bool) -> String {
+fn lines_for_people(findings: &[Finding], ink: Ink) -> String {
     let width = findings.iter().map(|finding| finding.feature.len()).max().unwrap_or(0);
     let mut text = String::new();
     for Finding { feature, state, why, remedy } in findings {
         let word = state.word();
         let (on, off) = match state {
-            _ if !colored => ("", ""),
+            _ if ink == Ink::Plain => ("", ""),
             State::Present => ("\x1b[32m", "\x1b[0m"),
             State::Degraded => ("\x1b[33m", "\x1b[0m"),
             State::Refused | State::Absent => ("\x1b[31m", "\x1b[0m"),
@@ -76,11 +91,11 @@ mod tests {
 
     #[test]
     fn lines_are_aligned_and_plain_without_a_terminal() {
-        let text = lines_for_people(&findings(), false);
+        let text = lines_for_people(&findings(), Ink::Plain);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "present   short          works");
         assert_eq!(lines[1].find("a \"quoted\""), lines[0].find("works"));
         assert!(lines[2].starts_with("selfpage cannot run here"), "no line says that pages move");
-        assert!(!text.contains('\x1b') && lines_for_people(&findings(), true).contains("\x1b[31mrefused"));
+        assert!(!text.contains('\x1b') && lines_for_people(&findings(), Ink::Colored).contains("\x1b[31mrefused"));
     }
 }

@@ -32,7 +32,7 @@ pub struct Args {
 /// Draws. The status to end with.
 pub fn run(args: &Args) -> i32 {
     match draw(&args.trace) {
-        Ok(picture) => svg::put("heatmap", &picture, args.output.as_deref()),
+        Ok(picture) => svg::put("heatmap", &picture, &args.trace, args.output.as_deref()),
         Err(why) => {
             output::tell(format_args!("selfpage heatmap: {}: {why}", args.trace.display()));
             2

@@ -2,6 +2,7 @@
 #![deny(unsafe_code, clippy::print_stderr)]
 
 mod bench;
+mod disk;
 mod doctor;
 mod heatmap;
 mod loader;
@@ -13,11 +14,12 @@ mod svg;
 mod tour;
 mod trace;
 
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  selfpage tour                   what this is about, in half a minute
+  selfpage tour                   what this is about, in some seconds
   selfpage run --frames 64M -- python3 script.py
   selfpage heatmap trace -o trace.svg
   selfpage trace trace            what happened to which page, line by line
@@ -60,9 +62,10 @@ enum Verb {
 }
 
 fn main() {
-    let status = match Cli::parse().verb {
+    let cli = Cli::try_parse().unwrap_or_else(|error| std::process::exit(refuse(&error)));
+    let status = match cli.verb {
         Verb::Tour(args) => tour::run(&args),
-        Verb::Doctor { json } => doctor::run(json),
+        Verb::Doctor { json } => doctor::run(if json { doctor::Form::Json } else { doctor::Form::Lines }),
         Verb::Bench(args) => bench::run(args),
         Verb::Run(args) => run::run(args),
         Verb::Trace(args) => trace::run(&args),
@@ -70,4 +73,25 @@ fn main() {
         Verb::Plot(args) => plot::run(&args),
     };
     std::process::exit(status);
+}
+
+/// Says in one line what is wrong with the arguments; or gives the help that was asked for. The status to end with.
+fn refuse(error: &clap::Error) -> i32 {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        let _ = error.print();
+        return error.exit_code();
+    }
+    let said = std::env::args().nth(1).filter(|said| Cli::command().find_subcommand(said).is_some());
+    let own = said.map_or("selfpage".into(), |verb| format!("selfpage {verb}"));
+    // What is wrong ends at the first line that is empty; what follows it, tips included, is for other tools.
+    let text = error.render().to_string();
+    let what = text.trim_start_matches("error: ").lines().map(str::trim).take_while(|line| !line.is_empty());
+    let what = what.collect::<Vec<_>>().join(" ");
+    let meant = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    let meant = meant.into_iter().find_map(|kind| error.get(kind)).map(|meant| format!(" (there is {meant})"));
+    output::tell(format_args!("{own}: {what}{}; see `{own} --help`", meant.unwrap_or_default()));
+    error.exit_code()
 }

@@ -9,6 +9,11 @@ pub fn tell(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// What may be shown of a name: one with control characters would tell a terminal what to do.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
+}
+
 /// Prints `text` for `verb`. The status to end with.
 pub fn print(verb: &str, text: &str) -> i32 {
     status(verb, write(text))

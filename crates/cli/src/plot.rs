@@ -31,8 +31,10 @@ pub struct Args {
 
 /// Draws. The status to end with.
 pub fn run(args: &Args) -> i32 {
-    match draw(&args.run) {
-        Ok(picture) => svg::put("plot", &picture, args.output.as_deref()),
+    // Who names the file means its directory.
+    let raw = if args.run.ends_with("raw.jsonl") { args.run.clone() } else { args.run.join("raw.jsonl") };
+    match draw(&raw) {
+        Ok(picture) => svg::put("plot", &picture, &raw, args.output.as_deref()),
         Err(why) => {
             output::tell(format_args!("selfpage plot: {}: {why}", args.run.display()));
             2
@@ -40,11 +42,11 @@ pub fn run(args: &Args) -> i32 {
     }
 }
 
-fn draw(run: &Path) -> Result<String, String> {
-    let text = std::fs::read_to_string(run.join("raw.jsonl")).map_err(|why| format!("raw.jsonl: {why}"))?;
+fn draw(raw: &Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(raw).map_err(|why| format!("raw.jsonl: {why}"))?;
     let records = Record::parse(&text)?;
     // `.` has no name of its own.
-    let full = run.canonicalize().unwrap_or_default();
-    let name = full.file_name().unwrap_or_default().to_string_lossy();
+    let full = raw.canonicalize().unwrap_or_default();
+    let name = full.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     picture::draw(&records, &name).ok_or_else(|| "no case has a value above zero: there is nothing to draw".into())
 }

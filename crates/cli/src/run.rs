@@ -3,10 +3,12 @@
 mod ignored;
 mod program;
 mod record;
+mod traces;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -21,24 +23,15 @@ use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::{loader, output};
 use record::Records;
+use traces::Traces;
 
 /// Fewer frames, and a program with a few threads makes no progress.
 const LEAST_BYTES: usize = 1 << 20;
 /// What the preloaded library reads its wishes from.
 const VARIABLE: &str = "SELFPAGE_RUN";
-/// With frames: the library that gives a program a domain.
-const FRAMES: Library = Library { file: "libselfpage_frames.so", package: "selfpage-preload" };
-/// Without: the allocator alone.
-const MALLOC: Library = Library { file: "libselfpage_malloc.so", package: "selfpage-malloc" };
 const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH];
 /// The place of pages that stay.
 const NO_STORE: &str = "none";
-
-/// What is preloaded.
-struct Library {
-    file: &'static str,
-    package: &'static str,
-}
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,8 +52,8 @@ why), 2 for bad usage, 125 where it has too few addresses (`ulimit -v`).";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// How much memory it gets: bytes, or a number with K, M or G. Without: as much as it likes, from selfpage's allocator.
-    #[arg(long, value_name = "SIZE")]
+    /// How much memory it gets: bytes, or a number with K, M, G or T. Without: as much as it likes, from selfpage's allocator.
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     frames: Option<String>,
     /// Which page makes room for another: fifo, lru, mru, clock, random, priority; lru unless stated otherwise.
     #[arg(long, value_name = "NAME")]
@@ -73,12 +66,13 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
     /// Write what happens to each page to this file; `selfpage heatmap` draws it. Other processes that the program starts write
-    /// to FILE.PID.
+    /// to FILE.PID, and programs that take a process over to FILE.PID.2 and so on.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// With --trace: estimate the working set once in so many milliseconds, by a sample of 256 pages; 0: never.
-    #[arg(long, value_name = "MS", default_value_t = 1000)]
-    sample_ms: u64,
+    /// With --trace: estimate the working set once in so many milliseconds, by a sample of 256 pages; 0: never. 1000 unless
+    /// stated otherwise.
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    sample_ms: Option<u64>,
     /// The program, and what it is told.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -118,6 +112,7 @@ struct Begun {
     /// Where statistics go, open from the beginning: the place is found wanting before the program has run for an hour, and a pipe's reader
     /// has not seen its end meanwhile.
     stats: Option<Stats>,
+    traces: Option<Traces>,
 }
 
 /// A file for statistics. One that was made for them goes if nothing is started.
@@ -141,18 +136,19 @@ fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
         ("--store", args.store.is_some()),
         ("--stats", args.stats.is_some()),
         ("--trace", args.trace.is_some()),
+        ("--sample-ms", args.sample_ms.is_some()),
     ];
     if let Some((option, _)) = said.into_iter().find(|(_, is_there)| *is_there) {
         return Err(bad(format!("{option} says how frames are used: name their size too, --frames SIZE")));
     }
     let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
-    let library = MALLOC.find().map_err(bad)?;
+    let library = loader::find("libselfpage_malloc.so", "selfpage-malloc").map_err(bad)?;
     let preload = preload(&program, &library).map_err(bad)?;
     let mut command = Command::new(program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env("LD_PRELOAD", preload).env_remove(VARIABLE);
     let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
-    start(command, signals, records, None)
+    start(command, signals, records, None, None)
 }
 
 fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
@@ -164,18 +160,22 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     if args.policy.is_some() && args.store.as_deref() == Some(OsStr::new(NO_STORE)) {
         return Err(bad(format!("--policy {policy} with --store none: no page makes room for another then")));
     }
+    if args.sample_ms.is_some() && args.trace.is_none() {
+        return Err(bad("--sample-ms says how a trace is made: name its file too, --trace FILE".into()));
+    }
     if let Some(both) = args.stats.as_ref().filter(|stats| Some(*stats) == args.trace.as_ref()) {
         return Err(bad(format!("--stats and --trace are both {}: name two files", both.display())));
     }
     let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
     let store = args.store.as_deref().map(place).transpose().map_err(bad)?;
-    let library = FRAMES.find().map_err(bad)?;
+    let library = loader::find("libselfpage_frames.so", "selfpage-preload").map_err(bad)?;
     let preload = preload(&program, &library).map_err(bad)?;
     let trace = args.trace.as_deref().map(replaceable).transpose().map_err(bad)?;
     serves_system_calls()?;
     let place = store.as_deref().unwrap_or(OsStr::new("/var/tmp"));
-    has_store(Path::new(place)).map_err(|error| bad(format!("--store {}: {error}", place.display())))?;
+    has_store(Path::new(place))
+        .map_err(|StoreError { cause, remedy, .. }| bad(format!("--store {}: {cause}; {remedy}", place.display())))?;
     let no_records = |cause: std::io::Error| bad(format!("cannot make a place for records: {cause}"));
     let records = Records::new().map_err(no_records)?;
     let user = rustix::process::geteuid().as_raw();
@@ -183,11 +183,12 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     // Last, when nothing else is refused: what earlier runs left is still whole then.
     let stats = args.stats.as_deref().map(Stats::open).transpose().map_err(bad)?;
     trace.as_deref().map_or(Ok(()), make_way).map_err(bad)?;
+    let traces = trace.as_deref().map(Traces::of);
     let mut wishes = OsString::from(format!("frames={frames_bytes};policy={policy};user={user};record={record}"));
     if let Some(trace) = trace {
         wishes.push(";trace=");
         wishes.push(trace);
-        wishes.push(format!(";sample={}", args.sample_ms));
+        wishes.push(format!(";sample={}", args.sample_ms.unwrap_or(1000)));
     }
     if let Some(store) = store {
         wishes.push(";store=");
@@ -195,7 +196,7 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     }
     let mut command = Command::new(&program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload);
-    start(command, signals, records, stats)
+    start(command, signals, records, stats, traces)
 }
 
 /// Hears of the ends of children, also where whoever started us ignores them.
@@ -209,6 +210,7 @@ fn start(
     signals: SignalsInfo<WithOrigin>,
     records: Records,
     mut stats: Option<Stats>,
+    traces: Option<Traces>,
 ) -> Result<Begun, Refused> {
     let cannot = |cause: std::io::Error| bad(format!("cannot listen for signals: {cause}"));
     for signal in PASSED_ON.into_iter().filter(|signal| !ignored::is(*signal)) {
@@ -218,12 +220,12 @@ fn start(
     let program = command.get_program().to_owned();
     let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
     stats.as_mut().map(|stats| stats.made.take());
-    Ok(Begun { child, signals, records, stats })
+    Ok(Begun { child, signals, records, stats, traces })
 }
 
 /// Passes signals on until the program has ended, and then writes what was counted.
 fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
-    let Begun { mut child, mut signals, records, stats } = begun;
+    let Begun { mut child, mut signals, records, stats, traces } = begun;
     let failed = |why: String| Refused { why, status: 1 };
     let status = loop {
         if let Some(status) = child.try_wait().map_err(|cause| failed(format!("cannot wait: {cause}")))? {
@@ -238,6 +240,9 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
     };
     let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
     told.complaints().for_each(|line| output::tell(format_args!("selfpage run: {line}")));
+    if let Some(line) = traces.and_then(|traces| traces.line()) {
+        output::tell(format_args!("selfpage run: {line}"));
+    }
     if let (Some(mut stats), Some(name)) = (stats, &args.stats) {
         stats.write(&told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", name.display())))?;
     }
@@ -271,20 +276,28 @@ fn pass_on(child: &Child, signal: i32) {
 }
 
 fn frames_bytes(said: &str) -> Result<usize, String> {
-    let wrong = || format!("--frames {said}: a size is a number, with K, M or G behind it if you like: 64M");
-    let digits = said.trim_end_matches(|unit: char| unit.is_ascii_alphabetic());
-    let unit = match said[digits.len()..].to_ascii_uppercase().as_str() {
-        "" => 1,
-        "K" => 1 << 10,
-        "M" => 1 << 20,
-        "G" => 1 << 30,
-        _ => return Err(wrong()),
+    let (number, unit) = said.split_at(said.find(|char: char| !char.is_ascii_digit()).unwrap_or(said.len()));
+    let shift = match unit.to_ascii_uppercase().as_str() {
+        "" => Some(0),
+        "K" | "KIB" => Some(10),
+        "M" | "MIB" => Some(20),
+        "G" | "GIB" => Some(30),
+        "T" | "TIB" => Some(40),
+        _ => None,
     };
-    let bytes = digits.parse::<usize>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)?;
-    match bytes {
-        ..LEAST_BYTES => Err(format!("--frames {said}: a program needs {}K of frames at least", LEAST_BYTES >> 10)),
-        _ if bytes / 4096 >= u32::MAX as usize / 2 => Err(format!("--frames {said}: 8191G of frames at most")),
-        bytes => Ok(bytes),
+    let Some(shift) = shift.filter(|_| !number.is_empty()) else {
+        return Err(format!(
+            "--frames {said}: a size is a number, with K, M, G or T (or KiB to TiB) behind it if you like: 64M"
+        ));
+    };
+    // Digits alone: what cannot be read is too large.
+    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << shift));
+    match bytes.filter(|bytes| bytes / 4096 < u32::MAX as usize / 2) {
+        None => Err(format!("--frames {said}: too large; 8191G of frames at most")),
+        Some(..LEAST_BYTES) => {
+            Err(format!("--frames {said}: a program needs {}M of frames at least", LEAST_BYTES >> 20))
+        }
+        Some(bytes) => Ok(bytes),
     }
 }
 
@@ -297,7 +310,16 @@ fn place(said: &OsStr) -> Result<OsString, String> {
     if said.as_encoded_bytes().contains(&b';') {
         return Err(format!("--store {shown}: a name without a semicolon, please"));
     }
+    if said.is_empty() {
+        return Err("--store: its name is empty; name a store file, a directory, or `memory`".into());
+    }
     let path = std::path::absolute(said).map_err(|cause| format!("--store {shown}: {cause}"))?;
+    let can_hold = |kind: FileType| kind.is_file() || kind.is_dir() || kind.is_block_device();
+    if std::fs::metadata(&path).is_ok_and(|about| !can_hold(about.file_type())) {
+        return Err(format!(
+            "--store {shown}: neither a file nor a block device; name a file, a block device, a directory, or `memory`"
+        ));
+    }
     let directory = if path.is_dir() { &path } else { path.parent().unwrap_or(&path) };
     match directory.is_dir() {
         true => Ok(path.into_os_string()),
@@ -314,15 +336,15 @@ fn has_store(place: &Path) -> Result<(), StoreError> {
         directory if directory.is_dir() => FileStore::unnamed_in(directory, LEN_BYTES),
         file => FileStore::create(file, LEN_BYTES),
     };
-    match made {
+    let refused = made.as_ref().err().map(|error| error.cause.kind());
+    // What is refused, now or later, leaves none. While it is locked nobody else has begun to use it.
+    if is_new && !matches!(refused, Some(ErrorKind::ResourceBusy | ErrorKind::AlreadyExists)) {
+        let _ = std::fs::remove_file(place);
+    }
+    match refused {
         // It belongs to another program that runs: ours gets one without a name beside it.
-        Err(error) if error.cause.kind() == ErrorKind::ResourceBusy => Ok(()),
-        // What is refused later leaves none. While it is locked nobody else has begun to use it.
-        Ok(_locked) if is_new => {
-            let _ = std::fs::remove_file(place);
-            Ok(())
-        }
-        made => made.map(drop),
+        Some(ErrorKind::ResourceBusy) => Ok(()),
+        _ => made.map(drop),
     }
 }
 
@@ -355,19 +377,6 @@ fn make_way(trace: &OsStr) -> Result<(), String> {
     match std::fs::remove_file(trace) {
         Err(cause) if cause.kind() != ErrorKind::NotFound => Err(format!("--trace {}: {cause}", trace.display())),
         _ => Ok(()),
-    }
-}
-
-impl Library {
-    /// Its file, beside this program or in the lib directory beside its own.
-    fn find(&self) -> Result<PathBuf, String> {
-        let Library { file, package } = self;
-        let own = std::env::current_exe().map_err(|cause| format!("cannot tell where I am: {cause}"))?;
-        let here = own.parent().unwrap_or(Path::new("/"));
-        let places = [here.join(file), here.join("../lib").join(file), here.join("../lib/selfpage").join(file)];
-        places.iter().find(|path| path.is_file()).map(|path| path.to_owned()).ok_or_else(|| {
-            format!("{file} is not in {} nor in ../lib; build it with `cargo build -p {package}`", here.display())
-        })
     }
 }
 
@@ -408,10 +417,16 @@ mod tests {
         assert_eq!(frames_bytes("1g"), Ok(1 << 30));
         assert_eq!(frames_bytes("2048K"), Ok(2 << 20));
         assert_eq!(frames_bytes("4194304"), Ok(4 << 20));
-        for wrong in
-            ["", "M", "-1M", "64MB", "10%", "1.5G", "99999999999999999999", "17179869184G", "8192G", "0", "64K"]
-        {
-            assert!(frames_bytes(wrong).is_err(), "{wrong}");
+        assert_eq!(frames_bytes("1T"), Ok(1 << 40));
+        assert_eq!(frames_bytes("64MiB"), Ok(64 << 20));
+        for wrong in ["", "M", "-1M", "64MB", "10%", "1.5G", "+5M", "iB", "64iB"] {
+            assert!(frames_bytes(wrong).unwrap_err().contains("K, M, G or T"), "{wrong}");
+        }
+        for large in ["99999999999999999999", "18446744073709551616", "17179869184G", "8192G", "8T"] {
+            assert!(frames_bytes(large).unwrap_err().ends_with("too large; 8191G of frames at most"), "{large}");
+        }
+        for small in ["0", "64K"] {
+            assert!(frames_bytes(small).unwrap_err().ends_with("1M of frames at least"), "{small}");
         }
     }
 }

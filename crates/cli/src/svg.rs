@@ -1,6 +1,9 @@
 //! What pictures are made of.
 
 use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::output;
@@ -30,18 +33,43 @@ pub fn text(svg: &mut String, x: f64, y: f64, anchor: &str, what: &str) {
 
 /// What may stand in a text.
 pub fn escaped(text: &str) -> String {
-    let plain: String = text.chars().map(|char| if char.is_control() { '?' } else { char }).collect();
-    plain.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    output::printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Writes the picture that `verb` drew to a file, or to standard output. The status to end with.
-pub fn put(verb: &str, picture: &str, to: Option<&Path>) -> i32 {
+/// Writes the picture that `verb` drew of `input` to a file, or to standard output. The status to end with.
+pub fn put(verb: &str, picture: &str, input: &Path, to: Option<&Path>) -> i32 {
     let Some(path) = to else { return output::print(verb, picture) };
-    match std::fs::write(path, picture) {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|about| (about.dev(), about.ino()));
+    if identity(path).is_some_and(|one| identity(input) == Some(one)) {
+        let shown = path.display();
+        output::tell(format_args!("selfpage {verb}: {shown}: the picture is drawn of this file; name another with -o"));
+        return 2;
+    }
+    match replace(path, picture) {
         Ok(()) => 0,
         Err(why) => {
             output::tell(format_args!("selfpage {verb}: {}: {why}", path.display()));
             1
         }
     }
+}
+
+/// Writes a file whole or not at all: what was there stays where the disk is full.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let there = fs::metadata(path).ok();
+    // A pipe or a device, as /dev/stdout may be.
+    if there.as_ref().is_some_and(|about| !about.is_file()) {
+        return fs::write(path, text);
+    }
+    // Of a link, what it names.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let new = path.with_file_name(format!(".selfpage-{}", std::process::id()));
+    let mut file = File::create_new(&new)?;
+    let written = file.write_all(text.as_bytes());
+    let written = written.and_then(|()| there.map_or(Ok(()), |about| file.set_permissions(about.permissions())));
+    let replaced = written.and_then(|()| fs::rename(&new, &path));
+    if replaced.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    replaced
 }

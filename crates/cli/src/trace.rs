@@ -107,7 +107,8 @@ fn for_people(trace: &Trace, record: &Record) -> String {
             line
         }
         Record::Region { first, pages, name } => {
-            format!("{:>14}  {:<11}  {:#x}  {pages} pages  {name}", "", "region", first.0.wrapping_mul(bytes))
+            let (start, name) = (first.0.wrapping_mul(bytes), output::printable(name));
+            format!("{:>14}  {:<11}  {start:#x}  {pages} pages  {name}", "", "region")
         }
         Record::WorkingSet { time_ns, pages, least, most } => {
             format!("{:>14}  {:<11}  {pages} pages, {least} to {most}", seconds(*time_ns), "working-set")
@@ -152,6 +153,8 @@ mod tests {
             ]
         );
         assert_eq!(trace.dropped(), 3);
+        let hostile = Record::Region { first: selfpage::PageNo(7), pages: 1, name: "a\x1b[2Jb\n".into() };
+        assert!(for_people(&trace, &hostile).ends_with("  a?[2Jb?"));
     }
 
     #[test]

@@ -82,19 +82,78 @@ fn nobody_who_reads_is_no_panic_and_no_failure() {
 }
 
 #[test]
-fn a_record_that_cannot_be_saved_is_shown() {
-    let place = Place::new("unsaved");
-    // Room for one page, which machine.txt takes.
-    let line = r#"mount -t tmpfs -o size=4k none "$1" && exec "$0" bench faults --quick --reps 1 --case first-touch-4k \
-        --system kernel --save "$1/run""#;
+fn a_picture_does_not_replace_what_it_is_drawn_of() {
+    let place = Place::new("same");
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../papers/arxiv11-umpa/runs/2026-11-22-vm2-page-alloc");
+    std::fs::copy(kept.join("raw.jsonl"), place.0.join("raw.jsonl")).unwrap();
+    std::fs::hard_link(place.0.join("trace"), place.0.join("other")).unwrap();
+    let path = |name: &str| place.0.join(name).display().to_string();
+    for (verb, of, to) in [
+        ("heatmap", "trace", "trace"),
+        ("heatmap", "trace", "other"),
+        ("plot", "", "raw.jsonl"),
+        ("plot", "raw.jsonl", "raw.jsonl"),
+    ] {
+        let before = std::fs::read(path(to)).unwrap();
+        let (output, errors) = run(&[verb.into(), path(of), "-o".into(), path(to)], Stdio::null());
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.starts_with(&format!("selfpage {verb}: {}: ", path(to))) && errors.contains("-o"), "{errors}");
+        assert!(std::fs::read(path(to)).unwrap() == before, "{to} was written to");
+    }
+    // A link stays, and what it names is replaced.
+    std::os::unix::fs::symlink("picture", place.0.join("link")).unwrap();
+    std::fs::write(path("picture"), "old").unwrap();
+    let (output, errors) = run(&["heatmap".into(), path("trace"), "-o".into(), path("link")], Stdio::null());
+    assert!(output.status.success() && place.0.join("link").is_symlink(), "{errors}");
+    assert!(std::fs::read_to_string(path("picture")).unwrap().ends_with("</svg>\n"));
+    assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 5, "something was left");
+}
+
+/// What `line` of a shell, with the tool as $0, gives where $1 is a disk of one page. `None`, and said so, where there can be none.
+fn on_a_small_disk(place: &Place, line: &str) -> Option<Output> {
+    let line = format!(r#"mount -t tmpfs -o size=4k none "$1" && {line}"#);
     let mut run = Command::new("unshare");
-    let Ok(output) = run.args(["-m", "sh", "-c", line, env!("CARGO_BIN_EXE_selfpage")]).arg(&place.0).output() else {
-        return skip::skip("mount", "there is no unshare(1): apt-get install util-linux");
+    let Ok(output) = run.args(["-m", "sh", "-c", &line, env!("CARGO_BIN_EXE_selfpage")]).arg(&place.0).output() else {
+        skip::skip("mount", "there is no unshare(1): apt-get install util-linux");
+        return None;
     };
     let errors = String::from_utf8_lossy(&output.stderr);
     if errors.contains("unshare: ") || errors.contains("mount: ") {
-        return skip::skip("mount", &errors);
+        skip::skip("mount", &errors);
+        return None;
     }
+    Some(output)
+}
+
+#[test]
+fn a_picture_that_has_no_room_leaves_the_old_one() {
+    let (place, other) = (Place::new("old"), Place::new("trace"));
+    let line = format!(
+        r#"echo old > "$1/picture" && ! "$0" heatmap {}/trace -o "$1/picture" && ls -A "$1" && cat "$1/picture""#,
+        other.0.display()
+    );
+    let Some(output) = on_a_small_disk(&place, &line) else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.contains("No space left"), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "picture\nold\n");
+}
+
+#[test]
+fn a_bench_without_room_for_its_file_says_so_once() {
+    let place = Place::new("room");
+    let Some(output) = on_a_small_disk(&place, r#"exec "$0" bench paging --quick --dir "$1""#) else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), errors.lines().count()), (Some(1), 1), "{errors}");
+    assert!(errors.contains(" MiB are free in ") && errors.contains("--dir"), "{errors}");
+}
+
+#[test]
+fn a_record_that_cannot_be_saved_is_shown() {
+    let place = Place::new("unsaved");
+    // Room for one page, which machine.txt takes.
+    let line = r#"exec "$0" bench faults --quick --reps 1 --case first-touch-4k --system kernel --save "$1/run""#;
+    let Some(output) = on_a_small_disk(&place, line) else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(errors.contains("raw.jsonl: No space left"), "{errors}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("first-touch-4k  kernel"), "{errors}");

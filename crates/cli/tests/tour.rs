@@ -1,9 +1,10 @@
 //! `selfpage tour` as a newcomer meets it: no terminal here, so plain lines.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
@@ -235,6 +236,29 @@ fn a_file_that_cannot_be_used_is_one_line_and_exit_2() {
 }
 
 #[test]
+fn a_file_that_is_cut_short_meanwhile_is_named() {
+    let place = Place::new("short");
+    let path = place.0.join("data");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(256 << 20).unwrap();
+    let mut tour = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    let mut tour = tour.arg("tour").arg(&path).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The first pass is over: others follow.
+    let mut lines = BufReader::new(tour.stdout.take().unwrap()).lines();
+    let begun = lines.by_ref().any(|line| line.unwrap().contains("pass 0 read"));
+    file.set_len(1 << 20).unwrap();
+    lines.for_each(drop);
+    let output = tour.wait_with_output().unwrap();
+    let errors = text(&output.stderr);
+    if errors.contains("selfpage doctor") {
+        return skip::skip("uffd", &errors);
+    }
+    assert!(begun && output.status.code() == Some(2), "{:?} {errors}", output.status);
+    let names = [path.to_str().unwrap(), "cut short"];
+    assert!(errors.lines().count() == 1 && names.iter().all(|name| errors.contains(name)), "{errors}");
+}
+
+#[test]
 fn a_disk_without_room_is_one_line_and_status_1() {
     let place = Place::new("room");
     let line = r#"mount -t tmpfs -o size=16m none "$1" && export TMPDIR="$1" && exec "$0" tour --quick"#;
@@ -267,7 +291,7 @@ fn an_empty_name_for_temporary_files_is_none() {
 fn what_cannot_be_shown_is_one_line_and_status_1() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
-    let output = run.args(["tour", "--quick"]).stdout(full).stderr(std::process::Stdio::piped()).output().unwrap();
+    let output = run.args(["tour", "--quick"]).stdout(full).stderr(Stdio::piped()).output().unwrap();
     let errors = text(&output.stderr);
     if errors.contains("selfpage doctor") {
         return skip::skip("uffd", &errors);

@@ -9,6 +9,8 @@ use std::path::Path;
 pub enum Error {
     /// Something that it needs is not there. Said aloud, and a failure if SELFPAGE_REQUIRE names it.
     Skip { name: &'static str, reason: String },
+    /// A place that the command line names cannot be used: bad usage.
+    Unusable(String),
     /// It went wrong.
     Failed(String),
     /// A signal asked us to stop.
@@ -33,7 +35,7 @@ impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Skip { name, reason } => write!(out, "SKIP({name}: {reason})"),
-            Error::Failed(reason) => write!(out, "{reason}"),
+            Error::Unusable(reason) | Error::Failed(reason) => write!(out, "{reason}"),
             Error::Interrupted => write!(out, "stopped by a signal"),
             Error::Unread => write!(out, "nobody reads the results"),
         }

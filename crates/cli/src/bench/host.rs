@@ -5,7 +5,7 @@ use selfpage::doctor::{self, Finding, State};
 
 use super::error::Error;
 use super::job::Place;
-use super::raw::{Child, Mapping};
+use super::raw::{self, Child, Mapping};
 
 /// As in `selfpage doctor`.
 const REPORTING: &str = "free page reporting";
@@ -48,6 +48,9 @@ pub fn supply(len_bytes: usize) -> Result<(), Error> {
         mapping.and_then(|mapping| mapping.populate())
     };
     let touched = Child::fork(touch).and_then(Child::wait);
+    if raw::interrupted() {
+        return Err(Error::Interrupted);
+    }
     touched.map_err(|error| Error::Failed(format!("touch {} MiB before the job: {error}", len_bytes >> 20)))
 }
 

@@ -43,16 +43,16 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use crate::output;
+use crate::{disk, output};
 
 use error::Error;
-use job::{Bench, Job};
+use job::{Bench, Job, Place};
 use progress::Progress;
 use result::{Confinement, Record, Sample};
 use save::Archive;
 use sizes::Sizes;
 use stage::Stage;
-use system::{Condition, Entry};
+use system::{Condition, Entry, Group};
 
 /// All benches.
 static BENCHES: &[&dyn Bench] = &[
@@ -111,12 +111,12 @@ pub struct Args {
     /// Only this system; may be repeated.
     #[arg(long = "system", value_name = "SYSTEM")]
     systems: Vec<String>,
-    /// Repetitions; the median is reported.
-    #[arg(long, default_value_t = 3, value_name = "N")]
-    reps: u32,
-    /// Where the data file goes: a directory on a local disk.
-    #[arg(long, default_value = "/var/tmp")]
-    dir: PathBuf,
+    /// Repetitions; the median is reported. 3 unless stated otherwise.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    reps: Option<u32>,
+    /// Where the data file goes: a directory on a local disk. /var/tmp unless stated otherwise.
+    #[arg(long)]
+    dir: Option<PathBuf>,
     /// Keep the run: raw.jsonl and machine.txt in this directory.
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
@@ -131,7 +131,7 @@ pub struct Args {
 /// Runs the subcommand and returns the exit status.
 pub fn run(args: Args) -> i32 {
     if args.name == "list" {
-        return output::print("bench", &list());
+        return list(&args);
     }
     let chosen = match Choice::of(&args) {
         Ok(chosen) => chosen,
@@ -144,30 +144,46 @@ pub fn run(args: Args) -> i32 {
         return chosen.answer(directory, args.cgroup.as_deref());
     }
     let mut outcome = Outcome { records: Vec::new(), failures: 0, skips: BTreeSet::new() };
-    let result = Archive::open_if(args.save.as_deref()).map_err(|error| (2, error));
-    let result = result.and_then(|archive| chosen.perform(&args, archive, &mut outcome).map_err(|error| (1, error)));
+    let result = chosen.perform(&args, &mut outcome);
     let printed = if !args.json && !outcome.records.is_empty() {
         output::print("bench", &table::render(&outcome.records, &chosen.bench.systems()))
     } else {
         0
     };
     match result {
-        Ok(()) | Err((_, Error::Unread)) if outcome.failures > 0 => 1,
-        Ok(()) | Err((_, Error::Unread)) => printed,
-        Err((_, Error::Interrupted)) => 130,
-        Err((status, error)) => {
+        Ok(()) | Err(Error::Unread) if outcome.failures > 0 => 1,
+        Ok(()) | Err(Error::Unread) => printed,
+        Err(Error::Interrupted) => 130,
+        Err(error) => {
             output::tell(format_args!("selfpage bench: {error}"));
-            status
+            if matches!(error, Error::Unusable(_)) { 2 } else { 1 }
         }
     }
 }
 
-fn list() -> String {
+/// Says what there is. The status to end with.
+fn list(args: &Args) -> i32 {
+    let said = [
+        ("--quick", args.quick),
+        ("--case", !args.cases.is_empty()),
+        ("--system", !args.systems.is_empty()),
+        ("--reps", args.reps.is_some()),
+        ("--dir", args.dir.is_some()),
+        ("--save", args.save.is_some()),
+    ];
+    if let Some((option, _)) = said.into_iter().find(|(_, is_there)| *is_there) {
+        output::tell(format_args!("selfpage bench: {option}: `list` measures nothing; leave it out, or name a bench"));
+        return 2;
+    }
     let lines = BENCHES.iter().map(|bench| {
+        let (name, about) = (bench.name(), bench.about());
+        if args.json {
+            return format!("{}\n", serde_json::json!({ "bench": name, "about": about }));
+        }
         let (cases, systems) = (bench.cases().join(" "), names(&bench.systems()).join(" "));
-        format!("{}: {}\n  cases:   {cases}\n  systems: {systems}\n", bench.name(), bench.about())
+        format!("{name}: {about}\n  cases:   {cases}\n  systems: {systems}\n")
     });
-    lines.collect()
+    output::print("bench", &lines.collect::<String>())
 }
 
 fn names(systems: &[&'static Entry]) -> Vec<&'static str> {
@@ -182,6 +198,8 @@ struct Choice {
     sizes: Sizes,
     size_options: &'static [&'static str],
     reps: u32,
+    /// Where files go.
+    dir: PathBuf,
 }
 
 /// What came out so far.
@@ -220,11 +238,9 @@ impl Choice {
         if let Some(bad) = args.systems.iter().find(|system| !all.contains(&system.as_str())) {
             return Err(format!("unknown system '{bad}' of {}: there are {}", bench.name(), all.join(", ")));
         }
-        if args.reps == 0 {
-            return Err("--reps 0 measures nothing: give 1 or more".into());
-        }
-        if !args.dir.is_dir() {
-            return Err(format!("--dir {} is no directory", args.dir.display()));
+        let dir = args.dir.clone().unwrap_or_else(|| "/var/tmp".into());
+        if !dir.is_dir() {
+            return Err(format!("--dir {} is no directory; make it, or name another", dir.display()));
         }
         let wanted = |list: &[String], name: &str| list.is_empty() || list.iter().any(|item| item == name);
         let (sizes, size_options): (_, &[&str]) =
@@ -235,7 +251,8 @@ impl Choice {
             systems: bench.systems().into_iter().filter(|system| wanted(&args.systems, system.name)).collect(),
             sizes,
             size_options,
-            reps: args.reps,
+            reps: args.reps.unwrap_or(3),
+            dir,
         };
         if choice.pairs(|_| true).is_empty() {
             return Err("none of these systems takes part in these cases".into());
@@ -262,16 +279,18 @@ impl Choice {
         pairs.filter(|pair| !pair.1.is_empty()).collect()
     }
 
-    fn perform(&self, args: &Args, archive: Option<Archive>, outcome: &mut Outcome) -> Result<(), Error> {
+    fn perform(&self, args: &Args, outcome: &mut Outcome) -> Result<(), Error> {
         raw::catch_interrupts().map_err(|error| Error::Failed(format!("catch signals: {error}")))?;
         // The swap file changes the machine for everyone: last.
         let mut pairs = self.pairs(|condition| condition != Condition::SwapFile);
         pairs.extend(self.pairs(|condition| condition == Condition::SwapFile));
+        let mut stage = Stage::new(self.bench, self.sizes, self.size_options, &self.dir)?;
+        self.check_room()?;
+        let archive = Archive::open_if(args.save.as_deref())?;
         let jobs: usize = pairs.iter().map(|pair| pair.1.len()).sum();
         let mut progress = Progress::new(jobs as u64 * u64::from(self.reps));
-        let mut stage = Stage::new(self.bench, self.sizes, self.size_options, &args.dir)?;
         if let Some(archive) = &archive {
-            archive.describe(&self.described(), &args.dir)?;
+            archive.describe(&self.described(), &self.dir)?;
         }
         for note in host::findings().iter().filter_map(|finding| host::note(finding, self.bench.place())) {
             progress.say(&note);
@@ -286,6 +305,23 @@ impl Choice {
         }
         progress.clear();
         Ok(())
+    }
+
+    /// A disk that is too small is said once, before the first job.
+    fn check_room(&self) -> Result<(), Error> {
+        if self.bench.place() == Place::Memory {
+            return Ok(());
+        }
+        // Ours has a store as large as the data beside the file.
+        let has_store = self.systems.iter().any(|system| system.group == Group::Ours);
+        let store_bytes = if has_store { self.sizes.data_bytes } else { 0 };
+        disk::check_room(
+            &self.dir,
+            self.sizes.file_bytes + store_bytes,
+            "the bench",
+            "name another directory with --dir",
+        )
+        .map_err(Error::Failed)
     }
 
     /// All repetitions of one case. Systems take turns, so that a drift of the disk meets all of them.

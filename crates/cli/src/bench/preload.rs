@@ -33,29 +33,24 @@ const LIBRARIES: [&str; 4] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-lin
 impl Preload {
     /// Where the library is, to be named in `LD_PRELOAD`.
     pub fn path(self) -> Result<PathBuf, Error> {
-        let (places, remedy) = match self.origin {
-            Origin::Distribution(package) => (LIBRARIES.map(PathBuf::from).to_vec(), format!("install {package}")),
-            Origin::Workspace(package) => {
-                let remedy = format!("build it with `cargo build --release -p {package}`");
-                (directory_of(std::env::current_exe().ok()), remedy)
-            }
+        let first_in = |places: &[PathBuf], remedy: &str| {
+            let path = places.iter().map(|directory| directory.join(self.file)).find(|path| path.exists());
+            path.ok_or_else(|| format!("no {} here: {remedy}", self.file))
+        };
+        let path = match self.origin {
+            Origin::Distribution(package) => first_in(&LIBRARIES.map(PathBuf::from), &format!("install {package}")),
+            Origin::Workspace(package) => loader::find(self.file, package),
             Origin::Process => {
                 let library = mapped_file(libc::getauxval as *const () as usize);
-                (directory_of(library), "build the tool for glibc, linked dynamically".to_string())
+                let directory = library.as_deref().and_then(Path::parent).map(Path::to_owned);
+                first_in(directory.as_slice(), "build the tool for glibc, linked dynamically")
             }
         };
-        let mut paths = places.into_iter().map(|directory| directory.join(self.file));
-        let path = paths
-            .find(|path| path.exists())
-            .ok_or_else(|| Error::skip(self.name, format!("no {} here: {remedy}", self.file)))?;
+        let path = path.map_err(|why| Error::skip(self.name, why))?;
         // The process would have the C library's, and be measured with that.
         loader::can_preload(&path).map_err(Error::Failed)?;
         Ok(path)
     }
-}
-
-fn directory_of(file: Option<PathBuf>) -> Vec<PathBuf> {
-    file.as_deref().and_then(Path::parent).map(Path::to_owned).into_iter().collect()
 }
 
 /// The file that is mapped at `address` of this process.

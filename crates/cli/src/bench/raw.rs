@@ -11,6 +11,7 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
+use rustix::process::{WaitId, WaitIdOptions};
 use selfpage_core::frame::Table;
 use selfpage_core::physical::{PhysAddr, PhysMemory};
 
@@ -251,8 +252,14 @@ impl Child {
         }
     }
 
-    /// Waits for its end, which is an error if its work was one.
+    /// Waits for its end, which is an error if its work was one. A signal that is caught ends it.
     pub fn wait(self) -> io::Result<()> {
+        name_child(Some(self.0 as u32));
+        let pid = rustix::process::Pid::from_raw(self.0).ok_or(io::ErrorKind::NotFound)?;
+        // Not reaped yet: from then on its number may become another process's.
+        let looked = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        name_child(None);
+        looked?;
         let mut status = 0;
         // SAFETY: out-pointer: our own child, and a number that outlives the call.
         let ended = unsafe { libc::waitpid(self.0, &mut status, 0) };

@@ -24,9 +24,15 @@ impl Archive {
     pub fn open(directory: &Path) -> Result<Archive, Error> {
         let raw = directory.join("raw.jsonl");
         if raw.exists() {
-            return Err(Error::Failed(format!("{} exists: a run is kept there; name a new directory", raw.display())));
+            return Err(Error::Unusable(format!(
+                "{} exists: a run is kept there; name a new directory",
+                raw.display()
+            )));
         }
-        fs::create_dir_all(directory).map_err(|error| Error::io("make", directory, error))?;
+        let made = fs::create_dir_all(directory);
+        made.map_err(|cause| {
+            Error::Unusable(format!("cannot make {}: {cause}; name another directory with --save", directory.display()))
+        })?;
         Ok(Archive { directory: directory.to_path_buf() })
     }
 
@@ -130,6 +136,6 @@ mod tests {
         fs::write(directory.join("raw.jsonl"), "{}\n").unwrap();
         let again = Archive::open(&directory);
         fs::remove_dir_all(&directory).unwrap();
-        assert!(matches!(again, Err(Error::Failed(reason)) if reason.contains("a run is kept there")));
+        assert!(matches!(again, Err(Error::Unusable(reason)) if reason.contains("a run is kept there")));
     }
 }

@@ -1,6 +1,7 @@
 //! The directory on disk that a run works in, and what an earlier run left when it was killed.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -27,7 +28,7 @@ impl Scratch {
         let directory = parent.join(format!("{PREFIX}{}", std::process::id()));
         // What is swapped or copied here is nobody else's business.
         let made = fs::DirBuilder::new().mode(0o700).create(&directory);
-        made.map_err(|error| Error::io("make", &directory, error))?;
+        made.map_err(|cause| unusable("write in", parent, &cause))?;
         let path = directory.join(LOCK);
         let lock = File::create(&path).map_err(|error| Error::io("make", &path, error))?;
         lock.lock().map_err(|error| Error::io("lock", &path, error))?;
@@ -63,9 +64,13 @@ impl Drop for Scratch {
     }
 }
 
+fn unusable(operation: &str, parent: &Path, cause: &io::Error) -> Error {
+    Error::Unusable(format!("cannot {operation} {}: {cause}; name another directory with --dir", parent.display()))
+}
+
 /// Removes what runs that were killed left below `parent`, swap files in use included.
 fn sweep(parent: &Path) -> Result<(), Error> {
-    let entries = fs::read_dir(parent).map_err(|error| Error::io("list", parent, error))?;
+    let entries = fs::read_dir(parent).map_err(|cause| unusable("list", parent, &cause))?;
     for directory in entries.flatten().map(|entry| entry.path()) {
         let named = directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
         // Anybody may put a directory into /var/tmp: one that is not ours would tell root what to write where.

@@ -15,6 +15,9 @@ const MOST_SCRIPTS: usize = 4;
 
 /// The program's file, looked for as a shell would, if the library can enter it.
 pub fn find(name: &OsStr) -> Result<PathBuf, String> {
+    if name.is_empty() {
+        return Err("the name of the program is empty; name one behind --".into());
+    }
     let path = if name.as_bytes().contains(&b'/') { PathBuf::from(name) } else { in_path(name)? };
     check(&path, 0)?;
     Ok(path)
@@ -64,10 +67,17 @@ fn check_script(path: &Path, line: &[u8], scripts: usize) -> Result<(), String> 
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
     let interpreter = words.next().map(OsStr::from_bytes).unwrap_or_default();
-    if scripts == MOST_SCRIPTS || interpreter.is_empty() {
+    if interpreter.is_empty() {
         return Err(format!("cannot run {}: its first line names no interpreter", path.display()));
     }
-    check(Path::new(interpreter), scripts + 1).map_err(|why| format!("{}: {why}", path.display()))
+    if scripts == MOST_SCRIPTS {
+        return Err(format!("cannot run {}: the chain of its interpreters does not end", path.display()));
+    }
+    // The script that was asked for is named, and the last.
+    check(Path::new(interpreter), scripts + 1).map_err(|why| match scripts {
+        0 => format!("{}: {why}", path.display()),
+        _ => why,
+    })
 }
 
 fn check_elf(path: &Path, file: &File, head: &[u8]) -> Result<(), String> {

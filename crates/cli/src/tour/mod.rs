@@ -26,7 +26,7 @@ Examples:
 
 Exit status: 0 done, 1 failed (`selfpage doctor` says what the machine lacks), 2 the file cannot be used.";
 
-/// See what it means that a program owns its memory, in half a minute.
+/// See what it means that a program owns its memory, in some seconds.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -1,20 +1,29 @@
 //! A file that is read again and again, and does not fit its frames: the policy decides what that costs.
 
 use std::fs;
+use std::io::{self, IsTerminal};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use selfpage::{Domain, Rights, Trap};
+use selfpage::pager::PagerError;
+use selfpage::{Domain, Failure, Rights, Trap};
 
 use super::scratch::Scratch;
 use super::screen::Screen;
 use super::{MIB, PAGE_BYTES, Row, Sizes, Stop, mib};
+use crate::output;
 
 const WORDS: usize = PAGE_BYTES / 8;
 /// Pages between two looks at the clock.
 const STEP: usize = 64;
 /// Of less than this, the reserve of frames is too large a part for the figures to mean anything.
 const LEAST_FILE_BYTES: usize = 4 * MIB;
+
+/// What a line about the user's file begins with.
+static FILE: OnceLock<String> = OnceLock::new();
+
+const CUT_SHORT: &str = "it was cut short meanwhile; begin again";
 
 /// One pass over a file.
 struct Pass {
@@ -47,7 +56,25 @@ pub fn of_users_file(screen: &mut Screen, path: &Path, sizes: &Sizes) -> Result<
         "{part}, read from front to back again and again in {} of frames. The file is only read.",
         mib(frames_bytes as u64)
     ));
+    let live = if io::stdout().is_terminal() { "\n" } else { "" };
+    let _ = FILE.set(format!("{live}selfpage tour: {}", path.display()));
     compare(screen, path, len_bytes, frames_bytes, sizes)
+}
+
+/// Ends the tour where the file cannot be read on: the access would be a SIGBUS.
+fn end(_: usize, failure: Failure) {
+    // In a trap: of the thread that loops, which holds no lock.
+    let name = FILE.get().map_or("selfpage tour: the file", String::as_str);
+    match failure {
+        Failure::Pager(PagerError::Truncated) => {
+            output::tell(format_args!("{name}: {CUT_SHORT}"));
+        }
+        Failure::Pager(PagerError::Io(errno)) => {
+            output::tell(format_args!("{name}: {}; give another file", io::Error::from_raw_os_error(errno)));
+        }
+        other => output::tell(format_args!("{name}: {other:?}; begin again")),
+    }
+    std::process::exit(2);
 }
 
 /// The length of a file that can be looped over.
@@ -80,8 +107,12 @@ fn compare(
     let mut sums = Vec::new();
     for (policy, keeps) in [("lru", "keeps what was used last"), ("mru", "gives up what was used last")] {
         screen.say(&format!("   {}: {keeps}.", policy.to_uppercase()));
-        let domain = Domain::with_frames(frames_bytes).policy(policy).build()?;
-        let region = domain.region(len_bytes).name("the file").trap(Trap::Upcall).file(path, 0, Rights::Read)?;
+        let domain = Domain::with_frames(frames_bytes).policy(policy).on_failure(end).build()?;
+        let region = domain.region(len_bytes).name("the file").trap(Trap::Upcall).file(path, 0, Rights::Read);
+        if region.is_err() && fs::metadata(path).is_ok_and(|about| about.len() < len_bytes as u64) {
+            return Err(Stop::BadFile(format!("{}: {CUT_SHORT}", path.display())));
+        }
+        let region = region?;
         let words = region.as_slice::<u64>();
         let mut again = Vec::new();
         for number in 0..=sizes.passes {

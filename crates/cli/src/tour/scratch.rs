@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use super::screen::Screen;
 use super::{PAGE_BYTES, Stop, mib};
+use crate::disk;
 
 /// The directory for temporary files that lie on a disk: `/tmp` may be memory.
 pub fn directory() -> PathBuf {
@@ -17,17 +18,7 @@ pub fn directory() -> PathBuf {
 /// Looks whether there is room for `len_bytes`. Where a page cannot be saved there is no frame for the next one, and the tour would end by a
 /// signal in its middle.
 pub fn check_room(len_bytes: usize) -> Result<(), Stop> {
-    let directory = directory();
-    let failed = |error: rustix::io::Errno| Stop::Failed(format!("look at {}: {error}", directory.display()));
-    let disk = rustix::fs::statvfs(&directory).map_err(failed)?;
-    let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
-    if free_bytes >= len_bytes as u64 {
-        return Ok(());
-    }
-    let (free, wanted, directory) = (mib(free_bytes), mib(len_bytes as u64), directory.display());
-    Err(Stop::Failed(format!(
-        "{free} are free in {directory}, and the tour takes {wanted}; TMPDIR=DIRECTORY names another"
-    )))
+    disk::check_room(&directory(), len_bytes as u64, "the tour", "TMPDIR=DIRECTORY names another").map_err(Stop::Failed)
 }
 
 /// A file of data that has no name any more.

@@ -21,7 +21,7 @@ use super::raw;
 use super::result::{Better, Confinement, Record, Sample, Unit};
 use super::sizes::Sizes;
 use super::system::{Entry, Group, Systems};
-use programs::Program;
+use programs::{Program, Work};
 
 /// The bench.
 pub struct Apps;
@@ -156,8 +156,9 @@ impl<'a> Workshop<'a> {
         workshop.memory_bytes = match read() {
             Some(bytes) => bytes,
             None => {
-                let made = fs::create_dir_all(&workshop.directory)
-                    .and_then(|()| (program.prepare)(&workshop.directory, job.sizes == Sizes::QUICK));
+                let work = if job.sizes == Sizes::QUICK { Work::Little } else { Work::Whole };
+                let made =
+                    fs::create_dir_all(&workshop.directory).and_then(|()| (program.prepare)(&workshop.directory, work));
                 made.map_err(|error| match error.kind() {
                     ErrorKind::NotFound => Error::skip(program.name, error.to_string()),
                     _ => Error::io("make the input in", &workshop.directory, error),

@@ -6,6 +6,15 @@ use std::path::{Path, PathBuf};
 
 use super::super::error::Error;
 
+/// How much a program has to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// For a look.
+    Little,
+    /// For figures.
+    Whole,
+}
+
 /// A program with its work.
 pub struct Program {
     pub name: &'static str,
@@ -14,7 +23,7 @@ pub struct Program {
     /// What must be there, and the package that has it.
     needs: &'static [(&'static str, &'static str)],
     /// Makes its input.
-    pub prepare: fn(&Path, bool) -> io::Result<()>,
+    pub prepare: fn(&Path, Work) -> io::Result<()>,
 }
 
 impl Program {
@@ -115,35 +124,47 @@ fn numbered(directory: &Path, name: &str, count: usize, headers: &str, body: &st
     write(directory, name, &text)
 }
 
-fn maps(directory: &Path, quick: bool) -> io::Result<()> {
+fn maps(directory: &Path, work: Work) -> io::Result<()> {
     let body = "struct K@ { int a; string s; bool operator<(K@ const &o) const { return tie(a, s) < tie(o.a, o.s); } };\n\
         int f@(int n) { map<K@, vector<string>> m; set<K@> q; unordered_map<string, K@> u;\n\
         for (int i = 0; i < n; i++) { K@ k{i, to_string(i)}; m[k].push_back(k.s); u[k.s] = k; q.insert(k); }\n\
         return m.size() + q.size() + u.size(); }";
-    numbered(directory, "maps.cc", if quick { 1 } else { 8 }, "#include <bits/stdc++.h>", body)
+    numbered(directory, "maps.cc", if work == Work::Little { 1 } else { 8 }, "#include <bits/stdc++.h>", body)
 }
 
-fn regex(directory: &Path, quick: bool) -> io::Result<()> {
+fn regex(directory: &Path, work: Work) -> io::Result<()> {
     let body = "struct T@ : regex_traits<char> {};\n\
         bool r@(string const &s) { basic_regex<char, T@> r(\"a+(b|c)*@\"); return regex_match(s, r); }";
-    numbered(directory, "regex.cc", if quick { 1 } else { 4 }, "#include <regex>\n#include <string>", body)
+    numbered(
+        directory,
+        "regex.cc",
+        if work == Work::Little { 1 } else { 4 },
+        "#include <regex>\n#include <string>",
+        body,
+    )
 }
 
-fn threads(directory: &Path, quick: bool) -> io::Result<()> {
+fn threads(directory: &Path, work: Work) -> io::Result<()> {
     let body = "struct V@ { int x[@ + 1]; }; int t@() { promise<V@> p; auto f = p.get_future(); deque<function<V@()>> q;\n\
         q.emplace_back([] { return V@{}; }); thread t([&] { p.set_value(q.front()()); }); t.join();\n\
         auto a = async([] { return make_shared<V@>(); }); return f.get().x[0] + a.get()->x[@]; }";
-    numbered(directory, "threads.cc", if quick { 1 } else { 25 }, "#include <bits/stdc++.h>", body)
+    numbered(directory, "threads.cc", if work == Work::Little { 1 } else { 25 }, "#include <bits/stdc++.h>", body)
 }
 
-fn templates(directory: &Path, quick: bool) -> io::Result<()> {
+fn templates(directory: &Path, work: Work) -> io::Result<()> {
     let body = "template <int N> struct F@ { static constexpr long value = F@<N - 1>::value + N % 7; array<tuple<int, F@<N - 1> *>, 2> a; };\n\
         template <> struct F@<0> { static constexpr long value = 0; }; long g@() { return F@<300>::value; }";
-    numbered(directory, "templates.cc", if quick { 1 } else { 4 }, "#include <array>\n#include <tuple>", body)
+    numbered(
+        directory,
+        "templates.cc",
+        if work == Work::Little { 1 } else { 4 },
+        "#include <array>\n#include <tuple>",
+        body,
+    )
 }
 
-fn objects(directory: &Path, quick: bool) -> io::Result<()> {
-    let count = if quick { 20_000 } else { 600_000 };
+fn objects(directory: &Path, work: Work) -> io::Result<()> {
+    let count = if work == Work::Little { 20_000 } else { 600_000 };
     write(
         directory,
         "objects.py",
@@ -156,21 +177,21 @@ fn objects(directory: &Path, quick: bool) -> io::Result<()> {
     )
 }
 
-fn loops(directory: &Path, quick: bool) -> io::Result<()> {
-    let count = if quick { 100_000 } else { 10_000_000 };
+fn loops(directory: &Path, work: Work) -> io::Result<()> {
+    let count = if work == Work::Little { 100_000 } else { 10_000_000 };
     write(directory, "loop.py", &format!("x = 0\nfor i in range({count}):\n    x = (x + i * i) & 65535\nprint(x)\n"))
 }
 
-fn lines(directory: &Path, quick: bool) -> io::Result<()> {
+fn lines(directory: &Path, work: Work) -> io::Result<()> {
     let mut text = String::new();
-    for number in 0..if quick { 20_000 } else { 2_000_000u64 } {
+    for number in 0..if work == Work::Little { 20_000 } else { 2_000_000u64 } {
         let _ = writeln!(text, "{:016x} line", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     }
     write(directory, "lines", &text)
 }
 
-fn query(directory: &Path, quick: bool) -> io::Result<()> {
-    let count = if quick { 10_000 } else { 800_000 };
+fn query(directory: &Path, work: Work) -> io::Result<()> {
+    let count = if work == Work::Little { 10_000 } else { 800_000 };
     write(
         directory,
         "query.sql",
@@ -183,12 +204,12 @@ fn query(directory: &Path, quick: bool) -> io::Result<()> {
     )
 }
 
-fn requests(directory: &Path, quick: bool) -> io::Result<()> {
-    write(directory, "requests", if quick { "5000" } else { "400000" })
+fn requests(directory: &Path, work: Work) -> io::Result<()> {
+    write(directory, "requests", if work == Work::Little { "5000" } else { "400000" })
 }
 
 /// A crate that this workspace is built with and that depends on none, as cargo has it from crates.io.
-fn regex_syntax(directory: &Path, quick: bool) -> io::Result<()> {
+fn regex_syntax(directory: &Path, work: Work) -> io::Result<()> {
     let own = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
     let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from).or(own).unwrap_or_default();
     let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -202,7 +223,7 @@ fn regex_syntax(directory: &Path, quick: bool) -> io::Result<()> {
     // What `cargo check` does; the tables of Unicode are most of it.
     let mut arguments = String::from("--edition=2021\n--crate-type=lib\n--crate-name=regex_syntax\n--emit=metadata\n");
     let tables = ["age", "bool", "case", "gencat", "perl", "script", "segment"].map(|table| format!("unicode-{table}"));
-    let features = if quick { &[] } else { &tables[..] };
+    let features = if work == Work::Little { &[] } else { &tables[..] };
     for feature in features.iter().map(String::as_str).chain(["std"]) {
         let _ = writeln!(arguments, "--cfg=feature=\"{feature}\"");
     }

@@ -1,0 +1,129 @@
+//! What the tool refuses: in one line that names the verb, with status 2, and nothing is begun or left.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+#[path = "../../../tests/programs.rs"]
+mod programs;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+/// A directory of its own for one test.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let directory = Path::new("/var/tmp").join(format!("selfpage-refusals-test-{name}-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        Place(directory)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn selfpage(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_selfpage")).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[track_caller]
+fn refused(arguments: &[&str], begin: &str, names: &[&str]) -> String {
+    let output = selfpage(arguments);
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {errors}");
+    assert!(errors.lines().count() == 1 && errors.starts_with(begin), "{arguments:?}: {errors}");
+    assert!(names.iter().all(|name| errors.contains(name)), "{arguments:?}: {errors}");
+    assert!(output.stdout.is_empty(), "{arguments:?}: {}", text(&output.stdout));
+    errors
+}
+
+#[test]
+fn bad_usage_is_one_line_with_the_verb() {
+    refused(&["tuor"], "selfpage: ", &["'tuor'", "there is tour", "`selfpage --help`"]);
+    refused(&["tour", "--quik"], "selfpage tour: ", &["--quik", "there is --quick", "`selfpage tour --help`"]);
+    refused(&["run"], "selfpage run: ", &["<PROGRAM>", "`selfpage run --help`"]);
+    for reps in ["-1", "0"] {
+        let line = refused(&["bench", "faults", "--reps", reps], "selfpage bench: ", &["--reps", "1..="]);
+        assert!(!line.contains("-- -1"), "{line}");
+    }
+}
+
+#[test]
+fn a_list_measures_nothing() {
+    for option in ["--case=a", "--system=a", "--reps=1", "--dir=/", "--save=/nonexistent", "--quick"] {
+        let name = option.split('=').next().unwrap();
+        refused(&["bench", "list", option], "selfpage bench: ", &[name, "list"]);
+    }
+    let listed = selfpage(&["bench", "list", "--json"]);
+    let objects = text(&listed.stdout);
+    let objects = objects.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    assert!(objects.into_iter().any(|object| object["bench"] == "paging" && object["about"].is_string()));
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_named_with_another() {
+    let bench = ["bench", "faults", "--quick", "--case", "first-touch-4k", "--system", "kernel"];
+    refused(&[&bench[..], &["--dir", "/proc"]].concat(), "selfpage bench: cannot write in /proc: ", &["--dir"]);
+    refused(&[&bench[..], &["--save", "/proc/run"]].concat(), "selfpage bench: cannot make /proc/run: ", &["--save"]);
+}
+
+#[test]
+fn what_run_is_told_in_vain() {
+    let place = Place::new("run");
+    let (own, fifo) = (place.path("own"), place.path("fifo"));
+    std::fs::write(&own, format!("#!{own}\n")).unwrap();
+    std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let run = |arguments: &[&str], names: &[&str]| refused(&[&["run"], arguments].concat(), "selfpage run: ", names);
+    run(&["--sample-ms", "5", "--", "true"], &["--sample-ms", "--frames"]);
+    run(&["--frames", "16M", "--sample-ms", "5", "--", "true"], &["--sample-ms", "--trace FILE"]);
+    run(&["--frames", "16M", "--", ""], &["the name of the program is empty"]);
+    run(&["--frames", "16M", "--", &own], &["chain of its interpreters does not end"]);
+    run(&["--frames", "16M", "--store", "", "--", "true"], &["store file, a directory, or `memory`"]);
+    let line = run(&["--frames", "16M", "--store", &fifo, "--", "true"], &["neither", "a directory, or `memory`"]);
+    assert_eq!(line.matches(&fifo).count(), 1, "{line}");
+}
+
+#[test]
+fn a_store_that_is_refused_is_not_left() {
+    programs::build(&["selfpage-preload"]);
+    let place = Place::new("store");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    run.args(["run", "--frames", "16M", "--store", &place.path("store"), "--", "true"]);
+    // Found wanting when the file is made already, as a full disk is.
+    let output = run.env("SELFPAGE_IO", "nonsense").output().unwrap();
+    let errors = text(&output.stderr);
+    if output.status.code() == Some(1) {
+        return skip::skip("uffd", &errors);
+    }
+    assert!(output.status.code() == Some(2) && errors.contains("SELFPAGE_IO"), "{errors}");
+    assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 0, "the store was left");
+}
+
+#[test]
+fn several_files_of_a_trace_are_told() {
+    programs::build(&["selfpage-preload"]);
+    let place = Place::new("traces");
+    let trace = place.path("trace");
+    let run = |script: &str| selfpage(&["run", "--frames", "16M", "--trace", &trace, "--", "/bin/sh", "-c", script]);
+    let one = run("exit 0");
+    if one.status.code() == Some(1) {
+        return skip::skip("uffd", &text(&one.stderr));
+    }
+    assert_eq!((one.status.code(), text(&one.stderr).as_str()), (Some(0), ""));
+    let errors = text(&run("/bin/true; /bin/true; exit 0").stderr);
+    assert!(errors.lines().count() == 1 && errors.contains(" files, ") && errors.contains("largest"), "{errors}");
+    assert!(errors.starts_with("selfpage run: the trace is in ") && errors.contains(&trace), "{errors}");
+}
