@@ -1,8 +1,8 @@
 // mimalloc, with its pages from one range of addresses that we lay out, and the entries that the Rust side calls.
 //
 // mimalloc's calls of the mmap family go to the functions below. It reserves one arena, HEAP_BYTES of addresses without
-// access, and makes 32 MiB of it accessible at a time. The start of the range has small pages, so that a small program
-// stays small, after a while medium ones where they are to be had; what lies beyond has huge ones.
+// access, and makes 32 MiB of it accessible at a time: a segment, of one thread. The start of the range has small pages, so that a small
+// program stays small, after a while medium ones where they are to be had; so has each segment's, for threads with few objects.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -72,8 +72,7 @@ static inline size_t heap_offset(const void *at) {
 static void opened(size_t end) {
     size_t words = (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES * (SEGMENT_BYTES / 8);
     size_t before = range.open_words;
-    while (before < words && !__atomic_compare_exchange_n(&range.open_words, &before, words, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
-    }
+    while (before < words && !__atomic_compare_exchange_n(&range.open_words, &before, words, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
 }
 
 // Somebody has reserved the range, or is about to.
@@ -104,8 +103,7 @@ static void *heap_mmap(void *at, size_t len, int protection, int flags, int file
 // where there are as many as may be) mimalloc does nothing about it: it need not be told.
 static int heap_munmap(void *at, size_t len) {
     int before = errno;
-    if (ground != NULL) ground->unmap(at, len);
-    else munmap(at, len);
+    ground != NULL ? ground->unmap(at, len) : (void)munmap(at, len);
     errno = before;
     return 0;
 }
@@ -154,13 +152,15 @@ static int heap_mprotect(void *at, size_t len, int protection) {
     if (rest || mprotect(start, end - from, protection) != 0) return -1;
     if (opens) opened(end);
     if (opens && from == 0) ask_for_medium_pages();
-    if (opens && end > SMALL_PAGES_BYTES) {
-        if (from < SMALL_PAGES_BYTES) from = SMALL_PAGES_BYTES;
-        // A kernel without huge pages goes on with small ones.
-        int before = errno;
-        madvise(range.start + from, end - from, MADV_HUGEPAGE);
-        errno = before;
+    // A kernel without huge pages goes on with small ones.
+    int before = errno;
+    for (size_t next; opens && from < end; from = next) {
+        next = (from / SEGMENT_BYTES + 1) * SEGMENT_BYTES;
+        size_t huge = next - SEGMENT_BYTES + (next == SEGMENT_BYTES ? SMALL_PAGES_BYTES : HUGE_PAGE_BYTES);
+        if (from < huge) from = huge;
+        if (from < end) madvise(range.start + from, (next < end ? next : end) - from, MADV_HUGEPAGE);
     }
+    errno = before;
     // The first is allowed for without a word: a small program has no other.
     if (opens && end > SEGMENT_BYTES) selfpage_heap_opened(range.open_words * 8);
     return 0;
