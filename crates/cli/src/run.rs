@@ -16,7 +16,10 @@ use std::process::{Child, Command, ExitStatus};
 use selfpage::store::{FileStore, StoreError};
 use selfpage::trace::RECORD_BYTES;
 use selfpage::{DescriptorTable, Domain, POLICIES};
-use signal_hook::consts::{SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::consts::{
+    SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGTRAP, SIGUSR1, SIGUSR2,
+};
+use signal_hook::consts::{SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
@@ -29,7 +32,26 @@ use traces::Traces;
 const LEAST_BYTES: usize = 1 << 20;
 /// What the preloaded library reads its wishes from.
 const VARIABLE: &str = "SELFPAGE_RUN";
-const PASSED_ON: [i32; 9] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGWINCH];
+/// What somebody may send to end a program, or to tell it something. With them go those that the system has for no purpose of its own.
+const PASSED_ON: [i32; 17] = [
+    SIGHUP,
+    SIGINT,
+    SIGQUIT,
+    SIGTERM,
+    SIGUSR1,
+    SIGUSR2,
+    SIGALRM,
+    SIGCONT,
+    SIGWINCH,
+    SIGIO,
+    SIGPROF,
+    SIGTRAP,
+    SIGVTALRM,
+    SIGXCPU,
+    SIGXFSZ,
+    libc::SIGPWR,
+    libc::SIGSTKFLT,
+];
 /// The place of pages that stay.
 const NO_STORE: &str = "none";
 
@@ -213,7 +235,8 @@ fn start(
     traces: Option<Traces>,
 ) -> Result<Begun, Refused> {
     let cannot = |cause: std::io::Error| bad(format!("cannot listen for signals: {cause}"));
-    for signal in PASSED_ON.into_iter().filter(|signal| !ignored::is(*signal)) {
+    let all = PASSED_ON.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX());
+    for signal in all.filter(|signal| !ignored::is(*signal)) {
         signals.handle().add_signal(signal).map_err(cannot)?;
     }
     ignored::pass_on(&mut command);

@@ -63,7 +63,7 @@ fn queued(world: &World) -> Vec<(PageNo, Frame)> {
 fn place_free(world: &World, places: &mut Places) {
     let free = &world.domain.stack.free;
     let most = NonZeroU32::MAX;
-    let runs: Vec<FrameRun> = std::iter::from_fn(|| free.take(most)).collect();
+    let runs: Vec<FrameRun> = std::iter::from_fn(|| free.take(most, || {})).collect();
     for run in runs {
         for frame in (0..run.count.get()).map(|at| run.first.plus(at)) {
             places.put(frame, "free");
