@@ -2,11 +2,14 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use selfpage::alloc::{self, keeper, limit};
 
 use crate::RANGE_ALIGN;
+
+/// How long nothing is collected again for want of room, at least.
+const PAUSE_MS: u64 = 10;
 
 /// Bytes of blocks now, with what is kept for later, and at most lately.
 pub fn stats() -> (usize, usize, usize) {
@@ -64,14 +67,15 @@ pub extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: boo
         return or_enomem(None);
     }
     let size = size.max(1);
-    heed_growth();
+    heed_growth(size);
     or_enomem(if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) })
 }
 
 /// What the process has come to may be worth a look at its limit, and a thread. Both allocate in their turn, and count as done by then.
 /// A block counts from the next call on: nothing is kept before that, and a program that takes one for later does not wait for this.
-/// What either fails in is no business of the caller's, whose `errno` stays.
-fn heed_growth() {
+/// Where the process would pass its limit with the `bytes` that the caller is to have, what is free of objects makes room, now and then.
+/// What any of them fails in is no business of the caller's, whose `errno` stays.
+fn heed_growth(bytes: usize) {
     // SAFETY: thread-local-c: the C library's own location.
     let before = unsafe { *libc::__errno_location() };
     if limit::is_due() {
@@ -79,12 +83,29 @@ fn heed_growth() {
         limit::share(RANGE_ALIGN);
         limit::look();
     }
+    if limit::would_pass(crate::object_bytes().0, bytes) && collects_again() {
+        // SAFETY: heap-block: frees what nobody has.
+        unsafe { crate::selfpage_heap_collect() };
+    }
     if KEEPS.load(Ordering::Relaxed) && keeper::pays() {
         // Without a thread all goes on.
         let _ = keeper::start();
     }
     // SAFETY: thread-local-c: as above.
     unsafe { *libc::__errno_location() = before };
+}
+
+/// Whether the last time is [`PAUSE_MS`] ago: near a limit with nothing to give back, every block would go through all that is free.
+fn collects_again() -> bool {
+    static LAST_MS: AtomicU64 = AtomicU64::new(0);
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: out-pointer: a time that outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let now_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+    now_ms.wrapping_sub(LAST_MS.load(Ordering::Relaxed)) >= PAUSE_MS && {
+        LAST_MS.store(now_ms, Ordering::Relaxed);
+        true
+    }
 }
 
 /// The range of objects is open up to `bytes`, which may be touched at any time: what is kept of blocks makes room.
@@ -107,7 +128,7 @@ extern "C" fn selfpage_heap_may_have_medium_pages() -> bool {
 pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
     let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
     or_enomem(block.and_then(|block| {
-        heed_growth();
+        heed_growth(size);
         // SAFETY: heap-block: the caller found it to be a block of the page allocator.
         unsafe { alloc::resize(block, size) }
     }))
@@ -130,7 +151,7 @@ unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
             // SAFETY: heap-block: passed on from our caller.
             unsafe { alloc::free(block) };
             // Afterwards: where memory is used up there is some for it now.
-            heed_growth();
+            heed_growth(0);
             true
         }
         _ => false,

@@ -29,3 +29,16 @@ fn what_is_kept_makes_room_for_objects_below_the_limit() {
         assert!(left_bytes > 64 * MIB, "{left_bytes} bytes are kept: more went than had to");
     });
 }
+
+#[test]
+fn what_objects_have_freed_makes_room_for_blocks_below_the_limit() {
+    own_process::run("what_objects_have_freed_makes_room_for_blocks_below_the_limit", || {
+        let Some(group) = Group::limited(192 * MIB) else { return skip::skip("cgroup", REASON) };
+        group.join();
+        let first = vec![1u8; 5 * MIB];
+        let objects: Vec<Vec<u8>> = (0..576).map(|_| vec![1; 250_000]).collect();
+        drop(std::hint::black_box(objects));
+        let blocks: Vec<Vec<u8>> = (0..28).map(|_| vec![1; 5 * MIB]).collect();
+        assert_eq!(blocks.len() + first[0] as usize, 29);
+    });
+}

@@ -63,6 +63,18 @@ pub fn share(heap_bytes: usize) {
     block::settle(pages);
 }
 
+/// Whether the process would come too near its limit with `bytes` more in blocks, where the object heap over this allocator has
+/// `heap_bytes` in memory: what is free there is to go back first.
+///
+/// # Context
+/// As for [`super::allocate`].
+pub fn would_pass(heap_bytes: usize, bytes: usize) -> bool {
+    let retention = &PAGES.take().retention;
+    let limit_bytes = retention.limit_bytes;
+    let all_bytes = retention.framed_bytes.saturating_add(heap_bytes).saturating_add(bytes);
+    limit_bytes != usize::MAX && all_bytes > limit_bytes - left_bytes(limit_bytes)
+}
+
 /// The process is about to take `bytes` past this allocator and its heap: where they and what it has in memory would pass the limit, what is
 /// kept makes room, at once. What other processes of the group have is not seen.
 ///
