@@ -32,7 +32,7 @@ use traces::Traces;
 const LEAST_BYTES: usize = 1 << 20;
 /// What the preloaded library reads its wishes from.
 const VARIABLE: &str = "SELFPAGE_RUN";
-/// What somebody may send to end a program, or to tell it something. With them go those that the system has for no purpose of its own.
+/// What somebody may send to end a program, or to tell it something.
 const PASSED_ON: [i32; 17] = [
     SIGHUP,
     SIGINT,
@@ -235,8 +235,7 @@ fn start(
     traces: Option<Traces>,
 ) -> Result<Begun, Refused> {
     let cannot = |cause: std::io::Error| bad(format!("cannot listen for signals: {cause}"));
-    let all = PASSED_ON.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX());
-    for signal in all.filter(|signal| !ignored::is(*signal)) {
+    for signal in PASSED_ON.into_iter().filter(|signal| !ignored::is(*signal)) {
         signals.handle().add_signal(signal).map_err(cannot)?;
     }
     ignored::pass_on(&mut command);

@@ -7,8 +7,11 @@ fn case(name: &str, options: &[&str]) {
     if !run::possible() {
         return;
     }
-    let ran = run::run_with("/".as_ref(), options, run::compile("futexes", &[]), &[name]).ok();
-    assert_eq!(ran.text(), "ok\n");
+    let ran = run::run_with("/".as_ref(), options, run::compile("futexes", &[]), &[name]);
+    assert_eq!((ran.code(), ran.text().as_str()), (0, "ok\n"), "{}", ran.errors());
+    // Whatever limits its time has a trace, too.
+    let (errors, traces) = (ran.errors(), "selfpage run: the trace is in ");
+    assert!(errors.lines().all(|line| options.contains(&"--trace") && line.starts_with(traces)), "{errors}");
 }
 
 #[test]

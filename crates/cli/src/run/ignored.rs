@@ -6,17 +6,17 @@ use std::ffi::c_int;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A bit for each, the first for signal 1.
-static IGNORED: AtomicU64 = AtomicU64::new(0);
+static IGNORED: AtomicU32 = AtomicU32::new(0);
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_THE_RUNTIME: extern "C" fn() = look;
 
 extern "C" fn look() {
-    for signal in 1..=64 {
+    for signal in 1..32 {
         // SAFETY: plain-old-data, out-pointer: the structure is filled in, and outlives the call, which changes nothing.
         let action = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
