@@ -132,7 +132,7 @@ fn frames_that_come_together_are_found_by_all_who_wait() {
             .collect();
         shared.0.set.give(run.first, run.count.get());
         shared.1.signal(&shared.2);
-        waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
-        assert_eq!(shared.0.set.count(), 2);
+        let taken: u32 = waiters.into_iter().map(|waiter| waiter.join().unwrap().count.get()).sum();
+        assert_eq!((taken, shared.0.set.count()), (2, 2));
     });
 }
