@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-const MIB: u64 = 1 << 20;
+use crate::output::mib;
 
 /// Looks whether there is room for `len_bytes` in `directory`. If not: why, and the remedy.
 pub fn check_room(directory: &Path, len_bytes: u64, who: &str, remedy: &str) -> Result<(), String> {
@@ -12,6 +12,6 @@ pub fn check_room(directory: &Path, len_bytes: u64, who: &str, remedy: &str) -> 
     if free_bytes >= len_bytes {
         return Ok(());
     }
-    let [free, wanted] = [free_bytes, len_bytes].map(|bytes| format!("{:.1} MiB", bytes as f64 / MIB as f64));
+    let [free, wanted] = [free_bytes, len_bytes].map(mib);
     Err(format!("{free} are free in {shown}, and {who} takes {wanted}; {remedy}"))
 }

@@ -9,6 +9,11 @@ pub fn tell(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// An amount of memory, for people.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
 /// What may be shown of a name: one with control characters would tell a terminal what to do.
 pub fn printable(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()

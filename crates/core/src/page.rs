@@ -152,6 +152,10 @@ impl Word {
     pub const fn in_save(self) -> bool {
         self.0 & IN_SAVE != 0
     }
+    /// Whether the page is nowhere but with its pager, if there: neither in core nor on its way out.
+    pub fn is_away(self) -> bool {
+        self.state() == State::Absent && !self.in_save()
+    }
     /// Whether it is a tripwire.
     pub const fn trip(self) -> bool {
         self.0 & TRIP != 0

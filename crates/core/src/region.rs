@@ -11,7 +11,7 @@ use crate::addr::{PageNo, PageRange};
 use crate::cut::PageSets;
 use crate::frame::Table;
 use crate::mmu::Trap;
-use crate::page::{PageWord, State, Word};
+use crate::page::{PageWord, State};
 use crate::pager::Pager;
 use crate::pageset::PageSet;
 use crate::stream::Streams;
@@ -183,8 +183,7 @@ impl Region {
     /// # Context
     /// Normal. It stays so only as long as the gate is closed.
     pub fn is_empty(&self) -> bool {
-        let empty = |word: Word| word.state() == State::Absent && !word.in_save();
-        self.words.iter().all(|word| empty(word.load()))
+        self.words.iter().all(|word| word.load().is_away())
     }
 
     /// Says whether `page` is in core.

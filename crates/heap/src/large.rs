@@ -67,15 +67,15 @@ pub extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: boo
         return or_enomem(None);
     }
     let size = size.max(1);
-    heed_growth(size);
+    heed_growth();
+    make_room(size);
     or_enomem(if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) })
 }
 
 /// What the process has come to may be worth a look at its limit, and a thread. Both allocate in their turn, and count as done by then.
 /// A block counts from the next call on: nothing is kept before that, and a program that takes one for later does not wait for this.
-/// Where the process would pass its limit with the `bytes` that the caller is to have, what is free of objects makes room, now and then.
-/// What any of them fails in is no business of the caller's, whose `errno` stays.
-fn heed_growth(bytes: usize) {
+/// What either fails in is no business of the caller's, whose `errno` stays.
+fn heed_growth() {
     // SAFETY: thread-local-c: the C library's own location.
     let before = unsafe { *libc::__errno_location() };
     if limit::is_due() {
@@ -83,16 +83,20 @@ fn heed_growth(bytes: usize) {
         limit::share(RANGE_ALIGN);
         limit::look();
     }
-    if limit::would_pass(crate::object_bytes().0, bytes) && collects_again() {
-        // SAFETY: heap-block: frees what nobody has.
-        unsafe { crate::selfpage_heap_collect() };
-    }
     if KEEPS.load(Ordering::Relaxed) && keeper::pays() {
         // Without a thread all goes on.
         let _ = keeper::start();
     }
     // SAFETY: thread-local-c: as above.
     unsafe { *libc::__errno_location() = before };
+}
+
+/// Where the process would pass its limit with a block of `bytes`, what is free of objects goes back, now and then.
+fn make_room(bytes: usize) {
+    if limit::would_pass(crate::object_bytes().0, bytes) && collects_again() {
+        // SAFETY: heap-block: frees what nobody has. It leaves errno as it is.
+        unsafe { crate::selfpage_heap_collect() };
+    }
 }
 
 /// Whether the last time is [`PAUSE_MS`] ago: near a limit with nothing to give back, every block would go through all that is free.
@@ -128,7 +132,8 @@ extern "C" fn selfpage_heap_may_have_medium_pages() -> bool {
 pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
     let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
     or_enomem(block.and_then(|block| {
-        heed_growth(size);
+        heed_growth();
+        make_room(size);
         // SAFETY: heap-block: the caller found it to be a block of the page allocator.
         unsafe { alloc::resize(block, size) }
     }))
@@ -151,7 +156,7 @@ unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
             // SAFETY: heap-block: passed on from our caller.
             unsafe { alloc::free(block) };
             // Afterwards: where memory is used up there is some for it now.
-            heed_growth(0);
+            heed_growth();
             true
         }
         _ => false,

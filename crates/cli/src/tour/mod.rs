@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use selfpage::{Domain, Kind};
 
-use crate::output;
+use crate::output::{self, mib};
 use screen::Screen;
 
 const MIB: usize = 1 << 20;
@@ -133,11 +133,6 @@ fn table(rows: &[Row]) -> String {
     }
     text.truncate(text.trim_end().len());
     text
-}
-
-/// An amount of memory, for people.
-fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / MIB as f64)
 }
 
 #[cfg(test)]

@@ -104,8 +104,8 @@ pub(super) fn forgo(domain: &DomainState, page: PageNo) -> bool {
 /// Any, outside the gate.
 pub fn is_armed(domain: &DomainState, page: PageNo) -> bool {
     let _inside = domain.gate.enter(domain.mmu);
-    let word = domain.regions.find(page).and_then(|region| region.word(page));
-    word.is_some_and(|word| word.load().state() == State::Resident && word.load().wishes().copied_first())
+    let seen = domain.regions.find(page).and_then(|region| region.word(page)).map(PageWord::load);
+    seen.is_some_and(|seen| seen.state() == State::Resident && seen.wishes().copied_first())
 }
 
 /// Whether `page` is in core, and its contents must be given to a clone before they may change.

@@ -15,7 +15,7 @@ use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
-use crate::page::{PageWord, State, Word};
+use crate::page::{State, Word};
 use crate::pager::{Context, FillPage, PagerError};
 use crate::region::Region;
 use crate::stack;
@@ -120,8 +120,7 @@ pub fn part(region: &Region) {
     if let (Some(heir), Some(pager)) = (region.heir(), region.pager()) {
         let mut next = heir.sets.inherited.next(0);
         while let Some(index) = next {
-            let is_absent = |word: &PageWord| word.load().state() == State::Absent && !word.load().in_save();
-            if region.word(region.range.first.plus(index)).is_some_and(is_absent)
+            if region.word(region.range.first.plus(index)).is_some_and(|word| word.load().is_away())
                 && !region.sets.inherited.contains(index)
                 && !pager.keeps(index)
             {

@@ -260,10 +260,7 @@ pub fn is_absent(domain: &DomainState, range: PageRange) -> bool {
     let Some(region) = domain.regions.find(range.first) else {
         return true;
     };
-    range.pages().filter_map(|page| region.word(page)).all(|word| {
-        let seen = word.load();
-        seen.state() == State::Absent && !seen.in_save()
-    })
+    range.pages().filter_map(|page| region.word(page)).all(|word| word.load().is_away())
 }
 
 /// Discards pages from the front of `range` on, until there are many of them or one must be waited for. How far it came.

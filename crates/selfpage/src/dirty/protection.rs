@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
-use selfpage_core::linux::pagemap::{Afterwards, Pagemap, Stretch};
+use selfpage_core::linux::pagemap::{Afterwards, Pagemap, Scanned, Stretch};
 use selfpage_core::linux::uffd::{Features, Modes, Reach, Reading, Uffd, Writing};
 use selfpage_core::linux::{Errno, thread};
 
@@ -72,12 +72,15 @@ impl WriteProtection {
         let operation = "scan and re-arm";
         // What was mapped over a part counts as written, and so does what mremap has merged with a mapping: the kernel watches neither, and
         // leaves the pages of the second one protected, as if nobody had written to them.
-        if uffd.registered(range.start, range.len()) != Ok(true) {
+        let watched = uffd.registered(range.start, range.len()) == Ok(true);
+        if !watched {
             mark_unwatched(pagemap, &range, found).map_err(|errno| Error::system(operation, object(&range), errno))?;
         }
         register(uffd, operation, &range)?;
         rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, pagemap, operation, &range, errno))?;
-        found.end(&range);
+        if !watched {
+            found.end(&range);
+        }
         Ok(())
     }
 
@@ -191,35 +194,20 @@ fn forget(uffd: Uffd, pagemap: Pagemap, operation: &'static str, range: &Range<u
 /// # Errors
 /// The mappings have changed meanwhile.
 fn unprotect(uffd: Uffd, pagemap: Pagemap, range: &Range<usize>) -> std::result::Result<(), Errno> {
-    let mut stretches = [Stretch::default(); STRETCHES];
-    let mut at = range.start;
-    while at < range.end {
-        let scanned = pagemap.protected(at, range.end, &mut stretches)?;
-        for stretch in &stretches[..scanned.stretches] {
-            // SAFETY: owned-range: writes are noted there, and never wait; who notes them has one page too many.
-            unsafe { uffd.set_writing(stretch.start(), stretch.end() - stretch.start(), Writing::Allowed) }?;
-        }
-        if scanned.end <= at {
-            return Err(Errno::AGAIN);
-        }
-        at = scanned.end;
-    }
-    Ok(())
+    let scan = |at, stretches: &mut [Stretch]| pagemap.protected(at, range.end, stretches);
+    each_stretch(range, scan, |stretch| {
+        // SAFETY: owned-range: writes are noted there, and never wait; who notes them has one page too many.
+        unsafe { uffd.set_writing(stretch.start(), stretch.end() - stretch.start(), Writing::Allowed) }
+    })
 }
 
 /// Marks what the kernel does not watch.
 fn mark_unwatched(pagemap: Pagemap, range: &Range<usize>, found: &mut Dirty) -> std::result::Result<(), Errno> {
-    let mut stretches = [Stretch::default(); STRETCHES];
-    let mut at = range.start;
-    while at < range.end {
-        let scanned = pagemap.unnoted(at, range.end, &mut stretches)?;
-        stretches[..scanned.stretches].iter().for_each(|stretch| found.mark(stretch.start()..stretch.end()));
-        if scanned.end <= at {
-            return Err(Errno::AGAIN);
-        }
-        at = scanned.end;
-    }
-    Ok(())
+    let scan = |at, stretches: &mut [Stretch]| pagemap.unnoted(at, range.end, stretches);
+    each_stretch(range, scan, |stretch| {
+        found.mark(stretch.start()..stretch.end());
+        Ok(())
+    })
 }
 
 /// Finds what is not protected in a range that is registered, and protects it.
@@ -238,22 +226,33 @@ fn collect(
     found: &mut Dirty,
     mut hole: impl FnMut(Range<usize>) -> std::result::Result<(), Errno>,
 ) -> std::result::Result<(), Errno> {
+    let scan = |at, stretches: &mut [Stretch]| pagemap.unprotected(at, range.end, afterwards, stretches);
+    each_stretch(range, scan, |stretch| {
+        let (pages, known) = (stretch.start()..stretch.end(), stretch.categories());
+        if known.protected() {
+            return Ok(());
+        }
+        if afterwards == Afterwards::Protect && !known.populated() {
+            hole(pages.clone())?;
+        }
+        found.add(pages);
+        Ok(())
+    })
+}
+
+/// Shows what `scan` finds from an address on, until the whole range was scanned.
+fn each_stretch(
+    range: &Range<usize>,
+    scan: impl Fn(usize, &mut [Stretch]) -> std::result::Result<Scanned, Errno>,
+    mut each: impl FnMut(&Stretch) -> std::result::Result<(), Errno>,
+) -> std::result::Result<(), Errno> {
     let mut stretches = [Stretch::default(); STRETCHES];
     let mut at = range.start;
     while at < range.end {
-        let scanned = pagemap.unprotected(at, range.end, afterwards, &mut stretches)?;
-        for stretch in &stretches[..scanned.stretches] {
-            let (pages, known) = (stretch.start()..stretch.end(), stretch.categories());
-            if known.protected() {
-                continue;
-            }
-            if afterwards == Afterwards::Protect && !known.populated() {
-                hole(pages.clone())?;
-            }
-            found.add(pages);
-        }
+        let scanned = scan(at, &mut stretches)?;
+        stretches[..scanned.stretches].iter().try_for_each(&mut each)?;
         if scanned.end <= at {
-            return Err(Errno::AGAIN); // A huge page was mapped over an end of the range meanwhile.
+            return Err(Errno::AGAIN); // The mappings have changed meanwhile.
         }
         at = scanned.end;
     }

@@ -110,6 +110,17 @@ fn has_no_device() -> bool {
     has_none
 }
 
+/// The domain serves what it may, by both traps.
+fn pages_come_and_go(domain: &Domain) {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let mut region =
+            domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+        number_pages(&mut region);
+        check_pages(&region, 0..pages(&region));
+        crate::signals::read_into_absent(domain, trap, &region);
+    }
+}
+
 /// Docker's profile forbids the call, and lets the device through where it is passed.
 #[test]
 fn a_container_that_blocks_userfaultfd_and_has_the_device() {
@@ -120,13 +131,7 @@ fn a_container_that_blocks_userfaultfd_and_has_the_device() {
         refuse(libc::SYS_userfaultfd, None, libc::EPERM);
         assert!(selfpage::doctor::can_run(&selfpage::doctor::examine()));
         let domain = Domain::with_frames(FRAMES * PAGE).needs_system_calls().build().unwrap();
-        for trap in [Trap::Worker, Trap::Upcall] {
-            let mut region =
-                domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
-            number_pages(&mut region);
-            check_pages(&region, 0..pages(&region));
-            crate::signals::read_into_absent(&domain, trap, &region);
-        }
+        pages_come_and_go(&domain);
         let tracker = DirtyTracker::with(Mechanism::WriteProtection);
         assert!(tracker.is_ok(), "{:?}", tracker.err());
     })
@@ -307,13 +312,7 @@ fn nobody() {
         }
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         assert!(!domain.serves_system_calls());
-        for trap in [Trap::Worker, Trap::Upcall] {
-            let mut region =
-                domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
-            number_pages(&mut region);
-            check_pages(&region, 0..pages(&region));
-            crate::signals::read_into_absent(&domain, trap, &region);
-        }
+        pages_come_and_go(&domain);
     })
     .well();
 }

@@ -7,12 +7,22 @@ use std::path::{Path, PathBuf};
 use super::super::error::Error;
 
 /// How much a program has to do.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum Work {
     /// For a look.
     Little,
     /// For figures.
     Whole,
+}
+
+impl Work {
+    /// One of two sizes.
+    fn pick<T>(self, little: T, whole: T) -> T {
+        match self {
+            Work::Little => little,
+            Work::Whole => whole,
+        }
+    }
 }
 
 /// A program with its work.
@@ -129,42 +139,30 @@ fn maps(directory: &Path, work: Work) -> io::Result<()> {
         int f@(int n) { map<K@, vector<string>> m; set<K@> q; unordered_map<string, K@> u;\n\
         for (int i = 0; i < n; i++) { K@ k{i, to_string(i)}; m[k].push_back(k.s); u[k.s] = k; q.insert(k); }\n\
         return m.size() + q.size() + u.size(); }";
-    numbered(directory, "maps.cc", if work == Work::Little { 1 } else { 8 }, "#include <bits/stdc++.h>", body)
+    numbered(directory, "maps.cc", work.pick(1, 8), "#include <bits/stdc++.h>", body)
 }
 
 fn regex(directory: &Path, work: Work) -> io::Result<()> {
     let body = "struct T@ : regex_traits<char> {};\n\
         bool r@(string const &s) { basic_regex<char, T@> r(\"a+(b|c)*@\"); return regex_match(s, r); }";
-    numbered(
-        directory,
-        "regex.cc",
-        if work == Work::Little { 1 } else { 4 },
-        "#include <regex>\n#include <string>",
-        body,
-    )
+    numbered(directory, "regex.cc", work.pick(1, 4), "#include <regex>\n#include <string>", body)
 }
 
 fn threads(directory: &Path, work: Work) -> io::Result<()> {
     let body = "struct V@ { int x[@ + 1]; }; int t@() { promise<V@> p; auto f = p.get_future(); deque<function<V@()>> q;\n\
         q.emplace_back([] { return V@{}; }); thread t([&] { p.set_value(q.front()()); }); t.join();\n\
         auto a = async([] { return make_shared<V@>(); }); return f.get().x[0] + a.get()->x[@]; }";
-    numbered(directory, "threads.cc", if work == Work::Little { 1 } else { 25 }, "#include <bits/stdc++.h>", body)
+    numbered(directory, "threads.cc", work.pick(1, 25), "#include <bits/stdc++.h>", body)
 }
 
 fn templates(directory: &Path, work: Work) -> io::Result<()> {
     let body = "template <int N> struct F@ { static constexpr long value = F@<N - 1>::value + N % 7; array<tuple<int, F@<N - 1> *>, 2> a; };\n\
         template <> struct F@<0> { static constexpr long value = 0; }; long g@() { return F@<300>::value; }";
-    numbered(
-        directory,
-        "templates.cc",
-        if work == Work::Little { 1 } else { 4 },
-        "#include <array>\n#include <tuple>",
-        body,
-    )
+    numbered(directory, "templates.cc", work.pick(1, 4), "#include <array>\n#include <tuple>", body)
 }
 
 fn objects(directory: &Path, work: Work) -> io::Result<()> {
-    let count = if work == Work::Little { 20_000 } else { 600_000 };
+    let count = work.pick(20_000, 600_000);
     write(
         directory,
         "objects.py",
@@ -178,20 +176,20 @@ fn objects(directory: &Path, work: Work) -> io::Result<()> {
 }
 
 fn loops(directory: &Path, work: Work) -> io::Result<()> {
-    let count = if work == Work::Little { 100_000 } else { 10_000_000 };
+    let count = work.pick(100_000, 10_000_000);
     write(directory, "loop.py", &format!("x = 0\nfor i in range({count}):\n    x = (x + i * i) & 65535\nprint(x)\n"))
 }
 
 fn lines(directory: &Path, work: Work) -> io::Result<()> {
     let mut text = String::new();
-    for number in 0..if work == Work::Little { 20_000 } else { 2_000_000u64 } {
+    for number in 0..work.pick(20_000, 2_000_000u64) {
         let _ = writeln!(text, "{:016x} line", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     }
     write(directory, "lines", &text)
 }
 
 fn query(directory: &Path, work: Work) -> io::Result<()> {
-    let count = if work == Work::Little { 10_000 } else { 800_000 };
+    let count = work.pick(10_000, 800_000);
     write(
         directory,
         "query.sql",
@@ -205,7 +203,7 @@ fn query(directory: &Path, work: Work) -> io::Result<()> {
 }
 
 fn requests(directory: &Path, work: Work) -> io::Result<()> {
-    write(directory, "requests", if work == Work::Little { "5000" } else { "400000" })
+    write(directory, "requests", work.pick("5000", "400000"))
 }
 
 /// A crate that this workspace is built with and that depends on none, as cargo has it from crates.io.
@@ -223,7 +221,7 @@ fn regex_syntax(directory: &Path, work: Work) -> io::Result<()> {
     // What `cargo check` does; the tables of Unicode are most of it.
     let mut arguments = String::from("--edition=2021\n--crate-type=lib\n--crate-name=regex_syntax\n--emit=metadata\n");
     let tables = ["age", "bool", "case", "gencat", "perl", "script", "segment"].map(|table| format!("unicode-{table}"));
-    let features = if work == Work::Little { &[] } else { &tables[..] };
+    let features = work.pick(&tables[..0], &tables[..]);
     for feature in features.iter().map(String::as_str).chain(["std"]) {
         let _ = writeln!(arguments, "--cfg=feature=\"{feature}\"");
     }
