@@ -4,6 +4,7 @@ mod findings;
 mod names;
 mod open_ends;
 mod rooms;
+mod rows;
 mod size;
 mod source;
 
@@ -16,7 +17,8 @@ pub fn run(root: &Path) -> bool {
     let sources = source::tree(root);
     let soundness = std::fs::read_to_string(root.join("docs/soundness.md")).unwrap_or_default();
     let invariants = rooms::invariants(&soundness);
-    let findings: Vec<Finding> = sources.iter().flat_map(|source| check(source, &invariants)).collect();
+    let mut findings: Vec<Finding> = sources.iter().flat_map(|source| check(source, &invariants)).collect();
+    findings.extend(rows::check(&sources));
     for finding in &findings {
         eprintln!("{finding}");
     }
