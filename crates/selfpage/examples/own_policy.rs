@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Frame, PageNo, Policy};
+use selfpage::{Domain, Frame, PageNo, Policy, Use};
 
 const PAGE_BYTES: usize = 4096;
 const FRAMES: usize = 1024;
@@ -19,7 +19,7 @@ struct EvenFirst {
 }
 
 impl Policy for EvenFirst {
-    fn admitted(&mut self, frame: Frame, page: PageNo, _priority: u8, _again: bool) {
+    fn admitted(&mut self, frame: Frame, page: PageNo, _priority: u8, _used: Use) {
         // A frame that is still listed under an older page is listed anew.
         self.even.retain(|listed| *listed != frame);
         self.odd.retain(|listed| *listed != frame);

@@ -62,7 +62,7 @@ pub use residence::Residence;
 pub use selfpage_core::addr::{Frame, PageBytes, PageNo};
 pub use selfpage_core::fault::Failure;
 pub use selfpage_core::mmu::Trap;
-pub use selfpage_core::policy::{NAMES as POLICIES, Policy};
+pub use selfpage_core::policy::{NAMES as POLICIES, Policy, Use};
 pub use selfpage_core::region::{Access, Rights};
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Frame, Kind, PageNo, Policy, Region};
+use selfpage::{Domain, Frame, Kind, PageNo, Policy, Region, Use};
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
@@ -24,7 +24,7 @@ struct OneFirst {
 }
 
 impl Policy for OneFirst {
-    fn admitted(&mut self, frame: Frame, page: PageNo, _priority: u8, _again: bool) {
+    fn admitted(&mut self, frame: Frame, page: PageNo, _priority: u8, _used: Use) {
         self.of_the_one.retain(|listed| *listed != frame);
         self.others.retain(|listed| *listed != frame);
         let first = self.first_page.load(SeqCst);

@@ -59,7 +59,7 @@ fn tell(domain: &DomainState, policy: &mut dyn Policy) {
         let Some(region) = domain.regions.find(page) else {
             return;
         };
-        policy.admitted(frame, page, region.priority.load(Ordering::Relaxed), use_ == Use::Again);
+        policy.admitted(frame, page, region.priority.load(Ordering::Relaxed), use_);
     });
 }
 

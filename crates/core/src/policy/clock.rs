@@ -8,7 +8,7 @@
 use super::Policy;
 use super::links::{Link, Links};
 use crate::addr::{Frame, PageNo};
-use crate::frame::Table;
+use crate::frame::{Table, Use};
 
 /// In 1/256 of the frames: only as many as it takes to learn which pages are used.
 const LEARNING_SHARE: u8 = 8;
@@ -28,11 +28,11 @@ impl Clock {
 }
 
 impl Policy for Clock {
-    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, again: bool) {
-        if !again || self.links.list_of(frame).is_none() {
+    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, used: Use) {
+        if used == Use::First || self.links.list_of(frame).is_none() {
             self.links.push_newest(0, frame);
         }
-        if again {
+        if used == Use::Again {
             self.links.mark(frame);
         }
     }

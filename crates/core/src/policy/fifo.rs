@@ -3,7 +3,7 @@
 use super::Policy;
 use super::links::{Link, Links};
 use crate::addr::{Frame, PageNo};
-use crate::frame::Table;
+use crate::frame::{Table, Use};
 
 /// The policy that learns nothing.
 pub struct Fifo {
@@ -18,8 +18,8 @@ impl Fifo {
 }
 
 impl Policy for Fifo {
-    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, again: bool) {
-        if !again || self.links.list_of(frame).is_none() {
+    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, used: Use) {
+        if used == Use::First || self.links.list_of(frame).is_none() {
             self.links.push_newest(0, frame);
         }
     }

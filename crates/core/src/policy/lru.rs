@@ -7,7 +7,7 @@
 use super::links::{Link, Links};
 use super::{Policy, SECOND_CHANCE_SHARE};
 use crate::addr::{Frame, PageNo};
-use crate::frame::Table;
+use crate::frame::{Table, Use};
 
 /// The policy for programs that use some pages more than others.
 pub struct Lru {
@@ -22,7 +22,7 @@ impl Lru {
 }
 
 impl Policy for Lru {
-    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _again: bool) {
+    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _used: Use) {
         self.links.push_newest(0, frame);
     }
 

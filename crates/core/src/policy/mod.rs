@@ -13,12 +13,12 @@
 //! A policy of one's own: last in, first out.
 //! ```
 //! use selfpage_core::addr::{Frame, PageNo};
-//! use selfpage_core::policy::Policy;
+//! use selfpage_core::policy::{Policy, Use};
 //!
 //! struct Lifo(Vec<Frame>);
 //!
 //! impl Policy for Lifo {
-//!     fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _again: bool) {
+//!     fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _used: Use) {
 //!         self.0.push(frame);
 //!     }
 //!     fn victim(&mut self) -> Option<Frame> {
@@ -35,6 +35,7 @@ mod links;
 #[cfg(test)]
 mod traces;
 
+pub use crate::frame::Use;
 pub use links::Link;
 
 /// Chooses victims among the frames that hold resident pages.
@@ -43,8 +44,8 @@ pub use links::Link;
 /// PagerThread: one evictor calls it, so it needs no lock. It must not touch managed memory.
 pub trait Policy: Send {
     /// `frame` holds `page` now. A frame that the policy still lists under an older page is listed anew: that is also how
-    /// a policy learns of a second use, when a page comes back from the standby list (`again`).
-    fn admitted(&mut self, frame: Frame, page: PageNo, priority: u8, again: bool);
+    /// a policy learns of a second use, when a page comes back from the standby list ([`Use::Again`]).
+    fn admitted(&mut self, frame: Frame, page: PageNo, priority: u8, used: Use);
 
     /// The frame that should go next; it is no longer listed. `None`: nothing is listed.
     fn victim(&mut self) -> Option<Frame>;
@@ -83,9 +84,9 @@ macro_rules! registry {
         }
 
         impl Policy for Named {
-            fn admitted(&mut self, frame: Frame, page: PageNo, priority: u8, again: bool) {
+            fn admitted(&mut self, frame: Frame, page: PageNo, priority: u8, used: Use) {
                 match self {
-                    $(Named::$policy(policy) => policy.admitted(frame, page, priority, again),)*
+                    $(Named::$policy(policy) => policy.admitted(frame, page, priority, used),)*
                 }
             }
 

@@ -7,7 +7,7 @@ use super::Policy;
 use super::links::{Link, Links};
 use crate::addr::{Frame, PageNo};
 use crate::domain::MOST_AHEAD;
-use crate::frame::Table;
+use crate::frame::{Table, Use};
 use crate::stream::DEPTH;
 
 /// What a stream has in front of it: the chunk that the program is in, and those that were asked for after it.
@@ -42,7 +42,7 @@ impl Mru {
 }
 
 impl Policy for Mru {
-    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _again: bool) {
+    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _used: Use) {
         self.links.push_newest(GUARDED, frame);
         self.settle();
     }

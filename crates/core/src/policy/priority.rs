@@ -3,7 +3,7 @@
 use super::links::{Link, Links};
 use super::{Policy, SECOND_CHANCE_SHARE};
 use crate::addr::{Frame, PageNo};
-use crate::frame::Table;
+use crate::frame::{Table, Use};
 
 const CLASSES: usize = 256;
 
@@ -35,7 +35,7 @@ impl Priority {
 }
 
 impl Policy for Priority {
-    fn admitted(&mut self, frame: Frame, _page: PageNo, priority: u8, _again: bool) {
+    fn admitted(&mut self, frame: Frame, _page: PageNo, priority: u8, _used: Use) {
         let before = self.links.list_of(frame);
         self.links.push_newest(usize::from(priority), frame);
         self.note(usize::from(priority));

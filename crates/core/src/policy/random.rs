@@ -3,7 +3,7 @@
 use super::Policy;
 use super::links::{Link, get, set};
 use crate::addr::{Frame, PageNo};
-use crate::frame::Table;
+use crate::frame::{Table, Use};
 
 /// The policy that draws lots.
 pub struct Random {
@@ -37,7 +37,7 @@ impl Random {
 }
 
 impl Policy for Random {
-    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _again: bool) {
+    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _used: Use) {
         if self.bag.get(frame.0 as usize).is_some_and(|link| get(&link.newer) == 0) {
             self.put(frame.0, self.len);
             self.len += 1;

@@ -4,7 +4,7 @@ extern crate std;
 
 use super::*;
 use crate::domain::{CHUNKS, MOST_AHEAD};
-use crate::frame::table;
+use crate::frame::{Use, table};
 use crate::stream::DEPTH;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::vec::Vec;
@@ -66,7 +66,7 @@ impl Model {
             return;
         }
         match self.on_standby.remove(&page) {
-            Some(frame) => self.admit(page, frame, true),
+            Some(frame) => self.admit(page, frame, Use::Again),
             None => self.fetch(page),
         }
         self.balance();
@@ -80,14 +80,14 @@ impl Model {
         self.reads += 1;
         self.rereads += u64::from(!self.seen.insert(page));
         let frame = self.free.pop().or_else(|| self.reclaim()).unwrap();
-        self.admit(page, frame, false);
+        self.admit(page, frame, Use::First);
         self.balance();
     }
 
-    fn admit(&mut self, page: u64, frame: Frame, again: bool) {
+    fn admit(&mut self, page: u64, frame: Frame, used: Use) {
         self.mapped.insert(page, frame);
         self.listed.insert(frame, page);
-        self.policy.admitted(frame, PageNo(page), (self.priority_of)(page), again);
+        self.policy.admitted(frame, PageNo(page), (self.priority_of)(page), used);
     }
 
     fn reclaim(&mut self) -> Option<Frame> {
@@ -206,7 +206,8 @@ fn every_policy_gives_back_what_it_was_given() {
         for _ in 0..if cfg!(miri) { 100 } else { 20_000 } {
             if dice.below(5) < 3 {
                 let frame = Frame(dice.below(u64::from(FRAMES)) as u32);
-                policy.admitted(frame, PageNo(dice.below(1 << 20)), dice.below(256) as u8, dice.below(3) == 0);
+                let used = if dice.below(3) == 0 { Use::Again } else { Use::First };
+                policy.admitted(frame, PageNo(dice.below(1 << 20)), dice.below(256) as u8, used);
                 listed.insert(frame);
             } else if let Some(frame) = policy.victim() {
                 assert!(listed.remove(&frame), "{name} suggests {frame:?}, which it does not have");
@@ -219,30 +220,30 @@ fn every_policy_gives_back_what_it_was_given() {
         }
         assert!(listed.is_empty(), "{name} keeps {listed:?}");
         // A frame that cannot be does no harm.
-        policy.admitted(Frame(FRAMES), PageNo(1), 0, false);
+        policy.admitted(Frame(FRAMES), PageNo(1), 0, Use::First);
         assert_eq!(policy.victim(), None, "{name}");
     }
     assert!(by_name("no such policy", Table::empty()).is_none());
 }
 
-fn order(name: &str, admissions: &[(u32, bool)]) -> Vec<u32> {
+fn order(name: &str, admissions: &[(u32, Use)]) -> Vec<u32> {
     let mut policy = policy(name, 16);
-    for &(frame, again) in admissions {
-        policy.admitted(Frame(frame), PageNo(0), 0, again);
+    for &(frame, used) in admissions {
+        policy.admitted(Frame(frame), PageNo(0), 0, used);
     }
     core::iter::from_fn(|| policy.victim()).map(|frame| frame.0).collect()
 }
 
 #[test]
 fn a_second_use_counts_as_each_policy_says() {
-    let used_again = [(1, false), (2, false), (3, false), (1, true)];
+    let used_again = [(1, Use::First), (2, Use::First), (3, Use::First), (1, Use::Again)];
     assert_eq!(order("fifo", &used_again), [1, 2, 3]);
     assert_eq!(order("lru", &used_again), [2, 3, 1]);
     assert_eq!(order("clock", &used_again), [2, 3, 1]);
     assert_eq!(order("priority", &used_again), [2, 3, 1]);
     assert_eq!(order("mru", &used_again), [1, 3, 2]);
     // Another page in frame 1 is a new admission.
-    let reused = [(1, false), (2, false), (1, false)];
+    let reused = [(1, Use::First), (2, Use::First), (1, Use::First)];
     assert_eq!(order("fifo", &reused), [2, 1]);
     assert_eq!(order("clock", &reused), [2, 1]);
 }
@@ -252,11 +253,11 @@ fn a_second_use_counts_as_each_policy_says() {
 fn random_draws_from_all() {
     let mut policy = policy("random", 64);
     let mut counts = [0u32; 64];
-    (0..64).for_each(|frame| policy.admitted(Frame(frame), PageNo(0), 0, false));
+    (0..64).for_each(|frame| policy.admitted(Frame(frame), PageNo(0), 0, Use::First));
     for _ in 0..64_000 {
         let frame = policy.victim().unwrap();
         counts[frame.0 as usize] += 1;
-        policy.admitted(frame, PageNo(0), 0, false);
+        policy.admitted(frame, PageNo(0), 0, Use::First);
     }
     assert!(counts.iter().all(|count| (800..1200).contains(count)), "{counts:?}");
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use selfpage_core::addr::{Frame, PageNo};
-use selfpage_core::policy::Policy;
+use selfpage_core::policy::{Policy, Use};
 
 use crate::dice;
 use crate::scheduler;
@@ -35,7 +35,7 @@ impl SimPolicy {
 }
 
 impl Policy for SimPolicy {
-    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _again: bool) {
+    fn admitted(&mut self, frame: Frame, _page: PageNo, _priority: u8, _used: Use) {
         scheduler::step_aside("admitted");
         assert!(frame.0 < self.frames);
         self.listed.retain(|other| *other != frame);

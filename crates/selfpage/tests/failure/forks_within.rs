@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Policy};
+use selfpage::{Domain, Policy, Use};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
 use crate::child::{FORKS, IS_CHILD, fork_here};
@@ -114,7 +114,7 @@ impl UserPager for Runs {
 }
 
 impl Policy for Runs {
-    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
+    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: Use) {}
     fn victim(&mut self) -> Option<Frame> {
         run_true().ok()?;
         None

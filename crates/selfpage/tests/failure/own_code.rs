@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{DescriptorTable, Domain, Kind, Policy, Region, Trap};
+use selfpage::{DescriptorTable, Domain, Kind, Policy, Region, Trap, Use};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages, until};
@@ -23,7 +23,7 @@ struct Liar(Lie, u32);
 type Lie = fn(&mut u32) -> Option<u32>;
 
 impl Policy for Liar {
-    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
+    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: Use) {}
     fn victim(&mut self) -> Option<Frame> {
         (self.0)(&mut self.1).map(Frame)
     }
@@ -86,7 +86,7 @@ fn policies_that_never_name_a_victim() {
 struct Panics;
 
 impl Policy for Panics {
-    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
+    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: Use) {}
     fn victim(&mut self) -> Option<Frame> {
         panic!("a policy of the program's own")
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Answer, Domain, FaultHandler, MemoryFault, PageBytes, PageNo, Policy, Region, Trap};
+use selfpage::{Answer, Domain, FaultHandler, MemoryFault, PageBytes, PageNo, Policy, Region, Trap, Use};
 use selfpage_core::addr::Frame;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError};
 
@@ -36,7 +36,7 @@ fn absent(domain: &Domain, trap: Trap, place: &Place) -> Region {
 struct Touching(Place);
 
 impl Policy for Touching {
-    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
+    fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: Use) {}
     fn victim(&mut self) -> Option<Frame> {
         touch(&self.0);
         None
