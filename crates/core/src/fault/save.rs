@@ -40,9 +40,10 @@ pub fn is_in_frame_only(domain: &DomainState, page: PageNo) -> bool {
 /// Queues a page that is Saving already. Waits for room, which the saver makes.
 pub(super) fn enqueue(domain: &DomainState, page: PageNo, frame: Frame) {
     domain.stack.joins_saving();
-    // What fails is queued again by the saver itself, who waits for nobody: a batch of places is left to it.
-    let leaves_a_batch = || domain.saves.len() + BATCH < domain.saves.capacity();
-    while !leaves_a_batch() || !domain.saves.push(page.0, u64::from(frame.0)) {
+    // What fails is queued again by the saver itself, who waits for nobody: a batch of places is left to it, and one more, since those
+    // who look at the same time may all find the same place.
+    let leaves_some = || domain.saves.len() + 2 * BATCH < domain.saves.capacity();
+    while !leaves_some() || !domain.saves.push(page.0, u64::from(frame.0)) {
         let seen = domain.stack.demand.available.count();
         domain.to_save.signal(domain.mmu);
         domain.stack.demand.available.wait(domain.mmu, seen, 1000);
@@ -207,11 +208,11 @@ const fn seen_saving(frame: Frame) -> Word {
     Word::new(State::Saving, frame).with_save()
 }
 
-/// Queues a page again from the saver itself. The evictor leaves room for that: see [`room`].
+/// Queues a page again from the saver itself. Whoever else queues leaves room for that: see [`enqueue`] and [`room`].
 fn requeue(domain: &DomainState, page: PageNo, frame: Frame) {
     domain.stack.joins_saving();
     let pushed = domain.saves.push(page.0, u64::from(frame.0));
-    debug_assert!(pushed, "the evictor leaves room for a batch");
+    debug_assert!(pushed, "whoever queues leaves room for a batch");
 }
 
 /// How many more pages may be queued: a batch that fails must find room again, and the frames on their way to the store
