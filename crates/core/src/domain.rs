@@ -218,9 +218,9 @@ impl DomainState {
         NonZeroU32::new(want.min(self.stack.ready())).unwrap_or(NonZeroU32::MIN)
     }
 
-    /// Whether nothing is on its way to a store.
-    pub fn saves_drained(&self) -> bool {
-        self.saves.is_empty()
+    /// How many pages are where a fork copies none from: on their way to a store, or unmapped to see whether they are used.
+    pub fn undrained(&self) -> usize {
+        self.saves.len() + self.stack.sampled() as usize
     }
 
     /// Why saving fails, if it does.

@@ -52,7 +52,7 @@ mod child;
 mod locks;
 mod regions;
 
-pub(crate) use child::Part;
+pub(crate) use child::{Open, Part};
 pub(crate) use regions::Regions;
 
 const MOST_REGIONS: usize = 1024;
@@ -368,7 +368,7 @@ impl Inner {
     /// Closes the gate, however long it takes. Where one inside waits for a kernel lock whose holder waits to get in, it is
     /// opened for a moment.
     pub(crate) fn close_gate(&self) {
-        while !self.state.gate.close(self.state.mmu, 20_000) {
+        while self.try_close_gate().is_err() {
             std::thread::yield_now();
         }
     }

@@ -19,6 +19,7 @@ mod streams;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 use selfpage_core::fault::protect;
@@ -28,7 +29,7 @@ use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::linux::thread as own_thread;
 use selfpage_core::policy::Policy;
 
-use crate::domain::{Inner, Part, Regions};
+use crate::domain::{Inner, Open, Part, Regions};
 use crate::region::Bound;
 use crate::store::{BackingStore, Descriptor, Lost, StoreError};
 use crate::trap::{thread, upcall};
@@ -153,7 +154,7 @@ fn pause() -> Pause {
     // While frames can be had for it.
     let stack = KeptStack::keep(&alive);
     let mut domains = hold(alive);
-    close_gates(&domains);
+    close_gates(&mut domains);
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
     Pause { mask, domains, stores, stack, locks, _uncancelled: uncancelled }
@@ -245,14 +246,31 @@ fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
     domains
 }
 
+/// How long a fork waits while nothing of what a domain has in frames alone goes to where a child can have it: a filter of the program's may
+/// forbid for good what would map it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Closes the gates of all domains, or none and tries again: whoever is inside one may wait for a lock of the kernel's whose holder
-/// waits to get into another.
-fn close_gates(domains: &[PausedDomain]) {
-    while let Some(busy) = domains.iter().position(|domain| !domain.inner.close_gate_drained()) {
-        for domain in &domains[..busy] {
+/// waits to get into another. A child gets nothing of a domain that cannot be drained.
+fn close_gates(domains: &mut [PausedDomain]) {
+    // The first domain that is in the way, the least that it had left, and since when.
+    let mut stuck = (usize::MAX, 0, Instant::now());
+    let open = |domains: &[PausedDomain]| {
+        domains.iter().enumerate().find_map(|(at, domain)| Some((at, domain.try_close_gate().err()?)))
+    };
+    while let Some((at, why)) = open(domains) {
+        for domain in &domains[..at] {
             domain.open_gate();
         }
-        domains[busy].inner.drain();
+        if let Open::Undrained(pages) = why {
+            let (last, least, since) = stuck;
+            if at != last || pages < least {
+                stuck = (at, pages, Instant::now());
+            } else if since.elapsed() > PATIENCE {
+                domains[at].shared = Err(format!("{pages} of its pages can neither be saved nor mapped"));
+            }
+        }
+        domains[at].inner.drain();
     }
 }
 
@@ -275,6 +293,13 @@ impl PausedDomain {
         self.regions.values().filter_map(|bound| bound.store())
     }
 
+    fn try_close_gate(&self) -> Result<(), Open> {
+        match self.shared {
+            Ok(()) => self.inner.try_close_gate_drained(),
+            Err(_) => self.inner.try_close_gate(),
+        }
+    }
+
     fn open_gate(&self) {
         let state = self.inner.state();
         state.gate.open(state.mmu);
@@ -286,14 +311,16 @@ impl PausedDomain {
 
     /// Has a child get all of the domain, or nothing of it.
     fn give_to_child(&mut self, stores: &[PausedStore]) {
-        let refusal = |store: &Arc<dyn BackingStore>| {
-            stores.iter().find(|known| Arc::ptr_eq(&known.store, store))?.ready.as_ref().err()
-        };
-        let refused = self.stores().find_map(refusal);
-        self.shared = match refused {
-            Some(why) => Err(why.to_string()),
-            None => self.find_lost().and_then(|()| self.let_child_have()),
-        };
+        if self.shared.is_ok() {
+            let refusal = |store: &Arc<dyn BackingStore>| {
+                stores.iter().find(|known| Arc::ptr_eq(&known.store, store))?.ready.as_ref().err()
+            };
+            let refused = self.stores().find_map(refusal);
+            self.shared = match refused {
+                Some(why) => Err(why.to_string()),
+                None => self.find_lost().and_then(|()| self.let_child_have()),
+            };
+        }
         if self.shared.is_err() {
             self.keep_from_child();
         }
@@ -362,10 +389,9 @@ impl PausedDomain {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo};
-    use selfpage_core::policy::Policy;
+    use selfpage_core::policy::{Policy, Use};
     use selfpage_core::shortage::Shortage;
 
     use super::*;
@@ -405,7 +431,7 @@ mod tests {
     struct Idle;
 
     impl Policy for Idle {
-        fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: bool) {}
+        fn admitted(&mut self, _: Frame, _: PageNo, _: u8, _: Use) {}
 
         fn victim(&mut self) -> Option<Frame> {
             None

@@ -26,7 +26,7 @@ pub fn run(world: &World) {
     }
     // The library waits for all three.
     let Ok(policy) = world.policy.try_lock().map(|policy| policy.clone()) else { return };
-    if !world.domain.saves_drained() || world.domain.stack.sampled() > 0 {
+    if world.domain.undrained() > 0 {
         return;
     }
     scheduler::at_once(|| {

@@ -27,6 +27,14 @@ use crate::{descriptors, maps};
 /// A region, and a range of its addresses where its mapping is there still.
 pub(crate) type Part = (Arc<Bound>, Range<usize>);
 
+/// Why a gate stays open.
+pub(crate) enum Open {
+    /// Somebody is inside.
+    InUse,
+    /// So many pages are on their way to a store, or unmapped to see whether they are used.
+    Undrained(usize),
+}
+
 /// The mappings of the process, by address, read when they are first asked for.
 type Mappings = LazyCell<Vec<maps::Mapping>>;
 
@@ -81,14 +89,19 @@ impl Inner {
 
     /// Closes the gate, if nothing is on its way to a store just now, and no page is unmapped to see whether it is used: a fork copies
     /// neither.
-    pub(crate) fn close_gate_drained(&self) -> bool {
-        let closed = self.state.gate.close(self.state.mmu, 20_000);
-        let ends_samples = self.ends_samples.load(Ordering::SeqCst);
-        let drained = self.state.saves_drained() && self.state.stack.sampled() == 0 && !ends_samples;
-        if closed && !drained {
+    pub(crate) fn try_close_gate_drained(&self) -> std::result::Result<(), Open> {
+        self.try_close_gate()?;
+        let left = self.state.undrained();
+        if left > 0 || self.ends_samples.load(Ordering::SeqCst) {
             self.state.gate.open(self.state.mmu);
+            return Err(Open::Undrained(left));
         }
-        closed && drained
+        Ok(())
+    }
+
+    /// Closes the gate, whatever there is that a child cannot have.
+    pub(crate) fn try_close_gate(&self) -> std::result::Result<(), Open> {
+        if self.state.gate.close(self.state.mmu, 20_000) { Ok(()) } else { Err(Open::InUse) }
     }
 
     /// Has what keeps the gate from being closed so come to its end.

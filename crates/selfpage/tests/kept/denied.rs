@@ -159,3 +159,26 @@ fn a_flush_says_that_a_page_cannot_be_read() {
     })
     .well();
 }
+
+#[test]
+fn a_fork_gives_up_a_page_that_nothing_maps_any_more() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(256 * PAGE).build().unwrap();
+        let region = domain.region(16 * PAGE).tracked().stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+        // SAFETY: test: a word of the region.
+        unsafe { word(&region, 0).write_volatile(7) };
+        drop(region.sample(Sampling::Whole).unwrap());
+        refuse(libc::SYS_ioctl, Some(UFFDIO_MOVE));
+        // SAFETY: test: the child accesses a word, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: test: as above.
+            unsafe { libc::_exit(word(&region, 0).read_volatile() as i32) };
+        }
+        let mut status = 0;
+        // SAFETY: test: a child of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
+    })
+    .well();
+}
