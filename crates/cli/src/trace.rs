@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use selfpage::Access;
-use selfpage::trace::{Event, Kind, Record, Trace};
+use selfpage::trace::{Event, Kind, Record, Records};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -32,17 +32,23 @@ pub struct Args {
 
 /// Prints. The status to end with.
 pub fn run(args: &Args) -> i32 {
-    let trace = match Trace::read(&args.trace) {
-        Ok(trace) => trace,
-        Err(why) => {
-            output::tell(format_args!("selfpage trace: {}: {why}", args.trace.display()));
-            return 2;
-        }
+    let refused = |why: io::Error| {
+        output::tell(format_args!("selfpage trace: {}: {why}", args.trace.display()));
+        2
+    };
+    let records = match Records::open(&args.trace) {
+        Ok(records) => records,
+        Err(why) => return refused(why),
     };
     let line = if args.json { for_machines } else { for_people };
+    let page_bytes = u64::from(records.head().page_bytes);
     let mut out = BufWriter::new(io::stdout().lock());
-    let printed = trace.records.iter().try_for_each(|record| writeln!(out, "{}", line(&trace, record)));
-    output::status("trace", printed.and_then(|()| out.flush()))
+    let mut damage = None;
+    // Up to what is damaged: of a process that was killed there may be half a record at the end.
+    let whole = records.map_while(|record| record.map_err(|why| damage = Some(why)).ok());
+    let printed = whole.into_iter().try_for_each(|record| writeln!(out, "{}", line(&record, page_bytes)));
+    let status = output::status("trace", printed.and_then(|()| out.flush()));
+    damage.map_or(status, refused)
 }
 
 /// What a kind of event is called.
@@ -68,11 +74,11 @@ const fn access_word(access: Access) -> &'static str {
     }
 }
 
-fn for_machines(trace: &Trace, record: &Record) -> String {
-    let bytes = u64::from(trace.page_bytes);
+fn for_machines(record: &Record, page_bytes: u64) -> String {
     let object = match record {
         Record::Event(Event { time_ns, page, kind, access, thread }) => {
-            let mut object = json!({ "what": word(*kind), "time_ns": time_ns, "address": page.0.wrapping_mul(bytes) });
+            let mut object =
+                json!({ "what": word(*kind), "time_ns": time_ns, "address": page.0.wrapping_mul(page_bytes) });
             if let Some(access) = access {
                 object["access"] = access_word(*access).into();
             }
@@ -82,7 +88,7 @@ fn for_machines(trace: &Trace, record: &Record) -> String {
             object
         }
         Record::Region { first, pages, name } => {
-            json!({ "what": "region", "address": first.0.wrapping_mul(bytes), "pages": pages, "name": name })
+            json!({ "what": "region", "address": first.0.wrapping_mul(page_bytes), "pages": pages, "name": name })
         }
         Record::WorkingSet { time_ns, pages, least, most } => {
             json!({ "what": "working-set", "time_ns": time_ns, "pages": pages, "least": least, "most": most })
@@ -92,12 +98,12 @@ fn for_machines(trace: &Trace, record: &Record) -> String {
     object.to_string()
 }
 
-fn for_people(trace: &Trace, record: &Record) -> String {
-    let bytes = u64::from(trace.page_bytes);
+fn for_people(record: &Record, page_bytes: u64) -> String {
     let seconds = |time_ns: u64| format!("{}.{:09}", time_ns / 1_000_000_000, time_ns % 1_000_000_000);
     match record {
         Record::Event(Event { time_ns, page, kind, access, thread }) => {
-            let mut line = format!("{:>14}  {:<11}  {:#x}", seconds(*time_ns), word(*kind), page.0.wrapping_mul(bytes));
+            let mut line =
+                format!("{:>14}  {:<11}  {:#x}", seconds(*time_ns), word(*kind), page.0.wrapping_mul(page_bytes));
             if let Some(access) = access {
                 let _ = write!(line, "  {}", access_word(*access)); // A string takes everything.
             }
@@ -107,7 +113,7 @@ fn for_people(trace: &Trace, record: &Record) -> String {
             line
         }
         Record::Region { first, pages, name } => {
-            let (start, name) = (first.0.wrapping_mul(bytes), output::printable(name));
+            let (start, name) = (first.0.wrapping_mul(page_bytes), output::printable(name));
             format!("{:>14}  {:<11}  {start:#x}  {pages} pages  {name}", "", "region")
         }
         Record::WorkingSet { time_ns, pages, least, most } => {
@@ -119,6 +125,8 @@ fn for_people(trace: &Trace, record: &Record) -> String {
 
 #[cfg(test)]
 mod tests {
+    use selfpage::trace::Trace;
+
     use super::*;
 
     /// A trace with a region, two events, a working set, and three events that were dropped.
@@ -141,7 +149,7 @@ mod tests {
     #[test]
     fn every_record_is_a_line_for_people() {
         let trace = trace();
-        let lines: Vec<String> = trace.records.iter().map(|record| for_people(&trace, record)).collect();
+        let lines: Vec<String> = trace.records.iter().map(|record| for_people(record, 4096)).collect();
         assert_eq!(
             lines,
             [
@@ -154,13 +162,13 @@ mod tests {
         );
         assert_eq!(trace.dropped(), 3);
         let hostile = Record::Region { first: selfpage::PageNo(7), pages: 1, name: "a\x1b[2Jb\n".into() };
-        assert!(for_people(&trace, &hostile).ends_with("  a?[2Jb?"));
+        assert!(for_people(&hostile, 4096).ends_with("  a?[2Jb?"));
     }
 
     #[test]
     fn every_record_is_an_object_for_machines() {
         let trace = trace();
-        let object = |at: usize| serde_json::from_str::<Value>(&for_machines(&trace, &trace.records[at])).unwrap();
+        let object = |at: usize| serde_json::from_str::<Value>(&for_machines(&trace.records[at], 4096)).unwrap();
         let fill = json!({ "what": "fill", "time_ns": 1_500_000_001u64, "address": 0x700_3000, "access": "write", "thread": 77 });
         assert_eq!(object(0), json!({ "what": "region", "address": 0x700_0000, "pages": 16, "name": "" }));
         assert_eq!(object(1), fill);

@@ -48,7 +48,7 @@ fn a_trace_has_what_happened_and_its_picture_is_always_the_same() {
     let directory = run::directory();
     let file = traced(directory.path());
     let trace = Trace::read(&file).unwrap();
-    assert_eq!(trace.page_bytes, 4096);
+    assert_eq!(trace.head.page_bytes, 4096);
     let count = |kind: Kind| trace.events().filter(|event| event.kind == kind).count() as u64;
     assert!(trace.dropped() > 0 || count(Kind::First) + count(Kind::Ahead) >= 4000, "{} pages", count(Kind::First));
     for kind in [Kind::Fill, Kind::Evict, Kind::Save, Kind::Sample] {
@@ -126,7 +126,7 @@ for pages in {USED:?}:
     let trace = Trace::read(&file).unwrap();
     let sets = trace.records.iter().filter_map(|record| match record {
         Record::WorkingSet { time_ns, pages, least, most } => {
-            Some((trace.began_unix_ns + time_ns, *pages, u64::from(*least)..=u64::from(*most)))
+            Some((trace.head.began_unix_ns + time_ns, *pages, u64::from(*least)..=u64::from(*most)))
         }
         _ => None,
     });
@@ -217,16 +217,43 @@ fn a_file_without_an_end_is_no_trace_at_once() {
     let (mut file, some) = (appended(&whole), event.repeat(1 << 15));
     (0..512).for_each(|_| file.write_all(&some).unwrap());
     for verb in ["trace", "heatmap"] {
-        for (file, says) in [
-            ("/dev/zero", "no trace"),
-            (damaged.to_str().unwrap(), "record 0 is damaged"),
-            (whole.to_str().unwrap(), "out of memory"),
-        ] {
+        for (file, says) in [("/dev/zero", "no trace"), (damaged.to_str().unwrap(), "record 0 is damaged")] {
             let told = in_little_memory(verb, file);
             let errors = String::from_utf8_lossy(&told.stderr);
             assert_eq!((told.status.code(), told.stdout.len()), (Some(2), 0), "{verb} {file}: {errors}");
             assert!(errors.contains(says) && errors.lines().count() == 1, "{verb} {file}: {errors}");
         }
+    }
+    let drawn = in_little_memory("heatmap", whole.to_str().unwrap());
+    let errors = String::from_utf8_lossy(&drawn.stderr);
+    assert!(
+        drawn.status.code() == Some(2) && errors.contains("out of memory") && errors.lines().count() == 1,
+        "{errors}"
+    );
+    // What is printed is not kept.
+    let line = "ulimit -v 400000; timeout 60 \"$0\" trace \"$1\" | head -1";
+    let printed = Command::new("sh").args(["-c", line]).arg(run::tool()).arg(&whole).output().unwrap();
+    assert!(printed.stdout.starts_with(b"   0.000000000  first") && printed.stderr.is_empty(), "{printed:?}");
+}
+
+#[test]
+fn what_is_whole_before_some_damage_is_printed() {
+    let directory = run::directory();
+    let file = directory.path().join("cut");
+    let mut bytes = b"SELFPGTR\x01\0\0\0\0\x10\0\0\x20\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0".to_vec();
+    for kind in [1, 2, 64] {
+        bytes.push(kind);
+        bytes.extend_from_slice(&[0; RECORD_BYTES - 1]);
+    }
+    for (damage, says) in
+        [(&b"half"[..], "cut short"), (&[65; RECORD_BYTES * 2 + 1], "cut short"), (&[99; 32], "no kind 99")]
+    {
+        std::fs::write(&file, [&bytes, damage].concat()).unwrap();
+        let printed = lines(&file, &[]);
+        let errors = String::from_utf8_lossy(&printed.stderr);
+        assert!(errors.contains(says) && errors.lines().count() == 1, "{says}: {errors}");
+        let count = printed.stdout.iter().filter(|byte| **byte == b'\n').count();
+        assert_eq!((printed.status.code(), count), (Some(2), 3), "{says}");
     }
 }
 

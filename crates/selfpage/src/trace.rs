@@ -90,14 +90,33 @@ pub enum Record {
 /// A trace that was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
+    /// What it begins with.
+    pub head: Head,
+    /// The records, about in the order of time.
+    pub records: Vec<Record>,
+}
+
+/// What a trace is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head {
     /// The process that was traced.
     pub pid: u32,
     /// Bytes of a page.
     pub page_bytes: u32,
     /// Nanoseconds since 1970 when it began.
     pub began_unix_ns: u64,
-    /// The records, about in the order of time.
-    pub records: Vec<Record>,
+}
+
+/// A trace that is being read: its records, one after the other, in memory that does not grow with it. An error is the last.
+pub struct Records<R> {
+    head: Head,
+    source: R,
+    /// The last that was read: a region's name comes behind it.
+    last: Option<Record>,
+    /// How many records of the file were read.
+    count: usize,
+    ended: bool,
+    failure: Option<io::Error>,
 }
 
 /// Makes the trace's file: the first free name of PATH, PATH.PID, PATH.PID.2 and so on. The program may have children, and may
@@ -288,6 +307,10 @@ fn wrong(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
+fn cut(after: usize, what: &str) -> io::Error {
+    wrong(format!("it is cut short after {after} bytes, within {what}"))
+}
+
 fn word(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
@@ -310,26 +333,18 @@ fn read_up_to(source: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(len)
 }
 
-impl Trace {
-    /// Reads a trace file.
+impl Records<BufReader<File>> {
+    /// Begins to read a trace file.
     ///
     /// # Errors
-    /// The file cannot be read, is no trace, is of another version, or is cut short; or memory does not hold what is in it.
-    pub fn read(path: &Path) -> io::Result<Trace> {
-        Trace::read_from(BufReader::new(File::open(path)?))
+    /// The file cannot be read, is no trace, or is of another version.
+    pub fn open(path: &Path) -> io::Result<Records<BufReader<File>>> {
+        Records::begin(BufReader::new(File::open(path)?))
     }
+}
 
-    /// Reads a trace from memory.
-    ///
-    /// # Errors
-    /// As for [`Trace::read`].
-    pub fn parse(bytes: &[u8]) -> io::Result<Trace> {
-        Trace::read_from(bytes)
-    }
-
-    /// Piece by piece: what is no trace may have no end.
-    fn read_from(mut source: impl Read) -> io::Result<Trace> {
-        let cut = |after: usize, what: &str| wrong(format!("it is cut short after {after} bytes, within {what}"));
+impl<R: Read> Records<R> {
+    fn begin(mut source: R) -> io::Result<Records<R>> {
         let mut head = [0; RECORD_BYTES];
         let len = read_up_to(&mut source, &mut head)?;
         if len == 0 {
@@ -348,28 +363,83 @@ impl Trace {
         if half(&head, 12) == 0 || half(&head, 16) != RECORD_BYTES as u32 {
             return Err(wrong("its header is damaged"));
         }
-        let mut records = Vec::new();
+        let head = Head { pid: half(&head, 20), page_bytes: half(&head, 12), began_unix_ns: word(&head, 24) };
+        Ok(Records { head, source, last: None, count: 0, ended: false, failure: None })
+    }
+
+    /// What the trace is of.
+    pub fn head(&self) -> Head {
+        self.head
+    }
+
+    /// The next record that is no name. `None`: there is no more.
+    fn read(&mut self) -> io::Result<Option<Record>> {
         let mut bytes = [0; RECORD_BYTES];
-        for at in 0.. {
-            match read_up_to(&mut source, &mut bytes)? {
-                0 => break,
+        loop {
+            match read_up_to(&mut self.source, &mut bytes)? {
+                0 => return Ok(None),
                 RECORD_BYTES => {}
-                len => return Err(cut((at + 1) * RECORD_BYTES + len, "a record")),
+                len => return Err(cut((self.count + 1) * RECORD_BYTES + len, "a record")),
             }
-            if let (NAME, Some(Record::Region { name, .. })) = (bytes[0], records.last_mut()) {
+            let at = self.count;
+            self.count += 1;
+            if let (NAME, Some(Record::Region { name, .. })) = (bytes[0], &mut self.last) {
                 *name = String::from_utf8_lossy(&bytes[1..]).trim_end_matches('\0').to_owned();
                 continue;
             }
             let known = record(&bytes).ok_or_else(|| format!("there is no kind {}", bytes[0]));
-            let whole = known.and_then(|record| match lies_in_memory(&record, half(&head, 12).into()) {
+            let whole = known.and_then(|record| match lies_in_memory(&record, self.head.page_bytes.into()) {
                 true => Ok(record),
                 false => Err("no address is that high".into()),
             });
-            let whole = whole.map_err(|why| wrong(format!("record {at} is damaged: {why}")))?;
-            records.try_reserve(1)?;
-            records.push(whole);
+            return whole.map(Some).map_err(|why| wrong(format!("record {at} is damaged: {why}")));
         }
-        Ok(Trace { pid: half(&head, 20), page_bytes: half(&head, 12), began_unix_ns: word(&head, 24), records })
+    }
+}
+
+impl<R: Read> Iterator for Records<R> {
+    type Item = io::Result<Record>;
+
+    fn next(&mut self) -> Option<io::Result<Record>> {
+        while !self.ended {
+            match self.read() {
+                Ok(Some(record)) => {
+                    if let Some(before) = self.last.replace(record) {
+                        return Some(Ok(before));
+                    }
+                }
+                Ok(None) => self.ended = true,
+                Err(why) => (self.ended, self.failure) = (true, Some(why)),
+            }
+        }
+        self.last.take().map(Ok).or_else(|| self.failure.take().map(Err))
+    }
+}
+
+impl Trace {
+    /// Reads a trace file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no trace, is of another version, or is cut short; or memory does not hold what is in it.
+    pub fn read(path: &Path) -> io::Result<Trace> {
+        Trace::of(Records::open(path)?)
+    }
+
+    /// Reads a trace from memory.
+    ///
+    /// # Errors
+    /// As for [`Trace::read`].
+    pub fn parse(bytes: &[u8]) -> io::Result<Trace> {
+        Trace::of(Records::begin(bytes)?)
+    }
+
+    fn of(source: Records<impl Read>) -> io::Result<Trace> {
+        let (head, mut records) = (source.head, Vec::new());
+        for record in source {
+            records.try_reserve(1)?;
+            records.push(record?);
+        }
+        Ok(Trace { head, records })
     }
 
     /// The events, about in the order of time.

@@ -23,7 +23,7 @@ pub fn draw(trace: &Trace, grid: &Grid, name: &str) -> String {
     let height = grid.cells.len() as f64 * ROW + (grid.stretches.len() - 1) as f64 * CUT;
     let below = TOP + height + 60.0;
     let mut svg = svg::open(LEFT + WIDTH + 150.0, below + LINE + 60.0);
-    let title = format!("Faults by address and time: {name}, process {}, {} faults", trace.pid, grid.faults);
+    let title = format!("Faults by address and time: {name}, process {}, {} faults", trace.head.pid, grid.faults);
     svg::headline(&mut svg, LEFT, &title);
     if trace.dropped() > 0 {
         let lost = format!("{} events came faster than they could be written, and are not here", trace.dropped());
@@ -46,7 +46,7 @@ fn shade(count: u32, most: u32) -> &'static str {
 /// Each stretch of addresses, the lowest at the bottom.
 fn cells(svg: &mut String, trace: &Trace, grid: &Grid, height: f64) {
     let cell = WIDTH / COLUMNS as f64;
-    let page_bytes = u64::from(trace.page_bytes);
+    let page_bytes = u64::from(trace.head.page_bytes);
     let mut foot = TOP + height;
     for (at, stretch) in grid.stretches.iter().enumerate() {
         let head = foot - stretch.rows.len() as f64 * ROW;
@@ -158,7 +158,7 @@ fn working_set(svg: &mut String, trace: &Trace, grid: &Grid, top: f64) {
     let y = |pages: u64| foot - LINE * pages as f64 / highest as f64;
     for share in [0, 1, 2] {
         let pages = highest * share / 2;
-        text(svg, LEFT - 6.0, y(pages) + 4.0, "end", &bytes(pages * u64::from(trace.page_bytes)));
+        text(svg, LEFT - 6.0, y(pages) + 4.0, "end", &bytes(pages * u64::from(trace.head.page_bytes)));
     }
     for &(time_ns, _, least, most) in &points {
         let (x, low, high) = (x(time_ns), y(least.into()), y(most.into()));
