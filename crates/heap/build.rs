@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 fn main() {
     println!("cargo:rerun-if-changed=src/heap.c");
+    println!("cargo:rerun-if-changed=src/range.h");
     println!("cargo:rerun-if-changed=src/streams.c");
     let include =
         PathBuf::from(std::env::var_os("DEP_MIMALLOC_INCLUDE_DIR").expect("libmimalloc-sys says where it is"));

@@ -92,10 +92,11 @@ unsafe impl GlobalAlloc for Allocator {
         // SAFETY: heap-block: the caller's size fits the layout; the new block has at least as many bytes as are copied.
         unsafe {
             let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
-            if !new.is_null() {
-                new.copy_from_nonoverlapping(block, layout.size().min(size));
-                self.dealloc(block, layout);
+            if new.is_null() {
+                return if size <= layout.size() { block } else { new };
             }
+            new.copy_from_nonoverlapping(block, layout.size().min(size));
+            self.dealloc(block, layout);
             new
         }
     }

@@ -1,195 +1,12 @@
-// mimalloc, with its pages from one range of addresses that we lay out, and the entries that the Rust side calls.
-//
-// mimalloc's calls of the mmap family go to the functions below. It reserves one arena, HEAP_BYTES of addresses without
-// access, and makes 32 MiB of it accessible at a time: a segment, of one thread. The start of the range has small pages, so that a small
-// program stays small, after a while medium ones where they are to be had; so has each segment's, for threads with few objects.
+// mimalloc, with its pages from one range of addresses that we lay out (range.h), and the entries that the Rust side calls.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <errno.h>
-#include <linux/mman.h>
+#include "range.h"
 #include <linux/prctl.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#define HEAP_BYTES ((size_t)64 << 30)
-#define SEGMENT_BYTES ((size_t)32 << 20)
-// Up to here the heap has small pages: at most one huge page in so much memory is not all in use.
-#define SMALL_PAGES_BYTES ((size_t)16 << 20)
-#define HUGE_PAGE_BYTES ((size_t)2 << 20)
-// Up to here the smallest: objects of each size begin 64 KiB of their own, of which a small program uses little.
-#define SMALLEST_PAGES_BYTES ((size_t)4 << 20)
-// Requests from here on get pages of their own. What mimalloc keeps of threads is smaller.
-#define LARGE_BYTES ((size_t)1 << 20)
-
-// Where no program has memory, so that no pointer lies in a range that is not there yet: not even NULL, before the first malloc.
-#define NO_HEAP ((char *)((uintptr_t)1 << 63))
-
-static struct {
-    char *start;
-    // How much of it may be touched, in words of 8 bytes: beyond, no pointer is an object's. It only grows, and who was given an
-    // object sees it large enough for that, so that it is read like any other number.
-    size_t open_words;
-} range __attribute__((aligned(2 * sizeof(size_t)))) = {NO_HEAP, 0};
-// Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is.
-static bool objects_elsewhere;
-
-// What the range stands on, where that is not the kernel: memory that somebody else lays out and pages.
-struct selfpage_ground {
-    // Memory beside the range, all zero, in whole pages. NULL: there is none.
-    void *(*map)(size_t len);
-    void (*unmap)(void *at, size_t len);
-    // A part of the range is to be used, for the first time; it lies in one segment.
-    bool (*open)(void *at, size_t len);
-    // What is in a part of the range is garbage.
-    void (*drop)(void *at, size_t len);
-};
-// NULL: the kernel.
-static const struct selfpage_ground *ground;
-
-static void *ground_mmap(size_t len) {
-    // Beside the range there is only what mimalloc keeps of threads. A range that is full stays full.
-    void *found = len < SEGMENT_BYTES ? ground->map(len) : NULL;
-    if (found != NULL) return found;
-    errno = ENOMEM;
-    return MAP_FAILED;
-}
-
-// What the Rust side does: the range is open to here.
-extern void selfpage_heap_opened(size_t bytes);
-
-// How far into the range an address is; at least HEAP_BYTES if it is not in there.
-static inline size_t heap_offset(const void *at) {
-    return (size_t)((const char *)at - range.start);
-}
-
-// Whole segments: what mimalloc knows of one stands at its start, which is opened first.
-static void opened(size_t end) {
-    size_t words = (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES * (SEGMENT_BYTES / 8);
-    size_t before = range.open_words;
-    while (before < words && !__atomic_compare_exchange_n(&range.open_words, &before, words, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
-}
-
-// Somebody has reserved the range, or is about to.
-static bool is_reserved;
-
-static void *heap_mmap(void *at, size_t len, int protection, int flags, int file, long offset) {
-    if (ground != NULL) return ground_mmap(len);
-    // Of threads that are all the first one has the range. The others' arenas lie elsewhere.
-    if (len != HEAP_BYTES || __atomic_exchange_n(&is_reserved, true, __ATOMIC_RELAXED)) {
-        void *found = mmap(at, len, protection, flags, file, offset);
-        objects_elsewhere |= found != MAP_FAILED && len >= LARGE_BYTES;
-        return found;
-    }
-    int before = errno;
-    char *start = mmap(NULL, len + SEGMENT_BYTES, protection, flags, file, offset);
-    if (start == MAP_FAILED) {
-        errno = before;
-        __atomic_store_n(&is_reserved, false, __ATOMIC_RELAXED);
-        return start;
-    }
-    range.start = (char *)(((uintptr_t)start + SEGMENT_BYTES - 1) & ~(SEGMENT_BYTES - 1));
-    // A variable of mimalloc's has all of it accessible at once.
-    if (protection & PROT_WRITE) opened(HEAP_BYTES);
-    return range.start;
-}
-
-// `free` leaves errno as it is, and memory goes back in there, too. Where the kernel refuses (to drop what is locked, or to split a mapping
-// where there are as many as may be) mimalloc does nothing about it: it need not be told.
-static int heap_munmap(void *at, size_t len) {
-    int before = errno;
-    ground != NULL ? ground->unmap(at, len) : (void)munmap(at, len);
-    errno = before;
-    return 0;
-}
-
-// What the Rust side knows: whether 64 KiB at a time may be had, and nothing between that and a huge page. mimalloc gives back whole
-// multiples of that, so none is ever split.
-extern bool selfpage_heap_may_have_medium_pages(void);
-
-// The kernel gives the largest that the mapping has room for. So a page is left out on either side of each second multiple of a huge
-// page: no mapping covers one. Objects never move by mremap, which would not go across.
-static void ask_for_medium_pages(void) {
-    if (!selfpage_heap_may_have_medium_pages()) return;
-    size_t len = 2 * HUGE_PAGE_BYTES, page = 4096;
-    int before = errno;
-    for (size_t at = SMALLEST_PAGES_BYTES; at < SMALL_PAGES_BYTES; at += len)
-        madvise(range.start + at + page, len - 2 * page, MADV_HUGEPAGE);
-    errno = before;
-}
-
-// One of mimalloc's variables for it is set.
-static bool opens_in_parts;
-
-static int heap_mprotect(void *at, size_t len, int protection) {
-    size_t from = heap_offset(at), end = from + len;
-    bool opens = from < HEAP_BYTES && (protection & PROT_WRITE);
-    if (ground != NULL) {
-        if ((protection & PROT_WRITE) && !ground->open(at, len)) {
-            errno = ENOMEM;
-            return -1;
-        }
-        if (opens) opened(end);
-        return 0;
-    }
-    // Where a whole segment cannot be had mimalloc would open it in parts, and later ask for a part that cannot be had again and
-    // again, instead of using what is free elsewhere.
-    bool rest = opens && !opens_in_parts && from != 0 && from % SEGMENT_BYTES == 0 && len < SEGMENT_BYTES;
-    if (rest) errno = ENOMEM;
-    // What lies before is opened as well. Where threads open segments at once, and may not open all, the first could be the one that is
-    // refused; and mimalloc, which takes the first that is free, would ask for that one from then on, and not for those behind it.
-    char *start = at;
-    size_t open = range.open_words * 8;
-    if (opens && !opens_in_parts && open < from) {
-        start -= from - open;
-        from = open;
-    }
-    if (rest || mprotect(start, end - from, protection) != 0) return -1;
-    if (opens) opened(end);
-    if (opens && from == 0) ask_for_medium_pages();
-    // A kernel without huge pages goes on with small ones.
-    int before = errno;
-    for (size_t next; opens && from < end; from = next) {
-        next = (from / SEGMENT_BYTES + 1) * SEGMENT_BYTES;
-        size_t huge = next - SEGMENT_BYTES + (next == SEGMENT_BYTES ? SMALL_PAGES_BYTES : HUGE_PAGE_BYTES);
-        if (from < huge) from = huge;
-        if (from < end) madvise(range.start + from, (next < end ? next : end) - from, MADV_HUGEPAGE);
-    }
-    errno = before;
-    // The first is allowed for without a word: a small program has no other.
-    if (opens && end > SEGMENT_BYTES) selfpage_heap_opened(range.open_words * 8);
-    return 0;
-}
-
-static int heap_madvise(void *at, size_t len, int advice) {
-    bool drops = advice == MADV_DONTNEED || advice == MADV_FREE;
-    if (ground != NULL) {
-        if (drops) ground->drop(at, len);
-        return 0;
-    }
-    // What has huge pages says `heap_mprotect`.
-    if (advice == MADV_HUGEPAGE) return 0;
-    if (!drops) return madvise(at, len, advice);
-    // To drop a part of a huge page splits it, which costs more than the part is worth. Nothing relies on zeros.
-    size_t from = heap_offset(at);
-    if (from < HEAP_BYTES && from >= SMALL_PAGES_BYTES) {
-        size_t end = (from + len) & ~(HUGE_PAGE_BYTES - 1);
-        from = (from + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);
-        if (from >= end) return 0;
-        at = range.start + from;
-        len = end - from;
-    }
-    // As in `heap_munmap`.
-    int before = errno;
-    madvise(at, len, advice);
-    errno = before;
-    return 0;
-}
 
 #define mmap heap_mmap
 #define munmap heap_munmap
@@ -370,11 +187,6 @@ static __attribute__((noinline)) void free_of_another(mi_segment_t *segment, mi_
     mi_free_block_mt(page, segment, block, object, false);
 }
 
-static __attribute__((noinline)) void free_last(mi_page_t *page, void *block) {
-    if (page->used != 0) selfpage_freed_already("free", block);
-    _mi_page_retire(page);
-}
-
 // What mimalloc does now and then as pages run out of objects: it fetches what other threads have freed, and gives back what nobody uses.
 // The pages of a thread that takes what it has just freed never run out.
 #define UPKEEP_FREES 1024
@@ -393,6 +205,20 @@ static __attribute__((noinline)) void upkeep(void) {
     mi_heap_collect(heap, false);
 }
 
+static __attribute__((noinline)) void free_last(mi_page_t *page, void *block) {
+    if (page->used != 0) selfpage_freed_already("free", block);
+    _mi_page_retire(page);
+    if (--frees_left == 0) upkeep();
+}
+
+// What sends a free the long way, and whether what is free of the page is zero, which stands beside it: one load for both.
+static inline uint16_t flags_of(const mi_page_t *page) {
+    _Static_assert(offsetof(mi_page_t, flags) + 2 == offsetof(mi_page_t, free) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "side by side");
+    uint16_t flags;
+    memcpy(&flags, &page->flags, sizeof flags);
+    return flags & 0x1ff;
+}
+
 // As `mi_free` begins, with the mark looked at; `free_rare` does all else. A page has at most 8192 objects, so that one look tells
 // whether this was its last, or there was none.
 static inline void free_object(void *block) {
@@ -403,16 +229,18 @@ static inline void free_object(void *block) {
         free_of_another(segment, page, block);
         return;
     }
-    if (mi_unlikely(page->flags.full_aligned != 0 || *mark_of(block) == freed(block))) {
-        free_rare(block);
-        return;
+    if (mi_unlikely(flags_of(page) != 0 || *mark_of(block) == freed(block))) {
+        if (page->flags.full_aligned != 0 || *mark_of(block) == freed(block)) {
+            free_rare(block);
+            return;
+        }
+        page->free_is_zero = false;
     }
     *mark_of(block) = freed(block);
     mi_block_set_next(page, block, page->free);
     page->free = block;
-    page->free_is_zero = false;
     if (mi_unlikely((int16_t)--page->used <= 0)) free_last(page, block);
-    if (mi_unlikely(--frees_left == 0)) upkeep();
+    else if (mi_unlikely(--frees_left == 0)) upkeep();
 }
 
 static inline size_t at_least(size_t size) {
@@ -519,16 +347,14 @@ void *selfpage_heap_realloc(void *block, size_t size) {
         if (mi_likely(is_settled(resized, errno_before))) return resized;
     }
     void *new_block = selfpage_heap_malloc(size);
-    if (new_block != NULL) {
-        memcpy(new_block, block, before < size ? before : size);
-        selfpage_heap_free(block);
-    }
+    // That memory is used up is no reason to refuse less of it.
+    if (new_block == NULL) return size <= before ? block : NULL;
+    memcpy(new_block, block, before < size ? before : size);
+    selfpage_heap_free(block);
     return new_block;
 }
 
-void selfpage_heap_collect(void) {
-    mi_collect(true);
-}
+void selfpage_heap_collect(void) { mi_collect(true); }
 
 // Bytes of objects' pages that are accessible now, and at most so far.
 void selfpage_heap_stats(size_t *now, size_t *most) {

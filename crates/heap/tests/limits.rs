@@ -42,3 +42,30 @@ fn what_objects_have_freed_makes_room_for_blocks_below_the_limit() {
         assert_eq!(blocks.len() + first[0] as usize, 29);
     });
 }
+
+#[test]
+fn what_shrinks_stays_where_it_is_if_nothing_smaller_is_to_be_had() {
+    own_process::run("what_shrinks_stays_where_it_is_if_nothing_smaller_is_to_be_had", || {
+        let mut object: Vec<u8> = vec![7; 600_000];
+        let mut block: Vec<u8> = vec![8; 2 * MIB];
+        let mut others: Vec<Vec<u8>> = Vec::with_capacity(1 << 20);
+        let limit = libc::rlimit { rlim_cur: 256 << 20, rlim_max: 256 << 20 };
+        // SAFETY: test: the limit is borrowed until the call returns.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) }, 0);
+        for bytes in [8 * MIB, MIB, 500_000, 70_000, 50_000, 5_000] {
+            loop {
+                let mut other = Vec::<u8>::new();
+                if other.try_reserve_exact(bytes).is_err() {
+                    break;
+                }
+                others.push(other);
+            }
+        }
+        for (shrunk, byte) in [(&mut object, 7), (&mut block, 8)] {
+            shrunk.truncate(70_000);
+            shrunk.shrink_to_fit();
+            assert!(shrunk.len() == 70_000 && shrunk.iter().all(|at| *at == byte));
+        }
+        assert!(object.try_reserve_exact(4 * MIB).is_err(), "there is memory");
+    });
+}

@@ -399,8 +399,10 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
             Heap::Managed if size >= LARGE_BYTES => allocate_large(size, 1, Room::ToGrow),
             _ => allocate(size, 1, asker),
         };
+        // That memory is used up is no reason to refuse less of it.
+        let refused = || if size <= usable_bytes(block) { block } else { std::ptr::null_mut() };
         if new.is_null() {
-            return new;
+            return refused();
         }
         match move_large(block as usize, new as usize) {
             Ok(()) => {}
@@ -408,7 +410,7 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
             Err(Unmoved::Short) => {
                 maps::renew_locks(block as usize..block as usize + usable_bytes(block));
                 free(new);
-                return std::ptr::null_mut();
+                return refused();
             }
         }
         free(block);

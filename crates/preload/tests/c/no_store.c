@@ -254,8 +254,26 @@ static void threads(void) {
   CHECK(take(&first, 100000) > 0);
 }
 
+// What shrinks stays where it is, if nothing smaller is to be had.
+static void shrinking(void) {
+  size_t sizes[] = {600000, 2 * MIB};
+  unsigned char *shrunk[2];
+  for (int i = 0; i < 2; i++) {
+    CHECK(shrunk[i] = malloc(sizes[i]));
+    fill(shrunk[i], sizes[i], i);
+  }
+  for (int i = 0; i < 5; i++) take(&first, (size_t[]){1500000, 500000, 70000, 50000, 5000}[i]);
+  for (int i = 0; i < 2; i++) {
+    shrunk[i][69999] = i;
+    CHECK(shrunk[i] = realloc(shrunk[i], 70000));
+    same(shrunk[i], 70000, i);
+    CHECK(!realloc(shrunk[i], 4 * MIB) && errno == ENOMEM);
+  }
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"blocks", blocks}, {"kinds", kinds}, {"growth", growth}, {"maps", maps}, {"holes", holes}, {"forks", forks}, {"threads", threads},
+  {"shrinking", shrinking},
 };
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

@@ -1,0 +1,187 @@
+// The range of addresses that objects lie in, and what mimalloc's calls of the mmap family come to.
+//
+// mimalloc reserves one arena, HEAP_BYTES of addresses without access, and makes 32 MiB of it accessible at a time: a segment, of one
+// thread. The start of the range has small pages, so that a small program stays small, after a while medium ones where they are to be
+// had; so has each segment's but the first few, for threads with few objects.
+#include <errno.h>
+#include <linux/mman.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#define HEAP_BYTES ((size_t)64 << 30)
+#define SEGMENT_BYTES ((size_t)32 << 20)
+// Up to here the heap has small pages: at most one huge page in so much memory is not all in use.
+#define SMALL_PAGES_BYTES ((size_t)16 << 20)
+#define HUGE_PAGE_BYTES ((size_t)2 << 20)
+// Up to here segments have huge pages from their start: a program with few threads may have all in them, and one with many has little else.
+#define FEW_SEGMENTS_BYTES (5 * SEGMENT_BYTES)
+// Up to here the smallest: objects of each size begin 64 KiB of their own, of which a small program uses little.
+#define SMALLEST_PAGES_BYTES ((size_t)4 << 20)
+// Requests from here on get pages of their own. What mimalloc keeps of threads is smaller.
+#define LARGE_BYTES ((size_t)1 << 20)
+
+// Where no program has memory, so that no pointer lies in a range that is not there yet: not even NULL, before the first malloc.
+#define NO_HEAP ((char *)((uintptr_t)1 << 63))
+
+static struct {
+    char *start;
+    // How much of it may be touched, in words of 8 bytes: beyond, no pointer is an object's. It only grows, and who was given an
+    // object sees it large enough for that, so that it is read like any other number.
+    size_t open_words;
+} range __attribute__((aligned(2 * sizeof(size_t)))) = {NO_HEAP, 0};
+// Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is.
+static bool objects_elsewhere;
+
+// What the range stands on, where that is not the kernel: memory that somebody else lays out and pages.
+struct selfpage_ground {
+    // Memory beside the range, all zero, in whole pages. NULL: there is none.
+    void *(*map)(size_t len);
+    void (*unmap)(void *at, size_t len);
+    // A part of the range is to be used, for the first time; it lies in one segment.
+    bool (*open)(void *at, size_t len);
+    // What is in a part of the range is garbage.
+    void (*drop)(void *at, size_t len);
+};
+// NULL: the kernel.
+static const struct selfpage_ground *ground;
+
+static void *ground_mmap(size_t len) {
+    // Beside the range there is only what mimalloc keeps of threads. A range that is full stays full.
+    void *found = len < SEGMENT_BYTES ? ground->map(len) : NULL;
+    if (found != NULL) return found;
+    errno = ENOMEM;
+    return MAP_FAILED;
+}
+
+// What the Rust side does: the range is open to here.
+extern void selfpage_heap_opened(size_t bytes);
+
+// How far into the range an address is; at least HEAP_BYTES if it is not in there.
+static inline size_t heap_offset(const void *at) {
+    return (size_t)((const char *)at - range.start);
+}
+
+// Whole segments: what mimalloc knows of one stands at its start, which is opened first.
+static void opened(size_t end) {
+    size_t words = (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES * (SEGMENT_BYTES / 8);
+    size_t before = range.open_words;
+    while (before < words && !__atomic_compare_exchange_n(&range.open_words, &before, words, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
+}
+
+// Somebody has reserved the range, or is about to.
+static bool is_reserved;
+
+static void *heap_mmap(void *at, size_t len, int protection, int flags, int file, long offset) {
+    if (ground != NULL) return ground_mmap(len);
+    // Of threads that are all the first one has the range. The others' arenas lie elsewhere.
+    if (len != HEAP_BYTES || __atomic_exchange_n(&is_reserved, true, __ATOMIC_RELAXED)) {
+        void *found = mmap(at, len, protection, flags, file, offset);
+        objects_elsewhere |= found != MAP_FAILED && len >= LARGE_BYTES;
+        return found;
+    }
+    int before = errno;
+    char *start = mmap(NULL, len + SEGMENT_BYTES, protection, flags, file, offset);
+    if (start == MAP_FAILED) {
+        errno = before;
+        __atomic_store_n(&is_reserved, false, __ATOMIC_RELAXED);
+        return start;
+    }
+    range.start = (char *)(((uintptr_t)start + SEGMENT_BYTES - 1) & ~(SEGMENT_BYTES - 1));
+    // A variable of mimalloc's has all of it accessible at once.
+    if (protection & PROT_WRITE) opened(HEAP_BYTES);
+    return range.start;
+}
+
+// `free` leaves errno as it is, and memory goes back in there, too. Where the kernel refuses (to drop what is locked, or to split a mapping
+// where there are as many as may be) mimalloc does nothing about it: it need not be told.
+static int heap_munmap(void *at, size_t len) {
+    int before = errno;
+    ground != NULL ? ground->unmap(at, len) : (void)munmap(at, len);
+    errno = before;
+    return 0;
+}
+
+// What the Rust side knows: whether 64 KiB at a time may be had, and nothing between that and a huge page. mimalloc gives back whole
+// multiples of that, so none is ever split.
+extern bool selfpage_heap_may_have_medium_pages(void);
+
+// The kernel gives the largest that the mapping has room for. So a page is left out on either side of each second multiple of a huge
+// page: no mapping covers one. Objects never move by mremap, which would not go across.
+static void ask_for_medium_pages(void) {
+    if (!selfpage_heap_may_have_medium_pages()) return;
+    size_t len = 2 * HUGE_PAGE_BYTES, page = 4096;
+    int before = errno;
+    for (size_t at = SMALLEST_PAGES_BYTES; at < SMALL_PAGES_BYTES; at += len)
+        madvise(range.start + at + page, len - 2 * page, MADV_HUGEPAGE);
+    errno = before;
+}
+
+// One of mimalloc's variables for it is set.
+static bool opens_in_parts;
+
+static int heap_mprotect(void *at, size_t len, int protection) {
+    size_t from = heap_offset(at), end = from + len;
+    bool opens = from < HEAP_BYTES && (protection & PROT_WRITE);
+    if (ground != NULL) {
+        if ((protection & PROT_WRITE) && !ground->open(at, len)) {
+            errno = ENOMEM;
+            return -1;
+        }
+        if (opens) opened(end);
+        return 0;
+    }
+    // Where a whole segment cannot be had mimalloc would open it in parts, and later ask for a part that cannot be had again and
+    // again, instead of using what is free elsewhere.
+    bool rest = opens && !opens_in_parts && from != 0 && from % SEGMENT_BYTES == 0 && len < SEGMENT_BYTES;
+    if (rest) errno = ENOMEM;
+    // What lies before is opened as well. Where threads open segments at once, and may not open all, the first could be the one that is
+    // refused; and mimalloc, which takes the first that is free, would ask for that one from then on, and not for those behind it.
+    char *start = at;
+    size_t open = range.open_words * 8;
+    if (opens && !opens_in_parts && open < from) {
+        start -= from - open;
+        from = open;
+    }
+    if (rest || mprotect(start, end - from, protection) != 0) return -1;
+    if (opens) opened(end);
+    if (opens && from == 0) ask_for_medium_pages();
+    // A kernel without huge pages goes on with small ones.
+    int before = errno;
+    for (size_t next; opens && from < end; from = next) {
+        next = (from / SEGMENT_BYTES + 1) * SEGMENT_BYTES;
+        size_t small = next == SEGMENT_BYTES ? SMALL_PAGES_BYTES : next <= FEW_SEGMENTS_BYTES ? 0 : HUGE_PAGE_BYTES;
+        if (from < next - SEGMENT_BYTES + small) from = next - SEGMENT_BYTES + small;
+        if (from < end) madvise(range.start + from, (next < end ? next : end) - from, MADV_HUGEPAGE);
+    }
+    errno = before;
+    // The first is allowed for without a word: a small program has no other.
+    if (opens && end > SEGMENT_BYTES) selfpage_heap_opened(range.open_words * 8);
+    return 0;
+}
+
+static int heap_madvise(void *at, size_t len, int advice) {
+    bool drops = advice == MADV_DONTNEED || advice == MADV_FREE;
+    if (ground != NULL) {
+        if (drops) ground->drop(at, len);
+        return 0;
+    }
+    // What has huge pages says `heap_mprotect`.
+    if (advice == MADV_HUGEPAGE) return 0;
+    if (!drops) return madvise(at, len, advice);
+    // To drop a part of a huge page splits it, which costs more than the part is worth. Nothing relies on zeros.
+    size_t from = heap_offset(at);
+    if (from < HEAP_BYTES && from >= SMALL_PAGES_BYTES) {
+        size_t end = (from + len) & ~(HUGE_PAGE_BYTES - 1);
+        from = (from + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);
+        if (from >= end) return 0;
+        at = range.start + from;
+        len = end - from;
+    }
+    // As in `heap_munmap`.
+    int before = errno;
+    madvise(at, len, advice);
+    errno = before;
+    return 0;
+}
