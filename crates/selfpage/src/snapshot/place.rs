@@ -16,13 +16,11 @@ use rustix::fs::syncfs;
 use super::file::{named, newest};
 use super::format::MAGIC;
 use crate::error::{Error, Kind, Result};
-use crate::store::Descriptor;
+use crate::store::{Descriptor, holds_nothing};
 use crate::undisturbed::{self, Locked};
 
 /// Looks for the file that has the name, while others rename theirs to it. Each time one of them gets on.
 const MOST_LOOKS: u32 = 100;
-/// As much of a file is looked at in one go.
-const LOOK_BYTES: usize = 1 << 16;
 /// How long whoever holds the new file by mistake has to let go of it, each time.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -248,14 +246,7 @@ fn is_begun(file: &File) -> io::Result<bool> {
     if magic == MAGIC {
         return Ok(true);
     }
-    let (mut bytes, mut at) = (vec![0; LOOK_BYTES], 0);
-    loop {
-        match file.read_at(&mut bytes, at)? {
-            0 => return Ok(true),
-            len if bytes[..len].iter().any(|byte| *byte != 0) => return Ok(false),
-            len => at += len as u64,
-        }
-    }
+    holds_nothing(file, u64::MAX)
 }
 
 fn opened(options: &OpenOptions, path: &Path) -> io::Result<Arc<Descriptor>> {

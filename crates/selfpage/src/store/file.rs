@@ -18,12 +18,13 @@ use super::bloks::{Bloks, MEMBERS};
 use super::engine::{IoChoice, forget_engines, read_in_trap};
 use super::linux::anchor::Anchor;
 use super::linux::descriptor::{Descriptor, lock, unlock};
+use super::zeros::holds_nothing;
 use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
 
 /// What blok 0 begins with: the mark of a file that may be overwritten.
 const MARK: &[u8] = b"selfpage store: scratch, of no use to anybody but the program that runs\n";
-/// A file without the mark is only taken over where it begins with this much nothing.
-const LOOK_BYTES: usize = 1 << 20;
+/// A device without the mark is only taken over where it begins with this much nothing. (Of a file all is looked at.)
+const DEVICE_LOOK_BYTES: u64 = 1 << 20;
 /// The byte whose lock member 0 of the family holds; the other members' follow. Locks ask for no data, and none is in their way.
 const LOCKS_FROM: u64 = 1 << 40;
 
@@ -77,7 +78,7 @@ impl FileStore {
         }
         // Before the content is looked at: the other program may have just begun.
         FileStore::lock_all(&object, &file)?;
-        if !is_scratch(&file).map_err(refused(&object))? {
+        if !is_scratch(&file, kind).map_err(refused(&object))? {
             let cause = io::Error::new(io::ErrorKind::AlreadyExists, "it holds something that is not a store's");
             return Err(StoreError { object, cause, remedy: "remove it, or name another" });
         }
@@ -317,16 +318,11 @@ fn briefly_named(dir: &Path, mode: Mode) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Whether nobody will miss the file's contents.
-fn is_scratch(file: &OwnedFd) -> io::Result<bool> {
-    let mut bytes = vec![0; LOOK_BYTES];
-    let mut len = 0;
-    while len < LOOK_BYTES {
-        match pread(file, &mut bytes[len..], len as u64)? {
-            0 => break,
-            more => len += more,
-        }
-    }
-    Ok(bytes.starts_with(MARK) || bytes[..len].iter().all(|&byte| byte == 0))
+fn is_scratch(file: &OwnedFd, kind: FileType) -> io::Result<bool> {
+    let mut mark = [0; MARK.len()];
+    let len = pread(file, &mut mark, 0)?;
+    let looked_at = if kind == FileType::BlockDevice { DEVICE_LOOK_BYTES } else { u64::MAX };
+    Ok(mark[..len] == *MARK || holds_nothing(file, looked_at)?)
 }
 
 /// Makes the file as long as it will ever be, so that writes need not: that is faster, and then a file that ends early was

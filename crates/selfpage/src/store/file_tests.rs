@@ -94,10 +94,13 @@ fn a_file_with_something_in_it_is_left_alone() {
     let says = refusal(FileStore::create(&path, 1 << 20));
     assert!(says.contains("not a store's") && says.contains("remove it"), "{says}");
     assert_eq!(fs::read(&path).unwrap(), b"years of work");
-    // Nothing at the start, something a little later.
-    let late = File::create(dir.path().join("late")).unwrap();
-    late.write_all_at(b"x", LOOK_BYTES as u64 - 1).unwrap();
-    assert!(refusal(FileStore::create(&dir.path().join("late"), 1 << 20)).contains("not a store's"));
+    // Nothing at the start, something later, be there a hole before it or zeros.
+    for (zeros, at) in [(0, 100), (0, 1 << 30), (3 << 20, (3 << 20) + 1), (4096, 8 << 20)] {
+        let late = File::create(dir.path().join("late")).unwrap();
+        late.write_all_at(&vec![0; zeros], 0).unwrap();
+        late.write_all_at(b"x", at).unwrap();
+        assert!(refusal(FileStore::create(&dir.path().join("late"), 1 << 20)).contains("not a store's"), "{at}");
+    }
     // Preallocated.
     File::create(dir.path().join("zeros")).unwrap().set_len(3 << 20).unwrap();
     FileStore::create(&dir.path().join("zeros"), 1 << 20).unwrap();

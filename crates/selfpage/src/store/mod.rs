@@ -21,6 +21,7 @@ mod file;
 
 mod linux;
 mod memory;
+mod zeros;
 
 pub use engine::IoChoice;
 pub(crate) use engine::{LOCKED, forget_engines, with_engines};
@@ -31,6 +32,7 @@ pub(crate) use linux::descriptor::{
 };
 pub(crate) use linux::page_cache;
 pub use memory::MemoryStore;
+pub(crate) use zeros::holds_nothing;
 
 /// A place for one page in a store: its number. The byte offset is the number times the page size. Blok 0 is never given
 /// out, so that 0 may stand for "none".
