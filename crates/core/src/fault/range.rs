@@ -7,6 +7,7 @@ use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::fill::Tripwire;
+use super::inherit::inherit;
 use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, request, resolve, save, take_back};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::cut::CutWait;
@@ -474,19 +475,25 @@ pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
         let Some(region) = domain.regions.find(at) else { return };
         let Some(pager) = region.pager() else { return };
         let piece = most.min(end.0 - at.0);
+        let mut lacks_frame = false;
         for page in (PageRange { first: at, count: piece }).pages() {
             // Whoever needs a page that cannot be mapped meets that again.
-            let _ = match region.word(page).map(|word| word.load()) {
+            let step = match region.word(page).map(|word| word.load()) {
                 Some(seen) if seen.wishes().unmapped() => continue,
                 Some(seen) if seen.state() == State::Standby => super::soft_fault(domain, region, pager, page, seen),
                 Some(seen) if seen.state() == State::Aside => {
                     take_back(domain, Context::PagerThread, region, pager, page, seen)
                 }
+                Some(seen) if seen.state() == State::Absent && region.sets.inherited.contains(region.index(page)) => {
+                    inherit(domain, Context::PagerThread, region, page)
+                }
                 _ => continue,
             };
+            lacks_frame |= matches!(step, Step::AwaitFrame(_));
         }
         let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
-        let short = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
+        let ahead = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
+        let short = if lacks_frame { Some(at) } else { ahead };
         drop(inside);
         match short {
             None => at = at.plus(piece),

@@ -114,6 +114,24 @@ fn what_a_source_never_had_is_zero_in_its_clone_when_it_goes() {
 }
 
 #[test]
+fn a_clone_can_be_fetched_ahead_as_a_whole() {
+    let domain = Domain::with_frames(256 * PAGE).build().unwrap();
+    let mut source = domain.region(64 * PAGE).stored(store()).unwrap();
+    source.as_mut_slice::<u8>().iter_mut().step_by(PAGE).zip(1u8..).for_each(|(byte, number)| *byte = number);
+    let clone = source.cow_clone(store()).unwrap();
+    assert_eq!(resident(&clone), 0);
+    clone.prefetch(0, 64 * PAGE).unwrap();
+    let began = Instant::now();
+    while resident(&clone) < 64 {
+        assert!(began.elapsed() < Duration::from_secs(20), "{} pages are there", resident(&clone));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // And it no longer needs its source.
+    drop(source);
+    assert!(clone.as_slice::<u8>().iter().step_by(PAGE).zip(1u8..).all(|(byte, number)| *byte == number));
+}
+
+#[test]
 fn a_clone_is_of_one_instant() {
     for (trap, frames) in [(Trap::Worker, 4 * PAGES), (Trap::Upcall, 4 * PAGES), (Trap::Worker, PAGES / 2)] {
         let domain = Domain::with_frames(frames * PAGE).build().unwrap();
