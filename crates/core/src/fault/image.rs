@@ -3,6 +3,8 @@
 //! # Source
 //! As for [`super::copy_first`].
 
+use core::ops::Range;
+
 use super::copy_first::wake;
 use super::{Failure, Outcome, PAUSE_US, Step, inherit};
 use crate::addr::{Frame, PageBytes, PageNo};
@@ -17,6 +19,9 @@ use crate::stack;
 
 /// Pages that one request to a pager brings for the image, at most.
 const MOST_FILLED: usize = 16;
+
+/// Pages that are passed over without letting others into the gate, at most.
+const MOST_PASSED: u64 = 1 << 14;
 
 /// A page of the image.
 pub type Image = (PageNo, PageBytes);
@@ -84,6 +89,37 @@ pub fn read(
     // Whoever waits to drop one of them may.
     domain.cut.moved.signal(domain.mmu);
     Ok((count, next))
+}
+
+/// Passes over pages from number `from` of `region` on that the image needs, that no frame holds and that their pager keeps nothing of:
+/// they are zero, as in a region of which little was touched yet. Which.
+///
+/// # Context
+/// PagerThread, outside the gate; the thread that reads the image.
+pub fn pass_over(domain: &DomainState, region: &Region, from: u64) -> Range<u64> {
+    let start = region.sets.pending.next(from).unwrap_or(region.range.count);
+    let mut end = start;
+    let inside = domain.gate.enter(domain.mmu);
+    if let Some(pager) = region.pager() {
+        let most = MOST_PASSED.min(region.range.count - start);
+        while end - start < most && claim_next(domain, region, region.range.first.plus(end)) {
+            // Now that nobody saves it.
+            let is_zero = !pager.keeps(end);
+            if is_zero {
+                region.sets.pending.remove(end);
+            }
+            domain.settle(region, region.range.first.plus(end), Word::ABSENT);
+            if !is_zero {
+                break;
+            }
+            end += 1;
+        }
+    }
+    drop(inside);
+    if start < end {
+        domain.cut.moved.signal(domain.mmu);
+    }
+    start..end
 }
 
 enum Read<'a> {

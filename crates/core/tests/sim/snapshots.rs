@@ -129,8 +129,11 @@ fn read_all(world: &World, regions: &[&Region], image: &mut [Halves]) -> Option<
         let mut from = Some(0);
         while let Some(at) = from {
             take_copies(&mut images, image);
+            let zeros = image::pass_over(&world.domain, region, at);
+            let passed = zeros.clone().map(|index| world.at(region.range.first.plus(index)));
+            passed.for_each(|at| image[at] = [0; 2]);
             let read = world.waiting_for(region.range, || {
-                image::read(&world.domain, region, at, &mut images)
+                image::read(&world.domain, region, zeros.end, &mut images)
                     .map_err(|(page, failure)| world.judge(page, failure))
             });
             let (count, next) = read.ok()?;

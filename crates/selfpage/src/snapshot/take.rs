@@ -300,6 +300,8 @@ impl Reading<'_> {
     fn write(&self, writing: &mut Writing<'_>) -> Result<(u64, u64)> {
         let mut images: Vec<Image> = vec![(PageNo(0), [0; PAGE_BYTES]); BATCH];
         let (mut pages, mut copies) = (0, 0);
+        // Pages of the regions before.
+        let mut before = 0;
         let inner = &self.subject.life.inner;
         let state = inner.state();
         for (bound, &region) in self.subject.regions.iter().zip(&self.cores) {
@@ -310,13 +312,22 @@ impl Reading<'_> {
                 let hurried = state.cut.hurried().filter(|page| region.range.contains(*page));
                 let first = hurried.map_or(at, |page| region.index(page));
                 let batch = &mut images[..];
-                let read = inner.on_pager_thread(move || image::read(state, region, first, batch));
+                let (zeros, read) = inner.on_pager_thread(move || {
+                    let zeros = image::pass_over(state, region, first);
+                    let read = image::read(state, region, zeros.end, batch);
+                    (zeros, read)
+                });
                 let (count, next) = read.map_err(|(page, why)| self.subject.failed(bound, Some(page), why))?;
+                let passed = zeros.end - zeros.start;
+                if passed > 0 {
+                    writing.zero(before + zeros.start, passed)?;
+                }
                 self.add(writing, &images[..count])?;
-                pages += count as u64;
+                pages += passed + count as u64;
                 // What was passed over for somebody in a hurry comes in its turn.
                 from = if hurried.is_some() { Some(at) } else { next };
             }
+            before += region.range.count;
         }
         copies += self.write_copies(writing, &mut images)?;
         if state.cut.lacks() {

@@ -62,6 +62,36 @@ fn the_next_snapshot_has_only_what_changed() {
 }
 
 #[test]
+fn what_nobody_has_any_more_is_zero_in_the_next_snapshot() {
+    const PAGES: usize = 40_000;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("dropped.snap");
+    let domain = Domain::with_frames(300 * PAGE).build().unwrap();
+    let store = || MemoryStore::new(8 << 20).unwrap();
+    let (left, mut right) =
+        (domain.region(50 * PAGE).stored(store()).unwrap(), domain.region(PAGES * PAGE).stored(store()).unwrap());
+    let (mine, other) = (Words::of(&left), Words::of(&right));
+    (0..50).for_each(|page| mine.at(page, 0).store(1, Ordering::Relaxed));
+    // Few of the many, at both ends and amid the rest.
+    let touched = [0, 1, 7, 20, 16_384, 39_998, 39_999];
+    touched.iter().for_each(|page| other.at(*page, 0).store(2, Ordering::Relaxed));
+    let mut snapshots = Snapshots::of(&[&left, &right], &path).unwrap();
+    assert_eq!(snapshots.take().unwrap().pages, 50 + PAGES as u64);
+    assert_eq!(saved(&Snapshot::open(&path).unwrap(), 1, 39_999)[0], 2);
+    for page in [1, 7, 39_998] {
+        right.discard(page * PAGE, PAGE).unwrap();
+    }
+    assert_eq!(snapshots.take().unwrap().pages, 3);
+    let snapshot = Snapshot::open(&path).unwrap();
+    snapshot.verify().unwrap();
+    assert!((0..50).all(|page| saved(&snapshot, 0, page)[0] == 1));
+    for page in touched {
+        let expected = if [1, 7, 39_998].contains(&page) { 0 } else { 2 };
+        assert_eq!(saved(&snapshot, 1, page)[0], expected, "page {page}");
+    }
+}
+
+#[test]
 fn a_large_snapshot_takes_no_more_memory_than_a_small_one() {
     const PAGES: usize = 20_000;
     let dir = tempfile::tempdir().unwrap();
