@@ -58,6 +58,8 @@ pub struct Physical {
     /// Which mapped pages may only be read.
     protected: Box<[bool]>,
     faulters: Vec<Faulter>,
+    /// Threads that are to be told that what they stopped on is refused.
+    refused: Vec<usize>,
     /// Wakes that a thread without descriptors could not make: somebody else is to make each of them.
     owed_wakes: Vec<(PageNo, u32)>,
     void: Box<PageBytes>,
@@ -89,6 +91,7 @@ impl SimMmu {
                 poisoned: vec![false; pages].into(),
                 protected: vec![false; pages].into(),
                 faulters: Vec::new(),
+                refused: Vec::new(),
                 owed_wakes: Vec::new(),
                 void,
             }),
@@ -108,6 +111,7 @@ impl SimMmu {
             p.spare.extend(p.slots.iter_mut().filter_map(Option::take));
             p.protected.fill(false);
             p.faulters.clear();
+            p.refused.clear();
             parent
         })
     }
@@ -176,8 +180,9 @@ impl SimMmu {
         self.with(|p| assert_eq!(p.owed_wakes.first(), None, "nobody woke the threads there"));
     }
 
-    /// A thread stops on a fault at an absent page of a worker region, until it is woken. A signal may call it away early.
-    pub fn fault(&self, page: PageNo, access: Access, signal_after: Option<u64>) {
+    /// A thread stops on a fault at a page of a worker region, until it is woken. A signal may call it away early. Whether it was told
+    /// meanwhile that the access is refused.
+    pub fn fault(&self, page: PageNo, access: Access, signal_after: Option<u64>) -> bool {
         let thread = scheduler::current().expect("a simulated thread");
         self.with(|p| p.faulters.push(Faulter { thread, page, access, reported: false }));
         scheduler::wake(u32::MAX, |_, state| state == State::Reading);
@@ -185,7 +190,20 @@ impl SimMmu {
             None => scheduler::block(State::Faulting { page: page.0 }),
             Some(yields) => (0..yields).for_each(|_| scheduler::step_aside("fault")),
         }
-        self.with(|p| p.faulters.retain(|faulter| faulter.thread != thread));
+        self.with(|p| {
+            p.faulters.retain(|faulter| faulter.thread != thread);
+            let told = p.refused.iter().position(|refused| *refused == thread);
+            told.map(|at| p.refused.swap_remove(at)).is_some()
+        })
+    }
+
+    /// Tells those who stopped on a page that the access is refused: it cannot be poisoned, since what it holds is right.
+    pub fn refuse(&self, page: PageNo) {
+        self.with(|p| {
+            let stopped = p.faulters.iter().filter(|faulter| faulter.page == page).map(|faulter| faulter.thread);
+            p.refused.extend(stopped.collect::<Vec<_>>());
+        });
+        self.wake_faulters(Trap::Worker, page, 1);
     }
 
     /// The next fault that has not been reported yet.

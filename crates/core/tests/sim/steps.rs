@@ -82,9 +82,12 @@ fn access_until_told(world: &World, page: PageNo, touch: Touch) -> Result<(), ()
             Trap::Worker | Trap::TrackedWorker if world.mmu.poisoned(page) => return Err(()),
             Trap::Worker | Trap::TrackedWorker => {
                 let signal_after = dice::once_in(32).then(|| dice::below(200));
-                world.mmu.fault(page, access, signal_after);
+                let refused = world.mmu.fault(page, access, signal_after);
                 if signal_after.is_some() {
                     handle_signal(world);
+                }
+                if refused {
+                    return Err(());
                 }
                 None
             }

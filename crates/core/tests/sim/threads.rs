@@ -3,10 +3,11 @@
 use selfpage_core::addr::PageRange;
 use selfpage_core::fault::evict::{Evicted, evict, trim_standby};
 use selfpage_core::fault::save::save;
-use selfpage_core::fault::{self, Fault, Outcome};
+use selfpage_core::fault::{self, Fault, Outcome, copy_first};
 use selfpage_core::mmu::{Mmu, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
+use selfpage_core::region::Access;
 use selfpage_core::shortage::Shortage;
 use selfpage_core::sync::Ordering;
 
@@ -55,6 +56,10 @@ fn reader(world: &'static World) {
             Outcome::Protected => {
                 world.unprotect(page);
                 world.mmu.wake_faulters(Trap::Worker, page, 1);
+            }
+            // As the library has it: a clone cannot have the page before it is written to.
+            Outcome::Failed(_) if access == Access::Write && copy_first::is_owed(&world.domain, page) => {
+                world.mmu.refuse(page);
             }
             Outcome::Failed(_) => {
                 scheduler::step_aside("poison");
