@@ -7,10 +7,9 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use selfpage::Domain;
 use selfpage::pager::UserPager;
+use selfpage::{Domain, PAGE_BYTES};
 
-const PAGE_BYTES: usize = 4096;
 const WORDS: usize = PAGE_BYTES / 8;
 
 /// The pages that were changed.

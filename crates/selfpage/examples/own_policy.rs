@@ -6,9 +6,8 @@
 use std::sync::atomic::Ordering;
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Frame, PageNo, Policy, Use};
+use selfpage::{Domain, Frame, PAGE_BYTES, PageNo, Policy, Use};
 
-const PAGE_BYTES: usize = 4096;
 const FRAMES: usize = 1024;
 
 /// The frames that hold pages, by whether the page has an even number.

@@ -4,10 +4,9 @@
 
 use std::sync::atomic::Ordering;
 
-use selfpage::Domain;
 use selfpage::store::MemoryStore;
+use selfpage::{Domain, PAGE_BYTES};
 
-const PAGE_BYTES: usize = 4096;
 const WORDS: usize = PAGE_BYTES / 8;
 const FRAMES: usize = 1024;
 const PAGES: usize = 4 * FRAMES;

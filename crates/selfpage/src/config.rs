@@ -1,5 +1,6 @@
 //! What a domain is made of.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -61,6 +62,7 @@ pub(crate) struct Settings {
 }
 
 /// A domain to be.
+#[must_use = "it is no domain until `build`"]
 pub struct Config {
     settings: Settings,
     policy: Choice,
@@ -85,7 +87,7 @@ impl Config {
         Config { settings, policy: Choice::Named("lru".into()), frames_bytes }
     }
 
-    /// The policy, by one of [`selfpage_core::policy::NAMES`]. `lru` unless stated otherwise.
+    /// The policy, by one of [`POLICIES`](crate::POLICIES). `lru` unless stated otherwise.
     pub fn policy(mut self, name: &str) -> Config {
         self.policy = Choice::Named(name.into());
         self
@@ -97,7 +99,8 @@ impl Config {
         self
     }
 
-    /// Room for frames added later: slots for `bytes` of frames in all.
+    /// Room for frames added later ([`Domain::add_frames`]): slots for `bytes` of frames in all. In bytes, as
+    /// [`Domain::with_frames`] takes them.
     pub fn most_frames(mut self, bytes: usize) -> Config {
         self.settings.most_frames = self.settings.frames.max(u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX));
         self
@@ -139,7 +142,7 @@ impl Config {
     }
 
     /// Writes what happens to each page to a file: see [`crate::trace`]. Where the file is there already, it stays, and the trace
-    /// goes to one beside it, with the number of the process at its end; so does that of a forked child.
+    /// goes to one beside it, with the number of the process at its end; so does that of a forked child. A directory is refused.
     ///
     /// The working set is estimated once in `working_set_every`, by a sample of 256 pages; zero: not at all.
     pub fn trace(mut self, path: impl Into<PathBuf>, working_set_every: Duration) -> Config {
@@ -177,6 +180,16 @@ impl Config {
             Choice::Own(policy) => Ok(policy),
             Choice::Named(name) => policy_by_name(&name, links),
         }
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let policy = match &self.policy {
+            Choice::Named(name) => name,
+            Choice::Own(_) => "of the program's own",
+        };
+        f.debug_struct("Config").field("policy", &policy).field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 

@@ -7,6 +7,7 @@
 pub(crate) mod threads;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +31,7 @@ use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
 use selfpage_core::ring::{Ring, Slot};
-use selfpage_core::shortage::FrameWait;
+use selfpage_core::shortage::{FrameWait, Shortage};
 use selfpage_core::stack::FrameStack;
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
@@ -55,7 +56,7 @@ mod regions;
 pub(crate) use child::{Open, Part};
 pub(crate) use regions::Regions;
 
-const MOST_REGIONS: usize = 1024;
+pub(crate) const MOST_REGIONS: usize = 1024;
 const REQUESTS: usize = 1024;
 /// As many as there are runs of pages to be fetched when a snapshot is restored.
 const ADVICE: usize = MOST_RUNS;
@@ -171,13 +172,21 @@ impl Domain {
 
     /// Lets the domain hold `frames` more, up to the pool's size.
     ///
+    /// # Units
+    /// Frames of [`PAGE_BYTES`] bytes, where [`Domain::with_frames`] and [`Config::most_frames`] are told bytes.
+    ///
     /// # Errors
     /// The pool has no slots for them: make it larger with [`Config::most_frames`].
     pub fn add_frames(&self, frames: u32) -> Result<()> {
         let _regions = self.life.inner.regions();
         let stack = &self.life.inner.state.stack;
         if stack.budget().saturating_add(frames) > self.life.inner.pool.frames() {
-            let cause = format!("the pool has {} slots, {} in use", self.life.inner.pool.frames(), stack.budget());
+            let (now, most) = (stack.budget(), self.life.inner.pool.frames());
+            let cause = format!(
+                "the domain has {now} frames, and its pool has room for {most}: add {} at most, or build it with more room \
+                 (Config::most_frames, in bytes)",
+                most.saturating_sub(now)
+            );
             return Err(Error::new(Kind::OutOfSpace, "add", format!("{frames} frames"), cause));
         }
         stack.extend(self.life.inner.state.mmu, frames);
@@ -187,6 +196,9 @@ impl Domain {
 
     /// Takes `frames` frames away from the domain and gives their memory back to the system; waits for them to be freed.
     ///
+    /// # Units
+    /// Frames of [`PAGE_BYTES`] bytes, where [`Domain::with_frames`] is told bytes.
+    ///
     /// # Errors
     /// Too few would be left, or too many pages are held in core. Those that could be taken are taken: see
     /// [`Domain::contract`].
@@ -195,13 +207,23 @@ impl Domain {
         let state = &self.life.inner.state;
         let object = || format!("{frames} frames");
         if state.stack.budget().saturating_sub(frames) < crate::config::LEAST_FRAMES {
-            let cause = format!("a domain needs at least {} frames", crate::config::LEAST_FRAMES);
+            let (now, least) = (state.stack.budget(), crate::config::LEAST_FRAMES);
+            let most = now.saturating_sub(least);
+            let cause = format!("the domain has {now} frames, and needs {least} at least: remove {most} at most");
             return Err(Error::new(Kind::Invalid, "remove", object(), cause));
         }
         let taken = self.life.inner.on_table(move |_| range::give_up(state, frames));
         self.life.inner.set_reserve();
         match taken {
             Ok(()) => Ok(()),
+            Err(Failure::Shortage(Shortage::AllHeld)) => {
+                let cause = format!(
+                    "the pages in the others are pinned, by the program, the kernel or a device, or their pager has nowhere to save \
+                     them: unpin or discard some, and remove the rest again; the domain has {} frames now",
+                    state.stack.budget()
+                );
+                Err(Error::new(Kind::Held, "remove", object(), cause))
+            }
             Err(failure) => Err(Error::failure("remove", object(), failure)),
         }
     }
@@ -225,6 +247,17 @@ impl Domain {
     /// Whether faults that the kernel takes inside a system call can be served by workers.
     pub fn serves_system_calls(&self) -> bool {
         self.life.inner.serves_system_calls.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Domain({} frames of at most {})",
+            self.life.inner.state.stack.budget(),
+            self.life.inner.pool.frames()
+        )
     }
 }
 

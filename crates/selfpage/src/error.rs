@@ -10,7 +10,7 @@ use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::PagerError;
 use selfpage_core::shortage::Shortage;
 
-use crate::doctor::limits::MOUNT;
+use crate::doctor::limits::{MOUNT, undumpable};
 use crate::doctor::userfaultfd::MORE_THREADS;
 
 /// What a caller can do about an error.
@@ -23,13 +23,17 @@ pub enum Kind {
     Unsupported,
     /// Not enough frames, addresses or store: ask for less, or give more.
     OutOfSpace,
-    /// Pages are held in core: unpin some.
+    /// Somebody holds what is wanted; the message says what lets go of it. Pages: unpin some, or give the region a store (a region
+    /// that is zero at first has none to be flushed to). A region: its clone lacks pages still. A domain has its one
+    /// [`Snapshots`](crate::snapshot::Snapshots) already, or another has the lock of a snapshot's file. Threads are in other protection
+    /// domains.
     Held,
     /// A device or file failed.
     Io,
     /// Contents are damaged or gone.
     Lost,
-    /// The protection domain that the thread is in has no right to that: leave it, or give it the right.
+    /// There is no right to that. The protection domain that the thread is in lacks it: leave it, or give it the right. Or this user
+    /// may not open the file.
     Denied,
 }
 
@@ -75,7 +79,9 @@ impl Error {
 
     pub(crate) fn system(operation: &'static str, object: impl Into<String>, source: impl SystemError) -> Error {
         let source = source.into_io();
+        let object = object.into();
         let kind = match source.raw_os_error() {
+            Some(libc::EACCES) if opens_file(operation, &object) => Kind::Denied,
             Some(libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE | libc::EAGAIN) => Kind::OutOfSpace,
             Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EOPNOTSUPP) => Kind::Unsupported,
             Some(libc::EINVAL) => Kind::Invalid,
@@ -83,7 +89,6 @@ impl Error {
             None if source.kind() == io::ErrorKind::QuotaExceeded => Kind::OutOfSpace,
             _ => Kind::Io,
         };
-        let object = object.into();
         let cause = match remedy(operation, &object, &source) {
             Some(remedy) => format!("{source}; {remedy}"),
             None => source.to_string(),
@@ -125,13 +130,22 @@ impl Error {
     }
 }
 
-/// What helps, where a limit is the cause, or no /proc is mounted.
+/// Whether it was to open a file that the program has named, or to make one.
+fn opens_file(operation: &str, object: &str) -> bool {
+    matches!(operation, "open" | "map" | "make") && !object.starts_with("/proc/")
+}
+
+/// What helps, where a limit is the cause, rights are, or no /proc is mounted.
 fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static str> {
     match cause.raw_os_error()? {
         libc::EMFILE => Some("raise `ulimit -n`"),
         libc::ENFILE => Some("raise fs.file-max (sysctl -w)"),
         libc::EAGAIN if operation == "start" => Some(MORE_THREADS),
         libc::ENOENT if object.starts_with("/proc/") => Some(MOUNT),
+        libc::EACCES if object.starts_with("/proc/") => undumpable(),
+        libc::EACCES if opens_file(operation, object) => {
+            Some("give this user the right to the file and to all directories above it, or name another file")
+        }
         _ => None,
     }
 }
@@ -154,7 +168,9 @@ pub(crate) fn describe(error: PagerError) -> String {
         PagerError::Truncated => "the file ends before this page".into(),
         PagerError::Full => "the store is full (ENOSPC); give it more room".into(),
         PagerError::Panicked => "the pager panicked".into(),
-        PagerError::NoStore => "the pager has no store".into(),
+        PagerError::NoStore => {
+            "the pager has no store to save it to, so it stays in core: make the region with one (`RegionBuilder::stored`)".into()
+        }
         PagerError::WrongContext => "not in this context".into(),
         PagerError::Orphaned => {
             "the region that this one is a clone of was dropped when it could not be copied any more, for want of a \
@@ -201,10 +217,9 @@ impl std::error::Error for Error {
 
 impl From<Error> for io::Error {
     fn from(error: Error) -> io::Error {
-        match error.source.as_ref().and_then(io::Error::raw_os_error) {
-            Some(errno) => io::Error::from_raw_os_error(errno),
-            None => io::Error::other(error),
-        }
+        // With all that it says: an errno alone would name neither the object nor the remedy. It is the source's.
+        let kind = error.source.as_ref().map_or(io::ErrorKind::Other, io::Error::kind);
+        io::Error::new(kind, error)
     }
 }
 

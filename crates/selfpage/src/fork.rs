@@ -280,7 +280,7 @@ fn ready_stores(domains: &[PausedDomain]) -> Vec<PausedStore> {
     for domain in domains {
         let table_of = domain.inner.table_thread.load(Ordering::Acquire) as i32;
         for store in domain.stores() {
-            if !stores.iter().any(|known| Arc::ptr_eq(&known.store, store)) {
+            if !stores.iter().any(|known| known.store.identity() == store.identity()) {
                 stores.push(PausedStore { store: store.clone(), ready: store.before_fork(table_of) });
             }
         }
@@ -313,7 +313,7 @@ impl PausedDomain {
     fn give_to_child(&mut self, stores: &[PausedStore]) {
         if self.shared.is_ok() {
             let refusal = |store: &Arc<dyn BackingStore>| {
-                stores.iter().find(|known| Arc::ptr_eq(&known.store, store))?.ready.as_ref().err()
+                stores.iter().find(|known| known.store.identity() == store.identity())?.ready.as_ref().err()
             };
             let refused = self.stores().find_map(refusal);
             self.shared = match refused {

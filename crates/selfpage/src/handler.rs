@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -78,6 +79,9 @@ pub trait FaultHandler: Send + Sync {
 
     /// Whether it is asked before an absent page is brought in, too: then each such fault costs as much as a trap. Asked
     /// once, when the region is made.
+    ///
+    /// A page is absent before its first use, and again whenever it was evicted: a handler that has given it contents already says
+    /// [`Answer::Pass`] then, and its pager brings back what the program wrote. To map it anew would overwrite that.
     fn asks_first(&self) -> bool {
         false
     }
@@ -154,7 +158,8 @@ impl MemoryFault<'_> {
     }
 
     /// Gives the absent page of the fault its contents, in its pager's place, and maps it: what it reads as from now on. They
-    /// are saved when the page is evicted, where the region has somewhere to save them.
+    /// are saved when the page is evicted, where the region has somewhere to save them. An evicted page is absent, too: what the program
+    /// wrote to it is gone then ([`FaultHandler::asks_first`]).
     ///
     /// # Errors
     /// The page is not absent any more, or no access to it is allowed; or there is no frame.
@@ -189,6 +194,17 @@ impl MemoryFault<'_> {
 
     fn page(&self) -> PageNo {
         selfpage_core::addr::VirtAddr(self.addr).page()
+    }
+}
+
+impl fmt::Debug for MemoryFault<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = f.debug_struct("MemoryFault");
+        fields
+            .field("address", &format_args!("{:#x}", self.addr))
+            .field("access", &self.access)
+            .field("kind", &self.kind);
+        fields.field("region", &self.bound.name).finish_non_exhaustive()
     }
 }
 

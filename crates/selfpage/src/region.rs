@@ -39,6 +39,7 @@ pub(crate) use bound::Bound;
 pub(crate) const ADDRESS: &str = "at ";
 
 /// A region to be.
+#[must_use = "it is no region until one of its last calls (`stored`, `file`, `zero` and so on) says what backs it"]
 pub struct Builder<'a> {
     life: &'a Arc<Life>,
     len_bytes: usize,
@@ -57,7 +58,9 @@ impl<'a> Builder<'a> {
         Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved, placement, handler: None }
     }
 
-    /// A name for messages.
+    /// A name for messages. A snapshot keeps its first 255 bytes ([`SavedRegion::name`]).
+    ///
+    /// [`SavedRegion::name`]: crate::snapshot::SavedRegion::name
     pub fn name(mut self, name: &str) -> Self {
         self.name = name.into();
         self
@@ -148,10 +151,7 @@ impl<'a> Builder<'a> {
         if self.len_bytes == 0 {
             self.len_bytes = opened.len_bytes as usize;
         }
-        if self.len_bytes == 0 || self.len_bytes as u64 > opened.len_bytes {
-            let cause = format!("{} bytes wanted, the file has {}", self.len_bytes, opened.len_bytes);
-            return Err(Error::new(Kind::Invalid, "map", path.as_ref().display().to_string(), cause));
-        }
+        opened.check(self.len_bytes)?;
         if self.name.is_empty() {
             self.name = path.as_ref().display().to_string();
         }
@@ -322,7 +322,8 @@ impl Region {
     }
 
     /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region. Pins on its pages go
-    /// too, however many: they are not to be taken back. What the program has mapped over a part of it stays.
+    /// too, however many: they are not to be taken back. What the program has mapped over a part of it stays. Where others use the region
+    /// too, so that there is no `&mut` to be had: [`Region::drop_contents`].
     ///
     /// # Errors
     /// The range is not in the region. A page that a clone still needs cannot be given to it: it is as it was, and the others are dropped.
@@ -342,8 +343,9 @@ impl Region {
         let evict::Evicted { ready, queued, kept, .. } =
             self.life.inner.on_pager_thread(move || range::evict(state, range));
         if ready + queued == 0 && kept > 0 {
-            let failure = Failure::Shortage(selfpage_core::shortage::Shortage::AllHeld);
-            return Err(Error::failure("evict", self.bound.range_name(range), failure));
+            let cause = "none of its pages in core can go: each is pinned, by the program, the kernel or a device, or its pager has \
+                         nowhere to save it; unpin them, or make the region with a store";
+            return Err(Error::new(Kind::Held, "evict", self.bound.range_name(range), cause));
         }
         Ok(ready + queued)
     }
@@ -390,6 +392,12 @@ fn not_pinned(outcome: Outcome) -> String {
         Outcome::Violation => format!("it is pinned {} times already: unpin it as often", range::MOST_PINS),
         Outcome::NotOurs => "its region is gone".into(),
         other => format!("it cannot be brought in ({other:?})"),
+    }
+}
+
+impl fmt::Debug for Builder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RegionBuilder({:?}, {} bytes, {:?})", self.name, self.len_bytes, self.trap)
     }
 }
 

@@ -131,7 +131,13 @@ fn create(path: &Path) -> io::Result<(PathBuf, File)> {
     let names = [path.to_owned(), with(format!(".{pid}"))].into_iter();
     for name in names.chain((2..1000).map(|number| with(format!(".{pid}.{number}")))) {
         match File::create_new(&name) {
-            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {
+                // Whoever names one wants the trace in it, and would not look beside it.
+                if name == path && name.is_dir() {
+                    let why = format!("trace {}: it is a directory; name a file, in it or elsewhere", name.display());
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+                }
+            }
             Ok(file) => return Ok((name, file)),
             Err(why) => return Err(about(&name, &why)),
         }

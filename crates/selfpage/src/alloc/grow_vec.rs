@@ -1,7 +1,10 @@
 //! A vector that grows by remapping: from 4 MiB on it does not copy its items, and it never has more than a page to spare that nobody
 //! asked for.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::iter::FusedIterator;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
@@ -199,6 +202,30 @@ impl<T> GrowVec<T> {
         self.pop().expect("an item, as was just asserted")
     }
 
+    /// Drops the items that `keep` does not want. The others close up, in their order.
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+        let mut kept = 0;
+        // By exchanges: where `keep` panics all items are still there.
+        for at in 0..self.len {
+            if keep(&self[at]) {
+                self.swap(kept, at);
+                kept += 1;
+            }
+        }
+        self.truncate(kept);
+    }
+
+    /// Takes all items of `other` over, behind its own, by copying. `other` keeps its memory.
+    ///
+    /// # Panics
+    /// No memory.
+    pub fn append(&mut self, other: &mut GrowVec<T>) {
+        self.reserve(other.len);
+        // SAFETY: grow-vec: there is room for them, in another block; there they are none any more.
+        unsafe { ptr::copy_nonoverlapping(other.first.as_ptr(), self.first.add(self.len).as_ptr(), other.len) };
+        self.len += std::mem::take(&mut other.len);
+    }
+
     /// Drops the items from `len` on, if there are any.
     pub fn truncate(&mut self, len: usize) {
         if len < self.len {
@@ -322,6 +349,36 @@ impl<T: PartialEq> PartialEq for GrowVec<T> {
 
 impl<T: Eq> Eq for GrowVec<T> {}
 
+impl<T: PartialOrd> PartialOrd for GrowVec<T> {
+    fn partial_cmp(&self, other: &GrowVec<T>) -> Option<Ordering> {
+        (**self).partial_cmp(&**other)
+    }
+}
+
+impl<T: Ord> Ord for GrowVec<T> {
+    fn cmp(&self, other: &GrowVec<T>) -> Ordering {
+        (**self).cmp(&**other)
+    }
+}
+
+impl<T: Hash> Hash for GrowVec<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
+impl<T> AsRef<[T]> for GrowVec<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T> AsMut<[T]> for GrowVec<T> {
+    fn as_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
 impl<'a, T> IntoIterator for &'a GrowVec<T> {
     type Item = &'a T;
     type IntoIter = std::slice::Iter<'a, T>;
@@ -371,7 +428,20 @@ impl<T> Iterator for IntoIter<T> {
     }
 }
 
+impl<T> DoubleEndedIterator for IntoIter<T> {
+    fn next_back(&mut self) -> Option<T> {
+        if self.next == self.end {
+            return None;
+        }
+        self.end -= 1;
+        // SAFETY: grow-vec: an item that was not taken before.
+        Some(unsafe { self.vec.first.add(self.end).read() })
+    }
+}
+
 impl<T> ExactSizeIterator for IntoIter<T> {}
+
+impl<T> FusedIterator for IntoIter<T> {}
 
 impl<T> Drop for IntoIter<T> {
     fn drop(&mut self) {

@@ -2,8 +2,9 @@
 
 use super::{Finding, State, readable, setting};
 use crate::residence::{LockLimit, Swapping};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{DumpableBehavior, Resource, dumpable_behavior, getrlimit};
 use std::fs;
+use std::io::ErrorKind;
 
 /// The kernel's own default, and what a heap of protected pages needs at least.
 const MAPPINGS_MIN: u64 = 65_530;
@@ -11,6 +12,9 @@ const MAPPINGS_MIN: u64 = 65_530;
 /// The line of /proc.
 pub(super) const PROC: &str = "/proc";
 pub(crate) const MOUNT: &str = "mount -t proc proc /proc";
+/// What helps a process whose files there are root's, as they are once it has changed its user.
+const DUMPABLE: &str = "the process is not dumpable, as after a change of its user: call prctl(PR_SET_DUMPABLE, 1) before a domain is \
+                        built and before a fork, or do both before the change";
 
 /// Fewer open files, and a domain with a store or two has no descriptors left.
 const FILES_MIN: u64 = 64;
@@ -32,10 +36,21 @@ pub(super) fn proc() -> Finding {
     // What the library opens.
     match fs::File::open("/proc/thread-self/mem") {
         Ok(_) => Finding::new(PROC, State::Present, "mounted"),
-        Err(why) => {
-            Finding::new(PROC, State::Absent, format!("not mounted ({why}); selfpage cannot run")).remedy(MOUNT)
-        }
+        Err(why) => match undumpable() {
+            Some(remedy) if why.kind() == ErrorKind::PermissionDenied => {
+                let why =
+                    format!("mounted, and this process may not open its own files there ({why}); selfpage cannot run");
+                Finding::new(PROC, State::Absent, why).remedy(remedy)
+            }
+            _ => Finding::new(PROC, State::Absent, format!("not mounted ({why}); selfpage cannot run")).remedy(MOUNT),
+        },
     }
+}
+
+/// Why this process may not open its own files in /proc, and what helps, if it is not dumpable.
+pub(crate) fn undumpable() -> Option<&'static str> {
+    let is_dumpable = matches!(dumpable_behavior(), Ok(DumpableBehavior::Dumpable));
+    (!is_dumpable).then_some(DUMPABLE)
 }
 
 /// The filter on this process's system calls.

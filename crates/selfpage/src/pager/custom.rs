@@ -1,5 +1,6 @@
 //! A pager of the program's own.
 
+use std::error::Error;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,13 +24,14 @@ pub trait UserPager: Send + Sync {
     /// Writes the contents of page `index` (of the region) to `bytes`, which are zero.
     ///
     /// # Errors
-    /// The access fails: the program gets `SIGBUS` and the reason.
+    /// The access fails: the program gets `SIGBUS` and the reason, of which the number (errno) is all that gets so far: an error of your own
+    /// words is told as `EIO`, "Input/output error". Write down or print what is more than that.
     fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()>;
 
     /// Keeps what is in page `index`, which has changed since it was filled.
     ///
     /// # Errors
-    /// The page stays in core.
+    /// The page stays in core. Of the error the number is told, as for [`UserPager::fill`].
     fn save(&self, index: u64, bytes: &PageBytes) -> io::Result<()>;
 
     /// Page `index` has been discarded; the next fill should give what a page never written to has.
@@ -46,6 +48,29 @@ pub trait UserPager: Send + Sync {
     /// What stands in the way; [`crate::Region::flush`] returns it.
     fn sync(&self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// A pager that the program has a handle to as well.
+impl<P: UserPager + ?Sized> UserPager for Arc<P> {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {
+        (**self).fill(index, bytes)
+    }
+
+    fn save(&self, index: u64, bytes: &PageBytes) -> io::Result<()> {
+        (**self).save(index, bytes)
+    }
+
+    fn forget(&self, index: u64) {
+        (**self).forget(index);
+    }
+
+    fn forked(&self) {
+        (**self).forked();
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        (**self).sync()
     }
 }
 
@@ -73,9 +98,20 @@ impl<P: UserPager> Custom<P> {
 fn guarded(work: impl FnOnce() -> io::Result<()>) -> Result<(), PagerError> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(PagerError::Io(error.raw_os_error().unwrap_or(libc::EIO))),
+        Ok(Err(error)) => Err(PagerError::Io(errno_of(&error))),
         Err(_) => Err(PagerError::Panicked),
     }
+}
+
+/// The system's number for an error, or for what it comes from, as one of the library's does.
+fn errno_of(error: &io::Error) -> i32 {
+    let mut of = error.raw_os_error();
+    let mut from = error.source();
+    while let (None, Some(cause)) = (of, from) {
+        of = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        from = cause.source();
+    }
+    of.unwrap_or(libc::EIO)
 }
 
 impl<P: UserPager> Pager for Custom<P> {
@@ -141,5 +177,19 @@ impl<P: UserPager> Pager for Custom<P> {
                 Ok(())
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_an_error_is_its_own_or_that_of_what_it_comes_from() {
+        let full = || io::Error::from_raw_os_error(libc::ENOSPC);
+        assert_eq!(errno_of(&full()), libc::ENOSPC);
+        let ours = crate::Error::system("save", "a page", full());
+        assert_eq!(errno_of(&ours.into()), libc::ENOSPC);
+        assert_eq!(errno_of(&io::Error::other("five is out")), libc::EIO);
     }
 }

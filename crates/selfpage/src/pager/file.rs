@@ -78,6 +78,9 @@ pub(crate) struct Opened {
     buffered: Descriptor,
     first: u64,
     rights: Rights,
+    offset_bytes: u64,
+    /// How long the file is.
+    file_bytes: u64,
     /// How much of the file follows, in bytes.
     pub(crate) len_bytes: u64,
 }
@@ -114,12 +117,29 @@ impl Opened {
             path: path.into(),
             first: offset_bytes / PAGE,
             rights,
+            offset_bytes,
+            file_bytes: meta.len(),
             len_bytes: meta.len().min(END_BYTES).saturating_sub(offset_bytes),
         })
     }
 }
 
 impl Opened {
+    /// Whether `len_bytes` of it can be a region. 0: the file has nothing there.
+    pub(crate) fn check(&self, len_bytes: usize) -> Result<()> {
+        let Opened { offset_bytes, file_bytes, len_bytes: rest, .. } = *self;
+        let cause = match (file_bytes, rest) {
+            _ if len_bytes > 0 && len_bytes as u64 <= rest => return Ok(()),
+            (0, _) => "the file is empty, and a region needs bytes: make the file longer (truncate -s) before".into(),
+            (_, 0) => format!("the file has {file_bytes} bytes, and none from {offset_bytes} on: begin before its end"),
+            _ => format!(
+                "{len_bytes} bytes wanted from {offset_bytes} on, and of the file's {file_bytes} bytes {rest} follow there: ask for no \
+                 more, or for 0, which stands for the rest"
+            ),
+        };
+        Err(Error::new(Kind::Invalid, "map", self.path.display().to_string(), cause))
+    }
+
     pub(crate) fn files(&self) -> Vec<Numbered> {
         self.direct.iter().chain([&self.buffered]).map(Descriptor::numbered).collect()
     }

@@ -16,7 +16,7 @@ pub use file::File;
 pub(crate) use file::{Opened, Tables};
 pub use physical::Physical;
 pub use restored::Restored;
-pub use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
+pub use selfpage_core::pager::{Context, FillPage, Kept, Pager, PagerError, SavePage, Verdict};
 pub use stored::Stored;
 pub use zero::Zero;
 

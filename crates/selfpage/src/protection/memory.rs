@@ -13,7 +13,7 @@ use super::table::{self, Record};
 use super::{Mechanism, mechanism, thread};
 use crate::error::{Error, Kind, Result};
 use crate::maps;
-use crate::region::Region;
+use crate::region::{ADDRESS, Region};
 
 /// Memory that rights are about: a region, or memory of the program's. While it or a clone of it lives (a domain with rights on it has
 /// one), threads in a protection domain may do with it what that domain may, and threads in none what the mapping allows.
@@ -64,7 +64,7 @@ impl Memory {
 
     fn add(name: String, range: Range<usize>, region: Option<Arc<Region>>) -> Result<Memory> {
         super::set_up();
-        let object = || format!("memory {name} at {:#x}..{:#x}", range.start, range.end);
+        let object = || format!("memory {}{:#x}..{:#x}", before_address(&name), range.start, range.end);
         let refused = |cause: String| Err(Error::new(Kind::Invalid, "protect", object(), cause));
         if range.is_empty() || !(range.start | range.end).is_multiple_of(PAGE_BYTES) {
             return refused(format!("rights are about whole pages: give it multiples of {PAGE_BYTES} bytes"));
@@ -77,8 +77,9 @@ impl Memory {
         let overlaps = |record: &&Record| record.start < range.end && range.start < record.start + record.len_bytes;
         if let Some(other) = table.memory.iter().find(overlaps) {
             return refused(format!(
-                "memory {} at {:#x} has rights of its own; clone that Memory",
-                other.name, other.start
+                "memory {}{:#x} has rights of its own; clone that Memory",
+                before_address(&other.name),
+                other.start
             ));
         }
         // With another domain's rights in force it does not count as memory yet, so it is as the program mapped it.
@@ -144,6 +145,11 @@ impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Memory({} at {:#x?})", self.piece.name, self.piece.range)
     }
+}
+
+/// What comes before the address of memory of this name: a region without a name is called by its address already.
+fn before_address(name: &str) -> String {
+    if name.starts_with(ADDRESS) { ADDRESS.into() } else { format!("{name} {ADDRESS}") }
 }
 
 /// What the mappings of a range allow, if they allow the same.

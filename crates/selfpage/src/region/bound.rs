@@ -23,13 +23,13 @@ use super::{ADDRESS, Builder};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::dirty;
-use crate::domain::Inner;
+use crate::domain::{Inner, MOST_REGIONS};
 use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
 use crate::placement;
 use crate::store::{BackingStore, Numbered};
-use crate::trap::upcall;
+use crate::trap::upcall::{self, MOST_DOMAINS};
 
 /// Where a pager is, at an address that core can keep in one word.
 struct PagerAt(&'static dyn Pager);
@@ -77,7 +77,10 @@ impl Bound {
             return Err(Error::new(Kind::Invalid, "make", object(), cause));
         }
         if trap.is_signal() && !upcall::enlist(&raw const **inner) {
-            let cause = "there are too many domains with upcall regions in this process";
+            let cause = format!(
+                "{MOST_DOMAINS} domains of this process have had upcall regions, and no more can: drop one of them, make the region in \
+                 one, or leave its faults to workers (Trap::Worker)"
+            );
             return Err(Error::new(Kind::OutOfSpace, "make", object(), cause));
         }
         let len = builder.len_bytes.div_ceil(PAGE_BYTES);
@@ -153,7 +156,9 @@ impl Bound {
         inner.on_pager_thread(move || bound.register(descriptors, &bound.addresses()))?;
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
         if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
-            let cause = "the domain has as many regions as its map can hold";
+            let cause = format!(
+                "the domain has {MOST_REGIONS} regions, and no more can be: drop one, make fewer and larger ones, or another domain"
+            );
             return Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause));
         }
         regions.insert(self.region.range.first.0, self.clone());

@@ -25,6 +25,9 @@ impl Region {
     /// private memory.) This region's pages are armed, as for a snapshot: the first write to each is a fault. It fails where no frame
     /// can be had for the clone's page.
     ///
+    /// The clone has no name, no handler and priority 0, all its pages are [`Protection::ReadWrite`](crate::Protection), whatever this
+    /// region has, and its faults arrive as this one's do.
+    ///
     /// A region has one clone at a time that has not all its pages yet. Dropping this region gives the clone what it lacks;
     /// dropping the clone costs nothing more.
     ///
@@ -93,7 +96,9 @@ impl Bound {
             return Err((Kind::Lost, cause));
         }
         if lacks(self.region.heir()) || lacks(Some(&self.region)) {
-            return Err((Kind::Held, "it shares pages with another region still, as a clone or with one"));
+            let cause = "it shares pages with another region still, as a clone or with one: touch or pin all pages of the clone, \
+                         which has them for itself then, or drop the clone";
+            return Err((Kind::Held, cause));
         }
         self.region.part();
         // SAFETY: region-in-map: both are there, and `leave` parts them.

@@ -1,5 +1,6 @@
 //! A store in plain memory: for tests, for compressors to stand on, and where a page out of the program's sight is enough.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use selfpage_core::pager::{Context, PagerError};
@@ -61,6 +62,12 @@ impl MemoryStore {
                 self.bloks.release(first, len);
             }
         }
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryStore({} of {} bloks taken)", self.taken_bloks(), self.bloks.count())
     }
 }
 

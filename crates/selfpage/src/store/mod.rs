@@ -9,6 +9,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::pager::{Context, PagerError};
@@ -104,6 +105,12 @@ pub trait BackingStore: Send + Sync {
     /// PagerThread.
     fn write(&self, bloks: &mut [WriteBlok<'_>]);
 
+    /// What tells it from other stores, however many regions have it and by whatever handles: it is told of a fork once. A store that is
+    /// only a handle to another says what that says.
+    fn identity(&self) -> usize {
+        (&raw const *self).addr()
+    }
+
     /// The descriptors that a thread's table must hold, at these numbers, for the thread to use the store.
     fn descriptors(&self) -> Vec<RawFd> {
         Vec::new()
@@ -147,6 +154,53 @@ pub trait BackingStore: Send + Sync {
     /// # Context
     /// Normal.
     fn after_fork_in_child(&self) {}
+}
+
+/// A store that the program has a handle to as well, or that several regions use.
+impl<S: BackingStore + ?Sized> BackingStore for Arc<S> {
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        (**self).claim(want)
+    }
+
+    fn release(&self, first: Blok, count: u32) {
+        (**self).release(first, count);
+    }
+
+    fn reads_in_trap(&self) -> bool {
+        (**self).reads_in_trap()
+    }
+
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        (**self).read(context, bloks)
+    }
+
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        (**self).write(bloks);
+    }
+
+    fn identity(&self) -> usize {
+        (**self).identity()
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        (**self).descriptors()
+    }
+
+    fn check_descriptor(&self, number: RawFd, found: BorrowedFd<'_>) -> Result<(), StoreError> {
+        (**self).check_descriptor(number, found)
+    }
+
+    fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {
+        (**self).before_fork(table_of)
+    }
+
+    fn after_fork_in_parent(&self) {
+        (**self).after_fork_in_parent();
+    }
+
+    fn after_fork_in_child(&self) {
+        (**self).after_fork_in_child();
+    }
 }
 
 /// Why there is no store, or none for a child.

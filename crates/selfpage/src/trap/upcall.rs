@@ -17,7 +17,7 @@ use super::takeover::{self, Blocked, Takeover};
 use crate::domain::Inner;
 use crate::handler::{Answer, FaultKind, Trouble};
 
-const MOST_DOMAINS: usize = 64;
+pub(crate) const MOST_DOMAINS: usize = 64;
 /// The code of a `SIGSEGV` for an access that the mapping does not allow.
 pub(crate) const SEGV_ACCERR: libc::c_int = 2;
 

@@ -1,5 +1,7 @@
 //! `GrowVec` against `Vec`.
 
+use std::cmp::Ordering;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
@@ -15,7 +17,21 @@ fn it_does_what_vec_does() {
     for _ in 0..20_000 {
         let item = Rc::new(random.next());
         let at = random.below(model.len() + 1);
-        match random.below(8) {
+        match random.below(10) {
+            8 if random.below(50) == 0 => {
+                let mut parity = [random.next(), random.next()].into_iter().cycle();
+                let keep: Vec<bool> = model.iter().map(|_| parity.next() > Some(1 << 63)).collect();
+                let (mut first, mut second) = (keep.iter(), keep.iter());
+                ours.retain(|_| *first.next().unwrap());
+                model.retain(|_| *second.next().unwrap());
+            }
+            9 if random.below(50) == 0 => {
+                let more: Vec<_> = (0..random.below(2000)).map(|_| item.clone()).collect();
+                let (mut other, mut others) = (more.iter().cloned().collect(), more);
+                ours.append(&mut other);
+                model.append(&mut others);
+                assert!(other.is_empty() && *ours == *model);
+            }
             0..=3 => (ours.push(item.clone()), model.push(item)).1,
             4 => (ours.insert(at, item.clone()), model.insert(at, item)).1,
             5 if at < model.len() => assert_eq!(ours.remove(at), model.remove(at)),
@@ -29,8 +45,18 @@ fn it_does_what_vec_does() {
     assert!((ours.capacity() - ours.len()) * 8 < 4096 + 8 || ours.is_empty());
     let last = model.last().cloned();
     assert!(ours.clone() == ours && ours.clone().into_iter().eq(model.clone()));
+    assert!(ours.clone().into_iter().rev().eq(model.iter().rev().cloned()));
+    assert_eq!((ours.as_ref(), ours.cmp(&ours.clone())), (&model[..], Ordering::Equal));
+    assert_eq!(ours.partial_cmp(&GrowVec::new()), Some(model.len().cmp(&0)));
+    let hash = |vec: &dyn Fn(&mut DefaultHasher)| {
+        let mut hasher = DefaultHasher::new();
+        vec(&mut hasher);
+        hasher.finish()
+    };
+    assert_eq!(hash(&|hasher| ours.hash(hasher)), hash(&|hasher| model.hash(hasher)));
     let mut half = ours.into_iter();
     half.next();
+    half.next_back();
     drop(half);
     drop(model);
     assert!(last.is_none_or(|last| Rc::strong_count(&last) == 1), "an item was leaked");
@@ -49,6 +75,18 @@ fn what_panics_is_dropped_once_and_the_rest_too() {
     assert!(catch_unwind(AssertUnwindSafe(|| make().truncate(2))).is_err());
     assert!(catch_unwind(AssertUnwindSafe(|| drop(make()))).is_err());
     assert!(catch_unwind(AssertUnwindSafe(|| drop(make().into_iter().nth(1)))).is_err());
+    assert_eq!(Rc::strong_count(&count), 1);
+    let quiet = || (0..10).map(|_| Bomb(count.clone(), false)).collect::<GrowVec<Bomb>>();
+    let mut at = 0;
+    let asked = |_: &Bomb| {
+        at += 1;
+        assert!(at < 6, "asked");
+        at % 2 == 0
+    };
+    let mut kept = quiet();
+    assert!(catch_unwind(AssertUnwindSafe(|| kept.retain(asked))).is_err());
+    assert_eq!((kept.len(), Rc::strong_count(&count)), (10, 11));
+    drop(kept);
     assert_eq!(Rc::strong_count(&count), 1);
     let made = catch_unwind(AssertUnwindSafe(|| {
         (0..10).map(|at| if at == 5 { panic!("an item") } else { count.clone() }).collect::<GrowVec<_>>()

@@ -1,11 +1,9 @@
 //! Clones where a store fails: the source's, or the clone's.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use selfpage::pager::{Context, PagerError};
-use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
+use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
@@ -16,27 +14,6 @@ const FRAMES: usize = 64;
 const PAGES: usize = 4 * FRAMES;
 const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
 const EIO: u32 = libc::EIO as u32;
-
-/// A clone's store, to which the test has a handle.
-struct Shared(Arc<Failing>);
-
-impl BackingStore for Shared {
-    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.0.claim(want)
-    }
-    fn release(&self, first: Blok, count: u32) {
-        self.0.release(first, count);
-    }
-    fn reads_in_trap(&self) -> bool {
-        self.0.reads_in_trap()
-    }
-    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        self.0.read(context, bloks)
-    }
-    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        self.0.write(bloks);
-    }
-}
 
 fn numbered(domain: &Domain, pages: usize, trap: Trap) -> Region {
     let mut source = domain.region(pages * PAGE).name("source").trap(trap).stored(MemoryStore::new(1 << 30).unwrap());
@@ -93,7 +70,7 @@ fn a_clone_that_cannot_be_saved_keeps_the_source_from_changing() {
             let mut source = numbered(&domain, PAGES, trap);
             source.flush(0, PAGES * PAGE).unwrap();
             let store = Failing::new();
-            let clone = source.cow_clone(Shared(store.clone())).unwrap();
+            let clone = source.cow_clone(store.clone()).unwrap();
             store.write.store(EIO, SeqCst);
             let at = |page: usize| source.as_ptr().wrapping_add(page * PAGE + 80).cast::<u64>();
             let refused: Vec<usize> = (0..PAGES).filter(|page| tried::write(at(*page), 9).is_err()).collect();

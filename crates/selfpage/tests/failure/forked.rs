@@ -1,6 +1,7 @@
 //! Forks where a child cannot have all of its parent's memory, or has other rights.
 
 use std::io;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
@@ -54,6 +55,58 @@ fn numbered(domain: &Domain, trap: Trap, store: Arc<dyn BackingStore>) -> Region
 
 fn file_store() -> FileStore {
     FileStore::unnamed_in("/var/tmp".as_ref(), (4 * ALL * PAGE) as u64).unwrap()
+}
+
+/// A store that counts what it is told of forks.
+struct Counts(MemoryStore, AtomicU32);
+
+impl BackingStore for Counts {
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        self.0.claim(want)
+    }
+    fn release(&self, first: Blok, count: u32) {
+        self.0.release(first, count);
+    }
+    fn reads_in_trap(&self) -> bool {
+        self.0.reads_in_trap()
+    }
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        self.0.read(context, bloks)
+    }
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        self.0.write(bloks);
+    }
+    fn before_fork(&self, _: i32) -> Result<(), StoreError> {
+        self.1.fetch_add(1, SeqCst);
+        Ok(())
+    }
+    fn after_fork_in_parent(&self) {
+        self.1.fetch_add(100, SeqCst);
+    }
+    fn after_fork_in_child(&self) {
+        self.1.fetch_add(10_000, SeqCst);
+    }
+}
+
+/// Each region has a handle of its own to the one store.
+#[test]
+fn a_store_is_told_of_a_fork_once_however_many_handles_there_are() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let store = Arc::new(Counts(MemoryStore::new((8 * ALL * PAGE) as u64).unwrap(), AtomicU32::new(0)));
+        let alone = Arc::new(Counts(MemoryStore::new((8 * ALL * PAGE) as u64).unwrap(), AtomicU32::new(0)));
+        let mut regions: Vec<_> = (0..3).map(|_| domain.region(ALL * PAGE).stored(store.clone()).unwrap()).collect();
+        regions.push(numbered(&domain, Trap::Worker, store.clone()));
+        regions.push(numbered(&domain, Trap::Worker, alone.clone()));
+        regions.iter_mut().for_each(number_pages);
+        forked(|| {
+            assert_eq!((store.1.load(SeqCst), alone.1.load(SeqCst)), (10_001, 10_001));
+            regions.iter().for_each(|region| check_pages(region, 0..pages(region)));
+        });
+        assert_eq!((store.1.load(SeqCst), alone.1.load(SeqCst)), (101, 101));
+        regions.iter().for_each(|region| check_pages(region, 0..pages(region)));
+    })
+    .well();
 }
 
 /// Maps a page of the program's own at `at`, where nothing may be.

@@ -3,11 +3,14 @@
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use selfpage::protection::Memory;
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Error, Kind, Protection, Rights, Trap};
 
-use crate::scenario::{PAGE, here, in_child};
+use crate::scenario::{PAGE, here, in_child, number_pages};
 
 /// Descriptors, threads and mappings of this process: what a call that failed must not leave behind.
 fn running() -> (usize, usize) {
@@ -41,6 +44,13 @@ fn domains() {
             );
         }
         refused(Domain::with_frames(16 * PAGE).workers(100_000).build(), Kind::Invalid, &["100000 workers", "64"]);
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("there");
+        std::fs::create_dir(&place).unwrap();
+        let traced = Domain::with_frames(16 * PAGE).trace(&place, Duration::ZERO).build();
+        refused(traced, Kind::Invalid, &["there: it is a directory", "name a file"]);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "a trace beside it");
+        crate::scenario::until("its threads are gone", || running() == before);
         assert_eq!(running(), before);
     })
     .well();
@@ -68,13 +78,72 @@ fn regions() {
         let there = region.as_ptr() as usize;
         let store = MemoryStore::new(1 << 20).unwrap();
         refused(domain.region(PAGE).at(there).stored(store), Kind::Invalid, &["region of 4096 bytes"]);
-        refused(domain.add_frames(1), Kind::OutOfSpace, &["16 slots"]);
-        refused(domain.add_frames(u32::MAX), Kind::OutOfSpace, &["16 slots"]);
-        refused(domain.remove_frames(u32::MAX), Kind::Invalid, &["at least 16"]);
+        let grows = &["has 16 frames", "room for 16", "add 0 at most", "Config::most_frames, in bytes"];
+        refused(domain.add_frames(1), Kind::OutOfSpace, grows);
+        refused(domain.add_frames(u32::MAX), Kind::OutOfSpace, grows);
+        refused(domain.remove_frames(u32::MAX), Kind::Invalid, &["has 16 frames", "16 at least", "remove 0 at most"]);
         drop(region);
         assert_eq!(running(), before);
         let private = Domain::with_frames(16 * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
         refused(private.region(PAGE).trap(Trap::Upcall).zero(), Kind::Invalid, &["DescriptorTable::Shared"]);
+    })
+    .well();
+}
+
+/// What regions without a store cannot do, and how many there are.
+#[test]
+fn what_stays_and_what_is_too_many() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(64 * PAGE).most_frames(128 * PAGE).build().unwrap();
+        let mut zero = domain.region(48 * PAGE).name("zero").zero().unwrap();
+        number_pages(&mut zero);
+        let stays = &["evict region zero, bytes 0..196608: none of its pages", "unpin them", "with a store"];
+        refused(zero.evict(0, 48 * PAGE), Kind::Held, stays);
+        refused(zero.flush(0, PAGE), Kind::Held, &["region zero, bytes 0..4096", "no store", "RegionBuilder::stored"]);
+        refused(domain.add_frames(65), Kind::OutOfSpace, &["has 64 frames", "room for 128", "add 64 at most"]);
+        refused(domain.remove_frames(40), Kind::Held, &["unpin or discard some", "frames now"]);
+        drop(zero);
+        let all: Vec<_> = (0..1024).map(|_| domain.region(PAGE).zero().unwrap()).collect();
+        refused(domain.region(PAGE).zero(), Kind::OutOfSpace, &["has 1024 regions", "drop one", "another domain"]);
+        drop(all);
+        domain.region(PAGE).zero().unwrap();
+    })
+    .well();
+}
+
+#[test]
+fn memory_that_has_rights_already() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+        let (unnamed, named) = (domain.region(PAGE), domain.region(PAGE).name("ledger"));
+        for (region, name) in [(unnamed, ""), (named, "ledger ")] {
+            let region = Arc::new(region.zero().unwrap());
+            let (start, _given) = (region.as_ptr().addr(), Memory::of(&region).unwrap());
+            let end = start + PAGE;
+            let words = &[
+                &*format!("protect memory {name}at {start:#x}..{end:#x}: "),
+                &*format!(": memory {name}at {start:#x} has rights of its own"),
+            ];
+            refused(Memory::of(&region), Kind::Invalid, words);
+        }
+    })
+    .well();
+}
+
+/// What the program gives to others that say `?` with errors of std's has all that ours says.
+#[test]
+fn as_an_error_of_std() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+        let text = |error: Error| {
+            let (said, error) = (error.to_string(), std::io::Error::from(error));
+            assert_eq!(error.to_string(), said);
+            assert!(error.get_ref().is_some_and(|inner| inner.is::<Error>()));
+            error.kind()
+        };
+        let missing = domain.region(0).file("/nowhere/to/be/found", 0, Rights::Read).unwrap_err();
+        assert_eq!(text(missing), std::io::ErrorKind::NotFound);
+        assert_eq!(text(domain.add_frames(1).unwrap_err()), std::io::ErrorKind::Other);
     })
     .well();
 }
@@ -93,9 +162,18 @@ fn files() {
         refused(map(Path::new("/dev/zero"), 0, 0), Kind::Invalid, &["/dev/zero", "not a regular file"]);
         refused(map(Path::new("a\0b"), 0, 0), Kind::Invalid, &["a\0b"]);
         refused(map(&file, 1, 0), Kind::Invalid, &["no multiple of 4096"]);
-        refused(map(&file, 4 * PAGE as u64, 0), Kind::Invalid, &["data", "0 bytes"]);
+        let behind = &["data", "has 12289 bytes", "none from 16384 on"];
+        refused(map(&file, 4 * PAGE as u64, 0), Kind::Invalid, behind);
+        refused(map(&file, 4 * PAGE as u64, PAGE), Kind::Invalid, behind);
         refused(map(&file, u64::MAX - 4095, PAGE), Kind::Invalid, &["data"]);
-        refused(map(&file, 0, 4 * PAGE), Kind::Invalid, &["16384 bytes wanted, the file has 12289"]);
+        let wanted =
+            &["16384 bytes wanted from 4096 on", "the file's 12289 bytes 8193 follow", "0, which stands for the rest"];
+        refused(map(&file, PAGE as u64, 4 * PAGE), Kind::Invalid, wanted);
+        let empty = dir.path().join("empty");
+        std::fs::write(&empty, "").unwrap();
+        for (offset, len) in [(0, 0), (0, PAGE), (PAGE as u64, 0)] {
+            refused(map(&empty, offset, len), Kind::Invalid, &["empty: the file is empty", "longer"]);
+        }
         let pipe = dir.path().join("pipe");
         let name = CString::new(pipe.as_os_str().as_bytes()).unwrap();
         // SAFETY: test: a name that ends.

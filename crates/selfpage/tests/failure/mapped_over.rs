@@ -124,16 +124,14 @@ struct Halfway {
     fails: AtomicBool,
 }
 
-struct Shared(Arc<Halfway>);
-
-impl UserPager for Shared {
+impl UserPager for Halfway {
     fn fill(&self, _: u64, bytes: &mut [u8; PAGE]) -> std::io::Result<()> {
-        bytes[..4].copy_from_slice(&self.0.kept.load(SeqCst).to_ne_bytes());
+        bytes[..4].copy_from_slice(&self.kept.load(SeqCst).to_ne_bytes());
         Ok(())
     }
     fn save(&self, _: u64, bytes: &[u8; PAGE]) -> std::io::Result<()> {
-        self.0.kept.store(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), SeqCst);
-        if self.0.fails.load(SeqCst) { Err(std::io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+        self.kept.store(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), SeqCst);
+        if self.fails.load(SeqCst) { Err(std::io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
     }
 }
 
@@ -144,7 +142,7 @@ fn contents_that_come_back_after_a_save_that_failed() {
         in_child(here!(), name, || {
             let halfway = Arc::new(Halfway { kept: 7.into(), ..Halfway::default() });
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let mut region = domain.region(PAGE).trap(trap).user(Shared(halfway.clone())).unwrap();
+            let mut region = domain.region(PAGE).trap(trap).user(halfway.clone()).unwrap();
             assert_eq!(region.as_slice::<u32>()[0], 7);
             region.as_mut_slice::<u32>()[0] = 8;
             halfway.fails.store(true, SeqCst);

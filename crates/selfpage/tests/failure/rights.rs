@@ -1,5 +1,6 @@
 //! Kernels and users without what is needed: the error names the feature and the remedy.
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,12 +22,22 @@ pub fn is_root() -> bool {
 
 /// Makes this process nobody's.
 pub fn drop_rights() {
-    // SAFETY: test: the process gives its rights away; PR_SET_DUMPABLE keeps its own /proc files readable to it.
+    change_user();
+    make_dumpable();
+}
+
+/// Makes this process nobody's, and no more: its own files in /proc are root's then.
+fn change_user() {
+    // SAFETY: test: the process gives its rights away.
     unsafe {
         assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
         assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
-        libc::prctl(libc::PR_SET_DUMPABLE, 1);
     }
+}
+
+fn make_dumpable() {
+    // SAFETY: test: its own /proc files are its own again.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
 }
 
 /// Whether also a process without rights can serve the faults that the kernel takes.
@@ -71,7 +82,7 @@ const UFFDIO_MOVE: u32 = 0xc028_aa05;
 #[track_caller]
 fn unsupported(words: &[&str]) {
     let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let error = Domain::with_frames(FRAMES * PAGE).build().err().expect("it cannot work");
+    let error = Domain::with_frames(FRAMES * PAGE).build().unwrap_err();
     let text = error.to_string();
     assert_eq!(error.kind(), Kind::Unsupported, "{text}");
     words.iter().for_each(|word| assert!(text.contains(word), "{word:?} is missing from: {text}"));
@@ -145,7 +156,7 @@ fn no_descriptors_to_be_had() {
         let limit = libc::rlimit { rlim_cur: 6, rlim_max: 6 };
         // SAFETY: test: a limit for this process.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
-        let error = Domain::with_frames(FRAMES * PAGE).build().err().expect("it cannot");
+        let error = Domain::with_frames(FRAMES * PAGE).build().unwrap_err();
         let text = error.to_string();
         assert!(error.kind() == Kind::OutOfSpace && text.matches("ulimit -n").count() == 1, "{text}");
     })
@@ -180,7 +191,7 @@ fn no_proc() {
         for finding in findings {
             assert!(finding.remedy.as_deref().is_none_or(defers), "{finding:?}");
         }
-        let error = Domain::with_frames(FRAMES * PAGE).build().err().expect("it cannot").to_string();
+        let error = Domain::with_frames(FRAMES * PAGE).build().unwrap_err().to_string();
         assert!(error.contains("/proc/thread-self/mem") && error.contains("mount -t proc proc /proc"), "{error}");
     })
     .well();
@@ -302,7 +313,7 @@ fn nobody() {
         if everybody_serves_system_calls() {
             return skip("unprivileged", "this machine lets everybody serve the kernel's faults");
         }
-        let error = Domain::with_frames(FRAMES * PAGE).needs_system_calls().build().err().expect("it cannot");
+        let error = Domain::with_frames(FRAMES * PAGE).needs_system_calls().build().unwrap_err();
         let text = error.to_string();
         assert_eq!(error.kind(), Kind::Unsupported, "{text}");
         for word in
@@ -313,6 +324,78 @@ fn nobody() {
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         assert!(!domain.serves_system_calls());
         pages_come_and_go(&domain);
+    })
+    .well();
+}
+
+/// As a server does it that needs root for its socket alone: there are words for it, and a remedy that helps.
+#[test]
+fn a_process_that_has_changed_its_user() {
+    const REMEDY: [&str; 2] = ["not dumpable", "prctl(PR_SET_DUMPABLE, 1)"];
+    in_child(here!(), "", || {
+        if !is_root() {
+            return skip("root", "only root can become nobody");
+        }
+        // A file of root's could not be opened again for a child.
+        let store = MemoryStore::new(1 << 24).unwrap();
+        let before = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let mut region = before.region(4 * FRAMES * PAGE).stored(store).unwrap();
+        number_pages(&mut region);
+        change_user();
+        unsupported(&["/proc/thread-self/mem", REMEDY[0], REMEDY[1]]);
+        let findings = selfpage::doctor::examine();
+        let proc = findings.iter().find(|finding| finding.feature == "/proc").unwrap();
+        let remedy = proc.remedy.as_deref().unwrap();
+        assert!(REMEDY.iter().all(|word| remedy.contains(word)) && !proc.why.contains("not mounted"), "{proc:?}");
+        // Its threads have all open.
+        check_pages(&region, 0..pages(&region));
+        make_dumpable();
+        assert!(Domain::with_frames(FRAMES * PAGE).build().is_ok());
+        forked(|| check_pages(&region, 0..pages(&region)));
+    })
+    .well();
+    in_child(here!(), "forks", || {
+        if !is_root() {
+            // SAFETY: test: ends as it should.
+            unsafe { libc::abort() };
+        }
+        let _domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        change_user();
+        // SAFETY: test: the child ends before the call is over.
+        if unsafe { libc::fork() } > 0 {
+            let mut status = 0;
+            // SAFETY: test: waits for the child, and ends as that did.
+            unsafe {
+                libc::wait(&mut status);
+                assert_eq!(libc::WTERMSIG(status), libc::SIGABRT);
+                libc::abort();
+            }
+        }
+    })
+    .by(libc::SIGABRT, if is_root() { &["a forked child cannot go on", REMEDY[0], REMEDY[1]] } else { &[] });
+}
+
+/// A file that is somebody else's: what the caller can do about it is not to change the kernel.
+#[test]
+fn a_file_of_somebody_elses() {
+    in_child(here!(), "", || {
+        if !is_root() {
+            return skip("root", "only root can become nobody");
+        }
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, [0; PAGE]).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        drop_rights();
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let why = [
+            domain.region(0).file(&file, 0, Rights::Read).unwrap_err(),
+            selfpage::snapshot::Snapshot::open(&file).map(drop).unwrap_err(),
+        ];
+        for why in why {
+            assert_eq!(why.kind(), Kind::Denied, "{why}");
+            assert!(why.to_string().contains("Permission denied") && why.to_string().contains("the right to"), "{why}");
+        }
     })
     .well();
 }
