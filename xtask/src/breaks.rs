@@ -8,6 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output};
 
+use crate::steps::{cargo_program, output};
+
 const BREAKS: &str = "crates/core/tests/sim/breaks";
 /// A break may make a run endless, which is noticed too.
 const LIMIT_SECONDS: &str = "120";
@@ -41,7 +43,8 @@ pub fn run(root: &Path) -> bool {
         }
         let sound = bench.sound(&seeds)?;
         println!("{} breaks, {missed} not noticed", patches.len());
-        Ok(sound && missed == 0)
+        // Where there are none nothing is shown.
+        Ok(sound && missed == 0 && !patches.is_empty())
     });
     tried.unwrap_or_else(|why| {
         eprintln!("breaks: {why}");
@@ -70,11 +73,16 @@ impl Bench {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
             _ => {}
         }
-        let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root).output()?.stdout;
-        for path in String::from_utf8_lossy(&listed).split_terminator('\0') {
+        let listed =
+            output(Command::new("git").args(["ls-files", "-z"]).current_dir(root)).map_err(io::Error::other)?;
+        for path in listed.split_terminator('\0') {
             let (from, to) = (root.join(path), bench.tree().join(path));
             fs::create_dir_all(to.parent().unwrap_or(root))?;
-            fs::copy(from, to)?;
+            match fs::copy(from, to) {
+                // Removed, and git has not been told yet.
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+                copied => drop(copied?),
+            }
         }
         Ok(bench)
     }
@@ -111,13 +119,13 @@ impl Bench {
     }
 
     fn build(&self) -> io::Result<()> {
-        let status = self.in_tree(&mut Command::new("cargo")).arg("--no-run").status()?;
+        let status = self.in_tree(&mut Command::new(cargo_program())).arg("--no-run").status()?;
         fine(status, "the simulation does not build")
     }
 
     fn simulate(&self, seed: &str) -> io::Result<Option<String>> {
         let mut limited = Command::new("timeout");
-        limited.args([LIMIT_SECONDS, "cargo"]).env("SELFPAGE_SIM_SEED", seed);
+        limited.arg(LIMIT_SECONDS).arg(cargo_program()).env("SELFPAGE_SIM_SEED", seed);
         let output = self.in_tree(&mut limited).args(["--", "--skip", OF_ITS_OWN]).output()?;
         reported(seed, &output)
     }
@@ -160,6 +168,22 @@ mod tests {
     fn of(code: i32, said: &str) -> io::Result<Option<String>> {
         let status = ExitStatus::from_raw(code << 8);
         reported("7", &Output { status, stdout: said.into(), stderr: Vec::new() })
+    }
+
+    #[test]
+    fn what_git_has_is_copied_as_far_as_it_is_there() {
+        let root = std::env::temp_dir().join(format!("selfpage-breaks-{}", std::process::id()));
+        fs::create_dir(&root).unwrap();
+        let no_repository = Bench::new(&root).err().map(|why| why.to_string());
+        let git = |arguments: &[&str]| output(Command::new("git").args(arguments).current_dir(&root)).unwrap();
+        git(&["init", "--quiet"]);
+        ["kept", "removed"].iter().for_each(|name| fs::write(root.join(name), name).unwrap());
+        git(&["add", "kept", "removed"]);
+        fs::remove_file(root.join("removed")).unwrap();
+        let copied = Bench::new(&root).map(|bench| fs::read_dir(bench.tree()).unwrap().count());
+        fs::remove_dir_all(&root).unwrap();
+        assert!(no_repository.is_some_and(|why| why.contains("git")), "without git nothing is known");
+        assert_eq!(copied.unwrap(), 1);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `cargo xtask examples`: runs the library's examples as a reader would. What they show they assert.
 
-use crate::suite::cargo;
+use crate::steps::cargo;
 use crate::tally::Skip;
 use std::path::Path;
 

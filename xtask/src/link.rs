@@ -8,6 +8,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::steps::{cargo, output};
+
 const ENTRY: &str = "selfpage_trapcheck";
 const PANIC: &str = "selfpage_core_can_panic";
 /// What a compiler may call for copies and comparisons.
@@ -67,7 +69,7 @@ fn check(root: &Path, variant: Variant) -> Result<(), String> {
     // Left unresolved it links, and the program says who calls what.
     link(&archive, "--unresolved-symbols=ignore-all").map_err(|more| format!("{said}\n{more}"))?;
     let program = archive.with_extension("elf");
-    let code = run_tool(Command::new("objdump").args(["-drC", "--no-show-raw-insn"]).arg(&program))?;
+    let code = output(Command::new("objdump").args(["-drC", "--no-show-raw-insn"]).arg(&program))?;
     let references = References::read(&code);
     let mut explained = String::new();
     for symbol in missing {
@@ -82,13 +84,12 @@ fn build(root: &Path, path: Variant) -> Result<PathBuf, String> {
     let target = root.join("target/trapcheck");
     // The versions that the workspace ships.
     std::fs::copy(root.join("Cargo.lock"), dir.join("Cargo.lock")).map_err(|error| format!("Cargo.lock: {error}"))?;
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(&dir).args(["build", "--quiet", "--release", "--target-dir"]).arg(&target);
-    cargo.env_remove("RUSTFLAGS");
+    let mut cargo = cargo(&dir, "build --quiet --release --target-dir");
+    cargo.arg(&target).env_remove("RUSTFLAGS");
     if matches!(path, Variant::Broken) {
         cargo.args(["--features", "broken"]);
     }
-    run_tool(&mut cargo)?;
+    output(&mut cargo)?;
     Ok(target.join("release/libselfpage_trapcheck.a"))
 }
 
@@ -102,7 +103,7 @@ fn link(archive: &Path, undefined: &str) -> Result<(), String> {
     // The relocations say who calls whom.
     gcc.arg("-Wl,--emit-relocs");
     gcc.arg("-o").arg(archive.with_extension("elf")).arg(archive).arg(&script);
-    run_tool(&mut gcc).map(drop)
+    output(&mut gcc).map(drop)
 }
 
 /// For each symbol, the functions that refer to it, and where.
@@ -143,7 +144,7 @@ impl<'a> References<'a> {
                         open.push(caller);
                     }
                 } else if caller != callee {
-                    let lines = run_tool(Command::new("addr2line").args(["-ipfC", "-e"]).arg(program).arg(address))?;
+                    let lines = output(Command::new("addr2line").args(["-ipfC", "-e"]).arg(program).arg(address))?;
                     let lines = lines.trim_end().replace('\n', "\n      ");
                     let above = self.callers(caller).join("\n    called by ");
                     causes.insert(format!("  {above}\n    by way of {callee}\n      {lines}\n"));
@@ -165,16 +166,4 @@ impl<'a> References<'a> {
         }
         chain
     }
-}
-
-/// # Errors
-/// What the tool printed, if it failed.
-fn run_tool(command: &mut Command) -> Result<String, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output =
-        command.output().map_err(|error| format!("{name} did not start: {error}; the link check needs gcc"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{name}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()))
 }

@@ -5,7 +5,7 @@
 
 mod bench;
 
-use crate::steps::Step;
+use crate::steps::{Step, cargo, output};
 use crate::tally::Skip;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -222,8 +222,8 @@ fn fetch_packages(dir: &Path, trial: &Trial) -> Result<(), String> {
 
 /// Builds the programs so that they need nothing but a kernel: where each of them is.
 fn build(root: &Path, trial: &Trial) -> Result<Vec<PathBuf>, String> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root).args(["build", "--release", "--package", trial.package, "--target", trial.target]);
+    let mut cargo = cargo(root, "build --release");
+    cargo.args(["--package", trial.package, "--target", trial.target]);
     if !trial.rustflags.is_empty() {
         cargo.env("RUSTFLAGS", trial.rustflags);
     }
@@ -346,17 +346,6 @@ fn file_name(path: &Path) -> String {
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// # Errors
-/// What the program printed, if it failed.
-fn output(command: &mut Command) -> Result<String, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| format!("{name} did not start: {error}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()))
 }
 
 #[cfg(test)]

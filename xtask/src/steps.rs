@@ -1,7 +1,9 @@
 //! One step of a run: commands whose output is shown as it comes, counted, and ended when they hang.
 
 use crate::tally::{Panics, Skip, Tally};
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -29,6 +31,31 @@ pub struct Report {
     pub panics: Panics,
     /// Why the step failed, if it did.
     pub failure: Option<String>,
+}
+
+/// Cargo in a directory, with arguments that hold no spaces.
+pub fn cargo(dir: &Path, arguments: &str) -> Command {
+    let mut command = Command::new(cargo_program());
+    command.current_dir(dir).args(arguments.split(' '));
+    command
+}
+
+/// The cargo that has started us, whichever toolchain's it is.
+pub fn cargo_program() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// What a command prints.
+///
+/// # Errors
+/// What it printed on standard error, if it failed.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("{name} did not start: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()))
 }
 
 impl Step {

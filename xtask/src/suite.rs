@@ -1,6 +1,6 @@
 //! `cargo xtask test`: which steps there are, in which order, and the summary at the end.
 
-use crate::steps::{Report, Step};
+use crate::steps::{Report, Step, cargo};
 use crate::tally::{Skip, Tally};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -206,13 +206,6 @@ fn clippy(root: &Path) -> [Command; 2] {
 
 fn as_targets(tests: &[String]) -> String {
     tests.iter().map(|test| format!(" --test {test}")).collect()
-}
-
-/// Cargo with arguments that hold no spaces.
-pub fn cargo(root: &Path, arguments: &str) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root).args(arguments.split(' '));
-    command
 }
 
 /// The test targets that run in release only: their sections in Cargo.toml say `test = false`.

@@ -25,7 +25,10 @@ enum Ink {
 /// Examines the machine and prints what was found. Returns the exit status: 0 if selfpage can run, else 1.
 pub fn run(form: Form) -> i32 {
     let findings = examine();
-    let is_colored = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let says = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    // no-color.org: a variable that is empty says nothing.
+    let is_plain = says("NO_COLOR").is_some() || says("TERM").is_none_or(|kind| kind == "dumb");
+    let is_colored = io::stdout().is_terminal() && !is_plain;
     let text = match form {
         Form::Json => lines_for_machines(&findings),
         Form::Lines => lines_for_people(&findings, if is_colored { Ink::Colored } else { Ink::Plain }),

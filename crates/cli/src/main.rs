@@ -81,11 +81,17 @@ fn refuse(error: &clap::Error) -> i32 {
         error.kind(),
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        let _ = error.print();
-        return error.exit_code();
+        return match error.print() {
+            // A reader that has gone away wanted no more of it.
+            Err(why) if !error.use_stderr() && why.kind() != std::io::ErrorKind::BrokenPipe => {
+                output::tell(format_args!("selfpage: standard output: {why}"));
+                1
+            }
+            _ => error.exit_code(),
+        };
     }
-    let said = std::env::args().nth(1).filter(|said| Cli::command().find_subcommand(said).is_some());
-    let own = said.map_or("selfpage".into(), |verb| format!("selfpage {verb}"));
+    let said = std::env::args_os().nth(1).filter(|said| Cli::command().find_subcommand(said).is_some());
+    let own = said.map_or("selfpage".into(), |verb| format!("selfpage {}", verb.display()));
     // What is wrong ends at the first line that is empty; what follows it, tips included, is for other tools.
     let text = error.render().to_string();
     let what = text.trim_start_matches("error: ").lines().map(str::trim).take_while(|line| !line.is_empty());

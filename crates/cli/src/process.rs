@@ -10,6 +10,25 @@ pub fn status_bytes(name: &str) -> io::Result<u64> {
     size_kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other(format!("/proc/self/status has no {name}")))
 }
 
+/// What this process has in core since a moment, all its mappings together.
+pub struct InCore {
+    before_bytes: u64,
+}
+
+impl InCore {
+    /// From now on.
+    pub fn since_now() -> io::Result<InCore> {
+        // The most that it ever had starts anew, too (proc(5)).
+        std::fs::write("/proc/self/clear_refs", "5")?;
+        Ok(InCore { before_bytes: status_bytes("VmRSS")? })
+    }
+
+    /// The most that it had at any time, less what it had before. The kernel keeps it, so no moment is missed.
+    pub fn most_bytes(&self) -> io::Result<u64> {
+        Ok(status_bytes("VmHWM")?.saturating_sub(self.before_bytes))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

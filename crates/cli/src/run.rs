@@ -8,7 +8,7 @@ mod traces;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, FileType};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -52,6 +52,8 @@ const PASSED_ON: [i32; 17] = [
     libc::SIGPWR,
     libc::SIGSTKFLT,
 ];
+/// What the kernel sends for a terminal, to all that are in its foreground. Others come of this process's own: a timer survives an exec.
+const OF_TERMINALS: [i32; 5] = [SIGHUP, SIGINT, SIGQUIT, SIGCONT, SIGWINCH];
 /// The place of pages that stay.
 const NO_STORE: &str = "none";
 
@@ -185,9 +187,7 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     if args.sample_ms.is_some() && args.trace.is_none() {
         return Err(bad("--sample-ms says how a trace is made: name its file too, --trace FILE".into()));
     }
-    if let Some(both) = args.stats.as_ref().filter(|stats| Some(*stats) == args.trace.as_ref()) {
-        return Err(bad(format!("--stats and --trace are both {}: name two files", both.display())));
-    }
+    are_apart(args).map_err(bad)?;
     let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
     let store = args.store.as_deref().map(place).transpose().map_err(bad)?;
@@ -255,7 +255,8 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
         }
         for Origin { signal, cause, .. } in signals.wait() {
             // What a terminal sends, it sends to the program as well.
-            if signal != SIGCHLD && cause != Cause::Kernel {
+            let has_it = signal == SIGCHLD || (cause == Cause::Kernel && OF_TERMINALS.contains(&signal));
+            if !has_it {
                 pass_on(&child, signal);
             }
         }
@@ -368,6 +369,36 @@ fn has_store(place: &Path) -> Result<(), StoreError> {
         Some(ErrorKind::ResourceBusy) => Ok(()),
         _ => made.map(drop),
     }
+}
+
+/// Looks whether statistics, trace and store are to be one file, by whatever names. Each would destroy the other.
+fn are_apart(args: &Args) -> Result<(), String> {
+    let store = args.store.as_deref().filter(|said| *said != "memory" && *said != NO_STORE).map(Path::new);
+    let named = [("--stats", args.stats.as_deref()), ("--trace", args.trace.as_deref()), ("--store", store)];
+    let named: Vec<(&str, &Path)> = named.into_iter().filter_map(|(option, path)| Some((option, path?))).collect();
+    for (at, (option, path)) in named.iter().enumerate() {
+        if let Some((other, also)) = named[at + 1..].iter().find(|(_, also)| is_one_file(path, also)) {
+            let by_another_name = if path.as_os_str() == also.as_os_str() {
+                String::new()
+            } else {
+                format!(", that is {}", also.display())
+            };
+            return Err(format!("{option} and {other} are both {}{by_another_name}: name two files", path.display()));
+        }
+    }
+    Ok(())
+}
+
+fn is_one_file(one: &Path, other: &Path) -> bool {
+    // Of what is not there yet, the name where it will be.
+    let place = |path: &Path| {
+        let path = std::path::absolute(path).ok()?;
+        Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?))
+    };
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|about| (about.dev(), about.ino()));
+    one == other
+        || place(one).is_some_and(|place_of_one| place(other) == Some(place_of_one))
+        || identity(one).is_some_and(|file| identity(other) == Some(file))
 }
 
 /// The trace's file as the library is told it, absolute. One that is there may be replaced.

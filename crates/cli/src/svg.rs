@@ -56,7 +56,13 @@ pub fn put(verb: &str, picture: &str, input: &Path, to: Option<&Path>) -> i32 {
 
 /// Writes a file whole or not at all: what was there stays where the disk is full.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let there = fs::metadata(path).ok();
+    let there = match (fs::metadata(path), fs::read_link(path)) {
+        // Of a link to nothing, what it names.
+        (Err(why), Ok(named)) if why.kind() == io::ErrorKind::NotFound => {
+            return replace(&path.with_file_name("").join(named), text);
+        }
+        (there, _) => there.ok(),
+    };
     // A pipe or a device, as /dev/stdout may be.
     if there.as_ref().is_some_and(|about| !about.is_file()) {
         return fs::write(path, text);

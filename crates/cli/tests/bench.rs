@@ -1,6 +1,5 @@
 //! `selfpage bench` as its user meets it.
 
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -9,24 +8,13 @@ use std::process::{Command, Output, Stdio};
 mod programs;
 #[path = "../../../tests/skip.rs"]
 mod skip;
+mod tool;
+
+use serde_json::Value;
+use tool::{Place, figure, rows, selfpage, text};
 
 fn bench(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("bench").args(arguments).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// A directory on disk for one test.
-fn directory(name: &str) -> PathBuf {
-    let path = Path::new("/var/tmp").join(format!("selfpage-test-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&path).unwrap();
-    path
-}
-
-fn is_empty(directory: &Path) -> bool {
-    std::fs::read_dir(directory).unwrap().next().is_none()
+    selfpage(&[&["bench"], arguments].concat())
 }
 
 #[test]
@@ -52,8 +40,8 @@ fn bad_names_are_one_line_and_exit_2() {
 /// The loader would take the path for two, and go on with the C library's `malloc`.
 #[test]
 fn a_library_that_cannot_be_preloaded_is_not_measured() {
-    let directory = directory("preload");
-    let there = directory.join("a space");
+    let directory = Place::new("preload");
+    let there = directory.0.join("a space");
     std::fs::create_dir(&there).unwrap();
     std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), there.join("selfpage")).unwrap();
     std::fs::write(there.join("libselfpage_malloc.so"), "").unwrap();
@@ -69,7 +57,6 @@ fn a_library_that_cannot_be_preloaded_is_not_measured() {
         );
         assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
     }
-    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
@@ -91,9 +78,7 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
         assert!(lines.contains(&format!(r#""{key}":"#)), "{key} is missing in {lines}");
     }
     // Each page of 64 MiB faulted once: fewer, and huge pages or a warm mapping were measured.
-    let faults = lines.split(r#""kernel_faults":"#).nth(1).unwrap();
-    let faults: f64 = faults.split([',', '}']).next().unwrap().parse().unwrap();
-    assert!((16_384.0..17_000.0).contains(&faults), "{lines}");
+    assert!((16_384.0..17_000.0).contains(&figure(&rows(&output)[0], "kernel_faults")), "{lines}");
 }
 
 #[test]
@@ -105,16 +90,13 @@ fn objects_compares_ours_with_the_kept_library_and_glibc() {
     }
     let output = bench(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let lines = text(&output.stdout);
+    let rows = rows(&output);
     for case in ["producer-consumer", "larson", "sh6", "alloc-test", "mixed", "mixed-large"] {
         for threads in ["1t", "2t"] {
             for system in ["selfpage", "mimalloc-2.3", "glibc"] {
-                let begin = format!(r#"{{"bench":"objects","case":"{case}-{threads}","system":"{system}","value":"#);
-                let line = lines.lines().find_map(|line| line.strip_prefix(&begin));
-                let line = line.unwrap_or_else(|| panic!("no {case}-{threads} of {system}: {lines}"));
-                let ns: f64 = line.split(',').next().unwrap().parse().unwrap();
+                let row = row(&rows, &format!("{case}-{threads}"), system);
                 // Less than a nanosecond, and nothing was allocated.
-                assert!(ns > 1.0 && line.contains(r#""unit":"ns/pair""#), "{line}");
+                assert!(figure(row, "value") > 1.0 && row["unit"] == "ns/pair", "{row}");
             }
         }
     }
@@ -125,35 +107,29 @@ fn dirty_gives_figures_of_each_way() {
     let output =
         bench(&["dirty", "--quick", "--json", "--reps", "1", "--case", "scan-and-rearm", "--case", "first-write"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let lines = text(&output.stdout);
-    for part in
-        [r#""case":"scan-and-rearm","system":"selfpage""#, r#""system":"mprotect""#, r#""system":"fork""#, "round_8"]
-    {
-        assert!(lines.contains(part), "{part} is missing in {lines}");
+    let rows = rows(&output);
+    for (case, system) in [("scan-and-rearm", "selfpage"), ("scan-and-rearm", "mprotect"), ("first-write", "fork")] {
+        figure(row(&rows, case, system), "round_8");
     }
 }
 
 #[test]
 fn snapshot_gives_figures_of_ours_and_of_fork() {
     let output = bench(&["snapshot", "--quick", "--json", "--reps", "1", "--case", "write-1k"]);
-    let (lines, errors) = (text(&output.stdout), text(&output.stderr));
+    let errors = text(&output.stderr);
     if let Some(why) = errors.lines().find_map(|line| line.split("SKIP(uffd: ").nth(1)) {
         return skip::skip("uffd", why.trim_end_matches(')'));
     }
     assert_eq!(output.status.code(), Some(0), "{errors}");
-    let figure = |line: &str, key: &str| -> f64 {
-        let rest = line.split(&format!(r#""{key}":"#)).nth(1).unwrap_or_else(|| panic!("no {key} in {line}"));
-        rest.split([',', '}']).next().unwrap().parse().unwrap()
-    };
+    let rows = rows(&output);
     for system in ["selfpage-worker", "selfpage-upcall", "fork", "no-snapshot"] {
-        let start = format!(r#"{{"bench":"snapshot","case":"write-1k","system":"{system}","#);
-        let line = lines.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{start}: {lines}"));
-        assert!(figure(line, "total_ms") > 0.0 && figure(line, "pages_written") > 0.0, "{line}");
+        let row = row(&rows, "write-1k", system);
+        assert!(figure(row, "total_ms") > 0.0 && figure(row, "pages_written") > 0.0, "{row}");
         if system.starts_with("selfpage") {
             // 128 MiB, all of it the first time; then what a writer of 1,000 pages a second got to.
-            let (first, second) = (figure(line, "pages"), figure(line, "second_pages"));
-            assert!(first == 32768.0 && second > 0.0 && second < first, "{line}");
-            assert!(figure(line, "second_file_bytes") < figure(line, "file_bytes"), "{line}");
+            let (first, second) = (figure(row, "pages"), figure(row, "second_pages"));
+            assert!(first == 32768.0 && second > 0.0 && second < first, "{row}");
+            assert!(figure(row, "second_file_bytes") < figure(row, "file_bytes"), "{row}");
         }
     }
 }
@@ -165,16 +141,16 @@ fn appel_li_gives_figures_of_each_operation() {
     let mut arguments = vec!["appel-li", "--quick", "--json", "--reps", "1"];
     arguments.extend(cases.iter().flat_map(|case| ["--case", case]));
     let output = bench(&arguments);
-    let (lines, errors) = (text(&output.stdout), text(&output.stderr));
+    let errors = text(&output.stderr);
     if let Some(why) = errors.lines().find_map(|line| line.split("SKIP(uffd: ").nth(1)) {
         return skip::skip("uffd", why.trim_end_matches(')'));
     }
     assert_eq!(output.status.code(), Some(0), "{errors}");
+    let rows = rows(&output);
     let traps = ["trap", "appel1", "appel2"];
     let protections = ["prot1", "prot100", "unprot100"];
     let systems = |case: &str| -> Vec<&str> {
-        let start = format!(r#"{{"bench":"appel-li","case":"{case}","system":""#);
-        lines.lines().filter_map(|line| line.strip_prefix(&start)?.split('"').next()).collect()
+        rows.iter().filter(|row| row["case"] == case).filter_map(|row| row["system"].as_str()).collect()
     };
     for case in traps {
         let mut expected = vec!["selfpage-upcall", "selfpage-worker", "userfaultfd-alone", "mprotect"];
@@ -189,23 +165,17 @@ fn appel_li_gives_figures_of_each_operation() {
         assert_eq!(systems(case), expected, "{errors}");
     }
     // What holds with a wide margin on any machine, busy or not: one page is less than a hundred, and no call is less than one.
-    let least = |case: &str, system: &str| -> f64 {
-        let start = format!(r#"{{"bench":"appel-li","case":"{case}","system":"{system}","#);
-        let line =
-            lines.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no {start} in {lines}"));
-        let rest = line.split(r#""round_least":"#).nth(1).unwrap();
-        rest.split([',', '}']).next().unwrap().parse().unwrap()
-    };
+    let least = |case: &str, system: &str| figure(row(&rows, case, system), "round_least");
     if systems("dirty").contains(&"selfpage-dirty") {
-        assert!(least("dirty", "selfpage-dirty") < least("dirty", "pagemap"), "{lines}");
+        assert!(least("dirty", "selfpage-dirty") < least("dirty", "pagemap"), "{rows:?}");
     }
     for system in ["selfpage-upcall", "mprotect"] {
-        assert!(least("prot1", system) < least("prot100", system), "{lines}");
+        assert!(least("prot1", system) < least("prot100", system), "{rows:?}");
     }
-    for line in lines.lines() {
-        assert!(line.contains(r#""unit":"ns"#) && line.contains(r#""round_least":"#), "{line}");
+    for row in &rows {
+        assert!(row["unit"].as_str().unwrap().starts_with("ns") && row["round_least"].is_number(), "{row}");
         // Whoever reads a figure of a domain can tell how it came about.
-        assert_eq!(line.contains("selfpage-domain"), line.contains(r#""protection_keys":"#), "{line}");
+        assert_eq!(row["system"] == "selfpage-domain", row["protection_keys"].is_number(), "{row}");
     }
 }
 
@@ -216,23 +186,16 @@ fn tables_gives_figures_of_ours_and_of_the_kernels_calls() {
     arguments.extend(cases.iter().flat_map(|case| ["--case", case]));
     let output = bench(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let lines = text(&output.stdout);
+    let rows = rows(&output);
     // The kernel's two ways take part in what they can do: pages of 4 KiB, all in one call.
-    assert_eq!(lines.lines().count(), cases.len() + 4, "{lines}");
-    let figure = |line: &str, key: &str| -> f64 {
-        let rest = line.split(&format!(r#""{key}":"#)).nth(1).unwrap_or_else(|| panic!("no {key} in {line}"));
-        rest.split([',', '}']).next().unwrap().parse().unwrap()
-    };
-    for line in lines.lines() {
-        assert!(line.starts_with(r#"{"bench":"tables","case":""#) && line.contains(r#""unit":"ns/"#), "{line}");
+    assert_eq!(rows.len(), cases.len() + 4, "{rows:?}");
+    for row in &rows {
+        assert!(row["bench"] == "tables" && row["unit"].as_str().unwrap().starts_with("ns/"), "{row}");
         // Every case changes something, and the checks of what it left have passed.
-        assert!(figure(line, "value") > 0.0 && figure(line, "ns_per_call") >= figure(line, "value"), "{line}");
+        assert!(figure(row, "value") > 0.0 && figure(row, "ns_per_call") >= figure(row, "value"), "{row}");
     }
     // 64 MiB: a call for each table of 512 entries, for each of four tables' entries, and for all of it.
-    let calls = |case: &str, system: &str| {
-        let wanted = format!(r#""case":"{case}","system":"{system}""#);
-        figure(lines.lines().find(|line| line.contains(&wanted)).unwrap(), "calls")
-    };
+    let calls = |case: &str, system: &str| figure(row(&rows, case, system), "calls");
     assert_eq!(calls("map-4k", "selfpage-rules"), 32.0);
     assert_eq!(calls("map-4k-each", "selfpage-rules"), 2048.0);
     assert_eq!(calls("map-4k", "mmap-populate"), 1.0);
@@ -244,14 +207,16 @@ fn gcbench_ends_with_the_same_live_objects_under_every_collector() {
     if without_what_is_skipped(&["libgc", "uffd"], &output).len() < 2 {
         return;
     }
-    let lines = text(&output.stdout);
-    assert_eq!(lines.lines().count(), 12, "{lines}");
+    let rows = rows(&output);
+    assert_eq!(rows.len(), 12, "{rows:?}");
     // The nodes of a tree of depth 10, or 12, and an array.
-    for (case, live) in [("c1", 2048), ("c3", 8192)] {
-        let of_case = || lines.lines().filter(|line| line.contains(&format!(r#""case":"{case}""#)));
-        assert_eq!(of_case().count(), 6, "{lines}");
-        assert!(of_case().all(|line| line.contains(&format!(r#""live_objects":{live},"#))), "{lines}");
-        assert!(of_case().all(|line| !line.contains(r#""collections":0,"#)), "{lines}");
+    for (case, live) in [("c1", 2048.0), ("c3", 8192.0)] {
+        let of_case = || rows.iter().filter(|row| row["case"] == case);
+        assert_eq!(of_case().count(), 6, "{rows:?}");
+        assert!(
+            of_case().all(|row| figure(row, "live_objects") == live && figure(row, "collections") > 0.0),
+            "{rows:?}"
+        );
     }
 }
 
@@ -280,12 +245,11 @@ fn gcbench_notices_that_the_collector_is_told_nothing() {
     std::fs::remove_file(lies).unwrap();
 }
 
-/// The value of a record, from lines of JSON.
-fn value_of(lines: &str, case: &str, system: &str) -> f64 {
-    let wanted = format!(r#""case":"{case}","system":"{system}","value":"#);
-    let line = lines.lines().find_map(|line| line.split(&wanted).nth(1));
-    let line = line.unwrap_or_else(|| panic!("no {wanted} in {lines}"));
-    line.split(',').next().unwrap().parse().unwrap()
+/// What a system gave in a case.
+#[track_caller]
+fn row<'a>(rows: &'a [Value], case: &str, system: &str) -> &'a Value {
+    let row = rows.iter().find(|row| row["case"] == case && row["system"] == system);
+    row.unwrap_or_else(|| panic!("no {case} of {system} in {rows:?}"))
 }
 
 /// What is not installed is skipped, here as in the bench, which fails where it is required.
@@ -308,11 +272,11 @@ fn blocks_that_are_not_touched_cost_something_all_the_same() {
     arguments.extend(cases.iter().flat_map(|case| ["--case", case]));
     let output = bench(&arguments);
     let peers = without_what_is_skipped(&["jemalloc", "mimalloc", "tcmalloc"], &output);
-    let lines = text(&output.stdout);
+    let rows = rows(&output);
     for case in cases {
         for system in ["selfpage", "selfpage-malloc", "glibc", "mmap"].iter().chain(&peers) {
             // A call and a return: less, and the compiler has left out both `malloc` and `free`.
-            assert!(value_of(&lines, case, system) >= 4.0, "{case} {system}: {lines}");
+            assert!(figure(row(&rows, case, system), "value") >= 4.0, "{case} {system}: {rows:?}");
         }
     }
 }
@@ -320,10 +284,10 @@ fn blocks_that_are_not_touched_cost_something_all_the_same() {
 #[test]
 fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
     programs::build(&["selfpage-malloc"]);
-    let scratch = directory("apps");
-    let kept = scratch.join("kept");
+    let scratch = Place::new("apps");
+    let kept = scratch.0.join("kept");
     let apps = |options: &[&str]| {
-        let common = ["apps", "--quick", "--json", "--reps", "1", "--dir", scratch.to_str().unwrap()];
+        let common = ["apps", "--quick", "--json", "--reps", "1", "--dir", scratch.0.to_str().unwrap()];
         bench(&[&common, options].concat())
     };
     let save = kept.to_str().unwrap();
@@ -331,49 +295,47 @@ fn apps_compares_each_system_with_the_c_library_and_keeps_the_run() {
         apps(&["--case", "sort", "--case", "sqlite3", "--system", "selfpage", "--system", "mimalloc", "--save", save]);
     let systems = without_what_is_skipped(&["mimalloc"], &output);
     let cases = without_what_is_skipped(&["sort", "sqlite3"], &output);
-    let lines = text(&output.stdout);
+    let given = rows(&output);
     for system in systems.iter().chain(&["selfpage"]) {
-        let values: Vec<f64> = cases.iter().map(|case| value_of(&lines, case, system)).collect();
-        assert!(values.iter().all(|value| *value > 0.0), "{lines}");
+        let values: Vec<f64> = cases.iter().map(|case| figure(row(&given, case, system), "value")).collect();
+        assert!(values.iter().all(|value| *value > 0.0), "{given:?}");
         if let [sort, sqlite3] = values[..] {
-            let mean = value_of(&lines, "geometric-mean", system);
-            assert!((mean - (sort * sqlite3).sqrt()).abs() < 0.001, "{lines}");
+            let mean = figure(row(&given, "geometric-mean", system), "value");
+            assert!((mean - (sort * sqlite3).sqrt()).abs() < 0.001, "{given:?}");
         }
     }
-    assert!(lines.contains(r#""cpu_of_glibc":"#) && lines.contains(r#""peak_of_glibc":"#), "{lines}");
-    assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap(), lines);
+    assert!(given.iter().all(|row| row["cpu_of_glibc"].is_number() && row["peak_of_glibc"].is_number()), "{given:?}");
+    assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap(), text(&output.stdout));
     let machine = std::fs::read_to_string(kept.join("machine.txt")).unwrap();
     assert!(machine.contains("free page reporting: o"), "{machine}");
     let output = apps(&["--case", "redis", "--system", "selfpage"]);
     if !without_what_is_skipped(&["redis-server", "redis-benchmark"], &output).is_empty() {
-        assert!(value_of(&text(&output.stdout), "redis", "selfpage") > 0.0);
+        assert!(figure(row(&rows(&output), "redis", "selfpage"), "value") > 0.0);
     }
-    std::fs::remove_dir_all(&scratch).unwrap();
 }
 
 #[test]
 fn glibc_is_what_a_program_gets_that_is_linked_with_another_malloc() {
-    let scratch = directory("bindings");
+    let scratch = Place::new("bindings");
     let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
     run.args(["bench", "apps", "--quick", "--reps", "1", "--case", "redis", "--system", "glibc", "--dir"]);
     // The loader writes a file for each process: which library each function was taken from.
-    let loader = [("LD_DEBUG", "bindings".into()), ("LD_DEBUG_OUTPUT", scratch.join("bound"))];
-    let output = run.arg(&scratch).envs(loader).output().unwrap();
+    let loader = [("LD_DEBUG", "bindings".into()), ("LD_DEBUG_OUTPUT", scratch.0.join("bound"))];
+    let output = run.arg(&scratch.0).envs(loader).output().unwrap();
     if !without_what_is_skipped(&["redis-server", "redis-benchmark"], &output).is_empty() {
-        let files = std::fs::read_dir(&scratch).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+        let files = std::fs::read_dir(&scratch.0).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
         let bound: String = files.map(|file| String::from_utf8_lossy(&file).into_owned()).collect();
         let servers = bound.lines().filter(|line| line.contains("file redis-server ") && line.contains("`malloc'"));
         let servers: Vec<&str> = servers.collect();
         assert!(!servers.is_empty(), "no server is bound to any malloc");
         assert!(servers.iter().all(|line| line.contains("/libc.so")), "{servers:#?}");
     }
-    std::fs::remove_dir_all(&scratch).unwrap();
 }
 
 #[test]
 fn a_reader_that_goes_away_ends_a_run_that_is_not_kept() {
-    let scratch = directory("unread");
-    let kept = scratch.join("kept");
+    let scratch = Place::new("unread");
+    let kept = scratch.0.join("kept");
     let unread = |options: &[&str]| {
         let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
         run.args(["bench", "faults", "--quick", "--json", "--reps", "1", "--system", "kernel"]).args(options);
@@ -390,7 +352,6 @@ fn a_reader_that_goes_away_ends_a_run_that_is_not_kept() {
     let errors = unread(&["--save", kept.to_str().unwrap()]);
     assert!(errors.contains("[2/2]"), "{errors}");
     assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap().lines().count(), 2);
-    std::fs::remove_dir_all(&scratch).unwrap();
 }
 
 #[test]
@@ -405,26 +366,25 @@ fn a_kept_run_is_drawn() {
     let picture = text(&drawn.stdout);
     let records = std::fs::read_to_string(run.join("raw.jsonl")).unwrap().lines().count();
     assert_eq!(picture.matches("class=\"value\"").count(), records);
-    let scratch = directory("plot");
+    let scratch = Place::new("plot");
     for (content, said) in [(None, "raw.jsonl"), (Some("{\n"), "line 1"), (Some(""), "nothing to draw")] {
         if let Some(content) = content {
-            std::fs::write(scratch.join("raw.jsonl"), content).unwrap();
+            std::fs::write(scratch.0.join("raw.jsonl"), content).unwrap();
         }
-        let refused = plot(&[&scratch]);
+        let refused = plot(&[&scratch.0]);
         let errors = text(&refused.stderr);
         assert_eq!(refused.status.code(), Some(2), "{errors}");
         assert!(errors.lines().count() == 1 && errors.contains(said), "{errors}");
     }
-    let nowhere = plot(&[&run, Path::new("-o"), &scratch.join("none/plot.svg")]);
+    let nowhere = plot(&[&run, Path::new("-o"), &scratch.0.join("none/plot.svg")]);
     assert_eq!(nowhere.status.code(), Some(1), "{}", text(&nowhere.stderr));
-    std::fs::remove_dir_all(&scratch).unwrap();
 }
 
 #[test]
 fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
-    let scratch = directory("case");
-    let kept = directory("kept");
-    let (dir, save) = (scratch.to_str().unwrap(), kept.to_str().unwrap());
+    let scratch = Place::new("case");
+    let kept = Place::new("kept");
+    let (dir, save) = (scratch.0.to_str().unwrap(), kept.0.to_str().unwrap());
     let arguments = ["paging", "--quick", "--reps", "1", "--json", "--case", "seq-write-2t"];
     let arguments = [&arguments[..], &["--system", "mmap-default", "--system", "raw-2m", "--dir", dir, "--save", save]];
     let output = bench(&arguments.concat());
@@ -435,13 +395,11 @@ fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
     // Without the right to make a cgroup, both places say so.
     assert_eq!(lines.contains(r#""constrained":false"#), errors.contains("SKIP(cgroup:"), "{errors}{lines}");
     assert!(lines.contains(r#""counts":true"#), "{lines}");
-    assert!(is_empty(&scratch), "files were left");
-    assert_eq!(std::fs::read_to_string(kept.join("raw.jsonl")).unwrap(), lines);
-    let machine = std::fs::read_to_string(kept.join("machine.txt")).unwrap();
+    assert!(scratch.is_empty(), "files were left");
+    assert_eq!(std::fs::read_to_string(kept.0.join("raw.jsonl")).unwrap(), lines);
+    let machine = std::fs::read_to_string(kept.0.join("machine.txt")).unwrap();
     assert!(machine.contains("command: selfpage bench paging --quick --reps 1 --case seq-write-2t"), "{machine}");
     assert!(!machine.contains(dir) && !machine.contains(save), "{machine}");
-    std::fs::remove_dir_all(&scratch).unwrap();
-    std::fs::remove_dir_all(&kept).unwrap();
 }
 
 /// Control groups below `directory` that the run with this process has made.
@@ -456,10 +414,10 @@ fn groups_of(run: u32, directory: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_signal_in_a_case_cleans_up() {
-    let scratch = directory("signal");
+    let scratch = Place::new("signal");
     let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"))
         .args(["bench", "paging", "--quick", "--reps", "50", "--case", "rnd-read-1t", "--system", "raw-4k", "--dir"])
-        .arg(&scratch)
+        .arg(&scratch.0)
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -471,7 +429,7 @@ fn a_signal_in_a_case_cleans_up() {
         assert_ne!(std::io::BufRead::read_line(&mut errors, &mut line).unwrap(), 0, "ended early");
         lines.push(line);
     }
-    assert!(!is_empty(&scratch));
+    assert!(!scratch.is_empty());
     let groups = Path::new("/sys/fs/cgroup");
     let is_confined = !lines.iter().any(|line| line.starts_with("SKIP(cgroup:"));
     // Each case has a group of its own; between two there is none.
@@ -481,32 +439,33 @@ fn a_signal_in_a_case_cleans_up() {
     }
     assert!(Command::new("kill").arg(run.id().to_string()).status().unwrap().success());
     assert_eq!(run.wait().unwrap().code(), Some(130));
-    assert!(is_empty(&scratch), "files were left");
+    assert!(scratch.is_empty(), "files were left");
     assert_eq!(groups_of(run.id(), groups), [] as [PathBuf; 0]);
     if !is_confined {
         skip::skip("cgroup", "nothing shows that the group goes: there was none; run as root");
     }
-    std::fs::remove_dir_all(&scratch).unwrap();
 }
 
 #[test]
 fn a_caller_that_ignores_the_end_of_children_hinders_nothing() {
-    let scratch = directory("children");
+    let scratch = Place::new("children");
     let mut run = Command::new("env");
     run.args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_selfpage"), "bench", "faults", "--quick", "--reps", "1"]);
-    run.args(["--case", "first-touch-4k", "--system", "kernel", "--dir"]).arg(&scratch);
+    run.args(["--case", "first-touch-4k", "--system", "kernel", "--dir"]).arg(&scratch.0);
     let output = run.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    std::fs::remove_dir_all(&scratch).unwrap();
 }
 
 #[test]
 fn a_hangup_that_the_caller_ignores_ends_nothing() {
-    let scratch = directory("hangup");
+    let scratch = Place::new("hangup");
     let line =
         r#"trap "" HUP; exec "$0" bench paging --quick --reps 2 --case rnd-read-1t --system raw-4k --json --dir "$1""#;
     let mut run = Command::new("sh");
-    run.args(["-c", line, env!("CARGO_BIN_EXE_selfpage")]).arg(&scratch).stdout(Stdio::piped()).stderr(Stdio::piped());
+    run.args(["-c", line, env!("CARGO_BIN_EXE_selfpage")])
+        .arg(&scratch.0)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut run = run.spawn().unwrap();
     let mut errors = std::io::BufReader::new(run.stderr.take().unwrap());
     let mut line = String::new();
@@ -518,7 +477,6 @@ fn a_hangup_that_the_caller_ignores_ends_nothing() {
     std::io::copy(&mut errors, &mut std::io::sink()).unwrap();
     let output = run.wait_with_output().unwrap();
     assert_eq!((output.status.code(), text(&output.stdout).lines().count()), (Some(0), 1));
-    std::fs::remove_dir_all(&scratch).unwrap();
 }
 
 /// A swap file in use, of a run of nobody's that was killed.
@@ -545,12 +503,10 @@ impl Drop for Left {
 
 #[test]
 fn a_swap_file_that_stays_in_use_is_named_by_every_run_until_it_is_not() {
-    let scratch = directory("left");
-    let open = std::fs::Permissions::from_mode(0o777);
-    std::fs::set_permissions(&scratch, open).unwrap();
-    let tool = scratch.join("selfpage");
+    let scratch = Place::new("left");
+    let tool = scratch.0.join("selfpage");
     std::fs::copy(env!("CARGO_BIN_EXE_selfpage"), &tool).unwrap();
-    let left = match Left::new(&scratch) {
+    let left = match Left::new(&scratch.0) {
         Ok(left) => left,
         Err(why) => return skip::skip("swap", &why),
     };
@@ -568,11 +524,10 @@ fn a_swap_file_that_stays_in_use_is_named_by_every_run_until_it_is_not() {
             "kernel",
             "--dir",
         ]);
-        let output = run.arg(&scratch).current_dir("/").uid(65534).gid(65534).output().unwrap();
+        let output = run.arg(&scratch.0).current_dir("/").uid(65534).gid(65534).output().unwrap();
         let errors = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{errors}");
         assert!(errors.contains(&format!("swapoff {}", left.0.join("swap").display())), "{errors}");
     }
     drop(left);
-    std::fs::remove_dir_all(&scratch).unwrap();
 }

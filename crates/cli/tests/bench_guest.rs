@@ -3,10 +3,12 @@
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
+mod tool;
 
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use tool::{figure, rows, selfpage, text};
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_selfpage"));
@@ -19,7 +21,7 @@ fn bench(arguments: &[&str]) -> Output {
 fn records(cases: &[&str]) -> Option<Vec<Value>> {
     let arguments: Vec<&str> = cases.iter().flat_map(|case| ["--case", case]).collect();
     let output = bench(&arguments);
-    let errors = String::from_utf8(output.stderr).unwrap();
+    let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{errors}");
     if let Some((_, why)) = errors.split_once("SKIP(kvm: ") {
         assert!(output.stdout.is_empty());
@@ -27,12 +29,11 @@ fn records(cases: &[&str]) -> Option<Vec<Value>> {
         skip::skip("kvm", why.lines().next().unwrap_or_default().trim_end_matches(')'));
         return None;
     }
-    let lines = String::from_utf8(output.stdout).unwrap();
-    Some(lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+    Some(rows(&output))
 }
 
 fn count(record: &Value, key: &str) -> u64 {
-    let value = record[key].as_f64().unwrap_or_else(|| panic!("no {key} in {record}"));
+    let value = figure(record, key);
     assert_eq!(value.fract(), 0.0, "{key} in {record}");
     value as u64
 }
@@ -43,12 +44,11 @@ fn counts(record: &Value) -> [u64; 4] {
 
 #[test]
 fn it_is_listed_and_its_host_has_no_page_tables() {
-    let listed = Command::new(env!("CARGO_BIN_EXE_selfpage")).args(["bench", "list"]).output().unwrap();
-    let listed = String::from_utf8(listed.stdout).unwrap();
+    let listed = text(&selfpage(&["bench", "list"]).stdout);
     assert!(["guest: ", "appel1", "gups-256m-2m"].iter().all(|name| listed.contains(name)), "{listed}");
     let output = bench(&["--system", "host", "--case", "trap"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("takes part"));
+    assert!(text(&output.stderr).contains("takes part"));
 }
 
 /// Instructions to the handler and back.

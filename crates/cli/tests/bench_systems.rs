@@ -10,6 +10,9 @@ use serde_json::Value;
 mod programs;
 #[path = "../../../tests/skip.rs"]
 mod skip;
+mod tool;
+
+use tool::{Place, figure, rows, text};
 
 /// What a bench gave, and what it said.
 struct Given {
@@ -19,14 +22,12 @@ struct Given {
 
 /// Runs a bench on the disk of /var/tmp. `None`, and said so, where faults cannot be served.
 fn bench(arguments: &[&str]) -> Option<Given> {
-    let directory = Path::new("/var/tmp").join(format!("selfpage-test-{}-{}", arguments[0], std::process::id()));
-    std::fs::create_dir(&directory).unwrap();
+    let place = Place::new(arguments[0]);
     let mut command = Command::new(env!("CARGO_BIN_EXE_selfpage"));
-    command.arg("bench").args(arguments).args(["--quick", "--reps", "1", "--json", "--dir"]).arg(&directory);
+    command.arg("bench").args(arguments).args(["--quick", "--reps", "1", "--json", "--dir"]).arg(&place.0);
     let output = command.output().unwrap();
-    assert!(std::fs::read_dir(&directory).unwrap().next().is_none(), "files were left");
-    std::fs::remove_dir(&directory).unwrap();
-    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(place.is_empty(), "files were left");
+    let errors = text(&output.stderr);
     // Lines of progress name systems.
     let said = |line: &&str| line.contains("userfaultfd") && !line.starts_with('[');
     if let Some(why) = errors.lines().find(said) {
@@ -34,8 +35,7 @@ fn bench(arguments: &[&str]) -> Option<Given> {
         return None;
     }
     assert_eq!(output.status.code(), Some(0), "{errors}");
-    let rows = String::from_utf8(output.stdout).unwrap();
-    Some(Given { rows: rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect(), errors })
+    Some(Given { rows: rows(&output), errors })
 }
 
 impl Given {
@@ -53,12 +53,6 @@ impl Given {
         assert!(row["value"].as_f64().unwrap() > 0.0 && row["counts"] == true, "{row}");
         Some(row)
     }
-}
-
-/// A figure of a row.
-#[track_caller]
-fn figure(row: &Value, name: &str) -> f64 {
-    row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
 }
 
 /// The systems of a case, and what they need that not every machine or user has.

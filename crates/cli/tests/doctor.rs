@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use selfpage::doctor::{can_run, examine};
 use serde_json::Value;
@@ -62,6 +62,21 @@ fn people_get_a_line_for_each_feature_and_no_colours_without_a_terminal() {
         assert!(text.lines().any(|one| line(&one)), "{} has no line in {text}", finding.feature);
     }
     assert!(!text.contains('\x1b'), "{text}");
+}
+
+#[test]
+fn a_terminal_gets_colours_unless_it_has_none_or_they_are_not_wanted() {
+    let has_colours = |settings: &[(&str, &str)]| {
+        let mut run = Command::new("script");
+        run.args(["-qec", &format!("{} doctor", env!("CARGO_BIN_EXE_selfpage")), "/dev/null"]);
+        run.env("TERM", "xterm").env_remove("NO_COLOR").envs(settings.iter().copied()).stdin(Stdio::null());
+        run.output().map(|output| String::from_utf8_lossy(&output.stdout).contains("\x1b[3"))
+    };
+    let Ok(coloured) = has_colours(&[]) else {
+        return skip::skip("script", "there is no script(1) to make a terminal: apt-get install bsdutils");
+    };
+    assert!(coloured && has_colours(&[("NO_COLOR", "")]).unwrap());
+    assert!(!has_colours(&[("NO_COLOR", "1")]).unwrap() && !has_colours(&[("TERM", "dumb")]).unwrap());
 }
 
 #[test]
@@ -139,5 +154,23 @@ fn a_call_that_a_filter_refuses_is_found_and_named() {
         let found = text.lines().any(|line| line.starts_with(state) && line.split(' ').any(|word| word == feature));
         assert!(found, "{feature} is not {state} in {text}");
         assert_eq!(output.status.code(), Some(status), "{feature}: {text}");
+    }
+}
+
+#[test]
+fn a_bench_leaves_out_what_a_filter_refuses() {
+    const UFFDIO_API: Call = (libc::SYS_ioctl, 1, 0xC018_AA3F);
+    for (name, case, system) in [
+        ("faults", "first-touch-4k", "selfpage-upcall-zero"),
+        ("snapshot", "write-1k", "selfpage-worker"),
+        ("appel-li", "trap", "selfpage-upcall"),
+    ] {
+        let mut filtered = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+        filtered.args(["bench", name, "--quick", "--reps", "1", "--case", case, "--system", system]);
+        // SAFETY: test: two system calls.
+        let output = unsafe { filtered.pre_exec(|| refuse(UFFDIO_API, libc::EPERM)) };
+        let output = output.env_remove("SELFPAGE_REQUIRE").output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && errors.contains("SKIP(uffd: "), "{errors}");
     }
 }

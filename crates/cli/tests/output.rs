@@ -1,31 +1,23 @@
 //! Standard output and standard error that take no more: a disk that is full, and a reader that has gone away.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
+mod tool;
+
+use tool::{Place, text};
 
 /// A directory with a trace of one fault in it.
-struct Place(PathBuf);
-
-impl Place {
-    fn new(name: &str) -> Place {
-        let directory = Path::new("/var/tmp").join(format!("selfpage-output-test-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let mut trace = b"SELFPGTR\x01\0\0\0\0\x10\0\0\x20\0\0\0\x01\0\0\0".to_vec();
-        trace.extend_from_slice(&[0; 8]);
-        trace.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
-        [5u64, 1000, 0].iter().for_each(|word| trace.extend_from_slice(&word.to_le_bytes()));
-        std::fs::write(directory.join("trace"), trace).unwrap();
-        Place(directory)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn place(name: &str) -> Place {
+    let place = Place::new(name);
+    let mut trace = b"SELFPGTR\x01\0\0\0\0\x10\0\0\x20\0\0\0\x01\0\0\0".to_vec();
+    trace.extend_from_slice(&[0; 8]);
+    trace.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
+    [5u64, 1000, 0].iter().for_each(|word| trace.extend_from_slice(&word.to_le_bytes()));
+    std::fs::write(place.path("trace"), trace).unwrap();
+    place
 }
 
 /// A command of each verb that prints, and the name by which it speaks of itself.
@@ -56,7 +48,7 @@ fn run(arguments: &[String], stdout: Stdio) -> (Output, String) {
 
 #[test]
 fn a_full_disk_is_one_line_and_status_1() {
-    let place = Place::new("full");
+    let place = place("full");
     for (verb, arguments) in commands(&place) {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let (output, errors) = run(&arguments, full.into());
@@ -68,8 +60,22 @@ fn a_full_disk_is_one_line_and_status_1() {
 }
 
 #[test]
+fn help_that_cannot_be_written_is_one_line_and_status_1() {
+    for arguments in ["--help", "--version", "help tour"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let arguments: Vec<String> = arguments.split(' ').map(String::from).collect();
+        let (output, errors) = run(&arguments, full.into());
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {errors}");
+        assert!(errors.lines().count() == 1 && errors.starts_with("selfpage: standard output: No space"), "{errors}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert!(run(&arguments, writer.into()).0.status.success());
+    }
+}
+
+#[test]
 fn nobody_who_reads_is_no_panic_and_no_failure() {
-    let place = Place::new("gone");
+    let place = place("gone");
     for (verb, arguments) in commands(&place) {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
@@ -83,11 +89,11 @@ fn nobody_who_reads_is_no_panic_and_no_failure() {
 
 #[test]
 fn a_picture_does_not_replace_what_it_is_drawn_of() {
-    let place = Place::new("same");
+    let place = place("same");
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../papers/arxiv11-umpa/runs/2026-11-22-vm2-page-alloc");
     std::fs::copy(kept.join("raw.jsonl"), place.0.join("raw.jsonl")).unwrap();
     std::fs::hard_link(place.0.join("trace"), place.0.join("other")).unwrap();
-    let path = |name: &str| place.0.join(name).display().to_string();
+    let path = |name: &str| place.path(name);
     for (verb, of, to) in [
         ("heatmap", "trace", "trace"),
         ("heatmap", "trace", "other"),
@@ -100,12 +106,14 @@ fn a_picture_does_not_replace_what_it_is_drawn_of() {
         assert!(errors.starts_with(&format!("selfpage {verb}: {}: ", path(to))) && errors.contains("-o"), "{errors}");
         assert!(std::fs::read(path(to)).unwrap() == before, "{to} was written to");
     }
-    // A link stays, and what it names is replaced.
+    // A link stays, and what it names is made, and then replaced.
     std::os::unix::fs::symlink("picture", place.0.join("link")).unwrap();
-    std::fs::write(path("picture"), "old").unwrap();
-    let (output, errors) = run(&["heatmap".into(), path("trace"), "-o".into(), path("link")], Stdio::null());
-    assert!(output.status.success() && place.0.join("link").is_symlink(), "{errors}");
-    assert!(std::fs::read_to_string(path("picture")).unwrap().ends_with("</svg>\n"));
+    for _ in 0..2 {
+        let (output, errors) = run(&["heatmap".into(), path("trace"), "-o".into(), path("link")], Stdio::null());
+        assert!(output.status.success() && place.0.join("link").is_symlink(), "{errors}");
+        assert!(std::fs::read_to_string(path("picture")).unwrap().ends_with("</svg>\n"));
+        std::fs::write(path("picture"), "old").unwrap();
+    }
     assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 5, "something was left");
 }
 
@@ -127,7 +135,7 @@ fn on_a_small_disk(place: &Place, line: &str) -> Option<Output> {
 
 #[test]
 fn a_picture_that_has_no_room_leaves_the_old_one() {
-    let (place, other) = (Place::new("old"), Place::new("trace"));
+    let (place, other) = (place("old"), place("trace"));
     let line = format!(
         r#"echo old > "$1/picture" && ! "$0" heatmap {}/trace -o "$1/picture" && ls -A "$1" && cat "$1/picture""#,
         other.0.display()
@@ -140,16 +148,26 @@ fn a_picture_that_has_no_room_leaves_the_old_one() {
 
 #[test]
 fn a_bench_without_room_for_its_file_says_so_once() {
-    let place = Place::new("room");
+    let place = place("room");
     let Some(output) = on_a_small_disk(&place, r#"exec "$0" bench paging --quick --dir "$1""#) else { return };
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), errors.lines().count()), (Some(1), 1), "{errors}");
     assert!(errors.contains(" MiB are free in ") && errors.contains("--dir"), "{errors}");
 }
 
+/// What works in memory and writes files all the same.
+#[test]
+fn a_bench_without_room_for_its_images_says_so_once() {
+    let place = place("images");
+    let Some(output) = on_a_small_disk(&place, r#"exec "$0" bench snapshot --quick --dir "$1""#) else { return };
+    let errors = text(&output.stderr);
+    assert_eq!((output.status.code(), errors.lines().count()), (Some(1), 1), "{errors}");
+    assert!(errors.contains(" MiB are free in ") && errors.contains("--dir"), "{errors}");
+}
+
 #[test]
 fn a_record_that_cannot_be_saved_is_shown() {
-    let place = Place::new("unsaved");
+    let place = place("unsaved");
     // Room for one page, which machine.txt takes.
     let line = r#"exec "$0" bench faults --quick --reps 1 --case first-touch-4k --system kernel --save "$1/run""#;
     let Some(output) = on_a_small_disk(&place, line) else { return };

@@ -1,42 +1,18 @@
 //! What the tool refuses: in one line that names the verb, with status 2, and nothing is begun or left.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Command;
 
 #[path = "../../../tests/programs.rs"]
 mod programs;
 #[path = "../../../tests/skip.rs"]
 mod skip;
+mod tool;
 
-/// A directory of its own for one test.
-struct Place(PathBuf);
-
-impl Place {
-    fn new(name: &str) -> Place {
-        let directory = Path::new("/var/tmp").join(format!("selfpage-refusals-test-{name}-{}", std::process::id()));
-        std::fs::create_dir(&directory).unwrap();
-        Place(directory)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn selfpage(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_selfpage")).args(arguments).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
+use tool::{Place, rows, selfpage, text};
 
 #[track_caller]
 fn refused(arguments: &[&str], begin: &str, names: &[&str]) -> String {
@@ -54,6 +30,10 @@ fn bad_usage_is_one_line_with_the_verb() {
     refused(&["tuor"], "selfpage: ", &["'tuor'", "there is tour", "`selfpage --help`"]);
     refused(&["tour", "--quik"], "selfpage tour: ", &["--quik", "there is --quick", "`selfpage tour --help`"]);
     refused(&["run"], "selfpage run: ", &["<PROGRAM>", "`selfpage run --help`"]);
+    let unreadable = Command::new(env!("CARGO_BIN_EXE_selfpage")).arg(OsStr::from_bytes(b"\xff")).output().unwrap();
+    let errors = text(&unreadable.stderr);
+    assert_eq!(unreadable.status.code(), Some(2), "{errors}");
+    assert!(errors.lines().count() == 1 && errors.starts_with("selfpage: "), "{errors}");
     for reps in ["-1", "0"] {
         let line = refused(&["bench", "faults", "--reps", reps], "selfpage bench: ", &["--reps", "1..="]);
         assert!(!line.contains("-- -1"), "{line}");
@@ -66,10 +46,8 @@ fn a_list_measures_nothing() {
         let name = option.split('=').next().unwrap();
         refused(&["bench", "list", option], "selfpage bench: ", &[name, "list"]);
     }
-    let listed = selfpage(&["bench", "list", "--json"]);
-    let objects = text(&listed.stdout);
-    let objects = objects.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    assert!(objects.into_iter().any(|object| object["bench"] == "paging" && object["about"].is_string()));
+    let objects = rows(&selfpage(&["bench", "list", "--json"]));
+    assert!(objects.iter().any(|object| object["bench"] == "paging" && object["about"].is_string()));
 }
 
 #[test]
@@ -89,6 +67,19 @@ fn what_run_is_told_in_vain() {
     let run = |arguments: &[&str], names: &[&str]| refused(&[&["run"], arguments].concat(), "selfpage run: ", names);
     run(&["--sample-ms", "5", "--", "true"], &["--sample-ms", "--frames"]);
     run(&["--frames", "16M", "--sample-ms", "5", "--", "true"], &["--sample-ms", "--trace FILE"]);
+    // Each would write over the other.
+    let file = place.path("file");
+    let same = place.path(&format!("../{}/file", place.0.file_name().unwrap().display()));
+    let there = place.path("there");
+    std::fs::write(&there, "").unwrap();
+    std::fs::hard_link(&there, place.path("link")).unwrap();
+    for (one, other) in [(&file, &file), (&file, &same), (&there, &place.path("link"))] {
+        for (stats, trace, store) in [(one, other, "memory"), (one, &own, other.as_str()), (&own, one, other)] {
+            let arguments = ["--frames", "16M", "--stats", stats, "--trace", trace, "--store", store, "--", "true"];
+            run(&arguments, &["are both ", one, other, "name two files"]);
+        }
+    }
+    assert!(!Path::new(&file).exists(), "something was left");
     run(&["--frames", "16M", "--", ""], &["the name of the program is empty"]);
     run(&["--frames", "16M", "--", &own], &["chain of its interpreters does not end"]);
     run(&["--frames", "16M", "--store", "", "--", "true"], &["store file, a directory, or `memory`"]);

@@ -3,38 +3,18 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
+mod tool;
+
+use tool::{Place, selfpage, text};
 
 const NOBODY: u32 = 65534;
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
 fn tour(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("tour").args(arguments).output().unwrap()
-}
-
-/// A directory on disk for one test, open to everybody.
-struct Place(PathBuf);
-
-impl Place {
-    fn new(name: &str) -> Place {
-        let path = Path::new("/var/tmp").join(format!("selfpage-tour-test-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
-        Place(path)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    selfpage(&[&["tour"], arguments].concat())
 }
 
 /// Whether it could run here; says so where it could not.
@@ -116,7 +96,7 @@ fn the_whole_tour_as_whoever_runs_this() {
         assert!(shown.lines().any(|line| line.contains(&format!("{verb}: in core "))), "no progress: {shown}");
     }
     check_flat(&shown, 8.0, 32.0);
-    assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 0, "files were left");
+    assert!(place.is_empty(), "files were left");
 }
 
 #[test]
@@ -262,23 +242,45 @@ fn a_file_that_is_cut_short_meanwhile_is_named() {
 fn a_disk_without_room_is_one_line_and_status_1() {
     let place = Place::new("room");
     let line = r#"mount -t tmpfs -o size=16m none "$1" && export TMPDIR="$1" && exec "$0" tour --quick"#;
+    let Some(output) = on_mount(&place, line) else { return };
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{:?} {errors}", output.status);
+    assert!(errors.lines().count() == 1 && errors.contains("TMPDIR") && errors.contains(" MiB"), "{errors}");
+}
+
+/// What a shell's `line` gives, with the tool as $0, where $1 is a directory that nobody else sees anything mounted on. `None`, and said so,
+/// where that or the tour cannot be had.
+fn on_mount(place: &Place, line: &str) -> Option<Output> {
     let mut run = Command::new("unshare");
     run.args(["-m", "sh", "-c", line, env!("CARGO_BIN_EXE_selfpage")]).arg(&place.0);
     let Ok(output) = run.output() else {
-        return skip::skip(
-            "mount",
-            "there is no unshare(1) for a mount that nobody else sees: apt-get install util-linux",
-        );
+        let why = "there is no unshare(1) for a mount that nobody else sees: apt-get install util-linux";
+        skip::skip("mount", why);
+        return None;
     };
     let errors = text(&output.stderr);
     if errors.contains("unshare: ") || errors.contains("mount: ") {
-        return skip::skip("mount", &errors);
+        skip::skip("mount", &errors);
+        return None;
     }
     if errors.contains("selfpage doctor") {
-        return skip::skip("uffd", &errors);
+        skip::skip("uffd", &errors);
+        return None;
     }
-    assert_eq!(output.status.code(), Some(1), "{:?} {errors}", output.status);
-    assert!(errors.lines().count() == 1 && errors.contains("TMPDIR") && errors.contains(" MiB"), "{errors}");
+    Some(output)
+}
+
+#[test]
+fn a_directory_that_cannot_be_had_or_written_is_named_with_another() {
+    let place = Place::new("read-only");
+    let missing = on_mount(&place, r#"export TMPDIR="$1/none" && exec "$0" tour --quick"#);
+    let read_only =
+        on_mount(&place, r#"mount -t tmpfs -o ro,size=1g none "$1" && export TMPDIR="$1" && exec "$0" tour --quick"#);
+    for output in missing.into_iter().chain(read_only) {
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{:?} {errors}", output.status);
+        assert!(errors.lines().count() == 1 && errors.contains("TMPDIR=DIRECTORY names another"), "{errors}");
+    }
 }
 
 #[test]
@@ -303,7 +305,7 @@ fn what_cannot_be_shown_is_one_line_and_status_1() {
 #[test]
 fn every_verb_helps_with_what_it_is_and_examples() {
     let help = |arguments: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).args(arguments).arg("--help").output().unwrap();
+        let output = selfpage(&[arguments, &["--help"]].concat());
         assert_eq!(output.status.code(), Some(0));
         text(&output.stdout)
     };
@@ -318,7 +320,6 @@ fn every_verb_helps_with_what_it_is_and_examples() {
         }
     }
     for (arguments, status) in [(&["--version"][..], 0), (&["tuor"], 2), (&["tour", "--nonsense"], 2), (&[], 2)] {
-        let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).args(arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
+        assert_eq!(selfpage(arguments).status.code(), Some(status), "{arguments:?}");
     }
 }

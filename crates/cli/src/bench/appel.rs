@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use selfpage::Protection;
 use selfpage::dirty::{Dirty, DirtyTracker};
+use selfpage::{Protection, Trap};
 
 use super::error::Error;
 use super::job::{Bench, Job};
 use super::raw::{Mapping, PAGE_BYTES};
-use super::result::{Better, Sample, Unit};
+use super::result::{Better, Sample, Unit, median};
 use super::system::{Entry, Group, Systems};
 use super::systems::protect::{self, Domains, Duty, Protect};
 
@@ -38,8 +38,14 @@ enum Way {
 static SYSTEMS: Systems<Way> = Systems(&[
     (Entry::plain("selfpage-dirty", Group::Ours), Way::ScanBuffer),
     (Entry::plain("pagemap", Group::Kernel), Way::Pagemap),
-    (Entry::plain("selfpage-upcall", Group::Ours), Way::Pages(protect::by_upcall)),
-    (Entry::plain("selfpage-worker", Group::Ours), Way::Pages(protect::by_worker)),
+    (
+        Entry::plain("selfpage-upcall", Group::Ours),
+        Way::Pages(|pages| protect::by_write_protection(pages, Trap::Upcall)),
+    ),
+    (
+        Entry::plain("selfpage-worker", Group::Ours),
+        Way::Pages(|pages| protect::by_write_protection(pages, Trap::Worker)),
+    ),
     (Entry::plain("selfpage-domain", Group::Ours), Way::Domains),
     (Entry::plain("userfaultfd-alone", Group::Bare), Way::Pages(protect::by_userfaultfd_alone)),
     (Entry::plain(MPROTECT, Group::Mprotect), Way::Pages(protect::by_mprotect)),
@@ -107,7 +113,7 @@ impl Bench for AppelLi {
                 rounds(|| pages.round(job.case))?
             }
             Way::Domains => {
-                figures.push(("protection_keys".to_string(), f64::from(u8::from(Domains::by_keys()))));
+                figures.push(("protection_keys", f64::from(u8::from(Domains::by_keys()))));
                 let domains = Domains::over(&match job.case {
                     "prot1" => vec![1],
                     "prot100" | "unprot100" => vec![MANY],
@@ -127,8 +133,8 @@ impl Bench for AppelLi {
         let mut sorted = rounds;
         sorted.sort_by(f64::total_cmp);
         let quantiles = [("round_least", 0), ("round_p25", ROUNDS / 4), ("round_p75", ROUNDS * 3 / 4)];
-        figures.extend(quantiles.map(|(name, at)| (name.to_string(), sorted[at])));
-        Ok(Sample { value: sorted[ROUNDS / 2], counts: true, timing: None, figures })
+        figures.extend(quantiles.map(|(name, at)| (name, sorted[at])));
+        Ok(Sample::of(median(sorted), &figures))
     }
 }
 
@@ -272,10 +278,7 @@ struct Written {
 
 impl Written {
     fn new() -> Result<Written, Error> {
-        let failed = |error: selfpage::Error| match error.kind() {
-            selfpage::Kind::Unsupported => Error::skip("dirty", error.to_string()),
-            _ => Error::Failed(error.to_string()),
-        };
+        let failed = |error| Error::of_library("dirty", error);
         let io = |error: std::io::Error| Error::Failed(error.to_string());
         let mapping = Mapping::anonymous(SIZE_PAGES * PAGE_BYTES).map_err(io)?;
         let memory = mapping.memory();

@@ -11,7 +11,7 @@ use selfpage_core::linux::probe;
 use super::error::Error;
 use super::job::{Bench, Job};
 use super::raw::{Mapping, PAGE_BYTES, Paused};
-use super::result::{Better, Sample, Unit};
+use super::result::{Better, Sample, Unit, median};
 use super::system::{Entry, Group, Systems};
 
 /// The bench.
@@ -27,7 +27,7 @@ const QUESTIONS: usize = 1_000_000;
 
 static SYSTEMS: Systems<Way> = Systems(&[
     (Entry::plain("selfpage", Group::Ours), Way::Notes(Mechanism::WriteProtection)),
-    (Entry::plain("mprotect", Group::Kernel), Way::Notes(Mechanism::Traps)),
+    (Entry::plain("mprotect", Group::Mprotect), Way::Notes(Mechanism::Traps)),
     (Entry::plain("soft-dirty", Group::Kernel), Way::SoftDirty),
     (Entry::plain("fork", Group::Kernel), Way::Fork),
 ]);
@@ -95,11 +95,8 @@ impl Bench for Tracking {
             Way::Fork => forked(job.case, &mapping, round as u64),
         });
         let rounds: Vec<f64> = rounds.collect::<Result<_, Error>>()?;
-        let mut sorted = rounds.clone();
-        sorted.sort_by(f64::total_cmp);
-        let named = rounds.iter().enumerate().map(|(round, value)| (format!("round_{round}"), *value));
-        let value = sorted.get(ROUNDS / 2).copied().unwrap_or(f64::NAN);
-        Ok(Sample { value, counts: true, timing: None, figures: named.collect() })
+        let figures = rounds.iter().enumerate().map(|(round, value)| (format!("round_{round}"), *value)).collect();
+        Ok(Sample { figures, ..Sample::of(median(rounds), &[]) })
     }
 }
 
@@ -121,10 +118,7 @@ fn us_since(begun: Instant) -> f64 {
 }
 
 fn noted(case: &str, mechanism: Mechanism, mapping: &Mapping, round: u64) -> Result<f64, Error> {
-    let failed = |error: selfpage::Error| match error.kind() {
-        selfpage::Kind::Unsupported => Error::skip("dirty", error.to_string()),
-        _ => Error::Failed(error.to_string()),
-    };
+    let failed = |error| Error::of_library("dirty", error);
     let (tracker, range) = (DirtyTracker::with(mechanism).map_err(failed)?, mapping.addresses());
     let mut found = Dirty::new();
     let begun = Instant::now();

@@ -25,9 +25,24 @@ impl Error {
         Error::Failed(format!("{operation} {}: {error}", path.display()))
     }
 
+    /// The library refused something that is about `name`; where the machine cannot do it, that is what is missing.
+    pub fn of_library(name: &'static str, error: selfpage::Error) -> Error {
+        match error.kind() {
+            selfpage::Kind::Unsupported => Error::skip(name, error.to_string()),
+            _ => Error::Failed(error.to_string()),
+        }
+    }
+
     /// The thing `name` is missing.
     pub fn skip(name: &'static str, reason: impl Into<String>) -> Error {
         Error::Skip { name, reason: reason.into() }
+    }
+}
+
+/// What regions and domains need, and what they refuse.
+impl From<selfpage::Error> for Error {
+    fn from(error: selfpage::Error) -> Error {
+        Error::of_library("uffd", error)
     }
 }
 

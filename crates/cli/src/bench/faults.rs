@@ -1,5 +1,7 @@
 //! `faults`: the first touch of each page, no I/O, frames free.
 
+use selfpage::Trap;
+
 use super::access::{self, Order};
 use super::case::{Access, Case, Pattern};
 use super::error::Error;
@@ -7,10 +9,10 @@ use super::job::{Bench, Job};
 use super::raw::{self, PAGE_BYTES};
 use super::result::{Better, Sample, Unit};
 use super::sizes::Sizes;
-use super::system::{Entry, Group, Setup, System, Systems};
+use super::system::{Contents, Entry, Group, Setup, System, Systems};
 use super::systems::anonymous::Anonymous;
 use super::systems::bare::Bare;
-use super::systems::selfpage::Selfpage;
+use super::systems::selfpage::{Backing, Selfpage};
 
 /// The bench.
 pub struct Faults;
@@ -20,10 +22,10 @@ const ORDERS: [(&str, Order); 2] =
     [("first-touch-4k", Order::Ascending), ("first-touch-4k-scattered", Order::Scattered)];
 
 static SYSTEMS: Systems<fn() -> Box<dyn System>> = Systems(&[
-    (Entry::plain("selfpage-upcall-physical", Group::Ours), Selfpage::upcall_physical),
-    (Entry::plain("selfpage-upcall-zero", Group::Ours), Selfpage::upcall_zero),
-    (Entry::plain("selfpage-worker-zero", Group::Ours), Selfpage::worker_zero),
-    (Entry::plain("userfaultfd-alone", Group::Bare), Bare::undefined),
+    (Entry::plain("selfpage-upcall-physical", Group::Ours), || Selfpage::over(Trap::Upcall, Backing::Physical)),
+    (Entry::plain("selfpage-upcall-zero", Group::Ours), || Selfpage::over(Trap::Upcall, Backing::Zero)),
+    (Entry::plain("selfpage-worker-zero", Group::Ours), || Selfpage::over(Trap::Worker, Backing::Zero)),
+    (Entry::plain("userfaultfd-alone", Group::Bare), || Bare::with(Contents::Undefined)),
     (Entry::plain("kernel", Group::Kernel), Anonymous::unmapped),
 ]);
 
@@ -66,10 +68,7 @@ impl Bench for Faults {
             frames_bytes: len_bytes,
         })?;
         let before = raw::usage();
-        let (_, order) = ORDERS
-            .into_iter()
-            .find(|(name, _)| *name == job.case)
-            .ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let (_, order) = job.known(ORDERS.into_iter().find(|(name, _)| *name == job.case))?;
         let run = access::first_touch(memory, order)?;
         let after = raw::usage();
         let counters = system.counters();
@@ -85,8 +84,7 @@ impl Bench for Faults {
             ("cpu_s_per_million_faults", (after.cpu_s - before.cpu_s) / pages * 1e6),
         ];
         figures.extend(counters);
-        let figures = figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
-        Ok(Sample { value: run.elapsed_s * 1e6 / pages, counts: true, timing: None, figures })
+        Ok(Sample::of(run.elapsed_s * 1e6 / pages, &figures))
     }
 }
 

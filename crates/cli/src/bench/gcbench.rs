@@ -55,7 +55,7 @@ impl Bench for Gcbench {
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let (writes, lists) = SYSTEMS.way(job.system);
-        let size = size(job.case, job.sizes).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let size = job.known(size(job.case, job.sizes))?;
         let library = Library::load().map_err(|error| Error::skip("libgc", error.to_string()))?;
         let run = || {
             selfpage_collector::start(&library, writes)?;
@@ -78,6 +78,5 @@ fn sample(outcome: Outcome) -> Sample {
         ("live_objects", outcome.live_objects as f64),
         ("reachable_objects", outcome.reachable_objects as f64),
     ];
-    let figures = figures.map(|(name, value)| (name.to_string(), value)).to_vec();
-    Sample { value: outcome.elapsed.as_secs_f64(), counts: true, timing: None, figures }
+    Sample::of(outcome.elapsed.as_secs_f64(), &figures)
 }

@@ -1,12 +1,16 @@
 //! A bench, and one job of it: a case for a system, done in a child process of its own.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::output;
+
 use super::cgroup;
 use super::error::Error;
-use super::raw;
+use super::preload;
+use super::raw::{self, Running};
 use super::result::{Record, Sample, Unit};
 use super::sizes::Sizes;
 use super::system::Entry;
@@ -45,6 +49,10 @@ pub trait Bench: Sync {
     fn memory_bytes(&self, _case: &str) -> usize {
         0
     }
+    /// Disk space that its files take at most, all at once.
+    fn disk_bytes(&self, _sizes: Sizes, _systems: &[&Entry]) -> u64 {
+        0
+    }
     /// What follows from the records of all cases, kept and shown beside them.
     fn summary(&self, _records: &[Record]) -> Vec<Record> {
         Vec::new()
@@ -66,26 +74,27 @@ pub struct Job<'a> {
     pub directory: &'a Path,
 }
 
+impl Job<'_> {
+    /// What its case stands for, as its bench has found it.
+    pub fn known<T>(&self, found: Option<T>) -> Result<T, Error> {
+        found.ok_or_else(|| Error::Failed(format!("no case {}", self.case)))
+    }
+}
+
 /// The child's side: enters the cgroup, measures, and prints the sample or why there is none. Returns the exit status.
 pub fn answer(bench: &dyn Bench, job: &Job<'_>, cgroup: Option<&Path>) -> i32 {
     let ready = || -> Result<(), Error> {
+        raw::ignore_terminal();
         raw::die_with_parent().map_err(|error| Error::Failed(format!("PR_SET_PDEATHSIG: {error}")))?;
         cgroup.map_or(Ok(()), cgroup::enter)
     };
-    match ready().and_then(|()| bench.measure(job)) {
-        Ok(sample) => {
-            print!("{}", sample.to_lines());
-            0
-        }
-        Err(Error::Skip { name, reason }) => {
-            print!("skip {name} {}", reason.replace('\n', " "));
-            0
-        }
-        Err(error) => {
-            print!("failed {error}");
-            1
-        }
-    }
+    let (answer, status) = match ready().and_then(|()| bench.measure(job)) {
+        Ok(sample) => (sample.to_lines(), 0),
+        Err(Error::Skip { name, reason }) => (format!("skip {name} {}", reason.replace('\n', " ")), 0),
+        Err(error) => (format!("failed {error}"), 1),
+    };
+    // Where it cannot be written there is nobody who waits for it.
+    output::write(&answer).map_or(1, |()| status)
 }
 
 /// The parent's side: runs this program again for one job and waits for the answer.
@@ -95,6 +104,7 @@ pub fn ask(bench: &dyn Bench, job: &Job<'_>, size_options: &[&str], cgroup: Opti
     command.args(["bench", bench.name(), "--case", job.case, "--system", job.system.name]).args(size_options);
     command.arg("--child").arg(job.directory);
     if let Some(preload) = job.system.preload {
+        preload::without_settings(&mut command);
         command.env("LD_PRELOAD", preload.path()?);
     }
     if let Some(cgroup) = cgroup {
@@ -103,13 +113,15 @@ pub fn ask(bench: &dyn Bench, job: &Job<'_>, size_options: &[&str], cgroup: Opti
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        // Who ends the job ends all that it has started, which may hold the answer's pipe open.
+        .process_group(0)
         .spawn()
         .map_err(|error| Error::io("start a child of", program, error))?;
-    raw::name_child(Some(child.id()));
+    raw::end_on_signal(Some(Running::Group(child.id())));
     let mut output = String::new();
     let read = child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut output));
     // From here on the number of the child may become another process's.
-    raw::name_child(None);
+    raw::end_on_signal(None);
     let status = child.wait().map_err(|error| Error::Failed(format!("wait for the child: {error}")))?;
     if raw::interrupted() {
         return Err(Error::Interrupted);
@@ -123,9 +135,10 @@ pub fn ask(bench: &dyn Bench, job: &Job<'_>, size_options: &[&str], cgroup: Opti
         return Err(Error::skip(String::from(name).leak(), reason));
     }
     let sample = if status.success() { Sample::from_lines(&output) } else { None };
-    sample.ok_or_else(|| match output.strip_prefix("failed ") {
-        Some(reason) => Error::Failed(reason.to_string()),
-        None => Error::Failed(format!(
+    sample.ok_or_else(|| match (output.strip_prefix("failed "), cgroup) {
+        (Some(reason), _) => Error::Failed(reason.to_string()),
+        (None, None) => Error::Failed(format!("the child ended with {status} and no result")),
+        (None, Some(_)) => Error::Failed(format!(
             "the child ended with {status} and no result; if it was killed, the memory limit of {} MiB may be too small for it",
             job.sizes.limit_bytes() >> 20
         )),

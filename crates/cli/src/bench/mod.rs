@@ -46,13 +46,13 @@ use std::path::PathBuf;
 use crate::{disk, output};
 
 use error::Error;
-use job::{Bench, Job, Place};
+use job::{Bench, Job};
 use progress::Progress;
 use result::{Confinement, Record, Sample};
 use save::Archive;
 use sizes::Sizes;
 use stage::Stage;
-use system::{Condition, Entry, Group};
+use system::{Condition, Entry};
 
 /// All benches.
 static BENCHES: &[&dyn Bench] = &[
@@ -146,17 +146,20 @@ pub fn run(args: Args) -> i32 {
     let mut outcome = Outcome { records: Vec::new(), failures: 0, skips: BTreeSet::new() };
     let result = chosen.perform(&args, &mut outcome);
     let printed = if !args.json && !outcome.records.is_empty() {
-        output::print("bench", &table::render(&outcome.records, &chosen.bench.systems()))
+        output::print("bench", &table::render(&outcome.records, &chosen.bench.systems(), chosen.reps))
     } else {
         0
     };
     match result {
         Ok(()) | Err(Error::Unread) if outcome.failures > 0 => 1,
         Ok(()) | Err(Error::Unread) => printed,
-        Err(Error::Interrupted) => 130,
         Err(error) => {
             output::tell(format_args!("selfpage bench: {error}"));
-            if matches!(error, Error::Unusable(_)) { 2 } else { 1 }
+            match error {
+                Error::Interrupted => 130,
+                Error::Unusable(_) => 2,
+                _ => 1,
+            }
         }
     }
 }
@@ -309,19 +312,8 @@ impl Choice {
 
     /// A disk that is too small is said once, before the first job.
     fn check_room(&self) -> Result<(), Error> {
-        if self.bench.place() == Place::Memory {
-            return Ok(());
-        }
-        // Ours has a store as large as the data beside the file.
-        let has_store = self.systems.iter().any(|system| system.group == Group::Ours);
-        let store_bytes = if has_store { self.sizes.data_bytes } else { 0 };
-        disk::check_room(
-            &self.dir,
-            self.sizes.file_bytes + store_bytes,
-            "the bench",
-            "name another directory with --dir",
-        )
-        .map_err(Error::Failed)
+        let len_bytes = self.bench.disk_bytes(self.sizes, &self.systems);
+        disk::check_room(&self.dir, len_bytes, "the bench", "name another directory with --dir").map_err(Error::Failed)
     }
 
     /// All repetitions of one case. Systems take turns, so that a drift of the disk meets all of them.
@@ -338,7 +330,7 @@ impl Choice {
             for (system, samples) in systems.iter().zip(&mut samples) {
                 let job = format!("{case} {} {turn}/{}", system.name, self.reps);
                 progress.begin(job.clone());
-                match stage.play(case, system) {
+                match stage.play(case, system, progress) {
                     Ok(done) => {
                         let value = done.0.value;
                         let told = if value.is_finite() {
@@ -368,12 +360,14 @@ impl Choice {
     }
 
     fn record(&self, case: &str, system: &Entry, samples: Vec<(Sample, Confinement)>) -> Record {
+        // One that ran without a limit is enough.
+        let confinement = samples.iter().map(|sample| sample.1).max().unwrap_or(Confinement::NotNeeded);
         Record {
             bench: self.bench.name(),
             case: case.to_string(),
             system: system.name,
             unit: self.bench.unit(case),
-            confinement: samples.first().map_or(Confinement::NotNeeded, |sample| sample.1),
+            confinement,
             samples: samples.into_iter().map(|sample| sample.0).collect(),
         }
     }

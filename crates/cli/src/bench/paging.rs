@@ -1,5 +1,7 @@
 //! `paging`: data four times larger than its frames, on disk.
 
+use selfpage::Trap;
+
 use super::access::{Run, Subject};
 use super::case::{Access, Case, Pattern};
 use super::content::{self, Versions};
@@ -7,11 +9,16 @@ use super::data;
 use super::device::{Device, Traffic};
 use super::error::Error;
 use super::job::{Bench, Job, Place};
-use super::raw::{self, InCore, PAGE_BYTES, Usage};
+use super::raw::{self, PAGE_BYTES, Usage};
 use super::result::{Better, Sample, Unit};
+use super::sizes::Sizes;
 use super::system::{Condition, Contents, Entry, Group, Setup, System, Systems};
-use super::systems::{anonymous::Anonymous, bare::Bare, mmap::Mmap, requests::Requests, selfpage::Selfpage};
-use crate::process::status_bytes;
+use super::systems::anonymous::Anonymous;
+use super::systems::bare::Bare;
+use super::systems::mmap::{Advice, Mmap};
+use super::systems::requests::Requests;
+use super::systems::selfpage::{Backing, Selfpage};
+use crate::process::{InCore, status_bytes};
 
 /// The bench.
 pub struct Paging;
@@ -28,17 +35,17 @@ enum Way {
 }
 
 static SYSTEMS: Systems<Way> = Systems(&[
-    (Entry::plain("selfpage-upcall", Group::Ours), Way::Memory(Selfpage::upcall)),
-    (Entry::plain("selfpage-worker", Group::Ours), Way::Memory(Selfpage::worker)),
-    (Entry::plain("selfpage-file-upcall", Group::Ours), Way::Memory(Selfpage::file_upcall)),
-    (Entry::plain("selfpage-file-worker", Group::Ours), Way::Memory(Selfpage::file_worker)),
+    (Entry::plain("selfpage-upcall", Group::Ours), Way::Memory(|| Selfpage::over(Trap::Upcall, Backing::Store))),
+    (Entry::plain("selfpage-worker", Group::Ours), Way::Memory(|| Selfpage::over(Trap::Worker, Backing::Store))),
+    (Entry::plain("selfpage-file-upcall", Group::Ours), Way::Memory(|| Selfpage::over(Trap::Upcall, Backing::File))),
+    (Entry::plain("selfpage-file-worker", Group::Ours), Way::Memory(|| Selfpage::over(Trap::Worker, Backing::File))),
     (
         Entry { condition: Condition::Readahead { size_kib: 128 }, ..Entry::plain("mmap-ra128k", Group::Mmap) },
-        Way::Memory(Mmap::normal),
+        Way::Memory(|| Mmap::with(Advice::Normal)),
     ),
-    (Entry::plain("mmap-random", Group::Mmap), Way::Memory(Mmap::random)),
-    (Entry::plain("mmap-default", Group::Mmap), Way::Memory(Mmap::normal)),
-    (Entry::plain("userfaultfd-alone", Group::Bare), Way::ReadOnly(Bare::file)),
+    (Entry::plain("mmap-random", Group::Mmap), Way::Memory(|| Mmap::with(Advice::Random))),
+    (Entry::plain("mmap-default", Group::Mmap), Way::Memory(|| Mmap::with(Advice::Normal))),
+    (Entry::plain("userfaultfd-alone", Group::Bare), Way::ReadOnly(|| Bare::with(Contents::File))),
     (Entry::plain("raw-4k", Group::Raw), Way::Requests { len_bytes: PAGE_BYTES }),
     (Entry::plain("raw-2m", Group::Raw), Way::Requests { len_bytes: 2 << 20 }),
     (Entry { condition: Condition::SwapFile, ..Entry::plain("swap", Group::Swap) }, Way::Memory(Anonymous::unmapped)),
@@ -60,6 +67,15 @@ impl Bench for Paging {
 
     fn place(&self) -> Place {
         Place::Disk
+    }
+
+    fn disk_bytes(&self, sizes: Sizes, systems: &[&Entry]) -> u64 {
+        // Beside the file ours has a store as large as the data; after all others comes the swap file, which root alone can have.
+        let has_store = systems.iter().any(|system| system.group == Group::Ours);
+        let has_swap = raw::user() == 0 && systems.iter().any(|system| system.condition == Condition::SwapFile);
+        let store_bytes = if has_store { sizes.data_bytes } else { 0 };
+        let swap_bytes = if has_swap { sizes.swap_bytes() } else { 0 };
+        sizes.file_bytes + store_bytes.max(swap_bytes)
     }
 
     fn cases(&self) -> Vec<String> {
@@ -234,8 +250,7 @@ impl Trial<'_> {
         if self.case.pattern.is_cyclic() {
             figures.push(("pass_s", run.elapsed_s / passes));
         }
-        let figures = figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
-        Sample { value, counts: reached(missed_bytes, traffic.read_bytes()), timing: None, figures }
+        Sample { counts: reached(missed_bytes, traffic.read_bytes()), ..Sample::of(value, &figures) }
     }
 }
 
@@ -279,7 +294,6 @@ mod tests {
     use std::path::Path;
 
     use super::super::histogram::Histogram;
-    use super::super::sizes::Sizes;
     use super::*;
 
     #[test]

@@ -1,6 +1,8 @@
 //! A library that stands in for the C library's `malloc`, preloaded into the process that measures.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::error::Error;
 use crate::loader;
@@ -50,6 +52,15 @@ impl Preload {
         // The process would have the C library's, and be measured with that.
         loader::can_preload(&path).map_err(Error::Failed)?;
         Ok(path)
+    }
+}
+
+/// What changes the C library's `malloc` where the tool is started is not to change it in what is measured.
+pub fn without_settings(command: &mut Command) {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    let is_setting = |name: &OsString| name == "GLIBC_TUNABLES" || name.as_encoded_bytes().starts_with(b"MALLOC_");
+    for name in names.filter(is_setting) {
+        command.env_remove(name);
     }
 }
 

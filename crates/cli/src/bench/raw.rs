@@ -16,7 +16,6 @@ use selfpage_core::frame::Table;
 use selfpage_core::physical::{PhysAddr, PhysMemory};
 
 use super::case::Access;
-use crate::process::status_bytes;
 
 pub mod blocks;
 pub mod objects;
@@ -198,12 +197,16 @@ pub struct Paused(libc::pid_t);
 impl Paused {
     /// Forks it.
     pub fn fork() -> io::Result<Paused> {
-        // SAFETY: no-pointers: the child makes one call, again and again, and never returns.
+        // SAFETY: no-pointers: the child makes two calls, one of them again and again, and never returns.
         match unsafe { libc::fork() } {
-            0 => loop {
-                // SAFETY: no-pointers: as above.
-                unsafe { libc::pause() };
-            },
+            0 => {
+                // A fork has no such wish of its parent's. Without one this would hold the memory for good.
+                let _ = die_with_parent();
+                loop {
+                    // SAFETY: no-pointers: as above.
+                    unsafe { libc::pause() };
+                }
+            }
             child => check(child.min(0)).map(|()| Paused(child)),
         }
     }
@@ -254,11 +257,11 @@ impl Child {
 
     /// Waits for its end, which is an error if its work was one. A signal that is caught ends it.
     pub fn wait(self) -> io::Result<()> {
-        name_child(Some(self.0 as u32));
+        end_on_signal(Some(Running::Process(self.0 as u32)));
         let pid = rustix::process::Pid::from_raw(self.0).ok_or(io::ErrorKind::NotFound)?;
         // Not reaped yet: from then on its number may become another process's.
         let looked = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        name_child(None);
+        end_on_signal(None);
         looked?;
         let mut status = 0;
         // SAFETY: out-pointer: our own child, and a number that outlives the call.
@@ -304,25 +307,6 @@ pub fn usage() -> Usage {
     }
 }
 
-/// What this process has in core since a moment, all its mappings together.
-pub struct InCore {
-    before_bytes: u64,
-}
-
-impl InCore {
-    /// From now on.
-    pub fn since_now() -> io::Result<InCore> {
-        // The most that it ever had starts anew, too (proc(5)).
-        std::fs::write("/proc/self/clear_refs", "5")?;
-        Ok(InCore { before_bytes: status_bytes("VmRSS")? })
-    }
-
-    /// The most that it had at any time, less what it had before. The kernel keeps it, so no moment is missed.
-    pub fn most_bytes(&self) -> io::Result<u64> {
-        Ok(status_bytes("VmHWM")?.saturating_sub(self.before_bytes))
-    }
-}
-
 /// Gives `file` blocks for `len_bytes` without writing them: a full disk is noticed here and not halfway.
 pub fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
     // SAFETY: own-descriptor: no memory is passed.
@@ -365,24 +349,25 @@ pub fn user() -> u32 {
 }
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-static CHILD: AtomicI32 = AtomicI32::new(0);
+/// As kill(2) takes it: less than zero is a group.
+static RUNNING: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn on_signal(_: libc::c_int) {
     INTERRUPTED.store(true, Ordering::SeqCst);
-    let child = CHILD.load(Ordering::SeqCst);
-    if child > 0 {
-        // SAFETY: signal-safe: kill may be called in a handler; the child is not reaped while CHILD names it.
-        unsafe { libc::kill(child, libc::SIGKILL) };
+    let running = RUNNING.load(Ordering::SeqCst);
+    if running != 0 {
+        // SAFETY: signal-safe: kill may be called in a handler; the child is not reaped while RUNNING names it.
+        unsafe { libc::kill(running, libc::SIGKILL) };
     }
 }
 
-/// Turns SIGINT, SIGTERM and SIGHUP into a flag and the end of the running case, so that everything is cleaned up. What our caller
-/// ignores stays ignored: nohup's hangup, a shell's interrupt in the background. But the end of children, without which none can be
-/// waited for.
+/// Turns what a terminal or somebody else ends programs with into a flag and the end of the running case, so that everything is cleaned
+/// up: a job is in a group of its own, which no terminal ends. What our caller ignores stays ignored: nohup's hangup, a shell's interrupt
+/// in the background. But the end of children, without which none can be waited for.
 pub fn catch_interrupts() -> io::Result<()> {
     // SAFETY: no-pointers: the default action is to do nothing.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: plain-old-data: all zeros is a valid sigaction (no flags, an empty mask).
         let (mut action, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
         // SAFETY: out-pointer: a sigaction that outlives the call, which changes nothing.
@@ -403,12 +388,34 @@ pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
 }
 
-/// Names the child that a signal shall end; `None` before it is reaped.
-pub fn name_child(pid: Option<u32>) {
-    CHILD.store(pid.map_or(0, |pid| pid as i32), Ordering::SeqCst);
+/// What a signal ends.
+#[derive(Clone, Copy)]
+pub enum Running {
+    /// A child alone.
+    Process(u32),
+    /// A child that leads a group, and all that it has started: a fork that holds its memory, programs.
+    Group(u32),
+}
+
+/// Says what a signal shall end; `None` before the child is reaped.
+pub fn end_on_signal(running: Option<Running>) {
+    let target = match running {
+        None => 0,
+        Some(Running::Process(pid)) => pid as i32,
+        Some(Running::Group(leader)) => -(leader as i32),
+    };
+    RUNNING.store(target, Ordering::SeqCst);
     if interrupted() {
         // The signal may have come before the child was named.
         on_signal(0);
+    }
+}
+
+/// Has no terminal stop this process and what it starts: a group that is not in the foreground would stop where it says something, or asks.
+pub fn ignore_terminal() {
+    for signal in [libc::SIGTTIN, libc::SIGTTOU] {
+        // SAFETY: no-pointers: to ignore it is to do nothing.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }
 

@@ -2,6 +2,10 @@
 
 use std::fmt::Write;
 
+/// Figures that are the most of something.
+const MAXIMA: [&str; 6] =
+    ["max_us", "kept_max_us", "pause_max_ms", "core_max_bytes", "memory_max_bytes", "extra_bytes_max"];
+
 /// The unit of a case's value, and which way is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
@@ -43,6 +47,12 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// One that counts, with more figures.
+    pub fn of(value: f64, figures: &[(&str, f64)]) -> Sample {
+        let figures = figures.iter().map(|(name, value)| (name.to_string(), *value)).collect();
+        Sample { value, counts: true, timing: None, figures }
+    }
+
     /// A figure by its name.
     pub fn figure(&self, name: &str) -> Option<f64> {
         self.figures.iter().find(|figure| figure.0 == name).map(|figure| figure.1)
@@ -80,8 +90,8 @@ impl Sample {
     }
 }
 
-/// Whether the memory limit held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whether the memory limit held, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Confinement {
     /// The bench measures no paging.
     NotNeeded,
@@ -128,10 +138,10 @@ impl Record {
     /// A figure over the repetitions: the greatest of what is a maximum, else the median.
     pub fn figure(&self, name: &str) -> Option<f64> {
         let values: Vec<f64> = self.samples.iter().filter_map(|sample| sample.figure(name)).collect();
-        match () {
-            () if values.is_empty() => None,
-            () if name.contains("max") => values.into_iter().reduce(f64::max),
-            () => Some(median(values)),
+        if MAXIMA.contains(&name) {
+            values.into_iter().reduce(f64::max)
+        } else {
+            (!values.is_empty()).then(|| median(values))
         }
     }
 
@@ -184,8 +194,8 @@ impl Record {
     }
 }
 
-/// The middle; of two, what lies between.
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle; of two, what lies between. There is one at least.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
@@ -205,8 +215,7 @@ mod tests {
     use super::*;
 
     fn sample(value: f64) -> Sample {
-        let figures = vec![("misses".to_string(), value * 10.0), ("max_us".to_string(), value * 2.0)];
-        Sample { value, counts: true, timing: None, figures }
+        Sample::of(value, &[("misses", value * 10.0), ("max_us", value * 2.0)])
     }
 
     #[test]
@@ -246,8 +255,7 @@ mod tests {
     fn a_time_that_says_nothing_is_not_told() {
         let unit = Unit { name: "faults", better: Better::Lower };
         let json = |timings: [Option<Timing>; 3]| {
-            let samples =
-                timings.map(|timing| Sample { value: 1.0, counts: true, timing, figures: Vec::new() }).to_vec();
+            let samples = timings.map(|timing| Sample { timing, ..Sample::of(1.0, &[]) }).to_vec();
             let confinement = Confinement::NotNeeded;
             Record { bench: "guest", case: "trap".into(), system: "guest", unit, confinement, samples }.to_json()
         };

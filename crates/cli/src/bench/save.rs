@@ -9,6 +9,9 @@ use super::error::Error;
 use super::host;
 use super::result::Record;
 
+const RECORDS: &str = "raw.jsonl";
+const MACHINE: &str = "machine.txt";
+
 /// A directory that gets the run.
 pub struct Archive {
     directory: PathBuf,
@@ -22,11 +25,11 @@ impl Archive {
 
     /// Makes `directory` where it is missing. One that holds a run already is refused: runs are kept.
     pub fn open(directory: &Path) -> Result<Archive, Error> {
-        let raw = directory.join("raw.jsonl");
-        if raw.exists() {
+        let files = [RECORDS, MACHINE].map(|name| directory.join(name));
+        if let Some(file) = files.iter().find(|file| file.symlink_metadata().is_ok()) {
             return Err(Error::Unusable(format!(
                 "{} exists: a run is kept there; name a new directory",
-                raw.display()
+                file.display()
             )));
         }
         let made = fs::create_dir_all(directory);
@@ -38,14 +41,15 @@ impl Archive {
 
     /// Writes what the machine is, and how the run was made.
     pub fn describe(&self, options: &str, disk: &Path) -> Result<(), Error> {
-        let path = self.directory.join("machine.txt");
+        let path = self.directory.join(MACHINE);
         let text = machine(options, &Device::of(disk)?);
-        fs::write(&path, text).map_err(|error| Error::io("write", &path, error))
+        let written = fs::File::create_new(&path).and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|error| Error::io("write", &path, error))
     }
 
     /// Adds one record, at once: a run that is stopped keeps what it has.
     pub fn append(&self, record: &Record) -> Result<(), Error> {
-        let path = self.directory.join("raw.jsonl");
+        let path = self.directory.join(RECORDS);
         let file = fs::OpenOptions::new().create(true).append(true).open(&path);
         let written = file.and_then(|mut file| writeln!(file, "{}", record.to_json()));
         written.map_err(|error| Error::io("write", &path, error))
@@ -133,9 +137,12 @@ mod tests {
     fn a_kept_run_is_not_written_over() {
         let directory = std::env::temp_dir().join(format!("selfpage-archive-{}", std::process::id()));
         Archive::open(&directory).unwrap();
-        fs::write(directory.join("raw.jsonl"), "{}\n").unwrap();
-        let again = Archive::open(&directory);
+        for name in [RECORDS, MACHINE] {
+            fs::write(directory.join(name), "{}\n").unwrap();
+            let again = Archive::open(&directory);
+            fs::remove_file(directory.join(name)).unwrap();
+            assert!(matches!(again, Err(Error::Unusable(why)) if why.contains(name) && why.contains("is kept there")));
+        }
         fs::remove_dir_all(&directory).unwrap();
-        assert!(matches!(again, Err(Error::Unusable(reason)) if reason.contains("a run is kept there")));
     }
 }

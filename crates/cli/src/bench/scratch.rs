@@ -12,6 +12,7 @@ use super::{raw, swapfile};
 
 const PREFIX: &str = "selfpage-bench-";
 const LOCK: &str = "lock";
+const NEW_LOCK: &str = "new-lock";
 const CGROUP: &str = "cgroup";
 const READAHEAD: &str = "readahead";
 
@@ -25,13 +26,19 @@ impl Scratch {
     /// Makes the directory below `parent`, after clearing away those of runs that are dead.
     pub fn create(parent: &Path) -> Result<Scratch, Error> {
         sweep(parent)?;
-        let directory = parent.join(format!("{PREFIX}{}", std::process::id()));
+        Scratch::create_named(parent, std::process::id())
+    }
+
+    fn create_named(parent: &Path, number: u32) -> Result<Scratch, Error> {
+        let directory = parent.join(format!("{PREFIX}{number}"));
         // What is swapped or copied here is nobody else's business.
         let made = fs::DirBuilder::new().mode(0o700).create(&directory);
         made.map_err(|cause| unusable("write in", parent, &cause))?;
-        let path = directory.join(LOCK);
-        let lock = File::create(&path).map_err(|error| Error::io("make", &path, error))?;
-        lock.lock().map_err(|error| Error::io("lock", &path, error))?;
+        // Locked before it has its name: between the two another run would take this one for dead.
+        let (new, path) = (directory.join(NEW_LOCK), directory.join(LOCK));
+        let lock = File::create(&new).map_err(|error| Error::io("make", &new, error))?;
+        lock.lock().map_err(|error| Error::io("lock", &new, error))?;
+        fs::rename(&new, &path).map_err(|error| Error::io("make", &path, error))?;
         Ok(Scratch { directory, _lock: lock })
     }
 
@@ -75,11 +82,24 @@ fn sweep(parent: &Path) -> Result<(), Error> {
         let named = directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
         // Anybody may put a directory into /var/tmp: one that is not ours would tell root what to write where.
         let owned = fs::symlink_metadata(&directory).is_ok_and(|about| about.is_dir() && about.uid() == raw::user());
-        // A run that lives holds its lock; one that has no lock yet is being made.
-        let dead = || File::open(directory.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok());
-        if named && owned && dead() {
-            undo(&directory)?;
-            fs::remove_dir_all(&directory).map_err(|error| Error::io("remove", &directory, error))?;
+        if named && owned {
+            bury(&directory)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the directory of a run if that is dead.
+fn bury(directory: &Path) -> Result<(), Error> {
+    // A run that lives holds its lock; one that has no lock yet is being made. We hold it until all is gone: another run that sweeps
+    // meanwhile has nothing to do.
+    let lock = File::open(directory.join(LOCK)).ok().filter(|lock| lock.try_lock().is_ok());
+    if lock.is_some() {
+        undo(directory)?;
+        match fs::remove_dir_all(directory) {
+            // Another run had begun to, before we had the lock.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.map_err(|error| Error::io("remove", directory, error))?,
         }
     }
     Ok(())
@@ -136,5 +156,24 @@ mod tests {
         drop(own);
         assert!(!directory.exists());
         fs::remove_dir_all(&parent).unwrap();
+    }
+
+    #[test]
+    fn runs_that_start_and_end_together_leave_each_other_alone() {
+        let parent = std::env::temp_dir().join(format!("selfpage-together-{}", std::process::id()));
+        fs::create_dir(&parent).unwrap();
+        std::thread::scope(|scope| {
+            for number in 0..8 {
+                let parent = &parent;
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        sweep(parent).unwrap();
+                        let own = Scratch::create_named(parent, number).unwrap();
+                        own.note_cgroup(Path::new("none")).unwrap();
+                    }
+                });
+            }
+        });
+        fs::remove_dir(&parent).unwrap();
     }
 }

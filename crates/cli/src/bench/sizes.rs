@@ -55,6 +55,12 @@ impl Sizes {
         Sizes { data_bytes: if pattern.is_cyclic() { cyclic_bytes } else { self.data_bytes }, ..self }
     }
 
+    /// More than twice the data: a swap space that is half full gives up the copies of pages that it brought in, and clean pages would be
+    /// written again.
+    pub fn swap_bytes(self) -> u64 {
+        self.data_bytes * 2 + 64 * MIB
+    }
+
     /// The memory limit of every system: the frames and a slack for everything else, ours and the kernel's: 16 MiB, and
     /// 24 bytes a page of the file (page tables, tables of pages, the kernel's record of evicted pages).
     pub fn limit_bytes(self) -> u64 {

@@ -17,6 +17,7 @@ use super::histogram::Histogram;
 use super::job::{Bench, Job};
 use super::raw::{self, Child, Mapping, Memory, PAGE_BYTES, WORDS};
 use super::result::{Better, Sample, Unit};
+use super::sizes::Sizes;
 use super::system::{Entry, Group, Systems};
 
 /// The bench.
@@ -53,6 +54,14 @@ impl Bench for Snapshot {
         "one instant of memory into a file under random writes: the pause, the worst write, the second one; and fork"
     }
 
+    fn disk_bytes(&self, sizes: Sizes, systems: &[&Entry]) -> u64 {
+        // Ours keeps two images of the memory in its file, and writes another job's beside it; the others write one.
+        let of_ours = if systems.iter().any(|system| system.group == Group::Ours) { 3 } else { 0 };
+        let of_others = if systems.iter().any(|system| system.group != Group::Ours) { 1 } else { 0 };
+        let image_bytes = 2 * sizes.frames_bytes;
+        (of_ours + of_others) * (image_bytes + image_bytes / 64)
+    }
+
     fn cases(&self) -> Vec<String> {
         CASES.map(|(name, _)| name.into()).to_vec()
     }
@@ -66,8 +75,7 @@ impl Bench for Snapshot {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let known = CASES.iter().find(|(name, _)| *name == job.case);
-        let (_, rate) = known.ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let (_, rate) = job.known(CASES.iter().find(|(name, _)| *name == job.case))?;
         let len_bytes = 2 * job.sizes.frames_bytes as usize;
         match SYSTEMS.way(job.system) {
             Taker::Selfpage(trap) => ours(trap, len_bytes, *rate, job.directory),
@@ -83,8 +91,8 @@ fn failed(error: impl std::fmt::Display) -> Error {
 
 fn ours(trap: Trap, len_bytes: usize, rate: Option<u32>, directory: &Path) -> Result<Sample, Error> {
     // All is in core, and a copy before each first write has a frame, too.
-    let domain = Domain::with_frames(2 * len_bytes).build().map_err(failed)?;
-    let region = domain.region(len_bytes).trap(trap).zero().map_err(failed)?;
+    let domain = Domain::with_frames(2 * len_bytes).build()?;
+    let region = domain.region(len_bytes).trap(trap).zero()?;
     let memory = Memory::of_region(&region);
     touch(memory);
     let mut snapshots = Snapshots::of(&[&region], directory.join("bench.snap")).map_err(failed)?;
@@ -244,8 +252,7 @@ fn sample(pause: Duration, total: Duration, extra_bytes: f64, written: u64, seen
         ("extra_bytes_max", extra_bytes),
         ("pages_written", written as f64),
     ];
-    let figures = figures.map(|(name, value)| (name.to_string(), value)).to_vec();
-    Sample { value: us, counts: true, timing: None, figures }
+    Sample::of(us, &figures)
 }
 
 /// Gives every page a number, in its first word.

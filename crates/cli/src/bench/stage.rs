@@ -4,14 +4,13 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
 
-use crate::output;
-
 use super::cgroup::{Cgroup, Swapping};
 use super::data;
 use super::device::{self, Device, Readahead};
 use super::error::Error;
 use super::host;
 use super::job::{self, Bench, Job, Place};
+use super::progress::Progress;
 use super::raw;
 use super::result::{Confinement, Sample};
 use super::scratch::Scratch;
@@ -46,7 +45,12 @@ impl<'a> Stage<'a> {
     }
 
     /// Measures `case` with `system` once.
-    pub fn play(&mut self, case: &str, system: &'static Entry) -> Result<(Sample, Confinement), Error> {
+    pub fn play(
+        &mut self,
+        case: &str,
+        system: &'static Entry,
+        progress: &mut Progress,
+    ) -> Result<(Sample, Confinement), Error> {
         if raw::interrupted() {
             return Err(Error::Interrupted);
         }
@@ -56,10 +60,7 @@ impl<'a> Stage<'a> {
         }
         self.ready_data()?;
         if system.condition == Condition::SwapFile && self.swap.is_none() {
-            // More than twice the data: a swap space that is half full gives up the copies of pages that it brought in, and
-            // clean pages would be written again.
-            let len_bytes = self.sizes.data_bytes * 2 + (64 << 20);
-            self.swap = Some(SwapFile::enable(self.scratch.directory(), len_bytes)?);
+            self.swap = Some(SwapFile::enable(self.scratch.directory(), self.sizes.swap_bytes())?);
         }
         let _readahead = match system.condition {
             Condition::Readahead { size_kib } => {
@@ -74,11 +75,11 @@ impl<'a> Stage<'a> {
             Condition::Plain | Condition::Readahead { .. } => Swapping::Refused,
         };
         let cgroup = Cgroup::create(self.sizes.limit_bytes(), swapping);
-        let cgroup = self.or_without(cgroup)?;
+        let cgroup = self.or_without(cgroup, progress)?;
         if let Some(cgroup) = &cgroup {
             self.scratch.note_cgroup(cgroup.directory())?;
         }
-        self.empty_caches()?;
+        self.empty_caches(progress)?;
         let result = self.ask(case, system, cgroup.as_ref().map(Cgroup::directory));
         if result.is_err() {
             // It may have written without telling which versions.
@@ -104,21 +105,21 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    fn empty_caches(&mut self) -> Result<(), Error> {
+    fn empty_caches(&mut self, progress: &mut Progress) -> Result<(), Error> {
         let path = data::path_in(self.scratch.directory());
         let forgotten = File::open(&path).and_then(|file| raw::forget(&file));
         forgotten.map_err(|error| Error::io("drop the cached pages of", &path, error))?;
         let dropped = device::drop_caches();
-        self.or_without(dropped).map(drop)
+        self.or_without(dropped, progress).map(drop)
     }
 
     /// What may be missing: then it is said, once, and the case runs without; unless SELFPAGE_REQUIRE names it.
-    fn or_without<T>(&mut self, result: Result<T, Error>) -> Result<Option<T>, Error> {
+    fn or_without<T>(&mut self, result: Result<T, Error>, progress: &mut Progress) -> Result<Option<T>, Error> {
         match result {
             Ok(thing) => Ok(Some(thing)),
             Err(Error::Skip { name, reason }) if !super::error::required(name) => {
                 if self.said.insert(name) {
-                    output::tell(format_args!("SKIP({name}: {reason}); cases run without"));
+                    progress.say(&format!("SKIP({name}: {reason}); cases run without"));
                 }
                 Ok(None)
             }

@@ -1,19 +1,21 @@
 //! The results for people: an aligned table, with ratios to the named peers.
 
+use std::collections::BTreeSet;
+
 use super::result::{Better, Confinement, Record, Timing};
 use super::system::{Entry, Group};
 
 /// The peers that get a column, where the run has any of them.
 const PEERS: [(Group, &str); 9] = [
-    (Group::Mmap, "/best mmap"),
-    (Group::Swap, "/swap"),
-    (Group::Raw, "/raw"),
-    (Group::Mprotect, "/mprotect"),
-    (Group::Bare, "/alone"),
-    (Group::Glibc, "/glibc"),
-    (Group::Malloc, "/best malloc"),
-    (Group::Kept, "/kept"),
-    (Group::Kernel, "/kernel"),
+    (Group::Mmap, "mmap"),
+    (Group::Swap, "swap"),
+    (Group::Raw, "raw"),
+    (Group::Mprotect, "mprotect"),
+    (Group::Bare, "alone"),
+    (Group::Glibc, "glibc"),
+    (Group::Malloc, "malloc"),
+    (Group::Kept, "kept"),
+    (Group::Kernel, "kernel"),
 ];
 
 /// The figures that get a column, where any record has them; and by what they are divided there.
@@ -48,20 +50,29 @@ const FIGURES: [(&str, &str, f64); 26] = [
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// All records, a case after the other; then why there are no times, where that is so.
-pub fn render(records: &[Record], systems: &[&Entry]) -> String {
+/// All records, of which each was to have so many repetitions, a case after the other; which way is better; and why there are no times,
+/// where that is so.
+pub fn render(records: &[Record], systems: &[&Entry], reps: u32) -> String {
     let group = |record: &Record| systems.iter().find(|system| system.name == record.system).map(|system| system.group);
-    let peers: Vec<_> = PEERS
-        .into_iter()
-        .filter(|peer| records.iter().any(|record| group(record) == Some(peer.0) && record.value().is_finite()))
-        .collect();
+    // What does not count is nobody's measure.
+    let stands = |record: &&Record| record.value().is_finite() && record.counts();
+    let peers = PEERS.into_iter().filter_map(|(peer, name)| {
+        let of_peer = records.iter().filter(stands).filter(|record| group(record) == Some(peer));
+        let taking_part: BTreeSet<&str> = of_peer.map(|record| record.system).collect();
+        match taking_part.len() {
+            0 => None,
+            1 => Some((peer, format!("/{name}"))),
+            _ => Some((peer, format!("/best {name}"))),
+        }
+    });
+    let peers: Vec<(Group, String)> = peers.collect();
     let has = |name: &str| records.iter().any(|record| record.figure(name).is_some());
     let figures: Vec<_> = FIGURES.into_iter().filter(|figure| has(figure.0)).collect();
     let is_timed = records.iter().any(|record| matches!(record.timing(), Some(Timing::Ns(_))));
     let mut header: Vec<String> = ["case", "system", "value", "unit", "min", "max"].map(String::from).to_vec();
     header.extend(figures.iter().map(|figure| figure.1.to_string()));
     header.extend(is_timed.then(|| "ns/op".to_string()));
-    header.extend(peers.iter().map(|peer| peer.1.to_string()));
+    header.extend(peers.iter().map(|peer| peer.1.clone()));
     header.push("notes".into());
     let mut rows = vec![header];
     let mut sorted: Vec<&Record> = records.iter().collect();
@@ -81,13 +92,14 @@ pub fn render(records: &[Record], systems: &[&Entry]) -> String {
             });
         }
         row.extend(peers.iter().map(|(peer, _)| {
-            let theirs = records.iter().filter(|other| other.case == record.case && group(other) == Some(*peer));
-            ratio(record, theirs).map_or("-".into(), |ratio| format!("{ratio:.2}"))
+            let of_case = records.iter().filter(stands).filter(|other| other.case == record.case);
+            let theirs = of_case.filter(|other| group(other) == Some(*peer));
+            ratio(record, theirs).filter(|ratio| ratio.is_finite()).map_or("-".into(), |ratio| format!("{ratio:.2}"))
         }));
-        row.push(notes(record));
+        row.push(notes(record, reps));
         rows.push(row);
     }
-    let mut text = align(&rows);
+    let mut text = align(&rows) + &directions(records);
     let refused = records.iter().find_map(|record| match record.timing() {
         Some(Timing::Refused(why)) => Some(why),
         _ => None,
@@ -114,16 +126,34 @@ fn ratio<'a>(record: &Record, peers: impl Iterator<Item = &'a Record>) -> Option
     (best.value() != 0.0).then(|| record.value() * share / best.value())
 }
 
-fn notes(record: &Record) -> String {
+/// Which way is better, a line for each that there is.
+fn directions(records: &[Record]) -> String {
+    let line = |better: Better, word: &str| {
+        let units: BTreeSet<&str> = records
+            .iter()
+            .map(|record| record.unit)
+            .filter(|unit| unit.better == better)
+            .map(|unit| unit.name)
+            .collect();
+        let units: Vec<&str> = units.into_iter().collect();
+        if units.is_empty() { String::new() } else { format!("{word} is better: {}.\n", units.join(", ")) }
+    };
+    line(Better::Higher, "Higher") + &line(Better::Lower, "Lower")
+}
+
+fn notes(record: &Record, reps: u32) -> String {
     let mut notes = Vec::new();
     if !record.counts() {
-        notes.push("DOES NOT COUNT: misses did not reach the device");
+        notes.push("DOES NOT COUNT: misses did not reach the device".to_string());
+    }
+    if record.samples.len() < reps as usize {
+        notes.push(format!("{} of {reps} repetitions", record.samples.len()));
     }
     if record.figure("protection_keys") == Some(0.0) {
-        notes.push("by mprotect: there are no protection keys here");
+        notes.push("by mprotect: there are no protection keys here".into());
     }
     if record.confinement == Confinement::Missing {
-        notes.push("unconstrained: no cgroup");
+        notes.push("unconstrained: no cgroup".into());
     }
     notes.join("; ")
 }
@@ -164,14 +194,14 @@ mod tests {
     use super::*;
 
     fn record(system: &'static str, value: f64, miss_rate: f64) -> Record {
-        let figures = vec![("miss_rate".to_string(), miss_rate)];
+        let sample = Sample::of(value, &[("miss_rate", miss_rate)]);
         Record {
             bench: "paging",
             case: "rnd-read-1t".into(),
             system,
             unit: Unit { name: "accesses/s", better: Better::Higher },
             confinement: Confinement::Cgroup,
-            samples: vec![Sample { value, counts: system != "swap", timing: None, figures }],
+            samples: vec![Sample { counts: system != "swap", ..sample }],
         }
     }
 
@@ -184,11 +214,11 @@ mod tests {
                 record
             })
         };
-        let table = render(&records(Timing::Ns(250.0)), &systems.each_ref());
+        let table = render(&records(Timing::Ns(250.0)), &systems.each_ref(), 1);
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[0].ends_with("ns/op  notes") && !table.contains("No times"), "{table}");
         assert!(lines[1].contains("0.0042") && lines[1].contains("  250"), "{table}");
-        let table = render(&records(Timing::Refused("ring 0 is emulated".into())), &systems.each_ref());
+        let table = render(&records(Timing::Refused("ring 0 is emulated".into())), &systems.each_ref(), 1);
         assert!(!table.contains("ns/op") && !table.contains("NaN"), "{table}");
         assert_eq!(table.lines().last(), Some("No times: ring 0 is emulated."));
     }
@@ -201,18 +231,33 @@ mod tests {
             Entry::plain("mmap-default", Group::Mmap),
             Entry::plain("raw-4k", Group::Raw),
             Entry::plain("swap", Group::Swap),
+            Entry::plain("mmap-ra128k", Group::Mmap),
         ];
-        let records = [
+        let mut records = [
             record("selfpage-upcall", 36.0, 0.75),
             record("mmap-random", 40.0, 0.75),
             record("mmap-default", 4.0, 0.75),
             record("raw-4k", 30.0, 1.0),
             record("swap", 72.0, 0.75),
+            record("mmap-ra128k", f64::NAN, 0.75),
         ];
-        let table = render(&records, &systems.each_ref());
+        let table = render(&records, &systems.each_ref(), 3);
         let lines: Vec<&str> = table.lines().collect();
-        assert!(lines[0].contains("/best mmap  /swap  /raw  notes"), "{table}");
-        assert!(lines[1].contains("0.90   0.50  0.90"), "{table}");
+        // A cache answered `swap`: that it is faster says nothing of ours.
+        assert!(lines[0].ends_with("/best mmap  /raw  notes"), "{table}");
+        assert!(lines[1].contains(" 0.90  0.90  1 of 3 repetitions"), "{table}");
         assert!(lines[5].contains("DOES NOT COUNT"), "{table}");
+        assert_eq!(lines[7], "Higher is better: accesses/s.");
+        // What was not measured comes first, and what does not count is the fastest of its group.
+        records.swap(1, 5);
+        records[2].samples[0] = Sample { value: 400.0, counts: false, ..records[2].samples[0].clone() };
+        let table = render(&records, &systems.each_ref(), 1);
+        let lines: Vec<&str> = table.lines().collect();
+        assert!(
+            lines[0].ends_with("  /mmap   /raw  notes")
+                && lines[1].ends_with("  0.90   0.90")
+                && !table.contains("NaN"),
+            "{table}"
+        );
     }
 }

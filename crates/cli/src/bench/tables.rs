@@ -6,9 +6,10 @@ use rustix::time::{ClockId, clock_gettime};
 use selfpage_core::capability::Type;
 use selfpage_core::tables::PageSize;
 
+use super::case::Access;
 use super::error::Error;
 use super::job::{Bench, Job};
-use super::result::{Better, Sample, Unit};
+use super::result::{Better, Sample, Unit, median};
 use super::sizes::Sizes;
 use super::system::{Entry, Group, Systems};
 use super::systems::{populate, rules};
@@ -99,8 +100,9 @@ type Measure = fn(Work, Sizes) -> Result<Took, Error>;
 
 static SYSTEMS: Systems<Measure> = Systems(&[
     (Entry::plain("selfpage-rules", Group::Ours), rules::measure),
-    (Entry::plain("mmap-populate", Group::Kernel), populate::to_write),
-    (Entry::plain("mmap-populate-read", Group::Kernel), populate::to_read),
+    // Mapped to be written, each page is marked as written; mapped to be read, the kernel maps pages around a fault, too.
+    (Entry::plain("mmap-populate", Group::Kernel), |work, sizes| populate::measure(Access::Write, work, sizes)),
+    (Entry::plain("mmap-populate-read", Group::Kernel), |work, sizes| populate::measure(Access::Read, work, sizes)),
 ]);
 
 /// Passes of one repetition. The median counts: other programs empty the caches in between.
@@ -117,12 +119,10 @@ pub struct Took {
 }
 
 impl Took {
-    fn sample(mut self) -> Sample {
-        self.passes.sort();
-        let ns = self.passes.get(self.passes.len() / 2).map_or(f64::NAN, |pass| pass.as_nanos() as f64);
+    fn sample(self) -> Sample {
+        let ns = median(self.passes.iter().map(|pass| pass.as_nanos() as f64).collect());
         let figures = [("ns_per_call", ns / self.calls as f64), ("calls", self.calls as f64)];
-        let figures = figures.map(|(name, value)| (name.to_string(), value)).to_vec();
-        Sample { value: ns / self.things as f64, counts: true, timing: None, figures }
+        Sample::of(ns / self.things as f64, &figures)
     }
 }
 
@@ -188,7 +188,7 @@ impl Bench for Tables {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let work = work(job.case).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let work = job.known(work(job.case))?;
         let measure = SYSTEMS.way(job.system);
         Ok(measure(work, job.sizes)?.sample())
     }

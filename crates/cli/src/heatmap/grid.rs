@@ -69,14 +69,15 @@ impl Stretch {
 
 /// The stretches of pages, cut at the largest gaps.
 fn stretches(pages: &BTreeSet<u64>) -> Vec<std::ops::Range<u64>> {
-    let gap = |(before, after): (&u64, &u64)| after - before;
-    let mut gaps: Vec<u64> = pages.iter().zip(pages.iter().skip(1)).map(gap).filter(|gap| *gap >= LEAST_GAP).collect();
-    gaps.sort_unstable_by(|one, other| other.cmp(one));
-    let least = gaps.get(MOST_STRETCHES - 1).map_or(LEAST_GAP, |gap| gap + 1);
+    let gaps = pages.iter().zip(pages.iter().skip(1)).map(|(before, after)| (after - before, *after));
+    let mut gaps: Vec<(u64, u64)> = gaps.filter(|(gap, _)| *gap >= LEAST_GAP).collect();
+    // Of gaps that are as large, the lower ones.
+    gaps.sort_by_key(|(gap, _)| std::cmp::Reverse(*gap));
+    let cuts: BTreeSet<u64> = gaps.into_iter().take(MOST_STRETCHES - 1).map(|(_, after)| after).collect();
     let mut found: Vec<std::ops::Range<u64>> = Vec::new();
     for &page in pages {
         match found.last_mut() {
-            Some(last) if page - (last.end - 1) < least => last.end = page + 1,
+            Some(last) if !cuts.contains(&page) => last.end = page + 1,
             _ => found.push(page..page + 1),
         }
     }
@@ -120,7 +121,9 @@ mod tests {
         assert!(laid.windows(2).all(|two| two[0].rows.end == two[1].rows.start));
         assert_eq!((laid[0].row(0), laid[0].row(1010)), (0, laid[0].rows.end - 1));
         let many: BTreeSet<u64> = (0..100).map(|at| at * at * 100).collect();
-        assert!(stretches(&many).len() <= MOST_STRETCHES);
+        assert_eq!(stretches(&many).len(), MOST_STRETCHES);
+        let alike: BTreeSet<u64> = (0..100).map(|at| at * 1000).collect();
+        assert_eq!(stretches(&alike).len(), MOST_STRETCHES, "gaps as large as each other");
     }
 
     #[test]

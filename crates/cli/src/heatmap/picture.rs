@@ -37,10 +37,10 @@ pub fn draw(trace: &Trace, grid: &Grid, name: &str) -> String {
     svg
 }
 
-/// The shade of a count: by its logarithm, as counts of faults span many orders.
-fn shade(count: u32, most: u32) -> &'static str {
+/// Which shade a count has: by its logarithm, as counts of faults span many orders.
+fn shade(count: u32, most: u32) -> usize {
     let share = f64::from(count).ln_1p() / f64::from(most).ln_1p();
-    SHADES[((share * SHADES.len() as f64).ceil() as usize).clamp(1, SHADES.len()) - 1]
+    ((share * SHADES.len() as f64).ceil() as usize).clamp(1, SHADES.len()) - 1
 }
 
 /// Each stretch of addresses, the lowest at the bottom.
@@ -59,7 +59,7 @@ fn cells(svg: &mut String, trace: &Trace, grid: &Grid, height: f64) {
             let y = foot - (above + 1) as f64 * ROW;
             for (column, &count) in grid.cells[row].iter().enumerate().filter(|(_, count)| **count > 0) {
                 let x = LEFT + column as f64 * cell;
-                let fill = shade(count, grid.most);
+                let fill = SHADES[shade(count, grid.most)];
                 let _ = writeln!(
                     svg,
                     "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{cell:.1}\" height=\"{ROW:.1}\" fill=\"{fill}\"/>"
@@ -110,9 +110,12 @@ fn legend(svg: &mut String, grid: &Grid) {
     text(svg, x, TOP + 10.0, "start", "faults in a cell");
     let mut from = 1;
     let mut y = TOP + 20.0;
-    for shown in SHADES {
+    for (place, shown) in SHADES.into_iter().enumerate() {
         // The counts that have this shade.
-        let Some(to) = last_of(shown, grid.most).filter(|to| *to >= from) else { continue };
+        let to = last_of(place, grid.most);
+        if to < from {
+            continue;
+        }
         let range = if from == to { format!("{from}") } else { format!("{from} to {to}") };
         let _ = writeln!(svg, "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"14\" height=\"14\" fill=\"{shown}\"/>");
         text(svg, x + 20.0, y + 11.0, "start", &range);
@@ -121,16 +124,14 @@ fn legend(svg: &mut String, grid: &Grid) {
     }
 }
 
-/// The largest count, up to `most`, that is no darker than `shown`.
-fn last_of(shown: &str, most: u32) -> Option<u32> {
-    let place = SHADES.iter().position(|shade| *shade == shown)?;
-    let darker = |count: u32| SHADES.iter().position(|other| *other == shade(count, most)) > Some(place);
+/// The largest count, up to `most`, that is no darker than the shade at `place`.
+fn last_of(place: usize, most: u32) -> u32 {
     let (mut low, mut high) = (0, most);
     while low < high {
         let middle = high - (high - low) / 2;
-        if darker(middle) { high = middle - 1 } else { low = middle }
+        if shade(middle, most) > place { high = middle - 1 } else { low = middle }
     }
-    Some(low)
+    low
 }
 
 /// The estimates of the working set, with their bounds.
@@ -197,11 +198,10 @@ mod tests {
     #[test]
     fn shades_rise_with_counts_and_the_legend_has_them_all() {
         for most in [1, 2, 7, 1000] {
-            let places: Vec<_> =
-                (1..=most).map(|count| SHADES.iter().position(|other| *other == shade(count, most)).unwrap()).collect();
+            let places: Vec<_> = (1..=most).map(|count| shade(count, most)).collect();
             assert!(places.is_sorted(), "{most}: {places:?}");
             assert_eq!(places.last(), Some(&(SHADES.len() - 1)));
-            assert_eq!(last_of(SHADES[SHADES.len() - 1], most), Some(most));
+            assert_eq!(last_of(SHADES.len() - 1, most), most);
         }
         assert_eq!(escaped("a<b>&\"\u{1}"), "a&lt;b&gt;&amp;&quot;?");
         assert_eq!((bytes(512), bytes(3 << 19)), ("512 B".into(), "1.5 MiB".into()));

@@ -31,6 +31,10 @@ pub fn draw(records: &[Record], name: &str) -> Option<String> {
     let mut svg = svg::open(LEFT + width + LEGEND, height);
     svg::headline(&mut svg, LEFT, &format!("{bench}: {name}"));
     legend(&mut svg, LEFT + width + 20.0, &systems);
+    if records.iter().any(|record| record.flaw.is_some()) {
+        let below = TOP + 10.0 + 18.0 * systems.len() as f64;
+        text(&mut svg, LEFT + width + 20.0, below, "start", "hollow: its tooltip says why");
+    }
     for (at, panel) in panels.iter().enumerate() {
         panel.draw(&mut svg, TOP + at as f64 * (HEIGHT + BETWEEN));
     }
@@ -39,7 +43,7 @@ pub fn draw(records: &[Record], name: &str) -> Option<String> {
 }
 
 /// In the order of their first appearance.
-fn distinct<'a>(words: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+pub fn distinct<'a>(words: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     words.fold(Vec::new(), |mut seen, word| {
         if !seen.contains(&word) {
             seen.push(word);
@@ -142,16 +146,19 @@ impl<'a> Panel<'a> {
                 );
             }
             before = Some((record, x));
+            // A system that ran out of colours is hollow as well, and not dashed.
+            let dashes = if record.flaw.is_some() { " stroke-dasharray=\"2 1\"" } else { "" };
+            let flaw = record.flaw.map(|why| format!("; {why}")).unwrap_or_default();
             let _ = writeln!(
                 svg,
                 "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"{}\"/>\n\
-                 <circle class=\"value\" cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"{}\" stroke=\"{}\">\
-                 <title>{}, {}: {} {} ({} to {})</title></circle>",
+                 <circle class=\"value\" cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"{}\" stroke=\"{}\"{dashes}>\
+                 <title>{}, {}: {} {} ({} to {}){flaw}</title></circle>",
                 y(record.min),
                 y(record.max),
                 colour(at),
                 y(record.value),
-                fill(at),
+                if record.flaw.is_some() { "white" } else { fill(at) },
                 colour(at),
                 escaped(system),
                 escaped(&record.case),
@@ -177,7 +184,7 @@ mod tests {
 
     fn record(case: &str, system: &str, unit: &str, value: f64) -> Record {
         let (bench, case, system, unit) = ("b".into(), case.into(), system.into(), unit.into());
-        Record { bench, case, system, unit, value, min: value / 2.0, max: value * 2.0 }
+        Record { bench, case, system, unit, value, min: value / 2.0, max: value * 2.0, flaw: None }
     }
 
     #[test]
@@ -195,6 +202,10 @@ mod tests {
         assert!(svg.contains("b: a &amp; b") && svg.contains("&lt;theirs&gt;, warm-16k: 4000 cycles (2000 to 8000)"));
         assert!(svg.ends_with("</svg>\n") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         assert_eq!(draw(&[], "empty"), None);
+        let flawed = Record { flaw: Some("unconstrained"), ..records[0].clone() };
+        let flawed = draw(&[flawed], "flawed").unwrap();
+        assert!(flawed.contains("(5 to 20); unconstrained</title>") && flawed.contains("hollow: "), "{flawed}");
+        assert!(flawed.contains("fill=\"white\" stroke=\"#0072b2\" stroke-dasharray") && !svg.contains("hollow: "));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::picture::distinct;
+
 /// What one system gave in one case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
@@ -12,15 +14,24 @@ pub struct Record {
     pub value: f64,
     pub min: f64,
     pub max: f64,
+    /// Why it says less than others do.
+    pub flaw: Option<&'static str>,
 }
 
 impl Record {
-    /// The lines of raw.jsonl, without those that have no value or none above zero: they have no place on a logarithmic scale.
+    /// The lines of raw.jsonl, all of one bench, without those that have no value or none above zero: they have no place on a logarithmic
+    /// scale.
     pub fn parse(text: &str) -> Result<Vec<Record>, String> {
         let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let parsed =
             numbered.map(|(at, line)| Record::of(line).map_err(|why| format!("raw.jsonl, line {}: {why}", at + 1)));
         let records: Vec<Record> = parsed.collect::<Result<_, _>>()?;
+        let benches = records.iter().map(|record| record.bench.as_str());
+        if let [first, other, ..] = distinct(benches)[..] {
+            return Err(format!(
+                "raw.jsonl has records of {first} and of {other}: keep each in a directory of its own"
+            ));
+        }
         Ok(records.into_iter().filter(|record| record.value > 0.0).collect())
     }
 
@@ -30,6 +41,12 @@ impl Record {
         let value = object.get("value").ok_or("it has no \"value\"")?.as_f64().unwrap_or(f64::NAN);
         // What a picture can show of the range.
         let bound = |key: &str| object[key].as_f64().filter(|bound| *bound > 0.0).unwrap_or(value);
+        let says_no = |key: &str| object[key] == false;
+        let flaw = match (says_no("counts"), says_no("constrained")) {
+            (true, _) => Some("does not count: misses did not reach the device"),
+            (false, true) => Some("unconstrained: no cgroup"),
+            (false, false) => None,
+        };
         Ok(Record {
             bench: word("bench")?,
             case: word("case")?,
@@ -38,6 +55,7 @@ impl Record {
             value,
             min: bound("min"),
             max: bound("max"),
+            flaw,
         })
     }
 
@@ -61,6 +79,12 @@ mod tests {
         let records = Record::parse(&format!("{LINE}\n\n{without}\n")).unwrap();
         assert_eq!(records.len(), 1);
         assert_eq!((records[0].value, records[0].min, records[0].max), (2.0, 2.0, 3.0));
+        let flaw = |flag: &str| Record::parse(&LINE.replace('}', &format!(",{flag}}}"))).unwrap()[0].flaw;
+        assert_eq!((flaw("\"counts\":true"), flaw("\"constrained\":true")), (None, None));
+        assert!(flaw("\"counts\":false,\"constrained\":false").is_some_and(|why| why.contains("does not count")));
+        assert!(flaw("\"counts\":true,\"constrained\":false").is_some_and(|why| why.contains("unconstrained")));
+        let two = Record::parse(&format!("{LINE}\n{}", LINE.replace("\"b\"", "\"c\""))).unwrap_err();
+        assert!(two.contains("of b and of c"), "{two}");
         for (bad, why) in [("{", "line 2"), (r#"{"value":1}"#, "\"bench\""), ("{}", "\"value\"")] {
             let said = Record::parse(&format!("{LINE}\n{bad}\n")).unwrap_err();
             assert!(said.contains(why) && said.contains("line 2"), "{said}");

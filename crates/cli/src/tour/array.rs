@@ -3,12 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use selfpage::store::FileStore;
 use selfpage::{Domain, Region, Trap};
 
 use super::screen::Screen;
 use super::{PAGE_BYTES, Row, Sizes, Stop, mib, scratch};
-use crate::process;
+use crate::process::{self, InCore};
 
 const WORDS: usize = PAGE_BYTES / 8;
 /// Pages between two looks at the clock.
@@ -25,23 +24,6 @@ fn resident_bytes() -> u64 {
     process::status_bytes("VmRSS").unwrap_or(0)
 }
 
-/// The highest that was seen.
-#[derive(Default)]
-struct Highest {
-    in_core_bytes: u64,
-    process_bytes: u64,
-}
-
-impl Highest {
-    /// Looks once more; returns what is now.
-    fn look(&mut self, region: &Region) -> (u64, u64) {
-        let (in_core, process) = (in_core_bytes(region), resident_bytes());
-        self.in_core_bytes = self.in_core_bytes.max(in_core);
-        self.process_bytes = self.process_bytes.max(process);
-        (in_core, process)
-    }
-}
-
 /// What the array holds.
 fn value(at: usize) -> u64 {
     (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
@@ -54,34 +36,32 @@ pub fn work(screen: &mut Screen, sizes: &Sizes) -> Result<Vec<Row>, Stop> {
         mib(sizes.array_bytes as u64),
         mib(sizes.frames_bytes as u64)
     ));
-    let before = resident_bytes();
+    // Some kernels keep no maximum that can begin anew.
+    let in_core = InCore::since_now();
     let domain = Domain::with_frames(sizes.frames_bytes).policy("lru").build()?;
-    let store =
-        FileStore::unnamed_in(&scratch::directory(), 2 * sizes.array_bytes as u64).map_err(selfpage::Error::from)?;
+    let store = scratch::store(2 * sizes.array_bytes)?;
     let mut region = domain.region(sizes.array_bytes).name("the tour's array").trap(Trap::Upcall).stored(store)?;
-    let mut highest = Highest::default();
     let began = Instant::now();
-    pass(screen, &domain, &mut region, "writing", &mut highest, |words, first| {
+    pass(screen, &domain, &mut region, "writing", |words, first| {
         words.iter_mut().enumerate().for_each(|(at, word)| *word = value(first + at));
         true
     })?;
     let wrote = began.elapsed();
     let began = Instant::now();
-    pass(screen, &domain, &mut region, "reading", &mut highest, |words, first| {
+    pass(screen, &domain, &mut region, "reading", |words, first| {
         words.iter().enumerate().all(|(at, word)| *word == value(first + at))
     })?;
-    let counts = domain.stats().counts;
-    let grown = highest.process_bytes.saturating_sub(before);
+    let stats = domain.stats();
+    let most = mib(stats.resident_bytes_max);
+    let grown = in_core.and_then(|in_core| in_core.most_bytes()).map_or("an unknown amount".into(), mib);
     screen.say(&format!(
-        "   Every word came back right. At most {} were in core at once, and the whole process never grew by more than {}:\n   \
-         a program that must stay within a limit does, by itself, and what it needs next it can choose to keep.\n",
-        mib(highest.in_core_bytes),
-        mib(grown)
+        "   Every word came back right. At most {most} were in core at once, and the whole process never grew by more than {grown}:\n   \
+         a program that must stay within a limit does, by itself, and what it needs next it can choose to keep.\n"
     ));
-    let figures = format!("{} in core at most; the process grew by {}", mib(highest.in_core_bytes), mib(grown));
+    let figures = format!("{most} in core at most; the process grew by {grown}");
     let size = mib(sizes.array_bytes as u64);
     let written = Row { step: format!("write {size} of array"), figures, took: wrote };
-    let figures = format!("{} faults, {} evictions in both", counts.faults_total, counts.evictions_total);
+    let figures = format!("{} faults, {} evictions in both", stats.counts.faults_total, stats.counts.evictions_total);
     Ok(vec![written, Row { step: format!("read it back, {size}"), figures, took: began.elapsed() }])
 }
 
@@ -91,7 +71,6 @@ fn pass(
     domain: &Domain,
     region: &mut Region,
     verb: &str,
-    highest: &mut Highest,
     visit: impl Fn(&mut [u64], usize) -> bool,
 ) -> Result<(), Stop> {
     let pages = region.len_bytes() / PAGE_BYTES;
@@ -104,14 +83,13 @@ fn pass(
         }
         let done = (page + STEP).min(pages);
         if screen.is_due() || done == pages {
-            let (in_core, process) = highest.look(region);
             let stats = domain.stats();
             let rate = done as f64 / began.elapsed().as_secs_f64() / 1000.0;
             let line = format!(
                 "{verb}: in core {} of {}, process {} | {rate:.0} k pages/s, {} faults, {} evictions",
-                mib(in_core),
+                mib(in_core_bytes(region)),
                 mib(stats.frames_bytes),
-                mib(process),
+                mib(resident_bytes()),
                 stats.counts.faults_total,
                 stats.counts.evictions_total,
             );

@@ -1,16 +1,21 @@
 //! Where the tour's own data goes: on disk, and without a name, so that nothing is left however the tour ends.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use selfpage::store::FileStore;
 
 use super::screen::Screen;
 use super::{PAGE_BYTES, Stop, mib};
 use crate::disk;
 
+const REMEDY: &str = "TMPDIR=DIRECTORY names another";
+
 /// The directory for temporary files that lie on a disk: `/tmp` may be memory.
-pub fn directory() -> PathBuf {
+fn directory() -> PathBuf {
     let said = std::env::var_os("TMPDIR").filter(|said| !said.is_empty());
     said.map_or_else(|| "/var/tmp".into(), PathBuf::from)
 }
@@ -18,19 +23,25 @@ pub fn directory() -> PathBuf {
 /// Looks whether there is room for `len_bytes`. Where a page cannot be saved there is no frame for the next one, and the tour would end by a
 /// signal in its middle.
 pub fn check_room(len_bytes: usize) -> Result<(), Stop> {
-    disk::check_room(&directory(), len_bytes as u64, "the tour", "TMPDIR=DIRECTORY names another").map_err(Stop::Failed)
+    disk::check_room(&directory(), len_bytes as u64, "the tour", REMEDY).map_err(Stop::Failed)
 }
 
-/// A file of data that has no name any more.
+/// A store without a name.
+pub fn store(len_bytes: usize) -> Result<FileStore, Stop> {
+    let store = FileStore::unnamed_in(&directory(), len_bytes as u64);
+    store.map_err(|error| Stop::Failed(format!("{}; {REMEDY}", selfpage::Error::from(error))))
+}
+
+/// A file of data that has no name.
 pub struct Scratch(File);
 
 impl Scratch {
     /// Writes `len_bytes` of numbers to a new file.
     pub fn write(screen: &mut Screen, len_bytes: usize) -> Result<Scratch, Stop> {
-        let path = directory().join(format!("selfpage-tour-{}", std::process::id()));
-        let failed = |error: std::io::Error| Stop::Failed(format!("write {}: {error}", path.display()));
-        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).map_err(failed)?;
-        std::fs::remove_file(&path).map_err(failed)?;
+        let directory = directory();
+        let failed =
+            |error: io::Error| Stop::Failed(format!("write a file in {}: {error}; {REMEDY}", directory.display()));
+        let mut file = unnamed_in(&directory).map_err(failed)?;
         let pages = len_bytes / PAGE_BYTES;
         screen.begin(pages);
         let mut page = [0u8; PAGE_BYTES];
@@ -55,4 +66,16 @@ impl Scratch {
     pub fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }
+}
+
+fn unnamed_in(directory: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    options.clone().custom_flags(libc::O_TMPFILE).open(directory).or_else(|_| {
+        // Not every file system has files that never had a name.
+        let path = directory.join(format!("selfpage-tour-{}", std::process::id()));
+        let file = options.create_new(true).open(&path)?;
+        std::fs::remove_file(&path)?;
+        Ok(file)
+    })
 }

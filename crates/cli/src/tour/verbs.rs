@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use selfpage::store::FileStore;
 use selfpage::{Counts, Domain, Region, Trap};
 
 use super::array::in_core_bytes;
@@ -63,7 +62,7 @@ pub fn show(screen: &mut Screen, sizes: &Sizes) -> Result<Vec<Row>, Stop> {
         mib(len_bytes as u64)
     ));
     let domain = Domain::with_frames(sizes.frames_bytes).build()?;
-    let store = FileStore::unnamed_in(&scratch::directory(), 2 * len_bytes as u64).map_err(selfpage::Error::from)?;
+    let store = scratch::store(2 * len_bytes)?;
     let mut region = domain.region(len_bytes).name("the tour's pages").trap(Trap::Upcall).stored(store)?;
     region.as_mut_slice::<u64>().chunks_mut(WORDS).enumerate().for_each(|(page, words)| words[0] = page as u64 + 1);
 

@@ -5,7 +5,7 @@ use selfpage::alloc::GrowVec;
 use super::super::error::Error;
 use super::super::job::{Bench, Job};
 use super::super::raw::blocks::{Source, allocate_items, cycles, free_items};
-use super::super::result::{Better, Sample, Unit};
+use super::super::result::{Better, Sample, Unit, median};
 use super::super::system::{Entry, Systems};
 use super::{GLIBC, JEMALLOC, MIMALLOC, OURS, TCMALLOC};
 
@@ -60,11 +60,11 @@ impl Bench for Batch {
             }
             let between = cycles();
             free_items(source, &mut items);
-            allocating.push(between - begin);
-            freeing.push(cycles() - between);
+            allocating.push((between - begin) as f64);
+            freeing.push((cycles() - between) as f64);
         }
         let (first, took) = if job.case == "free-4m-48b" { (freeing[0], freeing) } else { (allocating[0], allocating) };
-        Ok(super::sample(super::median(took) / ITEMS as f64, &[("first", first as f64 / ITEMS as f64)]))
+        Ok(Sample::of(median(took) / ITEMS as f64, &[("first", first / ITEMS as f64)]))
     }
 }
 
@@ -81,7 +81,7 @@ fn vector(source: Source) -> Sample {
             (0..VECTOR_ITEMS as u64).for_each(|item| vector.push(item));
             std::hint::black_box(&vector);
         }
-        took.push(cycles() - begin);
+        took.push((cycles() - begin) as f64);
     }
-    super::sample(super::median(took) / VECTOR_ITEMS as f64, &[])
+    Sample::of(median(took) / VECTOR_ITEMS as f64, &[])
 }

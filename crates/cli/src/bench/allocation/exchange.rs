@@ -3,7 +3,7 @@
 use super::super::error::Error;
 use super::super::job::{Bench, Job};
 use super::super::raw::blocks::{Source, cycles};
-use super::super::result::{Better, Sample, Unit};
+use super::super::result::{Better, Sample, Unit, median};
 use super::super::system::{Entry, Systems};
 use super::{GLIBC, OURS};
 
@@ -62,13 +62,13 @@ impl Bench for Exchange {
             } else {
                 a.copy_across(&b);
             }
-            took.push(cycles() - begin);
+            took.push((cycles() - begin) as f64);
         }
         // An odd number of times: each has what the other had.
         if [0, len_bytes / 2, len_bytes - 1].iter().any(|at| (a.byte(*at), b.byte(*at)) != (2, 1)) {
             return Err(Error::Failed("the blocks do not hold what they should".into()));
         }
         [a, b].into_iter().for_each(|block| block.free());
-        Ok(super::sample(super::median(took) / 1e3, &[]))
+        Ok(Sample::of(median(took) / 1e3, &[]))
     }
 }

@@ -9,7 +9,6 @@ pub mod resize;
 use super::error::Error;
 use super::preload::{Origin, Preload};
 use super::raw::blocks::{Filled, Source};
-use super::result::Sample;
 use super::system::{Entry, Group};
 use crate::process::status_bytes;
 
@@ -33,7 +32,12 @@ pub const OURS: (Entry, Source) = (Entry::plain("selfpage", Group::Ours), Source
 /// What a program gets of it: small blocks are objects there.
 pub const OUR_MALLOC: (Entry, Source) = our_malloc("selfpage-malloc");
 pub const KEPT: (Entry, Source) = built("mimalloc-2.3", "libselfpage_mimalloc.so", "selfpage-mimalloc", Group::Kept);
-pub const GLIBC: (Entry, Source) = (Entry::plain("glibc", Group::Glibc), Source::Malloc);
+/// Preloaded like the others: a caller may have another `malloc` preloaded, and a program be linked with one (Debian's redis-server, with
+/// jemalloc).
+pub const GLIBC: (Entry, Source) = {
+    let preload = Some(Preload { name: "glibc", file: "libc.so.6", origin: Origin::Process });
+    (Entry { preload, ..Entry::plain("glibc", Group::Glibc) }, Source::Malloc)
+};
 pub const JEMALLOC: (Entry, Source) = malloc("jemalloc", "libjemalloc.so.2", "libjemalloc2");
 pub const MIMALLOC: (Entry, Source) = malloc("mimalloc", "libmimalloc.so.2.0", "libmimalloc2.0");
 pub const TCMALLOC: (Entry, Source) = malloc("tcmalloc", "libtcmalloc_minimal.so.4", "libtcmalloc-minimal4");
@@ -58,18 +62,4 @@ fn no_memory() -> Error {
 /// Bytes of the process that are in memory, without what is mapped of files: code that is run for the first time is not kept memory.
 fn resident_bytes() -> usize {
     status_bytes("RssAnon").unwrap_or(0) as usize
-}
-
-pub fn sample(value: f64, figures: &[(&str, f64)]) -> Sample {
-    Sample {
-        value,
-        counts: true,
-        timing: None,
-        figures: figures.iter().map(|(name, value)| (name.to_string(), *value)).collect(),
-    }
-}
-
-fn median(mut values: Vec<u64>) -> f64 {
-    values.sort_unstable();
-    values.get(values.len() / 2).map_or(f64::NAN, |value| *value as f64)
 }

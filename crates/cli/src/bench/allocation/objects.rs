@@ -8,7 +8,7 @@ use super::super::error::Error;
 use super::super::job::{Bench, Job};
 use super::super::raw::blocks::Source;
 use super::super::raw::objects::{Object, Used};
-use super::super::result::{Better, Sample, Unit};
+use super::super::result::{Better, Sample, Unit, median};
 use super::super::system::{Entry, Systems};
 use super::{GLIBC, JEMALLOC, KEPT, MIMALLOC, TCMALLOC};
 
@@ -77,18 +77,18 @@ impl Bench for Objects {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let (pattern, threads) = case(job.case).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let (pattern, threads) = job.known(case(job.case))?;
         super::need(pattern.memory_bytes)?;
         let pairs = job.sizes.accesses * 5 / pattern.weight;
         let mut took = Vec::new();
         for _ in 0..PASSES {
             let begin = Instant::now();
             (pattern.run)(threads, pairs);
-            took.push(begin.elapsed().as_nanos() as u64);
+            took.push(begin.elapsed().as_nanos() as f64);
         }
         // What a busy machine adds is never negative.
-        let least = took.iter().min().copied().unwrap_or(0) as f64;
-        Ok(super::sample(least / pairs as f64, &[("median", super::median(took) / pairs as f64)]))
+        let least = took.iter().copied().fold(f64::INFINITY, f64::min);
+        Ok(Sample::of(least / pairs as f64, &[("median", median(took) / pairs as f64)]))
     }
 }
 

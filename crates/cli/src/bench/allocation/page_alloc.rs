@@ -4,7 +4,7 @@ use super::super::error::Error;
 use super::super::job::{Bench, Job};
 use super::super::raw::PAGE_BYTES;
 use super::super::raw::blocks::{Block, Source, cycles};
-use super::super::result::{Better, Sample, Unit};
+use super::super::result::{Better, Sample, Unit, median};
 use super::super::system::{Entry, Systems};
 use super::{GLIBC, JEMALLOC, MIMALLOC, MMAP, OUR_MALLOC, OURS, POPULATE, TCMALLOC, THP};
 
@@ -83,7 +83,7 @@ impl Bench for PageAlloc {
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let source = SYSTEMS.way(job.system);
-        let (way, len_bytes) = case(job.case).ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let (way, len_bytes) = job.known(case(job.case))?;
         super::need(self.memory_bytes(job.case))?;
         // The allocator sets itself up.
         source.allocate(PAGE_BYTES).ok_or_else(super::no_memory)?.free();
@@ -105,7 +105,7 @@ fn fresh(source: Source, len_bytes: usize) -> Result<Sample, Error> {
     let block = source.allocate(len_bytes).ok_or_else(super::no_memory)?;
     let took = cycles() - begin;
     block.free();
-    Ok(super::sample(took as f64, &[]))
+    Ok(Sample::of(took as f64, &[]))
 }
 
 fn cold(source: Source, len_bytes: usize, blocks: usize) -> Result<Sample, Error> {
@@ -118,7 +118,7 @@ fn cold(source: Source, len_bytes: usize, blocks: usize) -> Result<Sample, Error
     }
     all.into_iter().for_each(Block::free);
     let took = cycles() - begin;
-    Ok(super::sample(took as f64 / (blocks * len_bytes / PAGE_BYTES) as f64, &[]))
+    Ok(Sample::of(took as f64 / (blocks * len_bytes / PAGE_BYTES) as f64, &[]))
 }
 
 fn repeated(source: Source, len_bytes: usize, blocks: usize, touch: impl Fn(&Block)) -> Result<Sample, Error> {
@@ -132,10 +132,10 @@ fn repeated(source: Source, len_bytes: usize, blocks: usize, touch: impl Fn(&Blo
             block.free();
         }
         if pass > 0 {
-            passes.push(cycles() - begin);
+            passes.push((cycles() - begin) as f64);
         }
     }
     let kept = super::resident_bytes().saturating_sub(before);
-    let value = super::median(passes) / (blocks * len_bytes / PAGE_BYTES) as f64;
-    Ok(super::sample(value, &[("kept_bytes", kept as f64), ("kept_of_live", kept as f64 / len_bytes as f64)]))
+    let value = median(passes) / (blocks * len_bytes / PAGE_BYTES) as f64;
+    Ok(Sample::of(value, &[("kept_bytes", kept as f64), ("kept_of_live", kept as f64 / len_bytes as f64)]))
 }

@@ -4,7 +4,7 @@ use super::super::error::Error;
 use super::super::job::{Bench, Job};
 use super::super::raw::PAGE_BYTES;
 use super::super::raw::blocks::{Block, Source, cycles};
-use super::super::result::{Better, Sample, Unit};
+use super::super::result::{Better, Sample, Unit, median};
 use super::super::system::{Entry, Systems};
 use super::{GLIBC, JEMALLOC, MIMALLOC, MMAP, OUR_MALLOC, OURS, TCMALLOC};
 
@@ -53,11 +53,11 @@ impl Bench for Resize {
         let first = grow(source)?;
         let took = (0..passes).map(|_| grow(source)).collect::<Result<Vec<_>, _>>()?;
         let took = if took.is_empty() { vec![first] } else { took };
-        Ok(super::sample(super::median(took) / 1e6, &[]))
+        Ok(Sample::of(median(took) / 1e6, &[]))
     }
 }
 
-fn grow(source: Source) -> Result<u64, Error> {
+fn grow(source: Source) -> Result<f64, Error> {
     let mut len_bytes = 64 << 10;
     let begin = cycles();
     let mut block = source.allocate(len_bytes).ok_or_else(super::no_memory)?;
@@ -68,7 +68,7 @@ fn grow(source: Source) -> Result<u64, Error> {
         len_bytes *= 2;
     }
     block.free();
-    Ok(cycles() - begin)
+    Ok((cycles() - begin) as f64)
 }
 
 /// Many blocks, so that no allocator has room behind all of them by chance.
@@ -81,8 +81,8 @@ fn one_step(source: Source) -> Result<Sample, Error> {
         blocks.iter().for_each(|block| block.touch(0));
         let begin = cycles();
         let blocks: Option<Vec<Block>> = blocks.into_iter().map(|block| block.resize(after)).collect();
-        took.push((cycles() - begin) / STEPS as u64);
+        took.push((cycles() - begin) as f64 / STEPS as f64);
         blocks.ok_or_else(super::no_memory)?.into_iter().for_each(Block::free);
     }
-    Ok(super::sample(super::median(took), &[]))
+    Ok(Sample::of(median(took), &[]))
 }

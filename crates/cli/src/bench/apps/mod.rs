@@ -6,6 +6,7 @@
 
 mod programs;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use super::allocation;
 use super::error::Error;
 use super::host;
 use super::job::{Bench, Job};
-use super::preload::{Origin, Preload};
+use super::preload::{self, Preload};
 use super::raw;
 use super::result::{Better, Confinement, Record, Sample, Unit};
 use super::sizes::Sizes;
@@ -33,9 +34,7 @@ struct Malloc {
     variable: Option<(&'static str, &'static str)>,
 }
 
-/// The C library is preloaded like the others: a program may be linked with another `malloc` (Debian's redis-server, with jemalloc).
-const GLIBC: Malloc =
-    Malloc { library: Preload { name: "glibc", file: "libc.so.6", origin: Origin::Process }, variable: None };
+const GLIBC: Malloc = of(allocation::GLIBC);
 
 const fn of(system: (Entry, raw::blocks::Source)) -> Malloc {
     Malloc { library: system.0.preload.expect("a library of its own"), variable: None }
@@ -74,6 +73,11 @@ impl Bench for Apps {
         "real programs with an allocator preloaded: time, CPU and memory, as parts of what the C library's takes"
     }
 
+    fn disk_bytes(&self, sizes: Sizes, _: &[&Entry]) -> u64 {
+        // Most of it is what `sort` reads and writes.
+        if sizes == Sizes::QUICK { 16 << 20 } else { 128 << 20 }
+    }
+
     fn cases(&self) -> Vec<String> {
         programs::ALL.iter().map(|program| program.name.to_string()).collect()
     }
@@ -87,8 +91,7 @@ impl Bench for Apps {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
-        let program = programs::ALL.iter().find(|program| program.name == job.case);
-        let program = program.ok_or_else(|| Error::Failed(format!("no case {}", job.case)))?;
+        let program = job.known(programs::ALL.iter().find(|program| program.name == job.case))?;
         program.is_installed()?;
         let malloc = SYSTEMS.way(job.system);
         let workshop = Workshop::ready(program, job)?;
@@ -98,7 +101,7 @@ impl Bench for Apps {
         let mean = |of: fn(&Taken) -> f64| (of(&second) + of(&third)) / 2.0;
         let ratio = |of: fn(&Taken) -> f64| (of(&second) / of(&first) * (of(&third) / of(&fourth))).sqrt();
         let [cpu, peak] = RATIOS;
-        Ok(allocation::sample(
+        Ok(Sample::of(
             ratio(|taken| taken.wall_s),
             &[
                 (cpu, ratio(|taken| taken.cpu_s)),
@@ -110,18 +113,24 @@ impl Bench for Apps {
         ))
     }
 
-    /// For each system the geometric mean over the programs, repetition by repetition.
+    /// For each system the geometric mean over the programs, repetition by repetition. Means over different programs cannot be compared: one
+    /// that lacks any of what others have gets none.
     fn summary(&self, records: &[Record]) -> Vec<Record> {
+        let cases: BTreeSet<&str> = records.iter().map(|record| record.case.as_str()).collect();
+        let turns = records.iter().map(|record| record.samples.len()).max().unwrap_or(0);
         let of_system = |system: &Entry| -> Option<Record> {
-            let records: Vec<&Record> = records.iter().filter(|record| record.system == system.name).collect();
-            let turns = records.iter().map(|record| record.samples.len()).min().filter(|_| records.len() > 1)?;
+            let records = records.iter().filter(|record| record.system == system.name && record.samples.len() == turns);
+            let records: Vec<&Record> = records.collect();
+            if cases.len() < 2 || records.len() < cases.len() {
+                return None;
+            }
             let mean = |turn: usize, of: &dyn Fn(&Sample) -> f64| {
                 let logs = records.iter().map(|record| of(&record.samples[turn]).ln());
                 (logs.sum::<f64>() / records.len() as f64).exp()
             };
             let sample = |turn| {
                 let figure = |name| (name, mean(turn, &|sample| sample.figure(name).unwrap_or(f64::NAN)));
-                allocation::sample(mean(turn, &|sample| sample.value), &RATIOS.map(figure))
+                Sample::of(mean(turn, &|sample| sample.value), &RATIOS.map(figure))
             };
             let samples = (0..turns).map(sample).collect();
             let (bench, system, confinement) = (self.name(), system.name, Confinement::NotNeeded);
@@ -176,6 +185,7 @@ impl<'a> Workshop<'a> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", self.program.script]).current_dir(&self.directory);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        preload::without_settings(&mut command);
         command.env_remove("LD_PRELOAD").env("ALLOCATOR", malloc.library.path()?).envs(malloc.variable);
         let failed = |why: String| Error::Failed(format!("{}: {why}", self.program.name));
         let began = Instant::now();
@@ -196,7 +206,7 @@ mod tests {
     #[test]
     fn the_mean_over_programs_is_geometric_and_of_each_repetition() {
         let record = |case: &str, system: &'static str, values: [f64; 2]| {
-            let sample = |value: f64| allocation::sample(value, &[(RATIOS[0], value), (RATIOS[1], 1.0)]);
+            let sample = |value: f64| Sample::of(value, &[(RATIOS[0], value), (RATIOS[1], 1.0)]);
             let samples = values.map(sample).to_vec();
             Record {
                 bench: "apps",
@@ -207,13 +217,18 @@ mod tests {
                 samples,
             }
         };
+        let mut unfinished = record("redis", "tcmalloc", [1.0, 1.0]);
+        unfinished.samples.pop();
         let records = [
             record("sort", "selfpage", [0.5, 0.8]),
             record("sort", "jemalloc", [1.0, 1.0]),
+            record("sort", "tcmalloc", [1.0, 1.0]),
             record("redis", "selfpage", [2.0, 0.8]),
+            unfinished,
         ];
+        assert_eq!(Apps.summary(&records[..3]).len(), 0, "one program alone has no mean");
         let means = Apps.summary(&records);
-        assert_eq!(means.len(), 1, "one program alone has no mean");
+        assert_eq!(means.len(), 1, "a mean over fewer programs, or fewer repetitions, is another one");
         let values: Vec<f64> = means[0].samples.iter().map(|sample| sample.value).collect();
         assert!((values[0] - 1.0).abs() < 1e-9 && (values[1] - 0.8).abs() < 1e-9, "{values:?}");
         assert_eq!((means[0].case.as_str(), means[0].figure(RATIOS[1])), (MEAN, Some(1.0)));

@@ -53,13 +53,17 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_voi
 
 type OnArea = extern "C" fn(addr: *mut c_void, argument: *mut c_void) -> c_int;
 type OnFault = extern "C" fn(addr: *mut c_void, serious: c_int) -> c_int;
+type Init = unsafe extern "C" fn(dispatcher: *mut *mut c_void);
+type Register = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, usize, OnArea, *mut c_void) -> *mut c_void;
+type Install = unsafe extern "C" fn(OnFault) -> c_int;
+type Dispatch = unsafe extern "C" fn(*mut *mut c_void, *mut c_void) -> c_int;
 
 /// libsigsegv, as far as it is used here.
 struct Library {
-    init: unsafe extern "C" fn(dispatcher: *mut *mut c_void),
-    register: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, usize, OnArea, *mut c_void) -> *mut c_void,
-    install: unsafe extern "C" fn(OnFault) -> c_int,
-    dispatch: unsafe extern "C" fn(*mut *mut c_void, *mut c_void) -> c_int,
+    init: Init,
+    register: Register,
+    install: Install,
+    dispatch: Dispatch,
 }
 
 struct Dispatcher {
@@ -92,16 +96,10 @@ impl Library {
         // SAFETY: sigsegv-library: what has these names has these types.
         unsafe {
             Some(Library {
-                init: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut *mut c_void)>(init),
-                register: std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(*mut *mut c_void, *mut c_void, usize, OnArea, *mut c_void) -> *mut c_void,
-                >(register),
-                install: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(OnFault) -> c_int>(install),
-                dispatch: std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(*mut *mut c_void, *mut c_void) -> c_int,
-                >(dispatch),
+                init: std::mem::transmute::<*mut c_void, Init>(init),
+                register: std::mem::transmute::<*mut c_void, Register>(register),
+                install: std::mem::transmute::<*mut c_void, Install>(install),
+                dispatch: std::mem::transmute::<*mut c_void, Dispatch>(dispatch),
             })
         }
     }

@@ -16,18 +16,13 @@ use super::super::system::{Contents, Setup, System};
 /// where all frames are in use, a move of the page that came first. Nothing is shared between threads but the number of the next frame,
 /// nothing is looked at, and what was written is lost.
 pub struct Bare {
-    reads: bool,
+    contents: Contents,
 }
 
 impl Bare {
-    /// The frames hold anything.
-    pub fn undefined() -> Box<dyn System> {
-        Box::new(Bare { reads: false })
-    }
-
-    /// Pages of the data file, only to be read.
-    pub fn file() -> Box<dyn System> {
-        Box::new(Bare { reads: true })
+    /// Pages of the data file, only to be read; or frames that hold anything.
+    pub fn with(contents: Contents) -> Box<dyn System> {
+        Box::new(Bare { contents })
     }
 }
 
@@ -78,7 +73,7 @@ fn answer(addr: usize) -> bool {
 
 impl System for Bare {
     fn contents(&self) -> Contents {
-        if self.reads { Contents::File } else { Contents::Undefined }
+        self.contents
     }
 
     fn map(&mut self, setup: &Setup<'_>) -> Result<Memory, Error> {
@@ -90,7 +85,7 @@ impl System for Bare {
             frames: Watched::for_writes(frames).map_err(failed)?,
             owners: (0..setup.frames_bytes / PAGE_BYTES).map(|_| AtomicUsize::new(NO_PAGE)).collect(),
             taken: AtomicUsize::new(0),
-            file: self.reads.then(|| data::open_direct(setup.data_path)).transpose()?,
+            file: (self.contents == Contents::File).then(|| data::open_direct(setup.data_path)).transpose()?,
         };
         trap::by_signal(libc::SIGBUS, answer).map_err(|error| Error::Failed(format!("handle SIGBUS: {error}")))?;
         Ok(STATE.get_or_init(|| state).memory.memory())

@@ -22,14 +22,9 @@ pub struct Mmap {
 }
 
 impl Mmap {
-    /// With the disk's readahead.
-    pub fn normal() -> Box<dyn System> {
-        Box::new(Mmap { advice: Advice::Normal, mapped: None })
-    }
-
-    /// With none.
-    pub fn random() -> Box<dyn System> {
-        Box::new(Mmap { advice: Advice::Random, mapped: None })
+    /// Nothing mapped yet.
+    pub fn with(advice: Advice) -> Box<dyn System> {
+        Box::new(Mmap { advice, mapped: None })
     }
 }
 

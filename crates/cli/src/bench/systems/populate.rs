@@ -12,17 +12,8 @@ use super::super::raw::{self, Mapping, PAGE_BYTES};
 use super::super::sizes::Sizes;
 use super::super::tables::{Change, PASSES, Took, Work, one_pass};
 
-/// Mapped to be written: the kernel marks each page as written.
-pub fn to_write(work: Work, sizes: Sizes) -> Result<Took, Error> {
-    measure(Access::Write, work, sizes)
-}
-
-/// Mapped to be read: the kernel maps pages around a fault, too.
-pub fn to_read(work: Work, sizes: Sizes) -> Result<Took, Error> {
-    measure(Access::Read, work, sizes)
-}
-
-fn measure(access: Access, work: Work, sizes: Sizes) -> Result<Took, Error> {
+/// Mapped for this access.
+pub fn measure(access: Access, work: Work, sizes: Sizes) -> Result<Took, Error> {
     let Work::Mapping(wanted, _) = work else {
         return Err(Error::Failed(format!("the kernel has no call for {work:?}")));
     };

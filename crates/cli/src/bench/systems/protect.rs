@@ -167,32 +167,16 @@ struct WriteProtection {
     _domain: Domain,
 }
 
-fn refused(error: selfpage::Error) -> Error {
-    match error.kind() {
-        selfpage::Kind::Unsupported => Error::skip("uffd", error.to_string()),
-        _ => Error::Failed(error.to_string()),
-    }
-}
-
-fn by_write_protection(size_pages: usize, trap: Trap) -> Result<Box<dyn Protect>, Error> {
+/// A region whose handler runs where the trap says.
+pub fn by_write_protection(size_pages: usize, trap: Trap) -> Result<Box<dyn Protect>, Error> {
     let len_bytes = size_pages * PAGE_BYTES;
     let handler = |fault: &MemoryFault<'_>| {
         let protect = |page, protection| fault.protect(page * PAGE_BYTES, PAGE_BYTES, protection).is_ok();
         if on_fault(fault.offset_bytes() / PAGE_BYTES, protect) { Answer::Handled } else { Answer::Refuse }
     };
-    let domain = Domain::with_frames(2 * len_bytes).build().map_err(refused)?;
-    let region = domain.region(len_bytes).trap(trap).handler(handler).zero().map_err(refused)?;
+    let domain = Domain::with_frames(2 * len_bytes).build()?;
+    let region = domain.region(len_bytes).trap(trap).handler(handler).zero()?;
     Ok(Box::new(WriteProtection { region, _domain: domain }))
-}
-
-/// A region whose handler runs on the faulting thread.
-pub fn by_upcall(size_pages: usize) -> Result<Box<dyn Protect>, Error> {
-    by_write_protection(size_pages, Trap::Upcall)
-}
-
-/// A region whose handler runs on a thread of its own.
-pub fn by_worker(size_pages: usize) -> Result<Box<dyn Protect>, Error> {
-    by_write_protection(size_pages, Trap::Worker)
 }
 
 impl Protect for WriteProtection {
@@ -202,7 +186,7 @@ impl Protect for WriteProtection {
 
     fn protect(&self, pages: Range<usize>, protection: Protection) -> Result<(), Error> {
         let (offset_bytes, len_bytes) = (pages.start * PAGE_BYTES, pages.len() * PAGE_BYTES);
-        self.region.protect(offset_bytes, len_bytes, protection).map_err(refused)
+        Ok(self.region.protect(offset_bytes, len_bytes, protection)?)
     }
 }
 
@@ -219,16 +203,16 @@ impl Domains {
     pub fn over(size_pages: &[usize]) -> Result<Domains, Error> {
         let pages: usize = size_pages.iter().sum();
         // A domain has some frames at least.
-        let domain = Domain::with_frames((2 * pages).max(64) * PAGE_BYTES).build().map_err(refused)?;
+        let domain = Domain::with_frames((2 * pages).max(64) * PAGE_BYTES).build()?;
         let (writing, reading) = (ProtectionDomain::new("writing"), ProtectionDomain::new("reading"));
         let mut regions = Vec::new();
         for size_pages in size_pages {
-            let region = Arc::new(domain.region(size_pages * PAGE_BYTES).zero().map_err(refused)?);
+            let region = Arc::new(domain.region(size_pages * PAGE_BYTES).zero()?);
             let memory = Memory::of_region(&region);
             (0..memory.size_pages()).for_each(|page| memory.write(page, 0, 1));
-            let memory = protection::Memory::of(&region).map_err(refused)?;
-            writing.set(&memory, Rights::READ | Rights::WRITE).map_err(refused)?;
-            reading.set(&memory, Rights::READ).map_err(refused)?;
+            let memory = protection::Memory::of(&region)?;
+            writing.set(&memory, Rights::READ | Rights::WRITE)?;
+            reading.set(&memory, Rights::READ)?;
             regions.push(region);
         }
         Ok(Domains { writing, reading, regions, _domain: domain })
@@ -236,10 +220,10 @@ impl Domains {
 
     /// Takes the calling thread from the one to the other and back, so many times: pages protected, and unprotected.
     pub fn switch(&self, times: usize) -> Result<std::time::Duration, Error> {
-        let _writing = self.writing.enter().map_err(refused)?;
+        let _writing = self.writing.enter()?;
         let begun = std::time::Instant::now();
         for _ in 0..times {
-            drop(self.reading.enter().map_err(refused)?);
+            drop(self.reading.enter()?);
         }
         let took = begun.elapsed();
         // What was switched can be written again.

@@ -10,7 +10,7 @@ use super::super::system::{Contents, Setup, System};
 
 /// What backs the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Backing {
+pub enum Backing {
     /// A file store: anonymous memory that is paged.
     Store,
     /// The data file.
@@ -29,48 +29,14 @@ pub struct Selfpage {
 }
 
 impl Selfpage {
-    fn over(trap: Trap, backing: Backing) -> Box<dyn System> {
+    /// Nothing mapped yet.
+    pub fn over(trap: Trap, backing: Backing) -> Box<dyn System> {
         Box::new(Selfpage { trap, backing, live: None })
     }
 
     /// Frames for so much memory of which nothing is ever evicted: a reserve on top of what is touched stays free.
     pub fn frames_without_eviction(touched_bytes: usize) -> usize {
         touched_bytes + touched_bytes / 8
-    }
-
-    /// Paged to a store, by upcalls.
-    pub fn upcall() -> Box<dyn System> {
-        Selfpage::over(Trap::Upcall, Backing::Store)
-    }
-
-    /// Paged to a store, by workers.
-    pub fn worker() -> Box<dyn System> {
-        Selfpage::over(Trap::Worker, Backing::Store)
-    }
-
-    /// The data file, by upcalls.
-    pub fn file_upcall() -> Box<dyn System> {
-        Selfpage::over(Trap::Upcall, Backing::File)
-    }
-
-    /// The data file, by workers.
-    pub fn file_worker() -> Box<dyn System> {
-        Selfpage::over(Trap::Worker, Backing::File)
-    }
-
-    /// No contents, by upcalls.
-    pub fn upcall_physical() -> Box<dyn System> {
-        Selfpage::over(Trap::Upcall, Backing::Physical)
-    }
-
-    /// Zeroed, by upcalls.
-    pub fn upcall_zero() -> Box<dyn System> {
-        Selfpage::over(Trap::Upcall, Backing::Zero)
-    }
-
-    /// Zeroed, by workers.
-    pub fn worker_zero() -> Box<dyn System> {
-        Selfpage::over(Trap::Worker, Backing::Zero)
     }
 }
 
@@ -83,31 +49,28 @@ impl System for Selfpage {
     }
 
     fn map(&mut self, setup: &Setup<'_>) -> Result<Memory, Error> {
-        let failed = |error: selfpage::Error| Error::Failed(error.to_string());
         // Only what the case is about is chosen; everything else adapts itself.
         let policy = if setup.case.pattern == Pattern::CyclicMru { "mru" } else { "lru" };
         let frames_bytes = match self.backing {
             Backing::Physical | Backing::Zero => Selfpage::frames_without_eviction(setup.frames_bytes),
             Backing::Store | Backing::File => setup.frames_bytes,
         };
-        let domain = Domain::with_frames(frames_bytes).policy(policy).build().map_err(failed)?;
+        let domain = Domain::with_frames(frames_bytes).policy(policy).build()?;
         let builder = domain.region(setup.data_bytes).trap(self.trap);
         let mut region = match self.backing {
             Backing::File => builder.file(setup.data_path, 0, Rights::ReadWrite),
             Backing::Physical => builder.physical(),
             Backing::Zero => builder.zero(),
             Backing::Store => {
-                let store = FileStore::unnamed_in(setup.directory, 2 * setup.data_bytes as u64)
-                    .map_err(|error| Error::Failed(error.to_string()))?;
-                builder.stored(store)
+                let store = FileStore::unnamed_in(setup.directory, 2 * setup.data_bytes as u64);
+                builder.stored(store.map_err(selfpage::Error::from)?)
             }
-        }
-        .map_err(failed)?;
+        }?;
         if matches!(self.backing, Backing::Physical | Backing::Zero) {
             // The frames are the domain's already, and hold something: a zero pager has to clear them in the fault.
             region.as_mut_slice::<u64>().iter_mut().step_by(512).for_each(|word| *word = 1);
             let len_bytes = region.len_bytes();
-            region.discard(0, len_bytes).map_err(failed)?;
+            region.discard(0, len_bytes)?;
         }
         let memory = Memory::of_region(&region);
         self.live = Some((region, domain));
@@ -116,11 +79,10 @@ impl System for Selfpage {
 
     fn put_out(&mut self) -> Result<(), Error> {
         let Some((region, _)) = &self.live else { return Ok(()) };
-        let failed = |error: selfpage::Error| Error::Failed(error.to_string());
         // The first time what has changed goes to the store and stays on standby; the second time it goes.
-        region.evict(0, region.len_bytes()).map_err(failed)?;
-        region.flush(0, region.len_bytes()).map_err(failed)?;
-        region.evict(0, region.len_bytes()).map_err(failed)?;
+        region.evict(0, region.len_bytes())?;
+        region.flush(0, region.len_bytes())?;
+        region.evict(0, region.len_bytes())?;
         Ok(())
     }
 
@@ -151,7 +113,7 @@ impl System for Selfpage {
     fn finish(&mut self) -> Result<(), Error> {
         let Some((region, domain)) = self.live.take() else { return Ok(()) };
         if self.backing == Backing::File {
-            region.flush(0, region.len_bytes()).map_err(|error| Error::Failed(error.to_string()))?;
+            region.flush(0, region.len_bytes())?;
         }
         drop(region);
         drop(domain);

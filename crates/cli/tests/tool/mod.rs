@@ -1,0 +1,68 @@
+//! The tool as tests start it, the places that it works in, and what it prints.
+#![allow(dead_code)]
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Runs the tool to its end.
+pub fn selfpage(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_selfpage")).args(arguments).output().unwrap()
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// What was printed as JSON, an object a line.
+pub fn rows(output: &Output) -> Vec<Value> {
+    let lines = text(&output.stdout);
+    lines.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"))).collect()
+}
+
+/// A figure of a row.
+#[track_caller]
+pub fn figure(row: &Value, name: &str) -> f64 {
+    row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
+}
+
+/// A directory on disk for one test, open to everybody.
+pub struct Place(pub PathBuf);
+
+impl Place {
+    pub fn new(name: &str) -> Place {
+        let path = Path::new("/var/tmp").join(format!("selfpage-test-{name}-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+        Place(path)
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        std::fs::read_dir(&self.0).unwrap().next().is_none()
+    }
+
+    /// Puts a shell's script there as a program.
+    pub fn program(&self, name: &str, script: &str) {
+        let path = self.0.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// PATH with the programs of this place before all others.
+    pub fn first_in_path(&self) -> String {
+        format!("{}:{}", self.0.display(), std::env::var("PATH").unwrap())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
