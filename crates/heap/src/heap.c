@@ -3,9 +3,12 @@
 #define _GNU_SOURCE
 #endif
 #include "range.h"
+#include <linux/futex.h>
 #include <linux/prctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define mmap heap_mmap
@@ -34,7 +37,7 @@ static _Atomic(uintptr_t) purging;
          once = false, mi_atomic_store_release(&purging, (uintptr_t)0))
 
 // Where there is no range, segments that threads leave when they end are in a list, under a lock. The thread that forks holds it
-// meanwhile, so that the child has all of the list, and comes again as it likes: handlers of the fork allocate too, on both sides.
+// meanwhile, so that the child has all of the list.
 static void lock_acquire(mi_lock_t *lock);
 static bool lock_try_acquire(mi_lock_t *lock);
 static void lock_release(mi_lock_t *lock);
@@ -58,7 +61,9 @@ static void lock_release(mi_lock_t *lock);
 #undef mi_lock_try_acquire
 #undef mi_lock_release
 
-// What the Rust side does: blocks of whole pages, and programs that freed what they never had.
+// What the Rust side does: blocks of whole pages, and programs that freed what they never had. Hidden: where a plugin has this heap by its
+// line, and the program has it preloaded, either half of either is to find its own other half.
+#pragma GCC visibility push(hidden)
 extern void *selfpage_large_allocate(size_t size, size_t align, bool zeroed);
 extern void *selfpage_large_reallocate(void *block, size_t size);
 extern bool selfpage_large_free(void *block);
@@ -67,6 +72,7 @@ extern void selfpage_prepare_for_forks(void);
 extern _Noreturn void selfpage_foreign(const char *call, const void *block);
 extern _Noreturn void selfpage_freed_already(const char *call, const void *block);
 extern _Noreturn void selfpage_damaged(void);
+#pragma GCC visibility pop
 
 // Room for a link and a mark, in one line of the cache.
 #define SMALLEST_BYTES ((size_t)16)
@@ -363,42 +369,66 @@ void selfpage_heap_stats(size_t *now, size_t *most) {
     *most = (size_t)committed.peak;
 }
 
-// The thread that forks, while it does; 0 is no thread.
-static _Atomic(uintptr_t) forking;
+// The lock of that list says from the first moment on which thread has it (0 is none), and that thread comes again as it likes: handlers of
+// a fork allocate too, on both sides, and a handler of a signal may fork whatever it interrupted, another fork as well.
+static _Atomic(uintptr_t) list_holder;
+static volatile size_t list_held_again;
 
-static bool is_held_over_fork(const mi_lock_t *lock) {
-    return lock == &mi_subproc_default.abandoned_os_lock && mi_atomic_load_relaxed(&forking) == _mi_prim_thread_id();
+static bool try_hold_list(void) {
+    uintptr_t own = _mi_prim_thread_id(), seen = 0;
+    if (mi_atomic_cas_strong_acq_rel(&list_holder, &seen, own)) return true;
+    if (seen != own) return false;
+    list_held_again++;
+    return true;
+}
+
+static void hold_list(void) {
+    // Seldom, and then most likely until another thread has forked: asleep for moments, so that one with less of a right to run may do so. By
+    // the call that every program with threads makes, whatever else is forbidden to it, and at which none is cancelled.
+    int before = errno;
+    struct timespec moment = {.tv_nsec = 50000};
+    while (!try_hold_list())
+        syscall(SYS_futex, &list_holder, FUTEX_WAIT_PRIVATE, (uint32_t)mi_atomic_load_relaxed(&list_holder), &moment, NULL, 0);
+    errno = before;
+}
+
+static void let_go_of_list(void) {
+    if (list_held_again != 0) list_held_again--;
+    else mi_atomic_store_release(&list_holder, (uintptr_t)0);
+}
+
+static bool is_of_list(const mi_lock_t *lock) {
+    return lock == &mi_subproc_default.abandoned_os_lock;
 }
 
 static void lock_acquire(mi_lock_t *lock) {
-    if (!is_held_over_fork(lock)) mi_lock_acquire(lock);
+    is_of_list(lock) ? hold_list() : mi_lock_acquire(lock);
 }
 
 static bool lock_try_acquire(mi_lock_t *lock) {
-    return is_held_over_fork(lock) || mi_lock_try_acquire(lock);
+    return is_of_list(lock) ? try_hold_list() : mi_lock_try_acquire(lock);
 }
 
 static void lock_release(mi_lock_t *lock) {
-    if (!is_held_over_fork(lock)) mi_lock_release(lock);
+    is_of_list(lock) ? let_go_of_list() : mi_lock_release(lock);
 }
 
-void selfpage_heap_hold_over_fork(void) {
-    mi_lock_acquire(&mi_subproc_default.abandoned_os_lock);
-    mi_atomic_store_relaxed(&forking, _mi_prim_thread_id());
-}
+void selfpage_heap_hold_over_fork(void) { hold_list(); }
 
-void selfpage_heap_let_go_after_fork(void) {
-    mi_atomic_store_relaxed(&forking, (uintptr_t)0);
-    mi_lock_release(&mi_subproc_default.abandoned_os_lock);
-}
+void selfpage_heap_let_go_after_fork(void) { let_go_of_list(); }
 
-// mimalloc's locks are open in a child, whoever held them. What is under the one that is held over the fork is whole; the others have nothing
-// under them that could be torn: one lets one thread at a time walk along that list, two are taken where one of mimalloc's variables asks for
-// messages, or for visits. What is done once (`mi_atomic_do_once`) is done before there is a second thread. All else is atomic, and of
-// the flags that a thread sets for a while those that others heed are reset here and below.
+// mimalloc's locks are open in a child, whoever held them, but for what a handler of a signal interrupted. What is under the one that is held
+// over the fork is whole; the others have nothing under them that could be torn: one lets one thread at a time walk along that list, two
+// are taken where one of mimalloc's variables asks for messages, or for visits. What is done once (`mi_atomic_do_once`) is done before there is
+// a second thread. All else is atomic, and of the flags that a thread sets for a while those that others heed are reset here and below.
 static void open_locks(void) {
-    mi_atomic_store_relaxed(&forking, (uintptr_t)0);
-    mi_lock_init(&mi_subproc_default.abandoned_os_lock);
+    // Where somebody else lays out the range nobody takes the list for the fork: there it is empty.
+    if (mi_atomic_load_relaxed(&list_holder) == _mi_prim_thread_id()) {
+        let_go_of_list();
+    } else {
+        list_held_again = 0;
+        mi_atomic_store_relaxed(&list_holder, (uintptr_t)0);
+    }
     mi_lock_init(&mi_subproc_default.abandoned_os_visit_lock);
     mi_lock_init(&out_buf_lock);
     for (size_t at = 0; at < mi_arena_get_count(); at++) {
@@ -407,11 +437,53 @@ static void open_locks(void) {
     }
 }
 
+// Whose segments threads have that a child does not: an odd number, as no thread has.
+#define NO_THREAD ((mi_threadid_t)1)
+
+// A thread that is gone may have been in the middle of making the segment: then its cookie is not there yet, and nobody has anything of it.
+// Nor is there one where this is the inside of a long object.
+static void disown(mi_segment_t *segment) {
+    _Static_assert(offsetof(mi_segment_t, slices) <= 4096, "in the page that may_be_read asks for");
+    mi_threadid_t id = mi_atomic_load_relaxed(&segment->thread_id);
+    if (id == 0 || id == NO_THREAD || id == _mi_prim_thread_id() || segment->cookie != _mi_ptr_cookie(segment)) return;
+    mi_atomic_store_relaxed(&segment->thread_id, NO_THREAD);
+}
+
+// A thread that the child starts may get the stack of one that it does not have, and with it that one's number: it would take its segments for
+// its own, in the middle of whatever was being done to them. From now on all find them another thread's, which they are.
+static void disown_others(void) {
+    int before = errno;
+    for (size_t at = 0; at < mi_arena_get_count(); at++) {
+        mi_arena_t *arena = mi_arena_from_index(at);
+        for (size_t field = 0; arena != NULL && field < arena->field_count; field++) {
+            for (uintptr_t left = mi_atomic_load_relaxed(&arena->blocks_inuse[field]); left != 0; left &= left - 1) {
+                size_t block = field * MI_BITMAP_FIELD_BITS + mi_ctz(left);
+                // Behind its last block all is marked as in use.
+                if (block >= arena->block_count) break;
+                char *segment = (char *)arena->start + block * MI_ARENA_BLOCK_SIZE;
+                if (may_be_read(segment)) disown((mi_segment_t *)segment);
+            }
+        }
+    }
+    // And those that lie in no arena, as far as mimalloc knows where they are.
+    for (size_t at = 0; at < MI_SEGMENT_MAP_MAX_PARTS; at++) {
+        mi_segmap_part_t *part = mi_atomic_load_ptr_relaxed(mi_segmap_part_t, &mi_segment_map[at]);
+        for (size_t field = 0; part != NULL && field < MI_SEGMENT_MAP_PART_ENTRIES; field++) {
+            for (uintptr_t left = mi_atomic_load_relaxed(&part->map[field]); left != 0; left &= left - 1) {
+                size_t bit = field * MI_INTPTR_BITS + mi_ctz(left);
+                disown((mi_segment_t *)(at * MI_SEGMENT_MAP_PART_SPAN + bit * MI_SEGMENT_MAP_PART_BIT_SPAN));
+            }
+        }
+    }
+    errno = before;
+}
+
 // A forked child has no other threads. One of them may have been freeing a block of ours at that instant, and would have
 // let go of the page's flag a moment later: nobody else does now.
 void selfpage_heap_settle_in_child(void) {
     mi_atomic_store_release(&purging, (uintptr_t)0);
     open_locks();
+    disown_others();
     mi_heap_t *own = mi_prim_get_default_heap();
     if (own->tld == NULL) return;
     for (mi_heap_t *heap = own->tld->heaps; heap != NULL; heap = heap->next) {

@@ -5,6 +5,7 @@
 // had; so has each segment's but the first few, for threads with few objects.
 #include <errno.h>
 #include <linux/mman.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -56,15 +57,28 @@ static void *ground_mmap(size_t len) {
 }
 
 // What the Rust side does: the range is open to here.
-extern void selfpage_heap_opened(size_t bytes);
+extern void selfpage_heap_opened(size_t bytes) __attribute__((visibility("hidden")));
 
 // How far into the range an address is; at least HEAP_BYTES if it is not in there.
 static inline size_t heap_offset(const void *at) {
     return (size_t)((const char *)at - range.start);
 }
 
+// Segments whose start may be touched, a bit each. Where they are opened in parts, or by somebody else, one can be open behind one that is not.
+static _Atomic(uint64_t) open_starts[HEAP_BYTES / SEGMENT_BYTES / 64];
+
+// For who finds a segment by looking for it, in a forked child. Outside of the range the kernel is asked: what was reserved alone is never
+// used again there, and does no harm if it is open.
+static bool may_be_read(char *segment) {
+    size_t number = heap_offset(segment) / SEGMENT_BYTES;
+    if (number >= HEAP_BYTES / SEGMENT_BYTES) return mprotect(segment, 4096, PROT_READ | PROT_WRITE) == 0;
+    return atomic_load_explicit(&open_starts[number / 64], memory_order_relaxed) >> number % 64 & 1;
+}
+
 // Whole segments: what mimalloc knows of one stands at its start, which is opened first.
-static void opened(size_t end) {
+static void opened(size_t from, size_t end) {
+    for (size_t number = (from + SEGMENT_BYTES - 1) / SEGMENT_BYTES; number < (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES; number++)
+        atomic_fetch_or_explicit(&open_starts[number / 64], (uint64_t)1 << number % 64, memory_order_relaxed);
     size_t words = (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES * (SEGMENT_BYTES / 8);
     size_t before = range.open_words;
     while (before < words && !__atomic_compare_exchange_n(&range.open_words, &before, words, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
@@ -90,7 +104,7 @@ static void *heap_mmap(void *at, size_t len, int protection, int flags, int file
     }
     range.start = (char *)(((uintptr_t)start + SEGMENT_BYTES - 1) & ~(SEGMENT_BYTES - 1));
     // A variable of mimalloc's has all of it accessible at once.
-    if (protection & PROT_WRITE) opened(HEAP_BYTES);
+    if (protection & PROT_WRITE) opened(0, HEAP_BYTES);
     return range.start;
 }
 
@@ -105,7 +119,7 @@ static int heap_munmap(void *at, size_t len) {
 
 // What the Rust side knows: whether 64 KiB at a time may be had, and nothing between that and a huge page. mimalloc gives back whole
 // multiples of that, so none is ever split.
-extern bool selfpage_heap_may_have_medium_pages(void);
+extern bool selfpage_heap_may_have_medium_pages(void) __attribute__((visibility("hidden")));
 
 // The kernel gives the largest that the mapping has room for. So a page is left out on either side of each second multiple of a huge
 // page: no mapping covers one. Objects never move by mremap, which would not go across.
@@ -129,7 +143,7 @@ static int heap_mprotect(void *at, size_t len, int protection) {
             errno = ENOMEM;
             return -1;
         }
-        if (opens) opened(end);
+        if (opens) opened(from, end);
         return 0;
     }
     // Where a whole segment cannot be had mimalloc would open it in parts, and later ask for a part that cannot be had again and
@@ -145,7 +159,7 @@ static int heap_mprotect(void *at, size_t len, int protection) {
         from = open;
     }
     if (rest || mprotect(start, end - from, protection) != 0) return -1;
-    if (opens) opened(end);
+    if (opens) opened(from, end);
     if (opens && from == 0) ask_for_medium_pages();
     // A kernel without huge pages goes on with small ones.
     int before = errno;

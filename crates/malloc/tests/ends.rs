@@ -34,3 +34,12 @@ fn also_where_the_keeper_begins_at_that_moment() {
 fn nobody_is_cancelled_in_the_middle_of_an_allocation() {
     ends(&compile("cancel.c", &[]), &[]);
 }
+
+/// Of all that threads have of their own, which lies in the keeper's stack, too.
+#[test]
+fn the_keeper_has_a_stack_beside_what_each_thread_has() {
+    for kib in [64, 112, 116, 118, 120, 124, 128, 256, 1024] {
+        let program = compile("thread_local.c", &[&format!("-DBYTES={}", kib << 10)]);
+        ends(&program, &[]);
+    }
+}

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-use preloaded::{compile, cpython, directory, errors, has, preloaded, skip, text, tool};
+use preloaded::{compile, cpython, directory, errors, has, library, plugin, preloaded, skip, text, tool};
 
 fn same(directory: &Path, program: &str, arguments: &[&str]) {
     if !has(program) {
@@ -85,6 +85,25 @@ fn a_program_with_an_allocator_of_its_own_keeps_it() {
     let output = preloaded(compile("own_malloc.c", &[])).arg("fork").output().unwrap();
     assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
     assert_eq!(text(&output), "done\n");
+}
+
+/// Each of the two heaps has a half in C and one in Rust, which call each other by name.
+#[test]
+fn a_plugin_that_has_the_heap_by_its_line_keeps_it() {
+    let output = preloaded(compile("plugin.c", &["-ldl"])).arg(plugin()).output().unwrap();
+    assert!(output.status.success(), "{:?} {}{}", output.status, text(&output), errors(&output));
+    let bytes = [10, 100_000, 3 << 20].map(|size| 2 * size + size / 2).iter().sum::<usize>() + 2 * (2 << 20);
+    assert_eq!(text(&output).trim(), bytes.to_string());
+    if !has("nm") {
+        return;
+    }
+    for library in [library(), plugin()] {
+        let symbols = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output().unwrap();
+        let shown = text(&symbols);
+        let inner: Vec<&str> =
+            shown.lines().filter(|line| line.contains("selfpage_") && !line.contains("test")).collect();
+        assert!(shown.contains(" T ") && inner.is_empty(), "{}: {inner:?}", library.display());
+    }
 }
 
 /// A thread in `getline` has a stream and waits for memory, one in `fflush` has all of them and waits for that.

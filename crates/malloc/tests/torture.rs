@@ -5,7 +5,7 @@ mod preloaded;
 mod torture;
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::OnceLock;
 
@@ -60,6 +60,26 @@ fn forks_by_a_handler_of_a_signal() {
         assert!(output.status.success(), "{threads}, {retain}: {:?} {}", output.status, errors(&output));
         assert_eq!(text(&output), "done\n");
     }
+}
+
+/// Where addresses are limited, what threads leave is in a list with a lock.
+fn comes_through_with_and_without_a_range(program: &Path) {
+    for limit in ["unlimited", "8000000"] {
+        let limited = format!("ulimit -v {limit}; exec timeout -s KILL 60 \"$0\"");
+        let output = preloaded("/bin/sh").args(["-c", &limited]).arg(program).output().unwrap();
+        assert!(output.status.success(), "{limit}: {:?} {}", output.status, errors(&output));
+        assert_eq!(text(&output), "done\n", "{limit}");
+    }
+}
+
+#[test]
+fn forks_by_a_handler_of_a_signal_in_the_middle_of_a_fork() {
+    comes_through_with_and_without_a_range(&compile("nested_forks.c", &[]));
+}
+
+#[test]
+fn forks_while_a_thread_ends_whose_number_the_childs_thread_gets() {
+    comes_through_with_and_without_a_range(&compile("ended_at_fork.c", &[]));
 }
 
 #[test]

@@ -25,6 +25,18 @@ pub fn library() -> PathBuf {
     built().join("libselfpage_malloc.so")
 }
 
+/// A library of a program's own, in Rust, which has the heap by its line.
+pub fn plugin() -> PathBuf {
+    let target = built().parent().unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "-p", "selfpage-malloc", "--example", "plugin", "--target-dir"]).arg(target);
+    if built().ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success(), "the plugin does not build");
+    built().join("examples/libplugin.so")
+}
+
 pub fn directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("selfpage-test").tempdir_in("/var/tmp").unwrap()
 }

@@ -9,7 +9,7 @@ use super::culprit::Culprit;
 use super::frames;
 use super::lock::{Held, Lock};
 use super::pages::{Given, Pages};
-use super::reservation::LEAST_ROOM;
+use super::reservation::{LEAST_ROOM, may_contain};
 use super::run;
 use super::stats::Stats;
 use super::workers::WORKERS;
@@ -198,10 +198,13 @@ pub unsafe fn resize_in_place(block: NonNull<u8>, len_bytes: usize) -> bool {
     done
 }
 
-/// How long a block is, in whole pages, or an item of a batch. `None`: `block` is none.
+/// How long a block is, in whole pages, or an item of a batch. `None`: `block` is none. No lock is taken where it lies elsewhere.
 pub fn usable_bytes(block: NonNull<u8>) -> Option<usize> {
-    let pages = PAGES.take();
     let addr = block.as_ptr() as usize;
+    if !may_contain(addr) {
+        return None;
+    }
+    let pages = PAGES.take();
     match pages.block(addr) {
         Ok(id) => Some(pages.len_bytes(id)),
         Err(_) => pages.run(addr).map(|run| run::Run::at(run).item_bytes()),
@@ -210,11 +213,14 @@ pub fn usable_bytes(block: NonNull<u8>) -> Option<usize> {
 
 /// Whether `addr` is of this allocator's addresses, in use or not.
 pub fn owns(addr: usize) -> bool {
-    PAGES.take().owns(addr)
+    may_contain(addr) && PAGES.take().owns(addr)
 }
 
 /// Where the block begins that `addr` is in, and how long it is. `None`: it is in no block.
 pub fn block_around(addr: usize) -> Option<(NonNull<u8>, usize)> {
+    if !may_contain(addr) {
+        return None;
+    }
     let (start, len_bytes) = PAGES.take().around(addr)?;
     Some((NonNull::new(start as *mut u8)?, len_bytes))
 }
@@ -332,4 +338,34 @@ pub(super) fn stay_below(limit_bytes: Option<usize>, most_bytes: usize) {
     pages.retention.limit_bytes = limit_bytes.unwrap_or(usize::MAX);
     pages.retention.most_bytes = most_bytes;
     settle(pages);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Objects that lie beside the heap's range are asked about at every `free`.
+    #[test]
+    fn who_asks_about_an_address_elsewhere_waits_for_nobody() {
+        let block = allocate(1 << 20, 1).unwrap();
+        let addr = block.as_ptr() as usize;
+        let (tells, told) = mpsc::channel();
+        let held = PAGES.take();
+        std::thread::spawn(move || {
+            let other = NonNull::from(&0u64).cast();
+            let addr = other.as_ptr() as usize;
+            tells.send((usable_bytes(other), owns(addr), block_around(addr).is_some())).unwrap();
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok((None, false, false)));
+        drop(held);
+        assert_eq!(
+            (usable_bytes(block), owns(addr), block_around(addr + 1)),
+            (Some(1 << 20), true, Some((block, 1 << 20)))
+        );
+        // SAFETY: our block, which nobody uses any more.
+        unsafe { free(block) };
+    }
 }

@@ -7,13 +7,15 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::{signal, thread};
 
 use super::block::{self, PAGES};
 use super::cgroup;
-use super::frames;
+use super::frames::{self, TABLE_BYTES};
 use super::limit;
 use super::pressure::{Reports, Watch, Wishes};
+use super::workers::WORKERS;
 use crate::fork::Once;
 
 /// How often it looks.
@@ -28,6 +30,7 @@ const REFILL_FROM_BYTES: u64 = 32 << 20;
 /// At most this much is made ready at a time.
 const REFILL_BYTES: usize = 64 << 20;
 
+/// Beside what the C library itself puts into each thread's stack.
 const STACK_BYTES: usize = 128 << 10;
 
 /// There is none.
@@ -46,6 +49,8 @@ static AT_END: Once<Option<libc::pthread_key_t>> = Once::new();
 /// Once it could not be started: what the process will have taken when that is tried again.
 static NOT_BEFORE_BYTES: AtomicU64 = AtomicU64::new(0);
 static OTHERS: Once<fn()> = Once::new();
+type LeastStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+static LEAST_STACK: Once<Option<LeastStack>> = Once::new();
 static WISHES: Once<Wishes> = Once::new();
 
 /// Whether the process has taken so much memory that the keeper would pay.
@@ -66,6 +71,8 @@ pub fn pays() -> bool {
 /// May allocate. No other thread changes the environment meanwhile, as before the program's first line.
 pub fn read_environment() {
     WISHES.get_or_make(Wishes::of_environment);
+    // Later it could be between the program's `dlopen` and its `dlerror`, which tells of the last call of that kind.
+    LEAST_STACK.get_or_make(least_stack);
     end_with_first_thread();
 }
 
@@ -142,15 +149,27 @@ fn create(wishes: &'static Wishes) -> Result<libc::pthread_t, c_int> {
     unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         libc::pthread_attr_init(&mut attributes);
-        libc::pthread_attr_setstacksize(&mut attributes, STACK_BYTES);
+        // Where the C library does not say what it takes, its own length for stacks is long enough.
+        if let Some(least) = *LEAST_STACK.get_or_make(least_stack) {
+            let bytes = STACK_BYTES + least(&attributes);
+            libc::pthread_attr_setstacksize(&mut attributes, bytes.next_multiple_of(PAGE_BYTES));
+        }
         let mut error = libc::pthread_create(thread.as_mut_ptr(), &attributes, run, given);
         libc::pthread_attr_destroy(&mut attributes);
         if error == libc::EINVAL {
-            // The program's libraries have more for each thread than that.
+            // There is even more for each thread than was said.
             error = libc::pthread_create(thread.as_mut_ptr(), std::ptr::null(), run, given);
         }
         if error == 0 { Ok(thread.assume_init()) } else { Err(error) }
     }
+}
+
+/// The C library's function for what it needs of a thread's stack: what the program's libraries keep for each thread lies there. std asks it, too.
+fn least_stack() -> Option<LeastStack> {
+    // SAFETY: c-library: the name ends with NUL.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
+    // SAFETY: c-library: its function of that name, of this type; null is `None`.
+    unsafe { std::mem::transmute::<*mut c_void, Option<LeastStack>>(found) }
 }
 
 extern "C" fn run(wishes: *mut c_void) -> *mut c_void {
@@ -234,6 +253,50 @@ fn stay_below_limit() {
 /// Has the kernel fill a free slot with frames: whole huge pages, which blocks then take over by the table.
 pub(super) fn refill() {
     let Some(reserve) = PAGES.take().begin_reserve(REFILL_BYTES) else { return };
-    frames::populate(reserve.addr, reserve.len_bytes);
-    PAGES.take().end_reserve(reserve);
+    let filled_bytes = fill(reserve.addr, reserve.len_bytes, frames::populate);
+    PAGES.take().end_reserve(reserve, filled_bytes);
+}
+
+/// Table by table: the kernel changes no mapping of the process meanwhile, which others wait for who allocate, and a machine that has to find
+/// the memory first takes hundreds of milliseconds for all of it. Returns how much it came to: not to the end if a fork waits for this, or the
+/// thread that ends the keeper.
+fn fill(addr: usize, len_bytes: usize, populate: impl Fn(usize, usize)) -> usize {
+    let is_awaited = || WORKERS.is_awaited() || STATE.load(Ordering::Relaxed) == OVER;
+    let mut filled_bytes = 0;
+    while filled_bytes < len_bytes && !is_awaited() {
+        populate(addr + filled_bytes, TABLE_BYTES);
+        filled_bytes += TABLE_BYTES;
+        thread::give_way();
+    }
+    filled_bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::alloc::frames::child;
+
+    #[test]
+    fn frames_are_made_ready_table_by_table_until_somebody_waits() {
+        // Alone: it is all of the process's threads that wait.
+        child::forked(|| {
+            let filled = RefCell::new(Vec::new());
+            let populate = |addr: usize, len_bytes: usize| {
+                filled.borrow_mut().push((addr, len_bytes));
+                if filled.borrow().len() == 11 {
+                    WORKERS.begin_fork();
+                }
+            };
+            let tables =
+                |from: usize, to: usize| (from..to).map(|at| (at * TABLE_BYTES, TABLE_BYTES)).collect::<Vec<_>>();
+            assert_eq!(fill(0, 8 * TABLE_BYTES, populate), 8 * TABLE_BYTES);
+            assert_eq!(filled.borrow()[..], tables(0, 8));
+            assert_eq!(fill(8 * TABLE_BYTES, 8 * TABLE_BYTES, populate), 3 * TABLE_BYTES);
+            assert_eq!(filled.borrow()[..], tables(0, 11));
+            assert_eq!(fill(0, 8 * TABLE_BYTES, populate), 0);
+            WORKERS.end_fork();
+        });
+    }
 }

@@ -6,6 +6,7 @@
 //! `mlockall`.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
@@ -41,6 +42,17 @@ pub(super) const ALIGNMENT: usize = 1 << 30;
 /// A page of them.
 const RECORDS_AT_ONCE: usize = PAGE_BYTES / size_of::<Slot>();
 const OPENED_AT_ONCE: usize = 4 << 20;
+
+/// From the first address to the last of all reservations: a process has one, and its children have that. Who was given a block sees them right for
+/// it, so that they are read like any other numbers.
+static FIRST: AtomicUsize = AtomicUsize::new(usize::MAX);
+static END: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether the address may be of the reservation, for who does not have the allocator's lock: elsewhere there is certainly no block.
+#[inline]
+pub(super) fn may_contain(addr: usize) -> bool {
+    FIRST.load(Ordering::Relaxed) <= addr && addr < END.load(Ordering::Relaxed)
+}
 
 /// Addresses of packed slots that were opened together, and the slots that they complete.
 #[derive(Debug)]
@@ -102,6 +114,8 @@ impl Reservation {
             (reserved, records)
         };
         let start = reserved.next_multiple_of(slack);
+        FIRST.fetch_min(reserved, Ordering::Relaxed);
+        END.fetch_max(reserved + len, Ordering::Relaxed);
         let (small, large) = ((FIRST_LARGE - FIRST_ROOMY) * rank_bytes, (RANKS - FIRST_LARGE) * rank_bytes);
         // SAFETY: owned-range: just reserved.
         let _ = unsafe { memory::advise(start, rank_bytes, Advice::HugePages) };

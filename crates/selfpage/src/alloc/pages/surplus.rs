@@ -54,12 +54,13 @@ impl Pages {
         Some(Surplus { id, addr, len_bytes, work })
     }
 
-    /// Puts the slot into the cache that was filled with frames.
-    pub(in crate::alloc) fn end_reserve(&mut self, reserve: Surplus) {
+    /// Puts the slot into the cache that was filled with frames, up to `filled_bytes`, whole tables.
+    pub(in crate::alloc) fn end_reserve(&mut self, reserve: Surplus, filled_bytes: usize) {
         let Some(reservation) = &mut self.reservation else { return };
         WORKERS.end(reserve.work);
+        self.retention.framed_bytes -= reserve.len_bytes - filled_bytes;
         let slot = reservation.slot_mut(reserve.id);
-        (slot.holder, slot.framed_bytes, slot.freed_at) = (Holder::Nobody, reserve.len_bytes, self.frees);
+        (slot.holder, slot.framed_bytes, slot.freed_at) = (Holder::Nobody, filled_bytes, self.frees);
         self.cache.put(reservation, reserve.id);
     }
 
@@ -217,14 +218,22 @@ mod tests {
         pages.retention.most_bytes = BYTES - 1;
         let reserve = pages.begin_reserve(2 * BYTES).unwrap();
         assert_eq!(reserve.len_bytes, BYTES - TABLE_BYTES);
-        pages.end_reserve(reserve);
+        // What somebody waited for may have been cut short, or not have begun.
+        let filled_bytes = BYTES - 3 * TABLE_BYTES;
+        pages.end_reserve(reserve, filled_bytes);
+        assert_eq!((pages.retention.framed_bytes, pages.cache.bytes), (filled_bytes, filled_bytes));
+        let reserve = pages.begin_reserve(2 * BYTES).unwrap();
+        assert_eq!(reserve.len_bytes, 2 * TABLE_BYTES);
+        pages.end_reserve(reserve, 0);
+        assert_eq!((pages.retention.framed_bytes, pages.cache.bytes), (filled_bytes, filled_bytes));
+        assert_eq!(WORKERS.own(), 0);
         let mut pages = Pages::new();
         pages.retention.peak_bytes = BYTES;
         let reserve = pages.begin_reserve(2 * BYTES).unwrap();
         assert_eq!((WORKERS.own(), reserve.len_bytes), (1, BYTES + TABLE_BYTES));
         assert!(pages.begin_reserve(BYTES).is_none(), "beyond the bound");
         frames::populate(reserve.addr, reserve.len_bytes);
-        pages.end_reserve(reserve);
+        pages.end_reserve(reserve, reserve.len_bytes);
         assert_eq!((WORKERS.own(), pages.cache.bytes), (0, reserve.len_bytes));
         let given = pages.allocate(BYTES, 1).unwrap();
         assert_eq!((given.addr, given.dirty_bytes, given.absent_bytes, pages.counts.warm), (reserve.addr, 0, 0, 1));
@@ -259,7 +268,7 @@ mod tests {
             assert_eq!(pages.cache.bytes, cached_bytes);
             WORKERS.end_fork();
             let reserve = pages.begin_reserve(BYTES / 4).unwrap();
-            pages.end_reserve(reserve);
+            pages.end_reserve(reserve, reserve.len_bytes);
             assert!(pages.surplus(BYTES).is_some());
         });
     }
