@@ -77,9 +77,10 @@ static bool may_be_read(char *segment) {
 
 // Whole segments: what mimalloc knows of one stands at its start, which is opened first.
 static void opened(size_t from, size_t end) {
-    for (size_t number = (from + SEGMENT_BYTES - 1) / SEGMENT_BYTES; number < (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES; number++)
+    size_t first = (from + SEGMENT_BYTES - 1) / SEGMENT_BYTES, segments = (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES;
+    for (size_t number = first; number < segments; number++)
         atomic_fetch_or_explicit(&open_starts[number / 64], (uint64_t)1 << number % 64, memory_order_relaxed);
-    size_t words = (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES * (SEGMENT_BYTES / 8);
+    size_t words = segments * (SEGMENT_BYTES / 8);
     size_t before = range.open_words;
     while (before < words && !__atomic_compare_exchange_n(&range.open_words, &before, words, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
 }

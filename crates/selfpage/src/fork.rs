@@ -280,12 +280,19 @@ fn ready_stores(domains: &[PausedDomain]) -> Vec<PausedStore> {
     for domain in domains {
         let table_of = domain.inner.table_thread.load(Ordering::Acquire) as i32;
         for store in domain.stores() {
-            if !stores.iter().any(|known| known.store.identity() == store.identity()) {
+            if !stores.iter().any(|known| known.is(store)) {
                 stores.push(PausedStore { store: store.clone(), ready: store.before_fork(table_of) });
             }
         }
     }
     stores
+}
+
+impl PausedStore {
+    /// Whether it is this store, by whatever handle.
+    fn is(&self, store: &Arc<dyn BackingStore>) -> bool {
+        self.store.identity() == store.identity()
+    }
 }
 
 impl PausedDomain {
@@ -312,9 +319,8 @@ impl PausedDomain {
     /// Has a child get all of the domain, or nothing of it.
     fn give_to_child(&mut self, stores: &[PausedStore]) {
         if self.shared.is_ok() {
-            let refusal = |store: &Arc<dyn BackingStore>| {
-                stores.iter().find(|known| known.store.identity() == store.identity())?.ready.as_ref().err()
-            };
+            let refusal =
+                |store: &Arc<dyn BackingStore>| stores.iter().find(|known| known.is(store))?.ready.as_ref().err();
             let refused = self.stores().find_map(refusal);
             self.shared = match refused {
                 Some(why) => Err(why.to_string()),

@@ -122,6 +122,11 @@ pub struct Records<R> {
 /// Makes the trace's file: the first free name of PATH, PATH.PID, PATH.PID.2 and so on. The program may have children, and may
 /// become another program.
 fn create(path: &Path) -> io::Result<(PathBuf, File)> {
+    // Whoever names a directory wants the trace in it, and would not look beside it.
+    if path.is_dir() {
+        let why = format!("trace {}: it is a directory; name a file, in it or elsewhere", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
     let with = |end: String| {
         let mut name = path.as_os_str().to_owned();
         name.push(end);
@@ -131,13 +136,7 @@ fn create(path: &Path) -> io::Result<(PathBuf, File)> {
     let names = [path.to_owned(), with(format!(".{pid}"))].into_iter();
     for name in names.chain((2..1000).map(|number| with(format!(".{pid}.{number}")))) {
         match File::create_new(&name) {
-            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {
-                // Whoever names one wants the trace in it, and would not look beside it.
-                if name == path && name.is_dir() {
-                    let why = format!("trace {}: it is a directory; name a file, in it or elsewhere", name.display());
-                    return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-                }
-            }
+            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {}
             Ok(file) => return Ok((name, file)),
             Err(why) => return Err(about(&name, &why)),
         }

@@ -198,13 +198,15 @@ pub unsafe fn resize_in_place(block: NonNull<u8>, len_bytes: usize) -> bool {
     done
 }
 
-/// How long a block is, in whole pages, or an item of a batch. `None`: `block` is none. No lock is taken where it lies elsewhere.
+/// The pages, for a question about an address that may be theirs. `None`: it lies elsewhere, and no lock is taken.
+fn pages_of(addr: usize) -> Option<Held<'static, Pages>> {
+    may_contain(addr).then(|| PAGES.take())
+}
+
+/// How long a block is, in whole pages, or an item of a batch. `None`: `block` is none.
 pub fn usable_bytes(block: NonNull<u8>) -> Option<usize> {
     let addr = block.as_ptr() as usize;
-    if !may_contain(addr) {
-        return None;
-    }
-    let pages = PAGES.take();
+    let pages = pages_of(addr)?;
     match pages.block(addr) {
         Ok(id) => Some(pages.len_bytes(id)),
         Err(_) => pages.run(addr).map(|run| run::Run::at(run).item_bytes()),
@@ -213,15 +215,12 @@ pub fn usable_bytes(block: NonNull<u8>) -> Option<usize> {
 
 /// Whether `addr` is of this allocator's addresses, in use or not.
 pub fn owns(addr: usize) -> bool {
-    may_contain(addr) && PAGES.take().owns(addr)
+    pages_of(addr).is_some_and(|pages| pages.owns(addr))
 }
 
 /// Where the block begins that `addr` is in, and how long it is. `None`: it is in no block.
 pub fn block_around(addr: usize) -> Option<(NonNull<u8>, usize)> {
-    if !may_contain(addr) {
-        return None;
-    }
-    let (start, len_bytes) = PAGES.take().around(addr)?;
+    let (start, len_bytes) = pages_of(addr)?.around(addr)?;
     Some((NonNull::new(start as *mut u8)?, len_bytes))
 }
 

@@ -300,8 +300,6 @@ impl Reading<'_> {
     fn write(&self, writing: &mut Writing<'_>) -> Result<(u64, u64)> {
         let mut images: Vec<Image> = vec![(PageNo(0), [0; PAGE_BYTES]); BATCH];
         let (mut pages, mut copies) = (0, 0);
-        // Pages of the regions before.
-        let mut before = 0;
         let inner = &self.subject.life.inner;
         let state = inner.state();
         for (bound, &region) in self.subject.regions.iter().zip(&self.cores) {
@@ -319,15 +317,16 @@ impl Reading<'_> {
                 });
                 let (count, next) = read.map_err(|(page, why)| self.subject.failed(bound, Some(page), why))?;
                 let passed = zeros.end - zeros.start;
-                if passed > 0 {
-                    writing.zero(before + zeros.start, passed)?;
+                if passed > 0
+                    && let Some(number) = self.number(region.range.first.plus(zeros.start))
+                {
+                    writing.zero(number, passed)?;
                 }
                 self.add(writing, &images[..count])?;
                 pages += passed + count as u64;
                 // What was passed over for somebody in a hurry comes in its turn.
                 from = if hurried.is_some() { Some(at) } else { next };
             }
-            before += region.range.count;
         }
         copies += self.write_copies(writing, &mut images)?;
         if state.cut.lacks() {
@@ -354,15 +353,23 @@ impl Reading<'_> {
 
     fn add(&self, writing: &mut Writing<'_>, images: &[Image]) -> Result<()> {
         for (page, bytes) in images {
-            let mut first = 0;
-            for region in &self.cores {
-                if region.range.contains(*page) {
-                    writing.page(first + region.index(*page), bytes)?;
-                }
-                first += region.range.count;
+            if let Some(number) = self.number(*page) {
+                writing.page(number, bytes)?;
             }
         }
         Ok(())
+    }
+
+    /// Which page of the snapshot a page is: its regions' come one after the other.
+    fn number(&self, page: PageNo) -> Option<u64> {
+        let mut before = 0;
+        for region in &self.cores {
+            if region.range.contains(page) {
+                return Some(before + region.index(page));
+            }
+            before += region.range.count;
+        }
+        None
     }
 
     /// Which pages are in core, about.

@@ -22,7 +22,7 @@ pub(crate) fn holds_nothing(file: impl AsFd, len_bytes: u64) -> io::Result<bool>
             Err(Errno::INVAL) => {}
             Err(why) => return Err(why.into()),
         }
-        let most = usize::try_from(len_bytes - at).unwrap_or(usize::MAX).min(LOOK_BYTES);
+        let most = (len_bytes - at).min(LOOK_BYTES as u64) as usize;
         match pread(&file, &mut bytes[..most], at)? {
             0 => break,
             len if bytes[..len].iter().any(|byte| *byte != 0) => return Ok(false),

@@ -20,31 +20,55 @@ const FRAMES: usize = 64;
 const ALL: usize = 4 * FRAMES;
 const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
 
-/// A store that no child can have.
-struct NotForChildren(FileStore);
+/// A store that counts what it is told of forks, and answers as it was made to.
+struct Told<S> {
+    store: S,
+    forks: AtomicU32,
+    may_fork: fn() -> Result<(), StoreError>,
+}
 
-impl BackingStore for NotForChildren {
+impl<S: BackingStore> BackingStore for Told<S> {
     fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.0.claim(want)
+        self.store.claim(want)
     }
     fn release(&self, first: Blok, count: u32) {
-        self.0.release(first, count);
+        self.store.release(first, count);
     }
     fn reads_in_trap(&self) -> bool {
-        self.0.reads_in_trap()
+        self.store.reads_in_trap()
     }
     fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        self.0.read(context, bloks)
+        self.store.read(context, bloks)
     }
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        self.0.write(bloks);
+        self.store.write(bloks);
     }
     fn descriptors(&self) -> Vec<i32> {
-        self.0.descriptors()
+        self.store.descriptors()
     }
     fn before_fork(&self, _: i32) -> Result<(), StoreError> {
-        Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" })
+        self.forks.fetch_add(1, SeqCst);
+        (self.may_fork)()
     }
+    fn after_fork_in_parent(&self) {
+        self.forks.fetch_add(100, SeqCst);
+    }
+    fn after_fork_in_child(&self) {
+        self.forks.fetch_add(10_000, SeqCst);
+    }
+}
+
+/// A store that no child can have.
+fn not_for_children() -> Arc<dyn BackingStore> {
+    let may_fork =
+        || Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" });
+    Arc::new(Told { store: file_store(), forks: AtomicU32::new(0), may_fork })
+}
+
+/// One that each child shares.
+fn for_children() -> Arc<Told<MemoryStore>> {
+    let store = MemoryStore::new((8 * ALL * PAGE) as u64).unwrap();
+    Arc::new(Told { store, forks: AtomicU32::new(0), may_fork: || Ok(()) })
 }
 
 fn numbered(domain: &Domain, trap: Trap, store: Arc<dyn BackingStore>) -> Region {
@@ -57,53 +81,22 @@ fn file_store() -> FileStore {
     FileStore::unnamed_in("/var/tmp".as_ref(), (4 * ALL * PAGE) as u64).unwrap()
 }
 
-/// A store that counts what it is told of forks.
-struct Counts(MemoryStore, AtomicU32);
-
-impl BackingStore for Counts {
-    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.0.claim(want)
-    }
-    fn release(&self, first: Blok, count: u32) {
-        self.0.release(first, count);
-    }
-    fn reads_in_trap(&self) -> bool {
-        self.0.reads_in_trap()
-    }
-    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        self.0.read(context, bloks)
-    }
-    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        self.0.write(bloks);
-    }
-    fn before_fork(&self, _: i32) -> Result<(), StoreError> {
-        self.1.fetch_add(1, SeqCst);
-        Ok(())
-    }
-    fn after_fork_in_parent(&self) {
-        self.1.fetch_add(100, SeqCst);
-    }
-    fn after_fork_in_child(&self) {
-        self.1.fetch_add(10_000, SeqCst);
-    }
-}
-
 /// Each region has a handle of its own to the one store.
 #[test]
 fn a_store_is_told_of_a_fork_once_however_many_handles_there_are() {
     in_child(here!(), "", || {
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let store = Arc::new(Counts(MemoryStore::new((8 * ALL * PAGE) as u64).unwrap(), AtomicU32::new(0)));
-        let alone = Arc::new(Counts(MemoryStore::new((8 * ALL * PAGE) as u64).unwrap(), AtomicU32::new(0)));
+        let store = for_children();
+        let alone = for_children();
         let mut regions: Vec<_> = (0..3).map(|_| domain.region(ALL * PAGE).stored(store.clone()).unwrap()).collect();
         regions.push(numbered(&domain, Trap::Worker, store.clone()));
         regions.push(numbered(&domain, Trap::Worker, alone.clone()));
         regions.iter_mut().for_each(number_pages);
         forked(|| {
-            assert_eq!((store.1.load(SeqCst), alone.1.load(SeqCst)), (10_001, 10_001));
+            assert_eq!((store.forks.load(SeqCst), alone.forks.load(SeqCst)), (10_001, 10_001));
             regions.iter().for_each(|region| check_pages(region, 0..pages(region)));
         });
-        assert_eq!((store.1.load(SeqCst), alone.1.load(SeqCst)), (101, 101));
+        assert_eq!((store.forks.load(SeqCst), alone.forks.load(SeqCst)), (101, 101));
         regions.iter().for_each(|region| check_pages(region, 0..pages(region)));
     })
     .well();
@@ -124,7 +117,7 @@ fn a_child_without_the_regions_does_no_harm() {
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             let first: Arc<dyn BackingStore> = Arc::new(MemoryStore::new((4 * ALL * PAGE) as u64).unwrap());
             let given = numbered(&domain, trap, first);
-            let store: Arc<dyn BackingStore> = Arc::new(NotForChildren(file_store()));
+            let store = not_for_children();
             let region = numbered(&domain, trap, store.clone());
             // Each is dropped in the child only, and once.
             let (domain, given, region) = (Box::leak(Box::new(domain)), Some(given), Some(region));
@@ -162,7 +155,7 @@ fn a_child_without_the_regions_does_no_harm() {
 fn a_child_without_the_regions_says_so_whoever_else_was_saying_something() {
     in_child(here!(), "stderr", || {
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let _region = numbered(&domain, Trap::Worker, Arc::new(NotForChildren(file_store())));
+        let _region = numbered(&domain, Trap::Worker, not_for_children());
         let (tell, told) = channel();
         let (end, ends) = channel::<()>();
         std::thread::scope(|scope| {
