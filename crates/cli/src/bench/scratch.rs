@@ -93,16 +93,19 @@ fn sweep(parent: &Path) -> Result<(), Error> {
 fn bury(directory: &Path) -> Result<(), Error> {
     // A run that lives holds its lock; one that has no lock yet is being made. We hold it until all is gone: another run that sweeps
     // meanwhile has nothing to do.
-    let lock = File::open(directory.join(LOCK)).ok().filter(|lock| lock.try_lock().is_ok());
-    if lock.is_some() {
-        undo(directory)?;
-        match fs::remove_dir_all(directory) {
-            // Another run had begun to, before we had the lock.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            removed => removed.map_err(|error| Error::io("remove", directory, error))?,
-        }
+    let path = directory.join(LOCK);
+    let Ok(lock) = File::open(&path) else { return Ok(()) };
+    // A run may have ended, and another begun by the same name, after we opened the lock: that one's is another file.
+    if lock.try_lock().is_err() || !is_at(&lock, &path) {
+        return Ok(());
     }
-    Ok(())
+    undo(directory)?;
+    fs::remove_dir_all(directory).map_err(|error| Error::io("remove", directory, error))
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(ours), Ok(there)) = (file.metadata(), fs::symlink_metadata(path)) else { return false };
+    (ours.dev(), ours.ino()) == (there.dev(), there.ino())
 }
 
 /// Undoes what the dead run of `directory` did to the machine. What was undone already, or never done, does no harm.
