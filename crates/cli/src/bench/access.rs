@@ -136,15 +136,16 @@ pub enum Order {
     Scattered,
 }
 
-/// Writes one word of each page in order: nothing was there before, so nothing is checked but that it stays.
-pub fn first_touch(memory: Memory, order: Order) -> Result<Run, Error> {
+/// Writes one word of each page, `threads` threads taking turns in the order: nothing was there before, so nothing is checked but that
+/// it stays.
+pub fn first_touch(memory: Memory, order: Order, threads: usize) -> Result<Run, Error> {
     let pages = memory.size_pages();
     // Odd and coprime to any number of pages in use here: every page once, and never two neighbours in a row.
     let step = if order == Order::Scattered { 2_654_435_761 } else { 1 };
-    let run = on_threads(1, |_| {
+    let run = on_threads(threads, |thread| {
         let mut latency = Histogram::new();
         let mut before = Instant::now();
-        for turn in 0..pages {
+        for turn in (thread..pages).step_by(threads) {
             let page = (turn as u64 * step % pages as u64) as usize;
             memory.write(page, 0, content::word(page, 0));
             let now = Instant::now();

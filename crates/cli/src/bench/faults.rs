@@ -5,6 +5,7 @@ use selfpage::Trap;
 use super::access::{self, Order};
 use super::case::{Access, Case, Pattern};
 use super::error::Error;
+use super::host;
 use super::job::{Bench, Job};
 use super::raw::{self, PAGE_BYTES};
 use super::result::{Better, Sample, Unit};
@@ -17,9 +18,20 @@ use super::systems::selfpage::{Backing, Selfpage};
 /// The bench.
 pub struct Faults;
 
-/// Page after page, where fetching more than the page pays; and scattered, where each fault brings one page.
-const ORDERS: [(&str, Order); 2] =
-    [("first-touch-4k", Order::Ascending), ("first-touch-4k-scattered", Order::Scattered)];
+/// Page after page, where fetching more than the page pays.
+const ASCENDING: &str = "first-touch-4k";
+/// Each fault brings one page. With several threads `-<threads>t` follows.
+const SCATTERED: &str = "first-touch-4k-scattered";
+
+fn case(name: &str) -> Option<(Order, usize)> {
+    if name == ASCENDING {
+        return Some((Order::Ascending, 1));
+    }
+    match name.strip_prefix(SCATTERED)? {
+        "" => Some((Order::Scattered, 1)),
+        suffix => Some((Order::Scattered, suffix.strip_prefix('-')?.strip_suffix('t')?.parse().ok()?)),
+    }
+}
 
 static SYSTEMS: Systems<fn() -> Box<dyn System>> = Systems(&[
     (Entry::plain("selfpage-upcall-physical", Group::Ours), || Selfpage::over(Trap::Upcall, Backing::Physical)),
@@ -39,7 +51,8 @@ impl Bench for Faults {
     }
 
     fn cases(&self) -> Vec<String> {
-        ORDERS.map(|(name, _)| name.into()).to_vec()
+        let several = host::thread_counts().skip(1).map(|threads| format!("{SCATTERED}-{threads}t"));
+        [ASCENDING, SCATTERED].map(String::from).into_iter().chain(several).collect()
     }
 
     fn systems(&self) -> Vec<&'static Entry> {
@@ -56,20 +69,20 @@ impl Bench for Faults {
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
+        let (order, threads) = job.known(case(job.case))?;
         let make = SYSTEMS.way(job.system);
         let mut system = make();
         // As many frames as pages: nothing is ever evicted.
         let len_bytes = job.sizes.frames_bytes as usize;
         let memory = system.map(&Setup {
-            case: Case { pattern: Pattern::Sequential, access: Access::Write, threads: 1 },
+            case: Case { pattern: Pattern::Sequential, access: Access::Write, threads },
             data_path: job.directory,
             directory: job.directory,
             data_bytes: len_bytes,
             frames_bytes: len_bytes,
         })?;
         let before = raw::usage();
-        let (_, order) = job.known(ORDERS.into_iter().find(|(name, _)| *name == job.case))?;
-        let run = access::first_touch(memory, order)?;
+        let run = access::first_touch(memory, order, threads)?;
         let after = raw::usage();
         let counters = system.counters();
         system.finish()?;
@@ -84,7 +97,8 @@ impl Bench for Faults {
             ("cpu_s_per_million_faults", (after.cpu_s - before.cpu_s) / pages * 1e6),
         ];
         figures.extend(counters);
-        Ok(Sample::of(run.elapsed_s * 1e6 / pages, &figures))
+        // Of a thread's time: the same for any number of threads where they do not wait for each other.
+        Ok(Sample::of(run.elapsed_s * 1e6 * threads as f64 / pages, &figures))
     }
 }
 

@@ -27,6 +27,12 @@ pub fn note(finding: &Finding, place: Place) -> Option<String> {
     (finding.state != State::Present).then(|| format!("NOTE({}: {}; {loss})", finding.feature, finding.why))
 }
 
+/// Numbers of threads worth a case here: one, two, and each doubling for which there is a CPU each.
+pub fn thread_counts() -> impl Iterator<Item = usize> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    (0..usize::BITS).map(|doublings| 1 << doublings).take_while(move |threads| *threads <= cpus.max(2))
+}
+
 /// Memory that a program can have.
 pub fn available_bytes() -> usize {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();

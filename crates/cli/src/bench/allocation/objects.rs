@@ -1,10 +1,11 @@
-//! `objects`: `malloc` and `free` by the usual patterns of small objects, and of sizes mixed, with one thread and with two.
+//! `objects`: `malloc` and `free` by the usual patterns of small objects, and of sizes mixed, with one thread and with more.
 
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
 use std::time::Instant;
 
 use super::super::error::Error;
+use super::super::host;
 use super::super::job::{Bench, Job};
 use super::super::raw::blocks::Source;
 use super::super::raw::objects::{Object, Used};
@@ -26,12 +27,18 @@ struct Pattern {
     run: fn(threads: usize, pairs: usize),
     /// So many times fewer pairs than of small objects, since each costs more.
     weight: usize,
-    /// What it may have at once, all threads together.
-    memory_bytes: usize,
+    /// What a thread may have at once.
+    thread_bytes: usize,
+}
+
+impl Pattern {
+    fn memory_bytes(&self, threads: usize) -> usize {
+        self.thread_bytes * threads.max(2)
+    }
 }
 
 const fn small(name: &'static str, run: fn(usize, usize)) -> Pattern {
-    Pattern { name, run, weight: 1, memory_bytes: 256 << 20 }
+    Pattern { name, run, weight: 1, thread_bytes: 128 << 20 }
 }
 
 static PATTERNS: [Pattern; 6] = [
@@ -39,15 +46,14 @@ static PATTERNS: [Pattern; 6] = [
     small("larson", larson),
     small("sh6", sh6),
     small("alloc-test", alloc_test),
-    Pattern { name: "mixed", run: mixed, weight: 50, memory_bytes: 256 << 20 },
-    Pattern { name: "mixed-large", run: mixed_large, weight: 200, memory_bytes: 512 << 20 },
+    Pattern { name: "mixed", run: mixed, weight: 50, thread_bytes: 128 << 20 },
+    Pattern { name: "mixed-large", run: mixed_large, weight: 200, thread_bytes: 256 << 20 },
 ];
-const THREADS: [(&str, usize); 2] = [("1t", 1), ("2t", 2)];
 
 fn case(name: &str) -> Option<(&'static Pattern, usize)> {
     let (pattern, suffix) = name.rsplit_once('-')?;
-    let (_, threads) = THREADS.iter().find(|threads| threads.0 == suffix)?;
-    Some((PATTERNS.iter().find(|known| known.name == pattern)?, *threads))
+    let threads = suffix.strip_suffix('t')?.parse().ok()?;
+    Some((PATTERNS.iter().find(|known| known.name == pattern)?, threads))
 }
 
 impl Bench for Objects {
@@ -60,8 +66,9 @@ impl Bench for Objects {
     }
 
     fn cases(&self) -> Vec<String> {
-        let all = PATTERNS.iter().flat_map(|pattern| THREADS.iter().map(move |threads| (pattern.name, threads.0)));
-        all.map(|(pattern, threads)| format!("{pattern}-{threads}")).collect()
+        let of =
+            |pattern: &'static Pattern| host::thread_counts().map(|threads| format!("{}-{threads}t", pattern.name));
+        PATTERNS.iter().flat_map(of).collect()
     }
 
     fn systems(&self) -> Vec<&'static Entry> {
@@ -73,12 +80,12 @@ impl Bench for Objects {
     }
 
     fn memory_bytes(&self, name: &str) -> usize {
-        case(name).map_or(0, |(pattern, _)| pattern.memory_bytes)
+        case(name).map_or(0, |(pattern, threads)| pattern.memory_bytes(threads))
     }
 
     fn measure(&self, job: &Job<'_>) -> Result<Sample, Error> {
         let (pattern, threads) = job.known(case(job.case))?;
-        super::need(pattern.memory_bytes)?;
+        super::need(pattern.memory_bytes(threads))?;
         let pairs = job.sizes.accesses * 5 / pattern.weight;
         let mut took = Vec::new();
         for _ in 0..PASSES {
