@@ -252,6 +252,9 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
                 next = next.plus(1);
             } else if resident && wishes.unmapped() && seen.pins() > 0 {
                 return (next, Step::Done(Outcome::Violation));
+            } else if !resident && self.len > 0 {
+                // The machine may refuse one of those before it: then this one stays as it is.
+                break;
             } else if !resident {
                 let wished = self.wish_of_unmapped(word, seen, wishes);
                 next = next.plus(u64::from(wished));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use io_uring::IoUring;
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Config, Domain, Kind, Locking, Region, Trap};
+use selfpage::{Config, Domain, Kind, Locking, Protection, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
@@ -292,4 +292,31 @@ fn by_the_image_of_a_snapshot_when_regions_are_emptied() {
         assert!(emptied.load(SeqCst) >= 2);
     })
     .well();
+}
+
+/// Pages that have no frame are protected as they stand, those in core by the machine.
+#[test]
+fn what_lies_behind_a_page_that_cannot_be_protected_is_as_it_was() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(8 * PAGE).trap(trap).zero().unwrap();
+            region.as_mut_slice::<u64>()[2 * 512] = 7;
+            region.pin(2 * PAGE, PAGE).unwrap();
+            let ring = IoUring::new(2).ok();
+            let held = [libc::iovec { iov_base: region.as_ptr().wrapping_add(2 * PAGE).cast(), iov_len: PAGE }];
+            // SAFETY: test: the buffer is the region's, which lives longer than the ring.
+            let Some(ring) = ring.filter(|ring| unsafe { ring.submitter().register_buffers(&held) }.is_ok()) else {
+                return crate::skip::skip("io_uring", "no buffers can be registered");
+            };
+            region.unpin(2 * PAGE, PAGE).unwrap();
+            let error = region.protect(0, 8 * PAGE, Protection::None).unwrap_err();
+            assert!(error.kind() == Kind::Held && error.to_string().contains("bytes 8192..12288"), "{error}");
+            let protections: Vec<_> = (0..8).map(|page| region.protection(page * PAGE).unwrap()).collect();
+            assert_eq!(protections[..2], [Protection::None; 2]);
+            assert_eq!(protections[2..], [Protection::ReadWrite; 6]);
+            drop(ring);
+        })
+        .well();
+    }
 }
