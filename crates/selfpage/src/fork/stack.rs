@@ -29,7 +29,7 @@ impl KeptStack {
         let state = inner.state();
         // Others need frames too.
         let count = KEPT_PAGES.min(u64::from(inner.pool.frames()) / 4);
-        let pages: Vec<_> = inner.on_table(move |context| {
+        let mut pages: Vec<_> = inner.on_table(move |context| {
             let is_kept = |page: &PageNo| range::pin(state, context, *page) == Outcome::Resolved;
             let down = (0..count).map(|pages| PageNo(here.0.saturating_sub(pages))).take_while(is_kept);
             down.chain(once(here.plus(1)).filter(is_kept)).collect()
@@ -37,11 +37,15 @@ impl KeptStack {
         loop {
             // Without the turn: whoever makes room for copies may need it to end.
             let written = &pages[..];
-            inner.on_table(move |context| {
-                for page in written {
-                    let _ = resolve(state, context, Fault { addr: page.addr(), access: Access::Write, thread: 0 });
-                }
+            let kept = inner.on_table(move |context| {
+                let write = |page: &PageNo| Fault { addr: page.addr(), access: Access::Write, thread: 0 };
+                let outcomes = written.iter().map(|page| resolve(state, context, write(page)));
+                outcomes.take_while(|outcome| matches!(outcome, Outcome::Resolved | Outcome::Retry)).count()
             });
+            // There may be no frame for the copy of one: to ask again would be to ask for ever.
+            for page in pages.drain(kept..) {
+                range::unpin(state, page);
+            }
             let turn = inner.begin_cut();
             if !pages.iter().any(|page| copy_first::is_armed(state, *page)) {
                 // The turn is kept as well: nobody arms pages anew.

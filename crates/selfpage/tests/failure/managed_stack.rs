@@ -71,6 +71,32 @@ fn a_fork_on_a_stack_that_is_armed() {
     in_child(here!(), "", || on_armed_stack(&domain_with(DescriptorTable::Shared), 300, || forked(|| {}))).well();
 }
 
+/// Its pages are armed, and the copies of the first writes find no place.
+#[test]
+fn a_fork_on_an_armed_stack_for_whose_copies_there_is_no_frame() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(96 * PAGE).build().unwrap();
+        let (stack, pinned) = (domain.region(64 * PAGE).zero().unwrap(), domain.region(96 * PAGE).zero().unwrap());
+        let mut clone = None;
+        on_stack_in(&stack, || {
+            // So much of it is in core.
+            down(400, &mut || ());
+            let resident = stack.residency().iter().filter(|page| page.load(SeqCst) != 0).count();
+            std::thread::scope(|scope| {
+                // On a stack of its own.
+                let cloned = scope.spawn(|| {
+                    let clone = stack.cow_clone(MemoryStore::new(PAGE as u64).unwrap()).unwrap();
+                    pinned.pin(0, (96 - resident - 12) * PAGE).unwrap();
+                    clone
+                });
+                clone = Some(cloned.join().unwrap());
+            });
+            forked(|| {});
+        });
+    })
+    .well();
+}
+
 #[test]
 fn a_cut_on_a_stack_that_was_armed_by_another_thread() {
     in_child(here!(), "", || {
