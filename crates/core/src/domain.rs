@@ -13,7 +13,7 @@ use crate::region::{Region, RegionMap};
 use crate::ring::Ring;
 use crate::stack::{self, FrameStack};
 use crate::stream::{DEPTH, Limits};
-use crate::sync::{AtomicU32, Event, Gate, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, Event, Gate, Ordering};
 use crate::trace::Counters;
 use crate::tracer::{Event as Traced, Kind, Tracer};
 
@@ -44,6 +44,8 @@ pub struct DomainState {
     pub saves: Ring,
     /// There are pages to be saved.
     pub to_save: Event,
+    /// A fork waits until none is: there is [room](crate::fault::save::room) for no more.
+    pub draining: AtomicBool,
     /// The last save failed with this ([`crate::pager::PagerError`] as a code), 0 if it did not.
     pub save_trouble: AtomicU32,
     /// Its part in snapshots.

@@ -3,10 +3,10 @@
 //! Under `--cfg loom` the atomics are loom's, so that the models in `tests/loom` explore every interleaving.
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
+pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
 
 #[cfg(not(loom))]
-pub use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
+pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
 
 pub use core::sync::atomic::Ordering;
 pub use waiting::{Event, Gate, Inside};

@@ -329,6 +329,7 @@ impl Inner {
                 handovers: Default::default(),
                 saves: Ring::new(arena.table(saves)),
                 to_save: Event::default(),
+                draining: AtomicBool::new(false),
                 save_trouble: AtomicU32::new(0),
                 // As many copies as pages may be on standby.
                 cut: Cut::new(Ring::new(arena.table(standby))),

@@ -263,15 +263,18 @@ fn close_gates(domains: &mut [PausedDomain]) {
             domain.open_gate();
         }
         if let Open::Undrained(pages) = why {
-            let (last, least, since) = stuck;
-            if at != last || pages < least {
-                stuck = (at, pages, Instant::now());
+            let saved = domains[at].inner.state().counters.read().bytes_saved;
+            let (last, least, saved_then, since) = stuck;
+            if at != last || pages < least || saved > saved_then {
+                stuck = (at, pages, saved, Instant::now());
             } else if since.elapsed() > PATIENCE {
                 domains[at].shared = Err(format!("{pages} of its pages can neither be saved nor mapped"));
             }
         }
         domains[at].inner.drain();
     }
+    // Whoever waits for room to evict waits at the gate from here on.
+    domains.iter().for_each(|domain| domain.inner.state().draining.store(false, Ordering::SeqCst));
 }
 
 /// Has each store get ready, once, however many domains use it.

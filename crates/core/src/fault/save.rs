@@ -218,6 +218,9 @@ fn requeue(domain: &DomainState, page: PageNo, frame: Frame) {
 /// How many more pages may be queued: a batch that fails must find room again, and the frames on their way to the store
 /// must leave enough for faults.
 pub fn room(domain: &DomainState) -> usize {
+    if domain.draining.load(Ordering::SeqCst) {
+        return 0;
+    }
     let frames = (domain.stack.budget() as usize / 4).max(1);
     let slots = domain.saves.capacity().saturating_sub(2 * BATCH);
     frames.min(slots).saturating_sub(domain.saves.len())

@@ -23,7 +23,7 @@ use selfpage_core::region::{self, Region, RegionMap, Rights};
 use selfpage_core::ring::Ring;
 use selfpage_core::shortage::Shortage;
 use selfpage_core::stack::FrameStack;
-use selfpage_core::sync::{AtomicU32, Event, Gate, Ordering};
+use selfpage_core::sync::{AtomicBool, AtomicU32, Event, Gate, Ordering};
 use selfpage_core::tables::walk::{Access, WalkFault, translate};
 use selfpage_core::tables::{AddressSpace, TableMmu, Tlb};
 use selfpage_core::trace::Counters;
@@ -165,6 +165,7 @@ impl World {
             // Core keeps two batches free.
             saves: Ring::new(table(1024)),
             to_save: Event::default(),
+            draining: AtomicBool::new(false),
             save_trouble: AtomicU32::new(0),
             cut: Cut::new(Ring::none()),
             counters: Counters::default(),

@@ -17,7 +17,7 @@ use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{Region, RegionMap, Rights};
 use selfpage_core::ring::Ring;
 use selfpage_core::stack::FrameStack;
-use selfpage_core::sync::{AtomicU32, Event, Gate, Ordering};
+use selfpage_core::sync::{AtomicBool, AtomicU32, Event, Gate, Ordering};
 use selfpage_core::trace::Counters;
 use selfpage_core::tracer::Tracer;
 
@@ -192,6 +192,7 @@ impl World {
             handovers: Handovers::default(),
             saves: Ring::new(life.table(SAVES)),
             to_save: Event::default(),
+            draining: AtomicBool::new(false),
             save_trouble: AtomicU32::new(0),
             cut: Cut::new(Ring::new(life.table(4))),
             counters: Counters::default(),

@@ -121,6 +121,7 @@ impl Domain {
             // Core keeps two batches free.
             saves: Ring::new(private.table(1024)?),
             to_save: Event::default(),
+            draining: AtomicBool::new(false),
             save_trouble: AtomicU32::new(0),
             cut: Cut::new(Ring::none()),
             counters: Counters::default(),

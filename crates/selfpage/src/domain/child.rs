@@ -111,6 +111,7 @@ impl Inner {
             // Pager threads may all be waiting for frames, which the evictor cannot free while a fork has its policy.
             self.ends_samples.store(true, Ordering::SeqCst);
         }
+        self.state.draining.store(true, Ordering::SeqCst);
         self.state.to_save.signal(self.state.mmu);
         std::thread::sleep(Duration::from_micros(200));
     }

@@ -1,9 +1,10 @@
 //! Forks where a child cannot have all of its parent's memory, or has other rights.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use selfpage::snapshot::Snapshots;
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, StoreError, WriteBlok};
@@ -25,6 +26,8 @@ struct Told<S> {
     store: S,
     forks: AtomicU32,
     may_fork: fn() -> Result<(), StoreError>,
+    /// What a write takes at least.
+    write_takes: Duration,
 }
 
 impl<S: BackingStore> BackingStore for Told<S> {
@@ -41,6 +44,7 @@ impl<S: BackingStore> BackingStore for Told<S> {
         self.store.read(context, bloks)
     }
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        std::thread::sleep(self.write_takes);
         self.store.write(bloks);
     }
     fn descriptors(&self) -> Vec<i32> {
@@ -62,13 +66,13 @@ impl<S: BackingStore> BackingStore for Told<S> {
 fn not_for_children() -> Arc<dyn BackingStore> {
     let may_fork =
         || Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" });
-    Arc::new(Told { store: file_store(), forks: AtomicU32::new(0), may_fork })
+    Arc::new(Told { store: file_store(), forks: AtomicU32::new(0), may_fork, write_takes: Duration::ZERO })
 }
 
 /// One that each child shares.
-fn for_children() -> Arc<Told<MemoryStore>> {
+fn for_children(write_takes: Duration) -> Arc<Told<MemoryStore>> {
     let store = MemoryStore::new((8 * ALL * PAGE) as u64).unwrap();
-    Arc::new(Told { store, forks: AtomicU32::new(0), may_fork: || Ok(()) })
+    Arc::new(Told { store, forks: AtomicU32::new(0), may_fork: || Ok(()), write_takes })
 }
 
 fn numbered(domain: &Domain, trap: Trap, store: Arc<dyn BackingStore>) -> Region {
@@ -86,8 +90,8 @@ fn file_store() -> FileStore {
 fn a_store_is_told_of_a_fork_once_however_many_handles_there_are() {
     in_child(here!(), "", || {
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let store = for_children();
-        let alone = for_children();
+        let store = for_children(Duration::ZERO);
+        let alone = for_children(Duration::ZERO);
         let mut regions: Vec<_> = (0..3).map(|_| domain.region(ALL * PAGE).stored(store.clone()).unwrap()).collect();
         regions.push(numbered(&domain, Trap::Worker, store.clone()));
         regions.push(numbered(&domain, Trap::Worker, alone.clone()));
@@ -98,6 +102,41 @@ fn a_store_is_told_of_a_fork_once_however_many_handles_there_are() {
         });
         assert_eq!((store.forks.load(SeqCst), alone.forks.load(SeqCst)), (101, 101));
         regions.iter().for_each(|region| check_pages(region, 0..pages(region)));
+    })
+    .well();
+}
+
+/// What is on its way to a store when a fork comes gets there, and no more comes after it.
+#[test]
+fn while_others_evict_all_the_time_over_a_slow_store() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(2 * ALL * PAGE).build().unwrap();
+        let region = numbered(&domain, Trap::Upcall, for_children(Duration::from_millis(30)));
+        let (words, ended) = (region.as_ptr() as usize, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (region, ended) = (&region, &ended);
+                scope.spawn(move || {
+                    for turn in 0.. {
+                        let page = thread * ALL / 4 + turn * 4 % (ALL / 4);
+                        for page in page..page + 4 {
+                            // SAFETY: test: a word of the region's that nobody else uses.
+                            unsafe { ((words + page * PAGE + 64) as *mut usize).write_volatile(turn) };
+                        }
+                        let _ = region.evict(page * PAGE, 4 * PAGE);
+                        if ended.load(SeqCst) {
+                            return;
+                        }
+                    }
+                });
+            }
+            for _ in 0..5 {
+                let begun = Instant::now();
+                forked(|| check_pages(&region, 0..ALL));
+                assert!(begun.elapsed() < Duration::from_secs(5), "the fork took {:?}", begun.elapsed());
+            }
+            ended.store(true, SeqCst);
+        });
     })
     .well();
 }
