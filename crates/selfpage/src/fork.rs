@@ -44,6 +44,9 @@ use stack::KeptStack;
 static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 static ATTENDED: Once<()> = Once::new();
 static PAUSE: OverFork<Pause> = OverFork::nothing();
+/// Whose turn it is to fork, of several threads: whoever waits for the locks below has the list of streams, which glibc wants of whoever has
+/// them.
+static TURN: Mutex<()> = Mutex::new(());
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 struct Pause {
@@ -52,6 +55,8 @@ struct Pause {
     stores: Vec<PausedStore>,
     stack: Option<KeptStack>,
     locks: Locks,
+    streams: Option<streams::Held>,
+    turn: MutexGuard<'static, ()>,
     /// Last.
     _uncancelled: Uncancelled,
 }
@@ -98,8 +103,8 @@ struct PausedStore {
 pub fn attend() {
     // SAFETY: fork-handlers: three functions without arguments, which stay loaded as long as domains can exist.
     ATTENDED.get_or_make(|| unsafe {
-        libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
         streams::attend();
+        libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
     });
 }
 
@@ -148,8 +153,9 @@ fn pause() -> Pause {
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
     let mask = signal::block_all();
     let uncancelled = Uncancelled::begin();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // Before the gates close.
-    let locks = Locks::hold();
+    let (locks, streams) = Locks::hold_after_streams();
     let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(|inner| !inner.stopping()).collect();
     // While frames can be had for it.
     let stack = KeptStack::keep(&alive);
@@ -157,7 +163,7 @@ fn pause() -> Pause {
     close_gates(&mut domains);
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
-    Pause { mask, domains, stores, stack, locks, _uncancelled: uncancelled }
+    Pause { mask, domains, stores, stack, locks, streams, turn, _uncancelled: uncancelled }
 }
 
 extern "C" fn parent() {
@@ -170,6 +176,8 @@ extern "C" fn parent() {
     }
     drop(pause.stack);
     drop(pause.locks);
+    drop(pause.streams);
+    drop(pause.turn);
     signal::restore(pause.mask);
 }
 
@@ -199,10 +207,27 @@ extern "C" fn child() {
     dirty::traps::forked();
     drop(pause.stack);
     drop(pause.locks);
+    pause.streams.into_iter().for_each(streams::Held::let_go_in_child);
+    drop(pause.turn);
     signal::restore(pause.mask);
 }
 
 impl Locks {
+    /// With the list of streams taken before them, where it is to be held. Which domains there are says whether it is, and they may come and
+    /// go until these are held.
+    fn hold_after_streams() -> (Locks, Option<streams::Held>) {
+        let mut streams = None;
+        loop {
+            let locks = Locks::hold();
+            let wanted = streams::wanted(&locks.registry);
+            if wanted.is_some() == streams.is_some() {
+                return (locks, streams);
+            }
+            drop(locks);
+            streams = wanted.map(streams::Held::hold);
+        }
+    }
+
     fn hold() -> Locks {
         Locks {
             rights: protection::fork::hold(),
@@ -253,8 +278,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Closes the gates of all domains, or none and tries again: whoever is inside one may wait for a lock of the kernel's whose holder
 /// waits to get into another. A child gets nothing of a domain that cannot be drained.
 fn close_gates(domains: &mut [PausedDomain]) {
-    // The first domain that is in the way, the least that it had left, and since when.
-    let mut stuck = (usize::MAX, 0, Instant::now());
+    // The first domain that is in the way, the least that it had left, what it had saved, and since when.
+    let mut stuck = (usize::MAX, 0, 0, Instant::now());
     let open = |domains: &[PausedDomain]| {
         domains.iter().enumerate().find_map(|(at, domain)| Some((at, domain.try_close_gate().err()?)))
     };

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::io::{self, PipeWriter, Write};
 use std::os::fd::IntoRawFd;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
@@ -101,6 +102,29 @@ fn a_fork_while_a_pager_opens_a_stream() {
             scope.spawn(|| assert_eq!(region.as_slice::<u8>()[0], 7));
             told.recv().unwrap();
             forked(|| assert_eq!(region.as_slice::<u8>()[0], 7));
+        });
+    })
+    .well();
+}
+
+/// Of forks at the same time one may find a domain that the other did not.
+#[test]
+fn forks_while_domains_come_and_go() {
+    in_child(here!(), "", || {
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !ended.load(SeqCst) {
+                        forked(|| {});
+                    }
+                });
+            }
+            for _ in 0..300 {
+                let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+                assert_eq!(domain.region(PAGE).zero().unwrap().as_slice::<u8>()[0], 0);
+            }
+            ended.store(true, SeqCst);
         });
     })
     .well();
