@@ -357,7 +357,7 @@ fn has_store(place: &Path) -> Result<(), StoreError> {
     let made = match place {
         memory if memory == "memory" || memory == NO_STORE => return Ok(()),
         directory if directory.is_dir() => FileStore::unnamed_in(directory, LEN_BYTES),
-        file => FileStore::create(file, LEN_BYTES),
+        file => FileStore::try_create(file, LEN_BYTES),
     };
     let refused = made.as_ref().err().map(|error| error.cause.kind());
     // What is refused, now or later, leaves none. While it is locked nobody else has begun to use it.

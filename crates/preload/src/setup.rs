@@ -211,7 +211,7 @@ impl Place {
             Place::None => return Ok(None),
             Place::Memory => Arc::new(MemoryStore::new(wanted).map_err(in_words)?),
             Place::Directory(dir) => Arc::new(unnamed_in(Path::new(dir)).map_err(in_words)?),
-            Place::Named(path) => match FileStore::create(path, capacity_bytes(path)) {
+            Place::Named(path) => match FileStore::try_create(path, capacity_bytes(path)) {
                 Ok(store) => Arc::new(store),
                 // A program that one of ours executed finds it taken. Beside a device there is memory.
                 Err(error) if error.cause.kind() == std::io::ErrorKind::ResourceBusy => {

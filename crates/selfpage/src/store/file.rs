@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, stat, statvfs, unlink};
@@ -25,6 +26,8 @@ use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
 const MARK: &[u8] = b"selfpage store: scratch, of no use to anybody but the program that runs\n";
 /// A device without the mark is only taken over where it begins with this much nothing. (Of a file all is looked at.)
 const DEVICE_LOOK_BYTES: u64 = 1 << 20;
+/// How long another program may still have a file that it used when it was killed.
+const ENDING: Duration = Duration::from_millis(500);
 /// The byte whose lock member 0 of the family holds; the other members' follow. Locks ask for no data, and none is in their way.
 const LOCKS_FROM: u64 = 1 << 40;
 
@@ -57,9 +60,28 @@ impl FileStore {
     ///
     /// Nothing in it lasts: a later run starts empty. It is sparse, and grows with what is saved.
     ///
+    /// Where another program uses it, that is given half a second: the kernel may end the requests of one that was killed a little later
+    /// than the program.
+    ///
     /// # Errors
     /// The file holds something else, another program uses it, or it cannot be had.
     pub fn create(path: &Path, capacity_bytes: u64) -> Result<FileStore, StoreError> {
+        let begun = Instant::now();
+        loop {
+            match FileStore::try_create(path, capacity_bytes) {
+                Err(error) if error.cause.kind() == io::ErrorKind::ResourceBusy && begun.elapsed() < ENDING => {
+                    std::thread::sleep(ENDING / 100);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// The same, which waits for nobody.
+    ///
+    /// # Errors
+    /// As for [`FileStore::create`].
+    pub fn try_create(path: &Path, capacity_bytes: u64) -> Result<FileStore, StoreError> {
         let object = path.display().to_string();
         let count = blok_count(&object, capacity_bytes)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
