@@ -15,10 +15,11 @@ const WORDS: usize = PAGE / 8;
 
 fn region(domain: &Domain, trap: Trap, pages: usize, memory: bool) -> Region {
     let builder = domain.region(pages * PAGE).trap(trap);
-    let capacity = (4 * pages * PAGE) as u64;
+    let bytes = (pages * PAGE) as u64;
     match memory {
-        true => builder.stored(MemoryStore::new(capacity).unwrap()).unwrap(),
-        false => builder.stored(FileStore::unnamed_in("/var/tmp".as_ref(), capacity).unwrap()).unwrap(),
+        true => builder.stored(MemoryStore::new(4 * bytes).unwrap()).unwrap(),
+        // The children of tests beside are members, too, and hold what was saved before them.
+        false => builder.stored(FileStore::unnamed_in("/var/tmp".as_ref(), 32 * bytes).unwrap()).unwrap(),
     }
 }
 
@@ -181,7 +182,11 @@ fn a_handler_forks_while_its_thread_waits_for_a_pager_thread() {
         });
         while FORKS.load(Ordering::Relaxed) < 200 {
             region.as_mut_slice::<u64>().iter_mut().step_by(WORDS).for_each(|word| *word += 1);
-            region.flush(0, 48 * PAGE).unwrap();
+            if let Err(why) = region.flush(0, 48 * PAGE) {
+                // A panic would wait for the other thread, which a child does not have.
+                say(&format!("{why}"));
+                std::process::abort();
+            }
             if IS_CHILD.load(Ordering::Relaxed) {
                 // SAFETY: test: ends the child.
                 unsafe { libc::_exit(0) };

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use selfpage::dirty::{Dirty, DirtyTracker};
 
+use crate::child::forked;
 use crate::memory::{HUGE, HugePages, Memory, PAGE};
 use crate::swap::Swap;
 use crate::{arm, fork, pages, tracker};
@@ -70,52 +71,58 @@ fn check_removal(tracker: &DirtyTracker, memory: &Memory, grain: usize, remove: 
 
 #[test]
 fn a_mapping_that_was_moved_counts_as_written() {
-    let Some(tracker) = tracker() else { return };
-    let (memory, place, mut found) = (Memory::anonymous(64), Memory::anonymous(64), Dirty::new());
-    (0..64).for_each(|page| memory.write(page, 1));
-    arm(&tracker, &memory);
-    let (from, flags) = (memory.range(), libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
-    // SAFETY: both are the test's own, and nobody holds a reference into either.
-    let moved = unsafe { libc::mremap(from.start as *mut _, from.len(), from.len(), flags, place.page(0)) };
-    assert_eq!(moved as usize, place.page(0));
-    assert_eq!(place.read(40), 1);
-    for _ in 0..2 {
-        tracker.scan(place.range(), &mut found).unwrap();
-        assert_eq!(found.pages(), 64, "it was armed elsewhere");
-    }
-    tracker.scan_and_rearm(place.range(), &mut found).unwrap();
-    assert_eq!(found.pages(), 64);
-    place.write(40, 2);
-    tracker.scan_and_rearm(place.range(), &mut found).unwrap();
-    assert_eq!(pages(&place, &found), [40]);
-    assert!(tracker.scan(from, &mut found).unwrap_err().to_string().contains("not mapped"));
+    // By itself: what other threads map could come to lie where it was.
+    forked(|| {
+        let Some(tracker) = tracker() else { return };
+        let (memory, place, mut found) = (Memory::anonymous(64), Memory::anonymous(64), Dirty::new());
+        (0..64).for_each(|page| memory.write(page, 1));
+        arm(&tracker, &memory);
+        let (from, flags) = (memory.range(), libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+        // SAFETY: both are the test's own, and nobody holds a reference into either.
+        let moved = unsafe { libc::mremap(from.start as *mut _, from.len(), from.len(), flags, place.page(0)) };
+        assert_eq!(moved as usize, place.page(0));
+        assert_eq!(place.read(40), 1);
+        for _ in 0..2 {
+            tracker.scan(place.range(), &mut found).unwrap();
+            assert_eq!(found.pages(), 64, "it was armed elsewhere");
+        }
+        tracker.scan_and_rearm(place.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), 64);
+        place.write(40, 2);
+        tracker.scan_and_rearm(place.range(), &mut found).unwrap();
+        assert_eq!(pages(&place, &found), [40]);
+        assert!(tracker.scan(from, &mut found).unwrap_err().to_string().contains("not mapped"));
+    });
 }
 
 /// The kernel watches neither of the two any more then, and the pages of one are protected still.
 #[test]
 fn mappings_that_mremap_has_merged_count_as_written() {
-    let Some(tracker) = tracker() else { return };
-    for scans in [DirtyTracker::scan, DirtyTracker::scan_and_rearm] {
-        let (memory, other, mut found) = (Memory::anonymous(32), Memory::anonymous(16), Dirty::new());
-        let first = memory.page(0)..memory.page(16);
-        (0..16).for_each(|page| memory.write(page, 1));
-        // SAFETY: the memory outlives the tracker.
-        unsafe { tracker.arm(first.clone()) }.unwrap();
-        arm(&tracker, &other);
-        let (from, flags) = (other.range(), libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
-        // SAFETY: both are the test's own, and nobody holds a reference into either.
-        let moved = unsafe { libc::mremap(from.start as *mut _, from.len(), from.len(), flags, first.end) };
-        assert_eq!(moved as usize, first.end);
-        memory.write(5, 2);
-        scans(&tracker, first.clone(), &mut found).unwrap();
-        assert!(found.contains(memory.page(5)), "{found:?}");
-        memory.write(6, 2);
-        tracker.scan_and_rearm(first.clone(), &mut found).unwrap();
-        assert!(found.contains(memory.page(6)), "{found:?}");
-        memory.write(7, 2);
-        tracker.scan_and_rearm(first, &mut found).unwrap();
-        assert_eq!(pages(&memory, &found), [7]);
-    }
+    // By itself: as above.
+    forked(|| {
+        let Some(tracker) = tracker() else { return };
+        for scans in [DirtyTracker::scan, DirtyTracker::scan_and_rearm] {
+            let (memory, other, mut found) = (Memory::anonymous(32), Memory::anonymous(16), Dirty::new());
+            let first = memory.page(0)..memory.page(16);
+            (0..16).for_each(|page| memory.write(page, 1));
+            // SAFETY: the memory outlives the tracker.
+            unsafe { tracker.arm(first.clone()) }.unwrap();
+            arm(&tracker, &other);
+            let (from, flags) = (other.range(), libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+            // SAFETY: both are the test's own, and nobody holds a reference into either.
+            let moved = unsafe { libc::mremap(from.start as *mut _, from.len(), from.len(), flags, first.end) };
+            assert_eq!(moved as usize, first.end);
+            memory.write(5, 2);
+            scans(&tracker, first.clone(), &mut found).unwrap();
+            assert!(found.contains(memory.page(5)), "{found:?}");
+            memory.write(6, 2);
+            tracker.scan_and_rearm(first.clone(), &mut found).unwrap();
+            assert!(found.contains(memory.page(6)), "{found:?}");
+            memory.write(7, 2);
+            tracker.scan_and_rearm(first, &mut found).unwrap();
+            assert_eq!(pages(&memory, &found), [7]);
+        }
+    });
 }
 
 #[test]
