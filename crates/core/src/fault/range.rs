@@ -14,7 +14,7 @@ use crate::cut::CutWait;
 use crate::domain::{DomainState, MOST_AHEAD};
 use crate::frame::{Use, Zeroed};
 use crate::mmu::{Partial, Refusal};
-use crate::page::{PageWord, State, Word};
+use crate::page::{State, Word};
 use crate::pager::Context;
 use crate::region::{Access, Region};
 use crate::shortage::FrameWait;
@@ -382,11 +382,11 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
             domain.stack.demand.available.wait(domain.mmu, seen, 1000);
             continue;
         }
-        // A page that somebody is at, perhaps to finish the very fault that the caller just took, is waited for.
+        // A page that somebody is at, perhaps to finish the very fault that the caller just took, is waited for; and one that is in core
+        // again while it is being saved.
+        let busy = |seen: Word| seen.state() == State::Busy || (seen.state() == State::Resident && seen.in_save());
         settle_step(domain, at, |region| match region.word(at).map(|word| (word, word.load())) {
-            Some((word, seen)) if seen.state() == State::Busy => {
-                word.await_change(seen).map_or(Step::Again, Step::AwaitPage)
-            }
+            Some((word, seen)) if busy(seen) => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
             _ => Step::Done(Outcome::Resolved),
         });
         let _inside = domain.gate.enter(domain.mmu);
@@ -394,8 +394,8 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
         let (start, queued, mut len) = (at, evicted.queued, 0);
         let end = range.end().min(start.plus(MOST_LOOKS));
         while len + ((evicted.queued - queued) as usize) < room && at < end {
-            let busy = |word: &PageWord| word.load().state() == State::Busy;
-            if at > start && domain.regions.find(at).and_then(|region| region.word(at)).is_some_and(busy) {
+            let word = domain.regions.find(at).and_then(|region| region.word(at));
+            if at > start && word.is_some_and(|word| busy(word.load())) {
                 break;
             }
             if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)

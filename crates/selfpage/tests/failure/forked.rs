@@ -15,6 +15,7 @@ use crate::child::forked;
 use crate::rights::{drop_rights, everybody_serves_system_calls, is_root};
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::skip::skip;
+use crate::store::Failing;
 use crate::tried;
 
 const FRAMES: usize = 64;
@@ -26,8 +27,6 @@ struct Told<S> {
     store: S,
     forks: AtomicU32,
     may_fork: fn() -> Result<(), StoreError>,
-    /// What a write takes at least.
-    write_takes: Duration,
 }
 
 impl<S: BackingStore> BackingStore for Told<S> {
@@ -44,7 +43,6 @@ impl<S: BackingStore> BackingStore for Told<S> {
         self.store.read(context, bloks)
     }
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        std::thread::sleep(self.write_takes);
         self.store.write(bloks);
     }
     fn descriptors(&self) -> Vec<i32> {
@@ -66,13 +64,13 @@ impl<S: BackingStore> BackingStore for Told<S> {
 fn not_for_children() -> Arc<dyn BackingStore> {
     let may_fork =
         || Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" });
-    Arc::new(Told { store: file_store(), forks: AtomicU32::new(0), may_fork, write_takes: Duration::ZERO })
+    Arc::new(Told { store: file_store(), forks: AtomicU32::new(0), may_fork })
 }
 
 /// One that each child shares.
-fn for_children(write_takes: Duration) -> Arc<Told<MemoryStore>> {
+fn for_children() -> Arc<Told<MemoryStore>> {
     let store = MemoryStore::new((8 * ALL * PAGE) as u64).unwrap();
-    Arc::new(Told { store, forks: AtomicU32::new(0), may_fork: || Ok(()), write_takes })
+    Arc::new(Told { store, forks: AtomicU32::new(0), may_fork: || Ok(()) })
 }
 
 fn numbered(domain: &Domain, trap: Trap, store: Arc<dyn BackingStore>) -> Region {
@@ -90,8 +88,8 @@ fn file_store() -> FileStore {
 fn a_store_is_told_of_a_fork_once_however_many_handles_there_are() {
     in_child(here!(), "", || {
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let store = for_children(Duration::ZERO);
-        let alone = for_children(Duration::ZERO);
+        let store = for_children();
+        let alone = for_children();
         let mut regions: Vec<_> = (0..3).map(|_| domain.region(ALL * PAGE).stored(store.clone()).unwrap()).collect();
         regions.push(numbered(&domain, Trap::Worker, store.clone()));
         regions.push(numbered(&domain, Trap::Worker, alone.clone()));
@@ -111,7 +109,9 @@ fn a_store_is_told_of_a_fork_once_however_many_handles_there_are() {
 fn while_others_evict_all_the_time_over_a_slow_store() {
     in_child(here!(), "", || {
         let domain = Domain::with_frames(2 * ALL * PAGE).build().unwrap();
-        let region = numbered(&domain, Trap::Upcall, for_children(Duration::from_millis(30)));
+        let store = Failing::new();
+        store.write_ms.store(30, SeqCst);
+        let region = numbered(&domain, Trap::Upcall, store);
         let (words, ended) = (region.as_ptr() as usize, AtomicBool::new(false));
         std::thread::scope(|scope| {
             for thread in 0..3 {

@@ -100,7 +100,7 @@ fn a_full_disk() {
     .well();
 }
 
-/// A store that fails as told: errno for reads and for writes, 0 for none. A write that fails takes so long.
+/// A store that fails as told: errno for reads and for writes, 0 for none. A write takes so long.
 pub struct Failing {
     store: MemoryStore,
     pub read: AtomicU32,
@@ -132,12 +132,10 @@ impl BackingStore for Failing {
         }
     }
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        std::thread::sleep(Duration::from_millis(self.write_ms.load(SeqCst).into()));
         match self.write.load(SeqCst) {
             0 => self.store.write(bloks),
-            errno => {
-                std::thread::sleep(Duration::from_millis(self.write_ms.load(SeqCst).into()));
-                bloks.iter_mut().for_each(|write| write.outcome = Err(PagerError::Io(errno as i32)));
-            }
+            errno => bloks.iter_mut().for_each(|write| write.outcome = Err(PagerError::Io(errno as i32))),
         }
     }
 }
@@ -378,4 +376,24 @@ fn nothing_is_left_after_a_kill() {
     assert_eq!(listed("/dev/shm"), before);
     // And it can be used again.
     FileStore::create(&std::path::Path::new(&place).join("named"), 1 << 20).unwrap();
+}
+
+#[test]
+fn a_page_that_is_in_core_again_while_it_is_saved_goes() {
+    for trap in TRAPS {
+        in_child(here!(), &format!("{trap:?}"), || {
+            let store = Failing::new();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(PAGE).trap(trap).stored_in(store.clone()).unwrap();
+            for turn in 1..4 {
+                store.write_ms.store(100, SeqCst);
+                region.as_mut_slice::<u64>()[0] = turn;
+                assert_eq!(region.evict(0, PAGE).unwrap(), 1);
+                std::thread::sleep(Duration::from_millis(20));
+                assert_eq!(region.as_slice::<u64>()[0], turn);
+                assert_eq!(region.evict(0, PAGE).unwrap(), 1, "it was saved meanwhile");
+            }
+        })
+        .well();
+    }
 }
