@@ -78,9 +78,10 @@ fn a_buffer_is_found_where_the_first_thread_has_ended() {
 
 #[test]
 fn a_scan_that_fails_leaves_nothing_of_a_buffer_behind() {
+    // It goes after the ring: what another thread maps there next is not held.
+    let (memory, mut found) = (Memory::anonymous(16), Dirty::new());
     let Some(ring) = ring() else { return };
     let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
-    let (memory, mut found) = (Memory::anonymous(16), Dirty::new());
     register(&ring, &memory, 3);
     let refusals = [tracker.scan(memory.range(), &mut found), tracker.scan_and_rearm(memory.range(), &mut found)];
     for refusal in refusals {
@@ -92,8 +93,9 @@ fn a_scan_that_fails_leaves_nothing_of_a_buffer_behind() {
 #[test]
 fn a_buffer_registered_before_arming_counts_as_written_until_it_is_not() {
     let Some(tracker) = tracker() else { return };
-    let Some(mut ring) = ring() else { return };
+    // As above.
     let memory = Memory::anonymous(16);
+    let Some(mut ring) = ring() else { return };
     (0..16).for_each(|page| memory.write(page, 1));
     let buffer = libc::iovec { iov_base: (memory.page(3) + 100) as *mut _, iov_len: PAGE };
     let outside = libc::iovec { iov_base: memory.page(15) as *mut _, iov_len: PAGE };
