@@ -6,7 +6,6 @@
 #include <linux/futex.h>
 #include <linux/prctl.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -68,6 +67,7 @@ extern void *selfpage_large_allocate(size_t size, size_t align, bool zeroed);
 extern void *selfpage_large_reallocate(void *block, size_t size);
 extern bool selfpage_large_free(void *block);
 extern size_t selfpage_large_usable(const void *block);
+extern bool selfpage_large_is_all(void);
 extern void selfpage_prepare_for_forks(void);
 extern _Noreturn void selfpage_foreign(const char *call, const void *block);
 extern _Noreturn void selfpage_freed_already(const char *call, const void *block);
@@ -256,9 +256,7 @@ static inline size_t at_least(size_t size) {
 // Whether that is all there is to say: else the block is one for mimalloc. Where the process may not have all addresses, the page allocator
 // has few long slots, or none, while there may be room in our range, or no such range, and room elsewhere.
 static bool is_settled(const void *block, int errno_before) {
-    if (block != NULL) return true;
-    struct rlimit addresses;
-    if (range.start != NO_HEAP && getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur == RLIM_INFINITY) return true;
+    if (block != NULL || (range.start != NO_HEAP && selfpage_large_is_all())) return true;
     errno = errno_before;
     return false;
 }

@@ -67,28 +67,49 @@ pub extern "C" fn selfpage_large_allocate(size: usize, align: usize, zeroed: boo
         return or_enomem(None);
     }
     let size = size.max(1);
-    heed_growth();
+    begin_to_keep();
     make_room(size);
-    or_enomem(if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) })
+    let block = or_enomem(if zeroed { alloc::allocate_zeroed(size, align) } else { alloc::allocate(size, align) });
+    look_for_limit();
+    block
 }
 
-/// What the process has come to may be worth a look at its limit, and a thread. Both allocate in their turn, and count as done by then.
-/// A block counts from the next call on: nothing is kept before that, and a program that takes one for later does not wait for this.
-/// What either fails in is no business of the caller's, whose `errno` stays.
-fn heed_growth() {
-    // SAFETY: thread-local-c: the C library's own location.
-    let before = unsafe { *libc::__errno_location() };
+/// What the process has come to may be worth a look at its limit. Behind the block that makes it so: a program may take its memory first, and then
+/// forbid itself to open files. It allocates in its turn, and counts as done by then.
+fn look_for_limit() {
     if limit::is_due() {
+        let _errno = Errno::kept();
         // What objects open first, they do not say.
         limit::share(RANGE_ALIGN);
         limit::look();
     }
+}
+
+/// And a thread. It allocates as well. A block counts from the next call on: nothing is kept before that, and a program that takes one for
+/// later does not wait for this.
+fn begin_to_keep() {
     if KEEPS.load(Ordering::Relaxed) && keeper::pays() {
+        let _errno = Errno::kept();
         // Without a thread all goes on.
         let _ = keeper::start();
     }
-    // SAFETY: thread-local-c: as above.
-    unsafe { *libc::__errno_location() = before };
+}
+
+/// What something fails in that is no business of the caller's, whose `errno` stays.
+struct Errno(i32);
+
+impl Errno {
+    fn kept() -> Errno {
+        // SAFETY: thread-local-c: the C library's own location.
+        Errno(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl Drop for Errno {
+    fn drop(&mut self) {
+        // SAFETY: thread-local-c: as above.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
 }
 
 /// Where the process would pass its limit with a block of `bytes`, what is free of objects goes back, now and then.
@@ -131,12 +152,14 @@ extern "C" fn selfpage_heap_may_have_medium_pages() -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usize) -> *mut c_void {
     let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
-    or_enomem(block.and_then(|block| {
-        heed_growth();
+    let resized = or_enomem(block.and_then(|block| {
+        begin_to_keep();
         make_room(size);
         // SAFETY: heap-block: the caller found it to be a block of the page allocator.
         unsafe { alloc::resize(block, size) }
-    }))
+    }));
+    look_for_limit();
+    resized
 }
 
 /// Makes a block larger or smaller where it is. `false`: it is as it was.
@@ -156,11 +179,18 @@ unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
             // SAFETY: heap-block: passed on from our caller.
             unsafe { alloc::free(block) };
             // Afterwards: where memory is used up there is some for it now.
-            heed_growth();
+            look_for_limit();
+            begin_to_keep();
             true
         }
         _ => false,
     }
+}
+
+/// Whether a block that cannot be had here is not to be had in the objects' range either, nor from the kernel.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_large_is_all() -> bool {
+    alloc::has_all_addresses()
 }
 
 /// How long one of these blocks is; 0: it is none of them.

@@ -6,7 +6,7 @@ mod limited_group;
 mod preloaded;
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use limited_group::{Group, REASON};
 use preloaded::{compile, errors, preloaded, skip, text};
@@ -63,17 +63,40 @@ fn a_forked_child_heeds_the_limit_of_its_own_group() {
     lives(alone(parents, &["child", childs.path.to_str().unwrap()]));
 }
 
+/// What a program says that takes `first` MiB, forbids itself to open files, and takes `more`.
+fn opens_nothing(first: &str, more: &str, retain: &str) -> Output {
+    let mut command = preloaded(compile("limits.c", &[]));
+    command.args(["opens-nothing", more, first]).env("SELFPAGE_RETAIN", retain).output().unwrap()
+}
+
 #[test]
 fn small_programs_look_for_no_limit() {
-    let run = |mib: &str, retain: &str| {
-        let mut command = preloaded(compile("limits.c", &[]));
-        command.args(["opens-nothing", mib]).env("SELFPAGE_RETAIN", retain).output().unwrap()
-    };
-    for (mib, retain) in [("1", "64M"), ("100", "0")] {
-        let output = run(mib, retain);
-        assert_eq!(text(&output), "done\n", "{mib} MiB: {:?} {}", output.status, errors(&output));
+    for (more, retain) in [("1", "64M"), ("100", "0")] {
+        let output = opens_nothing("0", more, retain);
+        assert_eq!(text(&output), "done\n", "{more} MiB: {:?} {}", output.status, errors(&output));
     }
-    assert_eq!(run("4", "64M").status.signal(), Some(libc::SIGSYS), "nobody would see it");
+    assert_eq!(opens_nothing("0", "4", "64M").status.signal(), Some(libc::SIGSYS), "nobody would see it");
+}
+
+#[test]
+fn nor_does_one_that_has_taken_enough_before_it_forbids_itself_to() {
+    for (first, more) in [("4", "1"), ("4", "100"), ("16", "100")] {
+        let output = opens_nothing(first, more, "64M");
+        assert_eq!(text(&output), "done\n", "{first} MiB, {more} MiB: {:?} {}", output.status, errors(&output));
+    }
+}
+
+/// As CAVEATS.md promises.
+#[test]
+fn where_nothing_is_kept_a_program_may_forbid_itself_all_calls_but_those_for_memory() {
+    let run = |wishes: &[(&str, &str)]| {
+        let mut command = preloaded(compile("limits.c", &[]));
+        command.arg("memory-alone").envs(wishes.iter().copied()).output().unwrap()
+    };
+    let wishes = ["SELFPAGE_RETAIN", "SELFPAGE_KEEPER", "SELFPAGE_MAPS"].map(|name| (name, "0"));
+    let output = run(&[&wishes[..], &[("MIMALLOC_USE_NUMA_NODES", "1")]].concat());
+    assert_eq!(text(&output), "done\n", "{:?} {}", output.status, errors(&output));
+    assert_eq!(run(&[]).status.signal(), Some(libc::SIGSYS), "nobody would see it");
 }
 
 /// Little data, in KiB: what is begun as the program grows finds nothing left.

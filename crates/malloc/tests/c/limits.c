@@ -5,6 +5,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,11 @@ static void use(size_t large, size_t small) {
     for (size_t at = 0; at < small * MIB / 1000; at++) memset(malloc(1000), 1, 1000);
 }
 
+static void filter_calls(struct sock_filter *filter, size_t bytes) {
+    struct sock_fprog program = {bytes / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) abort();
+}
+
 // From now on a file that is opened ends the process.
 static void open_nothing(void) {
     struct sock_filter filter[] = {
@@ -33,20 +39,54 @@ static void open_nothing(void) {
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
     };
-    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) abort();
+    filter_calls(filter, sizeof filter);
+}
+
+// And so does all but calls for memory, writing, and the end.
+static void call_for_memory_alone(void) {
+    int calls[] = {SYS_mmap, SYS_munmap, SYS_mprotect, SYS_mremap, SYS_madvise, SYS_futex, SYS_write, SYS_exit_group};
+    enum { CALLS = sizeof calls / sizeof *calls };
+    struct sock_filter filter[CALLS + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
+    for (int at = 0; at < CALLS; at++)
+        filter[at + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[at], CALLS - at, 0);
+    filter[CALLS + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    filter[CALLS + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    filter_calls(filter, sizeof filter);
+}
+
+// Blocks of many lengths come, grow, move and go; of one there is none.
+static void use_many(void) {
+    for (int at = 0; at < 20000; at++) memset(malloc(1000), 1, 1000);
+    for (size_t kib = 100; kib < 10 << 10; kib = kib * 3 / 2) {
+        char *blocks[4];
+        for (int at = 0; at < 4; at++) memset(blocks[at] = at % 2 ? malloc(kib << 10) : calloc(kib, 1 << 10), 1, kib << 10);
+        for (int at = 0; at < 3; at++) memset(blocks[at] = realloc(blocks[at], kib << (10 + 2 * at)), 2, kib << (10 + 2 * at));
+        for (int at = 0; at < 4; at++) free(blocks[at]);
+    }
+    char *block = calloc(1, 100 * MIB);
+    memset(block, 1, 50 * MIB);
+    free(block);
+    block = calloc(1, 100 * MIB);
+    if (block == NULL || block[0] != 0 || malloc((size_t)1 << 60) != NULL || malloc(PTRDIFF_MAX) != NULL) abort();
+    free(block);
 }
 
 int main(int count, char **arguments) {
-    if (count > 2 && strcmp(arguments[1], "opens-nothing") == 0) {
-        // The first block looks whether there are huge pages.
-        char *first = malloc(MIB);
+    if (count > 3 && strcmp(arguments[1], "opens-nothing") == 0) {
+        // What it takes before.
+        char *first = malloc((size_t)atoi(arguments[3]) * MIB + 1);
         open_nothing();
         for (int at = 0; at < 20000; at++) memset(malloc(1000), 1, 1000);
         for (int at = 0; at < 100; at++) free(malloc(MIB));
-        char *block = malloc((size_t)atoi(arguments[2]) * MIB);
+        // Its end may be in a huge page.
+        char *block = malloc((size_t)atoi(arguments[2]) * MIB + MIB / 2 + 1);
         first[0] = block[0] = 1;
         free(block);
+    } else if (count > 1 && strcmp(arguments[1], "memory-alone") == 0) {
+        call_for_memory_alone();
+        use_many();
+        // Not by way of a stream, which would ask what it writes to.
+        if (write(1, "done\n", 5) == 5) _exit(0);
     } else if (count > 2 && strcmp(arguments[1], "child") == 0) {
         // The parent has looked for its limit. The child comes to be in a group with a lower one.
         free(malloc(8 * MIB));

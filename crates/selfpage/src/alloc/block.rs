@@ -218,6 +218,15 @@ pub fn owns(addr: usize) -> bool {
     pages_of(addr).is_some_and(|pages| pages.owns(addr))
 }
 
+/// Whether blocks have all the addresses that they can come to have: one that cannot be had is not to be looked for elsewhere then. A process that
+/// may have few addresses, or has had no block yet, has not.
+///
+/// # Context
+/// As for [`allocate`].
+pub fn has_all_addresses() -> bool {
+    PAGES.take().has_all_addresses()
+}
+
 /// Where the block begins that `addr` is in, and how long it is. `None`: it is in no block.
 pub fn block_around(addr: usize) -> Option<(NonNull<u8>, usize)> {
     let (start, len_bytes) = pages_of(addr)?.around(addr)?;
@@ -238,7 +247,11 @@ pub fn stats() -> Stats {
 
 /// Keeps at most `bytes` of frames beside those of blocks, from now on; `None`: as many as have, with those of blocks, 1.25 times what was
 /// live at most lately. Gives back what is too many.
+///
+/// With `Some(0)` blocks are allocated, resized and freed by calls for memory alone (`mmap`, `munmap`, `mprotect`, `mremap`, `madvise`), which a
+/// program has that filters its calls; threads that wait for each other call `futex`.
 pub fn set_retention(bytes: Option<usize>) {
+    frames::ask_for_limits(bytes != Some(0));
     let mut pages = PAGES.take();
     pages.retention.keep_bytes = bytes;
     settle(pages);

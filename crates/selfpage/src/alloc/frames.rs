@@ -1,6 +1,7 @@
 //! Frames under addresses of ours: given, moved, exchanged and dropped, whole page tables at a time where it can be.
 
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Resource;
 use selfpage_core::addr::PAGE_BYTES;
@@ -91,11 +92,19 @@ pub(super) fn is_one_mapping(addr: usize, len_bytes: usize) -> bool {
     memory::grow(addr, len_bytes, len_bytes + PAGE_BYTES) != Err(Errno::FAULT)
 }
 
+/// Whether limits are asked for, which is faster than to try what they allow.
+static ASKS_FOR_LIMITS: AtomicBool = AtomicBool::new(true);
+
+/// From now on nothing is asked of the kernel but memory, where `false`: a program may have forbidden itself all else.
+pub(super) fn ask_for_limits(asks: bool) {
+    ASKS_FOR_LIMITS.store(asks, Ordering::Relaxed);
+}
+
 /// Whether the process's limits let it map anything: somebody may have set them below what it has. A move needs no room besides, since it
 /// unmaps its target before it looks at them.
 fn may_map() -> bool {
     let unlimited = |resource| rustix::process::getrlimit(resource).current.is_none();
-    if unlimited(Resource::As) && unlimited(Resource::Data) {
+    if ASKS_FOR_LIMITS.load(Ordering::Relaxed) && unlimited(Resource::As) && unlimited(Resource::Data) {
         return true;
     }
     // SAFETY: owned-range: a fresh mapping replaces nothing, and nobody knows of it.

@@ -9,9 +9,6 @@ use super::block::{self, PAGES, Patience};
 use super::file::File;
 use super::{cgroup, frames};
 
-/// From this many bytes on that had no frames, since the process began, there may be enough to keep that a limit is felt. What is kept
-/// before is less than is left alone of a limit of 80 MiB.
-const DUE_FROM_BYTES: u64 = 4 << 20;
 /// This part of a limit is left alone.
 const LEFT: usize = 16;
 
@@ -25,11 +22,7 @@ pub(super) fn left_bytes(limit_bytes: usize) -> usize {
 /// Whether it is time for [`look`]: the process has taken some MiB, something is to be kept ([`super::set_retention`]), and nobody has
 /// looked.
 pub fn is_due() -> bool {
-    if LOOKED.load(Ordering::Relaxed) {
-        return false;
-    }
-    let pages = PAGES.take();
-    pages.counts.cold_bytes >= DUE_FROM_BYTES && pages.retention.keep_bytes != Some(0)
+    !LOOKED.load(Ordering::Relaxed) && PAGES.take().is_worth_a_look()
 }
 
 /// Looks for the limit, unless somebody did. From now on blocks and what is kept stay below it, by a sixteenth of it and by what the
@@ -50,6 +43,7 @@ pub fn look() {
     let limit_bytes = limit.unwrap_or(usize::MAX);
     let mut pages = PAGES.take();
     pages.retention.limit_bytes = limit_bytes;
+    pages.ask_for_huge_pages();
     block::settle(pages);
 }
 

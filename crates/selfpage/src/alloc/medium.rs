@@ -38,9 +38,13 @@ pub(crate) fn examine() -> Medium {
 }
 
 fn read(setting: impl Fn(&'static CStr) -> [u8; 32]) -> Medium {
-    let is = |size, word: &[u8]| setting(size).windows(word.len()).any(|part| part == word);
-    let comes = |size| is(size, b"[madvise]") || is(size, b"[always]");
-    let allowed = |size| comes(size) || is(size, b"[inherit]") && comes(ALL_SIZES);
+    let is = |said: &[u8], word: &[u8]| said.windows(word.len()).any(|part| part == word);
+    let comes = |said: &[u8]| is(said, b"[madvise]") || is(said, b"[always]");
+    // Each once: every program reads one of them.
+    let allowed = |size| {
+        let said = setting(size);
+        comes(&said) || is(&said, b"[inherit]") && comes(&setting(ALL_SIZES))
+    };
     // On most machines there is no more to read than this.
     match allowed(MEDIUM) {
         false => Medium::Forbidden,

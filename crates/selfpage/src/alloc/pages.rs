@@ -29,6 +29,10 @@ const MOST_PIECES: usize = 8 << 10;
 /// And in one slot, until it is free.
 const PIECES_OF_SLOT: u16 = 256;
 
+/// From this many bytes on that had no frames, since the process began, there may be enough to keep that a limit is felt. What is kept
+/// before is less than is left alone of a limit of 80 MiB.
+const LOOK_FROM_BYTES: u64 = 4 << 20;
+
 /// All that the allocator knows, under its lock.
 #[derive(Debug)]
 pub(super) struct Pages {
@@ -45,7 +49,7 @@ pub(super) struct Pages {
     lapsed: bool,
     /// Whether the kernel counts what may be written as if all of it were; `None`: nobody has asked yet.
     strict_overcommit: Option<bool>,
-    /// Whether it may give huge pages.
+    /// Whether it may give huge pages; `None`: nobody has asked yet.
     huge_pages: Option<bool>,
 }
 
@@ -205,16 +209,30 @@ impl Pages {
     /// Counts what a block will have of frames once it is touched: for its last table that may be a huge page.
     #[cold]
     fn expect_frames(&mut self, id: SlotId) {
+        if self.is_worth_a_look() {
+            self.ask_for_huge_pages();
+        }
         let Some(reservation) = &mut self.reservation else { return };
         let slot = reservation.slot_mut(id);
-        let is_on = |setting: &[u8]| !setting.windows(7).any(|word| word == b"[never]");
-        let huge = slot.may_get_huge_page()
-            && *self
-                .huge_pages
-                .get_or_insert_with(|| is_on(&frames::setting(c"/sys/kernel/mm/transparent_hugepage/enabled")));
+        let huge = slot.may_get_huge_page() && self.huge_pages != Some(false);
         let framed = if huge { slot.len_bytes.next_multiple_of(TABLE_BYTES) } else { slot.len_bytes };
         self.retention.framed_bytes += framed - slot.framed_bytes;
         slot.framed_bytes = framed;
+    }
+
+    /// Whether the process has taken enough for what the machine says about memory to be worth reading; where nothing is to be kept, it never
+    /// is.
+    pub(super) fn is_worth_a_look(&self) -> bool {
+        self.counts.cold_bytes >= LOOK_FROM_BYTES && self.retention.keep_bytes != Some(0)
+    }
+
+    /// Asks whether there are huge pages, unless somebody did. With the look at the limit, and as little at any other time: by then the program may
+    /// have forbidden itself to open files. Until it is known, what it would forbid is counted.
+    pub(super) fn ask_for_huge_pages(&mut self) {
+        self.huge_pages.get_or_insert_with(|| {
+            let setting = frames::setting(c"/sys/kernel/mm/transparent_hugepage/enabled");
+            !setting.windows(7).any(|word| word == b"[never]")
+        });
     }
 
     /// The slot of the block at `addr`.
@@ -260,6 +278,10 @@ impl Pages {
 
     pub(super) fn owns(&self, addr: usize) -> bool {
         self.reservation.as_ref().is_some_and(|reservation| reservation.contains(addr))
+    }
+
+    pub(super) fn has_all_addresses(&self) -> bool {
+        self.reservation.as_ref().is_some_and(Reservation::is_whole)
     }
 
     /// Where the block lies that `addr` is in, and how long it is.

@@ -136,6 +136,11 @@ impl Reservation {
         })
     }
 
+    /// Whether it has as many addresses as there ever are.
+    pub(super) fn is_whole(&self) -> bool {
+        self.rank_bytes() == LARGEST_RANK_BYTES
+    }
+
     /// Addresses of a roomy rank, and of all packed ones together.
     fn rank_bytes(&self) -> usize {
         1 << self.rank_shift
