@@ -207,6 +207,9 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     trace.as_deref().map_or(Ok(()), make_way).map_err(bad)?;
     let traces = trace.as_deref().map(Traces::of);
     let mut wishes = OsString::from(format!("frames={frames_bytes};policy={policy};user={user};record={record}"));
+    if stats.is_some() {
+        wishes.push(";stats=asked");
+    }
     if let Some(trace) = trace {
         wishes.push(";trace=");
         wishes.push(trace);

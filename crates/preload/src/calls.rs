@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use crate::sys::{call, in_c};
-use crate::{futex, lending, maps, process, rights, threads};
+use crate::{filters, futex, lending, maps, process, rights, threads};
 
 /// Exported functions that have the kernel's arguments, and report in C's way.
 macro_rules! exports {
@@ -98,6 +98,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_futex => futex::futex([a, b, c, d, e, f]),
             libc::SYS_capset => rights::capset(a, b),
             libc::SYS_prctl => rights::prctl([a, b, c, d, e]),
+            libc::SYS_seccomp => filters::seccomp([a, b, c]),
             libc::SYS_setgroups => rights::setgroups(a, b),
             libc::SYS_setuid
             | libc::SYS_setgid

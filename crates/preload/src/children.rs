@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::filters;
 use crate::next::next;
 use crate::space::PAGE;
 use crate::sys::{self, call};
@@ -35,12 +36,14 @@ pub fn begin(pages: Pages) {
 /// As C has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fork() -> libc::pid_t {
-    let (line, errno) = if lacks_descriptors(NEEDED.load(Ordering::Relaxed)) {
+    // Under a filter it is for the child to find.
+    let needed = if filters::are_set() { 0 } else { NEEDED.load(Ordering::Relaxed) };
+    let (line, errno) = if lacks_descriptors(needed) {
         (
             "selfpage: no fork: a child would have no descriptors to bring its pages with: raise ulimit -n\n",
             libc::EAGAIN,
         )
-    } else if lacks_addresses() {
+    } else if needed != 0 && lacks_addresses() {
         ("selfpage: no fork: a child would have no addresses for its pages: raise ulimit -v\n", libc::ENOMEM)
     } else {
         // SAFETY: c-library: fork takes no arguments.
@@ -78,7 +81,7 @@ fn lacks_descriptors(needed: usize) -> bool {
 /// Whether the process has more addresses than it may: it lowered the limit itself, and a child could map nothing.
 fn lacks_addresses() -> bool {
     let limit = sys::most_addresses();
-    if NEEDED.load(Ordering::Relaxed) == 0 || limit == libc::RLIM_INFINITY {
+    if limit == libc::RLIM_INFINITY {
         return false;
     }
     let mut text = [0u8; 128];

@@ -5,6 +5,7 @@
 
 mod calls;
 mod children;
+mod filters;
 mod futex;
 mod heap;
 mod lending;
@@ -25,6 +26,7 @@ mod setup;
 mod space;
 mod sys;
 mod threads;
+mod watch;
 
 #[global_allocator]
 static OWN_HEAP: heap::OwnHeap = heap::OwnHeap;

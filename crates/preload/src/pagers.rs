@@ -4,11 +4,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI64, AtomicIsize, AtomicU32, AtomicUsize, Ordering};
 
+use selfpage::trap::pager_threads;
 use selfpage_core::linux::futex;
 
-use crate::heap;
 use crate::lock::Lock;
 use crate::sys::{self, Quiet, call};
+use crate::{heap, threads, watch};
 
 /// The C library's signal for setuid(3) and its like: the one that pager threads have open, since it has them follow too.
 const SIGNAL: c_int = 33;
@@ -53,7 +54,8 @@ struct Action {
 /// Has each pager thread make a call that takes plain numbers, or addresses in memory of our own: no pager thread may touch managed
 /// memory.
 pub fn all_make(number: i64, args: [usize; 5]) {
-    ask(number, args, |tid| {
+    // The watch is no pager thread, and has rights as they have.
+    ask(number, args, pager_threads().chain(watch::tid()), |tid| {
         makes(tid);
         None::<()>
     });
@@ -61,7 +63,7 @@ pub fn all_make(number: i64, args: [usize; 5]) {
 
 /// Has some pager thread make such a call: its result. They have one table of descriptors.
 pub fn one_makes(number: i64, args: [usize; 5]) -> Option<isize> {
-    ask(number, args, makes)
+    ask(number, args, pager_threads(), makes)
 }
 
 /// Nobody asks from here to [`let_go`]: over a fork, with signals blocked.
@@ -78,8 +80,13 @@ pub unsafe fn let_go() {
     unsafe { ASKING.let_go() };
 }
 
-/// Offers the call to one pager thread after the other, until something comes of it.
-fn ask<R>(number: i64, args: [usize; 5], mut offer: impl FnMut(u32) -> Option<R>) -> Option<R> {
+/// Offers the call to one thread after the other, until something comes of it.
+fn ask<R>(
+    number: i64,
+    args: [usize; 5],
+    mut threads: impl Iterator<Item = u32>,
+    offer: impl FnMut(u32) -> Option<R>,
+) -> Option<R> {
     // A handler that came here meanwhile would wait for its own thread; and a pager thread would wait for itself.
     let _quiet = Quiet::begin();
     if heap::is_pager() || !stand_in_front() {
@@ -88,7 +95,7 @@ fn ask<R>(number: i64, args: [usize; 5], mut offer: impl FnMut(u32) -> Option<R>
     let _alone = ASKING.take();
     NUMBER.store(number, Ordering::SeqCst);
     ARGS.iter().zip(args).for_each(|(place, arg)| place.store(arg, Ordering::SeqCst));
-    selfpage::trap::pager_threads().find_map(&mut offer)
+    threads.find_map(offer)
 }
 
 /// Has pager thread `tid` make the call. `None`: it has ended, or this is a child after vfork, which has no threads.
@@ -100,7 +107,7 @@ fn makes(tid: u32) -> Option<isize> {
     let args = [pid as usize, tid as usize, SIGNAL as usize, &raw const info as usize, 0, 0];
     // SAFETY: raw-call: the kernel copies `info`; what it has that thread run is `on_signal`.
     let sent = unsafe { call(libc::SYS_rt_tgsigqueueinfo, args) } == 0;
-    while sent && MADE.load(Ordering::SeqCst) == 0 && selfpage::trap::is_pager_thread(tid) {
+    while sent && MADE.load(Ordering::SeqCst) == 0 && threads::is_own(tid) {
         // It is told when the call has been made; now and then it looks whether the thread still is.
         let _ = futex::wait(&MADE, 0, LOOK_US);
     }

@@ -3,8 +3,8 @@
 
 use std::ffi::{CStr, c_char};
 
-use crate::record;
 use crate::sys::call;
+use crate::{filters, record};
 
 const LOADER: &[u8] = b"/ld-linux-x86-64.so.2";
 const PATH_BYTES: usize = 4096;
@@ -14,7 +14,8 @@ const PATH_BYTES: usize = 4096;
 /// # Safety
 /// *c-library*: `path` is a string, or an address that the kernel cannot read.
 pub unsafe fn see(path: *const c_char) {
-    if may_execute(path) {
+    // What this takes a filter may forbid.
+    if !filters::are_set() && may_execute(path) {
         // SAFETY: c-library: the kernel has read it to its end.
         look_at(unsafe { CStr::from_ptr(path) });
     }
@@ -43,6 +44,9 @@ fn look_at(path: &CStr) {
 /// # Safety
 /// *c-library*: `file` is a string, or null.
 pub unsafe fn see_in_path(file: *const c_char) {
+    if filters::are_set() {
+        return;
+    }
     // SAFETY: c-library: passed on from our caller; PATH is a string, if it is there.
     let (file, dirs) = unsafe {
         let Some(name) = file.as_ref().map(|file| CStr::from_ptr(file).to_bytes()) else { return };

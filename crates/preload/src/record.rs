@@ -1,6 +1,9 @@
 //! What this process's domain counted, appended to the file that `run` reads: one line of JSON, written when the process
-//! ends or becomes another program. A process that is killed leaves none. An exec that failed takes the last line of its process back by
-//! one that says `goes_on`; and a program that was executed and cannot be entered has a line that says why not.
+//! ends or becomes another program. A process that is killed leaves none. One that filters its system calls writes it before, and later
+//! counts get into it as into memory. A call that failed takes the last line of its process back by one that says `goes_on`; and a program
+//! that was executed and cannot be entered has a line that says why not.
+
+mod mapped;
 
 use std::ffi::{CString, c_int};
 use std::fmt::Write as _;
@@ -10,7 +13,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use crate::lock::Lock;
 use crate::managed;
 use crate::sys::{self, Quiet, call};
-use crate::{heap, maps, pagers};
+use crate::{filters, heap, maps, pagers};
 
 /// Where to write.
 static FILE: OnceLock<Records> = OnceLock::new();
@@ -31,6 +34,12 @@ impl Records {
         Some(Records { device, inode, path: CString::new(parts.next()?).ok()? })
     }
 
+    /// Opens it: its number, or an error.
+    fn open(&self) -> isize {
+        // SAFETY: raw-call: the name ends with NUL.
+        unsafe { call(libc::SYS_open, [self.path.as_ptr() as usize, FLAGS, 0, 0, 0, 0]) }
+    }
+
     /// Whether an open file is this one, and may become so much longer: beyond the program's limit would be a signal.
     fn takes(&self, about: &libc::stat, len: usize) -> bool {
         // SAFETY: raw-call: the kernel fills a structure of its own.
@@ -43,7 +52,17 @@ impl Records {
     }
 }
 
-const FLAGS: usize = (libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as usize;
+fn close(file: usize) {
+    // SAFETY: raw-call: our own descriptor.
+    unsafe { call(libc::SYS_close, [file, 0, 0, 0, 0, 0]) };
+}
+
+/// The number of `run`'s process, by `DEVICE:INODE:/proc/NUMBER/…`.
+pub fn number_of_run(said: &str) -> Option<u32> {
+    said.split_once(":/proc/")?.1.split('/').next()?.parse().ok()
+}
+
+const FLAGS: usize = (libc::O_RDWR | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) as usize;
 
 /// The file's number in the pager threads' table, or -1.
 static KEPT: AtomicI32 = AtomicI32::new(-1);
@@ -51,7 +70,7 @@ static KEPT: AtomicI32 = AtomicI32::new(-1);
 static FILTERED: AtomicI32 = AtomicI32::new(0);
 /// What a pager thread reads and fills: the stack may be managed memory.
 // SAFETY: zeroed-valid: plain numbers.
-static PASSED: Lock<Passed> = Lock::new(Passed { about: unsafe { std::mem::zeroed() }, bytes: [0; LINE_BYTES] });
+static PASSED: Lock<Passed> = Lock::new(unsafe { std::mem::zeroed() });
 
 struct Passed {
     about: libc::stat,
@@ -92,43 +111,79 @@ pub fn begin() {
     WRITER.store(sys::pid(), Ordering::SeqCst);
 }
 
+/// Says so where the file is out of this process's reach, for a user who asked for what is in it.
+pub fn tell_if_refused() {
+    let Some(records) = FILE.get() else { return };
+    let file = records.open();
+    if file >= 0 {
+        close(file as usize);
+    // Where there is none any more nobody waits for it.
+    } else if [-libc::EACCES, -libc::EPERM].contains(&(file as i32)) {
+        sys::say(&format!("selfpage: not in the statistics, because it has no right to open {:?}\n", records.path));
+    }
+}
+
 /// A forked child will write, and has pager threads of its own.
 pub fn settle_in_child() {
     KEPT.store(-1, Ordering::SeqCst);
-    begin();
+    mapped::settle_in_child();
+    if !filters::are_set() {
+        begin();
+    }
+}
+
+/// Whether this process has yet to write. Once it has, nothing is asked of the kernel: a filter of system calls may forbid it.
+fn will_write() -> bool {
+    let writer = WRITER.load(Ordering::SeqCst);
+    // After vfork this is a child, in its parent's memory, and the record is the parent's.
+    writer != 0 && writer == sys::pid()
 }
 
 /// Has pager threads open the file, since the process may become a user who cannot.
 pub fn keep_open() {
-    if WRITER.load(Ordering::SeqCst) != sys::pid() || KEPT.load(Ordering::SeqCst) >= 0 {
+    if !will_write() || KEPT.load(Ordering::SeqCst) >= 0 {
         return;
     }
     let Some(records) = FILE.get() else { return };
-    FILTERED.store(filtered(), Ordering::SeqCst);
+    FILTERED.store(filters::mode(), Ordering::SeqCst);
     if let Some(file) = pagers::one_makes(libc::SYS_open, [records.path.as_ptr() as usize, FLAGS, 0, 0, 0]) {
         KEPT.store(file as i32, Ordering::SeqCst);
     }
 }
 
-/// How system calls of the calling thread are filtered, as the kernel numbers it.
-fn filtered() -> i32 {
-    // SAFETY: raw-call: no memory is passed.
-    unsafe { call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) as i32 }
-}
-
 /// Runs `exec`, on the record. If it returns it has failed, and this process lives on: what was written is taken back.
 pub fn over_exec(exec: impl FnOnce() -> c_int) -> c_int {
-    let pid = sys::pid();
-    if WRITER.load(Ordering::SeqCst) != pid {
-        // After vfork the record is our parent's, whose memory this is.
-        return exec();
+    mapped::write();
+    on_record(Lasts::No, exec, |_| true)
+}
+
+/// Sets a filter of system calls, on the record: what it takes to write one may be forbidden afterwards.
+pub fn over_filter(set: impl FnOnce() -> isize) -> isize {
+    on_record(Lasts::Yes, set, |result| *result < 0)
+}
+
+/// Whether what a record says is to change when it has been written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lasts {
+    Yes,
+    No,
+}
+
+/// Makes a call after which no record can be written, unless it has failed.
+fn on_record<R>(lasts: Lasts, call: impl FnOnce() -> R, has_failed: impl FnOnce(&R) -> bool) -> R {
+    if !will_write() {
+        return call();
     }
-    end();
-    let result = exec();
+    write(lasts);
+    let result = call();
+    if !has_failed(&result) {
+        return result;
+    }
+    mapped::forget();
     if let Some(file) = FILE.get() {
-        let mut line = Line::new();
+        let (pid, mut line) = (sys::pid(), Line::new());
         if writeln!(line, "{{\"pid\":{pid},\"goes_on\":true}}").is_ok() {
-            line.append_to(file);
+            line.append_to(file, None);
         }
         begin();
     }
@@ -141,7 +196,7 @@ pub fn not_managed(path: &[u8], why: &str) {
     let mut line = Line::new();
     let said = line.quoted("{\"not_managed\":", &path[..path.len().min(1024)]);
     if said.and_then(|()| writeln!(line, ",\"why\":\"{why}\"}}")).is_ok() {
-        line.append_to(file);
+        line.append_to(file, None);
     }
 }
 
@@ -164,37 +219,50 @@ impl Line {
         self.write_char('"')
     }
 
-    fn append_to(&self, records: &Records) {
-        // SAFETY: raw-call: the name ends with NUL; the bytes outlive the call, and the kernel fills a structure of its own.
-        unsafe {
-            let file = call(libc::SYS_open, [records.path.as_ptr() as usize, FLAGS, 0, 0, 0, 0]);
-            if file < 0 {
-                return self.append_by_pagers(records);
-            }
-            let mut about: libc::stat = std::mem::zeroed();
-            if call(libc::SYS_fstat, [file as usize, &raw mut about as usize, 0, 0, 0, 0]) >= 0
-                && records.takes(&about, self.len)
-            {
-                call(libc::SYS_write, [file as usize, self.bytes.as_ptr() as usize, self.len, 0, 0, 0]);
-            }
-            call(libc::SYS_close, [file as usize, 0, 0, 0, 0, 0]);
+    /// Appends it, and has it written anew later where that is said of somebody.
+    fn append_to(&self, records: &Records, lasting: Option<Who>) {
+        let file = records.open();
+        if file < 0 {
+            return self.append_by_pagers(records, lasting);
         }
+        // SAFETY: zeroed-valid: plain numbers.
+        let mut about = unsafe { std::mem::zeroed() };
+        // SAFETY: raw-call: what is passed outlives the call.
+        let make = |number, [a, b, c, d, e]: [usize; 5]| unsafe { call(number, [a, b, c, d, e, 0]) };
+        self.append(records, file as usize, (&mut about, &self.bytes), make, lasting);
+        close(file as usize);
     }
 
     /// The same where the process became another user, who cannot open the file: pager threads have had it open since.
-    fn append_by_pagers(&self, records: &Records) {
-        if filtered() != FILTERED.load(Ordering::SeqCst) {
+    fn append_by_pagers(&self, records: &Records, lasting: Option<Who>) {
+        if filters::mode() != FILTERED.load(Ordering::SeqCst) {
             return;
         }
         // Whoever has it is about to say the same.
         let (Ok(file), Some(mut passed)) = (usize::try_from(KEPT.load(Ordering::SeqCst)), PASSED.try_take()) else {
             return;
         };
-        let about = &raw mut passed.about as usize;
-        let is_known = pagers::one_makes(libc::SYS_fstat, [file, about, 0, 0, 0]).is_some_and(|result| result >= 0);
-        if is_known && records.takes(&passed.about, self.len) {
-            passed.bytes = self.bytes;
-            pagers::one_makes(libc::SYS_write, [file, passed.bytes.as_ptr() as usize, self.len, 0, 0]);
+        let make = |number, args| pagers::one_makes(number, args).unwrap_or(-1);
+        passed.bytes = self.bytes;
+        let Passed { about, bytes } = &mut *passed;
+        self.append(records, file, (about, bytes), make, lasting);
+    }
+
+    fn append(
+        &self,
+        records: &Records,
+        file: usize,
+        (about, bytes): (&mut libc::stat, &[u8; LINE_BYTES]),
+        make: impl Fn(i64, [usize; 5]) -> isize,
+        lasting: Option<Who>,
+    ) {
+        let is_known = make(libc::SYS_fstat, [file, std::ptr::from_mut(about) as usize, 0, 0, 0]) >= 0;
+        if !is_known || !records.takes(about, self.len) {
+            return;
+        }
+        let written = make(libc::SYS_write, [file, bytes.as_ptr() as usize, self.len, 0, 0]);
+        if let Some(who) = lasting.filter(|_| written == self.len as isize) {
+            mapped::map(file, self.len, make, who);
         }
     }
 }
@@ -210,44 +278,76 @@ impl std::fmt::Write for Line {
 
 /// Writes the record, once.
 pub extern "C" fn end() {
-    // After vfork this is the child, in our memory: it has counted nothing.
-    let writer = sys::pid();
-    if WRITER.compare_exchange(writer, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+    if filters::are_set() {
+        mapped::write();
+    } else if will_write() {
+        write(Lasts::No);
+    }
+}
+
+fn write(lasts: Lasts) {
+    let pid = sys::pid();
+    if WRITER.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         return;
     }
     let (Some(file), Some(managed)) = (FILE.get(), managed::get()) else { return };
     let _quiet = Quiet::begin();
     managed.domain.flush_trace();
-    let mut line = Line::new();
-    if describe(&mut line, writer, managed).is_ok() {
-        line.append_to(file);
+    let (who, mut line) = (Who::calls(pid), Line::new());
+    if line.describe(&who, managed).and_then(|()| line.end(if lasts == Lasts::Yes { SPARE_BYTES } else { 0 })).is_ok() {
+        line.append_to(file, (lasts == Lasts::Yes).then_some(who));
     }
 }
 
-fn describe(line: &mut Line, pid: u32, managed: &managed::Managed) -> std::fmt::Result {
-    let stats = managed.domain.stats();
-    let counts = stats.counts;
-    write!(line, "{{\"pid\":{pid},")?;
-    let mut name = [0u8; 16];
-    // SAFETY: raw-call: the kernel writes at most 16 bytes, the last of them NUL.
-    unsafe { call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0]) };
-    line.quoted("\"program\":", name.split(|byte| *byte == 0).next().unwrap_or_default())?;
-    let unmanaged = heap::unmanaged_bytes() + maps::unmanaged_bytes_max();
-    for (name, value) in [
-        ("frames_bytes", stats.frames_bytes),
-        ("resident_bytes_max", stats.resident_bytes_max),
-        ("faults_total", counts.faults_total),
-        ("fills_total", counts.fills_total),
-        ("saves_total", counts.saves_total),
-        ("evictions_total", counts.evictions_total),
-        ("bytes_filled", counts.bytes_filled),
-        ("bytes_saved", counts.bytes_saved),
-        ("unmanaged_bytes_max", unmanaged as u64),
-    ] {
-        write!(line, ",\"{name}\":{value}")?;
+/// What is to be asked of others about a process, or waited for.
+#[derive(Clone, Copy)]
+struct Who {
+    pid: u32,
+    name: [u8; 16],
+    mappings_unmanaged_bytes: usize,
+}
+
+impl Who {
+    fn calls(pid: u32) -> Who {
+        let mut name = [0; 16];
+        // SAFETY: raw-call: the kernel writes at most 16 bytes, the last of them NUL.
+        unsafe { call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+        Who { pid, name, mappings_unmanaged_bytes: maps::unmanaged_bytes_max() }
     }
-    for (name, nanoseconds) in [("fault_us_p50", stats.fault_ns_p50), ("fault_us_p99", stats.fault_ns_p99)] {
-        write!(line, ",\"{name}\":{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)?;
+}
+
+/// By how much a line may become longer whose counts grow.
+const SPARE_BYTES: usize = 200;
+
+impl Line {
+    /// Says what has been counted so far. Nothing is asked of the kernel.
+    fn describe(&mut self, who: &Who, managed: &managed::Managed) -> std::fmt::Result {
+        let stats = managed.domain.stats();
+        let counts = stats.counts;
+        write!(self, "{{\"pid\":{},", who.pid)?;
+        self.quoted("\"program\":", who.name.split(|byte| *byte == 0).next().unwrap_or_default())?;
+        let unmanaged = heap::unmanaged_bytes() + who.mappings_unmanaged_bytes;
+        for (name, value) in [
+            ("frames_bytes", stats.frames_bytes),
+            ("resident_bytes_max", stats.resident_bytes_max),
+            ("faults_total", counts.faults_total),
+            ("fills_total", counts.fills_total),
+            ("saves_total", counts.saves_total),
+            ("evictions_total", counts.evictions_total),
+            ("bytes_filled", counts.bytes_filled),
+            ("bytes_saved", counts.bytes_saved),
+            ("unmanaged_bytes_max", unmanaged as u64),
+        ] {
+            write!(self, ",\"{name}\":{value}")?;
+        }
+        for (name, nanoseconds) in [("fault_us_p50", stats.fault_ns_p50), ("fault_us_p99", stats.fault_ns_p99)] {
+            write!(self, ",\"{name}\":{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)?;
+        }
+        self.write_char('}')
     }
-    writeln!(line, "}}")
+
+    /// Ends it after as many spaces.
+    fn end(&mut self, spaces: usize) -> std::fmt::Result {
+        writeln!(self, "{:spaces$}", "")
+    }
 }

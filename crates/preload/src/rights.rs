@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::next::next;
 use crate::sys::{self, call};
-use crate::{pagers, record};
+use crate::{filters, pagers, record};
 
 next!(SETUID: c"setuid" as fn(libc::uid_t) -> c_int, next_setuid);
 next!(SETEUID: c"seteuid" as fn(libc::uid_t) -> c_int, next_seteuid);
@@ -69,6 +69,8 @@ pub unsafe fn prctl(args: [usize; 5]) -> isize {
     unsafe {
         if is_of_rights {
             change(libc::SYS_prctl, args)
+        } else if args[0] as c_int == libc::PR_SET_SECCOMP {
+            filters::prctl(args)
         } else {
             call(libc::SYS_prctl, [args[0], args[1], args[2], args[3], args[4], 0])
         }
@@ -102,6 +104,11 @@ pub unsafe fn change(number: i64, args: [usize; 5]) -> isize {
         pagers::all_make(number, args);
     }
     result
+}
+
+/// Whether this is the process that has the domain: a child after vfork has its memory alone.
+pub fn is_own_process() -> bool {
+    sys::pid() == FIRST.load(Ordering::SeqCst)
 }
 
 /// A child after vfork is not: its rights are its own, and the memory its parent's.

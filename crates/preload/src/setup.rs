@@ -14,9 +14,9 @@ use selfpage::{DescriptorTable, Domain, Locking, Region};
 use crate::children::{self, Pages};
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
 use crate::promises::{self, Staying};
-use crate::{heap, malloc, process, ranges, record, rights, sys, threads};
+use crate::{filters, heap, malloc, process, ranges, record, rights, sys, threads, watch};
 
-/// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;trace=PATH;sample=MS`.
+/// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;stats=asked;trace=PATH;sample=MS`.
 const VARIABLE: &CStr = c"SELFPAGE_RUN";
 
 /// Where pages go if nobody says so, and where there is no place beside the one that was named.
@@ -48,6 +48,8 @@ struct Wishes {
     policy: String,
     place: Place,
     record: Option<String>,
+    /// Whether its user wants to see it.
+    stats: bool,
     trace: Option<Trace>,
     /// Who called `run`.
     user: Option<u32>,
@@ -133,6 +135,7 @@ impl Wishes {
             policy: value("policy").unwrap_or_else(|| if place == Place::None { "fifo" } else { "lru" }.into()),
             place,
             record: value("record"),
+            stats: value("stats").is_some(),
             trace: path("trace").map(|path| Trace {
                 path,
                 every: Duration::from_millis(value("sample").and_then(|ms| ms.parse().ok()).unwrap_or(0)),
@@ -149,6 +152,12 @@ impl Wishes {
                 sys::say(&format!("selfpage: not managed, because it runs as another user: {why}\n"));
                 return Ok(());
             }
+            // So is one that was executed under a filter. Another place, or more of something, is no remedy.
+            Err(why) if self.is_filtered() => {
+                let why = why.split(';').next().unwrap_or_default();
+                sys::say(&format!("selfpage: not managed, because a filter forbids it system calls: {why}\n"));
+                return Ok(());
+            }
             Err(why) => return Err(why),
         };
         if self.place == Place::None {
@@ -160,8 +169,14 @@ impl Wishes {
         crate::objects::begin()?;
         threads::begin();
         rights::begin();
+        if filters::mode() > 0 && self.is_filtered() {
+            watch::begin();
+        }
         if let Some(path) = &self.record {
             record::write_to(path);
+        }
+        if self.stats {
+            record::tell_if_refused();
         }
         Ok(())
     }
@@ -195,6 +210,13 @@ impl Wishes {
         let large = region(LARGE_BYTES, "large blocks")?;
         let maps = region(MAPS_BYTES, "mappings")?;
         Ok(Managed { domain, objects, large, maps })
+    }
+
+    /// Whether system calls are filtered that are not for `run`: all of a container's may be.
+    fn is_filtered(&self) -> bool {
+        let run = self.record.as_deref().and_then(record::number_of_run);
+        let filters_of_run = run.and_then(|run| filters::count(&format!("/proc/{run}/status")));
+        filters_of_run.is_some_and(|count| filters::count("/proc/self/status").is_some_and(|own| own > count))
     }
 
     fn is_another_user(&self) -> bool {

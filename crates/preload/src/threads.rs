@@ -3,12 +3,15 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::next::next;
-use crate::{heap, maps, process, sys};
+use crate::sys::Quiet;
+use crate::{filters, heap, maps, process, sys, watch};
 
-type Start = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+/// What a thread runs.
+pub type Start = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 type C11Start = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 type Attributes = libc::pthread_attr_t;
 type Destructor = unsafe extern "C" fn(*mut c_void);
@@ -30,6 +33,8 @@ static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 const ROUNDS: usize = 4;
 /// The thread's own structures lie at the top of its stack: the kernel writes there when the thread has ended.
 const TOP_BYTES: usize = 16 << 10;
+/// The stack of a thread of ours that is no pager thread.
+const OWN_STACK_BYTES: usize = 256 << 10;
 
 thread_local! {
     /// The number of this thread, if it is counted. A child after vfork, or a thread that was made past the C library, may have the same
@@ -50,6 +55,7 @@ pub fn begin() {
     if unsafe { libc::pthread_key_create(&raw mut key, Some(round)) } == 0 {
         KEY.store(key, Ordering::Relaxed);
         watch();
+        watch::attend();
     }
 }
 
@@ -93,8 +99,8 @@ fn is_last() -> bool {
     if ALIVE.fetch_sub(1, Ordering::SeqCst) != 1 {
         return false;
     }
-    // One that ended a moment ago may not be gone yet, and nobody would be left to tell that it is.
-    while others_run() {
+    // One that ended a moment ago may not be gone yet, and nobody would be left to tell that it is. A filter may forbid to look.
+    while !filters::are_set() && others_run() == Some(true) {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     true
@@ -102,7 +108,8 @@ fn is_last() -> bool {
 
 /// Ends the calling thread as exit(2) does, and with the same status the process where it was the last.
 pub fn exit(status: c_int) -> ! {
-    if COUNTED.get() == sys::tid() && is_last() {
+    // Under a filter this may be the only call that is left: the watch ends the process.
+    if !filters::are_set() && COUNTED.get() == sys::tid() && is_last() {
         process::exit(status);
     }
     loop {
@@ -111,28 +118,56 @@ pub fn exit(status: c_int) -> ! {
     }
 }
 
-/// Whether there are threads that nobody counted: made by clone(2), past the C library.
-fn others_run() -> bool {
-    let own = sys::tid();
-    std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| {
-        tasks.flatten().any(|task| {
-            let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok()).unwrap_or(0);
-            // Neither a thread that has ended but is not gone yet, nor one that the kernel keeps for I/O, runs the program.
-            let idle = || {
-                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-                let name = stat.split_once('(').map_or("", |(_, rest)| rest);
-                let state = stat.rsplit_once(") ").map_or("X", |(_, rest)| rest);
-                name.starts_with("iou-") || state.starts_with(['Z', 'X'])
-            };
-            tid != own && !selfpage::trap::is_pager_thread(tid) && !idle()
-        })
-    })
+/// Whether a thread is ours.
+pub fn is_own(tid: u32) -> bool {
+    selfpage::trap::is_pager_thread(tid) || watch::tid() == Some(tid)
+}
+
+/// Whether there are threads of the program's beside the calling one, also such as nobody counted: made by clone(2), past the C library.
+/// `None` where there is no telling.
+pub fn others_run() -> Option<bool> {
+    let (own, mut all_known) = (sys::tid(), true);
+    for task in std::fs::read_dir("/proc/self/task").ok()? {
+        let task = task.ok()?;
+        let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok()).unwrap_or(0);
+        if tid == own || is_own(tid) {
+            continue;
+        }
+        match std::fs::read_to_string(task.path().join("stat")) {
+            Ok(stat) if runs_the_program(&stat) => return Some(true),
+            // It ends the moment that it is read about.
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => all_known = false,
+            _ => {}
+        }
+    }
+    all_known.then_some(false)
+}
+
+/// Neither a thread that has ended but is not gone yet, nor one that the kernel keeps for I/O, does.
+fn runs_the_program(stat: &str) -> bool {
+    let name = stat.split_once('(').map_or("", |(_, rest)| rest);
+    let state = stat.rsplit_once(") ").map_or("X", |(_, rest)| rest);
+    !name.starts_with("iou-") && !state.starts_with(['Z', 'X'])
 }
 
 /// In a forked child one thread is left.
 pub fn settle_in_child() {
     ALIVE.store(1, Ordering::SeqCst);
     watch();
+    watch::settle_in_child();
+}
+
+/// Starts a thread of ours with all signals blocked, which is not counted. Whether there is one.
+pub fn start_own(body: Start) -> bool {
+    let _quiet = Quiet::begin();
+    let (mut thread, mut attributes) = (0, MaybeUninit::uninit());
+    // SAFETY: c-library: attributes that are set up, and a function that stays loaded and takes nothing.
+    heap::starting_a_pager(|| unsafe {
+        libc::pthread_attr_init(attributes.as_mut_ptr());
+        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), OWN_STACK_BYTES);
+        next_create()(&raw mut thread, attributes.as_ptr(), body, std::ptr::null_mut()) == 0
+    })
 }
 
 unsafe extern "C-unwind" fn run(begin: *mut c_void) -> *mut c_void {

@@ -41,7 +41,7 @@ macro_rules! cases {
     )* };
 }
 
-cases! { kept, by_number, by_the_library, amid_faults, often, another_threads_own, }
+cases! { kept, by_number, by_the_library, amid_faults, often, another_threads_own, filtered, }
 
 /// Where the store has threads of its own, since io_uring is refused.
 #[test]
@@ -77,4 +77,21 @@ fn setpriv_executes_what_runs_as_another_user() {
     let ran = run::run("8M", "/usr/bin/setpriv", &["--reuid=65534", "--clear-groups", "/bin/echo", "ran"]);
     assert_eq!((ran.code(), ran.text().as_str()), (0, "ran\n"), "{}", ran.errors());
     assert_eq!(ran.count("setpriv", "frames_bytes"), 8 << 20, "{}", ran.stats);
+}
+
+#[test]
+fn what_may_not_open_the_record_says_so() {
+    if !run::possible() {
+        return;
+    }
+    if !is_root() || !Path::new("/usr/bin/setpriv").exists() {
+        return run::skip("root", "only root can become another user, by setpriv: apt-get install util-linux");
+    }
+    // It may have faults inside system calls served, so it is managed.
+    let as_nobody = ["--reuid=65534", "--clear-groups", "--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace"];
+    let ran = run::run("8M", "/usr/bin/setpriv", &[&as_nobody[..], &["/bin/echo", "ran"]].concat());
+    assert_eq!((ran.code(), ran.text().as_str()), (0, "ran\n"), "{}", ran.errors());
+    let says = "selfpage: not in the statistics, because it has no right to open ";
+    assert!(ran.errors().starts_with(says) && ran.errors().lines().count() == 1, "{}", ran.errors());
+    assert_eq!(ran.stats["processes"].as_array().unwrap().len(), 1, "{}", ran.stats);
 }

@@ -60,7 +60,7 @@ impl Told {
                 }
             } else if line["goes_on"] != true {
                 told.processes.push(line);
-            // The exec that the last record was written for has failed.
+            // The exec, or the filter, that the last record was written for has failed.
             } else if let Some(index) = told.processes.iter().rposition(|record| record["pid"] == line["pid"]) {
                 told.processes.remove(index);
             }

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <grp.h>
 #include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -114,9 +116,16 @@ static void often(void) {
   for (int i = 0; i < 1000; i++) CHECK(!prctl(PR_SET_KEEPCAPS, i % 2, 0, 0, 0));
   all_threads_have_the_same();
 }
+// A filter that forbids nothing: from then on there is a thread of ours more, which is to follow too.
+static void filtered(void) {
+  struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+  struct sock_fprog program = {1, &allow};
+  CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0));
+  kept();
+}
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"kept", kept}, {"by_number", by_number}, {"by_the_library", by_the_library}, {"amid_faults", amid_faults},
-  {"often", often}, {"another_threads_own", another_threads_own}, {"then_fork", then_fork}};
+  {"often", often}, {"another_threads_own", another_threads_own}, {"then_fork", then_fork}, {"filtered", filtered}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (argc == 2 && !strcmp(argv[1], cases[i].name)) {

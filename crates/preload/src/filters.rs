@@ -1,0 +1,76 @@
+//! Filters of system calls that the program sets for itself (seccomp). From then on a call that the program does not make itself may be its
+//! end, so the library makes none on the program's threads that it can do without.
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::sys::call;
+use crate::{record, rights, watch};
+
+/// More than `status` has for a process with a thousand groups.
+const STATUS_BYTES: usize = 16 << 10;
+
+static SET: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process has set one. One that was there when the program was executed lets it be set up, or does not.
+pub fn are_set() -> bool {
+    SET.load(Ordering::SeqCst)
+}
+
+/// How system calls of the calling thread are filtered, as the kernel numbers it; 0: they are not.
+pub fn mode() -> i32 {
+    // SAFETY: raw-call: no memory is passed.
+    unsafe { call(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) as i32 }
+}
+
+/// How many filters a process has, by its `status` in /proc. This takes no more calls than the loader has made already.
+pub fn count(status: &str) -> Option<u32> {
+    let mut text = [0; STATUS_BYTES];
+    let len = File::open(status).and_then(|mut file| file.read(&mut text)).ok()?;
+    let mut lines = text.get(..len)?.split(|byte| *byte == b'\n');
+    let count = lines.find_map(|line| line.strip_prefix(b"Seccomp_filters:"))?;
+    std::str::from_utf8(count).ok()?.trim().parse().ok()
+}
+
+/// prctl(2) with `PR_SET_SECCOMP`.
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn prctl(args: [usize; 5]) -> isize {
+    // SAFETY: raw-call: passed on from our caller.
+    let make = || unsafe { call(libc::SYS_prctl, [args[0], args[1], args[2], args[3], args[4], 0]) };
+    // Without a filter it is a question.
+    if args[1] == libc::SECCOMP_MODE_FILTER as usize && args[2] == 0 { make() } else { set(make) }
+}
+
+/// seccomp(2).
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn seccomp(args: [usize; 3]) -> isize {
+    let [operation, _, filter] = args;
+    // SAFETY: raw-call: passed on from our caller.
+    let make = || unsafe { call(libc::SYS_seccomp, [args[0], args[1], args[2], 0, 0, 0]) };
+    match operation as u32 {
+        libc::SECCOMP_SET_MODE_STRICT => set(make),
+        libc::SECCOMP_SET_MODE_FILTER if filter != 0 => set(make),
+        _ => make(),
+    }
+}
+
+/// Sets one by a call of the kernel.
+fn set(make: impl FnOnce() -> isize) -> isize {
+    // A child after vfork is filtered by itself, and the memory is its parent's.
+    if are_set() || !rights::is_own_process() {
+        return make();
+    }
+    watch::begin();
+    record::over_filter(|| {
+        let result = make();
+        if result >= 0 {
+            SET.store(true, Ordering::SeqCst);
+        }
+        result
+    })
+}

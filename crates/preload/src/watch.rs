@@ -1,0 +1,116 @@
+//! A thread of ours that sees when the program has none left. Where a filter of system calls ends the last one nobody else would hear of it,
+//! and pager threads would keep the process for ever. It is started before the first filter is set.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::sys::{self, call};
+use crate::{filters, heap, process, record, threads};
+
+/// How often it looks once the first thread has ended and others run.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// The C library's signal for setuid(3) and its like, which is for this thread too.
+const SIGNAL: u32 = 33;
+
+/// The watch's number; 0: there is none.
+static TID: AtomicU32 = AtomicU32::new(0);
+
+/// A lock that the process's first thread has until it ends. The kernel then gives it to who waits, however the thread has ended.
+static FIRST_LIVES: Held = Held(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+
+struct Held(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: c-library: what is in it is the C library's, for any thread.
+unsafe impl Sync for Held {}
+
+/// The calling thread is the process's first one.
+pub fn attend() {
+    // SAFETY: c-library: nobody else has the lock: no other thread is there yet.
+    unsafe {
+        let mut attributes = MaybeUninit::uninit();
+        libc::pthread_mutexattr_init(attributes.as_mut_ptr());
+        libc::pthread_mutexattr_setrobust(attributes.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST);
+        libc::pthread_mutex_init(FIRST_LIVES.0.get(), attributes.as_ptr());
+        libc::pthread_mutex_lock(FIRST_LIVES.0.get());
+    }
+}
+
+/// In a forked child there is none of its parent's threads.
+pub fn settle_in_child() {
+    TID.store(0, Ordering::SeqCst);
+    attend();
+    if filters::are_set() {
+        begin();
+    }
+}
+
+/// Has it watch. When this returns it is known, or there is no thread to be had.
+pub fn begin() {
+    // Two threads that come here at once start one each, and the second ends.
+    if TID.load(Ordering::SeqCst) == 0 && threads::start_own(watch) {
+        while TID.load(Ordering::SeqCst) == 0 {
+            sys::sleep(&TID, 0);
+        }
+    }
+}
+
+/// The watch's number, if there is one.
+pub fn tid() -> Option<u32> {
+    Some(TID.load(Ordering::SeqCst)).filter(|tid| *tid != 0)
+}
+
+unsafe extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
+    heap::is_pager_from_now_on();
+    prepare();
+    let is_only = TID.compare_exchange(0, sys::tid(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    sys::rouse(&TID);
+    // SAFETY: c-library: the lock was set up before there was another thread.
+    if is_only && unsafe { libc::pthread_mutex_lock(FIRST_LIVES.0.get()) } == libc::EOWNERDEAD {
+        while threads::others_run() != Some(false) {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        end_as_first();
+    }
+    std::ptr::null_mut()
+}
+
+/// What is to be done before the program goes on.
+fn prepare() {
+    open_signal(SIGNAL);
+    // /proc must be within reach even where the program changes its root later. A child of a filtered process may not ask.
+    // SAFETY: raw-call: the string ends with NUL.
+    unsafe {
+        if !filters::are_set() && call(libc::SYS_unshare, [libc::CLONE_FS as usize, 0, 0, 0, 0, 0]) == 0 {
+            call(libc::SYS_chdir, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]);
+        }
+    }
+}
+
+/// Ends the process as the kernel does when the last thread has ended: with what its first one ended with. The watch has no name of its own,
+/// and so the program's is on the record.
+fn end_as_first() -> ! {
+    record::end();
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", sys::pid())).unwrap_or_default();
+    let status: c_int = stat.split_whitespace().next_back().and_then(|code| code.parse().ok()).unwrap_or(0);
+    let signal = status & 0x7f;
+    if signal != 0 {
+        // SAFETY: c-library, raw-call: no function of the program's is left to be called; the calls take plain numbers.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            open_signal(signal as u32);
+            call(libc::SYS_tgkill, [sys::pid() as usize, sys::tid() as usize, signal as usize, 0, 0, 0]);
+        }
+    }
+    process::exit(status >> 8 & 0xff)
+}
+
+/// Lets a signal in.
+fn open_signal(signal: u32) {
+    let mask = 1u64 << (signal - 1);
+    // SAFETY: raw-call: the mask outlives the call, and has the kernel's 8 bytes.
+    unsafe { call(libc::SYS_rt_sigprocmask, [libc::SIG_UNBLOCK as usize, &raw const mask as usize, 0, 8, 0, 0]) };
+}

@@ -1,0 +1,151 @@
+// Programs that filter their own system calls, one way each, in frames fewer than they touch.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#define P 4096ul
+#define LEN (24ul << 20)
+#define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); fflush(stdout); _exit(1); } } while (0)
+static char *self;
+static volatile uint64_t *block;
+static void fill(void) { for (size_t i = 0; i < LEN / 8; i += P / 8) block[i] = i + 1; }
+static void same(void) { for (size_t i = 0; i < LEN / 8; i += P / 8) CHECK(block[i] == i + 1); }
+static void say_ok(void) { CHECK(write(1, "ok\n", 3) == 3); }
+
+enum by { PRCTL, NUMBER };
+// Calls in the list meet `listed`, and all others `rest`.
+static int filter(enum by by, const int *list, size_t count, unsigned listed, unsigned rest) {
+  struct sock_filter code[40] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
+  size_t len = 1;
+  for (size_t i = 0; i < count; i++) {
+    code[len++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, list[i], 0, 1);
+    code[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, listed);
+  }
+  code[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, rest);
+  struct sock_fprog program = {len, code};
+  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+  return by == PRCTL ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0)
+                     : syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
+}
+// What the C library's malloc and a program that computes need.
+static void allow_little(enum by by) {
+  const int allowed[] = {SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_brk, SYS_mmap, SYS_munmap, SYS_mprotect, SYS_madvise,
+                         SYS_futex, SYS_rt_sigreturn, SYS_rt_sigprocmask, SYS_mremap};
+  CHECK(!filter(by, allowed, sizeof allowed / sizeof *allowed, SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS));
+}
+static void forbid(int call, unsigned action) { CHECK(!filter(NUMBER, &call, 1, action, SECCOMP_RET_ALLOW)); }
+static void work(void) { fill(), same(), fill(), same(); }
+
+static void by_prctl(void) { allow_little(PRCTL), work(), say_ok(), _exit(8); }
+static void by_number(void) { allow_little(NUMBER), work(), say_ok(), exit(8); }
+// Asked for and refused, as libseccomp finds out what there is, and then set.
+static void after_refusals(void) {
+  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, 0) == -1 && errno == EFAULT);
+  struct sock_fprog empty = {0, 0};
+  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &empty) == -1 && errno == EINVAL);
+  CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &empty, 0, 0) == -1 && errno == EINVAL);
+  by_prctl();
+}
+static void refused(void) {
+  struct sock_fprog empty = {0, 0};
+  CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &empty) == -1 && errno == EINVAL);
+  work(), say_ok(), exit(8);
+}
+static void twice(void) { forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS), by_number(); }
+static void as_another_user(void) { CHECK(!setuid(65534)); by_prctl(); }
+static void in_a_child(void) {
+  pid_t child = fork();
+  if (!child) by_prctl();
+  int status;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 8);
+  work(), exit(8);
+}
+static void after_vfork(void) {
+  pid_t child = vfork();
+  if (!child) {
+    forbid(SYS_getppid, SECCOMP_RET_KILL_PROCESS);
+    execl("/bin/true", "true", (char *)0);
+    _exit(1);
+  }
+  int status;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  work(), say_ok(), exit(8);
+}
+static void while_main_ends(void) {
+  struct timespec a_while = {0, 300000000};
+  nanosleep(&a_while, 0);
+}
+// The last thread ends as the C library has it, and nothing may be looked at.
+static void *return_from_it(void *of) { while_main_ends(), allow_little(PRCTL), work(), say_ok(); return of; }
+static void last_by_return(void) {
+  pthread_t thread;
+  CHECK(!pthread_create(&thread, 0, return_from_it, 0));
+  pthread_exit(0);
+}
+
+static void killed(void) { forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD), work(), say_ok(), getppid(), _exit(1); }
+static void strict(void) { work(); CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0)); say_ok(); }
+static void strict_exit(void) { strict(), syscall(SYS_exit, 6); }
+static void strict_killed(void) { strict(), syscall(SYS_getppid); }
+static void strict_by_number(void) { CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_STRICT, 0, 0)); say_ok(), syscall(SYS_exit, 6); }
+static void killed_child(void) {
+  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  pid_t child = fork();
+  if (!child) work(), getppid(), _exit(1);
+  int status;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == 31);
+  work(), say_ok(), _exit(8);
+}
+static void killed_by_what_it_inherits(void) {
+  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  execl(self, self, "ask", (char *)0);
+}
+static void ask(void) { work(), say_ok(), getppid(), _exit(1); }
+static void killed_under_another_root(void) {
+  CHECK(!chdir("/var/tmp"));
+  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  CHECK(!chroot(".")); work(), say_ok(), getppid(), _exit(1);
+}
+static void *killed_later(void *of) { while_main_ends(), work(), say_ok(), getppid(); return of; }
+static void killed_without_main(void) {
+  forbid(SYS_getppid, SECCOMP_RET_KILL_THREAD);
+  pthread_t thread;
+  CHECK(!pthread_create(&thread, 0, killed_later, 0));
+  syscall(SYS_exit, 5);
+}
+static void executed(void) {
+  forbid(SYS_unshare, SECCOMP_RET_ERRNO | ENOSYS);
+  execl("/bin/echo", "echo", "ok", (char *)0);
+}
+
+#define CASE(name) {#name, name}
+static struct { const char *name; void (*what)(void); } cases[] = {
+  CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
+  CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
+  CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
+  CASE(executed)};
+int main(int argc, char **argv) {
+  self = argv[0];
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
+      block = malloc(LEN);
+      CHECK(block);
+      fill();
+      same();
+      cases[i].what();
+      return 1;
+    }
+  return 2;
+}

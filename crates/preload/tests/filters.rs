@@ -1,0 +1,100 @@
+//! Programs that filter their own system calls: each case of tests/c/filters.c, in frames fewer than it touches. It ends as it would
+//! without us, and has its record.
+
+mod run;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use run::Ran;
+
+const SIGSYS: i32 = 128 + libc::SIGSYS;
+
+fn case(name: &str) -> Option<Ran> {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| run::possible().then(|| run::compile("filters", &[])));
+    Some(run::run("8M", program.as_ref()?, &[name]))
+}
+
+/// The case, which says that all is right and ends with that status.
+fn ends(name: &str, status: i32) -> Option<Ran> {
+    let ran = case(name)?;
+    let found = (ran.code(), ran.text(), ran.errors());
+    assert_eq!(found, (status, "ok\n".into(), String::new()), "{name}");
+    Some(ran)
+}
+
+fn evictions(ran: &Ran) -> Vec<u64> {
+    let processes = ran.stats["processes"].as_array().unwrap();
+    processes.iter().map(|one| one["evictions_total"].as_u64().unwrap()).collect()
+}
+
+/// Evictions of a case that has set its filter, and of one that has gone on and worked after that.
+const BEFORE: std::ops::Range<u64> = 2000..20_000;
+const IN_ALL: u64 = 25_000;
+
+#[test]
+fn a_filter_that_kills_lets_its_program_end_and_its_counts_go_on() {
+    let names = ["by_prctl", "by_number", "after_refusals", "refused", "twice", "as_another_user"];
+    for name in names {
+        // SAFETY: test: a call without arguments.
+        if name == "as_another_user" && unsafe { libc::geteuid() } != 0 {
+            run::skip("root", "only root can become another user");
+            continue;
+        }
+        let Some(ran) = ends(name, 8) else { return };
+        assert!(matches!(evictions(&ran)[..], [count] if count > IN_ALL), "{name}: {}", ran.stats);
+    }
+}
+
+#[test]
+fn a_childs_filter_is_its_own() {
+    for name in ["in_a_child", "after_vfork"] {
+        let Some(ran) = ends(name, 8) else { return };
+        // The child ends first.
+        let [child, parent] = evictions(&ran)[..] else { panic!("{name}: {}", ran.stats) };
+        assert!(parent > IN_ALL && (name == "after_vfork" || child > BEFORE.start), "{name}: {}", ran.stats);
+    }
+}
+
+#[test]
+fn a_filter_may_forbid_to_look_for_the_last_thread() {
+    ends("last_by_return", 0);
+}
+
+#[test]
+fn a_process_ends_whose_last_thread_a_filter_kills() {
+    let Some(ran) = ends("killed", SIGSYS) else { return };
+    assert!(matches!(evictions(&ran)[..], [count] if count > IN_ALL), "{}", ran.stats);
+    let ran = ends("killed_by_what_it_inherits", SIGSYS).unwrap();
+    let is_of_two = matches!(evictions(&ran)[..], [first, second] if BEFORE.contains(&first) && second > IN_ALL);
+    assert!(is_of_two && ran.stats["processes"][0]["program"] == ran.stats["processes"][1]["program"], "{}", ran.stats);
+    ends("killed_child", 8);
+    // The kernel says of a first thread how it has ended, and of others nothing.
+    ends("killed_without_main", 5);
+}
+
+#[test]
+fn a_process_in_strict_mode_ends_as_without_us() {
+    ends("strict_exit", 6);
+    ends("strict_by_number", 6);
+    ends("strict_killed", 128 + libc::SIGKILL);
+}
+
+#[test]
+fn under_another_root_the_last_threads_end_is_seen() {
+    // SAFETY: test: a call without arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        return run::skip("root", "only root can change its root directory");
+    }
+    ends("killed_under_another_root", SIGSYS);
+}
+
+#[test]
+fn a_program_that_is_executed_under_a_filter_runs_without_a_domain() {
+    let Some(ran) = case("executed") else { return };
+    assert_eq!((ran.code(), ran.text().as_str()), (0, "ok\n"), "{}", ran.errors());
+    let says = "selfpage: not managed, because a filter forbids it system calls: ";
+    assert!(ran.errors().starts_with(says) && ran.errors().lines().count() == 1, "{}", ran.errors());
+    assert!(matches!(evictions(&ran)[..], [count] if BEFORE.contains(&count)), "{}", ran.stats);
+}
