@@ -338,7 +338,8 @@ fn a_reader_that_goes_away_ends_a_run_that_is_not_kept() {
     let kept = scratch.0.join("kept");
     let unread = |options: &[&str]| {
         let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
-        run.args(["bench", "faults", "--quick", "--json", "--reps", "1", "--system", "kernel"]).args(options);
+        run.args(["bench", "faults", "--quick", "--json", "--reps", "1", "--system", "kernel"]);
+        run.args(["--case", "first-touch-4k", "--case", "first-touch-4k-scattered"]).args(options);
         let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(run.stdout.take());
         let output = run.wait_with_output().unwrap();
