@@ -152,6 +152,11 @@ impl Word {
     pub const fn in_save(self) -> bool {
         self.0 & IN_SAVE != 0
     }
+
+    /// Whether somebody is at the page, or it is saved where it is in core. Either ends by itself, and tells those who wait.
+    pub fn is_busy_or_saved_in_core(self) -> bool {
+        self.state() == State::Busy || (self.state() == State::Resident && self.in_save())
+    }
     /// Whether the page is nowhere but with its pager, if there: neither in core nor on its way out.
     pub fn is_away(self) -> bool {
         self.state() == State::Absent && !self.in_save()

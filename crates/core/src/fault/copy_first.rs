@@ -237,7 +237,7 @@ pub fn arm(domain: &DomainState, region: &Region, at_busy: AtBusy) -> Result<u64
             let Some(word) = region.word(page) else { break };
             let seen = word.load();
             let resident = seen.state() == State::Resident;
-            if seen.state() == State::Busy || (resident && seen.in_save()) {
+            if seen.is_busy_or_saved_in_core() {
                 if at_busy == AtBusy::Wait {
                     wait = word.await_change(seen).map(|seen| (word, seen));
                     break;

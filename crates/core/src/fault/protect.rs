@@ -242,7 +242,7 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
             let seen = word.load();
             let wishes = seen.wishes().with_program(protection.wishes());
             let resident = seen.state() == State::Resident;
-            if seen.state() == State::Busy || (resident && seen.in_save()) {
+            if seen.is_busy_or_saved_in_core() {
                 if next > range.first {
                     break;
                 }

@@ -384,9 +384,10 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
         }
         // A page that somebody is at, perhaps to finish the very fault that the caller just took, is waited for; and one that is in core
         // again while it is being saved.
-        let busy = |seen: Word| seen.state() == State::Busy || (seen.state() == State::Resident && seen.in_save());
         settle_step(domain, at, |region| match region.word(at).map(|word| (word, word.load())) {
-            Some((word, seen)) if busy(seen) => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
+            Some((word, seen)) if seen.is_busy_or_saved_in_core() => {
+                word.await_change(seen).map_or(Step::Again, Step::AwaitPage)
+            }
             _ => Step::Done(Outcome::Resolved),
         });
         let _inside = domain.gate.enter(domain.mmu);
@@ -395,7 +396,7 @@ pub fn evict(domain: &DomainState, range: PageRange) -> Evicted {
         let end = range.end().min(start.plus(MOST_LOOKS));
         while len + ((evicted.queued - queued) as usize) < room && at < end {
             let word = domain.regions.find(at).and_then(|region| region.word(at));
-            if at > start && word.is_some_and(|word| busy(word.load())) {
+            if at > start && word.is_some_and(|word| word.load().is_busy_or_saved_in_core()) {
                 break;
             }
             if let Some(frame) = claim_for_eviction(domain, at, &mut evicted)
