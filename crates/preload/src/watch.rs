@@ -8,13 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::sys::{self, call};
-use crate::{filters, heap, process, record, threads};
+use crate::{filters, heap, pagers, process, record, threads};
 
 /// How often it looks once the first thread has ended and others run.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-
-/// The C library's signal for setuid(3) and its like, which is for this thread too.
-const SIGNAL: u32 = 33;
 
 /// The watch's number; 0: there is none.
 static TID: AtomicU32 = AtomicU32::new(0);
@@ -80,7 +77,8 @@ unsafe extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
 
 /// What is to be done before the program goes on.
 fn prepare() {
-    open_signal(SIGNAL);
+    // This thread follows with its rights, too.
+    open_signal(pagers::SIGNAL);
     // /proc must be within reach even where the program changes its root later. A child of a filtered process may not ask.
     // SAFETY: raw-call: the string ends with NUL.
     unsafe {
@@ -101,7 +99,7 @@ fn end_as_first() -> ! {
         // SAFETY: c-library, raw-call: no function of the program's is left to be called; the calls take plain numbers.
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
-            open_signal(signal as u32);
+            open_signal(signal);
             call(libc::SYS_tgkill, [sys::pid() as usize, sys::tid() as usize, signal as usize, 0, 0, 0]);
         }
     }
@@ -109,7 +107,7 @@ fn end_as_first() -> ! {
 }
 
 /// Lets a signal in.
-fn open_signal(signal: u32) {
+fn open_signal(signal: c_int) {
     let mask = 1u64 << (signal - 1);
     // SAFETY: raw-call: the mask outlives the call, and has the kernel's 8 bytes.
     unsafe { call(libc::SYS_rt_sigprocmask, [libc::SIG_UNBLOCK as usize, &raw const mask as usize, 0, 8, 0, 0]) };

@@ -66,31 +66,31 @@ fn a_child_without_its_parents_rights_says_why_it_cannot_go_on() {
     }
 }
 
-#[test]
-fn setpriv_executes_what_runs_as_another_user() {
+/// Has setpriv(1) execute echo(1) as another user with these options, which goes well.
+fn as_nobody(options: &[&str]) -> Option<Ran> {
     if !run::possible() {
-        return;
+        return None;
     }
     if !is_root() || !Path::new("/usr/bin/setpriv").exists() {
-        return run::skip("root", "only root can become another user, by setpriv: apt-get install util-linux");
+        run::skip("root", "only root can become another user, by setpriv: apt-get install util-linux");
+        return None;
     }
-    let ran = run::run("8M", "/usr/bin/setpriv", &["--reuid=65534", "--clear-groups", "/bin/echo", "ran"]);
+    let line = [&["--reuid=65534", "--clear-groups"], options, &["/bin/echo", "ran"]].concat();
+    let ran = run::run("8M", "/usr/bin/setpriv", &line);
     assert_eq!((ran.code(), ran.text().as_str()), (0, "ran\n"), "{}", ran.errors());
+    Some(ran)
+}
+
+#[test]
+fn setpriv_executes_what_runs_as_another_user() {
+    let Some(ran) = as_nobody(&[]) else { return };
     assert_eq!(ran.count("setpriv", "frames_bytes"), 8 << 20, "{}", ran.stats);
 }
 
 #[test]
 fn what_may_not_open_the_record_says_so() {
-    if !run::possible() {
-        return;
-    }
-    if !is_root() || !Path::new("/usr/bin/setpriv").exists() {
-        return run::skip("root", "only root can become another user, by setpriv: apt-get install util-linux");
-    }
     // It may have faults inside system calls served, so it is managed.
-    let as_nobody = ["--reuid=65534", "--clear-groups", "--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace"];
-    let ran = run::run("8M", "/usr/bin/setpriv", &[&as_nobody[..], &["/bin/echo", "ran"]].concat());
-    assert_eq!((ran.code(), ran.text().as_str()), (0, "ran\n"), "{}", ran.errors());
+    let Some(ran) = as_nobody(&["--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace"]) else { return };
     let says = "selfpage: not in the statistics, because it has no right to open ";
     assert!(ran.errors().starts_with(says) && ran.errors().lines().count() == 1, "{}", ran.errors());
     assert_eq!(ran.stats["processes"].as_array().unwrap().len(), 1, "{}", ran.stats);

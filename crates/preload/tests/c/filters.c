@@ -15,13 +15,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#define P 4096ul
-#define LEN (24ul << 20)
-#define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); fflush(stdout); _exit(1); } } while (0)
+#include "cases.h"
 static char *self;
-static volatile uint64_t *block;
-static void fill(void) { for (size_t i = 0; i < LEN / 8; i += P / 8) block[i] = i + 1; }
-static void same(void) { for (size_t i = 0; i < LEN / 8; i += P / 8) CHECK(block[i] == i + 1); }
 static void say_ok(void) { CHECK(write(1, "ok\n", 3) == 3); }
 
 enum by { PRCTL, NUMBER };
@@ -130,22 +125,12 @@ static void executed(void) {
   execl("/bin/echo", "echo", "ok", (char *)0);
 }
 
-#define CASE(name) {#name, name}
-static struct { const char *name; void (*what)(void); } cases[] = {
+static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
   CASE(executed)};
 int main(int argc, char **argv) {
   self = argv[0];
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
-      block = malloc(LEN);
-      CHECK(block);
-      fill();
-      same();
-      cases[i].what();
-      return 1;
-    }
-  return 2;
+  return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2;
 }

@@ -15,15 +15,10 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#define P 4096ul
-#define LEN (24ul << 20)
+#include "cases.h"
 #define NOBODY 65534u
-#define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); fflush(stdout); _exit(1); } } while (0)
 int capset(struct __user_cap_header_struct *, const struct __user_cap_data_struct *);
-static volatile uint64_t *block;
 static volatile int stop;
-static void fill(void) { for (size_t i = 0; i < LEN / 8; i += P / 8) block[i] = i + 1; }
-static void same(void) { for (size_t i = 0; i < LEN / 8; i += P / 8) CHECK(block[i] == i + 1); }
 
 // What the kernel says of a thread's rights.
 static void rights(const char *thread, char *said, size_t room) {
@@ -123,22 +118,14 @@ static void filtered(void) {
   CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0));
   kept();
 }
-static struct { const char *name; void (*what)(void); } cases[] = {
-  {"kept", kept}, {"by_number", by_number}, {"by_the_library", by_the_library}, {"amid_faults", amid_faults},
-  {"often", often}, {"another_threads_own", another_threads_own}, {"then_fork", then_fork}, {"filtered", filtered}};
+static const struct one_case cases[] = {
+  CASE(kept), CASE(by_number), CASE(by_the_library), CASE(amid_faults), CASE(often), CASE(another_threads_own), CASE(then_fork),
+  CASE(filtered)};
 int main(int argc, char **argv) {
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
-      block = malloc(LEN);
-      CHECK(block);
-      fill();
-      same();
-      cases[i].what();
-      same();
-      fill();
-      same();
-      puts("ok");
-      return 0;
-    }
-  return 2;
+  if (!has_done(cases, sizeof cases / sizeof *cases, argc, argv)) return 2;
+  same();
+  fill();
+  same();
+  puts("ok");
+  return 0;
 }

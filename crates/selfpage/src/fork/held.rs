@@ -38,7 +38,7 @@ impl<T> OverFork<T> {
     }
 
     /// Whether the calling thread holds it.
-    pub(crate) fn is_held_here(&self) -> bool {
+    fn is_held_here(&self) -> bool {
         self.by.load(Ordering::Relaxed) == thread::block()
     }
 
