@@ -127,6 +127,12 @@ pub(crate) fn find_tracked(range: &Range<usize>) -> Option<Arc<Bound>> {
     domains.iter().filter_map(Weak::upgrade).find_map(|domain| domain.find_tracked(range))
 }
 
+/// Calls `each` with all regions of all domains.
+pub(crate) fn each_region(each: impl Fn(&Bound)) {
+    let domains = undisturbed::lock(&DOMAINS);
+    domains.iter().filter_map(Weak::upgrade).for_each(|domain| domain.regions().values().for_each(|bound| each(bound)));
+}
+
 /// Whether a page is in no region of any domain; no for one of which that cannot be told without waiting, as in the handlers of a fork.
 ///
 /// # Context

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod found;
+mod owner;
 mod protection;
 mod registered;
 mod tracked;
@@ -19,6 +20,8 @@ use selfpage_core::linux::{memory, probe};
 
 use crate::error::{Error, Kind, Result};
 pub use found::Dirty;
+use owner::Id;
+pub(crate) use owner::Owner;
 use protection::WriteProtection;
 use registered::Registered;
 pub(crate) use tracked::check_tracked;
@@ -52,6 +55,9 @@ pub enum Mechanism {
 /// A huge page is written as a whole where the kernel keeps it whole: always with hugetlb; a transparent one is split by the
 /// first write.
 ///
+/// One tracker at a time watches a range, and all of a region that it armed a part of; that is refused to others until it has disarmed what
+/// it armed, or is dropped. Memory that is watched by [`Mechanism::WriteProtection`] is armed no more when its tracker is dropped.
+///
 /// # Examples
 /// ```no_run
 /// # fn main() -> selfpage::Result<()> {
@@ -73,6 +79,7 @@ pub enum Mechanism {
 /// ```
 #[derive(Debug)]
 pub struct DirtyTracker {
+    id: Id,
     /// None: by traps.
     protection: Option<WriteProtection>,
 }
@@ -96,8 +103,8 @@ impl DirtyTracker {
     /// `Unsupported`: this machine does not have it. `OutOfSpace`: no descriptors, no memory.
     pub fn with(mechanism: Mechanism) -> Result<DirtyTracker> {
         match mechanism {
-            Mechanism::WriteProtection => Ok(DirtyTracker { protection: Some(WriteProtection::new()?) }),
-            Mechanism::Traps => Ok(DirtyTracker { protection: None }),
+            Mechanism::WriteProtection => Ok(DirtyTracker { id: Id::new(), protection: Some(WriteProtection::new()?) }),
+            Mechanism::Traps => Ok(DirtyTracker { id: Id::new(), protection: None }),
             Mechanism::SoftDirty => Err(Error::new(Kind::Unsupported, "use", "soft-dirty bits", no_soft_dirty())),
         }
     }
@@ -123,9 +130,12 @@ impl DirtyTracker {
         if range.is_empty() {
             return Ok(());
         }
-        let Some(protection) = &self.protection else { return traps::arm(range) };
+        let Some(protection) = &self.protection else { return traps::arm(self.id, range) };
         match tracked::region("arm", &range)? {
-            Some(region) => protection.scan_region("arm", &region, range, Afterwards::Protect, &mut Dirty::new()),
+            Some(region) => {
+                region.tracker.claim(self.id, "arm", &range)?;
+                protection.scan_region("arm", &region, range, Afterwards::Protect, &mut Dirty::new())
+            }
             None => protection.arm(range),
         }
     }
@@ -150,9 +160,10 @@ impl DirtyTracker {
     /// As for [`DirtyTracker::arm`]. `found` is empty.
     pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         fill(found, "scan and re-arm", &range, |found| match &self.protection {
-            None => traps::scan_and_rearm(range.clone(), found),
+            None => traps::scan_and_rearm(self.id, range.clone(), found),
             Some(protection) => match tracked::region("scan and re-arm", &range)? {
                 Some(region) => {
+                    region.tracker.claim(self.id, "scan and re-arm", &range)?;
                     protection.scan_region("scan and re-arm", &region, range.clone(), Afterwards::Protect, found)
                 }
                 None => protection.scan_and_rearm(range.clone(), found),
@@ -169,12 +180,27 @@ impl DirtyTracker {
         if range.is_empty() {
             return Ok(());
         }
-        let Some(protection) = &self.protection else { return traps::disarm(range) };
+        let Some(protection) = &self.protection else { return traps::disarm(self.id, range) };
         match tracked::region("disarm", &range)? {
-            Some(region) => tracked::disarm(&region, &range),
+            Some(region) => {
+                region.tracker.claim(self.id, "disarm", &range)?;
+                tracked::disarm(&region, &range);
+                if !tracked::is_armed_somewhere(&region) {
+                    region.tracker.release(self.id);
+                }
+            }
             None => protection.disarm(range)?,
         }
         Ok(())
+    }
+}
+
+impl Drop for DirtyTracker {
+    fn drop(&mut self) {
+        match self.protection {
+            Some(_) => tracked::release(self.id),
+            None => traps::release(self.id),
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use selfpage_core::linux::pagemap::{Afterwards, Pagemap, Stretch};
 use selfpage_core::mmu::Trap;
 use selfpage_core::region::Rights;
 
+use super::owner::Id;
 use super::protection::STRETCHES;
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
@@ -70,6 +71,24 @@ fn pages(range: &Range<usize>) -> PageRange {
 
 pub(super) fn disarm(bound: &Bound, range: &Range<usize>) {
     pages(range).pages().for_each(|page| bound.core().disarm(page));
+}
+
+/// Whether a page of the region is armed.
+pub(super) fn is_armed_somewhere(bound: &Bound) -> bool {
+    bound.core().range.pages().any(|page| bound.core().is_armed(page))
+}
+
+/// Disarms what the tracker has armed.
+pub(super) fn release(id: Id) {
+    if !ANY.load(Ordering::SeqCst) {
+        return;
+    }
+    fork::each_region(|bound| {
+        if bound.tracker.is(id) {
+            disarm(bound, &addresses(bound));
+            bound.tracker.release(id);
+        }
+    });
 }
 
 pub(super) fn scan(

@@ -12,6 +12,7 @@ use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::memory::{self, Access};
 use selfpage_core::linux::thread;
 
+use super::owner::{Id, Owner};
 use super::{Dirty, object};
 use crate::error::{Error, Kind, Result};
 use crate::maps;
@@ -28,6 +29,8 @@ struct Watch {
     bits: Vec<AtomicU64>,
     size_pages: usize,
     armed: AtomicBool,
+    /// Where it is armed.
+    tracker: Owner,
 }
 
 static WATCHES: [AtomicPtr<Watch>; MOST_RANGES] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_RANGES];
@@ -212,7 +215,7 @@ fn armed(operation: &'static str, range: &Range<usize>) -> Result<&'static Watch
     })
 }
 
-pub(super) fn arm(range: Range<usize>) -> Result<()> {
+pub(super) fn arm(id: Id, range: Range<usize>) -> Result<()> {
     // SAFETY: signal-handler: `on_sigsegv` sets bits, calls mprotect(2), and the handler that was there before.
     unsafe { SIGSEGV.install(on_sigsegv, Blocked::AllButFaults) };
     crate::fork::attend();
@@ -230,6 +233,7 @@ pub(super) fn arm(range: Range<usize>) -> Result<()> {
             same.map_or_else(|| list(&range), Ok)?
         }
     };
+    watch.tracker.claim(id, "arm", &range)?;
     watch.bits.iter().for_each(|word| word.store(0, Ordering::SeqCst));
     watch.armed.store(true, Ordering::SeqCst);
     if watch.allow(&range, Access::Read) {
@@ -277,7 +281,8 @@ fn list(range: &Range<usize>) -> Result<&'static Watch> {
     };
     let size_pages = range.len() / PAGE_BYTES;
     let bits = iter::repeat_with(AtomicU64::default).take(size_pages.div_ceil(64)).collect();
-    let watch = Watch { start: range.start, bits, size_pages, armed: AtomicBool::new(false) };
+    let (armed, tracker) = (AtomicBool::new(false), Owner::default());
+    let watch = Watch { start: range.start, bits, size_pages, armed, tracker };
     let watch: &'static Watch = Box::leak(Box::new(watch));
     let before = slot.swap(ptr::from_ref(watch).cast_mut(), Ordering::SeqCst);
     // A handler that is at it now, or that was left by a jump, keeps it for good.
@@ -288,9 +293,10 @@ fn list(range: &Range<usize>) -> Result<&'static Watch> {
     Ok(watch)
 }
 
-pub(super) fn disarm(range: Range<usize>) -> Result<()> {
+pub(super) fn disarm(id: Id, range: Range<usize>) -> Result<()> {
     let _alone = hold();
     let watch = armed("disarm", &range)?;
+    watch.tracker.claim(id, "disarm", &range)?;
     if !watch.open_all() && !watch.open_with_neighbours() {
         // A part may be opened by now. It stays armed, and written.
         let cause = "the kernel cannot take its protection off; there are too many mappings, and it is one with others";
@@ -298,11 +304,18 @@ pub(super) fn disarm(range: Range<usize>) -> Result<()> {
     }
     // Last: a thread that was trapped before finds its watch, and tries again.
     watch.armed.store(false, Ordering::SeqCst);
+    watch.tracker.release(id);
     // A handler that saw it armed may be opening it for a neighbour, and from here on the memory may be somebody else's.
     while OPENING.iter().any(|slot| slot.what.load(Ordering::SeqCst) == everywhere()) {
         thread::give_way();
     }
     Ok(())
+}
+
+/// Has the notes that are the tracker's be nobody's; what is armed stays so.
+pub(super) fn release(id: Id) {
+    let _whole = no_change();
+    watches().for_each(|watch| watch.tracker.release(id));
 }
 
 pub(super) fn scan(range: Range<usize>, found: &mut Dirty) -> Result<()> {
@@ -312,9 +325,10 @@ pub(super) fn scan(range: Range<usize>, found: &mut Dirty) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn scan_and_rearm(range: Range<usize>, found: &mut Dirty) -> Result<()> {
+pub(super) fn scan_and_rearm(id: Id, range: Range<usize>, found: &mut Dirty) -> Result<()> {
     let _whole = no_change();
     let watch = armed("scan and re-arm", &range)?;
+    watch.tracker.claim(id, "scan and re-arm", &range)?;
     watch.find(found, |word| word.swap(0, Ordering::SeqCst));
     for pages in found.ranges() {
         if !watch.allow(&pages, Access::Read) {
@@ -355,6 +369,7 @@ mod tests {
 
     #[test]
     fn a_scan_in_the_middle_of_a_trap_hides_no_write() {
+        let id = Id::new();
         // SAFETY: a fresh mapping.
         let start = unsafe { memory::map_anonymous(Place::Anywhere, 4 * PAGE_BYTES, Access::ReadWrite) }.unwrap();
         let range = start..start + 4 * PAGE_BYTES;
@@ -362,11 +377,11 @@ mod tests {
         let found = || {
             let mut found = Dirty::new();
             found.begin(&range);
-            scan_and_rearm(range.clone(), &mut found).unwrap();
+            scan_and_rearm(id, range.clone(), &mut found).unwrap();
             found.ranges().collect::<Vec<_>>()
         };
         for whole in [false, true] {
-            arm(range.clone()).unwrap();
+            arm(id, range.clone()).unwrap();
             let watch = armed("look at", &range).unwrap();
             let (what, pages, expected) =
                 if whole { (start | WHOLE, 0..4, range.clone()) } else { (page.start, 1..2, page.clone()) };
@@ -381,7 +396,7 @@ mod tests {
             });
             assert_eq!(found(), std::slice::from_ref(&expected), "a page too many");
             assert_eq!(found(), []);
-            disarm(range.clone()).unwrap();
+            disarm(id, range.clone()).unwrap();
         }
         // SAFETY: mapped above, and nobody holds a reference to it.
         unsafe { memory::unmap(start, 4 * PAGE_BYTES) }.unwrap();
@@ -390,11 +405,12 @@ mod tests {
     /// Each place is a handler's of another thread, which the child does not have.
     #[test]
     fn a_child_frees_the_places_of_others_and_notes_their_pages_once() {
+        let id = Id::new();
         // SAFETY: a fresh mapping.
         let start = unsafe { memory::map_anonymous(Place::Anywhere, 4 * PAGE_BYTES, Access::ReadWrite) }.unwrap();
         let range = start..start + 4 * PAGE_BYTES;
         let page = |number: usize| start + number * PAGE_BYTES..start + (number + 1) * PAGE_BYTES;
-        arm(range.clone()).unwrap();
+        arm(id, range.clone()).unwrap();
         let (tell, told) = channel();
         let (end, ends) = channel::<()>();
         let others = std::thread::spawn(move || {
@@ -412,7 +428,7 @@ mod tests {
             let found = || {
                 let mut found = Dirty::new();
                 found.begin(&range);
-                scan_and_rearm(range.clone(), &mut found).unwrap();
+                scan_and_rearm(id, range.clone(), &mut found).unwrap();
                 found.ranges().collect::<Vec<_>>()
             };
             let (noted, later) = (found() == [page(1)], found().is_empty());
@@ -428,7 +444,7 @@ mod tests {
         assert_eq!(status, 0, "it waits for a place, or has a wrong note");
         drop(end);
         others.join().unwrap();
-        disarm(range.clone()).unwrap();
+        disarm(id, range.clone()).unwrap();
         // SAFETY: mapped above, and nobody holds a reference to it.
         unsafe { memory::unmap(start, 4 * PAGE_BYTES) }.unwrap();
     }

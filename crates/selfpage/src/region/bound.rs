@@ -22,7 +22,7 @@ use selfpage_core::sync::{AtomicU8, AtomicU64};
 use super::{ADDRESS, Builder};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
-use crate::dirty;
+use crate::dirty::{self, Owner};
 use crate::domain::{Inner, MOST_REGIONS};
 use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
@@ -53,6 +53,8 @@ pub(crate) struct Bound {
     leaving: AtomicBool,
     /// What was still its own when it left its domain.
     left: OnceLock<Vec<Range<usize>>>,
+    /// Whose its dirty bits are.
+    pub(crate) tracker: Owner,
 }
 
 impl Bound {
@@ -128,6 +130,7 @@ impl Bound {
             asking,
             leaving: AtomicBool::new(false),
             left: OnceLock::new(),
+            tracker: Owner::default(),
         };
         // SAFETY: pager-outlives: as above.
         let new = unsafe { bound.region.bind(&raw const bound._reference.0) };

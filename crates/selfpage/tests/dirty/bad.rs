@@ -65,6 +65,37 @@ fn a_range_that_cannot_be_watched_is_refused_and_nothing_changes() {
     unsafe { theirs.arm(0..0).unwrap() };
 }
 
+/// What one has found and armed again, the other would miss.
+pub fn refuses_another(memory: &Memory, trackers: impl Fn() -> DirtyTracker) {
+    let (ours, theirs, mut found) = (trackers(), trackers(), Dirty::new());
+    arm(&ours, memory);
+    memory.write(9, 1);
+    refused(&theirs, memory.range(), "another tracker watches");
+    // Reading them changes nothing, so it may.
+    theirs.scan(memory.range(), &mut found).unwrap();
+    assert!(found.contains(memory.page(9)));
+    drop(theirs);
+    ours.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert!(found.contains(memory.page(9)));
+    ours.disarm(memory.range()).unwrap();
+
+    let theirs = trackers();
+    arm(&theirs, memory);
+    memory.write(10, 1);
+    refused(&ours, memory.range(), "another tracker watches");
+    drop(theirs);
+    arm(&ours, memory);
+    memory.write(11, 1);
+    ours.scan_and_rearm(memory.range(), &mut found).unwrap();
+    assert!(found.contains(memory.page(11)));
+    ours.disarm(memory.range()).unwrap();
+}
+
+#[test]
+fn a_range_that_another_tracker_has_armed_by_traps_is_refused() {
+    refuses_another(&Memory::anonymous(64), || DirtyTracker::with(Mechanism::Traps).unwrap());
+}
+
 #[test]
 fn a_range_that_was_unmapped_or_mapped_over_is_never_clean() {
     // By itself: what other threads map could come to lie in the hole.

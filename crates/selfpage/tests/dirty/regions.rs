@@ -4,6 +4,7 @@ use selfpage::dirty::{Dirty, DirtyTracker};
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Region, Rights, Trap};
 
+use crate::bad::refuses_another;
 use crate::memory::{Memory, PAGE};
 use crate::shadow::{Beyond, compare, share};
 use crate::{arm, fork, in_child, pages, skip};
@@ -156,6 +157,29 @@ fn what_cannot_be_tracked_is_refused() {
     let (start, end) = (range.start.min(beside.range().start), range.end.max(beside.range().end));
     // SAFETY: as above.
     assert_eq!(unsafe { tracker.arm(start..end) }.unwrap_err().kind(), Kind::Invalid);
+}
+
+#[test]
+fn a_region_has_one_tracker_at_a_time() {
+    for trap in TRAPS {
+        let Some((_domain, region)) = region(trap, FRAMES) else { return };
+        refuses_another(&Memory::of(&region), || DirtyTracker::new().unwrap());
+        let (tracker, memory, mut found) = (DirtyTracker::new().unwrap(), Memory::of(&region), Dirty::new());
+        let halves = [memory.page(0)..memory.page(FRAMES / 2), memory.page(FRAMES / 2)..memory.range().end];
+        // SAFETY: the memory is the test's.
+        halves.iter().cloned().for_each(|half| unsafe { tracker.arm(half) }.unwrap());
+        tracker.disarm(halves[0].clone()).unwrap();
+        let other = DirtyTracker::new().unwrap();
+        let why = other.scan_and_rearm(halves[0].clone(), &mut found).unwrap_err();
+        assert!(why.to_string().contains("another tracker watches"), "{why}");
+        tracker.disarm(halves[1].clone()).unwrap();
+        other.scan_and_rearm(halves[0].clone(), &mut found).unwrap();
+        drop(tracker);
+        assert!(other.scan_and_rearm(halves[1].clone(), &mut found).is_ok());
+        drop(other);
+        DirtyTracker::new().unwrap().scan(memory.range(), &mut found).unwrap();
+        assert_eq!(found.pages(), FRAMES as u64, "nobody watches it any more");
+    }
 }
 
 #[test]
