@@ -137,7 +137,8 @@ fn compare(
     }
     screen.say(
         "   All passes read the same bytes. Page caches use LRU, which drops each page just before it is needed again; a\n   \
-         program that knows how it reads can say so.\n",
+         program that knows how it reads can say so. (A quarter of the file does not fit. What MRU reads beyond that went to\n   \
+         make room for what was read ahead.)\n",
     );
     Ok(rows)
 }
