@@ -51,7 +51,9 @@ pub fn cargo_program() -> OsString {
 /// What it printed on standard error, if it failed.
 pub fn output(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| format!("{name} did not start: {error}"))?;
+    let output = command
+        .output()
+        .map_err(|error| format!("{name} did not start: {error}; it must be installed, and in PATH"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }

@@ -108,6 +108,7 @@ pub struct Head {
 }
 
 /// A trace that is being read: its records, one after the other, in memory that does not grow with it. An error is the last.
+#[derive(Debug)]
 pub struct Records<R> {
     head: Head,
     source: R,

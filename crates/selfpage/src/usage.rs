@@ -3,6 +3,7 @@
 //! # Source
 //! Denning's working set (CACM 1968), estimated as Waldspurger's "Memory Resource Management in VMware ESX Server" (§5.3) does.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -93,6 +94,12 @@ impl Region {
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
         self.bound().may_change(self.inner(), "sample")?;
         Sample::begin(self.life(), self.core().range, sampling)
+    }
+}
+
+impl fmt::Debug for Sample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sample({} pages from {:#x} on)", self.range.count, self.range.first.addr().0)
     }
 }
 

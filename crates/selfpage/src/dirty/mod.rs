@@ -140,7 +140,8 @@ impl DirtyTracker {
         }
     }
 
-    /// Finds the pages of `range` that were written since they were armed. A part that was never armed counts as written.
+    /// Finds the pages of `range` that were written since they were armed. A part that was never armed counts as written; by
+    /// [`Mechanism::Traps`] a range that is not one that was armed is an error.
     ///
     /// # Errors
     /// `Invalid`: as for [`DirtyTracker::arm`]. Any other: nothing is known, and nothing has changed. `found` is empty.

@@ -1,5 +1,6 @@
 //! Taking snapshots while the program goes on.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,6 +64,12 @@ pub struct Snapshots {
     anew: bool,
     /// How long the file was with its first snapshot.
     first_bytes: u64,
+}
+
+impl fmt::Debug for Snapshots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Snapshots({} regions into {:?})", self.subject.regions.len(), self.subject.path)
+    }
 }
 
 /// What became of one call of [`Snapshots::take`].

@@ -1,5 +1,6 @@
 //! A store in a file or on a block device.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -222,6 +223,12 @@ impl FileStore {
             }
         }
         self.reclaiming.store(false, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileStore({}, {} of {} bloks taken)", self.object, self.taken_bloks(), self.bloks.count())
     }
 }
 

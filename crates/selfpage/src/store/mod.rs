@@ -41,6 +41,7 @@ pub(crate) use zeros::holds_nothing;
 pub struct Blok(pub u32);
 
 /// One page to read.
+#[derive(Debug)]
 pub struct ReadBlok<'a> {
     /// Where it is in the store.
     pub blok: Blok,
@@ -49,6 +50,7 @@ pub struct ReadBlok<'a> {
 }
 
 /// One page to write.
+#[derive(Debug)]
 pub struct WriteBlok<'a> {
     /// Where it goes in the store.
     pub blok: Blok,
