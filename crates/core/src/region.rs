@@ -45,6 +45,8 @@ pub struct Region {
     pub rights: Rights,
     /// The patterns in which it is read.
     pub streams: Streams,
+    /// How many of its pages were brought in because somebody used them, since it was made.
+    pub fetched: AtomicU64,
     /// Its standing with policies that look at it: frames of a lower one go first.
     pub priority: AtomicU8,
     /// Pages from this number on are not fetched before they are asked for: nobody may use them yet.
@@ -84,6 +86,7 @@ impl Region {
             trap,
             rights,
             streams: Streams::new(),
+            fetched: AtomicU64::new(0),
             priority: AtomicU8::new(0),
             reach: AtomicU64::new(u64::MAX),
             asks_first: AtomicU8::new(0),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo};
 use selfpage_core::fault::sample;
 use selfpage_core::linux::die;
 use selfpage_core::region::Access;
@@ -240,9 +240,8 @@ impl Writer {
                 self.put(WORKING_SET, [now_ns, set.bytes / page, bounds], 0, 0);
             }
         }
-        let all = PageRange { first: PageNo(0), count: u64::MAX };
         let unmap = |pages: &[(PageNo, Frame)]| sample::begin(inner.state(), pages);
-        self.sample = Some((now_ns, Drawn::draw(inner, all, Sampling::Pages(SAMPLED), unmap)));
+        self.sample = Some((now_ns, Drawn::draw(inner, None, Sampling::Pages(SAMPLED), unmap)));
     }
 
     /// Writes what happens until the domain ends.

@@ -12,7 +12,7 @@ use selfpage_core::fault::sample::{self, STRETCH, Stretch};
 
 use crate::domain::{Domain, Inner, Life};
 use crate::error::{Error, Kind, Result};
-use crate::region::Region;
+use crate::region::{Bound, Region};
 
 /// How many of the pages in core are looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,8 +40,6 @@ pub enum Sampling {
 /// ```
 pub struct Sample {
     life: Arc<Life>,
-    /// Its first page is page 0 of the sample.
-    range: PageRange,
     drawn: Drawn,
 }
 
@@ -56,7 +54,7 @@ pub struct Usage {
     pub referenced: u64,
     /// Of the sampled, those that went (evicted, discarded) before anybody used them.
     pub gone: u64,
-    /// Pages that the domain fetched since because somebody used them.
+    /// Pages of the region, or the domain, that were fetched since because somebody used them.
     pub fetched: u64,
 }
 
@@ -82,7 +80,7 @@ impl Domain {
         let inner = &self.life().inner;
         let regions: Vec<_> = inner.regions().values().cloned().collect();
         regions.iter().try_for_each(|bound| bound.may_change(inner, "sample"))?;
-        Sample::begin(self.life(), PageRange { first: PageNo(0), count: u64::MAX }, sampling)
+        Sample::begin(self.life(), None, sampling)
     }
 }
 
@@ -93,23 +91,23 @@ impl Region {
     /// The thread's protection domain lacks the right `META` on the region.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
         self.bound().may_change(self.inner(), "sample")?;
-        Sample::begin(self.life(), self.core().range, sampling)
+        Sample::begin(self.life(), Some(self.bound()), sampling)
     }
 }
 
 impl fmt::Debug for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sample({} pages from {:#x} on)", self.range.count, self.range.first.addr().0)
+        write!(f, "Sample({} of {} pages)", self.drawn.pages.len(), self.drawn.in_core)
     }
 }
 
 impl Sample {
-    fn begin(life: &Arc<Life>, range: PageRange, sampling: Sampling) -> Result<Sample> {
+    fn begin(life: &Arc<Life>, region: Option<&Arc<Bound>>, sampling: Sampling) -> Result<Sample> {
         let inner = &life.inner;
         let state = inner.state();
         let unmap = |pages: &[(PageNo, Frame)]| inner.on_pager_thread(move || sample::begin(state, pages));
-        let drawn = Drawn::draw(inner, range, sampling, unmap);
-        Ok(Sample { life: life.clone(), range, drawn })
+        let drawn = Drawn::draw(inner, region, sampling, unmap);
+        Ok(Sample { life: life.clone(), drawn })
     }
 
     /// Whether a page was used since the sample began, by its number in the region; in the sample of a domain, by its address
@@ -119,7 +117,7 @@ impl Sample {
     /// Another sample of the domain has begun since, or a fork has ended this one.
     pub fn is_referenced(&self, page: u64) -> Result<Option<bool>> {
         self.is_going_on()?;
-        let page = self.range.first.plus(page);
+        let page = self.drawn.range().first.plus(page);
         let at = self.drawn.pages.binary_search_by_key(&page, |entry| entry.0);
         Ok(at.ok().and_then(|at| self.drawn.pages.get(at)).map(|entry| self.was_used(entry.1)))
     }
@@ -159,6 +157,8 @@ impl Sample {
 /// The pages of a sample.
 pub(crate) struct Drawn {
     number: u64,
+    /// None: all of the domain's.
+    region: Option<Arc<Bound>>,
     in_core: u64,
     fetched_before: u64,
     /// By page.
@@ -166,14 +166,16 @@ pub(crate) struct Drawn {
 }
 
 impl Drawn {
-    /// Draws pages of `range` and has `unmap` unmap them, up to [`STRETCH`] at a time.
+    /// Draws pages of the region, or of all, and has `unmap` unmap them, up to [`STRETCH`] at a time.
     pub(crate) fn draw(
         inner: &Inner,
-        range: PageRange,
+        region: Option<&Arc<Bound>>,
         sampling: Sampling,
         unmap: impl Fn(&[(PageNo, Frame)]) -> Stretch,
     ) -> Drawn {
         let number = inner.samples.fetch_add(1, Ordering::SeqCst) + 1;
+        let region = region.cloned();
+        let range = range_of(region.as_deref());
         let state = inner.state();
         let frames = state.frames.capacity();
         let mut pages = Vec::new();
@@ -194,7 +196,13 @@ impl Drawn {
             in_core -= (pages.len() - taken.len()) as u64;
         }
         taken.sort_unstable_by_key(|entry| entry.0);
-        Drawn { number, in_core, fetched_before: fetched(inner), pages: taken }
+        let fetched_before = fetched(inner, region.as_deref());
+        Drawn { number, region, in_core, fetched_before, pages: taken }
+    }
+
+    /// Its first page is page 0 of the sample.
+    fn range(&self) -> PageRange {
+        range_of(self.region.as_deref())
     }
 
     /// Whether no later sample has begun, and nobody has forked.
@@ -213,12 +221,19 @@ impl Drawn {
             sampled: self.pages.len() as u64,
             referenced: referenced as u64,
             gone: self.pages.len().saturating_sub(waiting + referenced) as u64,
-            fetched: fetched(inner).saturating_sub(self.fetched_before),
+            fetched: fetched(inner, self.region.as_deref()).saturating_sub(self.fetched_before),
         }
     }
 }
 
-fn fetched(inner: &Inner) -> u64 {
+fn range_of(region: Option<&Bound>) -> PageRange {
+    region.map_or(PageRange { first: PageNo(0), count: u64::MAX }, |bound| bound.core().range)
+}
+
+fn fetched(inner: &Inner, region: Option<&Bound>) -> u64 {
+    if let Some(bound) = region {
+        return bound.core().fetched.load(Ordering::Relaxed);
+    }
     let counts = inner.state().counters.read();
     counts.fills_total.saturating_sub(counts.fills_ahead_total)
 }

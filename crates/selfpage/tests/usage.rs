@@ -41,6 +41,40 @@ fn pages_that_are_read_are_found_every_round_and_others_are_not() {
 }
 
 #[test]
+fn what_another_region_fetches_is_no_use_of_this_one() {
+    let Some(domain) = domain(128) else { return };
+    let (region, other) = (numbered(&domain, 16, Trap::Worker), numbered(&domain, 512, Trap::Worker));
+    let before = domain.stats().counts.bytes_filled;
+    let sample = region.sample(Sampling::Whole).unwrap();
+    (0..512).for_each(|page| assert_eq!(word(&other, page), page as u64 + 1));
+    assert!(domain.stats().counts.bytes_filled > before, "nothing was fetched");
+    assert_eq!(sample.usage().unwrap().fetched, 0);
+    (0..16).for_each(|page| assert_eq!(word(&region, page), page as u64 + 1));
+    let fetched = sample.usage().unwrap().fetched;
+    assert!((1..=16).contains(&fetched), "they had gone long before: {fetched}");
+    drop(region);
+    assert_eq!(sample.usage().unwrap().fetched, fetched, "the region is gone, and nothing of it is used any more");
+}
+
+#[test]
+fn a_page_on_standby_is_used_like_any_other() {
+    let Some(domain) = domain(512) else { return };
+    let region = numbered(&domain, 64, Trap::Worker);
+    region.flush(0, 64 * PAGE).unwrap(); // So that none is being saved when it goes.
+    region.evict(0, 64 * PAGE).unwrap();
+    let sample = region.sample(Sampling::Whole).unwrap();
+    (0..16).for_each(|page| assert_eq!(word(&region, page), page as u64 + 1));
+    let usage = sample.usage().unwrap();
+    assert_eq!((usage.in_core, usage.sampled, usage.referenced, usage.gone, usage.fetched), (64, 64, 16, 0, 0));
+    assert_eq!((sample.is_referenced(3).unwrap(), sample.is_referenced(20).unwrap()), (Some(true), Some(false)));
+    // Back to standby: those that were used still count as such.
+    region.evict(0, 16 * PAGE).unwrap();
+    let usage = sample.usage().unwrap();
+    assert_eq!((usage.referenced, usage.gone), (16, 0));
+    assert_eq!(usage.working_set().bytes, 16 * PAGE as u64);
+}
+
+#[test]
 fn writes_are_seen_and_kept() {
     let Some(domain) = domain(512) else { return };
     let mut region = numbered(&domain, 64, Trap::Worker);

@@ -13,6 +13,7 @@ use crate::pager::{Context, FillPage, Pager, PagerError};
 use crate::region::Region;
 use crate::stack;
 use crate::stream::{Chunk, Plan};
+use crate::sync::Ordering;
 use crate::trace::Counters;
 use crate::tracer::Kind;
 
@@ -289,6 +290,7 @@ pub(super) fn fetch<const N: usize>(
     Counters::add(&domain.counters.bytes_filled, bytes);
     Counters::add(&domain.counters.fills_total, batch.len as u64);
     Counters::add(&domain.counters.fills_ahead_total, batch.len as u64 - 1);
+    region.fetched.fetch_add(1, Ordering::Relaxed);
     batch.map(domain, region, Some(page)).map(|()| bytes)
 }
 

@@ -346,11 +346,10 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     }
     domain.stack.leaves_standby();
     let frame = seen.frame();
+    // Before the map, which lets the program go on.
+    domain.frames.note_use(frame);
     match domain.map(region, page, frame, 1) {
         Ok(()) => {
-            if !seen.trip() {
-                domain.frames.note_use(frame);
-            }
             domain.settle(region, page, Word::new(State::Resident, frame));
             domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
             Counters::add(&domain.counters.soft_faults_total, 1);

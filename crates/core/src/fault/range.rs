@@ -197,6 +197,7 @@ fn supply_at(domain: &DomainState, context: Context, region: &Region, page: Page
     domain.settle(region, page, Word::new(State::Resident, frame));
     domain.admit(region, frame, Use::First);
     Counters::add(&domain.counters.fills_total, 1);
+    region.fetched.fetch_add(1, Ordering::Relaxed);
     Step::Done(Outcome::Resolved)
 }
 

@@ -1,5 +1,5 @@
 //! Which pages are used: some are unmapped while their contents stay in their frames, and whoever uses one takes a fault
-//! without I/O, which is noted.
+//! without I/O, which is noted. Those on standby are unmapped already.
 //!
 //! # Source
 //! Denning's working set (CACM 1968), by the statistical sampling of Waldspurger's "Memory Resource Management in VMware ESX
@@ -57,7 +57,7 @@ pub fn in_core(domain: &DomainState, frames: Range<u32>, range: PageRange) -> St
             && let Some(word) = domain.regions.find(page).and_then(|region| region.word(page))
             && let seen = word.load()
             && match seen.state() {
-                State::Resident | State::Aside => {
+                State::Resident | State::Standby | State::Aside => {
                     seen.frame() == frame && seen.pins() == 0 && !seen.wishes().unmapped()
                 }
                 // Somebody ends the very fault that brought it in.
@@ -90,8 +90,8 @@ pub fn begin(domain: &DomainState, pages: &[(PageNo, Frame)]) -> Stretch {
     let (mut sample, mut claimed) = (Stretch::EMPTY, Stretch::EMPTY);
     for &(page, frame) in pages.iter().take(STRETCH) {
         match set_out(domain, page, frame) {
-            Some(State::Aside) => sample.push(page, frame),
-            Some(_) => claimed.push(page, frame),
+            Some(State::Resident) => claimed.push(page, frame),
+            Some(_) => sample.push(page, frame),
             None => {}
         }
     }
@@ -114,11 +114,11 @@ fn set_out(domain: &DomainState, page: PageNo, frame: Frame) -> Option<State> {
                 return Some(State::Resident);
             }
             State::Resident => {}
-            State::Aside => {
+            state @ (State::Standby | State::Aside) => {
                 domain.frames.forget_use(frame);
                 // Whoever used it meanwhile may have noted that before it was forgotten: then it is mapped by now.
                 if word.load() == seen {
-                    return Some(State::Aside);
+                    return Some(state);
                 }
             }
             _ => return None,
@@ -142,7 +142,7 @@ fn unmap(domain: &DomainState, pages: &[(PageNo, Frame)], sample: &mut Stretch) 
     });
 }
 
-/// How many of `pages` are still unmapped since they were sampled.
+/// How many of `pages` are still in their frames, and nobody has used them since they were sampled.
 ///
 /// # Context
 /// Normal, outside the gate.
@@ -150,7 +150,10 @@ pub fn unused(domain: &DomainState, pages: &[(PageNo, Frame)]) -> usize {
     let _inside = domain.gate.enter(domain.mmu);
     let waits = |&&(page, frame): &&(PageNo, Frame)| {
         let word = domain.regions.find(page).and_then(|region| region.word(page));
-        word.map(|word| word.load()).is_some_and(|seen| seen.state() == State::Aside && seen.frame() == frame)
+        word.map(|word| word.load()).is_some_and(|seen| {
+            let waits = matches!(seen.state(), State::Standby | State::Aside) && seen.frame() == frame;
+            waits && !domain.frames.used(frame)
+        })
     };
     pages.iter().filter(waits).count()
 }
