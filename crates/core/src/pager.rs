@@ -40,6 +40,10 @@ pub enum PagerError {
     Orphaned,
 }
 
+/// As the C library has it; core has none. What numbers that no error has are taken for.
+const EIO: i32 = 5;
+const MOST_ERRNO: i32 = 4095;
+
 impl PagerError {
     /// As a small number, for words that have no room for more.
     pub(crate) const fn code(self) -> u32 {
@@ -51,7 +55,9 @@ impl PagerError {
             PagerError::NoStore => 5,
             PagerError::WrongContext => 6,
             PagerError::Orphaned => 7,
-            PagerError::Io(errno) => 16 + errno as u32,
+            // A pager or store of the program's own may say anything; a code is not 0, and leaves the high bits of words alone.
+            PagerError::Io(errno @ 0..=MOST_ERRNO) => 16 + errno as u32,
+            PagerError::Io(_) => 16 + EIO as u32,
         }
     }
     pub(crate) const fn from_code(code: u32) -> PagerError {
@@ -232,4 +238,22 @@ pub trait Pager: Send + Sync {
     /// # Context
     /// Normal or PagerThread.
     fn forget(&self, index: u64, count: u64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shortage::Shortage;
+
+    #[test]
+    fn an_error_of_any_number_is_one_and_has_room_in_words() {
+        for errno in [i32::MIN, -4095, -18, -17, -16, -5, -1, 0, 5, 28, 4095, 4096, i32::MAX] {
+            let code = PagerError::Io(errno).code();
+            assert!((16..1 << 16).contains(&code), "{errno}: {code}");
+            let expected = PagerError::Io(if (0..=MOST_ERRNO).contains(&errno) { errno } else { EIO });
+            assert_eq!(PagerError::from_code(code), expected);
+            let shortage = Shortage::Unsaved(PagerError::Io(errno));
+            assert_eq!(Shortage::from_code(shortage.code()), Some(Shortage::Unsaved(expected)));
+        }
+    }
 }

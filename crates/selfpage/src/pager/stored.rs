@@ -136,6 +136,10 @@ impl Pager for Stored {
         let mut rest = pages;
         while !rest.is_empty() {
             let (first, count) = match self.store.claim(rest.len().min(MOST) as u32) {
+                // Blok 0 stands for none, and no bloks are no progress, whatever a store of the program's own says.
+                Ok((Blok(0), _) | (_, 0)) => {
+                    return rest.iter_mut().for_each(|page| page.outcome = Err(PagerError::Full));
+                }
                 Ok((first, count)) => (first, count as usize),
                 Err(error) => return rest.iter_mut().for_each(|page| page.outcome = Err(error)),
             };

@@ -147,6 +147,10 @@ impl Bound {
 
     /// Makes the region accessible as `reserved` says, registers it for faults, and puts it into the map.
     pub(super) fn join(self: &Arc<Bound>, inner: &Arc<Inner>, reserved: memory::Access) -> Result<()> {
+        if let Some(number) = self.descriptors().iter().find(|number| **number < 0) {
+            let cause = format!("its store names the descriptor {number}, which is none; name those that it has");
+            return Err(Error::new(Kind::Invalid, "add", format!("region {}", self.name), cause));
+        }
         let mut regions = inner.regions();
         let unlocked = inner.lock_or_give_up(&regions, &self.addresses());
         // Not before it is locked our way, without pages: in what a program has locked when it is mapped the kernel puts some here.

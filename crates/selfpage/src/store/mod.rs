@@ -72,7 +72,8 @@ pub struct WriteBlok<'a> {
 ///
 /// A child without them (`vfork`, `posix_spawn`, a bare `clone`) must leave the store alone, and needs none of them.
 pub trait BackingStore: Send + Sync {
-    /// Claims up to `want` free bloks with neighbouring numbers, fewer where no such run is found quickly.
+    /// Claims up to `want` free bloks with neighbouring numbers, fewer where no such run is found quickly, and one at least. Never blok 0: to
+    /// a region that, or none at all, is an error like [`PagerError::Full`].
     ///
     /// # Context
     /// PagerThread or Normal.

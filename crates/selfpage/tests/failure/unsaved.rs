@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use selfpage::pager::{Context, PagerError};
 use selfpage::snapshot::{Snapshot, Snapshots};
-use selfpage::store::MemoryStore;
+use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_what_fits, pages, until};
@@ -101,6 +102,70 @@ fn a_failure_that_is_over_is_no_cause() {
         assert!(error.to_string().contains("pinned"), "{error}");
     })
     .well();
+}
+
+/// As the kernel has them in completions, which a store may pass on as they are.
+#[test]
+fn errors_of_numbers_that_none_has_are_told_like_others() {
+    for errno in [-16, -18, -5, i32::MIN, i32::MAX] {
+        in_child(here!(), &errno.to_string(), || {
+            let (_domain, region, store, written) = full(Trap::Worker);
+            store.write.store(errno as u32, SeqCst);
+            assert_eq!(region.pin(written * PAGE, PAGE).unwrap_err().kind(), Kind::Io);
+            let region = std::hint::black_box(region);
+            println!("{}", region.as_slice::<u64>()[(pages(&region) - 1) * PAGE / 8]);
+        })
+        .by(libc::SIGBUS, &["heap", "no frame", "cannot be saved"]);
+    }
+}
+
+/// A store whose claims make no sense.
+struct Senseless(MemoryStore, (Blok, u32));
+
+impl BackingStore for Senseless {
+    fn claim(&self, _want: u32) -> Result<(Blok, u32), PagerError> {
+        Ok(self.1)
+    }
+    fn release(&self, first: Blok, count: u32) {
+        panic!("{first:?} and {count} were never claimed");
+    }
+    fn reads_in_trap(&self) -> bool {
+        true
+    }
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        self.0.read(context, bloks)
+    }
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        self.0.write(bloks);
+    }
+    fn descriptors(&self) -> Vec<i32> {
+        if self.1.1 == u32::MAX { vec![-1] } else { vec![] }
+    }
+}
+
+#[test]
+fn claims_of_nothing_or_of_blok_0_are_a_full_store() {
+    for claimed in [(Blok(0), 1), (Blok(0), 64), (Blok(1), 0)] {
+        in_child(here!(), &format!("{claimed:?}"), || {
+            let store = Senseless(MemoryStore::new(1 << 20).unwrap(), claimed);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(4 * FRAMES * PAGE).name("heap").stored(store).unwrap();
+            let written = number_what_fits(&mut region);
+            let error = region.pin(written * PAGE, PAGE).unwrap_err();
+            assert!(error.to_string().contains("the store is full"), "{error}");
+            check_pages(&region, 0..written);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_store_with_a_descriptor_that_none_is_is_refused() {
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let store = Senseless(MemoryStore::new(1 << 20).unwrap(), (Blok(1), u32::MAX));
+    let why = domain.region(FRAMES * PAGE).stored(store).unwrap_err();
+    assert!(why.kind() == Kind::Invalid && why.to_string().contains("the descriptor -1"), "{why}");
+    domain.region(FRAMES * PAGE).zero().unwrap().pin(0, PAGE).unwrap();
 }
 
 #[test]
