@@ -107,6 +107,11 @@ impl Opened {
         if !meta.is_file() {
             return Err(Error::new(Kind::Invalid, "map", object, "it is not a regular file"));
         }
+        if rights == Rights::ReadWrite && !page_cache::takes_mappings(&buffered) {
+            let cause = "its file system has no shared mappings, by which changed pages are saved where its lock is taken; open it with \
+                         Rights::Read, or copy it to another file system";
+            return Err(Error::new(Kind::Unsupported, "map", object, cause));
+        }
         let buffered = Descriptor::new(buffered.into()).map_err(failed)?;
         let direct = options.custom_flags(libc::O_NONBLOCK | libc::O_DIRECT).open(path).ok();
         let direct = direct.map(|file| Descriptor::new(file.into())).transpose().map_err(failed)?;

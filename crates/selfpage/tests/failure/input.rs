@@ -160,6 +160,11 @@ fn files() {
         refused(map(&dir.path().join("none"), 0, 0), Kind::Io, &["none", "No such file"]);
         refused(map(dir.path(), 0, 0), Kind::Io, &["Is a directory"]);
         refused(map(Path::new("/dev/zero"), 0, 0), Kind::Invalid, &["/dev/zero", "not a regular file"]);
+        refused(
+            map(Path::new("/proc/self/comm"), 0, 0),
+            Kind::Unsupported,
+            &["/proc/self/comm", "no shared mappings", "Rights::Read"],
+        );
         refused(map(Path::new("a\0b"), 0, 0), Kind::Invalid, &["a\0b"]);
         refused(map(&file, 1, 0), Kind::Invalid, &["no multiple of 4096"]);
         let behind = &["data", "has 12289 bytes", "none from 16384 on"];

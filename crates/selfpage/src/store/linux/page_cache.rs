@@ -14,6 +14,11 @@ use selfpage_core::pager::PagerError;
 /// Pages in one window (IOV_MAX is 1024).
 pub const MOST: usize = 512;
 
+/// Whether the file system of this file, opened for reading and writing, lets it be written to so: FUSE with `direct_io`, for one, does not.
+pub fn takes_mappings(file: impl AsFd) -> bool {
+    !matches!(Window::over(file, 0, PAGE_BYTES), Err(PagerError::Io(libc::ENODEV)))
+}
+
 /// Writes these parts of a page at `offset`, which is the page's. The file never grows by it.
 ///
 /// # Context

@@ -206,12 +206,33 @@ impl Request {
                     self.outcome = Some(Ok(()));
                 }
             }
-            Err(Errno::AGAIN | Errno::OPNOTSUPP) if direction == Direction::WriteUnlessLocked => {
+            // The last: of a file system whose direct writes are of more than a page (XFS with larger blocks).
+            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INVAL) if direction == Direction::WriteUnlessLocked => {
                 self.outcome = Some(Err(LOCKED));
             }
             Err(Errno::INTR | Errno::AGAIN) if self.retries < RETRIES_MAX => self.retries += 1,
             Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => self.outcome = Some(Err(PagerError::Full)),
             Err(errno) => self.outcome = Some(Err(PagerError::Io(errno.raw_os_error()))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_written_past_the_lock_is_left_to_the_page_cache() {
+        let took = |direction, errno| {
+            let mut request =
+                Request { first_blok: 1, start: 0, pages: 1, done: 0, retries: RETRIES_MAX, outcome: None };
+            request.took(Err(errno), direction);
+            request.outcome
+        };
+        for errno in [Errno::AGAIN, Errno::OPNOTSUPP, Errno::INVAL] {
+            assert_eq!(took(Direction::WriteUnlessLocked, errno), Some(Err(LOCKED)), "{errno}");
+            assert_eq!(took(Direction::Write, errno), Some(Err(PagerError::Io(errno.raw_os_error()))), "{errno}");
+        }
+        assert_eq!(took(Direction::WriteUnlessLocked, Errno::IO), Some(Err(PagerError::Io(libc::EIO))));
     }
 }
