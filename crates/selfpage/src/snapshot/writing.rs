@@ -45,6 +45,7 @@ impl Request {
     }
 
     fn write(&self, file: &File, at: u64) -> io::Result<()> {
+        within_limit(at + self.len_bytes as u64)?;
         let bytes = &self.memory[self.first..][..self.len_bytes];
         match file.write_all_at(bytes, at) {
             // The file system wants larger steps than pages.
@@ -54,6 +55,14 @@ impl Request {
             }
             written => written,
         }
+    }
+}
+
+/// Beyond the limit on the size of files the kernel would send `SIGXFSZ`, which ends the process.
+fn within_limit(end: u64) -> io::Result<()> {
+    match rustix::process::getrlimit(rustix::process::Resource::Fsize).current {
+        Some(limit) if limit < end => Err(io::Error::from_raw_os_error(libc::EFBIG)),
+        _ => Ok(()),
     }
 }
 
@@ -90,7 +99,12 @@ impl Target {
             .map_err(|errno| Error::system("make", named(self.place.path()), io::Error::from(errno)))?;
         self.place.begin()?;
         (self.current, self.end) = (Current::NONE, data_at(&self.header));
-        let written = self.place.file().and_then(|file| file.write_all_at(&self.header.encode(), 0));
+        let header = self.header.encode();
+        let written = self.place.file().and_then(|file| {
+            // What says which snapshot is the newest stands behind the header.
+            within_limit(self.end)?;
+            file.write_all_at(&header, 0)
+        });
         written.map_err(|cause| failed(self.place.path(), cause))
     }
 
@@ -265,6 +279,7 @@ impl Writing<'_> {
         let failed = |target: &Target, cause| failed(target.place.path(), cause);
         let written = self.target.place.file().and_then(|file| {
             through_the_cache(&file);
+            within_limit(end)?;
             file.write_all_at(&self.table, self.at)?;
             file.sync_data()
         });

@@ -56,6 +56,35 @@ fn on_a_full_disk_the_old_one_stays_and_the_program_goes_on() {
     assert!((0..PAGES).all(|page| saved(&new, 0, page)[0] == 3000 + page as u64));
 }
 
+/// The kernel sends `SIGXFSZ` for a write beyond the limit, which would end the process.
+#[test]
+fn beyond_the_limit_on_the_size_of_files_the_old_one_stays_and_the_program_goes_on() {
+    const PAGES: usize = 64;
+    let ended = super::child::in_child(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one.snap");
+        let domain = Domain::with_frames(2 * PAGES * PAGE).build().unwrap();
+        let region = domain.region(PAGES * PAGE).zero().unwrap();
+        let words = Words::of(&region);
+        let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+        words.at(3, 0).store(7, Ordering::Relaxed);
+        snapshots.take().unwrap();
+        for limit in [0, PAGE as u64, (PAGES / 2 * PAGE) as u64] {
+            let limits = libc::rlimit { rlim_cur: limit, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: a child of the test's own.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limits) }, 0);
+            (0..PAGES).for_each(|page| words.at(page, 0).store(9, Ordering::Relaxed));
+            let error = snapshots.take().unwrap_err();
+            assert!(error.to_string().contains("large"), "{error}");
+            let fresh = Snapshots::of(&[&region], dir.path().join("two.snap")).and_then(|mut fresh| fresh.take());
+            assert!(fresh.is_err(), "{fresh:?}");
+            assert_eq!(saved(&Snapshot::open(&path).unwrap(), 0, 3)[0], 7);
+        }
+        true
+    });
+    assert_eq!(ended, 0, "how the child ended");
+}
+
 /// A system call that fails: its number, which argument to look at, what that is at the most, and the errno.
 type Refused = (libc::c_long, u32, u32, i32);
 
