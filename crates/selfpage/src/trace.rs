@@ -227,7 +227,7 @@ impl Writer {
             return;
         }
         if let Some((began_ns, drawn)) = &self.sample {
-            if now_ns < began_ns + self.every.as_nanos() as u64 {
+            if u128::from(now_ns.saturating_sub(*began_ns)) < self.every.as_nanos() {
                 return;
             }
             // The program may have begun a sample of its own, or forked: then nothing is known of this time.

@@ -181,6 +181,26 @@ fn a_region_in_anothers_place_is_traced_by_its_own_name() {
     assert_eq!(names.collect::<Vec<_>>(), ["first", "second"]);
 }
 
+#[test]
+fn a_working_set_is_asked_for_as_seldom_as_one_likes() {
+    if domain(16).is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("trace");
+    let domain = Domain::with_frames(64 * PAGE).trace(&path, Duration::MAX).build().unwrap();
+    let region = numbered(&domain, 32, Trap::Worker);
+    for _ in 0..3 {
+        assert_eq!(word(&region, 7), 8);
+        domain.flush_trace();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(region);
+    drop(domain);
+    let trace = Trace::read(&path).unwrap();
+    assert!(!trace.records.iter().any(|record| matches!(record, Record::WorkingSet { .. })));
+}
+
 /// Four threads count in words of their own, with fewer frames than pages, while samples are taken one after the other.
 #[test]
 fn nothing_is_lost_while_threads_run() {
