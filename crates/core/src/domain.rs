@@ -7,7 +7,7 @@ use crate::cut::Cut;
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
 use crate::frame::{FrameBytes, FrameTable, Use};
-use crate::mmu::{Mmu, Partial, Trap};
+use crate::mmu::{Mmu, Partial, Refusal, Trap};
 use crate::page::{PageWord, State, Word};
 use crate::region::{Region, RegionMap};
 use crate::ring::Ring;
@@ -165,6 +165,14 @@ impl DomainState {
         if region.pager().is_some_and(|pager| pager.saves()) {
             self.frames.admit(frame, use_);
         }
+    }
+
+    /// What becomes of a claimed page that the machine would not unmap, for the reason `why`: where it has a protection key it is copied.
+    pub(crate) fn unmap_keyed(&self, region: &Region, page: PageNo, frame: Frame, why: Refusal) -> Result<(), Refusal> {
+        if why != Refusal::Pinned || region.keyed.load(Ordering::Relaxed) == 0 {
+            return Err(why);
+        }
+        self.mmu.unmap_by_copy(region.trap, page, frame)
     }
 
     /// Maps frames at neighbouring claimed pages of `region`, each protected as somebody wants it. The caller settles them all, also

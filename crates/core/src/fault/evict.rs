@@ -252,11 +252,9 @@ fn stays(
     why: Refusal,
     evicted: &mut Evicted,
 ) {
-    let keyed = why == Refusal::Pinned && region.keyed.load(Ordering::Relaxed) != 0;
-    let why = match keyed.then(|| domain.mmu.unmap_by_copy(region.trap, page, frame)) {
-        Some(Ok(())) => return decide(domain, region, page, frame, room, evicted),
-        Some(Err(why)) => why,
-        None => why,
+    let why = match domain.unmap_keyed(region, page, frame, why) {
+        Ok(()) => return decide(domain, region, page, frame, room, evicted),
+        Err(why) => why,
     };
     match (why, region.pager()) {
         (Refusal::Hole | Refusal::Foreign, Some(pager)) => {

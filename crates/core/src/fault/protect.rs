@@ -355,6 +355,11 @@ impl<const ROOM: usize> Stretch<'_, ROOM> {
     fn unmap(&self, pages: &[Claimed]) -> (usize, Option<Refusal>) {
         let Some(&(first, frame, _)) = pages.first() else { return (0, None) };
         let run = self.run(pages, |one, other| other.1.0 == one.1.0 + 1);
-        Partial::split(self.domain.mmu.unmap(first, frame, run as u32), run)
+        let (done, refusal) = Partial::split(self.domain.mmu.unmap(first, frame, run as u32), run);
+        let (Some(why), Some(&(page, frame, _))) = (refusal, pages.get(done)) else { return (done, refusal) };
+        match self.domain.unmap_keyed(self.region, page, frame, why) {
+            Ok(()) => (done + 1, None),
+            Err(why) => (done, Some(why)),
+        }
     }
 }
