@@ -29,15 +29,18 @@ impl Builder<'_> {
     ///
     /// A page that came into core since it was armed counts as written, and so does one that left.
     pub fn tracked(mut self) -> Self {
-        ANY.store(true, Ordering::SeqCst);
         self.trap = self.trap.tracked();
         self
     }
 }
 
-/// Whether a region can be tracked, if it is to be.
+/// Whether a region can be tracked, if it is to be: from then on it is looked for.
 pub(crate) fn check_tracked(trap: Trap, rights: Rights) -> Result<()> {
-    if !trap.is_tracked() || rights == Rights::ReadWrite {
+    if !trap.is_tracked() {
+        return Ok(());
+    }
+    if rights == Rights::ReadWrite {
+        ANY.store(true, Ordering::SeqCst);
         return Ok(());
     }
     let cause = "nobody writes to a region that may only be read; leave `tracked` out";

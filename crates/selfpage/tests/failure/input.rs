@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use selfpage::dirty::{Dirty, DirtyTracker};
 use selfpage::protection::Memory;
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Error, Kind, Protection, Rights, Trap};
@@ -185,6 +186,24 @@ fn files() {
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         refused(domain.region(PAGE).file(&pipe, 0, Rights::Read), Kind::Invalid, &["pipe", "not a regular file"]);
         assert_eq!(running(), before);
+    })
+    .well();
+}
+
+/// In a process of its own: once there was one that was `tracked()`, regions are looked for.
+#[test]
+fn a_region_that_is_tracked_by_its_trap_alone() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let mut region = domain.region(16 * PAGE).trap(Trap::TrackedWorker).zero().unwrap();
+        let start = region.as_ptr() as usize;
+        let (tracker, mut found) = (DirtyTracker::new().unwrap(), Dirty::new());
+        region.pin(0, 16 * PAGE).unwrap();
+        // SAFETY: the region's memory, which no reference is to.
+        unsafe { tracker.arm(start..start + 16 * PAGE) }.unwrap();
+        region.as_mut_slice::<u8>()[5 * PAGE] = 1;
+        tracker.scan(start..start + 16 * PAGE, &mut found).unwrap();
+        assert_eq!(found.ranges().collect::<Vec<_>>(), [start + 5 * PAGE..start + 6 * PAGE]);
     })
     .well();
 }
