@@ -18,7 +18,7 @@ fn read(store: &FileStore, context: Context, blok: Blok) -> Result<u8, PagerErro
 }
 
 fn refusal(made: Result<FileStore, StoreError>) -> String {
-    made.err().expect("this must be refused").to_string()
+    made.expect_err("this must be refused").to_string()
 }
 
 /// On the disk of the source tree, where `/tmp` may be memory.
