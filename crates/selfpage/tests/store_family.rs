@@ -162,7 +162,7 @@ fn orphans() {
     assert_eq!(wait_for(first), Some(0));
     drop(gone);
     hear(heard);
-    let error = FileStore::create(&path, 100 << 12).err().expect("an orphan still uses it").to_string();
+    let error = FileStore::create(&path, 100 << 12).expect_err("an orphan still uses it").to_string();
     assert!(error.contains("another running program"), "{error}");
     kill_holder(&path);
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -264,7 +264,7 @@ fn made_again_while_a_process_is_started() {
         drop(unsafe { std::ptr::read(&store) });
     });
     assert_eq!(wait_for(child), Some(0));
-    let error = FileStore::create(&path, 100 << 12).err().expect("the parent uses it").to_string();
+    let error = FileStore::create(&path, 100 << 12).expect_err("the parent uses it").to_string();
     assert!(error.contains("another running program"), "{error}");
 }
 

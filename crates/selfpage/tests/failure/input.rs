@@ -203,7 +203,7 @@ fn a_region_that_is_tracked_by_its_trap_alone() {
         unsafe { tracker.arm(start..start + 16 * PAGE) }.unwrap();
         region.as_mut_slice::<u8>()[5 * PAGE] = 1;
         tracker.scan(start..start + 16 * PAGE, &mut found).unwrap();
-        assert_eq!(found.ranges().collect::<Vec<_>>(), [start + 5 * PAGE..start + 6 * PAGE]);
+        assert!(found.pages() == 1 && found.contains(start + 5 * PAGE), "{found:?}");
     })
     .well();
 }

@@ -12,7 +12,7 @@ fn nothing_is_kept_of_a_region_with_undefined_contents() {
     let path = dir.path().join("undefined.snap");
     let domain = Domain::with_frames(256 * PAGE).build().unwrap();
     let physical = domain.region(16 * PAGE).physical().unwrap();
-    let error = Snapshots::of(&[&physical], &path).err().expect("its contents are undefined");
+    let error = Snapshots::of(&[&physical], &path).expect_err("its contents are undefined");
     assert_eq!(error.kind(), Kind::Invalid, "{error}");
     assert!(error.to_string().contains("stored, restored or zero at first"), "{error}");
     let error = physical.cow_clone(MemoryStore::new(1 << 20).unwrap()).expect_err("its contents are undefined");
