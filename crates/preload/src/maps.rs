@@ -10,16 +10,17 @@ mod moving;
 mod room;
 mod sealing;
 mod syncing;
+mod unmanaged;
 
 use std::ops::Range;
 
 use crate::heap;
 use crate::lock::{Held, Lock};
 use crate::managed::{self, MAPS_BYTES, Managed};
-use crate::promises;
 use crate::ranges::{Ranges, Standing};
 use crate::space::PAGE;
 use crate::sys::{Quiet, call};
+use crate::{program, promises};
 
 pub use advice::{madvise, process_madvise};
 pub use fork::{hold, let_go, settle_in_child};
@@ -28,6 +29,7 @@ pub use moving::{carry, is_all_managed, mremap, spread};
 use room::NoRoom;
 pub use sealing::mseal;
 pub use syncing::msync;
+use unmanaged::map_elsewhere;
 
 /// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.
 const MOST_BYTES: usize = MAPS_BYTES / 4;
@@ -219,11 +221,6 @@ impl Maps {
         })
     }
 
-    fn count_unmanaged(&mut self, range: Range<usize>) {
-        self.unmanaged.add(range);
-        self.unmanaged_max_bytes = self.unmanaged_max_bytes.max(self.unmanaged.bytes());
-    }
-
     /// A part of a region is to be the domain's again.
     fn reclaim(&mut self, managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
         let Some((region, offset)) = managed.region_of(range.start) else { return Ok(()) };
@@ -233,13 +230,6 @@ impl Maps {
         self.forget(range);
         Ok(())
     }
-}
-
-/// Makes the mapping that mmap(2) was asked for with MAP_FIXED at some other place.
-fn map_elsewhere([_, len, prot, flags, file, offset]: [usize; 6]) -> Result<usize, Errno> {
-    let flags = flags & !(libc::MAP_FIXED as usize);
-    // SAFETY: raw-call: a new mapping replaces nothing.
-    kernel(unsafe { call(libc::SYS_mmap, [0, len, prot, flags, file, offset]) })
 }
 
 /// What the calls get as a range: whole pages.
@@ -271,14 +261,10 @@ fn as_kernel(result: Result<usize, Errno>) -> isize {
 /// *raw-call*: as for the call.
 pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32, offset: usize) -> isize {
     let args = [address, len, prot as usize, flags as usize, file as usize, offset];
-    let (Some(managed), Ok(range)) = (serving(), pages(address, len)) else {
+    let (Some(managed), Ok(range), 1..) = (serving(), pages(address, len), len) else {
         // SAFETY: raw-call: passed on from our caller.
         return unsafe { call(libc::SYS_mmap, args) };
     };
-    if len == 0 {
-        // SAFETY: raw-call: passed on from our caller.
-        return unsafe { call(libc::SYS_mmap, args) };
-    }
     let anonymous = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
     let ours = anonymous && prot & libc::PROT_EXEC == 0 && range.len() <= MOST_BYTES;
     let mut table = table();
@@ -293,6 +279,14 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
         });
     }
     if ours && flags & NEVER == 0 {
+        if program::may_want_for_code(&range) {
+            let there = (flags | libc::MAP_FIXED_NOREPLACE) as usize;
+            // SAFETY: raw-call: as our caller's, at the place that it hints at, if that is free.
+            let result = unsafe { maps.map_by_kernel([address, len, prot as usize, there, file as usize, offset]) };
+            if result >= 0 {
+                return result;
+            }
+        }
         match maps.map_anywhere(managed, range.len(), prot) {
             Ok(range) => {
                 if flags & libc::MAP_LOCKED != 0 {
@@ -306,17 +300,7 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
         }
     }
     // SAFETY: raw-call: passed on from our caller.
-    let result = unsafe { call(libc::SYS_mmap, args) };
-    if let Ok(start) = kernel(result) {
-        let range = start..start + range.len();
-        maps.forget(range.clone());
-        match (flags & libc::MAP_ANONYMOUS, prot & ACCESS) {
-            (0, _) => {}
-            (_, libc::PROT_NONE) => maps.reserved.add(range),
-            _ => maps.count_unmanaged(range),
-        }
-    }
-    result
+    unsafe { maps.map_by_kernel(args) }
 }
 
 impl Maps {

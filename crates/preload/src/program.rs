@@ -2,12 +2,24 @@
 //! record says so: `run` tells its user. Nothing is allocated: after `vfork` this is our parent's memory.
 
 use std::ffi::{CStr, c_char};
+use std::ops::Range;
 
 use crate::sys::call;
 use crate::{filters, record};
 
 const LOADER: &[u8] = b"/ld-linux-x86-64.so.2";
 const PATH_BYTES: usize = 4096;
+
+/// Whether somebody who asks for memory at `range` may want to put code there: it is within reach of a jump from the program's own, and
+/// small. A compiler like LuaJIT's takes no other place, and tries again and again.
+pub fn may_want_for_code(range: &Range<usize>) -> bool {
+    const MOST_BYTES: usize = 64 << 20;
+    const REACH_BYTES: usize = 1 << 31;
+    // SAFETY: c-library: a look at what the kernel gave the process.
+    let program = unsafe { libc::getauxval(libc::AT_ENTRY) } as usize;
+    let reaches = |at: usize| at.abs_diff(program) < REACH_BYTES;
+    range.start != 0 && range.len() <= MOST_BYTES && reaches(range.start) && reaches(range.end)
+}
 
 /// Looks at the program at a path.
 ///

@@ -196,6 +196,21 @@ static void hints(void) {
   flood();
   same(p, 0, 4 * MIB);
 }
+// LuaJIT asks for 64 KiB that its code can jump to, by hints, and takes nothing else.
+static void near_the_program(void) {
+  uintptr_t program = (uintptr_t)&near_the_program & -65536ul, near = program + 512 * MIB, far = near + (1ul << 40);
+  char *p = mmap((void *)near, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK((uintptr_t)p == near);
+  p[0] = 1;
+  CHECK(!mprotect(p, 65536, PROT_READ | PROT_EXEC));
+  // Where something is, it is elsewhere, and managed.
+  char *q = mmap((void *)near, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(q != MAP_FAILED && q != p && p[0] == 1);
+  char *large = mmap((void *)near, 65 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  char *there = mmap((void *)far, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK((uintptr_t)large != near && large != MAP_FAILED && (uintptr_t)there != far && there != MAP_FAILED);
+  CHECK(!munmap(p, 65536) && !munmap(q, 65536) && !munmap(large, 65 * MIB) && !munmap(there, 65536));
+}
 #define COLD 20
 #define PAGEOUT 21
 #define DONTNEED_LOCKED 24
@@ -482,7 +497,7 @@ static struct row rows[] = {
   {"fixed_noreplace", fixed_noreplace},
   {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all}, {"lock_and_fork", lock_and_fork},
   {"populate", populate}, {"dump", dump}, {"fork_again", fork_again}, {"will_need", will_need},
-  {"hints", hints}, {"pageout", pageout}, {"dontneed_locked", dontneed_locked},
+  {"hints", hints}, {"near_the_program", near_the_program}, {"pageout", pageout}, {"dontneed_locked", dontneed_locked},
   {"other_advice", other_advice}, {"mremap_over_differing", mremap_over_differing},
   {"mremap_smaller_over", mremap_smaller_over}, {"other_clone", other_clone}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }

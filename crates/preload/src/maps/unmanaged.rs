@@ -1,0 +1,39 @@
+//! Mappings that stay the kernel's, and what is known of them.
+
+use std::ops::Range;
+
+use super::{ACCESS, Errno, Maps, kernel, pages};
+use crate::sys::call;
+
+impl Maps {
+    /// Makes a mapping that is not managed.
+    ///
+    /// # Safety
+    /// *raw-call*: as for mmap(2).
+    pub(super) unsafe fn map_by_kernel(&mut self, args: [usize; 6]) -> isize {
+        let [_, len, prot, flags, ..] = args;
+        // SAFETY: raw-call: our caller's.
+        let result = unsafe { call(libc::SYS_mmap, args) };
+        if let Ok(range) = kernel(result).and_then(|start| pages(start, len)) {
+            self.forget(range.clone());
+            match (flags as i32 & libc::MAP_ANONYMOUS, prot as i32 & ACCESS) {
+                (0, _) => {}
+                (_, libc::PROT_NONE) => self.reserved.add(range),
+                _ => self.count_unmanaged(range),
+            }
+        }
+        result
+    }
+
+    pub(super) fn count_unmanaged(&mut self, range: Range<usize>) {
+        self.unmanaged.add(range);
+        self.unmanaged_max_bytes = self.unmanaged_max_bytes.max(self.unmanaged.bytes());
+    }
+}
+
+/// Makes the mapping that mmap(2) was asked for with MAP_FIXED at some other place.
+pub(super) fn map_elsewhere([_, len, prot, flags, file, offset]: [usize; 6]) -> Result<usize, Errno> {
+    let flags = flags & !(libc::MAP_FIXED as usize);
+    // SAFETY: raw-call: a new mapping replaces nothing.
+    kernel(unsafe { call(libc::SYS_mmap, [0, len, prot, flags, file, offset]) })
+}
