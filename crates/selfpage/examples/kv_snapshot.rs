@@ -87,7 +87,7 @@ pub fn check(file: &Path) -> Result<u64> {
 
 /// The table as the newest snapshot has it, or an empty one.
 fn table(domain: &Domain, file: &Path) -> Result<Region> {
-    let store = FileStore::unnamed_in("/var/tmp".as_ref(), 64 << 20)?;
+    let store = FileStore::unnamed_in("/var/tmp", 64 << 20)?;
     if file.exists() {
         return domain.region(0).restored(&Snapshot::open(file)?, 0, store);
     }

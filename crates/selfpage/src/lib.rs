@@ -10,7 +10,7 @@
 //! use selfpage::{Domain, store::FileStore};
 //! // 16 MiB of frames under 1 GiB of memory.
 //! let domain = Domain::with_frames(16 << 20).policy("lru").build()?;
-//! let store = FileStore::unnamed_in("/var/tmp".as_ref(), 2 << 30)?;
+//! let store = FileStore::unnamed_in("/var/tmp", 2 << 30)?;
 //! let mut region = domain.region(1 << 30).stored(store)?;
 //! for (index, word) in region.as_mut_slice::<u64>().iter_mut().enumerate() {
 //!     *word = index as u64;

@@ -30,7 +30,7 @@ fn pages_within_its_budget(trap: Trap) {
     let (frames_bytes, pages) = (64usize << 20, 65_536usize);
     let before = in_core().0;
     let domain = Domain::with_frames(frames_bytes).build().unwrap();
-    let store = FileStore::unnamed_in("/var/tmp".as_ref(), (2 * pages * PAGE) as u64).unwrap();
+    let store = FileStore::unnamed_in("/var/tmp", (2 * pages * PAGE) as u64).unwrap();
     let mut region = domain.region(pages * PAGE).trap(trap).stored(store).unwrap();
     let (most, done) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {

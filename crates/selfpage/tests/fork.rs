@@ -19,7 +19,7 @@ fn region(domain: &Domain, trap: Trap, pages: usize, memory: bool) -> Region {
     match memory {
         true => builder.stored(MemoryStore::new(4 * bytes).unwrap()).unwrap(),
         // The children of tests beside are members, too, and hold what was saved before them.
-        false => builder.stored(FileStore::unnamed_in("/var/tmp".as_ref(), 32 * bytes).unwrap()).unwrap(),
+        false => builder.stored(FileStore::unnamed_in("/var/tmp", 32 * bytes).unwrap()).unwrap(),
     }
 }
 

@@ -22,7 +22,7 @@ fn domain() -> Option<Domain> {
 }
 
 fn store() -> Arc<dyn BackingStore> {
-    Arc::new(FileStore::unnamed_in("/var/tmp".as_ref(), (8 * PAGES * PAGE) as u64).unwrap())
+    Arc::new(FileStore::unnamed_in("/var/tmp", (8 * PAGES * PAGE) as u64).unwrap())
 }
 
 /// Something on every page but each eighth, from another one on for each salt.

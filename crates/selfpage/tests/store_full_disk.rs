@@ -50,7 +50,7 @@ fn what_does_not_fit_is_told_and_the_rest_is_safe() {
     for choice in [IoChoice::Auto, IoChoice::Pool] {
         let store = FileStore::unnamed_in(dir.path(), 1 << 20).unwrap().with_io(choice);
         fill_the_disk(&store);
-        let error = FileStore::create(&dir.path().join("another"), 1 << 20).expect_err("the disk is full").to_string();
+        let error = FileStore::create(dir.path().join("another"), 1 << 20).expect_err("the disk is full").to_string();
         assert!(error.contains("free disk space"), "{error}");
     }
 }

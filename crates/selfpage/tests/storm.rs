@@ -78,7 +78,7 @@ fn storm(trap: Trap) {
     let pages = 8 * frames;
     let domain = Domain::with_frames(frames * PAGE).build().unwrap();
     let _told = Told(&domain);
-    let store = FileStore::unnamed_in("/var/tmp".as_ref(), (4 * pages * PAGE) as u64).unwrap();
+    let store = FileStore::unnamed_in("/var/tmp", (4 * pages * PAGE) as u64).unwrap();
     let region: Region = domain.region(pages * PAGE).trap(trap).stored(store).unwrap();
     let shadow = (0..pages * WORDS).map(|_| AtomicU64::new(0)).collect();
     let storm = Storm { words: region.as_slice::<u64>(), shadow };

@@ -66,7 +66,8 @@ impl FileStore {
     ///
     /// # Errors
     /// The file holds something else, another program uses it, or it cannot be had.
-    pub fn create(path: &Path, capacity_bytes: u64) -> Result<FileStore, StoreError> {
+    pub fn create(path: impl AsRef<Path>, capacity_bytes: u64) -> Result<FileStore, StoreError> {
+        let path = path.as_ref();
         let begun = Instant::now();
         loop {
             match FileStore::try_create(path, capacity_bytes) {
@@ -82,7 +83,8 @@ impl FileStore {
     ///
     /// # Errors
     /// As for [`FileStore::create`].
-    pub fn try_create(path: &Path, capacity_bytes: u64) -> Result<FileStore, StoreError> {
+    pub fn try_create(path: impl AsRef<Path>, capacity_bytes: u64) -> Result<FileStore, StoreError> {
+        let path = path.as_ref();
         let object = path.display().to_string();
         let count = blok_count(&object, capacity_bytes)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -112,7 +114,8 @@ impl FileStore {
     ///
     /// # Errors
     /// There can be no such file.
-    pub fn unnamed_in(dir: &Path, capacity_bytes: u64) -> Result<FileStore, StoreError> {
+    pub fn unnamed_in(dir: impl AsRef<Path>, capacity_bytes: u64) -> Result<FileStore, StoreError> {
+        let dir = dir.as_ref();
         let object = format!("in {}", dir.display());
         let count = blok_count(&object, capacity_bytes)?;
         let mode = Mode::from_raw_mode(0o600);
@@ -131,7 +134,8 @@ impl FileStore {
     ///
     /// # Errors
     /// That cannot be told.
-    pub fn most_bytes(path: &Path) -> io::Result<u64> {
+    pub fn most_bytes(path: impl AsRef<Path>) -> io::Result<u64> {
+        let path = path.as_ref();
         let kind = stat(path).map(|about| FileType::from_raw_mode(about.st_mode));
         let bytes = if kind == Ok(FileType::BlockDevice) {
             let device = open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;

@@ -29,7 +29,7 @@ fn dir() -> tempfile::TempDir {
 #[test]
 fn pages_come_back_in_every_context() {
     let dir = dir();
-    let stores = [FileStore::create(&dir.path().join("s"), 1 << 20), FileStore::unnamed_in(dir.path(), 1 << 20)];
+    let stores = [FileStore::create(dir.path().join("s"), 1 << 20), FileStore::unnamed_in(dir.path(), 1 << 20)];
     for store in stores.map(Result::unwrap) {
         let (first, len) = store.claim(3).unwrap();
         assert_eq!((first, len), (Blok(1), 3));
@@ -99,21 +99,21 @@ fn a_file_with_something_in_it_is_left_alone() {
         let late = File::create(dir.path().join("late")).unwrap();
         late.write_all_at(&vec![0; zeros], 0).unwrap();
         late.write_all_at(b"x", at).unwrap();
-        assert!(refusal(FileStore::create(&dir.path().join("late"), 1 << 20)).contains("not a store's"), "{at}");
+        assert!(refusal(FileStore::create(dir.path().join("late"), 1 << 20)).contains("not a store's"), "{at}");
     }
     // Preallocated.
     File::create(dir.path().join("zeros")).unwrap().set_len(3 << 20).unwrap();
-    FileStore::create(&dir.path().join("zeros"), 1 << 20).unwrap();
+    FileStore::create(dir.path().join("zeros"), 1 << 20).unwrap();
 }
 
 #[test]
 fn places_that_make_no_sense_are_refused() {
     let dir = dir();
-    assert!(refusal(FileStore::create(&dir.path().join("no/s"), 1 << 20)).contains("make its directory first"));
-    assert!(refusal(FileStore::unnamed_in(&dir.path().join("no"), 1 << 20)).contains("make its directory first"));
+    assert!(refusal(FileStore::create(dir.path().join("no/s"), 1 << 20)).contains("make its directory first"));
+    assert!(refusal(FileStore::unnamed_in(dir.path().join("no"), 1 << 20)).contains("make its directory first"));
     assert!(refusal(FileStore::create(Path::new("/dev/null"), 1 << 20)).contains("neither a file nor a block device"));
     assert!(refusal(FileStore::create(dir.path(), 1 << 20)).contains("Is a directory"));
-    assert!(refusal(FileStore::create(&dir.path().join("s"), 100)).contains("holds no page"));
+    assert!(refusal(FileStore::create(dir.path().join("s"), 100)).contains("holds no page"));
 }
 
 #[test]
@@ -122,10 +122,10 @@ fn a_place_says_how_large_a_store_may_be() {
     let most_bytes = FileStore::most_bytes(dir.path()).unwrap();
     assert!(most_bytes > 0 && most_bytes.is_multiple_of(PAGE_BYTES as u64));
     // As much room as there is in the file system: it changes while we look.
-    let of_a_file = FileStore::most_bytes(&dir.path().join("s")).unwrap();
+    let of_a_file = FileStore::most_bytes(dir.path().join("s")).unwrap();
     assert!(of_a_file.abs_diff(most_bytes) < most_bytes / 2, "{of_a_file} in place of {most_bytes}");
     assert!(FileStore::most_bytes(Path::new("s")).is_ok());
-    assert!(FileStore::most_bytes(&dir.path().join("no/s")).is_err());
+    assert!(FileStore::most_bytes(dir.path().join("no/s")).is_err());
 }
 
 #[test]

@@ -210,7 +210,7 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let domain = Domain::with_frames(FRAMES_BYTES).build().unwrap();
         let region = || domain.region(4 * FRAMES_BYTES).trap(Trap::Upcall);
-        let store = FileStore::create(&dir.path().join("store"), 16 * FRAMES_BYTES as u64).unwrap();
+        let store = FileStore::create(dir.path().join("store"), 16 * FRAMES_BYTES as u64).unwrap();
         wander(&mut region().stored(store).unwrap());
         let file = dir.path().join("file");
         std::fs::File::create(&file).unwrap().set_len(4 * FRAMES_BYTES as u64).unwrap();

@@ -60,7 +60,7 @@ fn closed_then(case: &Case, then: fn() -> Vec<OwnedFd>) {
     let path = dir.path().join("data");
     std::fs::write(&path, vec![0; 4 * FRAMES * PAGE]).unwrap();
     let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(case.table).build().unwrap();
-    let store = FileStore::unnamed_in("/var/tmp".as_ref(), (16 * FRAMES * PAGE) as u64).unwrap();
+    let store = FileStore::unnamed_in("/var/tmp", (16 * FRAMES * PAGE) as u64).unwrap();
     let mut stored = domain.region(4 * FRAMES * PAGE).trap(case.trap).stored(store).unwrap();
     let mut file = domain.region(0).trap(case.trap).file(&path, 0, Rights::ReadWrite).unwrap();
     number_pages(&mut stored);
@@ -70,7 +70,7 @@ fn closed_then(case: &Case, then: fn() -> Vec<OwnedFd>) {
     use_it(&mut stored);
     use_it(&mut file);
     // And a region made afterwards.
-    let store = FileStore::unnamed_in("/var/tmp".as_ref(), (16 * FRAMES * PAGE) as u64).unwrap();
+    let store = FileStore::unnamed_in("/var/tmp", (16 * FRAMES * PAGE) as u64).unwrap();
     let mut late = domain.region(4 * FRAMES * PAGE).trap(case.trap).stored(store).unwrap();
     number_pages(&mut late);
     check_pages(&late, 0..pages(&late));
@@ -156,7 +156,7 @@ fn domains_and_regions_leave_none_behind() {
                 };
                 let mut counts = Vec::new();
                 for _ in 0..10 {
-                    let store = FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 20).unwrap();
+                    let store = FileStore::unnamed_in("/var/tmp", 1 << 20).unwrap();
                     let one = domain.region(16 * PAGE).trap(case.trap).stored(store).unwrap();
                     let two = domain.region(0).trap(case.trap).file(file.path(), 0, Rights::ReadWrite).unwrap();
                     drop((one, two));
@@ -177,7 +177,7 @@ fn all_closed_under_clones_and_snapshots() {
         in_child(here!(), case.name, || {
             let dir = tempfile::tempdir_in("/var/tmp").unwrap();
             let domain = Domain::with_frames(8 * FRAMES * PAGE).build().unwrap();
-            let store = || FileStore::unnamed_in("/var/tmp".as_ref(), (16 * FRAMES * PAGE) as u64).unwrap();
+            let store = || FileStore::unnamed_in("/var/tmp", (16 * FRAMES * PAGE) as u64).unwrap();
             let mut source = domain.region(FRAMES * PAGE).trap(case.trap).stored(store()).unwrap();
             number_pages(&mut source);
             source.evict(0, 8 * PAGE).unwrap();
@@ -224,7 +224,7 @@ fn files_of_a_child_whose_parent_has_no_descriptor() {
             Snapshots::of(&[&zero], &snap).unwrap().take().unwrap();
             drop((zero, source));
             let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(case.table).build().unwrap();
-            let store = FileStore::unnamed_in("/var/tmp".as_ref(), (16 * FRAMES * PAGE) as u64).unwrap();
+            let store = FileStore::unnamed_in("/var/tmp", (16 * FRAMES * PAGE) as u64).unwrap();
             let snapshot = Snapshot::open(&snap).unwrap();
             let restored = domain.region(0).trap(case.trap).restored(&snapshot, 0, store).unwrap();
             let file = domain.region(0).trap(case.trap).file(&path, 0, Rights::ReadWrite).unwrap();

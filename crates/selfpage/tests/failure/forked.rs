@@ -80,7 +80,7 @@ fn numbered(domain: &Domain, trap: Trap, store: Arc<dyn BackingStore>) -> Region
 }
 
 fn file_store() -> FileStore {
-    FileStore::unnamed_in("/var/tmp".as_ref(), (4 * ALL * PAGE) as u64).unwrap()
+    FileStore::unnamed_in("/var/tmp", (4 * ALL * PAGE) as u64).unwrap()
 }
 
 /// Each region has a handle of its own to the one store.

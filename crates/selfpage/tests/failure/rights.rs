@@ -214,7 +214,7 @@ fn a_kernel_that_gives_no_threads_table() {
     in_child(here!(), "", || {
         refuse(libc::SYS_pidfd_open, Some(libc::O_EXCL as u32), libc::EINVAL);
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let store = FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 24).unwrap();
+        let store = FileStore::unnamed_in("/var/tmp", 1 << 24).unwrap();
         let mut region = domain.region(4 * FRAMES * PAGE).stored(store).unwrap();
         number_pages(&mut region);
         check_pages(&region, 0..pages(&region));
@@ -264,7 +264,7 @@ fn a_container_that_blocks_io_uring() {
     for (call, name) in [(libc::SYS_io_uring_setup, "setup"), (libc::SYS_io_uring_enter, "enter")] {
         in_child(here!(), name, || {
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let store = FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 24).unwrap();
+            let store = FileStore::unnamed_in("/var/tmp", 1 << 24).unwrap();
             let mut region = domain.region(FRAMES / 2 * PAGE).stored(store).unwrap();
             if call == libc::SYS_io_uring_enter {
                 // The rings are there when they are forbidden.

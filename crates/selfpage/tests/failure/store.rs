@@ -362,7 +362,7 @@ fn nothing_is_left_after_a_kill() {
     in_child(here!(), "", || {
         let place = std::path::Path::new(&place);
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let named = FileStore::create(&place.join("named"), (8 * FRAMES * PAGE) as u64).unwrap();
+        let named = FileStore::create(place.join("named"), (8 * FRAMES * PAGE) as u64).unwrap();
         let unnamed = FileStore::unnamed_in(place, (8 * FRAMES * PAGE) as u64).unwrap();
         let mut one = domain.region(4 * FRAMES * PAGE).stored(named).unwrap();
         let mut other = domain.region(4 * FRAMES * PAGE).stored(unnamed).unwrap();
@@ -375,7 +375,7 @@ fn nothing_is_left_after_a_kill() {
     assert_eq!(listed(&place), ["named"]);
     assert_eq!(listed("/dev/shm"), before);
     // And it can be used again.
-    FileStore::create(&std::path::Path::new(&place).join("named"), 1 << 20).unwrap();
+    FileStore::create(std::path::Path::new(&place).join("named"), 1 << 20).unwrap();
 }
 
 #[test]

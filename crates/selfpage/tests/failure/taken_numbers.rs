@@ -15,7 +15,7 @@ const FRAMES: usize = 16;
 const LETTER: &[u8] = b"Dear Sir or Madam";
 
 fn file_store() -> Arc<FileStore> {
-    Arc::new(FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 20).unwrap())
+    Arc::new(FileStore::unnamed_in("/var/tmp", 1 << 20).unwrap())
 }
 
 fn domain(table: DescriptorTable) -> Domain {
