@@ -119,6 +119,11 @@ impl Error {
         Error::new(kind, operation, object, cause)
     }
 
+    /// The same, and what else there is to say.
+    pub(crate) fn with(self, more: impl fmt::Display) -> Error {
+        Error { cause: format!("{}; {more}", self.cause), ..self }
+    }
+
     /// The same, of a part of `whole`.
     pub(crate) fn for_a(self, whole: impl fmt::Display) -> Error {
         Error { object: format!("{} for {whole}", self.object), ..self }
@@ -141,6 +146,9 @@ fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static s
         libc::EMFILE => Some("raise `ulimit -n`"),
         libc::ENFILE => Some("raise fs.file-max (sysctl -w)"),
         libc::EAGAIN if operation == "start" => Some(MORE_THREADS),
+        libc::ENOMEM if matches!(operation, "reserve" | "map") => {
+            Some("make it smaller, or raise the limits on addresses (ulimit -v, sysctl vm.overcommit_memory)")
+        }
         libc::ENOENT if object.starts_with("/proc/") => Some(MOUNT),
         libc::EACCES if object.starts_with("/proc/") => undumpable(),
         libc::EACCES if opens_file(operation, object) => {
@@ -225,8 +233,20 @@ impl From<Error> for io::Error {
 
 impl From<crate::store::StoreError> for Error {
     fn from(error: crate::store::StoreError) -> Error {
+        let kind = match error.cause.kind() {
+            io::ErrorKind::ResourceBusy => Some(Kind::Held),
+            io::ErrorKind::AlreadyExists => Some(Kind::Invalid),
+            _ => None,
+        };
         let cause = format!("{}; {}", error.cause, error.remedy);
-        Error { cause, ..Error::system("open", format!("store {}", error.object), error.cause) }
+        let system = Error::system("open", format!("store {}", error.object), error.cause);
+        Error { kind: kind.unwrap_or(system.kind), cause, ..system }
+    }
+}
+
+impl From<crate::store::StoreError> for io::Error {
+    fn from(error: crate::store::StoreError) -> io::Error {
+        Error::from(error).into()
     }
 }
 

@@ -11,6 +11,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
+use super::place::unnamed;
 use super::take::MOST_RUNS;
 use crate::error::{Error, Kind, Result};
 
@@ -45,7 +46,7 @@ impl Index {
 /// use selfpage::{Domain, snapshot::Snapshot, store::FileStore};
 /// let snapshot = Snapshot::open("/var/lib/table.snap")?;
 /// let domain = Domain::with_frames(64 << 20).build()?;
-/// let store = FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 30)?;
+/// let store = FileStore::unnamed_in("/var/tmp", 1 << 30)?;
 /// let region = domain.region(0).restored(&snapshot, 0, store)?;
 /// println!("{:?}", region.as_slice::<u8>().first());
 /// # Ok(()) }
@@ -68,12 +69,9 @@ impl Snapshot {
     /// [`Snapshot::verify`].
     pub fn open(path: impl AsRef<Path>) -> Result<Snapshot> {
         let path = path.as_ref().to_path_buf();
-        let failed = |cause| Error::system("open", named(&path), cause);
         // To open a pipe is to wait for a writer.
-        if !std::fs::metadata(&path).map_err(failed)?.is_file() {
-            return Err(Error::new(Kind::Invalid, "open", named(&path), "it is not a regular file"));
-        }
-        let file = File::open(&path).map_err(failed)?;
+        check_path("open", &path)?;
+        let file = File::open(&path).map_err(|cause| not_opened(&path, cause))?;
         let (header, current) = newest(&path, &file)?;
         let chain = Chain::read(&path, &file, &header, current)?;
         Ok(Snapshot { path, file, header, current, index: Arc::new(chain.index), in_core: chain.in_core })
@@ -183,8 +181,27 @@ pub(super) fn page_name(regions: &[SavedRegion], page: u64) -> String {
     format!("page {page}, which no region has")
 }
 
+/// Refuses a path that can be no snapshot's, before anything is made. What is not there can become one's.
+pub(super) fn check_path(operation: &'static str, path: &Path) -> Result<()> {
+    let cause = match std::fs::metadata(path) {
+        _ if path.file_name().is_none() => "the path names no file: give the name of one, in a directory or alone",
+        Ok(about) if about.is_dir() => "it is a directory: name a file in it",
+        Ok(about) if !about.is_file() => "it is not a regular file: name another",
+        _ => return Ok(()),
+    };
+    let object = if path.as_os_str().is_empty() { "snapshot \"\"".into() } else { named(path) };
+    Err(Error::new(Kind::Invalid, operation, object, cause))
+}
+
+fn not_opened(path: &Path, cause: io::Error) -> Error {
+    let new = unnamed(path);
+    let none_yet = cause.kind() == io::ErrorKind::NotFound && new.exists();
+    let error = Error::system("open", named(path), cause);
+    if none_yet { error.with(format!("{} is there: no snapshot was whole yet", new.display())) } else { error }
+}
+
 fn damaged(path: &Path, what: &str) -> Error {
-    Error::new(Kind::Lost, "open", named(path), format!("{what} is damaged; go back to another snapshot"))
+    Error::new(Kind::Lost, "open", named(path), format!("{what} is damaged; restore another file"))
 }
 
 /// The header of a file, and which of its snapshots is the newest whole one.

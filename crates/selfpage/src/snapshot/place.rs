@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::fs::syncfs;
 
-use super::file::{named, newest};
+use super::file::{check_path, named, newest};
 use super::format::MAGIC;
 use crate::error::{Error, Kind, Result};
 use crate::store::{Descriptor, holds_nothing};
@@ -49,6 +49,7 @@ pub(super) struct Place {
 impl Place {
     /// Takes it. What is there must be a snapshot file, or empty; so must what is at the name that a new one has at first.
     pub(super) fn take(path: &Path) -> Result<Place> {
+        check_path("make", path)?;
         for _ in 0..MOST_LOOKS {
             let old = existing(path).inspect_err(|_| close_unused())?;
             let process = std::process::id();
@@ -189,7 +190,8 @@ fn sync_name(path: &Path, file: &File) -> io::Result<()> {
     synced.or_else(|cause| if cause.raw_os_error() == Some(libc::EINVAL) { Ok(()) } else { Err(cause) })
 }
 
-fn unnamed(path: &Path) -> PathBuf {
+/// The name that a new file has before its first snapshot is whole.
+pub(super) fn unnamed(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     name.into()

@@ -46,7 +46,7 @@ const MOST_GROWTH: u64 = 3;
 /// # fn main() -> selfpage::Result<()> {
 /// use selfpage::{Domain, snapshot::Snapshots, store::FileStore};
 /// let domain = Domain::with_frames(64 << 20).build()?;
-/// let store = FileStore::unnamed_in("/var/tmp".as_ref(), 1 << 30)?;
+/// let store = FileStore::unnamed_in("/var/tmp", 1 << 30)?;
 /// let mut table = domain.region(256 << 20).name("table").stored(store)?;
 /// let mut snapshots = Snapshots::of(&[&table], "/var/lib/table.snap")?;
 /// table.as_mut_slice::<u64>()[7] = 7;
@@ -101,7 +101,7 @@ impl Snapshots {
     /// first snapshot is whole.
     ///
     /// # Errors
-    /// No region, or one that has no right to be written, or regions of several domains, or one that is not anonymous memory;
+    /// A path that names no file, or a directory; no region, or one that has no right to be written, or regions of several domains, or one that is not anonymous memory;
     /// a domain that has a `Snapshots` already, or private descriptors; a file that holds something else, or that somebody writes to;
     /// a thread whose protection domain lacks the right `META` on a region.
     pub fn of(regions: &[&Region], path: impl AsRef<Path>) -> Result<Snapshots> {

@@ -199,9 +199,38 @@ fn what_is_no_file_is_refused_at_once() {
     let pipe = dir.path().join("pipe");
     // The call would wait for somebody who writes.
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    for path in [pipe.as_path(), dir.path(), "/dev/zero".as_ref()] {
-        let why = Snapshot::open(path).map(drop).unwrap_err();
-        assert_eq!(why.kind(), Kind::Invalid, "{why}");
-        assert!(why.to_string().contains("not a regular file"), "{why}");
+    let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+    let region = domain.region(PAGE).zero().unwrap();
+    let (regular, directory, no_name) =
+        ("not a regular file", "a directory: name a file in it", "the path names no file");
+    let inside = dir.path().join("..");
+    let wrong = [
+        (pipe.as_path(), regular),
+        ("/dev/zero".as_ref(), regular),
+        (dir.path(), directory),
+        ("".as_ref(), no_name),
+        ("/".as_ref(), no_name),
+        (inside.as_path(), no_name),
+    ];
+    for (path, cause) in wrong {
+        let opened = Snapshot::open(path).map(drop);
+        for why in [opened.unwrap_err(), Snapshots::of(&[&region], path).map(drop).unwrap_err()] {
+            assert_eq!(why.kind(), Kind::Invalid, "{why}");
+            assert!(why.to_string().contains(cause), "{why}");
+        }
     }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "something was made");
+    assert!(!std::fs::exists(".new").unwrap());
+}
+
+#[test]
+fn one_that_is_not_whole_yet_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let missing = || Snapshot::open(&path).map(drop).unwrap_err().to_string();
+    assert!(!missing().contains("whole"), "{}", missing());
+    let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+    let region = domain.region(PAGE).zero().unwrap();
+    let _snapshots = Snapshots::of(&[&region], &path).unwrap();
+    assert!(missing().contains("one.snap.new is there: no snapshot was whole yet"), "{}", missing());
 }
