@@ -21,6 +21,7 @@ use selfpage_core::sync;
 pub use selfpage_core::tracer::{Event, Kind};
 
 use crate::domain::Inner;
+use crate::error::{self, Error, Result};
 use crate::usage::{Drawn, Sampling};
 
 /// What a trace file begins with.
@@ -122,11 +123,11 @@ pub struct Records<R> {
 
 /// Makes the trace's file: the first free name of PATH, PATH.PID, PATH.PID.2 and so on. The program may have children, and may
 /// become another program.
-fn create(path: &Path) -> io::Result<(PathBuf, File)> {
+fn create(path: &Path) -> Result<(PathBuf, File)> {
     // Whoever names a directory wants the trace in it, and would not look beside it.
     if path.is_dir() {
-        let why = format!("trace {}: it is a directory; name a file, in it or elsewhere", path.display());
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        let cause = "it is a directory; name a file, in it or elsewhere";
+        return Err(Error::new(error::Kind::Invalid, "open", named(path), cause));
     }
     let with = |end: String| {
         let mut name = path.as_os_str().to_owned();
@@ -139,15 +140,14 @@ fn create(path: &Path) -> io::Result<(PathBuf, File)> {
         match File::create_new(&name) {
             Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {}
             Ok(file) => return Ok((name, file)),
-            Err(why) => return Err(about(&name, &why)),
+            Err(why) => return Err(Error::system("open", named(&name), why)),
         }
     }
-    Err(io::Error::from(io::ErrorKind::AlreadyExists))
+    Err(Error::system("open", named(path), io::Error::from(io::ErrorKind::AlreadyExists)))
 }
 
-/// An error that names the trace.
-fn about(name: &Path, why: &io::Error) -> io::Error {
-    io::Error::new(why.kind(), format!("trace {}: {why}", name.display()))
+fn named(path: &Path) -> String {
+    format!("trace {}", path.display())
 }
 
 /// The writer of a trace.
@@ -163,7 +163,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Begins the file.
-    pub(crate) fn begin(to: &Destination) -> io::Result<Writer> {
+    pub(crate) fn begin(to: &Destination) -> Result<Writer> {
         let (name, mut file) = create(&to.path)?;
         let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         let mut head = [0; RECORD_BYTES];
@@ -175,7 +175,7 @@ impl Writer {
         head[24..].copy_from_slice(&began.to_le_bytes());
         if let Err(why) = file.write_all(&head) {
             let _ = std::fs::remove_file(&name);
-            return Err(about(&name, &why));
+            return Err(Error::system("write", named(&name), why));
         }
         Ok(Writer {
             name,
@@ -343,7 +343,7 @@ impl Records<BufReader<File>> {
     ///
     /// # Errors
     /// The file cannot be read, is no trace, or is of another version.
-    pub fn open(path: &Path) -> io::Result<Records<BufReader<File>>> {
+    pub fn open(path: impl AsRef<Path>) -> io::Result<Records<BufReader<File>>> {
         Records::begin(BufReader::new(File::open(path)?))
     }
 }
@@ -426,7 +426,7 @@ impl Trace {
     ///
     /// # Errors
     /// The file cannot be read, is no trace, is of another version, or is cut short; or memory does not hold what is in it.
-    pub fn read(path: &Path) -> io::Result<Trace> {
+    pub fn read(path: impl AsRef<Path>) -> io::Result<Trace> {
         Trace::of(Records::open(path)?)
     }
 

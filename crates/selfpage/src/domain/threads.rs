@@ -34,7 +34,10 @@ impl Inner {
         let ours = keep.clone();
         let (send, receive) = std::sync::mpsc::sync_channel(1);
         let own = self.clone();
-        let failed = |cause: io::Error| Error::system("start", "pager threads", cause);
+        // One of the library's says itself what could not be done.
+        let failed = |cause: io::Error| {
+            cause.downcast::<Error>().unwrap_or_else(|cause| Error::system("start", "pager threads", cause))
+        };
         let first = thread::start("selfpage-pager", move || {
             let own_table = thread::own_descriptors(&keep, own.config.descriptor_table);
             let own_table = own_table.map_err(SystemError::into_io);
