@@ -16,6 +16,9 @@ use crate::trace::Destination;
 /// A domain needs some frames to turn around in.
 pub(crate) const LEAST_FRAMES: u32 = 16;
 
+/// How many its lists can number.
+const MOST_FRAMES: u32 = u32::MAX / 2 - 1;
+
 /// More would only wait for one another.
 const MOST_WORKERS: u32 = 64;
 
@@ -67,11 +70,12 @@ pub struct Config {
     settings: Settings,
     policy: Choice,
     frames_bytes: usize,
+    room_bytes: usize,
 }
 
 impl Config {
     pub(crate) fn new(frames_bytes: usize) -> Config {
-        let frames = u32::try_from(frames_bytes / PAGE_BYTES).unwrap_or(u32::MAX);
+        let frames = frames_of(frames_bytes);
         let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
         let settings = Settings {
             frames,
@@ -84,7 +88,7 @@ impl Config {
             on_failure: None,
             trace: None,
         };
-        Config { settings, policy: Choice::Named("lru".into()), frames_bytes }
+        Config { settings, policy: Choice::Named("lru".into()), frames_bytes, room_bytes: frames_bytes }
     }
 
     /// The policy, by one of [`POLICIES`](crate::POLICIES). `lru` unless stated otherwise.
@@ -100,16 +104,17 @@ impl Config {
     }
 
     /// Room for frames added later ([`Domain::add_frames`]): slots for `bytes` of frames in all. In bytes, as
-    /// [`Domain::with_frames`] takes them.
+    /// [`Domain::with_frames`] takes them; fewer than it begins with are refused.
     pub fn most_frames(mut self, bytes: usize) -> Config {
-        self.settings.most_frames = self.settings.frames.max(u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX));
+        self.settings.most_frames = frames_of(bytes);
+        self.room_bytes = bytes;
         self
     }
 
-    /// How many threads read faults of worker regions; by default one a CPU, up to 4; at most 64. Where they run code of the program's
+    /// How many threads read faults of worker regions; by default one a CPU, up to 4; 1 to 64. Where they run code of the program's
     /// own one more only looks on.
     pub fn workers(mut self, count: u32) -> Config {
-        self.settings.workers = count.max(1);
+        self.settings.workers = count;
         self
     }
 
@@ -153,25 +158,41 @@ impl Config {
     /// Builds the domain and starts its threads. Frames get memory when they are first needed.
     ///
     /// # Errors
-    /// Too few frames, an unknown policy, or a kernel that lacks what is needed or refuses it: the error names the remedy.
+    /// Too few or too many frames or workers, an unknown policy, or a kernel that lacks what is needed or refuses it: the error names the remedy.
     pub fn build(self) -> Result<Domain> {
-        let Settings { frames, most_frames, .. } = self.settings;
-        if frames < LEAST_FRAMES || most_frames >= u32::MAX / 2 {
-            let object = format!("a domain with {} bytes of frames", self.frames_bytes);
-            let cause =
-                format!("a domain needs {LEAST_FRAMES} frames of {PAGE_BYTES} bytes at least, and 2^31 at most");
-            return Err(Error::new(Kind::Invalid, "build", object, cause));
-        }
-        if self.settings.workers > MOST_WORKERS {
-            let object = format!("a domain with {} workers", self.settings.workers);
-            return Err(Error::new(Kind::Invalid, "build", object, format!("a domain has at most {MOST_WORKERS}")));
-        }
+        self.check()?;
         if let Choice::Named(name) = &self.policy
             && !policy::NAMES.contains(&name.as_str())
         {
             return Err(no_such_policy(name));
         }
         Domain::build(self.settings, self.policy)
+    }
+
+    fn check(&self) -> Result<()> {
+        let Config { frames_bytes, room_bytes, ref settings, .. } = *self;
+        let Settings { frames, most_frames, workers, .. } = *settings;
+        let refused = |object, cause| Err(Error::new(Kind::Invalid, "build", object, cause));
+        let with_frames = || format!("a domain with {frames_bytes} bytes of frames");
+        let with_room = || format!("a domain with most_frames of {room_bytes} bytes");
+        let too_many = || format!("a domain has at most {MOST_FRAMES} frames of {PAGE_BYTES} bytes");
+        if frames < LEAST_FRAMES {
+            let cause = format!("a domain needs {LEAST_FRAMES} frames of {PAGE_BYTES} bytes at least");
+            return refused(with_frames(), cause);
+        }
+        if frames > MOST_FRAMES {
+            return refused(with_frames(), too_many());
+        }
+        if most_frames > MOST_FRAMES {
+            return refused(with_room(), too_many());
+        }
+        if most_frames < frames {
+            return refused(with_room(), format!("it begins with {frames_bytes} bytes: give it room for those"));
+        }
+        if !(1..=MOST_WORKERS).contains(&workers) {
+            return refused(format!("a domain with {workers} workers"), format!("a domain has 1 to {MOST_WORKERS}"));
+        }
+        Ok(())
     }
 
     /// The policy, over a zeroed table of one link for each frame that there can be.
@@ -191,6 +212,10 @@ impl fmt::Debug for Config {
         };
         f.debug_struct("Config").field("policy", &policy).field("settings", &self.settings).finish_non_exhaustive()
     }
+}
+
+fn frames_of(bytes: usize) -> u32 {
+    u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX)
 }
 
 fn policy_by_name(name: &str, links: Table<Link>) -> Result<Box<dyn Policy>> {

@@ -5,7 +5,7 @@ use std::io::{self, IoSliceMut};
 use std::iter;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32};
@@ -104,8 +104,9 @@ impl Opened {
         options.read(true).write(rights == Rights::ReadWrite).custom_flags(libc::O_NONBLOCK);
         let buffered = options.open(path).map_err(failed)?;
         let meta = buffered.metadata().map_err(failed)?;
-        if !meta.is_file() {
-            return Err(Error::new(Kind::Invalid, "map", object, "it is not a regular file"));
+        // The kernel makes some up as they are read, as in /proc: they have bytes, and no length.
+        if !meta.is_file() || meta.len() == 0 && buffered.read_at(&mut [0], 0).is_ok_and(|count| count > 0) {
+            return Err(Error::new(Kind::Invalid, "map", object, "it is not a regular file with a length"));
         }
         if rights == Rights::ReadWrite && !page_cache::takes_mappings(&buffered) {
             let cause = "its file system has no shared mappings, by which changed pages are saved where its lock is taken; open it with \

@@ -34,9 +34,16 @@ fn refused<T>(result: Result<T, Error>, kind: Kind, words: &[&str]) {
 fn domains() {
     in_child(here!(), "", || {
         let before = running();
-        for bytes in [0, 1, 15 * PAGE, usize::MAX, usize::MAX / 2] {
-            refused(Domain::with_frames(bytes).build(), Kind::Invalid, &["frames", "16 frames", &bytes.to_string()]);
+        let least = (&[0, 1, 15 * PAGE][..], "16 frames of 4096 bytes at least");
+        let most = (&[((1 << 31) - 1) * PAGE, usize::MAX / 2, usize::MAX][..], "at most 2147483646 frames");
+        for (all, limit) in [least, most] {
+            for bytes in all {
+                refused(Domain::with_frames(*bytes).build(), Kind::Invalid, &[limit, &bytes.to_string()]);
+            }
         }
+        let with_room = |bytes| Domain::with_frames(16 * PAGE).most_frames(bytes).build();
+        refused(with_room(usize::MAX), Kind::Invalid, &["most_frames of 18446744073709551615", "at most 2147483646"]);
+        refused(with_room(15 * PAGE), Kind::Invalid, &["most_frames of 61440 bytes", "begins with 65536 bytes"]);
         for name in ["", "LRU", "lru2", "random\n"] {
             refused(
                 Domain::with_frames(16 * PAGE).policy(name).build(),
@@ -44,12 +51,17 @@ fn domains() {
                 &["policy", "fifo", "priority"],
             );
         }
-        refused(Domain::with_frames(16 * PAGE).workers(100_000).build(), Kind::Invalid, &["100000 workers", "64"]);
+        for count in [0, 65, 100_000] {
+            let built = Domain::with_frames(16 * PAGE).workers(count).build();
+            refused(built, Kind::Invalid, &[&format!("{count} workers"), "1 to 64"]);
+        }
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("there");
         std::fs::create_dir(&place).unwrap();
         let traced = Domain::with_frames(16 * PAGE).trace(&place, Duration::ZERO).build();
-        refused(traced, Kind::Invalid, &["there: it is a directory", "name a file"]);
+        refused(traced, Kind::Invalid, &["open trace", "there: it is a directory", "name a file"]);
+        let nowhere = Domain::with_frames(16 * PAGE).trace(dir.path().join("no/t"), Duration::ZERO).build();
+        refused(nowhere, Kind::Io, &["open trace", "no/t: No such file"]);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "a trace beside it");
         crate::scenario::until("its threads are gone", || running() == before);
         assert_eq!(running(), before);
@@ -65,7 +77,8 @@ fn regions() {
         for bytes in [0, usize::MAX, isize::MAX as usize] {
             refused(domain.region(bytes).zero(), Kind::Invalid, &["region", "bytes"]);
         }
-        refused(domain.region(1 << 60).zero(), Kind::OutOfSpace, &["region of 1152921504606846976 bytes"]);
+        let too_large = &["region of 1152921504606846976 bytes", "make it smaller", "ulimit -v"];
+        refused(domain.region(1 << 60).zero(), Kind::OutOfSpace, too_large);
         refused(domain.region(64 * PAGE).pinned(), Kind::Held, &["ENOMEM", "more frames"]);
         let region = domain.region(5 * PAGE).zero().unwrap();
         refused(region.pin(PAGE, usize::MAX), Kind::Invalid, &["20480 bytes"]);
@@ -166,6 +179,8 @@ fn files() {
             Kind::Unsupported,
             &["/proc/self/comm", "no shared mappings", "Rights::Read"],
         );
+        let made_up = domain.region(0).file("/proc/self/maps", 0, Rights::Read);
+        refused(made_up, Kind::Invalid, &["/proc/self/maps", "not a regular file with a length"]);
         refused(map(Path::new("a\0b"), 0, 0), Kind::Invalid, &["a\0b"]);
         refused(map(&file, 1, 0), Kind::Invalid, &["no multiple of 4096"]);
         let behind = &["data", "has 12289 bytes", "none from 16384 on"];
@@ -212,7 +227,8 @@ fn a_region_that_is_tracked_by_its_trap_alone() {
 fn stores() {
     let dir = tempfile::tempdir().unwrap();
     let says = |error: selfpage::store::StoreError, words: &[&str]| {
-        let text = Error::from(error).to_string();
+        let io = std::io::Error::from(error);
+        let text = io.to_string();
         words.iter().for_each(|word| assert!(text.contains(word), "{word:?} is missing from: {text}"));
     };
     for bytes in [0, 1, 4095, u64::MAX] {
@@ -220,11 +236,11 @@ fn stores() {
         says(MemoryStore::new(bytes).err().unwrap(), &[&with_size, "ask for"]);
         says(FileStore::unnamed_in(dir.path(), bytes).err().unwrap(), &[&with_size, "ask for"]);
     }
-    says(FileStore::create(&dir.path().join("a/b"), 8192).err().unwrap(), &["a/b", "No such file", "directory"]);
+    says(FileStore::create(dir.path().join("a/b"), 8192).err().unwrap(), &["a/b", "No such file", "directory"]);
     says(FileStore::create(dir.path(), 8192).err().unwrap(), &["directory"]);
-    says(FileStore::unnamed_in(&dir.path().join("none"), 8192).err().unwrap(), &["No such file"]);
+    says(FileStore::unnamed_in(dir.path().join("none"), 8192).err().unwrap(), &["No such file"]);
     std::fs::write(dir.path().join("mine"), "precious").unwrap();
-    says(FileStore::create(&dir.path().join("mine"), 8192).err().unwrap(), &["mine", "not a store's", "name another"]);
+    says(FileStore::create(dir.path().join("mine"), 8192).err().unwrap(), &["mine", "not a store's", "name another"]);
     assert_eq!(std::fs::read(dir.path().join("mine")).unwrap(), b"precious");
 }
 
