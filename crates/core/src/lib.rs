@@ -15,6 +15,8 @@ pub mod cut;
 #[cfg(not(loom))]
 pub mod domain;
 #[cfg(not(loom))]
+mod failure;
+#[cfg(not(loom))]
 pub mod fault;
 pub mod frame;
 #[cfg(not(loom))]

@@ -39,7 +39,7 @@ use selfpage_core::tracer::Tracer;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{self, Cause, Error, Kind, Result};
+use crate::error::{self, Error, Kind, Result};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
@@ -554,7 +554,7 @@ impl Inner {
         let regions = self.regions.try_lock().ok();
         let name =
             regions.as_ref().and_then(|regions| regions.get(&range.first.0)).map_or("", |bound| bound.given_name());
-        error::tell_of_signal(signal, name, range.first.addr().0, index as usize * PAGE_BYTES, Cause(failure));
+        error::tell_of_signal(signal, name, range.first.addr().0, index as usize * PAGE_BYTES, failure);
     }
 
     /// Takes the descriptors of a region that is gone from the pager threads.

@@ -6,7 +6,6 @@ use std::io;
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::fault::Failure;
 use selfpage_core::linux::{Errno, die};
-use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::PagerError;
 use selfpage_core::shortage::Shortage;
 
@@ -114,7 +113,7 @@ impl Error {
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 (kind_of(error), format!("no frame can be had: pages cannot be saved: {}", describe(error)))
             }
-            Failure::Machine(refusal) => (Kind::Io, in_words(refusal).into()),
+            Failure::Machine(refusal) => (Kind::Io, refusal.to_string()),
         };
         Error::new(kind, operation, object, cause)
     }
@@ -168,40 +167,20 @@ fn kind_of(error: PagerError) -> Kind {
     }
 }
 
-/// A pager's error in words.
+/// A pager's error in words, with the remedy.
 pub(crate) fn describe(error: PagerError) -> String {
     match error {
         PagerError::Io(errno) => io::Error::from_raw_os_error(errno).to_string(),
-        PagerError::Corrupt => "the store gave back other bytes than were saved".into(),
-        PagerError::Truncated => "the file ends before this page".into(),
         PagerError::Full => "the store is full (ENOSPC); give it more room".into(),
-        PagerError::Panicked => "the pager panicked".into(),
         PagerError::NoStore => {
             "the pager has no store to save it to, so it stays in core: make the region with one (`RegionBuilder::stored`)".into()
         }
-        PagerError::WrongContext => "not in this context".into(),
+        PagerError::Corrupt | PagerError::Truncated | PagerError::Panicked | PagerError::WrongContext => error.to_string(),
         PagerError::Orphaned => {
             "the region that this one is a clone of was dropped when it could not be copied any more, for want of a \
                                  frame or because its store could not read it; discard the page to use it anew"
                 .into()
         }
-    }
-}
-
-/// Why the machine could not, in words.
-pub(crate) const fn in_words(refusal: Refusal) -> &'static str {
-    match refusal {
-        Refusal::Denied => {
-            "the kernel refused the translation: a filter on system calls (seccomp) forbids one that the pager makes, as UFFDIO_MOVE or \
-             pread64; allow it, or set the filter before the domain is built"
-        }
-        Refusal::NoMemory => "the kernel refused the translation: it has no memory for page tables",
-        Refusal::NoDescriptor => "the kernel refused the translation: the userfaultfd is gone from its thread's table",
-        Refusal::Pinned => "the kernel refused the translation: a device holds the page",
-        Refusal::Occupied | Refusal::Hole | Refusal::Foreign => {
-            "the kernel refused the translation: the program changed the mapping"
-        }
-        Refusal::Ending => "the kernel refused the translation: the process is ending",
     }
 }
 
@@ -261,36 +240,4 @@ pub(crate) fn tell_of_signal(signal: &str, name: &str, start: usize, offset_byte
     let mut line = arrayvec::ArrayString::<512>::new();
     let _ = writeln!(line, "selfpage: {signal}: region {name}{space}at {start:#x}, offset {offset_bytes}: {why}");
     die::tell(&[&line]);
-}
-
-/// A failure in a few words, without allocation.
-pub(crate) struct Cause(pub(crate) Failure);
-
-impl std::fmt::Display for Cause {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let error = match self.0 {
-            Failure::Shortage(Shortage::AllHeld) => {
-                return f.write_str("no frame: every page in core is held there, or the policy names none that can go");
-            }
-            Failure::Shortage(Shortage::NoMemory) => return f.write_str("no frame: the system has no memory to give"),
-            Failure::Machine(refusal) => return f.write_str(in_words(refusal)),
-            Failure::Shortage(Shortage::Unsaved(error)) => {
-                f.write_str("no frame, because pages cannot be saved: ")?;
-                error
-            }
-            Failure::Pager(error) => error,
-        };
-        match error {
-            PagerError::Io(errno) => write!(f, "the device or file failed with errno {errno}"),
-            PagerError::Corrupt => f.write_str("the store gave back other bytes than were saved"),
-            PagerError::Truncated => f.write_str("the file ends before this page"),
-            PagerError::Full => f.write_str("the store is full (ENOSPC)"),
-            PagerError::Panicked => f.write_str("the pager panicked"),
-            PagerError::NoStore => f.write_str("the pager has no store"),
-            PagerError::WrongContext => f.write_str("not in this context"),
-            PagerError::Orphaned => {
-                f.write_str("what the region is a clone of was dropped, and the page could not be copied")
-            }
-        }
-    }
 }

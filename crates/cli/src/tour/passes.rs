@@ -72,7 +72,7 @@ fn end(_: usize, failure: Failure) {
         Failure::Pager(PagerError::Io(errno)) => {
             output::tell(format_args!("{name}: {}; give another file", io::Error::from_raw_os_error(errno)));
         }
-        other => output::tell(format_args!("{name}: {other:?}; begin again")),
+        other => output::tell(format_args!("{name}: {other}; begin again")),
     }
     std::process::exit(2);
 }

@@ -28,7 +28,7 @@ pub fn check_room(len_bytes: usize) -> Result<(), Stop> {
 
 /// A store without a name.
 pub fn store(len_bytes: usize) -> Result<FileStore, Stop> {
-    let store = FileStore::unnamed_in(&directory(), len_bytes as u64);
+    let store = FileStore::unnamed_in(directory(), len_bytes as u64);
     store.map_err(|error| Stop::Failed(format!("{}; {REMEDY}", selfpage::Error::from(error))))
 }
 

@@ -24,8 +24,8 @@ pub trait UserPager: Send + Sync {
     /// Writes the contents of page `index` (of the region) to `bytes`, which are zero.
     ///
     /// # Errors
-    /// The access fails: the program gets `SIGBUS` and the reason, of which the number (errno) is all that gets so far: an error of your own
-    /// words is told as `EIO`, "Input/output error". Write down or print what is more than that.
+    /// The access fails with `SIGBUS`, after a line that says "the pager failed with", and the errno of the error or of what it comes from,
+    /// by name: an error of your own words is told as `EIO`. Write down or print what is more than that.
     fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()>;
 
     /// Keeps what is in page `index`, which has changed since it was filled.
@@ -98,9 +98,18 @@ impl<P: UserPager> Custom<P> {
 fn guarded(work: impl FnOnce() -> io::Result<()>) -> Result<(), PagerError> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(PagerError::Io(errno_of(&error))),
+        Ok(Err(error)) => Err(error_of(&error)),
         Err(_) => Err(PagerError::Panicked),
     }
+}
+
+/// What an error of std's is as a pager's: of a store of the program's own, say. Its errno is kept, or that of what it comes from; `EIO`
+/// where there is none.
+///
+/// # Context
+/// Any.
+pub fn error_of(error: &io::Error) -> PagerError {
+    PagerError::Io(errno_of(error))
 }
 
 /// The system's number for an error, or for what it comes from, as one of the library's does.
@@ -190,6 +199,6 @@ mod tests {
         assert_eq!(errno_of(&full()), libc::ENOSPC);
         let ours = crate::Error::system("save", "a page", full());
         assert_eq!(errno_of(&ours.into()), libc::ENOSPC);
-        assert_eq!(errno_of(&io::Error::other("five is out")), libc::EIO);
+        assert_eq!(error_of(&io::Error::other("five is out")), PagerError::Io(libc::EIO));
     }
 }

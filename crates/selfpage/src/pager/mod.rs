@@ -11,7 +11,7 @@ mod restored;
 mod stored;
 mod zero;
 
-pub use custom::{Custom, UserPager};
+pub use custom::{Custom, UserPager, error_of};
 pub use file::File;
 pub(crate) use file::{Opened, Tables};
 pub use physical::Physical;

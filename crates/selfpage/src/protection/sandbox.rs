@@ -44,6 +44,8 @@ pub struct Violation {
     pub memory: Option<(String, Rights)>,
 }
 
+impl std::error::Error for Violation {}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let access = match self.access {

@@ -159,7 +159,7 @@ impl UserPager for Own {
 #[test]
 fn fills_that_fail() {
     for (trap, name) in TRAPS {
-        for (how, words) in [(1, "the pager panicked"), (2, "errno 6")] {
+        for (how, words) in [(1, "the pager panicked"), (2, "the pager failed with ENXIO")] {
             in_child(here!(), &format!("{name}-{how}"), || {
                 let fails = Arc::<Fails>::default();
                 fails.page.store(100, SeqCst);

@@ -176,7 +176,7 @@ fn reads_fail() {
             let sum: u64 = region.as_slice::<[u64; 512]>().iter().map(|page| page[0]).sum();
             println!("read {sum}");
         })
-        .by(libc::SIGBUS, &["heap", "offset", "errno 5"]);
+        .by(libc::SIGBUS, &["heap", "offset", "EIO"]);
     }
 }
 
@@ -262,7 +262,7 @@ fn writes_fail() {
             store.write.store(libc::EIO as u32, SeqCst);
             numbered_over(trap, store.clone());
         })
-        .by(libc::SIGBUS, &["heap", "offset", "no frame, because pages cannot be saved", "errno 5"]);
+        .by(libc::SIGBUS, &["heap", "offset", "no frame, because pages cannot be saved", "EIO"]);
     }
 }
 

@@ -1,0 +1,85 @@
+//! Why something failed, in words: a few, made without allocation, for a line that a trap writes.
+
+use core::error::Error;
+use core::fmt::{Display, Formatter, Result};
+
+use crate::fault::Failure;
+use crate::linux::Errno;
+use crate::mmu::Refusal;
+use crate::pager::PagerError;
+use crate::shortage::Shortage;
+
+impl Error for Failure {}
+impl Error for Shortage {}
+impl Error for Refusal {}
+impl Error for PagerError {}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Failure::Pager(error) => error.fmt(f),
+            Failure::Shortage(shortage) => shortage.fmt(f),
+            Failure::Machine(refusal) => refusal.fmt(f),
+        }
+    }
+}
+
+impl Display for Shortage {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Shortage::AllHeld => {
+                f.write_str("no frame: every page in core is held there, or the policy names none that can go")
+            }
+            Shortage::NoMemory => f.write_str("no frame: the system has no memory to give"),
+            Shortage::Unsaved(error) => write!(f, "no frame, because pages cannot be saved: {error}"),
+        }
+    }
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.write_str("the kernel refused the translation: ")?;
+        f.write_str(match self {
+            Refusal::Denied => {
+                "a filter on system calls (seccomp) forbids one that the pager makes, as UFFDIO_MOVE or pread64; allow it, or set the \
+                 filter before the domain is built"
+            }
+            Refusal::NoMemory => "it has no memory for page tables",
+            Refusal::NoDescriptor => "the userfaultfd is gone from its thread's table",
+            Refusal::Pinned => "a device holds the page",
+            Refusal::Occupied | Refusal::Hole | Refusal::Foreign => "the program changed the mapping",
+            Refusal::Ending => "the process is ending",
+        })
+    }
+}
+
+impl Display for PagerError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.write_str(match *self {
+            PagerError::Io(number) => return write!(f, "the pager failed with {}", Errno::from_raw_os_error(number)),
+            PagerError::Corrupt => "the store gave back other bytes than were saved",
+            PagerError::Truncated => "the file ends before this page",
+            PagerError::Full => "the store is full (ENOSPC)",
+            PagerError::Panicked => "the pager panicked",
+            PagerError::NoStore => "the pager has no store",
+            PagerError::WrongContext => "not in this context",
+            PagerError::Orphaned => "what the region is a clone of was dropped, and the page could not be copied",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn a_number_has_its_name_where_it_is_known() {
+        assert_eq!(PagerError::Io(5).to_string(), "the pager failed with EIO");
+        assert_eq!(PagerError::Io(133).to_string(), "the pager failed with errno 133");
+        let unsaved = Failure::Shortage(Shortage::Unsaved(PagerError::Full));
+        assert_eq!(unsaved.to_string(), "no frame, because pages cannot be saved: the store is full (ENOSPC)");
+    }
+}
