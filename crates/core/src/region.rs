@@ -27,7 +27,7 @@ pub enum Rights {
 }
 
 /// A kind of access.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
     /// A load.
     Read,

@@ -15,6 +15,7 @@ macro_rules! counters {
         /// One reading of the counters.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[allow(missing_docs)]
+        #[non_exhaustive]
         pub struct Counts { $(pub $name: u64,)* }
 
         impl Counters {

@@ -111,6 +111,7 @@ pub unsafe fn usable_bytes(block: *mut c_void) -> usize {
 
 /// What the heap holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Bytes of pages for objects below 1 MiB, used or not.
     pub object_bytes: usize,

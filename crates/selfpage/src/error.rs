@@ -13,7 +13,7 @@ use crate::doctor::limits::{MOUNT, undumpable};
 use crate::doctor::userfaultfd::MORE_THREADS;
 
 /// What a caller can do about an error.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Kind {
     /// The request makes no sense: change it.

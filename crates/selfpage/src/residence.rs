@@ -10,6 +10,7 @@ use crate::doctor::setting;
 
 /// Whether the kernel may swap the frames out behind the domain's back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Residence {
     /// Pool and regions are locked: never.
     Locked,

@@ -9,6 +9,7 @@ use crate::domain::Inner;
 
 /// One reading of a domain's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Counts since the domain began.
     pub counts: Counts,

@@ -99,6 +99,7 @@ pub struct Trace {
 
 /// What a trace is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Head {
     /// The process that was traced.
     pub pid: u32,

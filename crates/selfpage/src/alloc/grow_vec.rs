@@ -1,9 +1,11 @@
 //! A vector that grows by remapping: from 4 MiB on it does not copy its items, and it never has more than a page to spare that nobody
 //! asked for.
 
+use std::borrow::{Borrow, BorrowMut};
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::io;
 use std::iter::FusedIterator;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
@@ -323,6 +325,19 @@ impl<T> FromIterator<T> for GrowVec<T> {
     }
 }
 
+/// By copying the items.
+impl<T> From<Vec<T>> for GrowVec<T> {
+    fn from(items: Vec<T>) -> GrowVec<T> {
+        items.into_iter().collect()
+    }
+}
+
+impl<T: Clone> From<&[T]> for GrowVec<T> {
+    fn from(items: &[T]) -> GrowVec<T> {
+        items.iter().cloned().collect()
+    }
+}
+
 impl<T> Default for GrowVec<T> {
     fn default() -> GrowVec<T> {
         GrowVec::new()
@@ -348,6 +363,30 @@ impl<T: PartialEq> PartialEq for GrowVec<T> {
 }
 
 impl<T: Eq> Eq for GrowVec<T> {}
+
+impl<T: PartialEq> PartialEq<[T]> for GrowVec<T> {
+    fn eq(&self, other: &[T]) -> bool {
+        **self == *other
+    }
+}
+
+impl<T: PartialEq> PartialEq<&[T]> for GrowVec<T> {
+    fn eq(&self, other: &&[T]) -> bool {
+        **self == **other
+    }
+}
+
+impl<T: PartialEq, const N: usize> PartialEq<[T; N]> for GrowVec<T> {
+    fn eq(&self, other: &[T; N]) -> bool {
+        **self == *other
+    }
+}
+
+impl<T: PartialEq> PartialEq<Vec<T>> for GrowVec<T> {
+    fn eq(&self, other: &Vec<T>) -> bool {
+        **self == **other
+    }
+}
 
 impl<T: PartialOrd> PartialOrd for GrowVec<T> {
     fn partial_cmp(&self, other: &GrowVec<T>) -> Option<Ordering> {
@@ -376,6 +415,31 @@ impl<T> AsRef<[T]> for GrowVec<T> {
 impl<T> AsMut<[T]> for GrowVec<T> {
     fn as_mut(&mut self) -> &mut [T] {
         self
+    }
+}
+
+impl<T> Borrow<[T]> for GrowVec<T> {
+    fn borrow(&self) -> &[T] {
+        self
+    }
+}
+
+impl<T> BorrowMut<[T]> for GrowVec<T> {
+    fn borrow_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+/// Adds all bytes at the end. [`io::ErrorKind::OutOfMemory`]: none were added.
+impl io::Write for GrowVec<u8> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.try_reserve(bytes.len()).map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
+        self.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 /// What the page allocator has at this moment, and what it has done since the process began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Bytes of blocks.
     pub live_bytes: usize,

@@ -55,7 +55,7 @@ pub(super) fn install() {
 }
 
 /// How the refused access came about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
     /// A read.
     Read,

@@ -37,7 +37,7 @@ pub(crate) use zeros::holds_nothing;
 
 /// A place for one page in a store: its number. The byte offset is the number times the page size. Blok 0 is never given
 /// out, so that 0 may stand for "none".
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Blok(pub u32);
 
 /// One page to read.

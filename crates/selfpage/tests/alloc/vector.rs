@@ -1,7 +1,9 @@
 //! `GrowVec` against `Vec`.
 
 use std::cmp::Ordering;
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
@@ -144,4 +146,25 @@ fn a_long_one_grows_by_frames_and_copies_nothing() {
         assert_eq!(grown_to(&mut vec, 1300), (1, 0));
         assert!(vec.iter().enumerate().all(|(at, item)| *item == at as u64));
     });
+}
+
+#[test]
+fn it_takes_the_place_of_a_vec() {
+    let items = vec![3u64, 1, 2];
+    let ours = GrowVec::from(items.clone());
+    assert_eq!(ours, items);
+    assert_eq!(ours, items[..]);
+    assert_eq!(ours, &items[..]);
+    assert_eq!(ours, [3, 1, 2]);
+    assert!(ours != [3, 1]);
+    assert_eq!(GrowVec::from(&items[1..]), [1, 2]);
+    // By what it borrows as: the same hash.
+    assert!(HashSet::from([ours]).contains(&items[..]));
+}
+
+#[test]
+fn bytes_are_written_behind_those_that_are_there() {
+    let mut bytes = GrowVec::from(&b"one"[..]);
+    write!(bytes, ", {}", 2).unwrap();
+    assert_eq!(bytes, *b"one, 2");
 }
