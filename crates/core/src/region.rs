@@ -17,7 +17,8 @@ use crate::pageset::PageSet;
 use crate::stream::Streams;
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
 
-/// What the program may do with a region's pages.
+/// What the program may do with a region's pages, whichever protection domain it is in: those have rights of their own
+/// (`selfpage::protection::Rights`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rights {
     /// Read.

@@ -50,6 +50,8 @@ pub mod trap;
 mod undisturbed;
 mod usage;
 
+/// What values in a region are: plain bytes (`Pod`, `AnyBitPattern`), for [`Region::as_slice`] and [`Region::as_mut_slice`].
+pub use bytemuck;
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;
 pub use error::{Error, Kind, Result};

@@ -246,6 +246,31 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), count) }
     }
 
+    /// Its contents as words that several threads read and change at once.
+    ///
+    /// # Panics
+    /// The region is read-only.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # fn main() -> selfpage::Result<()> {
+    /// # use std::sync::atomic::Ordering;
+    /// # let domain = selfpage::Domain::with_frames(1 << 20).build()?;
+    /// # let mut region = domain.region(1 << 22).stored(selfpage::store::MemoryStore::new(1 << 23)?)?;
+    /// let words = region.as_atomics();
+    /// std::thread::scope(|scope| {
+    ///     for _ in 0..4 {
+    ///         scope.spawn(|| words.iter().for_each(|word| _ = word.fetch_add(1, Ordering::Relaxed)));
+    ///     }
+    /// });
+    /// # Ok(()) }
+    /// ```
+    pub fn as_atomics(&mut self) -> &[std::sync::atomic::AtomicU64] {
+        let words = self.as_mut_slice::<u64>();
+        // SAFETY: region-view: atomic words lie as plain ones do, and the only view of those is given up for them.
+        unsafe { std::slice::from_raw_parts(words.as_mut_ptr().cast(), words.len()) }
+    }
+
     /// How many values of `T` fit into it.
     fn count_of<T>(&self) -> usize {
         let align = align_of::<T>();
@@ -410,5 +435,26 @@ impl Drop for Region {
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Region({}, {} bytes)", self.bound.name, self.len_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+
+    #[test]
+    fn threads_change_words_at_once() {
+        let domain = crate::Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let store = MemoryStore::new(1 << 20).unwrap();
+        let mut region = domain.region(64 * PAGE_BYTES).stored(store).unwrap();
+        let words = region.as_atomics();
+        assert_eq!(words.len(), 64 * 512);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| words.iter().for_each(|word| _ = word.fetch_add(1, Ordering::Relaxed)));
+            }
+        });
+        assert!(region.as_slice::<u64>().iter().all(|word| *word == 4));
     }
 }

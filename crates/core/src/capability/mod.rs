@@ -93,7 +93,7 @@ impl Type {
     }
 }
 
-/// What the holder of a capability may do with the object.
+/// What the holder of a capability may do with the object. (A region's are [`region::Rights`](crate::region::Rights).)
 ///
 /// Of a Frame: map it so that it can be read, written, executed. Of a CNode: look things up in it, put things into it. Of a
 /// page table: map it to be read, change it. Of RAM: write is what retyping takes.
