@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use selfpage::trace::Trace;
 
+use crate::run::traces;
 use crate::{output, svg};
 
 const EXAMPLES: &str = "\
@@ -31,10 +32,18 @@ pub struct Args {
 
 /// Draws. The status to end with.
 pub fn run(args: &Args) -> i32 {
+    // Whoever traces a program that starts others draws the wrong one's easily.
+    let larger = traces::larger_beside(&args.trace)
+        .map(|other| format!("the trace of another process is larger: {}", other.display()));
+    let trace = args.trace.display();
     match draw(&args.trace) {
-        Ok(picture) => svg::put("heatmap", &picture, &args.trace, args.output.as_deref()),
+        Ok(picture) => {
+            larger.iter().for_each(|larger| output::tell(format_args!("selfpage heatmap: {trace} is drawn; {larger}")));
+            svg::put("heatmap", &picture, &args.trace, args.output.as_deref())
+        }
         Err(why) => {
-            output::tell(format_args!("selfpage heatmap: {}: {why}", args.trace.display()));
+            let larger = larger.map(|larger| format!("; {larger}")).unwrap_or_default();
+            output::tell(format_args!("selfpage heatmap: {trace}: {why}{larger}"));
             2
         }
     }

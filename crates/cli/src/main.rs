@@ -14,6 +14,8 @@ mod svg;
 mod tour;
 mod trace;
 
+use std::ffi::OsString;
+
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -34,7 +36,7 @@ Examples:
   selfpage doctor           a line for each thing that selfpage needs of the machine, with the remedy
   selfpage doctor --json    one JSON object a line: {\"feature\",\"state\",\"why\",\"remedy\"}
 
-Exit status: 0 selfpage can run here, 1 it cannot.";
+Exit status: 0 the library can run here, 1 it cannot. `selfpage run --frames` also wants faults inside system calls served.";
 
 /// A program owns its memory: its frames, its pager, its policy, its store.
 #[derive(Parser)]
@@ -95,9 +97,23 @@ fn refuse(error: &clap::Error) -> i32 {
     // What is wrong ends at the first line that is empty; what follows it, tips included, is for other tools.
     let text = error.render().to_string();
     let what = text.trim_start_matches("error: ").lines().map(str::trim).take_while(|line| !line.is_empty());
-    let what = what.collect::<Vec<_>>().join(" ");
+    let what = match error.kind() {
+        ErrorKind::InvalidUtf8 => unreadable(),
+        _ => what.collect::<Vec<_>>().join(" "),
+    };
     let meant = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
     let meant = meant.into_iter().find_map(|kind| error.get(kind)).map(|meant| format!(" (there is {meant})"));
     output::tell(format_args!("{own}: {what}{}; see `{own} --help`", meant.unwrap_or_default()));
     error.exit_code()
+}
+
+/// Names the first argument that is no text, with the option before it.
+fn unreadable() -> String {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let Some(at) = arguments.iter().position(|argument| argument.to_str().is_none()) else {
+        return "an argument is not UTF-8".into();
+    };
+    let before = at.checked_sub(1).and_then(|before| arguments[before].to_str());
+    let option = before.filter(|before| before.starts_with('-')).map(|before| format!("{before} ")).unwrap_or_default();
+    format!("{option}{}: that is not UTF-8", arguments[at].display())
 }

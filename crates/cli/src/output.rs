@@ -4,9 +4,9 @@ use std::fmt;
 use std::io::{self, ErrorKind, Write};
 
 /// A line on standard error. Where it cannot be written there is nobody to tell, and what is left to do is done all the same: `eprintln!`
-/// would panic, and a run end with another status than its program's.
+/// would panic, and a run end with another status than its program's. What it names may be anything, so it is [`printable`].
 pub fn tell(line: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
 }
 
 /// An amount of memory, for people.

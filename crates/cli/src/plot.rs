@@ -4,6 +4,7 @@ mod picture;
 mod record;
 mod scale;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::{output, svg};
@@ -43,7 +44,13 @@ pub fn run(args: &Args) -> i32 {
 }
 
 fn draw(raw: &Path) -> Result<String, String> {
-    let text = std::fs::read_to_string(raw).map_err(|why| format!("raw.jsonl: {why}"))?;
+    let text = std::fs::read_to_string(raw).map_err(|why| match why.kind() {
+        ErrorKind::NotFound => format!("raw.jsonl: {why}; name a directory that `selfpage bench --save` was given"),
+        _ => format!("raw.jsonl: {why}"),
+    })?;
+    if text.trim().is_empty() {
+        return Err("raw.jsonl is empty: the run kept nothing".into());
+    }
     let records = Record::parse(&text)?;
     // `.` has no name of its own.
     let full = raw.canonicalize().unwrap_or_default();

@@ -3,7 +3,7 @@
 mod ignored;
 mod program;
 mod record;
-mod traces;
+pub mod traces;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, FileType};
@@ -76,7 +76,7 @@ why), 2 for bad usage, 125 where it has too few addresses (`ulimit -v`).";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// How much memory it gets: bytes, or a number with K, M, G or T. Without: as much as it likes, from selfpage's allocator.
+    /// How much memory it gets: bytes, or a number with K, M, G or T (KiB to TiB, the same). Without: as much as it likes, from selfpage's allocator.
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     frames: Option<String>,
     /// Which page makes room for another: fifo, lru, mru, clock, random, priority; lru unless stated otherwise.

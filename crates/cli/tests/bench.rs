@@ -77,6 +77,7 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
     for key in ["unit", "n", "min", "max", "p50_us", "p99_us", "p99_9_us", "max_us"] {
         assert!(lines.contains(&format!(r#""{key}":"#)), "{key} is missing in {lines}");
     }
+    assert_eq!(figure(&rows(&output)[0], "n"), 1.0, "{lines}");
     // Each page of 64 MiB faulted once: fewer, and huge pages or a warm mapping were measured.
     assert!((16_384.0..17_000.0).contains(&figure(&rows(&output)[0], "kernel_faults")), "{lines}");
 }
@@ -368,7 +369,9 @@ fn a_kept_run_is_drawn() {
     let records = std::fs::read_to_string(run.join("raw.jsonl")).unwrap().lines().count();
     assert_eq!(picture.matches("class=\"value\"").count(), records);
     let scratch = Place::new("plot");
-    for (content, said) in [(None, "raw.jsonl"), (Some("{\n"), "line 1"), (Some(""), "nothing to draw")] {
+    for (content, said) in
+        [(None, "`selfpage bench --save`"), (Some("{\n"), "line 1"), (Some(""), "raw.jsonl is empty")]
+    {
         if let Some(content) = content {
             std::fs::write(scratch.0.join("raw.jsonl"), content).unwrap();
         }

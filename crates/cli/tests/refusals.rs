@@ -34,6 +34,15 @@ fn bad_usage_is_one_line_with_the_verb() {
     let errors = text(&unreadable.stderr);
     assert_eq!(unreadable.status.code(), Some(2), "{errors}");
     assert!(errors.lines().count() == 1 && errors.starts_with("selfpage: "), "{errors}");
+    let unreadable = Command::new(env!("CARGO_BIN_EXE_selfpage"))
+        .args(["run".as_ref(), "--frames".as_ref(), OsStr::from_bytes(b"\xff"), "true".as_ref()])
+        .output()
+        .unwrap();
+    let errors = text(&unreadable.stderr);
+    assert!(
+        errors.lines().count() == 1 && errors.starts_with("selfpage run: --frames \u{fffd}: that is not"),
+        "{errors}"
+    );
     for reps in ["-1", "0"] {
         let line = refused(&["bench", "faults", "--reps", reps], "selfpage bench: ", &["--reps", "1..="]);
         assert!(!line.contains("-- -1"), "{line}");
@@ -117,4 +126,14 @@ fn several_files_of_a_trace_are_told() {
     let errors = text(&run("/bin/true; /bin/true; exit 0").stderr);
     assert!(errors.lines().count() == 1 && errors.contains(" files, ") && errors.contains("largest"), "{errors}");
     assert!(errors.starts_with("selfpage run: the trace is in ") && errors.contains(&trace), "{errors}");
+}
+
+#[test]
+fn a_name_tells_the_terminal_nothing() {
+    let name = "no\x1b[2Jsuch\nfile";
+    for arguments in [&["plot", name][..], &["heatmap", name], &["trace", name], &["tour", name], &["bench", name]] {
+        let line = refused(arguments, "selfpage", &["no?[2Jsuch"]);
+        assert!(!line.trim_end().contains(char::is_control), "{line:?}");
+    }
+    refused(&["run", "--frames", name, "true"], "selfpage run: ", &["--frames no?[2Jsuch?file"]);
 }

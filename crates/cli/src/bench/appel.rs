@@ -76,6 +76,10 @@ impl Bench for AppelLi {
         "protecting pages, trapping, and asking for written ones: by write-protection and domains, by mprotect and signals"
     }
 
+    fn quick_takes(&self) -> &'static str {
+        "minutes"
+    }
+
     fn cases(&self) -> Vec<String> {
         CASES.map(String::from).to_vec()
     }

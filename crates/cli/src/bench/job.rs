@@ -31,6 +31,10 @@ pub trait Bench: Sync {
     fn name(&self) -> &'static str;
     /// One line for `bench list`.
     fn about(&self) -> &'static str;
+    /// About how long all of it takes with `--quick`, for `bench list`.
+    fn quick_takes(&self) -> &'static str {
+        "seconds"
+    }
     /// Where it works.
     fn place(&self) -> Place {
         Place::Memory

@@ -99,7 +99,8 @@ Exit status: 0 done, 1 something failed, 2 bad usage, 130 stopped by a signal.";
 pub struct Args {
     /// The bench, or `list`.
     name: String,
-    /// Small sizes: a look in seconds instead of figures to quote.
+    /// Small sizes, once: a look instead of figures to quote. In seconds, or some minutes for the benches with many cases; `list` says
+    /// which.
     #[arg(long)]
     quick: bool,
     /// One JSON object a line instead of a table.
@@ -111,7 +112,7 @@ pub struct Args {
     /// Only this system; may be repeated.
     #[arg(long = "system", value_name = "SYSTEM")]
     systems: Vec<String>,
-    /// Repetitions; the median is reported. 3 unless stated otherwise.
+    /// Repetitions; the median is reported. 3 unless stated otherwise, and 1 with --quick.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     reps: Option<u32>,
     /// Where the data file goes: a directory on a local disk. /var/tmp unless stated otherwise.
@@ -179,12 +180,12 @@ fn list(args: &Args) -> i32 {
         return 2;
     }
     let lines = BENCHES.iter().map(|bench| {
-        let (name, about) = (bench.name(), bench.about());
+        let (name, about, quick) = (bench.name(), bench.about(), bench.quick_takes());
         if args.json {
-            return format!("{}\n", serde_json::json!({ "bench": name, "about": about }));
+            return format!("{}\n", serde_json::json!({ "bench": name, "about": about, "quick_takes": quick }));
         }
         let (cases, systems) = (bench.cases().join(" "), names(&bench.systems()).join(" "));
-        format!("{name}: {about}\n  cases:   {cases}\n  systems: {systems}\n")
+        format!("{name}: {about}\n  --quick: {quick}\n  cases:   {cases}\n  systems: {systems}\n")
     });
     output::print("bench", &lines.collect::<String>())
 }
@@ -254,7 +255,7 @@ impl Choice {
             systems: bench.systems().into_iter().filter(|system| wanted(&args.systems, system.name)).collect(),
             sizes,
             size_options,
-            reps: args.reps.unwrap_or(3),
+            reps: args.reps.unwrap_or(if args.quick { 1 } else { 3 }),
             dir,
         };
         if choice.pairs(|_| true).is_empty() {

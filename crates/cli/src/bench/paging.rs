@@ -65,6 +65,10 @@ impl Bench for Paging {
         "memory four times larger than its frames, from disk: selfpage, mmap, swap and the disk's own limit"
     }
 
+    fn quick_takes(&self) -> &'static str {
+        "minutes"
+    }
+
     fn place(&self) -> Place {
         Place::Disk
     }

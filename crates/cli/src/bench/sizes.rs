@@ -38,7 +38,7 @@ impl Sizes {
         least_tree_depth: 16,
     };
 
-    /// Sizes for a look in seconds.
+    /// Sizes for a first look.
     pub const QUICK: Sizes = Sizes {
         file_bytes: 256 * MIB,
         data_bytes: 256 * MIB,

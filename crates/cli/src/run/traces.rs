@@ -22,12 +22,24 @@ impl Traces {
     /// When it has ended: a line where there is more than one.
     pub fn line(&self) -> Option<String> {
         let new: Vec<PathBuf> = there(&self.file).difference(&self.before).cloned().collect();
-        let largest = new.iter().max_by_key(|path| path.metadata().map_or(0, |about| about.len()))?;
+        let largest = new.iter().max_by_key(|path| len_bytes(path))?;
         let (count, file) = (new.len(), self.file.display());
         (count > 1).then(|| {
             format!("the trace is in {count} files, {file} and {file}.PID; the largest is {}", largest.display())
         })
     }
+}
+
+/// The largest of the files beside `file` that another process of the same run may have written, if it is larger.
+pub fn larger_beside(file: &Path) -> Option<PathBuf> {
+    // Where there is no directory in the name, there is no name in that to be looked at either.
+    let file = std::path::absolute(file).ok()?;
+    let largest = there(&file).into_iter().max_by_key(|path| len_bytes(path))?;
+    (len_bytes(&largest) > len_bytes(&file)).then_some(largest)
+}
+
+fn len_bytes(path: &Path) -> u64 {
+    path.metadata().map_or(0, |about| about.len())
 }
 
 fn there(file: &Path) -> BTreeSet<PathBuf> {
@@ -60,7 +72,9 @@ mod tests {
         write("t.8", 20);
         write("t.8.2", 30);
         let line = traces.line().unwrap();
+        let beside = ["t", "t.8.2"].map(|name| larger_beside(&directory.join(name)));
         std::fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(beside, [Some(directory.join("t.7")), None]);
         assert!(line.contains("in 3 files") && line.ends_with("/t.8.2"), "{line}");
     }
 }

@@ -30,7 +30,7 @@ Exit status: 0 done, 1 failed (`selfpage doctor` says what the machine lacks), 2
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A file of yours to loop over instead; it is only read.
+    /// A file of yours to loop over instead, of 4 MiB at least; it is only read.
     file: Option<PathBuf>,
     /// Small sizes.
     #[arg(long)]

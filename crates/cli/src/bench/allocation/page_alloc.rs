@@ -63,6 +63,10 @@ impl Bench for PageAlloc {
         "a block allocated, touched and freed, warm and cold, by its length; and blocks that are not touched"
     }
 
+    fn quick_takes(&self) -> &'static str {
+        "minutes"
+    }
+
     fn cases(&self) -> Vec<String> {
         let all = WAYS.iter().flat_map(|way| LENGTHS.iter().map(move |length| (way, length)));
         all.map(|(way, length)| format!("{}-{}", way.0, length.0)).collect()

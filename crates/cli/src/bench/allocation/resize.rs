@@ -25,6 +25,10 @@ impl Bench for Resize {
         "a block grows: by doubling from 64 KiB to 1 GiB, what is new touched; from 128 to 256 KiB"
     }
 
+    fn quick_takes(&self) -> &'static str {
+        "minutes"
+    }
+
     fn cases(&self) -> Vec<String> {
         CASES.map(String::from).to_vec()
     }

@@ -73,6 +73,10 @@ impl Bench for Apps {
         "real programs with an allocator preloaded: time, CPU and memory, as parts of what the C library's takes"
     }
 
+    fn quick_takes(&self) -> &'static str {
+        "ten minutes"
+    }
+
     fn disk_bytes(&self, sizes: Sizes, _: &[&Entry]) -> u64 {
         // Most of it is what `sort` reads and writes.
         if sizes == Sizes::QUICK { 16 << 20 } else { 128 << 20 }

@@ -93,6 +93,10 @@ impl Bench for Guest {
         "a closure on page tables of its own in a virtual machine: Appel and Li, dirty bits, GUPS; needs /dev/kvm"
     }
 
+    fn quick_takes(&self) -> &'static str {
+        "a minute"
+    }
+
     fn cases(&self) -> Vec<String> {
         CASES.map(|(name, _)| name.into()).to_vec()
     }
