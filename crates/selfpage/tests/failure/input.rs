@@ -242,6 +242,9 @@ fn stores() {
     std::fs::write(dir.path().join("mine"), "precious").unwrap();
     says(FileStore::create(dir.path().join("mine"), 8192).err().unwrap(), &["mine", "not a store's", "name another"]);
     assert_eq!(std::fs::read(dir.path().join("mine")).unwrap(), b"precious");
+    let kind = |name: &str| Error::from(FileStore::try_create(dir.path().join(name), 8192).unwrap_err()).kind();
+    let _in_use = FileStore::create(dir.path().join("used"), 8192).unwrap();
+    assert_eq!([kind("mine"), kind("used"), kind("a/b")], [Kind::Invalid, Kind::Held, Kind::Io]);
 }
 
 /// To be aligned to more than a page.
