@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use selfpage::protection::{Access, Ended, Mechanism, Memory, ProtectionDomain, Rights, mechanism, refresh};
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Kind, Protection, Region, Trap};
+use selfpage::{Domain, Kind, Region, Trap};
 
 #[path = "../examples/sandbox.rs"]
 mod sandbox;
@@ -544,31 +544,6 @@ fn regions_are_paged_in_domains_as_outside() {
         let stopped = strangers.run(move || reads(start)).unwrap();
         assert!(matches!(stopped, Ended::Stopped(_)), "{stopped:?}");
         region.evict(0, PAGES * PAGE).unwrap();
-    }
-}
-
-/// The kernel moves no page whose mapping has a key where the frames' has none.
-#[test]
-fn pages_of_regions_in_domains_are_protected_against_every_access() {
-    let _alone = alone();
-    let Some(domain) = built(64) else { return };
-    for trap in [Trap::Worker, Trap::Upcall] {
-        let region = Arc::new(stored(&domain, 16, trap));
-        let word = |page: usize| region.as_ptr().wrapping_add(page * PAGE).cast::<u64>();
-        // SAFETY: the region's words, which no reference is to.
-        (0..16).for_each(|page| unsafe { word(page).write_volatile(page as u64 + 1) });
-        let memory = Memory::of(&region).unwrap();
-        let readers = ProtectionDomain::new("readers");
-        readers.set(&memory, Rights::READ).unwrap();
-        drop(readers.enter().unwrap());
-        region.protect(2 * PAGE, 8 * PAGE, Protection::None).unwrap();
-        region.protect(4 * PAGE, PAGE, Protection::ReadWrite).unwrap();
-        // SAFETY: as above.
-        assert_eq!(unsafe { word(4).read_volatile() }, 5, "{trap:?}");
-        region.evict(0, 16 * PAGE).unwrap();
-        region.protect(0, 16 * PAGE, Protection::ReadWrite).unwrap();
-        // SAFETY: as above.
-        (0..16).for_each(|page| assert_eq!(unsafe { word(page).read_volatile() }, page as u64 + 1, "{trap:?}"));
     }
 }
 

@@ -257,3 +257,32 @@ fn a_tracked_region_has_no_key() {
         (_, made) => assert!(made.is_ok(), "{:?}", made.err()),
     }
 }
+
+/// The kernel moves no page whose mapping has a key where the frames' has none.
+#[test]
+fn pages_of_regions_in_domains_are_protected_against_every_access() {
+    let _alone = alone();
+    let domain = match Domain::with_frames(64 * PAGE).build() {
+        Ok(domain) => domain,
+        Err(error) => return skip::skip("uffd", &error.to_string()),
+    };
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let store = MemoryStore::new((32 * PAGE) as u64).unwrap();
+        let region = Arc::new(domain.region(16 * PAGE).trap(trap).stored(store).unwrap());
+        let word = |page: usize| region.as_ptr().wrapping_add(page * PAGE).cast::<u64>();
+        // SAFETY: the region's words, which no reference is to.
+        (0..16).for_each(|page| unsafe { word(page).write_volatile(page as u64 + 1) });
+        let memory = Memory::of(&region).unwrap();
+        let readers = ProtectionDomain::new("readers");
+        readers.set(&memory, Rights::READ).unwrap();
+        drop(readers.enter().unwrap());
+        region.protect(2 * PAGE, 8 * PAGE, Protection::None).unwrap();
+        region.protect(4 * PAGE, PAGE, Protection::ReadWrite).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { word(4).read_volatile() }, 5, "{trap:?}");
+        region.evict(0, 16 * PAGE).unwrap();
+        region.protect(0, 16 * PAGE, Protection::ReadWrite).unwrap();
+        // SAFETY: as above.
+        (0..16).for_each(|page| assert_eq!(unsafe { word(page).read_volatile() }, page as u64 + 1, "{trap:?}"));
+    }
+}
