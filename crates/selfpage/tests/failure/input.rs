@@ -174,11 +174,6 @@ fn files() {
         refused(map(&dir.path().join("none"), 0, 0), Kind::Io, &["none", "No such file"]);
         refused(map(dir.path(), 0, 0), Kind::Io, &["Is a directory"]);
         refused(map(Path::new("/dev/zero"), 0, 0), Kind::Invalid, &["/dev/zero", "not a regular file"]);
-        refused(
-            map(Path::new("/proc/self/comm"), 0, 0),
-            Kind::Unsupported,
-            &["/proc/self/comm", "no shared mappings", "Rights::Read"],
-        );
         let made_up = domain.region(0).file("/proc/self/maps", 0, Rights::Read);
         refused(made_up, Kind::Invalid, &["/proc/self/maps", "not a regular file with a length"]);
         refused(map(Path::new("a\0b"), 0, 0), Kind::Invalid, &["a\0b"]);

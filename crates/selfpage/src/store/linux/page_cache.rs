@@ -132,6 +132,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_file_without_shared_mappings_is_known() {
+        assert!(takes_mappings(tempfile::tempfile().unwrap()));
+        let without = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/comm").unwrap();
+        assert!(!takes_mappings(without));
+    }
+
+    #[test]
     fn parts_are_written_and_a_file_that_ends_before_them_says_so() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(PAGE_BYTES as u64 + 100).unwrap();
