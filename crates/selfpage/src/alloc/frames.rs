@@ -100,11 +100,16 @@ pub(super) fn ask_for_limits(asks: bool) {
     ASKS_FOR_LIMITS.store(asks, Ordering::Relaxed);
 }
 
+/// Whether it is known that the process has no limits on what it maps.
+pub(super) fn has_no_limits() -> bool {
+    let unlimited = |resource| rustix::process::getrlimit(resource).current.is_none();
+    ASKS_FOR_LIMITS.load(Ordering::Relaxed) && unlimited(Resource::As) && unlimited(Resource::Data)
+}
+
 /// Whether the process's limits let it map anything: somebody may have set them below what it has. A move needs no room besides, since it
 /// unmaps its target before it looks at them.
 fn may_map() -> bool {
-    let unlimited = |resource| rustix::process::getrlimit(resource).current.is_none();
-    if ASKS_FOR_LIMITS.load(Ordering::Relaxed) && unlimited(Resource::As) && unlimited(Resource::Data) {
+    if has_no_limits() {
         return true;
     }
     // SAFETY: owned-range: a fresh mapping replaces nothing, and nobody knows of it.

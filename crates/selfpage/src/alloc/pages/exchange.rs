@@ -87,7 +87,8 @@ impl Pages {
     }
 
     /// By whole entries, each for 1 GiB of addresses, with all that lies in the slots behind the blocks. The kernel moves an entry
-    /// where one mapping covers it, so what is closed of the slots is opened meanwhile. False: it may not be, and nothing has changed.
+    /// where one mapping covers it, so what is closed of the slots is opened, and stays so for the next time where nobody would notice. False:
+    /// it may not be, and nothing has changed.
     fn exchange_entries(&mut self, a: SlotId, b: SlotId, between: SlotId) -> bool {
         if self.strict_overcommit() {
             return false;
@@ -112,9 +113,17 @@ impl Pages {
             self.mend(between);
             self.swap_records(a, b);
         }
+        // A huge page would reach behind a block that ends within one; limits count what is open; and who has blocks checked wants to be
+        // stopped behind them.
+        let is_whole = self.len_bytes(a).is_multiple_of(TABLE_BYTES);
+        let stays_open = opened && is_whole && !self.quarantine.is_on() && frames::has_no_limits();
         let Some(reservation) = &mut self.reservation else { return false };
         for id in [a, b] {
             let open = reservation.slot(id).open_bytes;
+            if stays_open {
+                reservation.slot_mut(id).open_bytes = open.max(span);
+                continue;
+            }
             // SAFETY: slot-held: as above; blocks end before what was never opened. Nobody relies on it that this is closed.
             let _ = unsafe { frames::shut(reservation.addr(id) + open, span - open) };
         }
