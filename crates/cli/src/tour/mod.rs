@@ -69,7 +69,7 @@ impl From<selfpage::Error> for Stop {
     fn from(error: selfpage::Error) -> Stop {
         let remedy = match error.kind() {
             Kind::Unsupported => {
-                "\nThis machine does not let a program page itself yet: run `selfpage doctor` for the remedy."
+                "; this machine does not let a program page itself yet: `selfpage doctor` has the remedy"
             }
             _ => "",
         };

@@ -1,7 +1,7 @@
 //! A file that is read again and again, and does not fit its frames: the policy decides what that costs.
 
 use std::fs;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -56,8 +56,7 @@ pub fn of_users_file(screen: &mut Screen, path: &Path, sizes: &Sizes) -> Result<
         "{part}, read from front to back again and again in {} of frames. The file is only read.",
         mib(frames_bytes as u64)
     ));
-    let live = if io::stdout().is_terminal() { "\n" } else { "" };
-    let _ = FILE.set(format!("{live}selfpage tour: {}", path.display()));
+    let _ = FILE.set(format!("selfpage tour: {}", path.display()));
     compare(screen, path, len_bytes, frames_bytes, sizes)
 }
 
@@ -65,6 +64,10 @@ pub fn of_users_file(screen: &mut Screen, path: &Path, sizes: &Sizes) -> Result<
 fn end(_: usize, failure: Failure) {
     // In a trap: of the thread that loops, which holds no lock.
     let name = FILE.get().map_or("selfpage tour: the file", String::as_str);
+    if io::stdout().is_terminal() {
+        // Below the live line.
+        let _ = writeln!(io::stderr());
+    }
     match failure {
         Failure::Pager(PagerError::Truncated) => {
             output::tell(format_args!("{name}: {CUT_SHORT}"));
