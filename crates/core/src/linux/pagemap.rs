@@ -182,7 +182,8 @@ impl Pagemap {
     /// As for [`Pagemap::categories`].
     pub fn unnoted(self, start: usize, end: usize, stretches: &mut [Stretch]) -> Result<Scanned, Errno> {
         let noted = Categories::NOTED;
-        let wanted = Wanted { inverted: noted, any_of: noted, reported: reported(), ..Wanted::EVERYTHING };
+        // By what all of them are to be, the kernel passes over a mapping as a whole that is none of these.
+        let wanted = Wanted { inverted: noted, all_of: noted, reported: reported(), ..Wanted::EVERYTHING };
         self.scan(start, end, wanted, stretches)
     }
 

@@ -72,13 +72,11 @@ impl WriteProtection {
         let operation = "scan and re-arm";
         // What was mapped over a part counts as written, and so does what mremap has merged with a mapping: the kernel watches neither, and
         // leaves the pages of the second one protected, as if nobody had written to them.
-        let watched = uffd.registered(range.start, range.len()) == Ok(true);
-        if !watched {
+        let marked =
             mark_unwatched(pagemap, &range, found).map_err(|errno| Error::system(operation, object(&range), errno))?;
-        }
         register(uffd, operation, &range)?;
         rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, pagemap, operation, &range, errno))?;
-        if !watched {
+        if marked {
             found.end(&range);
         }
         Ok(())
@@ -201,13 +199,16 @@ fn unprotect(uffd: Uffd, pagemap: Pagemap, range: &Range<usize>) -> std::result:
     })
 }
 
-/// Marks what the kernel does not watch.
-fn mark_unwatched(pagemap: Pagemap, range: &Range<usize>, found: &mut Dirty) -> std::result::Result<(), Errno> {
+/// Marks what the kernel does not watch. Whether there was any.
+fn mark_unwatched(pagemap: Pagemap, range: &Range<usize>, found: &mut Dirty) -> std::result::Result<bool, Errno> {
+    let mut marked = false;
     let scan = |at, stretches: &mut [Stretch]| pagemap.unnoted(at, range.end, stretches);
     each_stretch(range, scan, |stretch| {
         found.mark(stretch.start()..stretch.end());
+        marked = true;
         Ok(())
-    })
+    })?;
+    Ok(marked)
 }
 
 /// Finds what is not protected in a range that is registered, and protects it.

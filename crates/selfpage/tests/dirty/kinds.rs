@@ -220,3 +220,19 @@ fn swapping_is_no_write_and_hides_none() {
     tracker.scan(memory.range(), &mut found).unwrap();
     assert_eq!(pages(&memory, &found), [7], "brought back by swapoff");
 }
+
+/// To ask whether a mapping is watched must not bring in what shared memory has for it: those pages would count as written.
+#[test]
+fn a_scan_maps_nothing() {
+    let Some(tracker) = tracker() else { return };
+    for memory in [Memory::private_memfd(64), Memory::memfd(64), Memory::shared(64)] {
+        let mut found = Dirty::new();
+        // Another mapping of the same memory would do as well: the pages are there, and not mapped here.
+        memory.advise(0..64, libc::MADV_POPULATE_READ);
+        memory.advise(0..64, libc::MADV_DONTNEED);
+        arm(&tracker, &memory);
+        memory.write(20, 1);
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [20], "{memory:?}");
+    }
+}

@@ -60,7 +60,7 @@ fn fork(work: impl FnOnce()) -> child::Child {
 #[test]
 fn what_was_written_since_is_found_once() {
     let Some(tracker) = tracker() else { return };
-    for memory in [Memory::anonymous(64), Memory::shared(64), Memory::file(64)] {
+    for memory in [Memory::anonymous(64), Memory::shared(64), Memory::file(64), Memory::private_memfd(64)] {
         let mut found = Dirty::new();
         (0..32).for_each(|page| memory.write(page, 1)); // The rest are holes.
         arm(&tracker, &memory);

@@ -78,6 +78,12 @@ impl Memory {
         Memory::map("private file", pages * PAGE, libc::MAP_PRIVATE, Some(&file)).unwrap()
     }
 
+    /// Of shared memory, whose changes stay here.
+    pub fn private_memfd(pages: usize) -> Memory {
+        let (_, file) = Memory::of_memfd(pages);
+        Memory::map("private file", pages * PAGE, libc::MAP_PRIVATE, Some(&file)).unwrap()
+    }
+
     /// Of a memfd of the test's.
     pub fn memfd(pages: usize) -> Memory {
         Memory::of_memfd(pages).0

@@ -171,6 +171,7 @@ fn every_write_is_found_and_nothing_else() {
         Memory::shared(2000),
         Memory::file(1000),
         Memory::private_file(1000),
+        Memory::private_memfd(1000),
         Memory::memfd(1000),
     ] {
         compare(&tracker, &memory, 1, Beyond::Nothing);
