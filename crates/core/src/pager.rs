@@ -40,7 +40,7 @@ pub enum PagerError {
     Orphaned,
 }
 
-/// As the C library has it; core has none. What numbers that no error has are taken for.
+/// What numbers that no error has are taken for: [`crate::linux::Errno::IO`], without which models for loom are built.
 const EIO: i32 = 5;
 const MOST_ERRNO: i32 = 4095;
 

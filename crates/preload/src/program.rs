@@ -15,10 +15,12 @@ const PATH_BYTES: usize = 4096;
 pub fn may_want_for_code(range: &Range<usize>) -> bool {
     const MOST_BYTES: usize = 64 << 20;
     const REACH_BYTES: usize = 1 << 31;
+    if range.start == 0 || range.len() > MOST_BYTES {
+        return false;
+    }
     // SAFETY: c-library: a look at what the kernel gave the process.
     let program = unsafe { libc::getauxval(libc::AT_ENTRY) } as usize;
-    let reaches = |at: usize| at.abs_diff(program) < REACH_BYTES;
-    range.start != 0 && range.len() <= MOST_BYTES && reaches(range.start) && reaches(range.end)
+    [range.start, range.end].iter().all(|at| at.abs_diff(program) < REACH_BYTES)
 }
 
 /// Looks at the program at a path.

@@ -251,8 +251,9 @@ impl Uffd {
         unsafe { self.0.control(ioctl::UFFDIO_UNREGISTER, &mut range(addr, len_bytes)) }.map(drop)
     }
 
-    /// Whether a range lies in one mapping that is registered with a userfaultfd. Nothing is changed: the call is the one of
-    /// [`Uffd::map_existing`], which private memory is refused, and before that any memory without registration.
+    /// Whether a range of private anonymous memory lies in one mapping that is registered with a userfaultfd. Nothing is changed: the call
+    /// is the one of [`Uffd::map_existing`], which such memory is refused, and before that any memory without registration. (Of shared
+    /// memory, and private mappings of it, it would map what is there.)
     ///
     /// # Errors
     /// `EBADF`, `ENOTTY`: this is no userfaultfd, so nothing is known.

@@ -13,12 +13,14 @@ mod tracked;
 pub(crate) mod traps;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::pagemap::Afterwards;
 use selfpage_core::linux::{memory, probe};
 
 use crate::error::{Error, Kind, Result};
+use crate::region::Bound;
 pub use found::Dirty;
 use owner::Id;
 pub(crate) use owner::Owner;
@@ -131,11 +133,8 @@ impl DirtyTracker {
             return Ok(());
         }
         let Some(protection) = &self.protection else { return traps::arm(self.id, range) };
-        match tracked::region("arm", &range)? {
-            Some(region) => {
-                region.tracker.claim(self.id, "arm", &range)?;
-                protection.scan_region("arm", &region, range, Afterwards::Protect, &mut Dirty::new())
-            }
+        match self.own_region("arm", &range)? {
+            Some(region) => protection.scan_region("arm", &region, range, Afterwards::Protect, &mut Dirty::new()),
             None => protection.arm(range),
         }
     }
@@ -162,9 +161,8 @@ impl DirtyTracker {
     pub fn scan_and_rearm(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         fill(found, "scan and re-arm", &range, |found| match &self.protection {
             None => traps::scan_and_rearm(self.id, range.clone(), found),
-            Some(protection) => match tracked::region("scan and re-arm", &range)? {
+            Some(protection) => match self.own_region("scan and re-arm", &range)? {
                 Some(region) => {
-                    region.tracker.claim(self.id, "scan and re-arm", &range)?;
                     protection.scan_region("scan and re-arm", &region, range.clone(), Afterwards::Protect, found)
                 }
                 None => protection.scan_and_rearm(range.clone(), found),
@@ -182,9 +180,8 @@ impl DirtyTracker {
             return Ok(());
         }
         let Some(protection) = &self.protection else { return traps::disarm(self.id, range) };
-        match tracked::region("disarm", &range)? {
+        match self.own_region("disarm", &range)? {
             Some(region) => {
-                region.tracker.claim(self.id, "disarm", &range)?;
                 tracked::disarm(&region, &range);
                 if !tracked::is_armed_somewhere(&region) {
                     region.tracker.release(self.id);
@@ -193,6 +190,15 @@ impl DirtyTracker {
             None => protection.disarm(range)?,
         }
         Ok(())
+    }
+
+    /// The tracked region that a range is of, if it is of one; its notes are this tracker's from now on.
+    fn own_region(&self, operation: &'static str, range: &Range<usize>) -> Result<Option<Arc<Bound>>> {
+        let region = tracked::region(operation, range)?;
+        if let Some(region) = &region {
+            region.tracker.claim(self.id, operation, range)?;
+        }
+        Ok(region)
     }
 }
 

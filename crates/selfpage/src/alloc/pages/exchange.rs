@@ -121,7 +121,7 @@ impl Pages {
         for id in [a, b] {
             let open = reservation.slot(id).open_bytes;
             if stays_open {
-                reservation.slot_mut(id).open_bytes = open.max(span);
+                reservation.slot_mut(id).open_bytes = span;
                 continue;
             }
             // SAFETY: slot-held: as above; blocks end before what was never opened. Nobody relies on it that this is closed.
