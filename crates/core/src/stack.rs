@@ -249,6 +249,22 @@ pub fn claim_ahead(domain: &DomainState, few: NonZeroU32) {
     }
 }
 
+/// Gives all frames memory that the contract still allows. `false`: the system has not so much.
+///
+/// # Context
+/// Normal or PagerThread, outside the gate.
+pub fn claim_all(domain: &DomainState) -> bool {
+    let stack = &domain.stack;
+    let claims = || {
+        // One group at a time: who closes the gate waits for no more.
+        let _inside = domain.gate.enter(domain.mmu);
+        claim(domain, stack.unpopulated.rest_of_group()).is_some()
+    };
+    while claims() {}
+    let Held { claimed, budget } = stack.holding.held();
+    claimed >= budget
+}
+
 /// In a forked child, which did not get the pool: frames that no page has mapped lost their memory, and standby pages are
 /// with their pager alone.
 ///

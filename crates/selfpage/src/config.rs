@@ -60,6 +60,7 @@ pub(crate) struct Settings {
     pub(crate) needs_system_calls: bool,
     pub(crate) descriptor_table: DescriptorTable,
     pub(crate) locking: Locking,
+    pub(crate) populated: bool,
     pub(crate) on_failure: Option<fn(usize, Failure)>,
     pub(crate) trace: Option<Destination>,
 }
@@ -85,6 +86,7 @@ impl Config {
             needs_system_calls: false,
             descriptor_table: DescriptorTable::Shared,
             locking: Locking::WherePermitted,
+            populated: false,
             on_failure: None,
             trace: None,
         };
@@ -136,6 +138,13 @@ impl Config {
         self
     }
 
+    /// Gives all frames that the domain begins with their memory in [`Config::build`], in place of when they are first needed: they are held
+    /// then, whatever others take, and no fault waits for them. Those of a forked child, and what [`Domain::add_frames`] adds, come as needed.
+    pub fn populated(mut self) -> Config {
+        self.settings.populated = true;
+        self
+    }
+
     /// What to call, with the address and the cause, before an access that cannot be satisfied gets its `SIGBUS` (`SIGSEGV`
     /// for a write to a worker region whose clone cannot have the page first); in place of a line on standard error.
     ///
@@ -159,6 +168,7 @@ impl Config {
     ///
     /// # Errors
     /// Too few or too many frames or workers, an unknown policy, or a kernel that lacks what is needed or refuses it: the error names the remedy.
+    /// [`Kind::OutOfSpace`]: the system has no memory for frames that are to be [populated](Config::populated).
     pub fn build(self) -> Result<Domain> {
         self.check()?;
         if let Choice::Named(name) = &self.policy

@@ -32,7 +32,7 @@ use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
 use selfpage_core::ring::{Ring, Slot};
 use selfpage_core::shortage::{FrameWait, Shortage};
-use selfpage_core::stack::FrameStack;
+use selfpage_core::stack::{self as frame_stack, FrameStack};
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
 use selfpage_core::tracer::Tracer;
@@ -142,6 +142,9 @@ impl Domain {
             crate::fork::enlist(&inner);
             Arc::new(Life { inner, quiet: None })
         };
+        if life.inner.config.populated {
+            life.inner.populate()?;
+        }
         // Who listens may start threads, which would have the mask.
         let inner = &life.inner;
         tracing::info!(
@@ -375,6 +378,16 @@ impl Inner {
     /// Core's part of the domain.
     pub(crate) fn state(&self) -> &DomainState {
         &self.state
+    }
+
+    /// Gives all frames memory.
+    fn populate(&self) -> Result<()> {
+        if self.on_table(|_| frame_stack::claim_all(&self.state)) {
+            return Ok(());
+        }
+        let (has, frames) = (self.state.stack.claimed(), self.config.frames);
+        let cause = format!("the system has memory for {has} of them: take fewer, or let them come as they are needed (no `populated`)");
+        Err(Error::new(Kind::OutOfSpace, "populate", format!("a domain of {frames} frames"), cause))
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use selfpage::dirty::{DirtyTracker, Mechanism};
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{Answer, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Region, Rights, Trap};
+use selfpage::{Answer, Config, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Region, Rights, Trap};
 
 use crate::child::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
@@ -14,6 +14,7 @@ use crate::skip::skip;
 use crate::tried;
 
 const FRAMES: usize = 64;
+const TRAPS: [Trap; 2] = [Trap::Worker, Trap::Upcall];
 
 pub fn is_root() -> bool {
     // SAFETY: test: asks for a number.
@@ -46,8 +47,8 @@ pub fn everybody_serves_system_calls() -> bool {
     unprivileged.trim() == "1" || std::fs::File::open("/dev/userfaultfd").is_ok()
 }
 
-/// Has the kernel refuse system call `number` with `errno`, where its argument number `1` (counted from 0) is `request`.
-fn refuse(number: libc::c_long, request: Option<u32>, errno: i32) {
+/// Has the kernel refuse system call `number` with `errno`; or only where one of its arguments, counted from 0, is so much.
+fn refuse(number: libc::c_long, argument: Option<(u32, u32)>, errno: i32) {
     let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
     let (load, equal, end) = (
         libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
@@ -56,13 +57,13 @@ fn refuse(number: libc::c_long, request: Option<u32>, errno: i32) {
     );
     let allow = step(end, libc::SECCOMP_RET_ALLOW, 0, 0);
     let deny = step(end, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0);
-    let mut filter = match request {
+    let mut filter = match argument {
         None => vec![step(load, 0, 0, 0), step(equal, number as u32, 0, 1), deny, allow],
-        Some(request) => vec![
+        Some((place, value)) => vec![
             step(load, 0, 0, 0),
             step(equal, number as u32, 0, 3),
-            step(load, 24, 0, 0),
-            step(equal, request, 0, 1),
+            step(load, 16 + 8 * place, 0, 0),
+            step(equal, value, 0, 1),
             deny,
             allow,
         ],
@@ -92,7 +93,7 @@ fn unsupported(words: &[&str]) {
 #[test]
 fn a_kernel_without_move() {
     in_child(here!(), "", || {
-        refuse(libc::SYS_ioctl, Some(UFFDIO_API), libc::EINVAL);
+        refuse(libc::SYS_ioctl, Some((1, UFFDIO_API)), libc::EINVAL);
         unsupported(&["UFFDIO_MOVE", "Linux 6.8"]);
     })
     .well();
@@ -123,7 +124,11 @@ fn has_no_device() -> bool {
 
 /// The domain serves what it may, by both traps.
 fn pages_come_and_go(domain: &Domain) {
-    for trap in [Trap::Worker, Trap::Upcall] {
+    pages_come_and_go_in(domain, &TRAPS);
+}
+
+fn pages_come_and_go_in(domain: &Domain, traps: &[Trap]) {
+    for &trap in traps {
         let mut region =
             domain.region(4 * FRAMES * PAGE).trap(trap).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
         number_pages(&mut region);
@@ -145,6 +150,40 @@ fn a_container_that_blocks_userfaultfd_and_has_the_device() {
         pages_come_and_go(&domain);
         let tracker = DirtyTracker::with(Mechanism::WriteProtection);
         assert!(tracker.is_ok(), "{:?}", tracker.err());
+    })
+    .well();
+}
+
+/// All frames have memory when the domain is there, whoever acts on its descriptors.
+#[test]
+fn frames_that_are_populated_at_once() {
+    for frames in [FRAMES, 5000] {
+        for table in [DescriptorTable::Shared, DescriptorTable::Private] {
+            let held = |config: Config| {
+                let domain = config.most_frames(2 * frames * PAGE).descriptor_table(table).build().unwrap();
+                // What comes later comes as it is needed.
+                domain.add_frames(8).unwrap();
+                let held = domain.stats().counts.frames_held_max;
+                pages_come_and_go_in(&domain, if table == DescriptorTable::Shared { &TRAPS } else { &TRAPS[..1] });
+                held
+            };
+            assert_eq!(held(Domain::with_frames(frames * PAGE)), 0);
+            assert_eq!(held(Domain::with_frames(frames * PAGE).populated()), frames as u64);
+        }
+    }
+}
+
+/// The domain is not built half, and nothing of it is left.
+#[test]
+fn no_memory_for_frames_that_are_populated_at_once() {
+    in_child(here!(), "", || {
+        refuse(libc::SYS_madvise, Some((2, libc::MADV_POPULATE_WRITE as u32)), libc::ENOMEM);
+        let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let error = Domain::with_frames(FRAMES * PAGE).populated().build().unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.kind(), Kind::OutOfSpace, "{text}");
+        assert!(text.contains("64 frames") && text.contains("has memory for 0 of them"), "{text}");
+        assert_eq!(std::fs::read_dir("/proc/self/fd").unwrap().count(), before);
     })
     .well();
 }
@@ -212,7 +251,7 @@ fn a_kernel_without_userfaultfd() {
 #[test]
 fn a_kernel_that_gives_no_threads_table() {
     in_child(here!(), "", || {
-        refuse(libc::SYS_pidfd_open, Some(libc::O_EXCL as u32), libc::EINVAL);
+        refuse(libc::SYS_pidfd_open, Some((1, libc::O_EXCL as u32)), libc::EINVAL);
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         let store = FileStore::unnamed_in("/var/tmp", 1 << 24).unwrap();
         let mut region = domain.region(4 * FRAMES * PAGE).stored(store).unwrap();
@@ -225,7 +264,7 @@ fn a_kernel_that_gives_no_threads_table() {
 #[test]
 fn a_child_gets_a_file_where_no_threads_table_is_given() {
     in_child(here!(), "", || {
-        refuse(libc::SYS_pidfd_open, Some(libc::O_EXCL as u32), libc::EINVAL);
+        refuse(libc::SYS_pidfd_open, Some((1, libc::O_EXCL as u32)), libc::EINVAL);
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.as_file().set_len((4 * FRAMES * PAGE) as u64).unwrap();
         let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
@@ -295,7 +334,7 @@ fn a_filter_that_comes_later() {
             // Frames are there: it is the fill that meets the filter, and not the evictor.
             region.evict(0, region.len_bytes()).unwrap();
             region.flush(0, region.len_bytes()).unwrap();
-            refuse(libc::SYS_ioctl, Some(UFFDIO_MOVE), libc::EPERM);
+            refuse(libc::SYS_ioctl, Some((1, UFFDIO_MOVE)), libc::EPERM);
             check_pages(&region, 0..pages(&region));
         })
         .by(libc::SIGBUS, &["heap", "the kernel refused", "seccomp"]);
