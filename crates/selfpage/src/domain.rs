@@ -31,15 +31,15 @@ use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
 use selfpage_core::ring::{Ring, Slot};
-use selfpage_core::shortage::{FrameWait, Shortage};
-use selfpage_core::stack::{self as frame_stack, FrameStack};
+use selfpage_core::shortage::FrameWait;
+use selfpage_core::stack::FrameStack;
 use selfpage_core::sync::{Event, Gate};
 use selfpage_core::trace::Counters;
 use selfpage_core::tracer::Tracer;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{self, Error, Kind, Result};
+use crate::error::{self, Result};
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
@@ -50,6 +50,7 @@ use crate::trap::{errand, stack};
 use crate::{descriptors, trace};
 
 mod child;
+mod frames;
 mod locks;
 mod regions;
 
@@ -171,64 +172,6 @@ impl Domain {
     /// The frame pool.
     pub fn pool(&self) -> &FramePool {
         &self.life.inner.pool
-    }
-
-    /// Lets the domain hold `frames` more, up to the pool's size.
-    ///
-    /// # Units
-    /// Frames of [`PAGE_BYTES`] bytes, where [`Domain::with_frames`] and [`Config::most_frames`] are told bytes.
-    ///
-    /// # Errors
-    /// The pool has no slots for them: make it larger with [`Config::most_frames`].
-    pub fn add_frames(&self, frames: u32) -> Result<()> {
-        let _regions = self.life.inner.regions();
-        let stack = &self.life.inner.state.stack;
-        if stack.budget().saturating_add(frames) > self.life.inner.pool.frames() {
-            let (now, most) = (stack.budget(), self.life.inner.pool.frames());
-            let cause = format!(
-                "the domain has {now} frames, and its pool has room for {most}: add {} at most, or build it with more room \
-                 (Config::most_frames, in bytes)",
-                most.saturating_sub(now)
-            );
-            return Err(Error::new(Kind::OutOfSpace, "add", format!("{frames} frames"), cause));
-        }
-        stack.extend(self.life.inner.state.mmu, frames);
-        self.life.inner.set_reserve();
-        Ok(())
-    }
-
-    /// Takes `frames` frames away from the domain and gives their memory back to the system; waits for them to be freed.
-    ///
-    /// # Units
-    /// Frames of [`PAGE_BYTES`] bytes, where [`Domain::with_frames`] is told bytes.
-    ///
-    /// # Errors
-    /// Too few would be left, or too many pages are held in core. Those that could be taken are taken: see
-    /// [`Domain::contract`].
-    pub fn remove_frames(&self, frames: u32) -> Result<()> {
-        let _regions = self.life.inner.regions();
-        let state = &self.life.inner.state;
-        let object = || format!("{frames} frames");
-        if state.stack.budget().saturating_sub(frames) < crate::config::LEAST_FRAMES {
-            let (now, least) = (state.stack.budget(), crate::config::LEAST_FRAMES);
-            let most = now.saturating_sub(least);
-            let cause = format!("the domain has {now} frames, and needs {least} at least: remove {most} at most");
-            return Err(Error::new(Kind::Invalid, "remove", object(), cause));
-        }
-        let taken = self.life.inner.on_table(move |_| range::give_up(state, frames));
-        self.life.inner.set_reserve();
-        match taken {
-            Ok(()) => Ok(()),
-            Err(Failure::Shortage(Shortage::AllHeld)) => {
-                let cause = format!(
-                    "the pages in the others are pinned, by the program, the kernel or a device, or their pager has nowhere to save \
-                     them: unpin or discard some, and remove the rest again; the domain has {} frames now",
-                    state.stack.budget()
-                );
-                Err(Error::new(Kind::Held, "remove", object(), cause))
-            }
-            Err(failure) => Err(Error::failure("remove", object(), failure)),
-        }
     }
 
     /// Waits until the trace, if there is one, has all that has happened so far.
@@ -378,16 +321,6 @@ impl Inner {
     /// Core's part of the domain.
     pub(crate) fn state(&self) -> &DomainState {
         &self.state
-    }
-
-    /// Gives all frames memory.
-    fn populate(&self) -> Result<()> {
-        if self.on_table(|_| frame_stack::claim_all(&self.state)) {
-            return Ok(());
-        }
-        let (has, frames) = (self.state.stack.claimed(), self.config.frames);
-        let cause = format!("the system has memory for {has} of them: take fewer, or let them come as they are needed (no `populated`)");
-        Err(Error::new(Kind::OutOfSpace, "populate", format!("a domain of {frames} frames"), cause))
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use selfpage::dirty::{DirtyTracker, Mechanism};
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{Answer, Config, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Region, Rights, Trap};
+use selfpage::{
+    Answer, Config, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Region, Rights, Trap,
+};
 
 use crate::child::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
