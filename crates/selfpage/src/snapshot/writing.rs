@@ -103,7 +103,9 @@ impl Target {
         let written = self.place.file().and_then(|file| {
             // What says which snapshot is the newest stands behind the header.
             within_limit(self.end)?;
-            file.write_all_at(&header, 0)
+            file.write_all_at(&header, 0)?;
+            // From here on it is as long as what was written, or somebody has cut it.
+            file.set_len(self.end)
         });
         written.map_err(|cause| failed(self.place.path(), cause))
     }
@@ -111,14 +113,24 @@ impl Target {
     /// Whether the file is still the one of its name, and has what the next snapshot builds on: whoever does not ask for the lock may have
     /// cut it, or copied another one over it.
     pub(super) fn is_in_place(&self) -> bool {
+        self.has_all(self.end)
+    }
+
+    /// The same, where it is to be `len_bytes` long.
+    fn has_all(&self, len_bytes: u64) -> bool {
+        let has_begun = |file: &File| {
+            let header = self.header.encode();
+            let mut found = vec![0; header.len()];
+            file.read_exact_at(&mut found, 0).is_ok_and(|()| found == header)
+        };
         let has_newest = |file: &File| {
-            let (header, current) = newest(self.place.path(), file).ok()?;
-            let long_enough = file.metadata().ok()?.len() >= self.end;
-            Some(long_enough && header.identity == self.header.identity && current == self.current)
+            newest(self.place.path(), file)
+                .is_ok_and(|(header, current)| header.identity == self.header.identity && current == self.current)
         };
         let begins_anew = self.current == Current::NONE;
-        let file = || self.place.file().is_ok_and(|file| has_newest(&file) == Some(true));
-        self.place.is_ours() && (begins_anew || file())
+        let has_front = |file: &File| if begins_anew { has_begun(file) } else { has_newest(file) };
+        let has_all = |file: &File| is_as_long(file, len_bytes).is_ok() && has_front(file);
+        self.place.is_ours() && self.place.file().is_ok_and(|file| has_all(&file))
     }
 
     /// A snapshot failed: what there is of a new file goes.
@@ -146,11 +158,9 @@ impl Target {
     ///
     /// Both places say so in the end. What a crash tears is one of them, while the other says what held before; and one that is damaged
     /// later is not missed.
-    fn publish(&mut self, current: Current) -> io::Result<()> {
-        if !self.is_in_place() {
-            return Err(io::Error::other(
-                "somebody else has put a file there, changed it, or taken it away, meanwhile",
-            ));
+    fn publish(&mut self, current: Current, end: u64) -> io::Result<()> {
+        if !self.has_all(end) {
+            return Err(changed());
         }
         let Target { place, header, .. } = self;
         let bytes = current.encode(&header.identity);
@@ -163,6 +173,15 @@ impl Target {
         self.current = current;
         Ok(())
     }
+}
+
+/// Refuses a file that somebody has cut: what is written behind its end leaves a hole before it.
+fn is_as_long(file: &File, len_bytes: u64) -> io::Result<()> {
+    if file.metadata()?.len() >= len_bytes { Ok(()) } else { Err(changed()) }
+}
+
+fn changed() -> io::Error {
+    io::Error::other("somebody else has put a file there, changed it, or taken it away, meanwhile")
 }
 
 fn failed(path: &Path, cause: impl SystemError) -> Error {
@@ -262,7 +281,10 @@ impl Writing<'_> {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let written = self.target.place.file().and_then(|file| self.request.write(&file, self.at));
+        let written = self.target.place.file().and_then(|file| {
+            is_as_long(&file, self.at)?;
+            self.request.write(&file, self.at)
+        });
         written.map_err(|cause| failed(self.target.place.path(), cause))?;
         self.at += self.request.len_bytes as u64;
         self.request.len_bytes = 0;
@@ -280,6 +302,7 @@ impl Writing<'_> {
         let written = self.target.place.file().and_then(|file| {
             through_the_cache(&file);
             within_limit(end)?;
+            is_as_long(&file, self.at)?;
             file.write_all_at(&self.table, self.at)?;
             file.sync_data()
         });
@@ -287,7 +310,7 @@ impl Writing<'_> {
         // From here on it may be the newest, even where the disk reports an error.
         self.done = true;
         let current = Current { sequence: self.target.current.sequence + 1, trailer_at };
-        self.target.publish(current).map_err(|cause| failed(self.target, cause))?;
+        self.target.publish(current, end).map_err(|cause| failed(self.target, cause))?;
         self.target.end = end;
         let buffer_bytes = (self.request.memory.len() + self.table.capacity()) as u64;
         Ok(Written { bytes: added, buffer_bytes })
@@ -300,8 +323,11 @@ impl Drop for Writing<'_> {
             && let Ok(file) = self.target.place.file()
         {
             through_the_cache(&file);
-            // The disk may be full of it. What is left otherwise is written over by the next one.
-            let _ = file.set_len(self.target.end);
+            // The disk may be full of it. What is left otherwise is written over by the next one. A file that somebody has changed is not ours
+            // to cut.
+            if self.target.is_in_place() {
+                let _ = file.set_len(self.target.end);
+            }
         }
     }
 }

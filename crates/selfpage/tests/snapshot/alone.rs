@@ -3,8 +3,11 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
+use selfpage::pager::{Context, PagerError};
 use selfpage::snapshot::{Snapshot, Snapshots};
+use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region};
 
 use super::{PAGE, Words, child, saved};
@@ -113,6 +116,83 @@ fn a_file_that_is_changed_gets_no_snapshot_on_top() {
         std::fs::write(&path, put).unwrap();
         assert_eq!(take().1, 1, "{} bytes were put there", put.len());
         assert_eq!(take().1, 2, "what is intact is built on");
+    }
+}
+
+/// Does something when it is read.
+struct Reacting {
+    store: MemoryStore,
+    reaction: Arc<Mutex<Option<Reaction>>>,
+}
+
+type Reaction = Box<dyn FnOnce() + Send>;
+
+impl BackingStore for Reacting {
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        self.store.claim(want)
+    }
+    fn release(&self, first: Blok, count: u32) {
+        self.store.release(first, count);
+    }
+    fn reads_in_trap(&self) -> bool {
+        false
+    }
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        let reaction = self.reaction.lock().unwrap().take();
+        reaction.into_iter().for_each(|reaction| reaction());
+        self.store.read(context, bloks)
+    }
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        self.store.write(bloks);
+    }
+}
+
+/// What was written to it before the cut is gone, and what is written behind it leaves a hole there.
+#[test]
+fn a_file_that_is_cut_while_a_snapshot_is_written_is_told() {
+    const PAGES: usize = 1024;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("one.snap");
+    let reaction = Arc::default();
+    let store =
+        Reacting { store: MemoryStore::new((8 * PAGES * PAGE) as u64).unwrap(), reaction: Arc::clone(&reaction) };
+    let domain = Domain::with_frames(2 * PAGES * PAGE).build().unwrap();
+    let region = domain.region(PAGES * PAGE).stored(store).unwrap();
+    let words = Words::of(&region);
+    let put = |number: u64| {
+        (0..PAGES).for_each(|page| words.at(page, 0).store(number, Ordering::Relaxed));
+        // The last pages are in no frame: they are read from the store when the others have been written to the file.
+        let last = ((PAGES - 100) * PAGE, 100 * PAGE);
+        region.flush(last.0, last.1).unwrap();
+        for _ in 0..2 {
+            region.evict(last.0, last.1).unwrap();
+        }
+    };
+    let cut = |file: PathBuf, len_bytes: u64| {
+        let cuts = move || std::fs::OpenOptions::new().write(true).open(file).unwrap().set_len(len_bytes).unwrap();
+        *reaction.lock().unwrap() = Some(Box::new(cuts));
+    };
+    let newest = || {
+        let snapshot = Snapshot::open(&path).unwrap();
+        snapshot.verify().unwrap();
+        saved(&snapshot, 0, 3)[0]
+    };
+    put(1);
+    Snapshots::of(&[&region], &path).unwrap().take().unwrap();
+    // A new file that takes the place of an old one, and then a file that grows.
+    let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
+    for number in [2, 4] {
+        put(number);
+        match number {
+            2 => cut(dir.path().join("one.snap.new"), 0),
+            _ => cut(path.clone(), std::fs::metadata(&path).unwrap().len()),
+        }
+        let error = snapshots.take().unwrap_err();
+        assert!(error.to_string().contains("somebody else"), "{error}");
+        assert_eq!(newest(), number - 1, "the one before is the newest");
+        put(number + 1);
+        assert_eq!(snapshots.take().unwrap().pages, PAGES as u64, "it is taken anew");
+        assert_eq!(newest(), number + 1);
     }
 }
 
