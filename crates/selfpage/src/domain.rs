@@ -91,6 +91,8 @@ pub(crate) struct Inner {
     standby_share: u8,
     /// The number of the last sample of pages; a fork takes one too.
     pub(crate) samples: AtomicU64,
+    /// Whether a thread draws one.
+    pub(crate) drawing: AtomicBool,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
     /// Whether the saver is to end all samples of pages: a fork waits for that.
@@ -307,6 +309,7 @@ impl Inner {
             policy: Mutex::new(policy),
             standby_share,
             samples: AtomicU64::new(0),
+            drawing: AtomicBool::new(false),
             saver_turns: AtomicU64::new(0),
             ends_samples: AtomicBool::new(false),
             snapshots: AtomicBool::new(false),

@@ -201,6 +201,26 @@ fn a_working_set_is_asked_for_as_seldom_as_one_likes() {
     assert!(!trace.records.iter().any(|record| matches!(record, Record::WorkingSet { .. })));
 }
 
+#[test]
+fn a_later_sample_has_all_that_is_used_beside_an_earlier_one_that_is_drawn() {
+    const FEW: usize = 200;
+    let Some(domain) = domain(20_000 + 2 * FEW) else { return };
+    let (_many, few) = (numbered(&domain, 20_000, Trap::Worker), numbered(&domain, FEW, Trap::Worker));
+    for delay in (0..6000).step_by(200).map(Duration::from_micros) {
+        std::thread::scope(|scope| {
+            let earlier = scope.spawn(|| domain.sample(Sampling::Whole).map(drop));
+            std::thread::sleep(delay);
+            let sample = few.sample(Sampling::Whole).unwrap();
+            (0..FEW).for_each(|page| assert_eq!(word(&few, page), page as u64 + 1));
+            earlier.join().unwrap().unwrap();
+            // Where the other was begun later after all, it has ended this one.
+            if let Ok(usage) = sample.usage() {
+                assert_eq!((usage.referenced, usage.gone), (usage.sampled, 0), "{delay:?}: {usage:?}");
+            }
+        });
+    }
+}
+
 /// Four threads count in words of their own, with fewer frames than pages, while samples are taken one after the other.
 #[test]
 fn nothing_is_lost_while_threads_run() {

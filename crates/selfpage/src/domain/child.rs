@@ -142,6 +142,7 @@ impl Inner {
         self.saver_turns.store(0, Ordering::SeqCst);
         self.snapshots.store(false, Ordering::Release);
         self.cutting.store(false, Ordering::Release);
+        self.drawing.store(false, Ordering::Release);
         for (bound, part) in parts {
             bound.register(descriptors, part)?;
         }
@@ -195,6 +196,7 @@ impl Inner {
     /// parent's.
     pub(crate) fn abandon(&self, regions: &BTreeMap<u64, Arc<Bound>>) {
         self.stop.store(true, Ordering::SeqCst);
+        self.drawing.store(false, Ordering::Release);
         self.close_descriptors();
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = Descriptors::ABSENT;
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
