@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::fault::Failure;
@@ -227,6 +228,19 @@ impl From<crate::store::StoreError> for io::Error {
     fn from(error: crate::store::StoreError) -> io::Error {
         Error::from(error).into()
     }
+}
+
+/// Runs code of the program's own. `None`: it panicked. What it panicked with may be anything, and panic in its turn as it is dropped: what
+/// that panics with stays.
+pub(crate) fn unless_it_panics<T>(work: impl FnOnce() -> T) -> Option<T> {
+    let payload = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => return Some(done),
+        Err(payload) => payload,
+    };
+    if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(payload))) {
+        std::mem::forget(again);
+    }
+    None
 }
 
 /// Says in one line on standard error why an access to the region at `start` ends with this signal. A region without a name of its own has

@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
@@ -11,6 +10,7 @@ use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdi
 use selfpage_core::sync::{AtomicU64, Ordering};
 
 use super::{NO_HASH, PageHash};
+use crate::error::unless_it_panics;
 
 /// The small trait for a pager of one's own: where a page's contents come from, and where they go.
 ///
@@ -96,11 +96,8 @@ impl<P: UserPager> Custom<P> {
 
 /// Runs the user's code: neither its errors nor its panics reach the pager thread.
 fn guarded(work: impl FnOnce() -> io::Result<()>) -> Result<(), PagerError> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(error_of(&error)),
-        Err(_) => Err(PagerError::Panicked),
-    }
+    // To look at an error, and to drop it, is the user's code too.
+    unless_it_panics(|| work().map_err(|error| error_of(&error))).unwrap_or(Err(PagerError::Panicked))
 }
 
 /// What an error of std's is as a pager's: of a store of the program's own, say. Its errno is kept, or that of what it comes from; `EIO`

@@ -1,6 +1,5 @@
 //! Asking the program's own handler of a region: what both ways of taking a fault have in common.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -9,6 +8,7 @@ use selfpage_core::addr::PageNo;
 use selfpage_core::fault::{Fault, Outcome};
 
 use crate::domain::Inner;
+use crate::error;
 use crate::handler::{Answer, FaultKind, MemoryFault, Trouble};
 use crate::region::Bound;
 
@@ -64,11 +64,11 @@ impl Asked {
         let Some(handler) = bound.handler() else { return without_handler(kind) };
         let (addr, access) = (fault.addr.0, fault.access);
         let fault = MemoryFault { addr, access, kind, thread, context, bound, inner: &self.inner };
-        match catch_unwind(AssertUnwindSafe(|| handler.handle(&fault))) {
-            Ok(Answer::Pass) => without_handler(kind),
-            Ok(answer) => answer,
+        match error::unless_it_panics(|| handler.handle(&fault)) {
+            Some(Answer::Pass) => without_handler(kind),
+            Some(answer) => answer,
             // What the handler was to do is half done: the access must not go on. Other threads may.
-            Err(_) => {
+            None => {
                 bound.complain(addr, Trouble::Panicked);
                 Answer::Refuse
             }

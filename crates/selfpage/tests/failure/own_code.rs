@@ -113,7 +113,7 @@ type MapOfPages = std::sync::Mutex<std::collections::HashMap<u64, Box<PageBytes>
 
 #[derive(Default)]
 struct Fails {
-    /// Every page of this number, when it is filled: 1 panics, 2 is an error, 3 takes 50 ms.
+    /// Every page of this number, when it is filled: 1 panics, 2 is an error, 3 takes 50 ms, 4 panics twice.
     fill: AtomicU32,
     page: AtomicU64,
     save: AtomicU32,
@@ -129,8 +129,18 @@ impl Fails {
                 std::thread::sleep(Duration::from_millis(50));
                 Ok(())
             }
+            4 => std::panic::panic_any(Twice),
             _ => Ok(()),
         }
+    }
+}
+
+/// What panics as it is dropped.
+struct Twice;
+
+impl Drop for Twice {
+    fn drop(&mut self) {
+        panic!("once more");
     }
 }
 
@@ -159,7 +169,7 @@ impl UserPager for Own {
 #[test]
 fn fills_that_fail() {
     for (trap, name) in TRAPS {
-        for (how, words) in [(1, "the pager panicked"), (2, "the pager failed with ENXIO")] {
+        for (how, words) in [(1, "the pager panicked"), (2, "the pager failed with ENXIO"), (4, "the pager panicked")] {
             in_child(here!(), &format!("{name}-{how}"), || {
                 let fails = Arc::<Fails>::default();
                 fails.page.store(100, SeqCst);

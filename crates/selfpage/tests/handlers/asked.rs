@@ -281,6 +281,28 @@ fn a_handler_that_panics_refuses() {
     }
 }
 
+/// What panics as it is dropped.
+struct Twice;
+
+impl Drop for Twice {
+    fn drop(&mut self) {
+        panic!("once more");
+    }
+}
+
+#[test]
+fn a_handler_that_panics_with_what_panics_refuses() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let panics = |_: &MemoryFault<'_>| -> Answer { std::panic::panic_any(Twice) };
+            let (_domain, region) = handled(trap, panics);
+            region.protect(3 * PAGE, PAGE, Protection::Read).unwrap();
+            write(&region, 3, 1);
+        })
+        .by(libc::SIGSEGV, &["once more", "SIGSEGV: region handled at 0x", "offset 12288: its handler panicked"]);
+    }
+}
+
 #[test]
 fn a_handler_that_faults_on_its_own_page_is_named() {
     for (trap, name) in TRAPS {
