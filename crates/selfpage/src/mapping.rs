@@ -2,6 +2,7 @@
 //! mappings under the domain.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::PageRange;
@@ -36,6 +37,11 @@ impl Region {
             inner.state().gate.open(inner.state().mmu);
             result
         })
+    }
+
+    /// Where its mapping is there still.
+    pub(crate) fn parts(&self) -> Vec<Range<usize>> {
+        self.inner().parts_of(&self.bound)
     }
 
     /// Says that the program has guards (`MADV_GUARD_INSTALL`) in the place of the pages of `[offset, offset+len)`, or none any more.

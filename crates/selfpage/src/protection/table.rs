@@ -114,12 +114,17 @@ pub(super) struct Record {
 impl Record {
     /// Sets protection and key, as they are to be from now on; where the kernel refuses, they are as before.
     pub(super) fn protect(&mut self, prot: u32, key: Key) -> Result<(), Errno> {
-        let (start, len_bytes) = (self.start, self.len_bytes);
+        let region = self.region.as_ref().and_then(Weak::upgrade);
+        let all = self.start..self.start + self.len_bytes;
+        // What the program has mapped over a part of a region is not the region's.
+        let parts = region.as_ref().map_or_else(|| vec![all], |region| region.parts());
         let key_to_set = (key != self.key).then_some(key);
         let set = move |prot: u32, key: Option<Key>| {
-            // SAFETY: protected-memory: the mapping is there as long as the record; what threads may do there is what their
-            // domains have rights to.
-            unsafe { key::protect(start, len_bytes, prot, key) }
+            parts.iter().try_for_each(|part| {
+                // SAFETY: protected-memory: the mapping is there as long as the record; what threads may do there is what their
+                // domains have rights to.
+                unsafe { key::protect(part.start, part.len(), prot, key) }
+            })
         };
         let (now, own_key) = (self.now, key_to_set.map(|_| self.key));
         let change = move || {
@@ -129,7 +134,7 @@ impl Record {
             })
         };
         let same_access = prot == self.now;
-        match self.region.as_ref().and_then(Weak::upgrade) {
+        match region {
             // A page that moves must find one protection from beginning to end; and nobody opens one again meanwhile.
             Some(region) if !same_access => {
                 region.while_still(|| change().inspect(|()| region.bound.leave_access(prot)))?;

@@ -1,0 +1,71 @@
+//! Protection domains over a region of which the process has a part only. Each test in a process of its own: by page tables
+//! rights are the whole process's.
+
+use std::sync::Arc;
+
+use selfpage::protection::{Memory, ProtectionDomain, Rights};
+use selfpage::store::{BackingStore, MemoryStore};
+use selfpage::{Domain, Kind, Region};
+
+mod child;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+#[path = "failure/tried.rs"]
+mod tried;
+
+const PAGE: usize = 4096;
+const PAGES: usize = 16;
+
+/// A region whose pages all have contents.
+fn region(store: impl BackingStore + 'static) -> Option<Arc<Region>> {
+    let domain = match Domain::with_frames(64 * PAGE).build() {
+        Err(why) if why.kind() == Kind::Unsupported => {
+            skip::skip("uffd", &why.to_string());
+            return None;
+        }
+        domain => domain.unwrap(),
+    };
+    let mut region = domain.region(PAGES * PAGE).stored(store).unwrap();
+    region.as_mut_slice::<u64>().fill(7);
+    Some(Arc::new(region))
+}
+
+fn word(region: &Region, page: usize) -> *mut u64 {
+    region.as_ptr().wrapping_add(page * PAGE).cast()
+}
+
+#[test]
+fn what_the_program_has_made_of_a_part_keeps_its_own_protection() {
+    child::forked(|| {
+        tried::catch();
+        let Some(region) = region(MemoryStore::new(1 << 20).unwrap()) else { return };
+        let memory = Memory::of(&region).unwrap();
+        let [closed, readers] = ["closed", "readers"].map(ProtectionDomain::new);
+        readers.set(&memory, Rights::READ).unwrap();
+        let [hole, own, last] = [4, 8, PAGES - 1].map(|page| word(&region, page));
+        {
+            let _entered = closed.enter().unwrap();
+            // SAFETY: test: pages that nobody has a reference into.
+            unsafe {
+                assert_eq!(libc::munmap(hole.cast(), PAGE), 0);
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                assert_eq!(libc::mmap(own.cast(), PAGE, libc::PROT_READ, flags, -1, 0), own.cast());
+            }
+        }
+        let outside = || {
+            assert_eq!((tried::read(last), tried::write(last, 7)), (Ok(7), Ok(())), "the region's");
+            assert_eq!((tried::read(own), tried::write(own, 1)), (Ok(0), Err(libc::SIGSEGV)), "the program's");
+            assert_eq!(tried::read(hole), Err(libc::SIGSEGV), "nobody's");
+        };
+        outside();
+        for (domain, found) in [(&closed, Err(libc::SIGSEGV)), (&readers, Ok(7))] {
+            let entered = domain.enter().unwrap();
+            assert_eq!((tried::read(last), tried::read(own)), (found, Ok(0)), "{domain:?}");
+            assert_eq!(tried::write(last, 1), Err(libc::SIGSEGV), "{domain:?}");
+            drop(entered);
+            outside();
+        }
+        drop((closed, readers, memory));
+        outside();
+    });
+}
