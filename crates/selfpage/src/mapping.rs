@@ -39,9 +39,10 @@ impl Region {
         })
     }
 
-    /// Where its mapping is there still.
+    /// Where its mapping is there still. None in a forked child that did not get it: what reserves its addresses there is to stay closed.
     pub(crate) fn parts(&self) -> Vec<Range<usize>> {
-        self.inner().parts_of(&self.bound)
+        let inner = self.inner();
+        if inner.stopping() { Vec::new() } else { inner.parts_of(&self.bound) }
     }
 
     /// Says that the program has guards (`MADV_GUARD_INSTALL`) in the place of the pages of `[offset, offset+len)`, or none any more.

@@ -1,10 +1,12 @@
-//! Protection domains over a region of which the process has a part only. Each test in a process of its own: by page tables
+//! Protection domains over a region of which the process has a part only, or nothing. Each test in a process of its own: by page tables
 //! rights are the whole process's.
 
+use std::io;
 use std::sync::Arc;
 
+use selfpage::pager::{Context, PagerError};
 use selfpage::protection::{Memory, ProtectionDomain, Rights};
-use selfpage::store::{BackingStore, MemoryStore};
+use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, StoreError, WriteBlok};
 use selfpage::{Domain, Kind, Region};
 
 mod child;
@@ -67,5 +69,55 @@ fn what_the_program_has_made_of_a_part_keeps_its_own_protection() {
         }
         drop((closed, readers, memory));
         outside();
+    });
+}
+
+/// A store that no child can have.
+struct Alone(MemoryStore);
+
+impl BackingStore for Alone {
+    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
+        self.0.claim(want)
+    }
+    fn release(&self, first: Blok, count: u32) {
+        self.0.release(first, count);
+    }
+    fn reads_in_trap(&self) -> bool {
+        self.0.reads_in_trap()
+    }
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        self.0.read(context, bloks)
+    }
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        self.0.write(bloks);
+    }
+    fn before_fork(&self, _: i32) -> Result<(), StoreError> {
+        Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" })
+    }
+}
+
+#[test]
+fn a_region_that_a_child_does_not_get_is_opened_by_no_right() {
+    child::forked(|| {
+        tried::catch();
+        let Some(region) = region(Alone(MemoryStore::new(1 << 20).unwrap())) else { return };
+        let memory = Memory::of(&region).unwrap();
+        let [closed, readers] = ["closed", "readers"].map(ProtectionDomain::new);
+        readers.set(&memory, Rights::READ).unwrap();
+        let entered = closed.enter().unwrap();
+        let mut of_child = Some((entered, &readers));
+        child::forked(|| {
+            let (entered, readers) = of_child.take().unwrap();
+            let read = || tried::read(word(&region, 3));
+            let within = read();
+            drop(entered);
+            let outside = read();
+            let entered = readers.enter().unwrap();
+            let reading = read();
+            drop(entered);
+            assert_eq!([within, outside, reading], [Err(libc::SIGSEGV); 3]);
+        });
+        drop(of_child);
+        assert_eq!(tried::read(word(&region, 3)), Ok(7), "the parent's");
     });
 }
