@@ -28,6 +28,10 @@ use crate::trace::Counters;
 pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, page: PageNo) -> Step {
     let Some(word) = clone.word(page) else { return Step::Again };
     let Some(source) = clone.source() else {
+        if !clone.sets.inherited.contains(clone.index(page)) {
+            // It got the page since its caller looked, and the source has another clone by now.
+            return Step::Again;
+        }
         // It went with pages that could not be had.
         return Step::Done(Outcome::Failed(Failure::Pager(PagerError::Orphaned)));
     };
