@@ -10,8 +10,9 @@ use selfpage_core::fault::range::{self, Undone};
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
 use selfpage_core::pager::Context;
 
+use crate::domain::Inner;
 use crate::error::{Error, Result};
-use crate::region::Region;
+use crate::region::{Bound, Region};
 
 /// What became of the guards in a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +21,12 @@ pub enum Guards {
     Installed,
     /// There are none any more.
     Removed,
+}
+
+/// Where the region's mapping is there still, as a pager thread finds it, whose descriptors nobody closes. Nowhere in a forked child that did
+/// not get it: what reserves its addresses there is to stay closed.
+fn parts_of(inner: &Inner, bound: &Bound) -> Vec<Range<usize>> {
+    if inner.stopping() { Vec::new() } else { inner.parts_of(bound) }
 }
 
 impl Region {
@@ -39,10 +46,22 @@ impl Region {
         })
     }
 
-    /// Where its mapping is there still. None in a forked child that did not get it: what reserves its addresses there is to stay closed.
+    /// As [`Region::while_still`], for a change of what there is of the region: what the program has mapped over a part is not the region's.
+    pub(crate) fn while_parts_are_still<T: Send>(&self, change: impl FnOnce(&[Range<usize>]) -> T + Send) -> T {
+        let (inner, bound) = (self.inner(), &*self.bound);
+        inner.on_pager_thread(move || {
+            let parts = parts_of(inner, bound);
+            inner.close_gate();
+            let result = change(&parts);
+            inner.state().gate.open(inner.state().mmu);
+            result
+        })
+    }
+
+    /// Where its mapping is there still.
     pub(crate) fn parts(&self) -> Vec<Range<usize>> {
-        let inner = self.inner();
-        if inner.stopping() { Vec::new() } else { inner.parts_of(&self.bound) }
+        let (inner, bound) = (self.inner(), &*self.bound);
+        inner.on_pager_thread(move || parts_of(inner, bound))
     }
 
     /// Says that the program has guards (`MADV_GUARD_INSTALL`) in the place of the pages of `[offset, offset+len)`, or none any more.

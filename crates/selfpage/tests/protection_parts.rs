@@ -7,7 +7,7 @@ use std::sync::Arc;
 use selfpage::pager::{Context, PagerError};
 use selfpage::protection::{Memory, ProtectionDomain, Rights};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, StoreError, WriteBlok};
-use selfpage::{Domain, Kind, Region};
+use selfpage::{DescriptorTable, Domain, Kind, Region};
 
 mod child;
 #[path = "../../../tests/skip.rs"]
@@ -19,8 +19,8 @@ const PAGE: usize = 4096;
 const PAGES: usize = 16;
 
 /// A region whose pages all have contents.
-fn region(store: impl BackingStore + 'static) -> Option<Arc<Region>> {
-    let domain = match Domain::with_frames(64 * PAGE).build() {
+fn region(table: DescriptorTable, store: impl BackingStore + 'static) -> Option<Arc<Region>> {
+    let domain = match Domain::with_frames(64 * PAGE).descriptor_table(table).build() {
         Err(why) if why.kind() == Kind::Unsupported => {
             skip::skip("uffd", &why.to_string());
             return None;
@@ -38,9 +38,13 @@ fn word(region: &Region, page: usize) -> *mut u64 {
 
 #[test]
 fn what_the_program_has_made_of_a_part_keeps_its_own_protection() {
+    [DescriptorTable::Shared, DescriptorTable::Private].into_iter().for_each(a_part_keeps_its_own_protection);
+}
+
+fn a_part_keeps_its_own_protection(table: DescriptorTable) {
     child::forked(|| {
         tried::catch();
-        let Some(region) = region(MemoryStore::new(1 << 20).unwrap()) else { return };
+        let Some(region) = region(table, MemoryStore::new(1 << 20).unwrap()) else { return };
         let memory = Memory::of(&region).unwrap();
         let [closed, readers] = ["closed", "readers"].map(ProtectionDomain::new);
         readers.set(&memory, Rights::READ).unwrap();
@@ -100,7 +104,7 @@ impl BackingStore for Alone {
 fn a_region_that_a_child_does_not_get_is_opened_by_no_right() {
     child::forked(|| {
         tried::catch();
-        let Some(region) = region(Alone(MemoryStore::new(1 << 20).unwrap())) else { return };
+        let Some(region) = region(DescriptorTable::Shared, Alone(MemoryStore::new(1 << 20).unwrap())) else { return };
         let memory = Memory::of(&region).unwrap();
         let [closed, readers] = ["closed", "readers"].map(ProtectionDomain::new);
         readers.set(&memory, Rights::READ).unwrap();

@@ -1,6 +1,7 @@
 //! All memory that rights are about, all protection domains, and who has which key: one table, behind one lock.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -114,12 +115,9 @@ pub(super) struct Record {
 impl Record {
     /// Sets protection and key, as they are to be from now on; where the kernel refuses, they are as before.
     pub(super) fn protect(&mut self, prot: u32, key: Key) -> Result<(), Errno> {
-        let region = self.region.as_ref().and_then(Weak::upgrade);
         let all = self.start..self.start + self.len_bytes;
-        // What the program has mapped over a part of a region is not the region's.
-        let parts = region.as_ref().map_or_else(|| vec![all], |region| region.parts());
         let key_to_set = (key != self.key).then_some(key);
-        let set = move |prot: u32, key: Option<Key>| {
+        let set = move |parts: &[Range<usize>], prot: u32, key: Option<Key>| {
             parts.iter().try_for_each(|part| {
                 // SAFETY: protected-memory: the mapping is there as long as the record; what threads may do there is what their
                 // domains have rights to.
@@ -127,19 +125,20 @@ impl Record {
             })
         };
         let (now, own_key) = (self.now, key_to_set.map(|_| self.key));
-        let change = move || {
-            set(prot, key_to_set).inspect_err(|_| {
+        let change = move |parts: &[Range<usize>]| {
+            set(parts, prot, key_to_set).inspect_err(|_| {
                 // What lies before the part that the kernel refused is changed. Here it stops at the same part.
-                let _ = set(now, own_key);
+                let _ = set(parts, now, own_key);
             })
         };
         let same_access = prot == self.now;
-        match region {
+        match self.region.as_ref().and_then(Weak::upgrade) {
             // A page that moves must find one protection from beginning to end; and nobody opens one again meanwhile.
             Some(region) if !same_access => {
-                region.while_still(|| change().inspect(|()| region.bound.leave_access(prot)))?;
+                region.while_parts_are_still(|parts| change(parts).inspect(|()| region.bound.leave_access(prot)))?;
             }
-            _ => change()?,
+            Some(region) => change(&region.parts())?,
+            None => change(std::slice::from_ref(&all))?,
         }
         (self.now, self.key) = (prot, key);
         Ok(())
