@@ -11,10 +11,10 @@ impl Domain {
     /// Lets the domain hold `frames` more, up to the pool's size.
     ///
     /// # Units
-    /// Frames of [`PAGE_BYTES`] bytes, where [`Domain::with_frames`] and [`Config::most_frames`] are told bytes.
+    /// Frames of [`PAGE_BYTES`](crate::PAGE_BYTES) bytes, where [`Domain::with_frames`] and [`Config::most_frames`](crate::Config::most_frames) are told bytes.
     ///
     /// # Errors
-    /// The pool has no slots for them: make it larger with [`Config::most_frames`].
+    /// The pool has no slots for them: make it larger with [`Config::most_frames`](crate::Config::most_frames).
     pub fn add_frames(&self, frames: u32) -> Result<()> {
         let _regions = self.life.inner.regions();
         let stack = &self.life.inner.state.stack;
@@ -35,7 +35,7 @@ impl Domain {
     /// Takes `frames` frames away from the domain and gives their memory back to the system; waits for them to be freed.
     ///
     /// # Units
-    /// Frames of [`PAGE_BYTES`] bytes, where [`Domain::with_frames`] is told bytes.
+    /// Frames of [`PAGE_BYTES`](crate::PAGE_BYTES) bytes, where [`Domain::with_frames`] is told bytes.
     ///
     /// # Errors
     /// Too few would be left, or too many pages are held in core. Those that could be taken are taken: see
