@@ -70,7 +70,15 @@ pub const GUEST: Trial = Trial {
 pub const KEYS: Trial = Trial {
     package: "selfpage",
     kind: "--test",
-    programs: &["protection", "protection_parts", "protection_signals", "rights", "keys_taken", "domains_random", "dirty"],
+    programs: &[
+        "protection",
+        "protection_parts",
+        "protection_signals",
+        "rights",
+        "keys_taken",
+        "domains_random",
+        "dirty",
+    ],
     command: WITHOUT_SWAP,
     target: "x86_64-unknown-linux-gnu",
     rustflags: "-C target-feature=+crt-static",
