@@ -150,6 +150,11 @@ pub fn is_forking() -> bool {
     forking != 0 && forking == thread::block()
 }
 
+/// Whether what the program's heaps stand on is held over a fork, by this thread, or by one that may be waiting for this pager.
+fn are_held_over_fork() -> bool {
+    FORKING.load(Ordering::Relaxed) != 0 && (is_pager() || is_forking())
+}
+
 fn heap_for(size: usize, asker: Asker) -> Heap {
     if asker == Asker::Ourselves || is_forking() {
         Heap::Own
@@ -339,6 +344,8 @@ pub unsafe fn free(block: *mut u8) {
     // SAFETY: heap-block: passed on from our caller.
     unsafe {
         match home("free", block as usize) {
+            // What a thread had that a forked child does not have, as the C library gives its stack to a pager: it is lost.
+            Home::Object | Home::Large | Home::Quiet if are_held_over_fork() => {}
             Home::Object => selfpage_heap::free(block.cast()),
             Home::Large => free_large(block as usize),
             Home::Quiet => QUIET_HEAP.take().c_free(block),
@@ -390,7 +397,10 @@ pub unsafe fn reallocate(block: *mut u8, size: usize, asker: Asker) -> *mut u8 {
             }
             Home::Object if size < LARGE_BYTES => return selfpage_heap::reallocate(block.cast(), size).cast(),
             Home::Large if size >= LARGE_BYTES && resize_large(block as usize, size) => return block,
-            Home::Quiet if size <= most_quiet_bytes => return QUIET_HEAP.take().c_realloc(block, size),
+            // The C library's table of such a thread's storage is too short where libraries were opened since.
+            Home::Quiet if size <= most_quiet_bytes && !are_held_over_fork() => {
+                return QUIET_HEAP.take().c_realloc(block, size);
+            }
             Home::Own => return on_own(|heap| heap.c_realloc(block, size)),
             _ => {}
         }

@@ -42,7 +42,7 @@ macro_rules! cases {
 }
 
 cases! {
-    storm, threads, fork_amid, fork_amid_signals, fork_from_thread, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, robust_again, robust_unlocked, own_stacks, signals,
+    storm, threads, fork_amid, fork_amid_signals, fork_from_thread, fork_with_libraries, dlopen_tls, own_handler, close_all, calls_on_absent_pages, robust, robust_again, robust_unlocked, own_stacks, signals,
     main_ends_first, all_end_at_once, quick, zero_copy, lend_to_pipe,
 }
 

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdint.h>
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -214,6 +216,41 @@ static void dlopen_tls(void) {
     dlclose(library);
   }
   same(p, 24 * MIB, 1);
+}
+static sem_t held;
+static void *hold_library(void *library) {
+  use_library(library);
+  sem_post(&held);
+  for (;;) pause();
+}
+static void fork_with_libraries(void) { // what a child has of threads that it does not have knows less of storage than there is by now
+  char *p = full(8 * MIB, 1);
+  void *library = dlopen(getenv("SELFPAGE_TEST_LIBRARY"), RTLD_NOW);
+  CHECK(library && !sem_init(&held, 0, 0));
+  pthread_t t;
+  for (int k = 0; k < 8; k++) { CHECK(!pthread_create(&t, 0, hold_library, library)); sem_wait(&held); }
+  for (int k = 0; k < 40; k++) { // each copy is one more library
+    char name[64];
+    int from = open(getenv("SELFPAGE_TEST_LIBRARY"), O_RDONLY), to = memfd_create("copy", 0);
+    struct stat s;
+    CHECK(from >= 0 && to >= 0 && !fstat(from, &s) && sendfile(to, from, 0, s.st_size) == s.st_size);
+    sprintf(name, "/proc/self/fd/%d", to);
+    use_library(dlopen(name, RTLD_NOW));
+    close(from); // and the copy stays: a library of that name is open already
+  }
+  for (int k = 0; k < 3; k++) {
+    pid_t child = fork();
+    if (!child) {
+      flood();
+      for (int j = 0; j < 12; j++) CHECK(!pthread_create(&t, 0, use_library, library) && !pthread_join(t, 0));
+      same(p, 8 * MIB, 1);
+      _exit(5);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 5);
+  }
+  flood();
+  same(p, 8 * MIB, 1);
 }
 static volatile int *bug;
 static void own_segv(void) { // ends by SIGSEGV, as without us
@@ -510,7 +547,7 @@ static void serve(void) { // as a daemon, until a file is there, which it remove
 static void status_seven(void) { flood(); exit(7); }
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_often", fork_often}, {"fork_amid_signals", fork_amid_signals}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec}, {"exec_at", exec_at}, {"fork_end_early", fork_end_early},
-  {"dlopen_tls", dlopen_tls}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
+  {"dlopen_tls", dlopen_tls}, {"fork_with_libraries", fork_with_libraries}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
   {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages},
   {"zero_copy", zero_copy}, {"lend_to_pipe", lend_to_pipe},
   {"vfork_search", vfork_search}, {"robust_again", robust_again},
