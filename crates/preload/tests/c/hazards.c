@@ -222,6 +222,7 @@ static void *hold_library(void *library) {
   use_library(library);
   sem_post(&held);
   for (;;) pause();
+  return 0;
 }
 static void fork_with_libraries(void) { // what a child has of threads that it does not have knows less of storage than there is by now
   char *p = full(8 * MIB, 1);

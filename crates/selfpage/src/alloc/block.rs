@@ -61,6 +61,9 @@ pub(super) fn allocate_given(len_bytes: usize, align_bytes: usize) -> Option<Giv
         return None;
     }
     let mut pages = PAGES.take();
+    if !pages.may_ever_have(len_bytes) {
+        return None;
+    }
     let given = pages.allocate(len_bytes, align_bytes)?;
     settle(pages);
     if given.absent_bytes > 0 && len_bytes <= POPULATED_BYTES {
@@ -173,6 +176,9 @@ pub unsafe fn resize(block: NonNull<u8>, len_bytes: usize) -> Option<NonNull<u8>
         Ok(id) => id,
         Err(culprit) => blame(pages, culprit, "realloc", addr),
     };
+    if !pages.may_ever_have(len_bytes) {
+        return None;
+    }
     let now = if pages.resize_in_place(id, len_bytes) { addr } else { pages.relocate(id, len_bytes)? };
     settle(pages);
     NonNull::new(now as *mut u8)
@@ -193,7 +199,7 @@ pub unsafe fn resize_in_place(block: NonNull<u8>, len_bytes: usize) -> bool {
         Ok(id) => id,
         Err(culprit) => blame(pages, culprit, "realloc", addr),
     };
-    let done = pages.resize_in_place(id, len_bytes);
+    let done = pages.may_ever_have(len_bytes) && pages.resize_in_place(id, len_bytes);
     settle(pages);
     done
 }

@@ -1,7 +1,7 @@
 //! Frames under addresses of ours: given, moved, exchanged and dropped, whole page tables at a time where it can be.
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::process::Resource;
 use selfpage_core::addr::PAGE_BYTES;
@@ -297,6 +297,24 @@ pub(super) fn populate(addr: usize, len_bytes: usize) {
     // SAFETY: slot-held: contents stay as they are.
     let _ = unsafe { memory::advise(addr, len_bytes, Advice::PopulateWrite) };
 }
+
+/// What the machine has, memory and swap, as far as somebody has asked.
+static MACHINE_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether the machine has so much at all. A mapping of more the kernel refuses, unless its owner will have it otherwise (`vm.overcommit_memory`
+/// is 1); what was reserved before it is opened is not judged by that, and whoever touched it all would be ended in the place of an error.
+pub(super) fn machine_has(len_bytes: usize) -> bool {
+    len_bytes <= MACHINE_BYTES.load(Ordering::Relaxed) || {
+        let machine = rustix::system::sysinfo();
+        let units = machine.totalram as u64 + machine.totalswap as u64;
+        let bytes = units.saturating_mul(u64::from(machine.mem_unit)) as usize;
+        MACHINE_BYTES.store(bytes, Ordering::Relaxed);
+        len_bytes <= bytes || setting(OVERCOMMIT).starts_with(b"1")
+    }
+}
+
+/// How the kernel judges what a process asks for.
+pub(super) const OVERCOMMIT: &CStr = c"/proc/sys/vm/overcommit_memory";
 
 /// What a setting of the kernel begins with; zeros where it cannot be read.
 pub(super) fn setting(path: &CStr) -> [u8; 32] {

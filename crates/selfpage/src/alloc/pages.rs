@@ -32,6 +32,8 @@ const PIECES_OF_SLOT: u16 = 256;
 /// From this many bytes on that had no frames, since the process began, there may be enough to keep that a limit is felt. What is kept
 /// before is less than is left alone of a limit of 80 MiB.
 const LOOK_FROM_BYTES: u64 = 4 << 20;
+/// Every machine has so much: no shorter block is worth the question.
+const UNASKED_BYTES: usize = 1 << 30;
 
 /// All that the allocator knows, under its lock.
 #[derive(Debug)]
@@ -224,6 +226,12 @@ impl Pages {
     /// is.
     pub(super) fn is_worth_a_look(&self) -> bool {
         self.counts.cold_bytes >= LOOK_FROM_BYTES && self.retention.keep_bytes != Some(0)
+    }
+
+    /// Whether a block may be so long on this machine. Where nothing is to be kept that is not asked: the program may have forbidden itself to.
+    #[inline]
+    pub(super) fn may_ever_have(&self, len_bytes: usize) -> bool {
+        len_bytes <= UNASKED_BYTES || self.retention.keep_bytes == Some(0) || frames::machine_has(len_bytes)
     }
 
     /// Asks whether there are huge pages, unless somebody did. With the look at the limit, and as little at any other time: by then the program may

@@ -152,6 +152,6 @@ impl Pages {
     /// read). Closing would not take that back.
     fn strict_overcommit(&mut self) -> bool {
         let is = |setting: &[u8]| !matches!(setting, [b'0' | b'1', ..]);
-        *self.strict_overcommit.get_or_insert_with(|| is(&frames::setting(c"/proc/sys/vm/overcommit_memory")))
+        *self.strict_overcommit.get_or_insert_with(|| is(&frames::setting(frames::OVERCOMMIT)))
     }
 }
