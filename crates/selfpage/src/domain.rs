@@ -47,6 +47,7 @@ use crate::snapshot::MOST_RUNS;
 use crate::stats::Stats;
 use crate::trap::handlers::Handlers;
 use crate::trap::{errand, stack};
+use crate::turn::Turns;
 use crate::{descriptors, trace};
 
 mod child;
@@ -91,8 +92,8 @@ pub(crate) struct Inner {
     standby_share: u8,
     /// The number of the last sample of pages; a fork takes one too.
     pub(crate) samples: AtomicU64,
-    /// Whether a thread draws one.
-    pub(crate) drawing: AtomicBool,
+    /// One is drawn at a time.
+    pub(crate) drawing: Turns,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
     /// Whether the saver is to end all samples of pages: a fork waits for that.
@@ -100,7 +101,7 @@ pub(crate) struct Inner {
     /// Whether there is a [`crate::snapshot::Snapshots`] of its regions.
     pub(crate) snapshots: AtomicBool,
     /// Whether a thread arms pages or makes a cut.
-    pub(crate) cutting: AtomicBool,
+    pub(crate) cutting: Turns,
     /// The tables of `state`, and `mmu`; dropped last.
     _arena: Arena,
 }
@@ -309,11 +310,11 @@ impl Inner {
             policy: Mutex::new(policy),
             standby_share,
             samples: AtomicU64::new(0),
-            drawing: AtomicBool::new(false),
+            drawing: Turns::default(),
             saver_turns: AtomicU64::new(0),
             ends_samples: AtomicBool::new(false),
             snapshots: AtomicBool::new(false),
-            cutting: AtomicBool::new(false),
+            cutting: Turns::default(),
             config,
             _arena: arena,
         };

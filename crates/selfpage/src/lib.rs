@@ -47,6 +47,7 @@ mod stats;
 pub mod store;
 pub mod trace;
 pub mod trap;
+mod turn;
 mod undisturbed;
 mod usage;
 

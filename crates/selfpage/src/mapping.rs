@@ -29,6 +29,13 @@ fn parts_of(inner: &Inner, bound: &Bound) -> Vec<Range<usize>> {
     if inner.stopping() { Vec::new() } else { inner.parts_of(bound) }
 }
 
+fn with_gate_closed<T>(inner: &Inner, change: impl FnOnce() -> T) -> T {
+    inner.close_gate();
+    let result = change();
+    inner.state().gate.open(inner.state().mmu);
+    result
+}
+
 impl Region {
     /// Runs `change` on a pager thread while no page of the domain is mapped or unmapped: what it does to the region's
     /// protection is all there before, or all there after, any page that moves.
@@ -38,12 +45,7 @@ impl Region {
     /// never managed, even where the caller's is.
     pub fn while_still<T: Send>(&self, change: impl FnOnce() -> T + Send) -> T {
         let inner = self.inner();
-        inner.on_pager_thread(move || {
-            inner.close_gate();
-            let result = change();
-            inner.state().gate.open(inner.state().mmu);
-            result
-        })
+        inner.on_pager_thread(move || with_gate_closed(inner, change))
     }
 
     /// As [`Region::while_still`], for a change of what there is of the region: what the program has mapped over a part is not the region's.
@@ -51,10 +53,7 @@ impl Region {
         let (inner, bound) = (self.inner(), &*self.bound);
         inner.on_pager_thread(move || {
             let parts = parts_of(inner, bound);
-            inner.close_gate();
-            let result = change(&parts);
-            inner.state().gate.open(inner.state().mmu);
-            result
+            with_gate_closed(inner, || change(&parts))
         })
     }
 

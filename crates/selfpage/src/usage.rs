@@ -6,11 +6,9 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::fault::sample::{self, STRETCH, Stretch};
-use selfpage_core::linux::signal;
 
 use crate::domain::{Domain, Inner, Life};
 use crate::error::{Error, Kind, Result};
@@ -175,7 +173,8 @@ impl Drawn {
         sampling: Sampling,
         unmap: impl Fn(&[(PageNo, Frame)]) -> Stretch,
     ) -> Drawn {
-        let _turn = inner.begin_draw();
+        // An earlier draw that went on beside a later one would forget uses that are the later one's to see.
+        let _turn = inner.drawing.begin();
         let number = inner.samples.fetch_add(1, Ordering::SeqCst) + 1;
         let region = region.cloned();
         let range = range_of(region.as_deref());
@@ -226,30 +225,6 @@ impl Drawn {
             gone: self.pages.len().saturating_sub(waiting + referenced) as u64,
             fetched: fetched(inner, self.region.as_deref()).saturating_sub(self.fetched_before),
         }
-    }
-}
-
-/// The turn of whoever draws a sample; it ends when this is dropped. An earlier draw that went on beside a later one would forget uses that
-/// are the later one's to see. A handler of a signal that drew one meanwhile could wait for its own thread.
-struct DrawTurn<'a> {
-    inner: &'a Inner,
-    _quiet: signal::Quiet,
-}
-
-impl Inner {
-    /// Waits for the turn. After a fork nobody in the child has it.
-    fn begin_draw(&self) -> DrawTurn<'_> {
-        let quiet = signal::Quiet::begin();
-        while self.drawing.swap(true, Ordering::Acquire) {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        DrawTurn { inner: self, _quiet: quiet }
-    }
-}
-
-impl Drop for DrawTurn<'_> {
-    fn drop(&mut self) {
-        self.inner.drawing.store(false, Ordering::Release);
     }
 }
 

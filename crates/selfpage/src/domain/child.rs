@@ -141,8 +141,8 @@ impl Inner {
         // The parent's saver may have been at work, as it waited for the gate.
         self.saver_turns.store(0, Ordering::SeqCst);
         self.snapshots.store(false, Ordering::Release);
-        self.cutting.store(false, Ordering::Release);
-        self.drawing.store(false, Ordering::Release);
+        self.cutting.end();
+        self.drawing.end();
         for (bound, part) in parts {
             bound.register(descriptors, part)?;
         }
@@ -196,7 +196,7 @@ impl Inner {
     /// parent's.
     pub(crate) fn abandon(&self, regions: &BTreeMap<u64, Arc<Bound>>) {
         self.stop.store(true, Ordering::SeqCst);
-        self.drawing.store(false, Ordering::Release);
+        self.drawing.end();
         self.close_descriptors();
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = Descriptors::ABSENT;
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -2,7 +2,6 @@
 
 use std::iter::once;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::{PageNo, VirtAddr};
 use selfpage_core::fault::{Fault, Outcome, copy_first, range, resolve};
@@ -46,7 +45,7 @@ impl KeptStack {
             for page in pages.drain(kept..) {
                 range::unpin(state, page);
             }
-            let turn = inner.begin_cut();
+            let turn = inner.cutting.begin();
             if !pages.iter().any(|page| copy_first::is_armed(state, *page)) {
                 // The turn is kept as well: nobody arms pages anew.
                 std::mem::forget(turn);
@@ -63,6 +62,6 @@ impl Drop for KeptStack {
             // A child that did not get the domain has no such page.
             range::unpin(self.inner.state(), *page);
         }
-        self.inner.cutting.store(false, Ordering::Release);
+        self.inner.cutting.end();
     }
 }

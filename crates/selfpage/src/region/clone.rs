@@ -1,12 +1,8 @@
 //! Clones of regions: copy-on-write by the application.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::copy_first::{self, AtBusy};
-use selfpage_core::linux::signal;
 use selfpage_core::region::{self, Rights};
 
 use super::{Bound, Builder, Region};
@@ -67,7 +63,7 @@ impl Region {
             return refused(Kind::Invalid, cause);
         }
         let clone = Builder::new(&self.life, self.len_bytes()).trap(self.core().trap).stored(store)?;
-        let turn = inner.begin_cut();
+        let turn = inner.cutting.begin();
         if let Err((kind, cause)) = self.bound.link_to(&clone.bound, inner) {
             drop(turn);
             return refused(kind, cause);
@@ -104,29 +100,5 @@ impl Bound {
         // SAFETY: region-in-map: both are there, and `leave` parts them.
         unsafe { clone.region.link(&self.region) };
         Ok(())
-    }
-}
-
-/// The turn of whoever arms pages and makes cuts; it ends when this is dropped. A handler of a signal that forked meanwhile could wait for
-/// its own thread.
-pub(crate) struct CutTurn<'a> {
-    inner: &'a Inner,
-    _quiet: signal::Quiet,
-}
-
-impl Inner {
-    /// Waits for the turn. After a fork nobody in the child has it.
-    pub(crate) fn begin_cut(&self) -> CutTurn<'_> {
-        let quiet = signal::Quiet::begin();
-        while self.cutting.swap(true, Ordering::Acquire) {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        CutTurn { inner: self, _quiet: quiet }
-    }
-}
-
-impl Drop for CutTurn<'_> {
-    fn drop(&mut self) {
-        self.inner.cutting.store(false, Ordering::Release);
     }
 }

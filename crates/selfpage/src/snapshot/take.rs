@@ -142,7 +142,7 @@ impl Snapshots {
             return Err(Error::new(Kind::Held, "make", named(&path), "a domain has one `Snapshots` at a time"));
         }
         for bound in &subject.regions {
-            let _turn = inner.begin_cut();
+            let _turn = inner.cutting.begin();
             inner.undisturbed(|| copy_first::join(inner.state(), bound.core()));
         }
         Ok(Snapshots { subject, target, anew: true, first_bytes: 0 })
@@ -191,7 +191,7 @@ impl Snapshots {
         inner.state().cut.lacks();
         // A handler that wrote to a page of the image could wait for this thread, which alone makes room for copies.
         let quiet = signal::Quiet::begin();
-        let turn = inner.begin_cut();
+        let turn = inner.cutting.begin();
         let cut = Instant::now();
         let (state, cut_cores) = (inner.state(), &cores[..]);
         let note_image = move || copy_first::note_image(cut_cores);
@@ -233,7 +233,7 @@ impl Subject {
         self.alive()?;
         self.regions.iter().try_for_each(|bound| bound.has_no_stack_of_this_thread("take a snapshot of"))?;
         let state = self.life.inner.state();
-        let _turn = self.life.inner.begin_cut();
+        let _turn = self.life.inner.cutting.begin();
         let (mut armed, mut left) = (0, u64::MAX);
         for _ in 0..MOST_ROUNDS {
             for bound in &self.regions {
@@ -408,7 +408,7 @@ impl Reading<'_> {
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
         let inner = &self.subject.life.inner;
-        let _turn = inner.begin_cut();
+        let _turn = inner.cutting.begin();
         let (state, cores) = (inner.state(), &self.cores[..]);
         inner.on_table(move |_| copy_first::end(state, cores));
     }
