@@ -27,6 +27,15 @@ pub enum Rights {
     ReadWrite,
 }
 
+/// In [`Region::arm`]'s table: the page is as it was when it was armed, but for writes that the machine has noted.
+const ARMED: u8 = 1;
+/// It has left its frame since, or was discarded: it counts as written.
+const LEFT: u8 = 2;
+
+/// What tells a region from one that has its addresses soon after: a map has as many, and begins anew.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Serial(pub u16);
+
 /// A kind of access.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
@@ -56,6 +65,8 @@ pub struct Region {
     pub asks_first: AtomicU8,
     /// 1: its mapping has a protection key, so its pages go by copying.
     pub keyed: AtomicU8,
+    /// Since it is in its map: what tells it from a region that has its addresses later.
+    serial: AtomicU64,
     /// What the library keeps with the region; core never looks at it.
     pub keeper: AtomicPtr<()>,
     /// What its pages are to snapshots.
@@ -67,7 +78,7 @@ pub struct Region {
     source: AtomicPtr<Region>,
     words: Table<PageWord>,
     residency: Table<AtomicU8>,
-    /// Of a tracked region: 1 where a page was armed and has neither left its frame nor been discarded since.
+    /// Of a tracked region: what became of a page since it was armed; 0: nobody has armed it.
     armed: Table<AtomicU8>,
     /// `&&dyn Pager`, so that it fits one pointer; null while unbound.
     pager: AtomicPtr<&'static dyn Pager>,
@@ -92,6 +103,7 @@ impl Region {
             reach: AtomicU64::new(u64::MAX),
             asks_first: AtomicU8::new(0),
             keyed: AtomicU8::new(0),
+            serial: AtomicU64::new(0),
             keeper: AtomicPtr::new(ptr::null_mut()),
             sets: PageSets::none(),
             guarded: PageSet::none(),
@@ -171,6 +183,11 @@ impl Region {
         page.0.wrapping_sub(self.range.first.0)
     }
 
+    /// Its number in the map that it is in.
+    pub fn serial(&self) -> Serial {
+        Serial(self.serial.load(Ordering::Relaxed) as u16)
+    }
+
     /// Whether `page` may be fetched before it is asked for.
     pub fn reaches(&self, page: PageNo) -> bool {
         self.index(page) < self.reach.load(Ordering::Relaxed)
@@ -210,9 +227,9 @@ impl Region {
     pub fn arm(&self, page: PageNo) -> bool {
         let Some(byte) = self.armed.get(self.index(page) as usize) else { return false };
         // Where it leaves its frame just now, that is found: it counts as written this time.
-        let was = byte.load(Ordering::Acquire) != 0;
+        let was = byte.load(Ordering::Acquire) == ARMED;
         if !was {
-            byte.store(1, Ordering::Release);
+            byte.store(ARMED, Ordering::Release);
         }
         was
     }
@@ -223,21 +240,33 @@ impl Region {
         let (Some(word), Some(byte)) = (self.word(page), self.armed.get(self.index(page) as usize)) else {
             return false;
         };
-        word.load().state() != State::Busy && byte.load(Ordering::Acquire) != 0
+        word.load().state() != State::Busy && byte.load(Ordering::Acquire) == ARMED
     }
 
-    /// Counts `page` as written.
+    /// Counts `page` as written, where it was armed.
     pub fn disarm(&self, page: PageNo) {
+        if let Some(byte) = self.armed.get(self.index(page) as usize) {
+            let _ = byte.compare_exchange(ARMED, LEFT, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether somebody has armed `page` and not let it go, wherever it has been since.
+    pub fn is_watched(&self, page: PageNo) -> bool {
+        self.armed.get(self.index(page) as usize).is_some_and(|byte| byte.load(Ordering::SeqCst) != 0)
+    }
+
+    /// Ends what [`Region::arm`] began: `page` counts as written, and nobody asks.
+    pub fn let_go(&self, page: PageNo) {
         // One that is zero stays as it is: the table takes memory where it is written to.
-        if let Some(byte) = self.armed.get(self.index(page) as usize)
-            && byte.load(Ordering::Acquire) != 0
+        if self.is_watched(page)
+            && let Some(byte) = self.armed.get(self.index(page) as usize)
         {
             byte.store(0, Ordering::Release);
         }
     }
 
-    /// Counts every page as written.
-    pub fn disarm_all(&self) {
+    /// Ends it for every page.
+    pub fn let_all_go(&self) {
         self.armed.iter().for_each(|byte| byte.store(0, Ordering::Release));
     }
 
@@ -335,7 +364,8 @@ impl RegionMap {
     #[must_use]
     pub unsafe fn insert(&self, region: *const Region) -> bool {
         // SAFETY: region-in-map: passed on from our caller.
-        let range = unsafe { (*region).range };
+        let (range, serial) = unsafe { ((*region).range, &(*region).serial) };
+        serial.store(self.version.load(Ordering::Relaxed), Ordering::Relaxed);
         self.rewrite(|old, new, len| {
             let mut at = 0;
             let mut put = false;

@@ -93,7 +93,7 @@ impl<'a> Builder<'a> {
     /// Frames from the beginning, cleared and pinned: never a fault.
     ///
     /// # Errors
-    /// Not enough frames.
+    /// As for [`RegionBuilder::zero`]; not enough frames.
     pub fn pinned(self) -> Result<Region> {
         let region = self.bind(Rights::ReadWrite, |_, _| Ok(Box::new(Zero)))?;
         region.pin(0, region.len_bytes())?;
@@ -103,7 +103,7 @@ impl<'a> Builder<'a> {
     /// Frames as they come, with undefined contents.
     ///
     /// # Errors
-    /// No address space, or too many regions.
+    /// As for [`RegionBuilder::zero`].
     pub fn physical(self) -> Result<Region> {
         self.bind(Rights::ReadWrite, |_, _| Ok(Box::new(Physical)))
     }
@@ -111,7 +111,10 @@ impl<'a> Builder<'a> {
     /// Anonymous memory without a store: zero at first, and it stays in core.
     ///
     /// # Errors
-    /// No address space, or too many regions.
+    /// A length of 0; no address space, or too many regions; upcalls where the domain has a [table of descriptors of its own][private], or in a
+    /// 65th domain of the process that has some.
+    ///
+    /// [private]: crate::DescriptorTable::Private
     pub fn zero(self) -> Result<Region> {
         self.bind(Rights::ReadWrite, |_, _| Ok(Box::new(Zero)))
     }
@@ -119,7 +122,7 @@ impl<'a> Builder<'a> {
     /// Anonymous memory that is paged to a store.
     ///
     /// # Errors
-    /// No address space, or too many regions.
+    /// As for [`RegionBuilder::zero`].
     pub fn stored(self, store: impl BackingStore + 'static) -> Result<Region> {
         self.stored_in(Arc::new(store))
     }
@@ -130,7 +133,7 @@ impl<'a> Builder<'a> {
     /// [`DescriptorTable::Private`]: crate::DescriptorTable::Private
     ///
     /// # Errors
-    /// No address space, or too many regions. The program has closed the store's file, or with [`DescriptorTable::Private`] has given it to
+    /// As for [`RegionBuilder::zero`]. The program has closed the store's file, or with [`DescriptorTable::Private`] has given it to
     /// another domain, or to regions that are gone.
     pub fn stored_in(self, store: Arc<dyn BackingStore>) -> Result<Region> {
         let kept = Some(store.clone());
@@ -145,7 +148,7 @@ impl<'a> Builder<'a> {
     /// A file from `offset_bytes` on. A length of 0 stands for the rest of the file.
     ///
     /// # Errors
-    /// The file cannot be opened, the offset is not a page's, or the file is shorter than asked for.
+    /// The file cannot be opened, the offset is not a page's, or the file is shorter than asked for; else as for [`RegionBuilder::zero`].
     pub fn file(mut self, path: impl AsRef<Path>, offset_bytes: u64, rights: Rights) -> Result<Region> {
         let opened = Opened::new(path.as_ref(), offset_bytes, rights)?;
         if self.len_bytes == 0 {
@@ -169,7 +172,7 @@ impl<'a> Builder<'a> {
     /// A pager of the program's own.
     ///
     /// # Errors
-    /// No address space, or too many regions.
+    /// As for [`RegionBuilder::zero`].
     pub fn user(self, pager: impl UserPager + 'static) -> Result<Region> {
         self.bind_with(Rights::ReadWrite, Vec::new(), None, |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(len))?;
@@ -182,7 +185,7 @@ impl<'a> Builder<'a> {
     /// A pager for those who want the whole of core's trait. Its memory is the caller's affair.
     ///
     /// # Errors
-    /// No address space, or too many regions.
+    /// As for [`RegionBuilder::zero`].
     pub fn pager(self, pager: Box<dyn Pager>) -> Result<Region> {
         self.bind(Rights::ReadWrite, |_, _| Ok(pager))
     }
@@ -294,7 +297,7 @@ impl Region {
     /// regions, and for I/O. What could not be had for an earlier access is tried anew.
     ///
     /// # Errors
-    /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned.
+    /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned. As for [`Region::prefetch`].
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
         let (state, bound) = (self.life.inner.state(), &*self.bound);
@@ -319,7 +322,7 @@ impl Region {
     /// Takes one pin of each page back.
     ///
     /// # Errors
-    /// A page of it is not pinned; the others are unpinned.
+    /// A page of it is not pinned; the others are unpinned. As for [`Region::prefetch`].
     pub fn unpin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("unpin", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
@@ -333,7 +336,8 @@ impl Region {
     /// Has pager threads bring `[offset, offset+len)` in, as much of it as the frames can hold, and does not wait.
     ///
     /// # Errors
-    /// The range is not in the region.
+    /// The range is not in the region; the thread's protection domain does not have the right `META` on it; or this is a forked child that did not
+    /// get the region.
     pub fn prefetch(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("prefetch", offset_bytes, len_bytes)?;
         // More than the pager threads can take is not fetched: it is only advice.
@@ -343,7 +347,8 @@ impl Region {
 
     /// Has pager threads bring `range` in. `false`: they have too much to do already.
     fn advise(&self, range: PageRange) -> bool {
-        self.life.inner.undisturbed(move || range::prefetch(self.life.inner.state(), range))
+        let (state, core) = (self.life.inner.state(), self.bound.core());
+        self.life.inner.undisturbed(move || range::prefetch(state, core, range))
     }
 
     /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region. Pins on its pages go
@@ -351,7 +356,7 @@ impl Region {
     /// too, so that there is no `&mut` to be had: [`Region::drop_contents`].
     ///
     /// # Errors
-    /// The range is not in the region. A page that a clone still needs cannot be given to it: it is as it was, and the others are dropped.
+    /// As for [`Region::prefetch`]. A page that a clone still needs cannot be given to it: it is as it was, and the others are dropped.
     pub fn discard(&mut self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("discard", offset_bytes, len_bytes)?;
         self.bound.discard(&self.life.inner, range)
@@ -361,7 +366,7 @@ impl Region {
     /// went.
     ///
     /// # Errors
-    /// The range is not in the region, or none of its resident pages could go: they are pinned, or held by the kernel.
+    /// As for [`Region::prefetch`]. None of its resident pages could go: they are pinned, or held by the kernel.
     pub fn evict(&self, offset_bytes: usize, len_bytes: usize) -> Result<u32> {
         let range = self.range("evict", offset_bytes, len_bytes)?;
         let state = self.life.inner.state();
@@ -379,7 +384,7 @@ impl Region {
     /// crash of the machine.
     ///
     /// # Errors
-    /// A page could not be saved; it stays in core, changed.
+    /// As for [`Region::prefetch`]. A page could not be saved; it stays in core, changed.
     pub fn flush(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("flush", offset_bytes, len_bytes)?;
         let (state, bound) = (self.life.inner.state(), &*self.bound);

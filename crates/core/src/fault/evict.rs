@@ -323,6 +323,8 @@ fn put_back(
         evicted.kept += 1;
         return;
     }
+    // What the machine had noted of the page went with its translation, and a scan may have passed the place meanwhile.
+    region.disarm(page);
     match domain.map(region, page, frame, 1) {
         Ok(()) => keep(domain, region, page, frame, evicted),
         Err(partial) if partial.why == Refusal::Hole => {

@@ -379,7 +379,7 @@ fn ask_ahead(domain: &DomainState, region: &Region, ahead: Chunk) {
             // The stream ends with its region: what lies beyond may be another's.
             return;
         }
-        request(domain, Request::Ahead(page, Chunk { first, count, stride: ahead.stride }));
+        request(domain, Request::Ahead(page, region.serial(), Chunk { first, count, stride: ahead.stride }));
         at += count;
     }
 }

@@ -8,6 +8,7 @@ use core::num::NonZeroU32;
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::fill::Tripwire;
 use super::inherit::inherit;
+use super::requests::advised;
 use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, request, resolve, save, take_back};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::cut::CutWait;
@@ -16,7 +17,7 @@ use crate::frame::{Use, Zeroed};
 use crate::mmu::{Partial, Refusal};
 use crate::page::{State, Word};
 use crate::pager::Context;
-use crate::region::{Access, Region};
+use crate::region::{Access, Region, Serial};
 use crate::shortage::FrameWait;
 use crate::stack;
 use crate::stream::Chunk;
@@ -448,14 +449,14 @@ pub fn room(domain: &DomainState) -> u32 {
     domain.stack.budget().saturating_sub(domain.stack.reserve.load(Ordering::Relaxed))
 }
 
-/// Has `range`, within one region, brought in by pager threads: as much of it as there is [`room`] for. `false`: they have too much
-/// advice already.
+/// Has `range` of `region` brought in by pager threads: as much of it as there is [`room`] for. `false`: they have too much advice
+/// already.
 ///
 /// # Context
 /// Normal.
-pub fn prefetch(domain: &DomainState, range: PageRange) -> bool {
+pub fn prefetch(domain: &DomainState, region: &Region, range: PageRange) -> bool {
     let count = range.count.min(room(domain).into()) as u32;
-    count == 0 || request(domain, Request::Prefetch(range.first, count))
+    count == 0 || request(domain, Request::Prefetch(range.first, region.serial(), count))
 }
 
 /// Brings in the first piece of what the program will want, as frames can be had. The rest is advice again, for whichever pager thread
@@ -463,18 +464,18 @@ pub fn prefetch(domain: &DomainState, range: PageRange) -> bool {
 ///
 /// # Context
 /// PagerThread, outside the gate.
-pub(super) fn bring_in(domain: &DomainState, range: PageRange) {
+pub(super) fn bring_in(domain: &DomainState, range: PageRange, of: Serial) {
     // No more than is likely to be ready at a time.
     let most = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD));
     let (mut at, mut end) = (range.first, range.end());
-    if range.count > most && request(domain, Request::Prefetch(at.plus(most), (range.count - most) as u32)) {
+    if range.count > most && request(domain, Request::Prefetch(at.plus(most), of, (range.count - most) as u32)) {
         end = at.plus(most);
     }
     let mut frame_wait = FrameWait::default();
     while at < end {
         let seen = domain.stack.demand.available.count();
         let inside = domain.gate.enter(domain.mmu);
-        let Some(region) = domain.regions.find(at) else { return };
+        let Some(region) = advised(domain, at, of) else { return };
         let Some(pager) = region.pager() else { return };
         let piece = most.min(end.0 - at.0);
         let mut lacks_frame = false;

@@ -8,7 +8,7 @@ use crate::addr::{PageNo, PageRange};
 use crate::domain::DomainState;
 use crate::mmu::Trap;
 use crate::pager::Context;
-use crate::region::Access;
+use crate::region::{Access, Region, Serial};
 use crate::stream::Chunk;
 
 /// Work that a thread hands to the pager threads.
@@ -18,14 +18,16 @@ pub enum Request {
     Fault(PageNo, Access, Place),
     /// Wake the threads that are stopped on so many pages, from this one on, of a worker region.
     Wake(PageNo, u32),
-    /// Read ahead, from this page on.
-    Ahead(PageNo, Chunk),
-    /// Bring in so many pages, from this one on, which the program will want.
-    Prefetch(PageNo, u32),
+    /// Read ahead, from this page on, in the region that had it then.
+    Ahead(PageNo, Serial, Chunk),
+    /// Bring in so many pages, from this one on, which the program will want, in the region that had them then.
+    Prefetch(PageNo, Serial, u32),
 }
 
 /// In the lower half, where a fault has nothing.
 const WAKE: u32 = 1;
+/// In a page's word of advice, above any number of a page: the region's [`Serial`].
+const SERIAL_AT: u32 = 48;
 
 /// Hands work to the pager threads. `false`: they have more than enough.
 ///
@@ -38,12 +40,26 @@ pub fn request(domain: &DomainState, request: Request) -> bool {
             domain.requests.push(page.0, u64::from(place.0) << 32 | write)
         }
         Request::Wake(page, count) => domain.requests.push(page.0, u64::from(count) << 32 | u64::from(WAKE)),
-        Request::Ahead(page, chunk) => domain.advice.push(page.0, u64::from(chunk.count) | (chunk.stride as u64) << 32),
+        Request::Ahead(page, of, chunk) => {
+            domain.advice.push(place(page, of), u64::from(chunk.count) | (chunk.stride as u64) << 32)
+        }
         // As a chunk that goes nowhere.
-        Request::Prefetch(page, count) => domain.advice.push(page.0, u64::from(count)),
+        Request::Prefetch(page, of, count) => domain.advice.push(place(page, of), u64::from(count)),
     };
     domain.requested.signal(domain.mmu);
     pushed
+}
+
+const fn place(page: PageNo, of: Serial) -> u64 {
+    page.0 | (of.0 as u64) << SERIAL_AT
+}
+
+/// The region that advice is about, unless it has gone: what came to its addresses since has nothing to do with it.
+///
+/// # Context
+/// Any, inside the gate.
+pub(super) fn advised(domain: &DomainState, page: PageNo, of: Serial) -> Option<&Region> {
+    domain.regions.find(page).filter(|region| region.serial() == of)
 }
 
 /// The next piece of work, if there is one. Somebody waits for the end of a fault or a wake; nobody waits for advice.
@@ -59,11 +75,11 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
         let access = if what >> 63 == 1 { Access::Write } else { Access::Read };
         return Some(Request::Fault(page, access, Place((what << 1 >> 33) as u32)));
     }
-    let (page, what) = domain.advice.pop()?;
-    let (page, count) = (PageNo(page), what as u32);
+    let (place, what) = domain.advice.pop()?;
+    let (page, of, count) = (PageNo(place & !(!0 << SERIAL_AT)), Serial((place >> SERIAL_AT) as u16), what as u32);
     Some(match (what as i64) >> 32 {
-        0 => Request::Prefetch(page, count),
-        stride => Request::Ahead(page, Chunk { first: 0, count, stride }),
+        0 => Request::Prefetch(page, of, count),
+        stride => Request::Ahead(page, of, Chunk { first: 0, count, stride }),
     })
 }
 
@@ -85,17 +101,17 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             }
             Outcome::Resolved
         }
-        Request::Ahead(page, chunk) => {
+        Request::Ahead(page, of, chunk) => {
             let _inside = domain.gate.enter(domain.mmu);
-            if let Some(region) = domain.regions.find(page)
+            if let Some(region) = advised(domain, page, of)
                 && let Some(pager) = region.pager()
             {
                 fill::read_ahead(domain, region, pager, page, chunk, Tripwire::Set);
             }
             Outcome::Resolved
         }
-        Request::Prefetch(page, count) => {
-            range::bring_in(domain, PageRange { first: page, count: u64::from(count) });
+        Request::Prefetch(page, of, count) => {
+            range::bring_in(domain, PageRange { first: page, count: u64::from(count) }, of);
             Outcome::Resolved
         }
     }

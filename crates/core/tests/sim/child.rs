@@ -57,7 +57,7 @@ fn begin(world: &World, aside: &[(selfpage_core::addr::Frame, selfpage_core::add
     stack::forget_unmapped(domain);
     copy_first::forget(domain);
     for part in &world.parts {
-        part.region.disarm_all();
+        part.region.let_all_go();
         part.pager.forked();
     }
     let mut protected = Vec::new();

@@ -4,7 +4,7 @@
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::evict::trim_standby;
 use selfpage_core::fault::save::save;
-use selfpage_core::fault::{Outcome, copy_first, image, range};
+use selfpage_core::fault::{self, Outcome, copy_first, image, range};
 use selfpage_core::page::State;
 use selfpage_core::pager::Context;
 use selfpage_core::region::Region;
@@ -94,6 +94,27 @@ fn on_stage(seed: u64, script: impl FnOnce(Stage)) {
     scheduler::reset();
     // SAFETY: world-outlives: its threads have ended.
     unsafe { life.end() };
+}
+
+#[test]
+fn advice_is_not_for_the_next_region_at_its_addresses() {
+    on_stage(0, |stage| {
+        let domain = &stage.world.domain;
+        for (goes, state) in [(false, State::Resident), (true, State::Absent)] {
+            stage.evict();
+            assert!(range::prefetch(domain, stage.region, stage.range()));
+            if goes {
+                assert!(domain.regions.remove(stage.region));
+                // SAFETY: region-in-map: it is as it was.
+                assert!(unsafe { domain.regions.insert(stage.region) });
+            }
+            while let Some(request) = fault::next_request(domain) {
+                fault::serve(domain, request);
+            }
+            assert_eq!(stage.word().0, state);
+            range::discard(domain, Context::Normal, stage.range()).unwrap();
+        }
+    });
 }
 
 #[test]

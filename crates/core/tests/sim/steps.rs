@@ -179,7 +179,10 @@ impl Program {
                 range::evict(&world.domain, self.any_range(8));
             }
             890..930 => self.flush(),
-            930..960 => drop(range::prefetch(&world.domain, self.any_range(24))),
+            930..960 => {
+                let range = self.any_range(24);
+                range::prefetch(&world.domain, world.part(range.first).region, range);
+            }
             960..985 => self.advise_away(),
             985..990 => self.fork(),
             990..995 => self.resize(),

@@ -183,9 +183,7 @@ impl DirtyTracker {
         match self.own_region("disarm", &range)? {
             Some(region) => {
                 tracked::disarm(&region, &range);
-                if !tracked::is_armed_somewhere(&region) {
-                    region.tracker.release(self.id);
-                }
+                tracked::release_unless_armed(&region, self.id);
             }
             None => protection.disarm(range)?,
         }

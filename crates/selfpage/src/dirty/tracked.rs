@@ -73,12 +73,20 @@ fn pages(range: &Range<usize>) -> PageRange {
 }
 
 pub(super) fn disarm(bound: &Bound, range: &Range<usize>) {
-    pages(range).pages().for_each(|page| bound.core().disarm(page));
+    pages(range).pages().for_each(|page| bound.core().let_go(page));
 }
 
-/// Whether a page of the region is armed.
-pub(super) fn is_armed_somewhere(bound: &Bound) -> bool {
-    bound.core().range.pages().any(|page| bound.core().is_armed(page))
+/// Gives up the notes of a region of which nothing is armed any more.
+pub(super) fn release_unless_armed(bound: &Bound, id: Id) {
+    let is_watched = || bound.core().range.pages().any(|page| bound.core().is_watched(page));
+    if is_watched() {
+        return;
+    }
+    bound.tracker.release(id);
+    // Another thread may have armed a part meanwhile, by this tracker; it, too, claims once more when it has armed.
+    if is_watched() {
+        bound.tracker.reclaim(id);
+    }
 }
 
 /// Disarms what the tracker has armed.

@@ -147,7 +147,7 @@ impl Inner {
             bound.register(descriptors, part)?;
         }
         for bound in regions.values() {
-            bound.core().disarm_all();
+            bound.core().let_all_go();
             bound.core().pager().into_iter().for_each(Pager::forked);
         }
         let mut protected = Vec::new();

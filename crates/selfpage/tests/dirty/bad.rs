@@ -7,7 +7,7 @@ use crate::child::forked;
 use crate::memory::{Memory, PAGE};
 use crate::{arm, in_child, pages, tracker};
 
-fn refused(tracker: &DirtyTracker, range: std::ops::Range<usize>, expected: &str) {
+pub fn refused(tracker: &DirtyTracker, range: std::ops::Range<usize>, expected: &str) {
     let mut found = Dirty::new();
     // SAFETY: the memory is the test's, or nobody's.
     let refusals = [

@@ -1,10 +1,12 @@
 //! Regions whose pages come and go while they are watched.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use selfpage::dirty::{Dirty, DirtyTracker};
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Region, Rights, Trap};
 
-use crate::bad::refuses_another;
+use crate::bad::{refused, refuses_another};
 use crate::memory::{Memory, PAGE};
 use crate::shadow::{Beyond, compare, share};
 use crate::{arm, fork, in_child, pages, skip};
@@ -91,6 +93,57 @@ fn no_write_is_missed_while_pages_come_and_go() {
     for trap in TRAPS {
         let Some((_domain, region)) = region(trap, 4 * FRAMES) else { return };
         compare(&DirtyTracker::new().unwrap(), &Memory::of(&region), 1, Beyond::Moved);
+    }
+}
+
+/// What a pager never saves is moved out, looked at and put back, over and over, while it is written to and scanned.
+#[test]
+fn a_write_that_ended_before_the_scan_is_found_by_it_though_its_page_is_put_back() {
+    const PAGES: usize = 64;
+    for trap in TRAPS {
+        let Some((domain, _)) = region(trap, FRAMES) else { return };
+        let region = domain.region(PAGES * PAGE).trap(trap).tracked().zero().unwrap();
+        let (memory, tracker, done) = (Memory::of(&region), DirtyTracker::new().unwrap(), AtomicBool::new(false));
+        (0..PAGES).for_each(|page| memory.write(page, 1));
+        arm(&tracker, &memory);
+        std::thread::scope(|scope| {
+            let evicts = || {
+                while !done.load(Ordering::Relaxed) {
+                    // None of them can go.
+                    let _ = region.evict(0, PAGES * PAGE);
+                }
+            };
+            scope.spawn(evicts);
+            let mut found = Dirty::new();
+            let missed = (0..30_000_u64).find(|turn| {
+                let page = (turn % PAGES as u64) as usize;
+                memory.write(page, *turn);
+                tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+                !pages(&memory, &found).contains(&page)
+            });
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(missed, None, "{trap:?}");
+        });
+    }
+}
+
+/// Pages that have left since they were armed are their tracker's still.
+#[test]
+fn a_region_is_one_trackers_until_all_that_it_armed_is_disarmed() {
+    for trap in TRAPS {
+        let Some((_domain, region)) = region(trap, 8) else { return };
+        let (memory, [first, second]) = (Memory::of(&region), [(); 2].map(|()| DirtyTracker::new().unwrap()));
+        (0..8).for_each(|page| memory.write(page, 1));
+        arm(&first, &memory);
+        memory.write(6, 2);
+        region.evict(4 * PAGE, 4 * PAGE).unwrap();
+        first.disarm(memory.page(0)..memory.page(4)).unwrap();
+        refused(&second, memory.page(4)..memory.range().end, "another tracker watches");
+        let mut found = Dirty::new();
+        first.scan_and_rearm(memory.page(4)..memory.range().end, &mut found).unwrap();
+        assert!(pages(&memory, &found).contains(&6), "{trap:?}: {found:?}");
+        first.disarm(memory.page(4)..memory.range().end).unwrap();
+        arm(&second, &memory);
     }
 }
 
