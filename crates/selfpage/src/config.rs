@@ -146,7 +146,7 @@ impl Config {
     }
 
     /// What to call, with the address and the cause, before an access that cannot be satisfied gets its `SIGBUS` (`SIGSEGV`
-    /// for a write to a worker region whose clone cannot have the page first); in place of a line on standard error.
+    /// in a worker region for a write whose page a clone cannot have first, and for a page whose frame the machine would not map); in place of a line on standard error.
     ///
     /// # Context
     /// The function runs in a trap: it must not allocate, lock, or touch managed memory.
@@ -160,7 +160,10 @@ impl Config {
     ///
     /// The working set is estimated once in `working_set_every`, by a sample of 256 pages; zero: not at all.
     pub fn trace(mut self, path: impl Into<PathBuf>, working_set_every: Duration) -> Config {
-        self.settings.trace = Some(Destination { path: path.into(), working_set_every });
+        let path = path.into();
+        // A forked child may be somewhere else.
+        let path = std::path::absolute(&path).unwrap_or(path);
+        self.settings.trace = Some(Destination { path, working_set_every });
         self
     }
 

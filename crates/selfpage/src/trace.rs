@@ -22,6 +22,7 @@ pub use selfpage_core::tracer::{Event, Kind};
 
 use crate::domain::Inner;
 use crate::error::{self, Error, Result};
+use crate::store::Descriptor;
 use crate::usage::{Drawn, Sampling};
 
 /// What a trace file begins with.
@@ -154,7 +155,7 @@ fn named(path: &Path) -> String {
 /// The writer of a trace.
 pub(crate) struct Writer {
     name: PathBuf,
-    file: File,
+    file: Descriptor,
     bytes: Vec<u8>,
     /// The regions that were told, by their first page: how many pages, and the name.
     regions: BTreeMap<u64, (u64, String)>,
@@ -178,6 +179,7 @@ impl Writer {
             let _ = std::fs::remove_file(&name);
             return Err(Error::system("write", named(&name), why));
         }
+        let file = Descriptor::new(file.into()).map_err(|why| Error::system("open", named(&name), why))?;
         Ok(Writer {
             name,
             file,
@@ -272,10 +274,8 @@ impl Writer {
             if !ending {
                 self.put_working_set(inner, now_ns);
             }
-            if let Err(why) = self.file.write_all(&self.bytes) {
-                die::tell(&[&format!("selfpage: the trace {} ends here: {why}\n", self.name.display())]);
-                writing.ended.store(1, Ordering::SeqCst);
-                return;
+            if let Err(why) = self.file.as_file().write_all(&self.bytes) {
+                return writing.end(&format!("the trace {} ends here: {why}", self.name.display()));
             }
             self.bytes.clear();
             writing.written.store(asked, Ordering::SeqCst);
@@ -293,6 +293,12 @@ impl Writing {
         self.asked.store(0, Ordering::SeqCst);
         self.written.store(0, Ordering::SeqCst);
         self.ended.store(0, Ordering::SeqCst);
+    }
+
+    /// Nothing is written any more, because of this.
+    pub(crate) fn end(&self, why: &str) {
+        die::tell(&[&format!("selfpage: {why}\n")]);
+        self.ended.store(1, Ordering::SeqCst);
     }
 
     /// Waits until what has happened so far is written.

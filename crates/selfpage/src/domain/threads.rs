@@ -16,7 +16,7 @@ use crate::error::{Error, Result, SystemError};
 use crate::region::Bound;
 use crate::store::{borrow_number, copied_descriptor, move_descriptor, place_descriptor};
 use crate::trap::{pager, thread, upcall, worker};
-use crate::{descriptors, evictor, trace};
+use crate::{descriptors, evictor, fork, trace};
 
 impl Inner {
     /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
@@ -112,8 +112,8 @@ impl Inner {
         numbers.iter().filter(is_ours).for_each(|number| self.hide_descriptors(&[*number]));
     }
 
-    /// Gives the pager threads these descriptors of the calling thread's, at the same numbers, for a region: where they still are what it
-    /// was made with.
+    /// Gives the pager threads these descriptors of the calling thread's, at the same numbers, for a region: all of them, where they still are
+    /// what it was made with, or none.
     pub(crate) fn share_descriptors(&self, bound: &Bound, numbers: &[RawFd]) -> Result<()> {
         let thread = own_thread::id();
         let share = move |number: RawFd| {
@@ -122,7 +122,18 @@ impl Inner {
             bound.check_descriptor(number, copy.as_fd())?;
             place_descriptor(copy, number).map_err(failed)
         };
-        let shared = self.on_pager_thread(move || numbers.iter().try_for_each(|number| share(*number)));
+        let shared = self.on_pager_thread(move || {
+            for (done, number) in numbers.iter().enumerate() {
+                if let Err(why) = share(*number) {
+                    // What is at the others is a thread's of the domain's.
+                    for number in numbers.iter().take(done) {
+                        let _ = Descriptor::from_raw(*number).close();
+                    }
+                    return Err(why);
+                }
+            }
+            Ok(())
+        });
         // What is not there any more only the region has a name for.
         shared.map_err(|why| {
             let lost = numbers.iter().try_for_each(|number| bound.check_descriptor(*number, borrow_number(*number)));
@@ -140,8 +151,12 @@ fn start_others(inner: &Arc<Inner>, queue: Arc<worker::Queue>) -> io::Result<()>
         inner.keep(start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?);
     }
     if let Some(to) = &inner.config.trace {
-        let writer = trace::Writer::begin(to)?;
-        inner.keep(start(inner, "selfpage-trace", move |inner| writer.run(inner))?);
+        match trace::Writer::begin(to) {
+            Ok(writer) => inner.keep(start(inner, "selfpage-trace", move |inner| writer.run(inner))?),
+            // The program goes on, as where its own trace cannot be written any more.
+            Err(why) if fork::is_child() => inner.writing.end(&format!("there is no trace of this process: {why}")),
+            Err(why) => return Err(why.into()),
+        }
     }
     inner.keep(start(inner, "selfpage-evict", |inner| evictor::run(inner))?);
     inner.keep(start(inner, "selfpage-save", |inner| evictor::save(inner))?);

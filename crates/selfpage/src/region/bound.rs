@@ -51,6 +51,8 @@ pub(crate) struct Bound {
     pub(super) len_bytes: usize,
     /// Its pages may be dropped from now on. Changed and asked for with the domain's regions held.
     leaving: AtomicBool,
+    /// Whether the pager threads have its descriptors.
+    shared: AtomicBool,
     /// What was still its own when it left its domain.
     left: OnceLock<Vec<Range<usize>>>,
     /// Whose its dirty bits are.
@@ -129,6 +131,7 @@ impl Bound {
             len_bytes,
             asking,
             leaving: AtomicBool::new(false),
+            shared: AtomicBool::new(false),
             left: OnceLock::new(),
             tracker: Owner::default(),
         };
@@ -181,7 +184,10 @@ impl Bound {
         }
         tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
         match shared {
-            Ok(()) => inner.hide_descriptors_of(self, &numbers),
+            Ok(()) => {
+                self.shared.store(true, Ordering::Relaxed);
+                inner.hide_descriptors_of(self, &numbers);
+            }
             Err(_) => self.leave(inner),
         }
         shared
@@ -240,8 +246,11 @@ impl Bound {
                 let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
                 let mut numbers = self.descriptors();
                 numbers.retain(|number| !used.contains(number));
-                // Still under the lock: the next region's descriptors may come at these numbers.
-                return inner.release_descriptors(&numbers);
+                if self.shared.load(Ordering::Relaxed) {
+                    // Still under the lock: the next region's descriptors may come at these numbers.
+                    inner.release_descriptors(&numbers);
+                }
+                return;
             }
         }
     }

@@ -5,7 +5,8 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use selfpage::store::{BackingStore, FileStore};
-use selfpage::{DescriptorTable, Domain, Kind, Region};
+use selfpage::trace::Trace;
+use selfpage::{DescriptorTable, Domain, Kind, Region, Rights};
 
 use crate::descriptors::close_all;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, until};
@@ -93,6 +94,33 @@ fn numbers_that_pager_threads_use_already() {
         })
         .well();
     }
+}
+
+/// A trace's file is open in the pager threads' table alone, and the number of a region's file may be as low there.
+#[test]
+fn a_trace_under_a_low_limit_is_not_written_to_a_file_of_the_programs() {
+    in_child(here!(), "trace", || {
+        let limit = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
+        // SAFETY: test: a limit of this process.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (trace, file) = (directory.path().join("trace"), directory.path().join("file"));
+        std::fs::write(&file, vec![7; 4 * FRAMES * PAGE]).unwrap();
+        close_all();
+        let domain = Domain::with_frames(FRAMES * PAGE).trace(&trace, std::time::Duration::ZERO).build().unwrap();
+        // What is opened from here on has the number 0 first, and so the lowest of the others in the end.
+        // SAFETY: test: nobody reads from it.
+        assert_eq!(unsafe { libc::close(0) }, 0);
+        let regions: Vec<_> = (0..40).map_while(|_| domain.region(0).file(&file, 0, Rights::ReadWrite).ok()).collect();
+        assert!(!regions.is_empty());
+        for region in &regions {
+            assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 7));
+        }
+        domain.flush_trace();
+        assert!(std::fs::read(&file).unwrap() == vec![7; 4 * FRAMES * PAGE], "the file has something else");
+        assert!(Trace::read(&trace).is_ok_and(|trace| trace.records.len() > FRAMES), "the trace is whole");
+    })
+    .well();
 }
 
 /// A store that only its domain's pager threads have the file of.

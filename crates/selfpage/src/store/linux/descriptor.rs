@@ -167,7 +167,8 @@ fn bit(number: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((TAKEN.get(number / 64)?, 1 << (number % 64)))
 }
 
-fn take_number(number: RawFd) -> bool {
+/// Takes a number of a pager thread's table for what [`raise`] has not raised. `false`: it has been taken.
+pub(super) fn take_number(number: RawFd) -> bool {
     bit(number).is_none_or(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
 }
 
@@ -222,7 +223,13 @@ pub(crate) fn copied_descriptor(thread: u32, number: RawFd) -> io::Result<OwnedF
 /// Gives a descriptor of the calling thread's table this number there.
 pub(crate) fn place_descriptor(taken: OwnedFd, number: RawFd) -> io::Result<()> {
     if taken.as_raw_fd() != number {
-        // SAFETY: fd-number: in this table the number is nobody's: the program's numbers are not here.
+        // Under a low limit numbers are small ones, which a store or pager of the program's own may have here for files that it opened.
+        if let Ok(there) = fstat(borrow_number(number)) {
+            Identity::of(&there).check(Identity::of(&fstat(&taken)?)).map_err(|_| {
+                io::Error::other("a thread of the domain's has that number for another file; raise the limit on open files (ulimit -n)")
+            })?;
+        }
+        // SAFETY: fd-number: in this table the number is nobody's, or the same file's: the program's numbers are not here.
         let placed = unsafe { checked(libc::c_long::from(libc::dup3(taken.as_raw_fd(), number, libc::O_CLOEXEC))) };
         placed?;
     } else {

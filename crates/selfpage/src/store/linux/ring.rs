@@ -1,12 +1,13 @@
 //! Many requests in one system call, through io_uring.
 
 use std::mem::ManuallyDrop;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use rustix::thread::{Pid, gettid, sched_yield};
 
+use super::descriptor::{release_number, take_number};
 use super::transfer::{Batch, Direction};
 
 /// How many requests are under way at a time: the disk gains nothing from more.
@@ -19,6 +20,8 @@ const DEPTH: usize = 64;
 pub struct Ring {
     ring: ManuallyDrop<IoUring>,
     owner: Pid,
+    /// Its number where that is taken, so that no file of a region's comes there.
+    number: Option<RawFd>,
 }
 
 /// The ring's descriptor is not ours any more, or the kernel refuses it. The requests that it did not complete are untouched.
@@ -28,7 +31,8 @@ impl Ring {
     /// A ring for the calling thread.
     pub fn new() -> std::io::Result<Ring> {
         let ring = IoUring::builder().dontfork().build(DEPTH as u32)?;
-        Ok(Ring { ring: ManuallyDrop::new(ring), owner: gettid() })
+        let number = Some(ring.as_raw_fd()).filter(|number| take_number(*number));
+        Ok(Ring { ring: ManuallyDrop::new(ring), owner: gettid(), number })
     }
 
     /// Works off every request, up to [`DEPTH`] at a time.
@@ -93,6 +97,7 @@ impl Ring {
 
     /// Gives the ring up without a word to the kernel: its descriptor may be another's by now.
     pub fn forget(self) {
+        self.number.into_iter().for_each(release_number);
         std::mem::forget(self);
     }
 }
@@ -102,6 +107,7 @@ impl Drop for Ring {
         if gettid() == self.owner {
             // SAFETY: ring-own-thread: this is the last use, on the thread in whose table the descriptor lies.
             unsafe { ManuallyDrop::drop(&mut self.ring) };
+            self.number.into_iter().for_each(release_number);
         }
     }
 }
