@@ -441,6 +441,10 @@ impl Pager for File {
     }
 
     fn sync(&self) -> std::result::Result<(), PagerError> {
+        if self.detached.load(Ordering::Relaxed) {
+            // It has written nothing. The kernel tells each error once, and this one is the parent's.
+            return Ok(());
+        }
         while self.syncing.swap(1, Ordering::Acquire) != 0 {
             let _ = futex::wait(&self.syncing, 1, 0);
         }
@@ -448,7 +452,7 @@ impl Pager for File {
             0 => rustix::fs::fdatasync(self.buffered.borrow()).err().map_or(0, Errno::raw_os_error),
             errno => errno,
         };
-        if matches!(errno, libc::EIO | libc::ENOSPC | libc::EDQUOT) {
+        if says_lost(errno) {
             self.lost.store(errno, Ordering::Relaxed);
         }
         self.syncing.store(0, Ordering::Release);
@@ -462,6 +466,12 @@ impl Pager for File {
 
     /// What the program discards is dropped from memory; the file keeps what was saved last.
     fn forget(&self, _index: u64, _count: u64) {}
+}
+
+/// Whether an `fdatasync` that failed so may be about pages that the disk did not take: the kernel hands on whatever the driver said of
+/// them, a medium error as `ENODATA`, a timeout as `ETIMEDOUT`.
+const fn says_lost(errno: i32) -> bool {
+    !matches!(errno, 0 | libc::EBADF | libc::EINTR)
 }
 
 /// The stretches of `range` that are not zero.
@@ -478,5 +488,20 @@ fn not_zero(bytes: &PageBytes, range: Range<usize>) -> impl Iterator<Item = Rang
 impl AsFd for File {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.buffered.borrow()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::says_lost;
+
+    #[test]
+    fn what_the_disk_did_not_take_is_lost_for_good_whatever_it_said() {
+        assert!(
+            [libc::EIO, libc::ENOSPC, libc::ENODATA, libc::EREMOTEIO, libc::ETIMEDOUT, libc::EILSEQ]
+                .into_iter()
+                .all(says_lost)
+        );
+        assert!(![0, libc::EBADF, libc::EINTR].into_iter().any(says_lost));
     }
 }

@@ -14,9 +14,18 @@ use selfpage_core::pager::PagerError;
 /// Pages in one window (IOV_MAX is 1024).
 pub const MOST: usize = 512;
 
-/// Whether the file system of this file, opened for reading and writing, lets it be written to so: FUSE with `direct_io`, for one, does not.
+/// Whether the file system of this file, opened for reading and writing, lets it be written to so: FUSE with `direct_io`, 9p without a
+/// cache that writes back, and files sealed against writing do not.
 pub fn takes_mappings(file: impl AsFd) -> bool {
-    !matches!(Window::over(file, 0, PAGE_BYTES), Err(PagerError::Io(libc::ENODEV)))
+    match Window::over(file, 0, PAGE_BYTES) {
+        Err(PagerError::Io(errno)) => says_nothing_of_the_file(errno),
+        _ => true,
+    }
+}
+
+/// Whether a mapping that failed so may succeed another time.
+const fn says_nothing_of_the_file(errno: i32) -> bool {
+    matches!(errno, libc::ENOMEM | libc::EAGAIN)
 }
 
 /// Writes these parts of a page at `offset`, which is the page's. The file never grows by it.
