@@ -186,7 +186,8 @@ impl Snapshots {
         }
         let armed_ahead = subject.arm()?;
         let inner = &subject.life.inner;
-        stack::claim_ahead(inner.state(), FOR_COPIES);
+        let domain = inner.state();
+        inner.undisturbed(move || stack::claim_ahead(domain, FOR_COPIES));
         inner.state().cut.most_copies();
         inner.state().cut.lacks();
         // A handler that wrote to a page of the image could wait for this thread, which alone makes room for copies.

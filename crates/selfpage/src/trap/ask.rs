@@ -25,7 +25,9 @@ pub(super) fn kind(outcome: Outcome) -> Option<FaultKind> {
     }
 }
 
-/// A region whose handler is asked, and its domain, kept while it is: nothing else is held then.
+/// A region whose handler is asked, and its domain, kept while it is: nothing else is held then. A thread of the domain's drops it before
+/// it lets a stopped thread go on: that one may drop the region at once, and what goes with the last hold of it is not for a thread that
+/// has other descriptors and may not wait for itself.
 pub(super) struct Asked {
     pub(super) inner: Arc<Inner>,
     pub(super) bound: Arc<Bound>,

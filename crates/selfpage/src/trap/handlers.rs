@@ -21,7 +21,6 @@ use super::worker;
 use crate::domain::Inner;
 use crate::error::{Error, Result};
 use crate::handler::{Answer, FaultKind, Protection, Trouble};
-use crate::region::Bound;
 
 const MOST_THREADS: usize = 64;
 /// How deep handlers may fault within handlers.
@@ -177,19 +176,20 @@ pub(super) fn call(inner: &Arc<Inner>, fault: Fault, kind: FaultKind, thread: u3
     let Some(asked) = Asked::about(inner, page) else { return wake(inner, page) };
     let handlers = &inner.handlers;
     if asked.bound.handler().is_none() {
-        return refuse(inner, &asked.bound, fault, kind);
+        return refuse(inner, asked, fault, kind);
     }
     let depth = handlers.depth_of(thread);
     if depth > MOST_NESTED {
         asked.bound.complain(fault.addr.0, Trouble::Nested);
-        return refuse(inner, &asked.bound, fault, kind);
+        return refuse(inner, asked, fault, kind);
     }
     // A handler that faults would wait for its own thread. No worker starts one: it would have the descriptors and the CPU of a worker.
     let has_one = |idle: i32| (idle > 0).then_some(idle - 1);
     if depth > 0 && handlers.idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_one).is_err() {
         asked.bound.complain(fault.addr.0, Trouble::NoThread);
-        return refuse(inner, &asked.bound, fault, kind);
+        return refuse(inner, asked, fault, kind);
     }
+    drop(asked);
     let what = Call { write: fault.access == Access::Write, missing: kind == FaultKind::Missing, depth, thread };
     let calls = if depth > 0 { &handlers.nested } else { &handlers.calls };
     let told = calls.push(fault.addr.0 as u64, what.packed());
@@ -253,7 +253,7 @@ fn serve(inner: &Arc<Inner>) {
         // Before the other goes on: it may let another handler fault at once, for which this thread is there again.
         handlers.idle.fetch_add(1, Ordering::SeqCst);
         match answered {
-            Some((asked, answer)) => follow(inner, &asked, own, call.kind(), answer),
+            Some((asked, answer)) => follow(inner, asked, own, call.kind(), answer),
             None => wake(inner, own.addr.page()),
         }
     }
@@ -270,16 +270,22 @@ fn ask(inner: &Inner, fault: Fault, kind: FaultKind) -> Option<(Asked, Answer)> 
 }
 
 /// Does what the handler has said.
-fn follow(inner: &Inner, asked: &Asked, fault: Fault, kind: FaultKind, answer: Answer) {
+fn follow(inner: &Inner, asked: Asked, fault: Fault, kind: FaultKind, answer: Answer) {
     let page = fault.addr.page();
     match answer {
-        Answer::Handled if ask::goes_on(&asked.bound, fault.thread as usize, page) => wake(inner, page),
+        Answer::Handled if ask::goes_on(&asked.bound, fault.thread as usize, page) => {
+            drop(asked);
+            wake(inner, page);
+        }
         Answer::Handled => {
             asked.bound.complain(fault.addr.0, Trouble::Repeated);
-            refuse(inner, &asked.bound, fault, kind);
+            refuse(inner, asked, fault, kind);
         }
-        Answer::Pass => inner.on_pager_thread(|| worker::fetch(inner, fault)),
-        Answer::Refuse => refuse(inner, &asked.bound, fault, kind),
+        Answer::Pass => {
+            drop(asked);
+            inner.on_pager_thread(|| worker::fetch(inner, fault));
+        }
+        Answer::Refuse => refuse(inner, asked, fault, kind),
     }
 }
 
@@ -290,14 +296,16 @@ fn wake(inner: &Inner, page: PageNo) {
 
 /// The access is the program's own fault. Only the kernel can send the stopped thread its `SIGSEGV`: the mapping itself forbids
 /// the access, until the page is protected otherwise, and the thread tries again.
-fn refuse(inner: &Inner, bound: &Bound, fault: Fault, kind: FaultKind) {
+fn refuse(inner: &Inner, asked: Asked, fault: Fault, kind: FaultKind) {
     let page = fault.addr.page();
-    let access = match (kind, bound.protection_of(inner, page)) {
+    let access = match (kind, asked.bound.protection_of(inner, page)) {
         (FaultKind::Protection, Protection::Read) => memory::Access::Read,
         _ => memory::Access::None,
     };
     let still = || fault::still_asked(inner.state(), fault).and_then(ask::kind) == Some(kind);
-    match bound.refuse(inner, page, access, still) {
+    let refused = asked.bound.refuse(inner, page, access, still);
+    drop(asked);
+    match refused {
         Ok(()) => wake(inner, page),
         Err(_) => inner.guard(page),
     }

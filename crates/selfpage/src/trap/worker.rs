@@ -201,8 +201,12 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
 /// The program's own fault: only writing can be against its rights. The kernel itself refuses the write when it is tried again; what is
 /// in the page, or comes into it, can be read on.
 fn violation(inner: &Inner, page: PageNo) {
-    let asked = ask::Asked::about(inner, page);
-    match asked.as_ref().map(|asked| asked.bound.refuse_writes(inner, page)) {
+    let refused = ask::Asked::about(inner, page).map(|asked| {
+        let refused = asked.bound.refuse_writes(inner, page);
+        drop(asked);
+        refused
+    });
+    match refused {
         Some(Err(_)) => inner.guard(page),
         _ => drop(inner.state().mmu.wake_faulters(Trap::Worker, page, 1)),
     }
@@ -215,6 +219,7 @@ fn refuse(inner: &Inner, page: PageNo, access: memory::Access, right: impl Fn() 
     // Where there are as many mappings as there can be, the access is tried again.
     let _ = asked.bound.refuse(inner, page, access, right);
     let trap = asked.bound.core().trap;
+    drop(asked);
     inner.state().mmu.wake_faulters(trap, page, 1);
 }
 
