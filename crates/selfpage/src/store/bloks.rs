@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use selfpage_core::addr::PAGE_BYTES;
+use selfpage_core::linux::thread;
 use selfpage_core::pager::PagerError;
 
 use super::Blok;
@@ -45,6 +46,8 @@ pub struct Bloks {
     me: Mapping,
     /// Where the next claim starts to look.
     hint: AtomicU32,
+    /// How often somebody has begun to hold free bloks for a moment, [`Bloks::sweep`], and how often that has ended.
+    sweeps: [AtomicU64; 2],
 }
 
 /// A run of bloks found free.
@@ -69,7 +72,8 @@ impl Bloks {
         let bitmap_pages = (count as usize).div_ceil(PAGE_BYTES * 8);
         let map = Arc::new(Mapping::new(1 + members as usize * bitmap_pages, sharing)?);
         let own = if sharing == Sharing::Family { Sharing::Own } else { Sharing::Private };
-        let bloks = Bloks { map, count, bitmap_pages, me: Mapping::new(1, own)?, hint: 1.into() };
+        let bloks =
+            Bloks { map, count, bitmap_pages, me: Mapping::new(1, own)?, hint: 1.into(), sweeps: [0.into(), 0.into()] };
         bloks.members_ever().store(1, SeqCst);
         bloks.be(0);
         Ok(bloks)
@@ -88,17 +92,24 @@ impl Bloks {
             return Err(PagerError::NoStore);
         }
         let want = want.max(1);
-        // Someone else's claim may get in the way of what was found, and give way itself: look again before saying no.
-        for _ in 0..3 {
-            while let Some(run) = self.find(want) {
-                let len = self.take(run);
-                self.hint.store(run.first.saturating_add(len.max(1)), Relaxed);
-                if len > 0 {
-                    return Ok((Blok(run.first), len));
+        loop {
+            let ended = self.sweeps[1].load(SeqCst);
+            // Someone else's claim may get in the way of what was found, and give way itself: look again before saying no.
+            for _ in 0..3 {
+                while let Some(run) = self.find(want) {
+                    let len = self.take(run);
+                    self.hint.store(run.first.saturating_add(len.max(1)), Relaxed);
+                    if len > 0 {
+                        return Ok((Blok(run.first), len));
+                    }
                 }
             }
+            if self.sweeps[0].load(SeqCst) == ended {
+                return Err(PagerError::Full);
+            }
+            // What a sweep held meanwhile is free in a moment.
+            thread::give_way();
         }
-        Err(PagerError::Full)
     }
 
     /// Gives `count` bloks from `first` on back. Those of a process that is no member are its parent's, and stay.
@@ -118,10 +129,30 @@ impl Bloks {
         }
     }
 
-    /// Claims those of the bloks of `word` that nobody holds, and tells which: a bit each, counted from blok `64 * word`.
-    pub(super) fn claim_word(&self, word: usize) -> u64 {
-        let free = !self.taken(word) & self.valid(word);
-        if free == 0 { 0 } else { self.take_word(word, free) }
+    /// Has `give_back` do something to the memory of every free blok, run by run; meanwhile nobody can save a page there.
+    pub(super) fn sweep(&self, give_back: impl Fn(Blok, u32)) {
+        for word in 0..self.words() {
+            let free = !self.taken(word) & self.valid(word);
+            if free == 0 {
+                continue;
+            }
+            self.sweeps[0].fetch_add(1, SeqCst);
+            let mut held = self.take_word(word, free);
+            while held != 0 {
+                let first = held.trailing_zeros();
+                let len = (held >> first).trailing_ones();
+                held &= !(!0_u64 >> (64 - len) << first);
+                let first = Blok(word as u32 * WORD_BLOKS + first);
+                give_back(first, len);
+                self.release(first, len);
+            }
+            self.sweeps[1].fetch_add(1, SeqCst);
+        }
+    }
+
+    /// In a forked child: whoever swept is the parent's thread.
+    pub(super) fn forget_sweeps(&self) {
+        self.sweeps[1].store(self.sweeps[0].load(SeqCst), SeqCst);
     }
 
     /// How many bloks are taken, by whomever.

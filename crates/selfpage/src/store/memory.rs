@@ -47,22 +47,6 @@ impl MemoryStore {
     pub fn taken_bloks(&self) -> u64 {
         self.bloks.taken_count()
     }
-
-    /// Gives the memory under every free blok back.
-    fn sweep(&self) {
-        for word in 0..self.bloks.words() {
-            // Nobody can save a page to a blok that we hold.
-            let mut held = self.bloks.claim_word(word);
-            while held != 0 {
-                let first = held.trailing_zeros();
-                let len = (held >> first).trailing_ones();
-                held &= !(!0_u64 >> (64 - len) << first);
-                let first = Blok(word as u32 * 64 + first);
-                self.pages.discard(first.0 as usize, len as usize);
-                self.bloks.release(first, len);
-            }
-        }
-    }
 }
 
 impl fmt::Debug for MemoryStore {
@@ -86,12 +70,16 @@ impl BackingStore for MemoryStore {
         if stale > DISCARD_BLOKS as u64 + self.bloks.count() as u64 / STALE_PART
             && self.stale.swap(0, Ordering::Relaxed) != 0
         {
-            self.sweep();
+            self.bloks.sweep(|first, len| self.pages.discard(first.0 as usize, len as usize));
         }
     }
 
     fn reads_in_trap(&self) -> bool {
         true
+    }
+
+    fn after_fork_in_child(&self) {
+        self.bloks.forget_sweeps();
     }
 
     fn read(&self, _: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {

@@ -1,3 +1,5 @@
+use std::sync::atomic::AtomicBool;
+
 use selfpage_core::addr::PAGE_BYTES;
 
 use super::*;
@@ -34,6 +36,28 @@ fn a_sweep_gives_memory_back_and_spares_what_is_held() {
     (201..=256).for_each(|blok| assert_eq!(load(&store, blok), [7; PAGE_BYTES]));
     assert_eq!(store.taken_bloks(), 56);
     assert_eq!(store.claim(200).unwrap().1, 200);
+}
+
+#[test]
+fn a_store_that_is_swept_is_not_full() {
+    let store = MemoryStore::new(64 << PAGE_BYTES.ilog2()).unwrap();
+    // One blok is free but for the moments in which a sweep holds it.
+    store.claim(64).unwrap();
+    store.release(Blok(9), 1);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..20_000 {
+                store.bloks.sweep(|first, len| store.pages.discard(first.0 as usize, len as usize));
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+        while !ended.load(Ordering::Relaxed) {
+            assert_eq!(store.bloks.claim(1), Ok((Blok(9), 1)));
+            store.bloks.release(Blok(9), 1);
+            std::hint::spin_loop();
+        }
+    });
 }
 
 #[test]
