@@ -14,9 +14,8 @@ macro_rules! counters {
 
         /// One reading of the counters.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[allow(missing_docs)]
         #[non_exhaustive]
-        pub struct Counts { $(pub $name: u64,)* }
+        pub struct Counts { $($(#[$doc])* pub $name: u64,)* }
 
         impl Counters {
             fn each(&self, mut visit: impl FnMut(&AtomicU64)) {
