@@ -69,6 +69,7 @@ extern bool selfpage_large_free(void *block);
 extern size_t selfpage_large_usable(const void *block);
 extern bool selfpage_large_is_all(void);
 extern void selfpage_prepare_for_forks(void);
+extern void selfpage_look_around(void);
 extern _Noreturn void selfpage_foreign(const char *call, const void *block);
 extern _Noreturn void selfpage_freed_already(const char *call, const void *block);
 extern _Noreturn void selfpage_damaged(void);
@@ -91,10 +92,16 @@ static void on_error(int error, void *unused) {
 
 // Other libraries' constructors run before ours, and C++'s allocates. Until mimalloc's own has run it would take such objects from
 // the kernel, outside of the range. Nothing that it would use then is missing: the C library is set up before all others.
-static bool is_set_up;
+#define SET_UP 1u
+// And what a free has found to be due that may start a thread. The C library frees under a lock that it wants for that as well, and allocates
+// under none.
+#define LOOK_AROUND 2u
+static unsigned to_do = SET_UP;
 
-static __attribute__((noinline)) void set_up(void) {
-    if (__atomic_exchange_n(&is_set_up, true, __ATOMIC_RELAXED)) return;
+static __attribute__((noinline)) void do_first(void) {
+    unsigned now = __atomic_exchange_n(&to_do, 0, __ATOMIC_RELAXED);
+    if (now & LOOK_AROUND) selfpage_look_around();
+    if (!(now & SET_UP)) return;
     os_preloading = false;
     mi_option_set_default(mi_option_eager_commit_delay, 0);
     // Either may still be set otherwise by a variable.
@@ -109,12 +116,14 @@ static __attribute__((noinline)) void set_up(void) {
     if (ground == NULL) selfpage_prepare_for_forks();
 }
 
-static inline void set_up_if_first(void) {
-    if (mi_unlikely(!is_set_up)) set_up();
+static inline void do_what_comes_first(void) {
+    if (mi_unlikely(to_do != 0)) do_first();
 }
 
+void selfpage_heap_look_around_soon(void) { __atomic_fetch_or(&to_do, LOOK_AROUND, __ATOMIC_RELAXED); }
+
 void selfpage_heap_begin(long purge_delay_ms) {
-    set_up_if_first();
+    do_what_comes_first();
     mi_option_set_default(mi_option_purge_delay, purge_delay_ms);
 }
 
@@ -268,7 +277,7 @@ static void *allocate_large(size_t size, size_t align) {
 }
 
 static __attribute__((noinline)) void *malloc_rare(size_t size) {
-    set_up_if_first();
+    do_what_comes_first();
     if (mi_likely(size < LARGE_BYTES)) return handed_out(mi_malloc(at_least(size)));
     return allocate_large(size, 1);
 }
@@ -299,7 +308,7 @@ void *selfpage_heap_malloc(size_t size) {
 void *selfpage_heap_calloc(size_t count, size_t size) {
     size_t total;
     if (mi_unlikely(__builtin_mul_overflow(count, size, &total))) total = SIZE_MAX;
-    set_up_if_first();
+    do_what_comes_first();
     // All of the object becomes zero, the mark with it.
     if (mi_likely(total < LARGE_BYTES)) return mi_zalloc(at_least(total));
     int before = errno;
@@ -308,7 +317,7 @@ void *selfpage_heap_calloc(size_t count, size_t size) {
 }
 
 void *selfpage_heap_aligned(size_t align, size_t size) {
-    set_up_if_first();
+    do_what_comes_first();
     // mimalloc would ask the kernel for objects at large alignments, outside of the range.
     if (size < LARGE_BYTES && align < LARGE_BYTES) return handed_out(mi_malloc_aligned(at_least(size), align));
     return allocate_large(size, align);

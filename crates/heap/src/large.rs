@@ -85,14 +85,26 @@ fn look_for_limit() {
     }
 }
 
+fn keeper_is_due() -> bool {
+    KEEPS.load(Ordering::Relaxed) && keeper::pays()
+}
+
 /// And a thread. It allocates as well. A block counts from the next call on: nothing is kept before that, and a program that takes one for
 /// later does not wait for this.
 fn begin_to_keep() {
-    if KEEPS.load(Ordering::Relaxed) && keeper::pays() {
+    if keeper_is_due() {
         let _errno = Errno::kept();
         // Without a thread all goes on.
         let _ = keeper::start();
     }
+}
+
+/// What a free has found to be due, where memory is asked for next: who gives some back may have a lock of the C library's that a new thread
+/// needs.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_look_around() {
+    look_for_limit();
+    begin_to_keep();
 }
 
 /// What something fails in that is no business of the caller's, whose `errno` stays.
@@ -178,9 +190,11 @@ unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
         Some(block) if alloc::usable_bytes(block).is_some() => {
             // SAFETY: heap-block: passed on from our caller.
             unsafe { alloc::free(block) };
-            // Afterwards: where memory is used up there is some for it now.
-            look_for_limit();
-            begin_to_keep();
+            // Where memory was used up there is some for it now. And it may be the last large one: the next object will do.
+            if limit::is_due() || keeper_is_due() {
+                // SAFETY: no-pointers: nothing is passed.
+                unsafe { crate::selfpage_heap_look_around_soon() };
+            }
             true
         }
         _ => false,

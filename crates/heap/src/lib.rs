@@ -46,6 +46,7 @@ unsafe extern "C" {
     pub fn selfpage_heap_free(block: *mut c_void);
     fn selfpage_heap_usable(block: *mut c_void) -> usize;
     fn selfpage_heap_collect();
+    fn selfpage_heap_look_around_soon();
     fn selfpage_heap_stats(now: *mut usize, most: *mut usize);
     fn selfpage_heap_hold_over_fork();
     fn selfpage_heap_let_go_after_fork();

@@ -43,3 +43,13 @@ fn the_keeper_has_a_stack_beside_what_each_thread_has() {
         ends(&program, &[]);
     }
 }
+
+/// The keeper pays with what the thread has of its own, or already without.
+#[test]
+fn what_a_thread_on_a_stack_of_the_programs_had_is_freed() {
+    let library = compile("own_stack.c", &["-DLIBRARY", "-shared", "-fPIC"]);
+    let program = compile("own_stack.c", &["-ldl"]);
+    for mib in ["255", "300"] {
+        ends(&program, &[library.to_str().unwrap(), mib]);
+    }
+}
