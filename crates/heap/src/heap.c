@@ -122,6 +122,8 @@ static inline void do_what_comes_first(void) {
 
 void selfpage_heap_look_around_soon(void) { __atomic_fetch_or(&to_do, LOOK_AROUND, __ATOMIC_RELAXED); }
 
+void selfpage_heap_attend_forks(void) { do_what_comes_first(); }
+
 void selfpage_heap_begin(long purge_delay_ms) {
     do_what_comes_first();
     mi_option_set_default(mi_option_purge_delay, purge_delay_ms);

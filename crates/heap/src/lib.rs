@@ -27,6 +27,7 @@ use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 unsafe extern "C" {
+    fn selfpage_heap_attend_forks();
     fn selfpage_heap_begin(purge_delay_ms: c_long);
     fn selfpage_heap_begin_over(
         ground: &'static Ground,
@@ -177,6 +178,13 @@ pub fn begin(retain_bytes: Option<usize>) {
     if retain_bytes.is_some() {
         selfpage::alloc::set_retention(retain_bytes);
     }
+}
+
+/// Has forks of this process take care of the heap from now on, and not only from its first block on. Handlers of a fork that are registered
+/// later may take locks in `prepare` under which others allocate; those that came before may not.
+pub fn attend_forks() {
+    // SAFETY: no-pointers: nothing is passed.
+    unsafe { selfpage_heap_attend_forks() };
 }
 
 /// From now on a touch of a larger block that was freed is a `SIGSEGV`, at once. Objects below 1 MiB are as before.

@@ -1,7 +1,7 @@
 //! A program that has the heap by one line, and forks while its threads allocate. Alone in a process.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use selfpage_heap::Allocator;
 
@@ -17,6 +17,23 @@ fn take_and_give_back(size: usize) {
         HEAP.dealloc(block, layout);
     }
 }
+
+/// Before the heap's first block: so it is this handler's turn in the child before it is the heap's.
+#[used]
+#[unsafe(link_section = ".preinit_array")]
+static FIRST: extern "C" fn() = register_first;
+
+extern "C" fn register_first() {
+    // SAFETY: a function that stays.
+    unsafe { libc::pthread_atfork(Some(handler), Some(handler), Some(handler)) };
+}
+
+unsafe extern "C" fn handler() {
+    take_and_give_back(2 << 20);
+    HANDLED.fetch_add(1, Ordering::Relaxed);
+}
+
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
 #[test]
 fn the_child_may_allocate_whatever_other_threads_were_doing() {
@@ -48,5 +65,6 @@ fn the_child_may_allocate_whatever_other_threads_were_doing() {
             .collect();
         done.store(true, Ordering::Relaxed);
         assert_eq!(ended.len(), 100, "a child was held");
+        assert_eq!(HANDLED.load(Ordering::Relaxed), 200, "on this side");
     });
 }

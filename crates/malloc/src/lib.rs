@@ -4,6 +4,7 @@
 //! `selfpage run -- PROGRAM` without `--frames` preloads it. With `--frames` another library is preloaded in its place, so no call
 //! in here asks which of the two it is.
 
+mod forks;
 mod malloc;
 mod maps;
 mod setup;

@@ -45,10 +45,12 @@ fn so_does_what_another_thread_frees_while_this_one_never_runs_out() {
 }
 
 #[test]
-fn handlers_of_a_fork_may_allocate_before_ours_have_run() {
-    let output = preloaded(compile("variables.c", &[])).arg("forks").output().unwrap();
-    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
-    assert_eq!(text(&output), "done\n");
+fn handlers_of_a_fork_from_before_the_first_block_may_allocate_and_lock() {
+    for what in ["forks", "locks"] {
+        let output = preloaded(compile("variables.c", &[])).arg(what).output().unwrap();
+        assert!(output.status.success(), "{what}: {:?} {}", output.status, errors(&output));
+        assert_eq!(text(&output), "done\n", "{what}");
+    }
 }
 
 /// Another thread may be changing it when the keeper starts, which is in the middle of some `malloc`.

@@ -1,4 +1,4 @@
-// What is kept of freed blocks and of objects, whoever frees them, and handlers of a fork that were registered before ours.
+// What is kept of freed blocks and of objects, whoever frees them, and handlers of a fork that were registered before the first block.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -19,8 +19,17 @@ static void handler(void) {
     free(calloc(1, 5 * MIB));
 }
 
-// Before any library's own functions: so it is this handler's turn in the child before it is the allocator's.
-static void register_first(void) { pthread_atfork(handler, handler, handler); }
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock(void) { pthread_mutex_lock(&mutex); }
+
+static void unlock(void) { pthread_mutex_unlock(&mutex); }
+
+// Before any library's own functions.
+static void register_first(void) {
+    pthread_atfork(handler, handler, handler);
+    pthread_atfork(lock, unlock, unlock);
+}
 __attribute__((section(".preinit_array"), used)) static void (*first)(void) = register_first;
 
 static long resident_mib(void) {
@@ -91,6 +100,30 @@ static void no_environment(void) {
     }
 }
 
+static pthread_barrier_t locked;
+
+static void *allocates_under_lock(void *unused) {
+    lock();
+    pthread_barrier_wait(&locked);
+    usleep(100000);
+    free(malloc(2 * MIB));
+    unlock();
+    return unused;
+}
+
+// Forks while another thread has the mutex, and is about to allocate.
+static void forks_and_locks(void) {
+    alarm(60);
+    pthread_t other;
+    int status = 0;
+    if (pthread_barrier_init(&locked, NULL, 2) != 0 || pthread_create(&other, NULL, allocates_under_lock, NULL) != 0) abort();
+    pthread_barrier_wait(&locked);
+    pid_t child = fork();
+    if (child == 0) _exit(0);
+    if (waitpid(child, &status, 0) != child || status != 0 || pthread_join(other, NULL) != 0) abort();
+    puts("done");
+}
+
 int main(int count, char **arguments) {
     if (count > 1 && strcmp(arguments[1], "no-environment") == 0) {
         no_environment();
@@ -102,6 +135,10 @@ int main(int count, char **arguments) {
     }
     if (count > 1 && strcmp(arguments[1], "freed-elsewhere") == 0) {
         freed_elsewhere();
+        return 0;
+    }
+    if (count > 1 && strcmp(arguments[1], "locks") == 0) {
+        forks_and_locks();
         return 0;
     }
     if (count > 1 && strcmp(arguments[1], "forks") == 0) {
