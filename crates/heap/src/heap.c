@@ -327,7 +327,7 @@ void *selfpage_heap_aligned(size_t align, size_t size) {
 
 static __attribute__((noinline)) void free_other(void *block) {
     if (block == NULL || selfpage_large_free(block)) return;
-    if (!objects_elsewhere || ((uintptr_t)block & 7)) selfpage_foreign("free", block);
+    if (!has_objects_elsewhere() || ((uintptr_t)block & 7)) selfpage_foreign("free", block);
     // At alignments above 16 MiB mimalloc has one begin 32 MiB behind its segment, where `free_object` would take it for the next one's start.
     if (((uintptr_t)block & MI_SEGMENT_MASK) == 0) free_rare(block);
     else free_object(block);
@@ -341,7 +341,7 @@ void selfpage_heap_free(void *block) {
 static size_t usable(const char *call, void *block) {
     size_t large = is_object(block) ? 0 : selfpage_large_usable(block);
     if (large != 0) return large;
-    if (!is_object(block) && !objects_elsewhere) selfpage_foreign(call, block);
+    if (!is_object(block) && !has_objects_elsewhere()) selfpage_foreign(call, block);
     check_live(call, block);
     return mi_usable_size(block);
 }

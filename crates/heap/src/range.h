@@ -32,8 +32,11 @@ static struct {
     // object sees it large enough for that, so that it is read like any other number.
     size_t open_words;
 } range __attribute__((aligned(2 * sizeof(size_t)))) = {NO_HEAP, 0};
-// Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is.
+// Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is. Who was given such an
+// object sees it set.
 static bool objects_elsewhere;
+
+static inline bool has_objects_elsewhere(void) { return __atomic_load_n(&objects_elsewhere, __ATOMIC_RELAXED); }
 
 // What the range stands on, where that is not the kernel: memory that somebody else lays out and pages.
 struct selfpage_ground {
@@ -93,7 +96,7 @@ static void *heap_mmap(void *at, size_t len, int protection, int flags, int file
     // Of threads that are all the first one has the range. The others' arenas lie elsewhere.
     if (len != HEAP_BYTES || __atomic_exchange_n(&is_reserved, true, __ATOMIC_RELAXED)) {
         void *found = mmap(at, len, protection, flags, file, offset);
-        objects_elsewhere |= found != MAP_FAILED && len >= LARGE_BYTES;
+        if (found != MAP_FAILED && len >= LARGE_BYTES) __atomic_store_n(&objects_elsewhere, true, __ATOMIC_RELAXED);
         return found;
     }
     int before = errno;
