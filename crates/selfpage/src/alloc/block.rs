@@ -3,13 +3,13 @@
 use std::ptr::NonNull;
 
 use selfpage_core::addr::PAGE_BYTES;
-use selfpage_core::linux::thread;
 
 use super::culprit::Culprit;
 use super::frames;
 use super::lock::{Held, Lock};
 use super::pages::{Given, Pages};
 use super::reservation::{LEAST_ROOM, may_contain};
+use super::rounds::Rounds;
 use super::run;
 use super::stats::Stats;
 use super::workers::WORKERS;
@@ -295,7 +295,7 @@ pub(super) enum Patience {
 
 /// By `give`, which says whether the range reads as zeros afterwards.
 pub(super) fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool, patience: Patience) -> usize {
-    let mut went = 0;
+    let (mut went, mut rounds) = (0, Rounds::new());
     loop {
         let mut pages = PAGES.take();
         let kept = pages.retention.framed_bytes - pages.retention.live_bytes;
@@ -310,7 +310,7 @@ pub(super) fn give_back(keep_bytes: usize, give: unsafe fn(usize, usize) -> bool
                 return went;
             }
             drop(pages);
-            thread::give_way();
+            rounds.pass();
             continue;
         };
         drop(pages);

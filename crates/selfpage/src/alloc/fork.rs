@@ -1,11 +1,10 @@
 //! Fork: the child has the blocks and the cache, page by page as either side writes.
 
-use selfpage_core::linux::thread;
-
 use super::block::{self, PAGES};
 use super::keeper;
 use super::limit;
 use super::lock::Rest;
+use super::rounds::Rounds;
 use super::workers::WORKERS;
 use crate::fork::Once;
 
@@ -39,10 +38,11 @@ extern "C" fn child_after() {
 /// doing on both sides, and until then neither may use the allocator.
 pub fn prepare() {
     WORKERS.begin_fork();
+    let mut rounds = Rounds::new();
     while PAGES.hold() == Rest::Whole && WORKERS.has_others() {
         // Somebody drops frames of a slot: in the child nobody would put it back.
         PAGES.let_go();
-        thread::give_way();
+        rounds.pass();
     }
     WORKERS.end_fork();
 }
@@ -65,5 +65,62 @@ pub fn child() {
         let mut pages = PAGES.take();
         pages.retention.most_bytes = usize::MAX;
         block::settle(pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use selfpage_core::linux::thread::{self, CpuSet};
+
+    use super::*;
+    use crate::alloc::frames::child;
+    use crate::skip::skip;
+
+    /// The calling thread runs before all others that do not say so, from now on. Whether it may.
+    fn becomes_urgent() -> bool {
+        let least = libc::sched_param { sched_priority: 1 };
+        // SAFETY: test: the number outlives the call.
+        unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const least) == 0 }
+    }
+
+    /// How often the calling thread has slept.
+    fn sleeps() -> i64 {
+        let mut used = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: test: a place for numbers, which are all zero before.
+        unsafe {
+            libc::getrusage(libc::RUSAGE_THREAD, used.as_mut_ptr());
+            used.assume_init().ru_nvcsw
+        }
+    }
+
+    #[test]
+    fn who_forks_leaves_the_cpu_to_whoever_it_waits_for() {
+        if !std::thread::spawn(becomes_urgent).join().unwrap() {
+            return skip("fifo", "SCHED_FIFO is refused: be root, or raise ulimit -r");
+        }
+        register();
+        child::forked(|| {
+            CpuSet::only(thread::cpu()).bind(0).unwrap();
+            let begun = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let work = WORKERS.begin().unwrap();
+                    begun.wait();
+                    while !WORKERS.is_awaited() {
+                        thread::give_way();
+                    }
+                    WORKERS.end(work);
+                });
+                begun.wait();
+                assert!(becomes_urgent());
+                let before = sleeps();
+                prepare();
+                parent();
+                // Else the other thread has the CPU only where the kernel takes it from those with more of a right after nearly a second.
+                assert!(sleeps() > before);
+            });
+        });
     }
 }

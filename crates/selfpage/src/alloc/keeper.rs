@@ -15,6 +15,7 @@ use super::cgroup;
 use super::frames::{self, TABLE_BYTES};
 use super::limit;
 use super::pressure::{Reports, Watch, Wishes};
+use super::rounds::Rounds;
 use super::workers::WORKERS;
 use crate::fork::Once;
 
@@ -99,12 +100,13 @@ fn expect_end(key: Option<libc::pthread_key_t>) {
 /// descriptors. There is none from then on.
 unsafe extern "C" fn end(_: *mut c_void) {
     let _quiet = signal::Quiet::begin();
+    let mut rounds = Rounds::new();
     loop {
         let seen = STATE.compare_exchange(NONE, OVER, Ordering::Relaxed, Ordering::Relaxed);
         match seen {
             Ok(_) | Err(OVER) => return,
             Err(RUNS) if STATE.compare_exchange(RUNS, OVER, Ordering::Acquire, Ordering::Relaxed).is_ok() => break,
-            Err(_) => thread::give_way(),
+            Err(_) => rounds.pass(),
         }
     }
     // SAFETY: c-library: a thread that was started to be joined, which whoever has set the state joins alone.

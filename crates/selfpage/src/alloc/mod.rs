@@ -43,6 +43,7 @@ mod pages;
 pub(crate) mod pressure;
 mod reservation;
 mod retention;
+mod rounds;
 mod run;
 mod slot;
 mod stats;
