@@ -1,10 +1,13 @@
 //! Threads that end, and processes that end with them, where the allocator has a thread of its own or is in the middle of something.
 
+#[path = "../../../tests/limited_group.rs"]
+mod limited_group;
 mod preloaded;
 
 use std::path::Path;
 
-use preloaded::{compile, errors, preloaded, text};
+use limited_group::{Group, REASON};
+use preloaded::{compile, errors, preloaded, skip, text};
 
 /// The keeper has all signals blocked: what hangs with it alone is ended by no other.
 fn ends(program: &Path, arguments: &[&str]) {
@@ -28,6 +31,16 @@ fn also_where_the_keeper_begins_at_that_moment() {
     for _ in 0..8 {
         ends(&program, &["race"]);
     }
+}
+
+#[test]
+fn what_the_keeper_found_last_bounds_nothing_when_it_has_ended() {
+    let Some(group) = Group::limited(256 << 20) else { return skip("cgroup", REASON) };
+    let mut command = preloaded("/bin/sh");
+    command.args(["-c", "echo $$ > \"$0\" && exec timeout -s KILL 60 \"$@\""]).arg(group.path.join("cgroup.procs"));
+    let output = command.arg(compile("main_ends.c", &[])).arg("limited").output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
+    assert_eq!(text(&output), "done\n");
 }
 
 #[test]

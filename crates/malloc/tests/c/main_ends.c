@@ -1,11 +1,13 @@
 // `main` ends, and other threads go on: the process ends with the last of them, though the allocator has a thread as well.
 #define _GNU_SOURCE
+#include <malloc.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <threads.h>
 #include <unistd.h>
@@ -17,11 +19,37 @@
 static pthread_t first;
 static sem_t ready, ended;
 
-// So much at once that the keeper pays.
-static void grow_up(void) {
+static void take(size_t mib) {
     char *blocks[10];
-    for (size_t i = 0; i < 10; i++) CHECK((blocks[i] = malloc(40 * MIB)) != NULL), memset(blocks[i], 1, 40 * MIB);
+    for (size_t i = 0; i < 10; i++) CHECK((blocks[i] = malloc(mib * MIB)) != NULL), memset(blocks[i], 1, mib * MIB);
     for (size_t i = 0; i < 10; i++) free(blocks[i]);
+}
+
+// So much at once that the keeper pays.
+static void grow_up(void) { take(40); }
+
+// In a control group of 256 MiB: memory that is no block's, of which the keeper leaves next to nothing to those.
+#define OTHERS_BYTES (226 * MIB)
+static char *others;
+
+static void crowd(void) {
+    malloc_trim(0);
+    others = mmap(NULL, OTHERS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(others != MAP_FAILED);
+    memset(others, 1, OTHERS_BYTES);
+    // It looks once a second.
+    sleep(3);
+    size_t before = mallinfo2().fordblks;
+    take(2);
+    CHECK(before < 4 * MIB && mallinfo2().fordblks < 16 * MIB);
+}
+
+// Nobody looks any more, and there is room again.
+static void keep_all(void) {
+    while (runs("selfpage-keeper")) usleep(20000);
+    CHECK(munmap(others, OTHERS_BYTES) == 0);
+    take(6);
+    CHECK(mallinfo2().fordblks >= 60 * MIB);
 }
 
 static void wait_for_keeper(void) {
@@ -46,7 +74,7 @@ static void *goes_on(void *mode) {
     if (strcmp(mode, "joined") == 0) CHECK(pthread_join(first, NULL) == 0 && !runs("selfpage-keeper"));
     else sem_wait(&ended);
     // It would be worth a thread again.
-    grow_up();
+    strcmp(mode, "limited") == 0 ? keep_all() : grow_up();
     return NULL;
 }
 
@@ -77,6 +105,10 @@ static void begin_and_end(const char *mode) {
     if (strcmp(mode, "race") == 0) {
         for (int i = 0; i < 2; i++) CHECK(pthread_create(&thread, NULL, takes, NULL) == 0);
         usleep(1000 * (getpid() % 64));
+    } else if (strcmp(mode, "limited") == 0) {
+        take(6);
+        wait_for_keeper();
+        crowd();
     } else {
         grow_up();
         wait_for_keeper();

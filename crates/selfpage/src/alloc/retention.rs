@@ -18,7 +18,7 @@ pub(super) struct Retention {
     pub(super) peak_bytes: usize,
     /// What may be kept beside what is live; `None`: a quarter of the peak beyond the peak.
     pub(super) keep_bytes: Option<usize>,
-    /// What the process's control groups leave to blocks and what is kept, as the keeper found last.
+    /// What the process's control groups leave to blocks and what is kept, as the keeper found last; without one, the most that there is.
     pub(super) most_bytes: usize,
     /// What they may have, with all of their processes; the most that there is: they have no limit.
     pub(super) limit_bytes: usize,
