@@ -7,10 +7,14 @@ use selfpage_core::addr::PAGE_BYTES;
 
 use super::block::{self, PAGES, Patience};
 use super::file::File;
+use super::rounds::Rounds;
 use super::{cgroup, frames};
 
 /// This part of a limit is left alone.
 const LEFT: usize = 16;
+
+/// So often who maps memory looks for a moment at which nobody has the allocator.
+const MOST_LOOKS: u32 = 200;
 
 static LOOKED: AtomicBool = AtomicBool::new(false);
 
@@ -74,13 +78,9 @@ pub fn would_pass(heap_bytes: usize, bytes: usize) -> bool {
 ///
 /// # Context
 /// Any but a trap's, with nothing allocated: a handler of a signal may map memory. In one that has interrupted this allocator nothing is
-/// done.
+/// done, nor where somebody else is at it for longer than some milliseconds.
 pub fn make_room(bytes: usize) {
-    while !PAGES.is_own() {
-        let (limit_bytes, kept_bytes) = {
-            let retention = &PAGES.take().retention;
-            (retention.limit_bytes, retention.framed_bytes - retention.live_bytes)
-        };
+    while let Some((limit_bytes, kept_bytes)) = look_soon() {
         if limit_bytes == usize::MAX || kept_bytes == 0 {
             return;
         }
@@ -91,6 +91,22 @@ pub fn make_room(bytes: usize) {
             return;
         }
     }
+}
+
+/// The limit, and what is kept. `None`: this thread has the allocator, or somebody who may not be there at all, in the child of a bare clone.
+fn look_soon() -> Option<(usize, usize)> {
+    let mut rounds = Rounds::new();
+    for _ in 0..MOST_LOOKS {
+        if PAGES.is_own() {
+            break;
+        }
+        if let Some(pages) = PAGES.try_take() {
+            let retention = &pages.retention;
+            return Some((retention.limit_bytes, retention.framed_bytes - retention.live_bytes));
+        }
+        rounds.pass();
+    }
+    None
 }
 
 /// What the process has in memory that is no file's; 0: nobody says.
@@ -105,4 +121,24 @@ fn anonymous_bytes() -> usize {
 /// The child of a fork may come to be in another group.
 pub(super) fn forget() {
     LOOKED.store(false, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_maps_memory_does_not_wait_for_one_who_never_comes_back() {
+        let (tells, told) = mpsc::channel();
+        let held = PAGES.take();
+        std::thread::spawn(move || {
+            make_room(1 << 20);
+            tells.send(()).unwrap();
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(()));
+        drop(held);
+    }
 }

@@ -68,11 +68,8 @@ impl<T> Lock<T> {
         if self.is_own() && self.over_fork.load(Ordering::Relaxed) {
             return Held { lock: self, gives_back: false };
         }
-        for _ in 0..SPINS {
-            std::hint::spin_loop();
-            if self.turn(FREE, own) {
-                return Held { lock: self, gives_back: true };
-            }
+        if let Some(held) = self.try_take() {
+            return held;
         }
         loop {
             let now = self.word.load(Ordering::Relaxed);
@@ -85,6 +82,15 @@ impl<T> Lock<T> {
                 let _ = futex::wait(self.half(), (now | AWAITED) as u32, 0);
             }
         }
+    }
+
+    /// The lock, unless somebody has it for longer than a moment.
+    pub(super) fn try_take(&self) -> Option<Held<'_, T>> {
+        let own = thread::block();
+        (0..SPINS).find_map(|_| {
+            std::hint::spin_loop();
+            self.turn(FREE, own).then(|| Held { lock: self, gives_back: true })
+        })
     }
 
     /// Whether the word was `from`, and is `to` now.
