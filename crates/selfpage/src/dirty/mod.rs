@@ -134,7 +134,7 @@ impl DirtyTracker {
         }
         let Some(protection) = &self.protection else { return traps::arm(self.id, range) };
         match self.own_region("arm", &range)? {
-            Some(region) => protection.scan_region("arm", &region, range, Afterwards::Protect, &mut Dirty::new()),
+            Some(region) => self.arm_region(protection, "arm", &region, range, &mut Dirty::new()),
             None => protection.arm(range),
         }
     }
@@ -162,9 +162,7 @@ impl DirtyTracker {
         fill(found, "scan and re-arm", &range, |found| match &self.protection {
             None => traps::scan_and_rearm(self.id, range.clone(), found),
             Some(protection) => match self.own_region("scan and re-arm", &range)? {
-                Some(region) => {
-                    protection.scan_region("scan and re-arm", &region, range.clone(), Afterwards::Protect, found)
-                }
+                Some(region) => self.arm_region(protection, "scan and re-arm", &region, range.clone(), found),
                 None => protection.scan_and_rearm(range.clone(), found),
             },
         })
@@ -188,6 +186,19 @@ impl DirtyTracker {
             None => protection.disarm(range)?,
         }
         Ok(())
+    }
+
+    fn arm_region(
+        &self,
+        protection: &WriteProtection,
+        operation: &'static str,
+        region: &Bound,
+        range: Range<usize>,
+        found: &mut Dirty,
+    ) -> Result<()> {
+        protection.scan_region(operation, region, range.clone(), Afterwards::Protect, found)?;
+        // Another thread may have disarmed another part meanwhile, when this one was not armed yet.
+        region.tracker.claim(self.id, operation, &range)
     }
 
     /// The tracked region that a range is of, if it is of one; its notes are this tracker's from now on.
