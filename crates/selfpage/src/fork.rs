@@ -13,6 +13,7 @@
 mod cancel;
 mod held;
 mod once;
+mod sealed;
 mod stack;
 mod streams;
 
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 use selfpage_core::fault::protect;
+use selfpage_core::linux::Errno;
 use selfpage_core::linux::die;
 use selfpage_core::linux::memory::Advice;
 use selfpage_core::linux::signal::{self, SignalSet};
@@ -30,6 +32,7 @@ use selfpage_core::linux::thread as own_thread;
 use selfpage_core::policy::Policy;
 
 use crate::domain::{Inner, Open, Part, Regions};
+use crate::error::Error;
 use crate::region::Bound;
 use crate::store::{BackingStore, Descriptor, Lost, StoreError};
 use crate::trap::{thread, upcall};
@@ -346,8 +349,8 @@ impl PausedDomain {
         state.gate.open(state.mmu);
     }
 
-    fn advise(&self, parts: &[Part], child: Advice) -> crate::error::Result<()> {
-        parts.iter().try_for_each(|(bound, part)| bound.give_to_child(part, child))
+    fn let_child_have_parts(&self) -> Result<(), Errno> {
+        self.parts.iter().try_for_each(|(bound, part)| bound.give_to_child(part, Advice::ForChild))
     }
 
     /// Has a child get all of the domain, or nothing of it.
@@ -369,12 +372,12 @@ impl PausedDomain {
     }
 
     fn let_child_have(&mut self) -> Result<(), String> {
-        let given = self.advise(&self.parts, Advice::ForChild).or_else(|_| {
+        let given = self.let_child_have_parts().or_else(|_| {
             // The program may have unmapped some of it meanwhile.
             self.parts = self.inner.own_parts(&self.regions);
-            self.advise(&self.parts, Advice::ForChild)
+            self.let_child_have_parts()
         });
-        given.map_err(|why| why.to_string())
+        given.map_err(|why| Error::system("fork with", "its regions", why).to_string())
     }
 
     fn find_lost(&mut self) -> Result<(), String> {
@@ -394,9 +397,9 @@ impl PausedDomain {
     }
 
     fn keep_from_child(&self) {
-        let kept = self.advise(&self.parts, Advice::NotForChild);
+        let kept = keep_parts_from_child(&self.parts);
         // The program may have unmapped some of it meanwhile.
-        let kept = kept.or_else(|_| self.advise(&self.inner.own_parts(&self.regions), Advice::NotForChild));
+        let kept = kept.or_else(|_| keep_parts_from_child(&self.inner.own_parts(&self.regions)));
         if kept.is_err() {
             crate::die("a region cannot be kept from children");
         }
@@ -415,7 +418,7 @@ impl PausedDomain {
             self.inner.abandon(&self.regions);
             return self.open_gate();
         }
-        let _ = self.advise(&self.parts, Advice::NotForChild);
+        let _ = keep_parts_from_child(&self.parts);
         if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.parts, &self.aside, &self.lost) {
             crate::die(&format!("a forked child cannot go on: {why}"));
         }
@@ -424,6 +427,10 @@ impl PausedDomain {
         state.gate.open(state.mmu);
         self.inner.set_reserve();
     }
+}
+
+fn keep_parts_from_child(parts: &[Part]) -> Result<(), Errno> {
+    parts.iter().try_for_each(|(bound, part)| sealed::keep_rest_from_child(bound, part))
 }
 
 #[cfg(test)]

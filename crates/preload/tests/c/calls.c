@@ -89,10 +89,6 @@ static void unlock_all(void) {
   CHECK(!mlock(p + 6 * MIB, MIB));
   same(p, 0, 8 * MIB);
 }
-static void exits(pid_t child, int code) {
-  int status;
-  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == code);
-}
 static void lock_and_fork(void) { // a child has no locks
   char *p = full(8 * MIB);
   CHECK(!mlock(p, 3 * MIB));

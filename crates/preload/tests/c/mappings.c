@@ -451,6 +451,12 @@ static void sealed(void) {
   CHECK(!mprotect(only, MIB, PROT_READ) && !seal(only, MIB, 0));
   CHECK(madvise(only, MIB, MADV_DONTNEED) && errno == EPERM);
   flood(), same(only, 0, MIB);
+  for (int i = 0; i < 2; i++) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (!child) { same(only, 0, MIB), flood(), same(only, 0, MIB), same(p, 3 * MIB, 8 * MIB); _exit(5); }
+    exits(child, 5), flood(), same(only, 0, MIB), same(p, 3 * MIB, 8 * MIB);
+  }
   CHECK(!munmap(p, 2 * MIB) && seal(p, 4 * MIB, 0) && errno == ENOMEM);
   // A block of the heap's: freed, its addresses are nobody's, and others are found.
   CHECK(!seal(block, 2 * MIB, 0));

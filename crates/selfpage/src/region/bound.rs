@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
 use selfpage_core::cut::PageSets;
 use selfpage_core::fault::inherit;
+use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Modes;
@@ -294,10 +295,9 @@ impl Bound {
     }
 
     /// Whether a forked child gets a part of the region.
-    pub(crate) fn give_to_child(&self, part: &Range<usize>, child: Advice) -> Result<()> {
+    pub(crate) fn give_to_child(&self, part: &Range<usize>, child: Advice) -> std::result::Result<(), Errno> {
         // SAFETY: owned-range: the region is ours; only what a child gets of it changes.
         unsafe { memory::advise(part.start, part.len(), child) }
-            .map_err(|errno| Error::system("fork with", format!("region {}", self.name), errno))
     }
 
     pub(crate) fn core(&self) -> &region::Region {
