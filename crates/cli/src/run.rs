@@ -1,5 +1,6 @@
 //! `selfpage run`: an unmodified program, with its heap and its anonymous mappings in regions of a domain of its own.
 
+mod blocked;
 mod ignored;
 mod program;
 mod record;
@@ -244,6 +245,8 @@ fn start(
     ignored::pass_on(&mut command);
     let program = command.get_program().to_owned();
     let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
+    // Not before: the program begins with what our caller has blocked, as it would without us.
+    blocked::let_come(PASSED_ON.into_iter().chain([SIGCHLD]));
     stats.as_mut().map(|stats| stats.made.take());
     Ok(Begun { child, signals, records, stats, traces })
 }

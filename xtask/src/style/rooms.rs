@@ -26,6 +26,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/selfpage/src/store/linux", "store memory, descriptors by number, requests that the kernel works on"),
     ("crates/cli/src/bench/raw", "memory that the kernel changes under a bench, and calls that std lacks"),
     ("crates/cli/src/bench/guest/inside", "closures in a virtual machine, and the memory that they find there"),
+    ("crates/cli/src/run/blocked", "the signals that this thread has blocked"),
     ("crates/cli/src/run/ignored", "signals as they were before the runtime, and between fork and exec"),
     ("crates/heap", "an allocator: mimalloc in C, and Rust's and C's contracts for blocks"),
     ("crates/malloc", "the C library's malloc family"),
