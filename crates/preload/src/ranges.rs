@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::maps::Maps;
+use crate::space::Space;
 use crate::sys;
 
 /// Room for this many ranges; the kernel allows no more mappings by default.
@@ -11,7 +13,7 @@ const MOST: usize = 1 << 17;
 const SPARE: usize = 1 << 12;
 const BYTES: usize = MOST * size_of::<Range<usize>>();
 /// How many sets there are in this library.
-const SETS: usize = 20;
+const SETS: usize = Maps::SETS + Space::COUNT * Space::SETS;
 
 /// Where the tables are, side by side; 0: nowhere yet.
 static TABLES: AtomicUsize = AtomicUsize::new(0);

@@ -93,6 +93,11 @@ pub struct Space {
 }
 
 impl Space {
+    /// How many there are: large blocks, the quiet heap and our own, and what is known of threads that have objects.
+    pub const COUNT: usize = 4;
+    /// How many sets each has.
+    pub const SETS: usize = 2;
+
     /// Addresses of our own, reserved when the first piece is taken.
     pub const fn of_kernel(len: usize) -> Space {
         Space {

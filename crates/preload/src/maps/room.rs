@@ -14,21 +14,42 @@ pub(super) enum NoRoom {
 }
 
 impl Maps {
-    pub(super) fn sets(&self) -> [&Ranges; 13] {
+    /// How many there are.
+    pub const SETS: usize = 13;
+
+    pub(super) fn sets(&self) -> [&Ranges; Maps::SETS] {
+        // Each by its name, so that none is forgotten.
+        let Maps {
+            taken,
+            foreign,
+            closed,
+            read_only,
+            executable,
+            guarded,
+            locked,
+            kept,
+            not_for_child,
+            empty_in_child,
+            sealed,
+            unmanaged,
+            reserved,
+            unmanaged_max_bytes: _,
+            forking: _,
+        } = self;
         [
-            &self.taken,
-            &self.foreign,
-            &self.closed,
-            &self.read_only,
-            &self.executable,
-            &self.guarded,
-            &self.locked,
-            &self.kept,
-            &self.not_for_child,
-            &self.empty_in_child,
-            &self.sealed,
-            &self.unmanaged,
-            &self.reserved,
+            taken,
+            foreign,
+            closed,
+            read_only,
+            executable,
+            guarded,
+            locked,
+            kept,
+            not_for_child,
+            empty_in_child,
+            sealed,
+            unmanaged,
+            reserved,
         ]
     }
 

@@ -486,7 +486,30 @@ static void bad_pointers(void) {
   madvise(vector, P, PAGEOUT);
   CHECK(!mincore(p, MIB, vector) && !mincore(p, MIB, in) && !memcmp(vector, in, 256));
 }
+static void *allocates(void *n) { return memset(malloc((size_t)n), 7, (size_t)n); }
+// What may be said of mappings, each at once, and memory of each kind.
+static void all_wishes(void) {
+  pthread_t t;
+  void *object;
+  CHECK(!pthread_create(&t, 0, allocates, (void *)100) && !pthread_join(t, &object) && *(char *)object == 7);
+  char *p = full(8 * MIB), *block = malloc(2 * MIB);
+  pthread_mutexattr_t robust;
+  CHECK(mmap(p, P, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+  CHECK(!mprotect(p + P, P, PROT_NONE) && !mprotect(p + 2 * P, P, PROT_READ) && !mprotect(p + 3 * P, P, PROT_READ | PROT_EXEC));
+  madvise(p + 4 * P, P, 102 /* GUARD_INSTALL */);
+  CHECK(!mlock(p + 5 * P, P) && !madvise(p + 6 * P, P, MADV_DONTFORK) && !madvise(p + 7 * P, P, MADV_WIPEONFORK));
+  CHECK(!pthread_mutexattr_init(&robust) && !pthread_mutexattr_setrobust(&robust, PTHREAD_MUTEX_ROBUST));
+  CHECK(!pthread_mutex_init((pthread_mutex_t *)(p + 8 * P), &robust));
+  char *reserved = map(1ul << 40, PROT_NONE);
+  seal(p + 9 * P, P, 0);
+  memset(block, 7, 2 * MIB), flood();
+  CHECK(block[2 * MIB - 1] == 7 && !*p && reads(p + P) && !reads(p + 2 * P) && writes(p + 3 * P) && in_core(p + 5 * P, P) == 1);
+  same(p, 9 * P, 8 * MIB);
+  CHECK(!munmap(reserved, 1ul << 40));
+  free(block);
+}
 static struct row rows[] = {
+  {"all_wishes", all_wishes},
   {"msync", synced}, {"bad_pointers", bad_pointers},
   {"in_system_calls", in_system_calls}, {"own_userfaultfd", own_userfaultfd}, {"own_namespace", own_namespace},
   {"single_pages", single_pages}, {"many_wishes", many_wishes},
