@@ -261,7 +261,12 @@ fn as_kernel(result: Result<usize, Errno>) -> isize {
 /// *raw-call*: as for the call.
 pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32, offset: usize) -> isize {
     let args = [address, len, prot as usize, flags as usize, file as usize, offset];
-    let (Some(managed), Ok(range), 1..) = (serving(), pages(address, len), len) else {
+    let asked = match flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) {
+        // The kernel rounds a hint, and forgets one that there is no room at.
+        0 => pages(address & !(PAGE - 1), len).or_else(|_| pages(0, len)),
+        _ => pages(address, len),
+    };
+    let (Some(managed), Ok(range), 1..) = (serving(), asked, len) else {
         // SAFETY: raw-call: passed on from our caller.
         return unsafe { call(libc::SYS_mmap, args) };
     };
@@ -282,7 +287,7 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
         if program::may_want_for_code(&range) {
             let there = (flags | libc::MAP_FIXED_NOREPLACE) as usize;
             // SAFETY: raw-call: as our caller's, at the place that it hints at, if that is free.
-            let result = unsafe { maps.map_by_kernel([address, len, prot as usize, there, file as usize, offset]) };
+            let result = unsafe { maps.map_by_kernel([range.start, len, prot as usize, there, file as usize, offset]) };
             if result >= 0 {
                 return result;
             }

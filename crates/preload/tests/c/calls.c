@@ -508,8 +508,24 @@ static void all_wishes(void) {
   CHECK(!munmap(reserved, 1ul << 40));
   free(block);
 }
+// The kernel rounds a hint, and forgets one that there is no room at.
+static void rounded_hints(void) {
+  void *hints[] = {(void *)1, (void *)0x12345678901, (void *)-P, (void *)-1};
+  for (int i = 0; i < 4; i++) {
+    char *p = mmap(hints[i], 4 * MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(p != MAP_FAILED && (uintptr_t)p % P == 0);
+    for (size_t at = 0; at < 4 * MIB; at += P) *(word *)(p + at) = at + 1;
+    flood();
+    CHECK(in_core(p, 4 * MIB) < 1024); // it is paged
+    same(p, 0, 4 * MIB);
+    CHECK(mmap(p + 1, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == EINVAL);
+    CHECK(mmap((void *)-P, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
+    CHECK(!munmap(p, 4 * MIB));
+  }
+  CHECK(mmap((void *)1, -P + 1, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == ENOMEM);
+}
 static struct row rows[] = {
-  {"all_wishes", all_wishes},
+  {"all_wishes", all_wishes}, {"rounded_hints", rounded_hints},
   {"msync", synced}, {"bad_pointers", bad_pointers},
   {"in_system_calls", in_system_calls}, {"own_userfaultfd", own_userfaultfd}, {"own_namespace", own_namespace},
   {"single_pages", single_pages}, {"many_wishes", many_wishes},
