@@ -392,6 +392,9 @@ impl Maps {
         self.forget(range.clone());
         if ours {
             self.note_access(range.clone(), prot);
+            if args[3] as i32 & libc::MAP_LOCKED != 0 {
+                let _ = self.lock_managed(managed, range.clone(), locking::Why::Locked);
+            }
         } else {
             self.foreign.add(range.clone());
             if args[3] as i32 & libc::MAP_ANONYMOUS != 0 {

@@ -524,8 +524,20 @@ static void rounded_hints(void) {
   }
   CHECK(mmap((void *)1, -P + 1, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == ENOMEM);
 }
+static void map_locked(void) {
+  char *p = full(4 * MIB), *q = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_LOCKED, -1, 0);
+  CHECK(q != MAP_FAILED && mmap(p, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_LOCKED, -1, 0) == p);
+  for (int i = 0; i < 2; i++) {
+    CHECK(in_core(p, MIB) == 256 && in_core(q, MIB) == 256);
+    flood();
+  }
+  CHECK(madvise(p, MIB, MADV_DONTNEED) == -1 && errno == EINVAL && in_core(p + MIB, 3 * MIB) < 768);
+  zero(p, 0, MIB), zero(q, 0, MIB), same(p, MIB, 4 * MIB);
+  // Mapped anew it is locked no more.
+  CHECK(mmap(p, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p && !in_core(p, MIB));
+}
 static struct row rows[] = {
-  {"all_wishes", all_wishes}, {"rounded_hints", rounded_hints},
+  {"all_wishes", all_wishes}, {"rounded_hints", rounded_hints}, {"map_locked", map_locked},
   {"msync", synced}, {"bad_pointers", bad_pointers},
   {"in_system_calls", in_system_calls}, {"own_userfaultfd", own_userfaultfd}, {"own_namespace", own_namespace},
   {"single_pages", single_pages}, {"many_wishes", many_wishes},
