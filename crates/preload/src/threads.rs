@@ -205,7 +205,7 @@ pub unsafe extern "C" fn pthread_create(
     start: Start,
     argument: *mut c_void,
 ) -> c_int {
-    let pager = selfpage::trap::on_pager_thread();
+    let pager = selfpage::trap::starts_own_threads();
     if !pager && !counts() {
         // SAFETY: c-library: passed on from our caller.
         return unsafe { next_create()(thread, attributes, start, argument) };

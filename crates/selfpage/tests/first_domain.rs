@@ -1,10 +1,10 @@
 //! A child that is forked while another thread makes the process's first domain has no part in that.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use selfpage::Domain;
-use selfpage::trap::on_pager_thread;
+use selfpage::trap::{on_pager_thread, starts_own_threads};
 
 mod child;
 
@@ -14,6 +14,7 @@ const WAITING: u32 = 1;
 const NOW: u32 = 2;
 
 static STAGE: AtomicU32 = AtomicU32::new(IDLE);
+static WAS_STARTER: AtomicBool = AtomicBool::new(false);
 
 struct Forks;
 
@@ -22,6 +23,7 @@ unsafe impl GlobalAlloc for Forks {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let turns = || STAGE.compare_exchange(WAITING, NOW, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if STAGE.load(Ordering::SeqCst) == WAITING && on_pager_thread() && turns() {
+            WAS_STARTER.store(starts_own_threads(), Ordering::SeqCst);
             while STAGE.load(Ordering::SeqCst) == NOW {
                 std::thread::yield_now();
             }
@@ -46,13 +48,15 @@ fn a_child_starts_no_pager_thread_that_its_parent_was_starting() {
         while STAGE.load(Ordering::SeqCst) != NOW {
             std::thread::yield_now();
         }
-        let child = child::fork(|| !on_pager_thread());
+        // The other thread's, and no concern of this one's but for where it may allocate.
+        let told = (on_pager_thread(), starts_own_threads());
+        let child = child::fork(|| !on_pager_thread() && !starts_own_threads());
         STAGE.store(IDLE, Ordering::SeqCst);
-        child.wait()
+        (child.wait(), told)
     });
     STAGE.store(WAITING, Ordering::SeqCst);
     let domain = Domain::with_frames(64 * 4096).build().unwrap();
-    assert_eq!(forker.join().unwrap(), 0);
+    assert_eq!(forker.join().unwrap(), (0, (true, false)));
     drop(domain);
-    assert!(!on_pager_thread());
+    assert!(WAS_STARTER.load(Ordering::SeqCst) && !on_pager_thread() && !starts_own_threads());
 }

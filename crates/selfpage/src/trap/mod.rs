@@ -15,4 +15,4 @@ pub(crate) mod thread;
 pub(crate) mod upcall;
 pub(crate) mod worker;
 
-pub use thread::{is_pager_thread, on_pager_thread, pager_threads};
+pub use thread::{is_pager_thread, on_pager_thread, pager_threads, starts_own_threads};

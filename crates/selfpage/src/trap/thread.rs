@@ -25,6 +25,8 @@ pub(super) const TAKEN: u32 = u32::MAX;
 static STACKS: [AtomicUsize; MOST_THREADS] = [const { AtomicUsize::new(0) }; MOST_THREADS];
 static TIDS: [AtomicU32; MOST_THREADS] = [const { AtomicU32::new(0) }; MOST_THREADS];
 static STARTING: AtomicU32 = AtomicU32::new(0);
+/// The threads that are starting one, each at the place that it has for it: where their own blocks are.
+static STARTERS: [AtomicUsize; MOST_THREADS] = [const { AtomicUsize::new(0) }; MOST_THREADS];
 
 /// Whether the caller is a pager thread, or one is just being started (and the C library allocates for it). Memory that is
 /// allocated then must not be managed: a pager thread that waits for itself never returns.
@@ -32,9 +34,23 @@ static STARTING: AtomicU32 = AtomicU32::new(0);
 /// # Context
 /// Trap.
 pub fn on_pager_thread() -> bool {
+    // Whoever it is: the new thread allocates before it is known.
+    STARTING.load(Ordering::Acquire) != 0 || is_on_stack_of_one()
+}
+
+/// Whether a thread that the caller starts is the library's own: the caller is a pager thread, or is just starting one.
+///
+/// # Context
+/// Trap.
+pub fn starts_own_threads() -> bool {
+    let own = this_thread::block();
+    STARTERS.iter().any(|starter| starter.load(Ordering::Relaxed) == own) || is_on_stack_of_one()
+}
+
+fn is_on_stack_of_one() -> bool {
     let here = 0u8;
     let sp = &raw const here as usize;
-    STARTING.load(Ordering::Acquire) != 0 || STACKS.iter().any(|stack| is_on(stack.load(Ordering::Relaxed), sp))
+    STACKS.iter().any(|stack| is_on(stack.load(Ordering::Relaxed), sp))
 }
 
 /// Whether `sp` is on the stack that a pager thread began to use at `began`, and on from there down. What lies above is another
@@ -69,6 +85,7 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
     // First: a handler that forked once it is counted would leave the child with a start too many to end.
     let mask = signal::block_all();
     STARTING.fetch_add(1, Ordering::SeqCst);
+    STARTERS[place].store(this_thread::block(), Ordering::Relaxed);
     let (up, is_up) = std::sync::mpsc::sync_channel(1);
     let thread = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
         signal::block_for_good();
@@ -89,6 +106,7 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
         STACKS[place].store(0, Ordering::Release);
         TIDS[place].store(0, Ordering::Release);
     });
+    STARTERS[place].store(0, Ordering::Relaxed);
     match thread {
         Ok(_) => drop(is_up.recv()),
         Err(_) => TIDS[place].store(0, Ordering::Release),
@@ -121,10 +139,10 @@ impl Drop for Known {
 
 /// In a forked child there are no pager threads but those it starts.
 pub(crate) fn forget_all() {
-    for (stack, tid) in STACKS.iter().zip(&TIDS) {
-        stack.store(0, Ordering::Relaxed);
-        tid.store(0, Ordering::Relaxed);
+    for word in STACKS.iter().chain(&STARTERS) {
+        word.store(0, Ordering::Relaxed);
     }
+    TIDS.iter().for_each(|tid| tid.store(0, Ordering::Relaxed));
     STARTING.store(0, Ordering::Relaxed);
 }
 
