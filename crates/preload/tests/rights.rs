@@ -66,6 +66,23 @@ fn a_child_without_its_parents_rights_says_why_it_cannot_go_on() {
     }
 }
 
+/// Nor without a file that it could not have: it may not open its own memory. What it was to be kept from is not opened for it.
+#[test]
+fn a_child_of_what_is_not_dumpable_says_so() {
+    if !run::possible() {
+        return;
+    }
+    if !is_root() {
+        return run::skip("root", "only root can become another user");
+    }
+    let options = ["--frames", "8M", "--store", "memory"];
+    let ran = run::run_with("/".as_ref(), &options, run::compile("rights", &["-pthread"]), &["then_fork"]);
+    assert_eq!((ran.code(), ran.text()), (0, format!("signal {}\nok\n", libc::SIGSEGV)), "{}", ran.errors());
+    let errors = ran.errors();
+    let says = ["selfpage: this forked child does not get its parent's regions: ", "not dumpable"];
+    assert!(errors.lines().count() == 1 && says.iter().all(|words| errors.contains(words)), "{errors}");
+}
+
 /// Has setpriv(1) execute echo(1) as another user with these options, which goes well.
 fn as_nobody(options: &[&str]) -> Option<Ran> {
     if !run::possible() {

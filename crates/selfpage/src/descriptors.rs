@@ -16,6 +16,16 @@ use crate::store::{raised, release_number};
 /// How the kernel calls what the domain's descriptors name.
 const OURS: [&str; 3] = ["anon_inode:[userfaultfd]", "/mem", "/pagemap"];
 
+const MEMORY: &str = "/proc/thread-self/mem";
+
+/// Whether a child that were forked now could open its memory. A process that is not dumpable may not, and to make the child dumpable
+/// meanwhile would be to open it to others just then.
+pub(crate) fn memory_can_be_opened() -> Result<()> {
+    let opened = Descriptor::open_memory().map_err(|errno| Error::system("open", MEMORY, errno))?;
+    let _ = opened.close();
+    Ok(())
+}
+
 /// Opens a domain's descriptors, or none.
 pub(crate) fn open(config: &Settings) -> Result<(Descriptors, Reach)> {
     let mut opened = Vec::new();
@@ -56,7 +66,7 @@ fn open_into(opened: &mut Vec<Descriptor>, config: &Settings) -> Result<(Descrip
         opened.push(descriptor);
         Ok(descriptor)
     };
-    let memory = high(Descriptor::open_memory(), "/proc/thread-self/mem")?;
+    let memory = high(Descriptor::open_memory(), MEMORY)?;
     let pagemap = Pagemap(high(Descriptor::open_pagemap(), "/proc/thread-self/pagemap")?);
     Ok((Descriptors { pool, worker, upcall, tracked_worker, tracked_upcall, memory, pagemap }, reach))
 }

@@ -37,7 +37,7 @@ use crate::region::Bound;
 use crate::store::{BackingStore, Descriptor, Lost, StoreError};
 use crate::trap::{thread, upcall};
 use crate::undisturbed::{self, Locked};
-use crate::{dirty, protection, snapshot};
+use crate::{descriptors, dirty, protection, snapshot};
 
 use cancel::Uncancelled;
 pub(crate) use held::OverFork;
@@ -260,11 +260,11 @@ fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
     for (regions, inner) in held {
         let (own, map) = (&*inner, &*regions);
         // There, where the program has not closed the descriptors that tell what is ours.
-        let parts = own.on_pager_thread(move || own.own_parts(map));
-        with_parts.push((regions, parts, inner));
+        let (parts, openable) = own.on_pager_thread(move || (own.own_parts(map), descriptors::memory_can_be_opened()));
+        with_parts.push((regions, parts, openable, inner));
     }
     let mut domains = Vec::new();
-    for (regions, parts, inner) in with_parts {
+    for (regions, parts, openable, inner) in with_parts {
         // Nothing more is evicted from here on.
         let policy = still(&inner).policy.lock().unwrap_or_else(PoisonError::into_inner);
         domains.push(PausedDomain {
@@ -273,7 +273,7 @@ fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
             parts,
             aside: Vec::new(),
             lost: Vec::new(),
-            shared: Ok(()),
+            shared: openable.map_err(|why| why.to_string()),
             inner,
         });
     }

@@ -400,20 +400,24 @@ fn a_process_that_has_changed_its_user() {
             // SAFETY: test: ends as it should.
             unsafe { libc::abort() };
         }
-        let _domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let region = domain.region(4 * FRAMES * PAGE).stored(MemoryStore::new(1 << 24).unwrap()).unwrap();
         change_user();
+        // What it does without the region, it can do.
+        forked(|| assert!(std::process::Command::new("/bin/true").status().unwrap().success()));
         // SAFETY: test: the child ends before the call is over.
-        if unsafe { libc::fork() } > 0 {
-            let mut status = 0;
-            // SAFETY: test: waits for the child, and ends as that did.
-            unsafe {
-                libc::wait(&mut status);
-                assert_eq!(libc::WTERMSIG(status), libc::SIGABRT);
-                libc::abort();
-            }
+        if unsafe { libc::fork() } == 0 {
+            check_pages(&region, 0..1);
+        }
+        let mut status = 0;
+        // SAFETY: test: waits for the child, and ends as that did.
+        unsafe {
+            libc::wait(&mut status);
+            assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
+            libc::abort();
         }
     })
-    .by(libc::SIGABRT, if is_root() { &["a forked child cannot go on", REMEDY[0], REMEDY[1]] } else { &[] });
+    .by(libc::SIGABRT, if is_root() { &["does not get its parent's regions", REMEDY[0], REMEDY[1]] } else { &[] });
 }
 
 /// A file that is somebody else's: what the caller can do about it is not to change the kernel.
