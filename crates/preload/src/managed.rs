@@ -1,7 +1,7 @@
 //! The domain of this process, and its three regions: for objects, for large blocks, and for mappings.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use selfpage::{Domain, Region};
 
@@ -40,6 +40,14 @@ static MANAGED: AtomicPtr<Managed> = AtomicPtr::new(std::ptr::null_mut());
 static OBJECTS_START: AtomicUsize = AtomicUsize::new(0);
 static LARGE_START: AtomicUsize = AtomicUsize::new(0);
 static MAPS_START: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a part of a region has, or had, a protection key of the program's. Where there are no keys the kernel takes not even none.
+static KEYED: AtomicBool = AtomicBool::new(false);
+
+/// The program has given a part of a region a protection key.
+pub fn has_key() {
+    KEYED.store(true, Ordering::SeqCst);
+}
 
 /// From now on memory is managed.
 pub fn begin(managed: Managed) {
@@ -106,6 +114,21 @@ impl Managed {
         })
     }
 
+    /// The same for what is no longer the mapping that it was: a protection key that the program gave it goes.
+    ///
+    /// # Safety
+    /// *owned-range*: as for [`Managed::protect`].
+    pub unsafe fn protect_anew(&self, range: Range<usize>, prot: i32) -> isize {
+        if !KEYED.load(Ordering::SeqCst) {
+            // SAFETY: owned-range: passed on from our caller.
+            return unsafe { self.protect(range, prot) };
+        }
+        self.maps.while_still(move || {
+            // SAFETY: owned-range: passed on from our caller.
+            unsafe { sys::call(libc::SYS_pkey_mprotect, [range.start, range.len(), prot as usize, 0, 0, 0]) }
+        })
+    }
+
     /// Gives access to a range of a region that nobody had. An error too where there is no store, and the frames do not hold it.
     ///
     /// # Safety
@@ -130,7 +153,7 @@ impl Managed {
     pub unsafe fn close(&self, range: Range<usize>) -> isize {
         // SAFETY: owned-range: passed on from our caller.
         unsafe {
-            let closed = self.protect(range.clone(), libc::PROT_NONE);
+            let closed = self.protect_anew(range.clone(), libc::PROT_NONE);
             if closed >= 0 {
                 self.end(range);
             }

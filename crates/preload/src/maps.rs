@@ -360,7 +360,7 @@ impl Maps {
         if ours {
             // First: the kernel may have no room for one more mapping.
             // SAFETY: owned-range: the program replaces what it has there.
-            kernel(unsafe { managed.protect(range.clone(), prot) })?;
+            kernel(unsafe { managed.protect_anew(range.clone(), prot) })?;
             self.remove_guards(managed, &range);
             // SAFETY: owned-range: as above.
             unsafe { region.drop_contents(offset, range.len()) }.map_err(|_| libc::EINVAL)?;
@@ -447,8 +447,12 @@ impl Maps {
                     if prot & ACCESS != 0 && !promises::promise(&range) {
                         return Err(libc::ENOMEM);
                     }
-                    let change = move || change(there);
-                    kernel(managed.maps.while_still(change))?;
+                    let changed = managed.maps.while_still(move || change(there));
+                    // Without room for one more mapping a part may have it.
+                    if key.is_set() && (changed >= 0 || changed == -libc::ENOMEM as isize) {
+                        managed::has_key();
+                    }
+                    kernel(changed)?;
                     self.note_access(range, prot);
                 }
                 Part::Outside | Part::Foreign => {
@@ -482,6 +486,11 @@ enum Key {
 }
 
 impl Key {
+    /// With -1 the call is mprotect(2).
+    fn is_set(self) -> bool {
+        matches!(self, Key::Set(key) if key as i32 != -1)
+    }
+
     fn change(self, prot: i32) -> impl Fn(Range<usize>) -> isize + Send {
         move |range| {
             let (start, len, prot) = (range.start, range.len(), prot as usize);

@@ -44,6 +44,17 @@ static void protection_key(void) {
     CHECK(reads(p + 2 * MIB) == SIGSEGV && !pkey_set(key, 0));
     flood();
     *(word *)(p + 2 * MIB) = 2 * MIB + 1;
+    // It ends with the mapping, or the block.
+    CHECK(!with_key(p + 2 * MIB) && !pkey_set(key, PKEY_DISABLE_ACCESS) && !munmap(p + 2 * MIB, MIB));
+    CHECK(map(MIB, 3) == p + 2 * MIB && !writes(p + 2 * MIB));
+    CHECK(!with_key(p + 2 * MIB) && reads(p + 2 * MIB) == SIGSEGV);
+    CHECK(mmap(p + 2 * MIB, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + 2 * MIB && !writes(p + 2 * MIB));
+    char *block = malloc(2 * MIB), *next;
+    CHECK(!with_key(block) && reads(block) == SIGSEGV);
+    uintptr_t there = (uintptr_t)block;
+    free(block), next = malloc(2 * MIB);
+    CHECK((uintptr_t)next == there && !writes(next) && !pkey_set(key, 0));
+    for (size_t i = 2 * MIB; i < 3 * MIB; i += P) *(word *)(p + i) = i + 1;
   }
   flood();
   same(p, 0, 4 * MIB);
