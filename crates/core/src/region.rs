@@ -245,7 +245,10 @@ impl Region {
 
     /// Counts `page` as written, where it was armed.
     pub fn disarm(&self, page: PageNo) {
-        if let Some(byte) = self.armed.get(self.index(page) as usize) {
+        // One that is zero is not written to: the table takes memory where that is done.
+        if let Some(byte) = self.armed.get(self.index(page) as usize)
+            && byte.load(Ordering::Relaxed) == ARMED
+        {
             let _ = byte.compare_exchange(ARMED, LEFT, Ordering::Release, Ordering::Relaxed);
         }
     }

@@ -308,7 +308,8 @@ fn a_full_disk_is_named_with_the_trace_and_leaves_none_that_is_empty() {
         traced() { "$0" run --frames 8M --trace t -- "$@"; echo $?; ls; }
         traced echo ran; : > t; traced echo ran; rm fill
         traced /usr/bin/python3 -S -c 'x = [bytearray(4096) for _ in range(4000)]
-import os
+import os, time
+time.sleep(0.5)
 child = os.fork()
 os._exit(os.waitpid(child, 0)[1] if child else 0)' && "$0" trace t | tail -1"#;
     let Some(ran) = with_mounts(directory.path(), line) else { return };

@@ -381,7 +381,7 @@ impl Region {
     }
 
     /// Saves what has changed in `[offset, offset+len)`, and returns when it is saved; for a file, when it would survive a
-    /// crash of the machine.
+    /// crash of the machine. In a forked child nothing is written to a file, nor made to last that its parent has written.
     ///
     /// # Errors
     /// As for [`Region::prefetch`]. A page could not be saved; it stays in core, changed.

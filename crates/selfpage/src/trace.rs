@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use selfpage_core::addr::{Frame, PAGE_BYTES, PageNo};
@@ -58,6 +58,8 @@ pub(crate) struct Writing {
     asked: AtomicU32,
     written: AtomicU32,
     ended: AtomicU64,
+    /// Whether the domain is a forked child's, which had it from its parent.
+    inherited: AtomicBool,
 }
 
 /// One record of a trace.
@@ -293,6 +295,11 @@ impl Writing {
         self.asked.store(0, Ordering::SeqCst);
         self.written.store(0, Ordering::SeqCst);
         self.ended.store(0, Ordering::SeqCst);
+        self.inherited.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.inherited.load(Ordering::SeqCst)
     }
 
     /// Nothing is written any more, because of this.

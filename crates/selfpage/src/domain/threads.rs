@@ -16,7 +16,7 @@ use crate::error::{Error, Result, SystemError};
 use crate::region::Bound;
 use crate::store::{borrow_number, copied_descriptor, move_descriptor, place_descriptor};
 use crate::trap::{pager, thread, upcall, worker};
-use crate::{descriptors, evictor, fork, trace};
+use crate::{descriptors, evictor, trace};
 
 impl Inner {
     /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
@@ -154,7 +154,9 @@ fn start_others(inner: &Arc<Inner>, queue: Arc<worker::Queue>) -> io::Result<()>
         match trace::Writer::begin(to) {
             Ok(writer) => inner.keep(start(inner, "selfpage-trace", move |inner| writer.run(inner))?),
             // The program goes on, as where its own trace cannot be written any more.
-            Err(why) if fork::is_child() => inner.writing.end(&format!("there is no trace of this process: {why}")),
+            Err(why) if inner.writing.is_inherited() => {
+                inner.writing.end(&format!("there is no trace of this process: {why}"))
+            }
             Err(why) => return Err(why.into()),
         }
     }

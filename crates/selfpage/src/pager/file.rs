@@ -109,8 +109,8 @@ impl Opened {
             return Err(Error::new(Kind::Invalid, "map", object, "it is not a regular file with a length"));
         }
         if rights == Rights::ReadWrite && !page_cache::takes_mappings(&buffered) {
-            let cause = "its file system has no shared mappings, by which changed pages are saved where its lock is taken; open it with \
-                         Rights::Read, or copy it to another file system";
+            let cause = "it takes no shared mappings (its file system has none, or it is sealed), by which changed pages are saved where its lock \
+                         is taken; open it with Rights::Read, or copy it to another file system";
             return Err(Error::new(Kind::Unsupported, "map", object, cause));
         }
         let buffered = Descriptor::new(buffered.into()).map_err(failed)?;
@@ -441,14 +441,12 @@ impl Pager for File {
     }
 
     fn sync(&self) -> std::result::Result<(), PagerError> {
-        if self.detached.load(Ordering::Relaxed) {
-            // It has written nothing. The kernel tells each error once, and this one is the parent's.
-            return Ok(());
-        }
         while self.syncing.swap(1, Ordering::Acquire) != 0 {
             let _ = futex::wait(&self.syncing, 1, 0);
         }
         let errno = match self.lost.load(Ordering::Relaxed) {
+            // A forked child has written nothing, and the kernel tells each error once: that is for its parent.
+            0 if self.detached.load(Ordering::Relaxed) => 0,
             0 => rustix::fs::fdatasync(self.buffered.borrow()).err().map_or(0, Errno::raw_os_error),
             errno => errno,
         };

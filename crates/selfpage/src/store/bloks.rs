@@ -19,8 +19,8 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::thread;
@@ -47,7 +47,8 @@ pub struct Bloks {
     /// Where the next claim starts to look.
     hint: AtomicU32,
     /// How often somebody has begun to hold free bloks for a moment, [`Bloks::sweep`], and how often that has ended.
-    sweeps: [AtomicU64; 2],
+    /// A child, which has not the thread that sweeps, finds zeros.
+    sweeps: Mapping,
 }
 
 /// A run of bloks found free.
@@ -72,15 +73,21 @@ impl Bloks {
         let bitmap_pages = (count as usize).div_ceil(PAGE_BYTES * 8);
         let map = Arc::new(Mapping::new(1 + members as usize * bitmap_pages, sharing)?);
         let own = if sharing == Sharing::Family { Sharing::Own } else { Sharing::Private };
-        let bloks =
-            Bloks { map, count, bitmap_pages, me: Mapping::new(1, own)?, hint: 1.into(), sweeps: [0.into(), 0.into()] };
+        let bloks = Bloks {
+            map,
+            count,
+            bitmap_pages,
+            me: Mapping::new(1, own)?,
+            hint: 1.into(),
+            sweeps: Mapping::new(1, Sharing::Own)?,
+        };
         bloks.members_ever().store(1, SeqCst);
         bloks.be(0);
         Ok(bloks)
     }
 
     /// Claims up to `want` neighbouring bloks: a run that long where one is found before the others have been looked at,
-    /// else the longest of those found.
+    /// else the longest of those found. Where all are taken, and some of them by a [sweep](Bloks::sweep), it waits for that.
     ///
     /// # Context
     /// Any: no lock, no allocation.
@@ -93,7 +100,8 @@ impl Bloks {
         }
         let want = want.max(1);
         loop {
-            let ended = self.sweeps[1].load(SeqCst);
+            let [begun, ended] = self.sweeps();
+            let before = ended.load(SeqCst);
             // Someone else's claim may get in the way of what was found, and give way itself: look again before saying no.
             for _ in 0..3 {
                 while let Some(run) = self.find(want) {
@@ -104,7 +112,9 @@ impl Bloks {
                     }
                 }
             }
-            if self.sweeps[0].load(SeqCst) == ended {
+            // After the look at the bits.
+            fence(Acquire);
+            if begun.load(SeqCst) == before {
                 return Err(PagerError::Full);
             }
             // What a sweep held meanwhile is free in a moment.
@@ -136,7 +146,8 @@ impl Bloks {
             if free == 0 {
                 continue;
             }
-            self.sweeps[0].fetch_add(1, SeqCst);
+            let [begun, ended] = self.sweeps();
+            begun.fetch_add(1, SeqCst);
             let mut held = self.take_word(word, free);
             while held != 0 {
                 let first = held.trailing_zeros();
@@ -146,13 +157,13 @@ impl Bloks {
                 give_back(first, len);
                 self.release(first, len);
             }
-            self.sweeps[1].fetch_add(1, SeqCst);
+            ended.fetch_add(1, SeqCst);
         }
     }
 
-    /// In a forked child: whoever swept is the parent's thread.
-    pub(super) fn forget_sweeps(&self) {
-        self.sweeps[1].store(self.sweeps[0].load(SeqCst), SeqCst);
+    fn sweeps(&self) -> [&AtomicU64; 2] {
+        let words = self.sweeps.words();
+        [&words[0], &words[1]]
     }
 
     /// How many bloks are taken, by whomever.

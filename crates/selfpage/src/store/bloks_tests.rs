@@ -16,7 +16,7 @@ impl Bloks {
             bitmap_pages: self.bitmap_pages,
             me: Mapping::new(1, Sharing::Own).unwrap(),
             hint: 1.into(),
-            sweeps: [0.into(), 0.into()],
+            sweeps: Mapping::new(1, Sharing::Own).unwrap(),
         };
         other.adopt(member);
         other

@@ -78,10 +78,6 @@ impl BackingStore for MemoryStore {
         true
     }
 
-    fn after_fork_in_child(&self) {
-        self.bloks.forget_sweeps();
-    }
-
     fn read(&self, _: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
         for read in bloks {
             self.pages.read(read.blok.0 as usize, read.bytes);

@@ -26,8 +26,8 @@ pub(super) fn kind(outcome: Outcome) -> Option<FaultKind> {
 }
 
 /// A region whose handler is asked, and its domain, kept while it is: nothing else is held then. A thread of the domain's drops it before
-/// it lets a stopped thread go on: that one may drop the region at once, and what goes with the last hold of it is not for a thread that
-/// has other descriptors and may not wait for itself.
+/// it lets the stopped thread go on: that one may drop the region at once, and what goes with the last hold of it is better done by a thread
+/// that has the program's descriptors, and may wait for those of the domain. (Another one that was stopped on the same page may still be first.)
 pub(super) struct Asked {
     pub(super) inner: Arc<Inner>,
     pub(super) bound: Arc<Bound>,

@@ -118,8 +118,8 @@ fn a_write_that_ended_before_the_scan_is_found_by_it_though_its_page_is_put_back
             let missed = (0..30_000_u64).find(|turn| {
                 let page = (turn % PAGES as u64) as usize;
                 memory.write(page, *turn);
-                tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
-                !pages(&memory, &found).contains(&page)
+                // An error is a find: the other thread ends all the same.
+                tracker.scan_and_rearm(memory.range(), &mut found).is_err() || !pages(&memory, &found).contains(&page)
             });
             done.store(true, Ordering::Relaxed);
             assert_eq!(missed, None, "{trap:?}");

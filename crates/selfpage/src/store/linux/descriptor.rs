@@ -220,21 +220,20 @@ pub(crate) fn copied_descriptor(thread: u32, number: RawFd) -> io::Result<OwnedF
     }
 }
 
-/// Gives a descriptor of the calling thread's table this number there.
+/// Gives a descriptor of the calling thread's table this number there, where nothing has it.
 pub(crate) fn place_descriptor(taken: OwnedFd, number: RawFd) -> io::Result<()> {
-    if taken.as_raw_fd() != number {
-        // Under a low limit numbers are small ones, which a store or pager of the program's own may have here for files that it opened.
-        if let Ok(there) = fstat(borrow_number(number)) {
-            Identity::of(&there).check(Identity::of(&fstat(&taken)?)).map_err(|_| {
-                io::Error::other("a thread of the domain's has that number for another file; raise the limit on open files (ulimit -n)")
-            })?;
-        }
-        // SAFETY: fd-number: in this table the number is nobody's, or the same file's: the program's numbers are not here.
-        let placed = unsafe { checked(libc::c_long::from(libc::dup3(taken.as_raw_fd(), number, libc::O_CLOEXEC))) };
-        placed?;
-    } else {
+    if taken.as_raw_fd() == number {
         let _ = taken.into_raw_fd();
+        return Ok(());
     }
+    let placed = fcntl_dupfd_cloexec(&taken, number)?;
+    if placed.as_raw_fd() != number {
+        // Under a low limit numbers are small ones, which a store or pager of the program's own may have here for a file that it opened.
+        let cause =
+            "a thread of the domain's has that number for something else; raise the limit on open files (ulimit -n)";
+        return Err(io::Error::other(cause));
+    }
+    let _ = placed.into_raw_fd();
     Ok(())
 }
 

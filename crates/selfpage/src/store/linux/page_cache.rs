@@ -136,6 +136,8 @@ fn why_not(file: impl AsFd, end: u64) -> PagerError {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
     use std::os::unix::fs::FileExt;
 
     use super::*;
@@ -145,6 +147,11 @@ mod tests {
         assert!(takes_mappings(tempfile::tempfile().unwrap()));
         let without = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/comm").unwrap();
         assert!(!takes_mappings(without));
+        let sealed = std::fs::File::from(memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap());
+        sealed.set_len(PAGE_BYTES as u64).unwrap();
+        assert!(takes_mappings(&sealed));
+        fcntl_add_seals(&sealed, SealFlags::WRITE).unwrap();
+        assert!(!takes_mappings(&sealed));
     }
 
     #[test]
