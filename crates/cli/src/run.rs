@@ -289,10 +289,17 @@ impl Stats {
     }
 
     fn write(&mut self, text: &str) -> std::io::Result<()> {
-        if self.file.metadata()?.is_file() {
-            self.file.set_len(0)?;
+        if !self.file.metadata()?.is_file() {
+            return self.file.write_all(text.as_bytes());
         }
-        self.file.write_all(text.as_bytes())
+        let len = text.len() as u64;
+        // Where there is no room what was there stays. Some file systems cannot tell before.
+        match rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, len) {
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+            Err(cause) => return Err(cause.into()),
+        }
+        self.file.write_all(text.as_bytes())?;
+        self.file.set_len(len)
     }
 }
 

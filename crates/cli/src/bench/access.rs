@@ -3,6 +3,7 @@
 //! The clock is read once for an access (about 25 ns): a latency runs from the end of the access before to the moment at which
 //! the first word is there. So the latencies of a thread add up to its time, and nothing hides between them.
 
+use std::ops::Range;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -82,23 +83,34 @@ impl Subject<'_> {
         content::check(page, LINE, found, expected)
     }
 
-    /// `passes` passes over all pages in order; each of `threads` threads has a contiguous part.
+    /// `passes` passes over all pages in order; each of `threads` threads has a contiguous part, and begins no pass before all have ended the
+    /// one before: else one whose part is in core would have it for itself, and be through while the others wait for the disk.
     pub fn in_order(self, threads: usize, passes: usize) -> Result<Run, Error> {
-        let size = self.memory.size_pages();
+        let (size, ended) = (self.memory.size_pages(), Barrier::new(threads));
         on_threads(threads, |thread| {
             let mut latency = Histogram::new();
-            let mut before = Instant::now();
+            let mut right = Ok(());
             for _ in 0..passes {
-                for page in size * thread / threads..size * (thread + 1) / threads {
-                    self.touch(page)?;
-                    let now = Instant::now();
-                    latency.record((now - before).as_nanos() as u64);
-                    before = now;
-                    self.lines(page)?;
+                if right.is_ok() {
+                    right = self.pass(size * thread / threads..size * (thread + 1) / threads, &mut latency);
                 }
+                ended.wait();
             }
-            Ok(latency)
+            right.map(|()| latency)
         })
+    }
+
+    #[inline(always)]
+    fn pass(self, pages: Range<usize>, latency: &mut Histogram) -> Result<(), Error> {
+        let mut before = Instant::now();
+        for page in pages {
+            self.touch(page)?;
+            let now = Instant::now();
+            latency.record((now - before).as_nanos() as u64);
+            before = now;
+            self.lines(page)?;
+        }
+        Ok(())
     }
 
     /// `accesses` on each thread, or as many as fit into `limit`, to pages chosen uniformly at random. Each thread has every

@@ -331,11 +331,16 @@ pub fn swap_on(path: &Path) -> io::Result<()> {
     check(unsafe { libc::swapon(path.as_ptr(), PREFER | HIGHEST) })
 }
 
-/// Takes `path` out of use; what is in it comes back to memory first.
+/// Takes `path` out of use; what is in it comes back to memory first, whatever signals come meanwhile.
 pub fn swap_off(path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
-    // SAFETY: c-string: ends in zero and outlives the call.
-    check(unsafe { libc::swapoff(path.as_ptr()) })
+    loop {
+        // SAFETY: c-string: ends in zero and outlives the call.
+        match check(unsafe { libc::swapoff(path.as_ptr()) }) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
 }
 
 fn c_path(path: &Path) -> io::Result<std::ffi::CString> {

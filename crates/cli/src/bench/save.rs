@@ -47,12 +47,17 @@ impl Archive {
         written.map_err(|error| Error::io("write", &path, error))
     }
 
-    /// Adds one record, at once: a run that is stopped keeps what it has.
+    /// Adds one record, at once and whole or not at all: a run that is stopped keeps what it has.
     pub fn append(&self, record: &Record) -> Result<(), Error> {
         let path = self.directory.join(RECORDS);
-        let file = fs::OpenOptions::new().create(true).append(true).open(&path);
-        let written = file.and_then(|mut file| writeln!(file, "{}", record.to_json()));
-        written.map_err(|error| Error::io("write", &path, error))
+        let line = format!("{}\n", record.to_json());
+        let add = || {
+            let mut file = fs::OpenOptions::new().create(true).append(true).open(&path)?;
+            let before = file.metadata()?.len();
+            // A part of a line would spoil the others.
+            file.write_all(line.as_bytes()).inspect_err(|_| drop(file.set_len(before)))
+        };
+        add().map_err(|error| Error::io("write", &path, error))
     }
 }
 

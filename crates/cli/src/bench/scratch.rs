@@ -65,6 +65,10 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
+        // Who could not take it out of use has said so. The lock stays for a later run to find.
+        if swapfile::in_use(&swapfile::path_in(&self.directory)) {
+            return;
+        }
         if let Err(error) = fs::remove_dir_all(&self.directory) {
             output::tell(format_args!("selfpage bench: could not remove {}: {error}", self.directory.display()));
         }

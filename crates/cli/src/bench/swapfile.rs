@@ -63,7 +63,10 @@ impl Drop for SwapFile {
         if let Err(error) = raw::swap_off(&self.path)
             && in_use(&self.path)
         {
-            output::tell(format_args!("selfpage bench: swapoff {}: {error}; it is still in use", self.path.display()));
+            let path = self.path.display();
+            output::tell(format_args!(
+                "selfpage bench: swapoff {path}: {error}; it is still in use: as root, with memory to spare, swapoff {path}"
+            ));
             return;
         }
         let _ = fs::remove_file(&self.path);

@@ -134,7 +134,9 @@ impl Bench for Apps {
             };
             let sample = |turn| {
                 let figure = |name| (name, mean(turn, &|sample| sample.figure(name).unwrap_or(f64::NAN)));
-                Sample::of(mean(turn, &|sample| sample.value), &RATIOS.map(figure))
+                let [cpu, peak] = RATIOS.map(figure);
+                let programs = ("programs", records.len() as f64);
+                Sample::of(mean(turn, &|sample| sample.value), &[cpu, peak, programs])
             };
             let samples = (0..turns).map(sample).collect();
             let (bench, system, confinement) = (self.name(), system.name, Confinement::NotNeeded);
