@@ -11,12 +11,14 @@ use selfpage_core::fault::{self, Fault, Outcome, Request};
 use selfpage_core::linux::mmu::LinuxMmu;
 use selfpage_core::mmu::Mmu;
 use selfpage_core::pager::Context;
+use selfpage_core::region::Serial;
 use selfpage_core::stream::Chunk;
 
 /// All that the fault path is given.
 pub struct Given<'a> {
     domain: &'a DomainState,
     fault: Fault,
+    serial: Serial,
     chunk: Chunk,
     mmu: &'a LinuxMmu,
 }
@@ -27,7 +29,7 @@ pub extern "C" fn selfpage_trapcheck(given: &mut Given<'_>) -> u32 {
     // Every function of the machine, whether core calls it or not.
     let mmu: &dyn Mmu = black_box(given.mmu);
     let outcome = fault::resolve(given.domain, Context::Trap, given.fault);
-    let handed = fault::request(given.domain, Request::Ahead(given.fault.addr.page(), given.chunk));
+    let handed = fault::request(given.domain, Request::Ahead(given.fault.addr.page(), given.serial, given.chunk));
     #[cfg(feature = "broken")]
     let outcome = [outcome][given.fault.addr.0];
     u32::from(outcome == Outcome::Resolved) + u32::from(handed) + u32::from(mmu.present(given.fault.addr.page()))
