@@ -93,7 +93,7 @@ impl<'a> Builder<'a> {
     /// Frames from the beginning, cleared and pinned: never a fault.
     ///
     /// # Errors
-    /// As for [`RegionBuilder::zero`]; not enough frames.
+    /// As for [`Builder::zero`]; not enough frames.
     pub fn pinned(self) -> Result<Region> {
         let region = self.bind(Rights::ReadWrite, |_, _| Ok(Box::new(Zero)))?;
         region.pin(0, region.len_bytes())?;
@@ -103,7 +103,7 @@ impl<'a> Builder<'a> {
     /// Frames as they come, with undefined contents.
     ///
     /// # Errors
-    /// As for [`RegionBuilder::zero`].
+    /// As for [`Builder::zero`].
     pub fn physical(self) -> Result<Region> {
         self.bind(Rights::ReadWrite, |_, _| Ok(Box::new(Physical)))
     }
@@ -122,7 +122,7 @@ impl<'a> Builder<'a> {
     /// Anonymous memory that is paged to a store.
     ///
     /// # Errors
-    /// As for [`RegionBuilder::zero`].
+    /// As for [`Builder::zero`].
     pub fn stored(self, store: impl BackingStore + 'static) -> Result<Region> {
         self.stored_in(Arc::new(store))
     }
@@ -133,7 +133,7 @@ impl<'a> Builder<'a> {
     /// [`DescriptorTable::Private`]: crate::DescriptorTable::Private
     ///
     /// # Errors
-    /// As for [`RegionBuilder::zero`]. The program has closed the store's file, or with [`DescriptorTable::Private`] has given it to
+    /// As for [`Builder::zero`]. The program has closed the store's file, or with [`DescriptorTable::Private`] has given it to
     /// another domain, or to regions that are gone.
     pub fn stored_in(self, store: Arc<dyn BackingStore>) -> Result<Region> {
         let kept = Some(store.clone());
@@ -148,7 +148,7 @@ impl<'a> Builder<'a> {
     /// A file from `offset_bytes` on. A length of 0 stands for the rest of the file.
     ///
     /// # Errors
-    /// The file cannot be opened, the offset is not a page's, or the file is shorter than asked for; else as for [`RegionBuilder::zero`].
+    /// The file cannot be opened, the offset is not a page's, or the file is shorter than asked for; else as for [`Builder::zero`].
     pub fn file(mut self, path: impl AsRef<Path>, offset_bytes: u64, rights: Rights) -> Result<Region> {
         let opened = Opened::new(path.as_ref(), offset_bytes, rights)?;
         if self.len_bytes == 0 {
@@ -172,7 +172,7 @@ impl<'a> Builder<'a> {
     /// A pager of the program's own.
     ///
     /// # Errors
-    /// As for [`RegionBuilder::zero`].
+    /// As for [`Builder::zero`].
     pub fn user(self, pager: impl UserPager + 'static) -> Result<Region> {
         self.bind_with(Rights::ReadWrite, Vec::new(), None, |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(len))?;
@@ -185,7 +185,7 @@ impl<'a> Builder<'a> {
     /// A pager for those who want the whole of core's trait. Its memory is the caller's affair.
     ///
     /// # Errors
-    /// As for [`RegionBuilder::zero`].
+    /// As for [`Builder::zero`].
     pub fn pager(self, pager: Box<dyn Pager>) -> Result<Region> {
         self.bind(Rights::ReadWrite, |_, _| Ok(pager))
     }
