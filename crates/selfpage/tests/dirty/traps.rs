@@ -169,7 +169,12 @@ fn ranges_that_are_disarmed_make_room_for_others() {
     let ended = in_child(|| {
         const MOST: usize = 64;
         let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
-        let (memory, mut found) = (Memory::anonymous(4 * MOST), Dirty::new());
+        // What another test has armed and given back may have been there, and is armed still. All are there before one is looked at.
+        let mut tried = [(); 16].map(|()| Memory::anonymous(4 * MOST)).into_iter();
+        // SAFETY: the memory is the test's.
+        let is_free = |memory: &Memory| unsafe { tracker.arm(memory.range()) }.is_ok();
+        let (memory, mut found) = (tried.find(is_free).unwrap(), Dirty::new());
+        tracker.disarm(memory.range()).unwrap();
         let range = |index: usize| memory.page(index)..memory.page(index) + PAGE;
         // SAFETY: the memory is the test's.
         let armed = |index: usize| unsafe { tracker.arm(range(index)) };
