@@ -261,8 +261,8 @@ impl Region {
     /// Ends what [`Region::arm`] began: `page` counts as written, and nobody asks.
     pub fn let_go(&self, page: PageNo) {
         // One that is zero stays as it is: the table takes memory where it is written to.
-        if self.is_watched(page)
-            && let Some(byte) = self.armed.get(self.index(page) as usize)
+        if let Some(byte) = self.armed.get(self.index(page) as usize)
+            && byte.load(Ordering::Relaxed) != 0
         {
             byte.store(0, Ordering::Release);
         }

@@ -179,10 +179,7 @@ impl DirtyTracker {
         }
         let Some(protection) = &self.protection else { return traps::disarm(self.id, range) };
         match self.own_region("disarm", &range)? {
-            Some(region) => {
-                tracked::disarm(&region, &range);
-                tracked::release_unless_armed(&region, self.id);
-            }
+            Some(region) => tracked::disarm_and_release(&region, self.id, &range),
             None => protection.disarm(range)?,
         }
         Ok(())

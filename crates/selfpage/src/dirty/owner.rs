@@ -41,11 +41,6 @@ impl Owner {
         self.0.load(Ordering::SeqCst) == id.0.get()
     }
 
-    /// Has them be this tracker's again, if they are nobody's.
-    pub(super) fn reclaim(&self, id: Id) {
-        let _ = self.0.compare_exchange(0, id.0.get(), Ordering::SeqCst, Ordering::SeqCst);
-    }
-
     /// Has them be nobody's, if they are this tracker's.
     pub(super) fn release(&self, id: Id) {
         let _ = self.0.compare_exchange(id.0.get(), 0, Ordering::SeqCst, Ordering::SeqCst);

@@ -76,8 +76,9 @@ pub(super) fn disarm(bound: &Bound, range: &Range<usize>) {
     pages(range).pages().for_each(|page| bound.core().let_go(page));
 }
 
-/// Gives up the notes of a region of which nothing is armed any more.
-pub(super) fn release_unless_armed(bound: &Bound, id: Id) {
+/// Disarms a part, and gives up the notes of the region if nothing of it is armed any more.
+pub(super) fn disarm_and_release(bound: &Bound, id: Id, range: &Range<usize>) {
+    disarm(bound, range);
     let is_watched = || bound.core().range.pages().any(|page| bound.core().is_watched(page));
     if is_watched() {
         return;
@@ -85,7 +86,7 @@ pub(super) fn release_unless_armed(bound: &Bound, id: Id) {
     bound.tracker.release(id);
     // Another thread may have armed a part meanwhile, by this tracker; it, too, claims once more when it has armed.
     if is_watched() {
-        bound.tracker.reclaim(id);
+        let _ = bound.tracker.claim(id, "disarm", range);
     }
 }
 

@@ -186,15 +186,14 @@ impl Snapshots {
         }
         let armed_ahead = subject.arm()?;
         let inner = &subject.life.inner;
-        let domain = inner.state();
-        inner.undisturbed(move || stack::claim_ahead(domain, FOR_COPIES));
-        inner.state().cut.most_copies();
-        inner.state().cut.lacks();
+        let (state, cut_cores) = (inner.state(), &cores[..]);
+        inner.undisturbed(move || stack::claim_ahead(state, FOR_COPIES));
+        state.cut.most_copies();
+        state.cut.lacks();
         // A handler that wrote to a page of the image could wait for this thread, which alone makes room for copies.
         let quiet = signal::Quiet::begin();
         let turn = inner.cutting.begin();
         let cut = Instant::now();
-        let (state, cut_cores) = (inner.state(), &cores[..]);
         let note_image = move || copy_first::note_image(cut_cores);
         let armed_in_cut = inner.on_table_or_pager(move || copy_first::cut(state, cut_cores, note_image));
         let pause = cut.elapsed();
