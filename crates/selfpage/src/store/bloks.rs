@@ -112,9 +112,9 @@ impl Bloks {
                     }
                 }
             }
-            // After the look at the bits.
+            // After the look at the bits. A child that a handler forked in the midst of a sweep ends one that it did not begin.
             fence(Acquire);
-            if begun.load(SeqCst) == before {
+            if begun.load(SeqCst) <= before {
                 return Err(PagerError::Full);
             }
             // What a sweep held meanwhile is free in a moment.
