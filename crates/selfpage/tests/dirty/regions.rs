@@ -115,7 +115,7 @@ fn a_write_that_ended_before_the_scan_is_found_by_it_though_its_page_is_put_back
             };
             scope.spawn(evicts);
             let mut found = Dirty::new();
-            let missed = (0..30_000_u64).find(|turn| {
+            let missed = (0..8000_u64).find(|turn| {
                 let page = (turn % PAGES as u64) as usize;
                 memory.write(page, *turn);
                 // An error is a find: the other thread ends all the same.
