@@ -57,6 +57,8 @@ pub struct Physical {
     poisoned: Box<[bool]>,
     /// Which mapped pages may only be read.
     protected: Box<[bool]>,
+    /// Which mapped pages nobody has written since [`SimMmu::written`] looked.
+    clean: Box<[bool]>,
     faulters: Vec<Faulter>,
     /// Threads that are to be told that what they stopped on is refused.
     refused: Vec<usize>,
@@ -90,6 +92,7 @@ impl SimMmu {
                 table: vec![None; pages].into(),
                 poisoned: vec![false; pages].into(),
                 protected: vec![false; pages].into(),
+                clean: vec![false; pages].into(),
                 faulters: Vec::new(),
                 refused: Vec::new(),
                 owed_wakes: Vec::new(),
@@ -137,6 +140,7 @@ impl SimMmu {
         self.with(|p| match p.table[index] {
             Some(at) if !p.protected[index] => {
                 set_half(&mut p.memory[at as usize], half, value);
+                p.clean[index] = false;
                 true
             }
             _ => false,
@@ -147,6 +151,13 @@ impl SimMmu {
     pub fn protected(&self, page: PageNo) -> bool {
         let index = self.index(page);
         self.with(|p| p.table[index].is_some() && p.protected[index])
+    }
+
+    /// Whether the page is mapped and was written since this was last asked. As the kernel does, it notes that with the translation, so a
+    /// hole was not.
+    pub fn written(&self, page: PageNo) -> bool {
+        let index = self.index(page);
+        self.with(|p| p.table[index].is_some() && !std::mem::replace(&mut p.clean[index], true))
     }
 
     /// The program drops a page behind core's back. Whether it was mapped.
@@ -277,6 +288,7 @@ impl SimMmu {
                 p.table[index] = p.slots[slot].take();
                 assert!(p.table[index].is_some(), "{frame:?} + {at} is mapped without memory");
                 p.protected[index] = writing == Writing::Protected;
+                p.clean[index] = false;
             });
             scheduler::step_aside("map");
         }

@@ -19,6 +19,7 @@ mod shadow;
 mod snapshots;
 mod steps;
 mod threads;
+mod tracker;
 mod weather;
 mod world;
 
@@ -32,7 +33,7 @@ use world::{Habit, Life, World};
 const STEPS: u32 = 2000;
 
 /// Seeds that notice a line that is removed from core. `breaks/` tells which.
-const KEPT_SEEDS: &[u64] = &[0, 1, 2, 3, 4, 7, 10, 18, 42, 46, 73, 112, 129, 239, 353, 914, 2115];
+const KEPT_SEEDS: &[u64] = &[0, 1, 2, 3, 4, 7, 10, 18, 42, 46, 73, 112, 129, 239, 353, 914, 1386, 2115];
 
 /// What a run came to.
 struct Run {
@@ -93,6 +94,11 @@ fn contents_that_a_handler_gives_are_right() {
 #[test]
 fn contents_that_move_are_right() {
     run_all(Habit::Relocate, if cfg!(debug_assertions) { 100 } else { 2000 });
+}
+
+#[test]
+fn what_was_written_is_found() {
+    run_all(Habit::Track, if cfg!(debug_assertions) { 100 } else { 2000 });
 }
 
 /// Runs the kept seeds and as many more as `SELFPAGE_SIM_SEEDS` says, or else `seeds`; or the one that `SELFPAGE_SIM_SEED` names.

@@ -165,6 +165,7 @@ impl Program {
             350..580 => drop(access(world, self.own_page(), Touch::Write { half: dice::below(2) as usize })),
             580..620 => self.protect(),
             620..650 | 800..830 if world.habit == Habit::Relocate => self.relocate(),
+            620..650 | 800..830 if world.habit == Habit::Track => world.tracker.scan(world, self.any_range(64)),
             620..680 => {
                 for page in self.any_range(12).pages() {
                     let _ = access(world, page, Touch::Read);

@@ -28,6 +28,7 @@ use crate::policy::SimPolicy;
 use crate::scheduler;
 use crate::shadow::Shadow;
 use crate::snapshots::Cuts;
+use crate::tracker::Tracker;
 use crate::weather::Weather;
 
 /// Where the first region begins.
@@ -58,6 +59,8 @@ pub enum Habit {
     Supply,
     /// Contents are moved to other pages.
     Relocate,
+    /// A tracker looks for what was written.
+    Track,
 }
 
 pub struct World {
@@ -68,6 +71,7 @@ pub struct World {
     pub weather: &'static Weather,
     pub parts: Vec<Part>,
     pub shadow: Shadow,
+    pub tracker: Tracker,
     pub policy: Mutex<SimPolicy>,
     pub habit: Habit,
     pub steps_left: Cell<u32>,
@@ -162,7 +166,8 @@ impl World {
         for (trap, fills_in, backing, count) in kinds {
             let range = PageRange { first, count };
             let (words, residency) = (life.table(count as usize), life.table(count as usize));
-            let mut region = Region::new(range, trap, Rights::ReadWrite, words, residency);
+            let region = Region::new(range, trap, Rights::ReadWrite, words, residency);
+            let mut region = region.track(life.table(count as usize));
             let mut set = || PageSet::new(life.table(PageSet::words(count as usize)));
             let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
             region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
@@ -206,6 +211,7 @@ impl World {
             weather,
             parts,
             shadow: Shadow::new(total as usize),
+            tracker: Tracker::new(total as usize),
             policy: Mutex::new(SimPolicy::new(frames, weather)),
             habit,
             steps_left: Cell::new(steps),
