@@ -127,13 +127,11 @@ pub fn is_own(tid: u32) -> bool {
 /// `None` where there is no telling.
 pub fn others_run() -> Option<bool> {
     let (own, mut all_known) = (sys::tid(), true);
-    for task in std::fs::read_dir("/proc/self/task").ok()? {
-        let task = task.ok()?;
-        let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok()).unwrap_or(0);
+    for (tid, folder) in selfpage::task::each().ok()? {
         if tid == own || is_own(tid) {
             continue;
         }
-        match std::fs::read_to_string(task.path().join("stat")) {
+        match std::fs::read_to_string(folder.join("stat")) {
             Ok(stat) if runs_the_program(&stat) => return Some(true),
             // It ends the moment that it is read about.
             Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => all_known = false,

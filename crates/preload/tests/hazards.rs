@@ -64,6 +64,22 @@ fn threads_that_move_data_keep_no_program_from_ending() {
     assert_eq!(ran.text(), "ok\n");
 }
 
+/// There its threads have other numbers than they know themselves by.
+#[test]
+fn in_a_pid_namespace_under_the_outer_proc() {
+    let Some(program) = programs().and_then(|program| program.to_str()) else { return };
+    let apart = ["--pid", "--fork"];
+    let probe = Command::new("unshare").args(apart).arg("true").output();
+    if !probe.as_ref().is_ok_and(|probe| probe.status.success()) {
+        return run::skip("unshare", &format!("no PID namespace of a program's own: {probe:?}"));
+    }
+    for name in ["fork_and_go_on", "fork_from_thread", "main_ends_first"] {
+        let ran = run::run("8M", "unshare", &[&apart[..], &[program, name]].concat()).ok();
+        assert_eq!(ran.text(), "ok\n", "{name}");
+        assert!(ran.stats["evictions_total"].as_u64().unwrap() > 1000, "{name}: {}", ran.stats);
+    }
+}
+
 /// A program, and a library whose constructor runs before ours.
 fn with_an_early_library(arguments: &[&str]) -> Option<Ran> {
     if !run::possible() {

@@ -45,6 +45,7 @@ mod skip;
 pub mod snapshot;
 mod stats;
 pub mod store;
+pub mod task;
 pub mod trace;
 pub mod trap;
 mod turn;

@@ -283,7 +283,7 @@ impl BackingStore for FileStore {
             return Err(StoreError { object: self.object.clone(), cause, remedy: "make one of its own in the child" });
         }
         let flags = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
-        let file = self.file.reopen(table_of, flags).map_err(|cause| StoreError {
+        let file = self.file.reopen(table_of.cast_unsigned(), flags).map_err(|cause| StoreError {
             object: self.object.clone(),
             cause,
             remedy: "a child needs the file opened anew: mount /proc, keep the right to open it, raise ulimit -n",

@@ -1,15 +1,16 @@
 //! A file known by the number of its descriptor, and locks that the kernel drops with the last descriptor.
 
-use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags, Stat, fstat, open, stat};
 use rustix::io::fcntl_dupfd_cloexec;
+
+use crate::task;
 
 /// Numbers from here on are out of the way of programs that count on small ones; the second is for those that live under a
 /// low limit. Where even that is too high there is still one, above the standard streams, that is free in pager threads' tables as well.
@@ -66,8 +67,8 @@ impl Numbered {
 }
 
 /// A name for what descriptor `number` of `thread`'s table is.
-fn name_in_table(thread: impl Display, number: RawFd) -> String {
-    format!("/proc/self/task/{thread}/fd/{number}")
+fn name_in_table(thread: u32, number: RawFd) -> PathBuf {
+    task::folder(thread).join("fd").join(number.to_string())
 }
 
 impl Descriptor {
@@ -95,7 +96,7 @@ impl Descriptor {
 
     /// Opens the same file anew: another open file description, so other locks. `table_of` is a thread of this process
     /// that has the descriptor in its table.
-    pub fn reopen(&self, table_of: i32, flags: OFlags) -> io::Result<Descriptor> {
+    pub fn reopen(&self, table_of: u32, flags: OFlags) -> io::Result<Descriptor> {
         let name = name_in_table(table_of, self.number());
         let anew = Descriptor::new(open(name, OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty())?)?;
         anew.identity.check(self.identity)?;
@@ -277,7 +278,7 @@ pub(crate) fn move_descriptor((from, to): (RawFd, RawFd)) -> io::Result<()> {
 
 /// Opens the file of descriptor `number` of the thread's table once more, as it is open there.
 fn opened_anew(thread: u32, number: RawFd) -> io::Result<OwnedFd> {
-    let info = std::fs::read_to_string(format!("/proc/self/task/{thread}/fdinfo/{number}"))?;
+    let info = std::fs::read_to_string(task::folder(thread).join("fdinfo").join(number.to_string()))?;
     let flags = info.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
     // That it was made without a name is no way to open it.
     let flags = OFlags::from_bits_retain(flags.ok_or(io::ErrorKind::InvalidData)?).difference(OFlags::TMPFILE);

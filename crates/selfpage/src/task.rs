@@ -1,0 +1,96 @@
+//! The threads of this process, as /proc shows them.
+//!
+//! It numbers them as its mount does: a process in a PID namespace of its own, under the /proc of an outer one, has other numbers there
+//! than gettid(2) says.
+
+use std::io;
+use std::path::PathBuf;
+
+use rustix::process::Pid;
+use rustix::thread::gettid;
+
+const TASKS: &str = "/proc/self/task";
+
+/// Each thread's number, as gettid(2) says it, and its folder in /proc. One that ends meanwhile may be left out.
+///
+/// # Context
+/// Normal or PagerThread.
+///
+/// # Errors
+/// That the folder cannot be read: there is no /proc, or one that does not know this process.
+pub fn each() -> io::Result<Vec<(u32, PathBuf)>> {
+    let numbers = Numbers::of_proc();
+    let folders = std::fs::read_dir(TASKS)?.map(|task| Ok(task?.path())).collect::<io::Result<Vec<_>>>()?;
+    Ok(folders.into_iter().filter_map(|folder| Some((numbers.of(&folder)?, folder))).collect())
+}
+
+/// The folder of one thread. Where there is none it is a name that nothing has.
+pub(crate) fn folder(thread: u32) -> PathBuf {
+    let named = format!("{TASKS}/{thread}").into();
+    match Numbers::of_proc() {
+        Numbers::Ours => named,
+        Numbers::Others => {
+            let found = each().ok().and_then(|all| all.into_iter().find(|(number, _)| *number == thread));
+            found.map_or(named, |(_, folder)| folder)
+        }
+    }
+}
+
+/// Whose numbers the folders have.
+enum Numbers {
+    Ours,
+    Others,
+}
+
+impl Numbers {
+    fn of_proc() -> Numbers {
+        // Its end is the calling thread's number there.
+        let link = std::fs::read_link("/proc/thread-self").unwrap_or_default();
+        let here = Pid::as_raw(Some(gettid())).to_string();
+        if link.file_name().is_none_or(|there| *there == *here) { Numbers::Ours } else { Numbers::Others }
+    }
+
+    /// The number of the thread that has this folder.
+    fn of(&self, folder: &std::path::Path) -> Option<u32> {
+        match self {
+            Numbers::Ours => folder.file_name()?.to_str()?.parse().ok(),
+            Numbers::Others => innermost(&std::fs::read_to_string(folder.join("status")).ok()?),
+        }
+    }
+}
+
+/// A thread's number in its own namespace, by its status: there is one for each namespace, from that of /proc inwards.
+fn innermost(status: &str) -> Option<u32> {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().next_back()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_thread_has_a_folder() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(Pid::as_raw(Some(gettid())) as u32).unwrap();
+            let _ = ends.recv();
+        });
+        let number = told.recv().unwrap();
+        let all = each().unwrap();
+        let listed = all.iter().find(|task| task.0 == number).unwrap();
+        assert_eq!(listed.1, folder(number));
+        let status = std::fs::read_to_string(listed.1.join("status")).unwrap();
+        assert_eq!(innermost(&status), Some(number));
+        drop(end);
+        thread.join().unwrap();
+        assert_eq!(folder(u32::MAX), PathBuf::from(format!("{TASKS}/{}", u32::MAX)));
+    }
+
+    #[test]
+    fn the_last_of_several_numbers_is_the_threads_own() {
+        assert_eq!(innermost("Name:\ta\nPid:\t18284\nNSpid:\t18284\t7\t1\nThreads:\t1\n"), Some(1));
+        assert_eq!(innermost("Name:\ta\nPid:\t18284\n"), None);
+    }
+}
