@@ -364,16 +364,15 @@ impl FrameTable {
         self.records.get(frame.0 as usize).is_some_and(|record| record.marks.load(Ordering::Relaxed) & ZEROED != 0)
     }
 
-    /// The page that was in `frame` is used again.
+    /// The page that was in `frame` is used again. Whether that is news: it was sampled, and not used since.
     ///
     /// # Context
     /// Trap.
-    pub(crate) fn note_use(&self, frame: Frame) {
-        if let Some(record) = self.records.get(frame.0 as usize)
-            && record.marks.load(Ordering::Acquire) & SAMPLED != 0
-        {
-            record.marks.fetch_or(USED, Ordering::AcqRel);
-        }
+    pub(crate) fn note_use(&self, frame: Frame) -> bool {
+        self.records.get(frame.0 as usize).is_some_and(|record| {
+            record.marks.load(Ordering::Acquire) & SAMPLED != 0
+                && record.marks.fetch_or(USED, Ordering::AcqRel) & USED == 0
+        })
     }
 
     /// From now on a use of the page in `frame` is news, as long as the frame is that page's.

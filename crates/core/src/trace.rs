@@ -33,7 +33,7 @@ macro_rules! counters {
 counters! {
     /// Faults that reached the domain.
     faults_total,
-    /// Pages mapped again from the standby list, without a fill.
+    /// Pages mapped again whose contents a frame still had, without a fill: on standby, or unmapped for the program's sake.
     soft_faults_total,
     /// Pages unmapped to see whether they are used.
     sampled_total,

@@ -14,7 +14,7 @@ pub enum Kind {
     First = 1,
     /// A fault on a page that came from a store, file or pager.
     Fill = 2,
-    /// A fault on a page on standby: no I/O.
+    /// A fault on a page whose contents a frame still had: on standby, or unmapped for the program's sake. No I/O.
     Soft = 3,
     /// A fault on a page that was unmapped to see whether it is used.
     Referenced = 4,

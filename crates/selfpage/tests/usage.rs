@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use selfpage::store::MemoryStore;
 use selfpage::trace::{Record, Trace};
-use selfpage::{Domain, Sampling, Trap};
+use selfpage::{Domain, Protection, Sampling, Trap};
 
 mod sampled;
 
@@ -37,6 +37,23 @@ fn pages_that_are_read_are_found_every_round_and_others_are_not() {
         assert_eq!(counts.sampled_total, 3 * 256);
         // Workers, four at most, count when the program runs on already.
         assert!((3 * 128 - 4..=3 * 128).contains(&counts.referenced_total), "{counts:?}");
+    }
+}
+
+#[test]
+fn a_page_that_was_closed_for_a_while_was_not_sampled() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let Some(domain) = domain(512) else { return };
+        let region = numbered(&domain, 8, trap);
+        assert_eq!(word(&region, 3), 4);
+        region.protect(0, region.len_bytes(), Protection::None).unwrap();
+        region.protect(0, region.len_bytes(), Protection::ReadWrite).unwrap();
+        assert_eq!(word(&region, 3), 4);
+        // A worker counts when the program runs on already.
+        while domain.stats().counts.soft_faults_total == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(domain.stats().counts.referenced_total, 0, "{trap:?}");
     }
 }
 

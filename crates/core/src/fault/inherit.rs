@@ -75,7 +75,11 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     clone.sets.inherited.remove(index);
     domain.settle(clone, page, Word::new(state, frame));
     domain.admit(clone, frame, Use::First);
-    Step::Done(Outcome::Resolved)
+    match state {
+        // Nobody may access it since the caller looked, who has to be told so: a thread that waits for the page is not woken.
+        State::Aside => Step::Again,
+        _ => Step::Done(Outcome::Resolved),
+    }
 }
 
 /// Copies what a page of `source` holds, wherever that is. `Err`: what must be done or waited for first.

@@ -348,16 +348,12 @@ fn soft_fault(domain: &DomainState, region: &Region, pager: &dyn Pager, page: Pa
     let frame = seen.frame();
     // Before the map, which lets the program go on.
     domain.frames.note_use(frame);
-    match domain.map(region, page, frame, 1) {
-        Ok(()) => {
-            domain.settle(region, page, Word::new(State::Resident, frame));
-            domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
-            Counters::add(&domain.counters.soft_faults_total, 1);
-        }
-        Err(partial) => {
-            return refused(domain, region, page, frame, partial.why);
-        }
+    if let Err(partial) = domain.map(region, page, frame, 1) {
+        return refused(domain, region, page, frame, partial.why);
     }
+    domain.settle(region, page, Word::new(State::Resident, frame));
+    domain.admit(region, frame, if seen.trip() { Use::First } else { Use::Again });
+    Counters::add(&domain.counters.soft_faults_total, 1);
     if seen.trip() && pager.reads_ahead() {
         let limits = domain.limits(fill::MOST_NOW, ReadsAhead::Yes);
         if let Some(chunk) = region.streams.tripped(region.index(page), limits) {
@@ -462,7 +458,7 @@ fn take_back(
         lost(domain, region, pager, page, frame);
         return Step::Again;
     }
-    domain.frames.note_use(frame);
+    let was_sampled = domain.frames.note_use(frame);
     if let Err(partial) = domain.map(region, page, frame, 1) {
         domain.settle(region, page, seen);
         return refused_whole(domain, region, page, partial.why);
@@ -470,8 +466,13 @@ fn take_back(
     domain.leaves_aside(seen);
     domain.settle(region, page, Word::new(State::Resident, frame));
     domain.admit(region, frame, Use::Again);
-    Counters::add(&domain.counters.referenced_total, 1);
-    Step::Brought(Kind::Referenced)
+    if was_sampled {
+        Counters::add(&domain.counters.referenced_total, 1);
+        Step::Brought(Kind::Referenced)
+    } else {
+        Counters::add(&domain.counters.soft_faults_total, 1);
+        Step::Brought(Kind::Soft)
+    }
 }
 
 /// Our word says resident, and yet there was a fault: either it was resolved meanwhile, or the page is protected and should not be,
