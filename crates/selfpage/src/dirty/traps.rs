@@ -353,7 +353,7 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
 }
 
 /// A write to what is armed. `false`: it is not.
-fn let_through(addr: usize) -> bool {
+pub(crate) fn let_through(addr: usize) -> bool {
     LOOKING.fetch_add(1, Ordering::SeqCst);
     let is_armed = watches().any(|watch| watch.trapped(addr));
     LOOKING.fetch_sub(1, Ordering::SeqCst);

@@ -12,7 +12,8 @@ use selfpage_core::linux::{futex, key};
 
 use super::keys::Ours;
 use super::table::Core;
-use super::thread;
+use super::{places, thread};
+use crate::dirty::traps;
 use crate::trap::takeover::{Blocked, Takeover};
 use crate::trap::upcall::SEGV_ACCERR;
 
@@ -71,6 +72,8 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
     let again = thread::with(|here| match code {
         // SAFETY: signal-handler: the kernel passed the context.
         SEGV_PKUERR => (unsafe { load_register(here, context) }) || is_worth_a_try(here, addr),
+        // SAFETY: signal-handler: the kernel passed the context.
+        SEGV_ACCERR if unsafe { is_awaited(addr, context) } => true,
         SEGV_ACCERR => is_worth_a_try(here, addr),
         _ => false,
     });
@@ -88,13 +91,24 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
     unsafe { SIGSEGV.chain(info, context) };
 }
 
+/// Whether it is a write that a tracker waits for by traps, and may go on now. The tracker's own handler may come after this one, and code
+/// on trial never comes to it.
+///
+/// # Safety
+/// *signal-handler*: `context` is what the kernel passed to the handler.
+unsafe fn is_awaited(addr: usize, context: *mut libc::c_void) -> bool {
+    // SAFETY: signal-handler: as above.
+    !places::any_at(addr) && unsafe { access(context) } == Access::Write && traps::let_through(addr)
+}
+
 /// Whether the access may be allowed by now. Waits for as long as protections change, or another domain's are in force.
 fn is_worth_a_try(here: &thread::Here, addr: usize) -> bool {
     loop {
         let epoch = EPOCH.load(Ordering::Acquire);
         let wide = WIDE.load(Ordering::Acquire);
-        // Not where the thread has entered another since: that one's rights are what it has, in the place of the other's.
-        let foreign = !wide.is_null() && !ptr::eq(here.current(), wide);
+        // Not where the thread has entered another since: that one's rights are what it has, in the place of the other's. Nor what no
+        // domain has to do with: that stays refused.
+        let foreign = !wide.is_null() && !ptr::eq(here.current(), wide) && places::any_at(addr);
         if epoch & 1 == 1 || foreign {
             let _ = futex::wait(&EPOCH, epoch, 0);
             continue;

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::key::Key;
 
+use super::places::Place;
 use super::rights::Rights;
 use super::table::{self, Record};
 use super::{Mechanism, mechanism, thread};
@@ -57,7 +58,7 @@ impl Memory {
     /// # Safety
     /// *protected-memory*: the range stays mapped as it is for as long as the value or a clone of it lives, nobody else changes its
     /// protection or key, and neither a thread's stack, nor what a thread in a domain without rights on it needs to run
-    /// (the allocator's memory, say), lies there.
+    /// (the allocator's memory, say), lies there; nor, where there are no keys, what a pager, a store or a policy uses.
     pub unsafe fn plain(name: &str, range: Range<usize>) -> Result<Memory> {
         Memory::add(name.into(), range, None)
     }
@@ -98,6 +99,7 @@ impl Memory {
             now: most.prot(),
             key: Key::NONE,
             region: region.as_ref().map(Arc::downgrade),
+            _place: Place::new(range.clone()),
         });
         if let Err(why) = table.follow() {
             let record = table.memory.pop();

@@ -34,6 +34,7 @@ mod fault;
 pub(crate) mod fork;
 mod keys;
 mod memory;
+mod places;
 mod rights;
 mod sandbox;
 mod table;
@@ -308,30 +309,34 @@ impl Drop for Entered<'_> {
 #[cold]
 fn leave_slowly(here: &thread::Here, before: Before) {
     let from = stay(here.entered());
-    here.pop(before);
-    let to = stay(here.entered());
+    let to = stay(here.entered().take(here.depth() - 1));
     if from.core.is_null() && to.core.is_null() {
-        return;
+        return here.pop(before);
     }
     loop {
-        match table::hold().switch_wide(from, to) {
-            Ok(Switch::Done) => return,
-            // Others are in a domain that this thread would leave for another.
-            Ok(Switch::Busy(_)) => std::thread::sleep(std::time::Duration::from_micros(200)),
+        // Not while it sleeps: whoever is to leave first takes it.
+        let mut table = table::hold();
+        match table.switch_wide(from, to) {
+            // With no handler of a signal in between, for which the table and the thread would disagree.
+            Ok(Switch::Done) => return here.pop(before),
+            // Others are in a domain that this thread would leave for another. Until then it is in it.
+            Ok(Switch::Busy(_)) => drop(table),
             Err(why) => crate::die(&format!("a protection domain cannot be left: {why}")),
         }
+        std::thread::sleep(std::time::Duration::from_micros(200));
     }
 }
 
 /// Has it that a thread which has ended, or is stopped for good, is in none of the domains that it was in.
-fn leave_all(entered: &[*const Core]) {
+fn leave_all(entered: impl FnOnce() -> Vec<*const Core>) {
     let mut table = table::hold();
+    let entered = entered();
     if let Err(why) = table.switch_wide(stay(entered.iter().copied()), Stay::OUTSIDE) {
         crate::die(&format!("a protection domain cannot be left: {why}"));
     }
     for core in entered {
         // SAFETY: protection-domain: a domain that a thread is in stays.
-        unsafe { &**core }.end_use();
+        unsafe { &*core }.end_use();
     }
 }
 

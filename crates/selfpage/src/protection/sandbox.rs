@@ -123,7 +123,7 @@ impl ProtectionDomain {
                 thread::with(|here| here.set_trial(ptr::null()));
                 // Where the work has forgotten a guard, this one is not the innermost.
                 std::mem::forget(entered);
-                super::leave_all(&thread::with(thread::Here::leave_all));
+                super::leave_all(|| thread::with(thread::Here::leave_all));
                 super::refresh();
                 ended
             });
@@ -151,7 +151,8 @@ impl ProtectionDomain {
     fn bury(&self, trial: &Trial) -> Violation {
         let entered = || trial.entered.iter().map(|core| core.load(Ordering::Relaxed)).take_while(|core| *core != 0);
         let entered: Vec<*const Core> = entered().map(|core| core as *const Core).collect();
-        super::leave_all(&entered);
+        let innermost = entered.last().copied().unwrap_or(ptr::null());
+        super::leave_all(|| entered);
         let addr = trial.addr.load(Ordering::Relaxed);
         let access = match trial.access.load(Ordering::Relaxed) {
             access if access == Access::Write as u8 => Access::Write,
@@ -159,10 +160,9 @@ impl ProtectionDomain {
             _ => Access::Read,
         };
         let table = table::hold();
-        let core = entered.last().copied().unwrap_or(ptr::null());
-        let memory = table.memory_at(addr).map(|record| (record.name.clone(), table.rights(core, record.id)));
+        let memory = table.memory_at(addr).map(|record| (record.name.clone(), table.rights(innermost, record.id)));
         // SAFETY: protection-domain: a domain that a thread is in stays.
-        let domain = unsafe { core.as_ref() }.map_or_else(|| self.name().into(), |core| core.name.clone());
+        let domain = unsafe { innermost.as_ref() }.map_or_else(|| self.name().into(), |core| core.name.clone());
         Violation { domain, addr, access, memory }
     }
 }

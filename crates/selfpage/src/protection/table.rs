@@ -9,6 +9,7 @@ use selfpage_core::linux::key::Key;
 use selfpage_core::linux::{Errno, key};
 
 use super::memory::Memory;
+use super::places::Place;
 use super::rights::Rights;
 use super::wide::Wide;
 use crate::region::Region;
@@ -110,6 +111,8 @@ pub(super) struct Record {
     pub(super) now: u32,
     pub(super) key: Key,
     pub(super) region: Option<Weak<Region>>,
+    /// For who meets it in a handler of a signal.
+    pub(super) _place: Place,
 }
 
 impl Record {
@@ -222,6 +225,7 @@ mod tests {
     use selfpage_core::linux::descriptor::Descriptor;
     use selfpage_core::linux::memory::{self, Access, Advice, Place, Sharing};
 
+    use super::super::places;
     use super::*;
 
     #[test]
@@ -235,8 +239,18 @@ mod tests {
         // SAFETY: owned-range: the second page of what was just mapped; its contents are never looked at.
         unsafe { memory::map_file(second, PAGE_BYTES, Access::Read, Sharing::Shared, file, 0) }.unwrap();
         let (most, now) = (Rights::READ, Rights::READ.prot());
-        let mut record =
-            Record { id: 1, name: String::new(), start, len_bytes, most, now, key: Key::NONE, region: None };
+        let place = places::Place::new(start..start + len_bytes);
+        let mut record = Record {
+            id: 1,
+            name: String::new(),
+            start,
+            len_bytes,
+            most,
+            now,
+            key: Key::NONE,
+            region: None,
+            _place: place,
+        };
         assert_eq!(record.protect((Rights::READ | Rights::WRITE).prot(), Key::NONE), Err(Errno::ACCESS));
         assert_eq!((record.now, record.key), (now, Key::NONE));
         // SAFETY: owned-range: the first page.

@@ -1,0 +1,80 @@
+//! Refusals that no protection domain has to do with, where domains are by page tables. Each test in a process of its own: whose handler
+//! comes first is settled once.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use selfpage::dirty::{Dirty, DirtyTracker, Mechanism as Found};
+use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, mechanism};
+
+mod child;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+
+const PAGE: usize = 4096;
+
+/// A page of the process's own, never unmapped.
+fn page() -> Range<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh mapping.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    assert_ne!(start, libc::MAP_FAILED);
+    start as usize..start as usize + PAGE
+}
+
+fn write(page: &Range<usize>) {
+    // SAFETY: mapped, and nobody holds a reference to it.
+    unsafe { (page.start as *mut u8).write_volatile(1) };
+}
+
+/// A domain that has no right to a page of its own, by page tables on every machine.
+fn domain() -> (ProtectionDomain, Memory) {
+    // SAFETY: new keys, which no memory has.
+    while unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) } > 0 {}
+    assert_eq!(mechanism(), Mechanism::PageTables);
+    // SAFETY: it stays mapped.
+    let memory = unsafe { Memory::plain("others", page()) }.unwrap();
+    (ProtectionDomain::new("inside"), memory)
+}
+
+#[test]
+fn what_a_tracker_waits_for_is_no_stray_write() {
+    child::forked(|| {
+        let (tracker, tracked) = (DirtyTracker::with(Found::Traps).unwrap(), page());
+        write(&tracked);
+        // SAFETY: the memory is the test's.
+        unsafe { tracker.arm(tracked.clone()) }.unwrap();
+        let (domain, _others) = domain();
+        let within = tracked.clone();
+        assert!(matches!(domain.run(move || write(&within)).unwrap(), Ended::Well(())));
+        let mut found = Dirty::new();
+        tracker.scan(tracked, &mut found).unwrap();
+        assert_eq!(found.pages(), 1);
+    });
+}
+
+static CLOSED: AtomicUsize = AtomicUsize::new(0);
+
+/// The write barrier of a collector, say.
+extern "C" fn opens(_: i32) {
+    let flags = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the test's own page.
+    assert_eq!(unsafe { libc::mprotect(CLOSED.load(SeqCst) as *mut libc::c_void, PAGE, flags) }, 0);
+}
+
+#[test]
+fn what_no_domain_has_to_do_with_waits_for_none() {
+    child::forked(|| {
+        let closed = page();
+        CLOSED.store(closed.start, SeqCst);
+        // SAFETY: the handler opens memory of this test's, which is closed here.
+        unsafe {
+            libc::signal(libc::SIGSEGV, opens as *const () as usize);
+            assert_eq!(libc::mprotect(closed.start as *mut libc::c_void, PAGE, libc::PROT_READ), 0);
+        }
+        let (domain, _others) = domain();
+        let _entered = domain.enter().unwrap();
+        // Joined while this thread is in the domain.
+        std::thread::spawn(move || write(&closed)).join().unwrap();
+    });
+}
