@@ -30,11 +30,13 @@ const POST_START_WORLD: c_int = 9;
 /// thread that did could be stopped with the lock in its hands.
 struct State {
     heap: Option<Heap>,
+    /// Whether the heap was followed in this collection: a collector that knows of no threads has no world to stop, and says nothing of it.
+    has_followed: bool,
     /// Who was told of events before.
     next: Option<OnEvent>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { heap: None, next: None });
+static STATE: Mutex<State> = Mutex::new(State { heap: None, has_followed: false, next: None });
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 fn state() -> MutexGuard<'static, State> {
@@ -78,7 +80,7 @@ pub fn prepare(library: &Library, writes: Writes) -> Result<(), Error> {
     if incremental != 0 || STARTED.swap(true, Ordering::SeqCst) {
         return Err(Error::Started);
     }
-    *state() = State { heap, next };
+    *state() = State { heap, has_followed: false, next };
     // SAFETY: collector-call: both set a word; `on_event` stays loaded.
     unsafe {
         (library.allow_manual)(c_int::from(writes == Writes::Tracked));
@@ -93,12 +95,17 @@ extern "C" fn on_event(event: c_int) {
     match event {
         PRE_STOP_WORLD => {
             pauses::begin();
+            state.has_followed = true;
             if let Some(heap) = &mut state.heap {
                 heap.follow();
             }
         }
         MARK_START => {
+            let has_followed = std::mem::take(&mut state.has_followed);
             if let Some(heap) = &mut state.heap {
+                if !has_followed {
+                    heap.follow();
+                }
                 heap.tell();
             }
         }

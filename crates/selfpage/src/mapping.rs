@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::PageRange;
 use selfpage_core::fault::range::{self, Undone};
-use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::pager::Context;
 
 use crate::domain::Inner;
@@ -162,8 +162,7 @@ impl Region {
             // SAFETY: owned-range, region-contents: the addresses are the region's, and what is there is done with.
             unsafe {
                 memory::map_anonymous(Place::Over(start), len, Access::None)?;
-                memory::advise(start, len, Advice::NoHugePages)?;
-                memory::advise(start, len, Advice::NotForChild)?;
+                memory::keep_hands_off(start, len)?;
             }
             pool.lock_alike(&(start..start + len))
         });

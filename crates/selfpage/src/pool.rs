@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::linux::Errno;
-use selfpage_core::linux::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
+use selfpage_core::linux::memory::{self, Access, HUGE_PAGE_BYTES, Place};
 use selfpage_core::linux::uffd::{Modes, Uffd};
 
 use crate::config::Locking;
@@ -61,11 +61,8 @@ impl FramePool {
         // SAFETY: owned-range: a fresh mapping, or (in a forked child) the place that DONTFORK left empty.
         let start = unsafe { memory::map_anonymous(place, self.len_bytes(), Access::ReadWrite) }
             .map_err(|errno| self.failure("map", errno))?;
-        for advice in [Advice::NoHugePages, Advice::NotForChild] {
-            // SAFETY: owned-range: just mapped.
-            unsafe { memory::advise(start, self.len_bytes(), advice) }
-                .map_err(|errno| self.failure("set up", errno))?;
-        }
+        // SAFETY: owned-range: just mapped.
+        unsafe { memory::keep_hands_off(start, self.len_bytes()) }.map_err(|errno| self.failure("set up", errno))?;
         Ok(start)
     }
 

@@ -71,6 +71,8 @@ pub enum Advice {
     NoHugePages = raw::MADV_NOHUGEPAGE,
     /// Use huge pages where they fit.
     HugePages = raw::MADV_HUGEPAGE,
+    /// Never merge pages with equal ones.
+    NotMerged = raw::MADV_UNMERGEABLE,
     /// A forked child gets the range empty.
     WipeForChild = raw::MADV_WIPEONFORK,
     /// A forked child does not get the range.
@@ -224,6 +226,23 @@ pub fn own_to_read(addr: usize) {
 pub unsafe fn advise(addr: usize, len_bytes: usize, advice: Advice) -> Result<(), Errno> {
     // SAFETY: owned-range: passed on from our caller.
     unsafe { call(raw::__NR_madvise, [addr, len_bytes, advice as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Has the kernel keep its hands off memory whose pages a domain moves: no huge pages, no merging of equal ones, which would map a page
+/// anew without the protection that somebody waits for, and nothing for children.
+///
+/// # Errors
+/// What madvise(2) says.
+///
+/// # Safety
+/// owned-range: the range is the caller's.
+pub unsafe fn keep_hands_off(addr: usize, len_bytes: usize) -> Result<(), Errno> {
+    // SAFETY: owned-range: passed on from our caller. A kernel that merges nothing knows no such advice.
+    unsafe {
+        let _ = advise(addr, len_bytes, Advice::NotMerged);
+        advise(addr, len_bytes, Advice::NoHugePages)?;
+        advise(addr, len_bytes, Advice::NotForChild)
+    }
 }
 
 /// Keeps a range in memory. Counts the whole range against `RLIMIT_MEMLOCK`.

@@ -49,6 +49,8 @@ pub(crate) struct Bound {
     files: Vec<Numbered>,
     pub(super) store: Option<Arc<dyn BackingStore>>,
     pub(crate) name: String,
+    /// Whether the program gave it.
+    pub(super) is_named: bool,
     pub(super) len_bytes: usize,
     /// Its pages may be dropped from now on. Changed and asked for with the domain's regions held.
     leaving: AtomicBool,
@@ -129,6 +131,7 @@ impl Bound {
             files,
             store,
             name,
+            is_named: !builder.name.is_empty(),
             len_bytes,
             asking,
             leaving: AtomicBool::new(false),
@@ -139,11 +142,9 @@ impl Bound {
         // SAFETY: pager-outlives: as above.
         let new = unsafe { bound.region.bind(&raw const bound._reference.0) };
         debug_assert!(new);
-        for advice in [Advice::NoHugePages, Advice::NotForChild] {
-            // SAFETY: owned-range: just mapped.
-            unsafe { memory::advise(start, len_bytes, advice) }
-                .map_err(|errno| Error::system("set up", object(), errno))?;
-        }
+        // SAFETY: owned-range: just mapped.
+        unsafe { memory::keep_hands_off(start, len_bytes) }
+            .map_err(|errno| Error::system("set up", object(), errno))?;
         let bound = Arc::new(bound);
         bound.region.keeper.store(Arc::as_ptr(&bound).cast_mut().cast(), Ordering::Release);
         Ok(bound)

@@ -6,7 +6,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::pager::Pager;
 use selfpage_core::region;
 
-use super::{ADDRESS, Bound, Region};
+use super::{Bound, Region};
 use crate::domain::{Inner, Life};
 use crate::error::{Error, Kind, Result, pages};
 use crate::protection;
@@ -103,6 +103,6 @@ impl Bound {
 
     /// The name that the program gave it, if it did.
     pub(crate) fn given_name(&self) -> &str {
-        if self.name.starts_with(ADDRESS) { "" } else { &self.name }
+        if self.is_named { &self.name } else { "" }
     }
 }

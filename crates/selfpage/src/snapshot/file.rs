@@ -204,22 +204,28 @@ fn damaged(path: &Path, what: &str) -> Error {
     Error::new(Kind::Lost, "open", named(path), format!("{what} is damaged; restore another file"))
 }
 
+fn unread(path: &Path, cause: io::Error) -> Error {
+    Error::system("open", named(path), cause)
+}
+
 /// The header of a file, and which of its snapshots is the newest whole one.
 pub(super) fn newest(path: &Path, file: &File) -> Result<(Header, Current)> {
     let mut front = [0; PAGE as usize];
     let known = match file.read_exact_at(&mut front, 0) {
         Ok(()) => Header::len_bytes(&front),
         Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => None,
-        Err(cause) => return Err(Error::system("open", named(path), cause)),
+        Err(cause) => return Err(unread(path, cause)),
     };
     let Some(len_bytes) = known else {
         let cause = "this is no snapshot file, or its first bytes are damaged";
         return Err(Error::new(Kind::Lost, "open", named(path), cause));
     };
-    let header = read(file, 0, len_bytes).and_then(|bytes| Header::decode(&bytes));
+    let read = |at, len_bytes| read(file, at, len_bytes).map_err(|cause| unread(path, cause));
+    let header = read(0, len_bytes)?.and_then(|bytes| Header::decode(&bytes));
     let header = header.ok_or_else(|| damaged(path, "its header"))?;
-    let places = [0, 1].map(|place| slot_at(&header, place));
-    let slots = places.iter().filter_map(|at| Current::decode(&read(file, *at, PAGE)?, &header.identity));
+    // One that cannot be read may be the newest.
+    let [first, second] = [0, 1].map(|place| read(slot_at(&header, place), PAGE));
+    let slots = [first?, second?].into_iter().flatten().filter_map(|bytes| Current::decode(&bytes, &header.identity));
     match slots.max_by_key(|current| current.sequence) {
         Some(current) => Ok((header, current)),
         None => Err(damaged(path, "the place that says which snapshot is the newest")),
@@ -236,29 +242,41 @@ pub(super) fn data_at(header: &Header) -> u64 {
     slot_at(header, 0) + 2 * PAGE
 }
 
-/// `None`: the file has not got as much, or cannot be read there.
-fn read(file: &File, at: u64, len_bytes: u64) -> Option<Vec<u8>> {
+/// `None`: the file has not got as much.
+fn read(file: &File, at: u64, len_bytes: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
-    each_piece(file, at, len_bytes, |piece| {
+    let all = each_piece(file, at, len_bytes, |piece| {
         bytes.extend(piece);
         Some(())
     })?;
-    Some(bytes)
+    Ok(all.map(|()| bytes))
 }
 
 /// Shows `each` a part of a file, a piece at a time: a damaged file has any numbers for lengths, and may say that it is as long itself
 /// without having a byte of it. `None`: `each` has had enough, or as for [`read`].
-fn each_piece(file: &File, at: u64, len_bytes: u64, mut each: impl FnMut(&[u8]) -> Option<()>) -> Option<()> {
-    let end = at.checked_add(len_bytes).filter(|end| file.metadata().is_ok_and(|meta| *end <= meta.len()))?;
+fn each_piece(
+    file: &File,
+    at: u64,
+    len_bytes: u64,
+    mut each: impl FnMut(&[u8]) -> Option<()>,
+) -> io::Result<Option<()>> {
+    let file_bytes = file.metadata()?.len();
+    let Some(end) = at.checked_add(len_bytes).filter(|end| *end <= file_bytes) else { return Ok(None) };
     let mut bytes = vec![0; len_bytes.min(PIECE_BYTES) as usize];
     let mut at = at;
     while at < end {
         let piece = &mut bytes[..(end - at).min(PIECE_BYTES) as usize];
-        file.read_exact_at(piece, at).ok()?;
-        each(piece)?;
+        match file.read_exact_at(piece, at) {
+            // Somebody has cut it.
+            Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            done => done?,
+        }
+        if each(piece).is_none() {
+            return Ok(None);
+        }
         at += piece.len() as u64;
     }
-    Some(())
+    Ok(Some(()))
 }
 
 /// A snapshot and all that it builds on.
@@ -275,7 +293,8 @@ impl Chain {
         // From the newest back: what is known of a page already is newer.
         loop {
             let is_newest = trailer_at == current.trailer_at;
-            let trailer = read(file, trailer_at, PAGE).and_then(|bytes| Trailer::decode(&bytes, &header.identity));
+            let bytes = read(file, trailer_at, PAGE).map_err(|cause| unread(path, cause))?;
+            let trailer = bytes.and_then(|bytes| Trailer::decode(&bytes, &header.identity));
             // The parts of a snapshot have its number.
             let follows = |trailer: &Trailer| {
                 let is_before = !is_newest && trailer.sequence.checked_add(1) == Some(sequence);
@@ -287,7 +306,7 @@ impl Chain {
                 sequence = trailer.sequence;
             }
             let runs = note_table(file, header, &trailer, &mut pages, &zero, &mut cleared);
-            let runs = runs.ok_or_else(|| damaged(path, "a table"))?;
+            let runs = runs.map_err(|cause| unread(path, cause))?.ok_or_else(|| damaged(path, "a table"))?;
             if is_newest {
                 in_core = runs;
             }
@@ -334,7 +353,7 @@ fn note_table(
     pages: &mut HashMap<u64, Placed>,
     zero: &Zero,
     cleared: &mut Vec<(u64, u64)>,
-) -> Option<Vec<Run>> {
+) -> io::Result<Option<Vec<Run>>> {
     let size_pages = header.size_pages();
     // The pages of a snapshot stand before its table.
     let places = data_at(header)..trailer.table_at;
@@ -358,14 +377,20 @@ fn note_table(
         Some(())
     };
     let mut hash = Xxh3::new();
-    let entries_bytes = trailer.entries.checked_mul(ENTRY_BYTES as u64)?;
-    each_piece(file, trailer.table_at, entries_bytes, |piece| {
+    let Some((entries_bytes, runs_at, runs_bytes)) = table_parts(trailer) else { return Ok(None) };
+    let noted = each_piece(file, trailer.table_at, entries_bytes, |piece| {
         hash.update(piece);
         piece.chunks_exact(ENTRY_BYTES).try_for_each(|entry| note(Entry::decode(entry)?))
     })?;
-    let runs_at = trailer.table_at.checked_add(entries_bytes)?;
-    let runs_bytes = Some(trailer.runs).filter(|runs| *runs <= MOST_RUNS as u64)? * RUN_BYTES as u64;
-    let runs = read(file, runs_at, runs_bytes)?;
+    let (Some(()), Some(runs)) = (noted, read(file, runs_at, runs_bytes)?) else { return Ok(None) };
     hash.update(&runs);
-    (hash.digest128() == trailer.table_hash).then(|| runs.chunks_exact(RUN_BYTES).filter_map(Run::decode).collect())
+    let is_right = hash.digest128() == trailer.table_hash;
+    Ok(is_right.then(|| runs.chunks_exact(RUN_BYTES).filter_map(Run::decode).collect()))
+}
+
+/// How long a table's entries are, where its runs are, and how long. `None`: longer than any.
+fn table_parts(trailer: &Trailer) -> Option<(u64, u64, u64)> {
+    let entries_bytes = trailer.entries.checked_mul(ENTRY_BYTES as u64)?;
+    let runs = Some(trailer.runs).filter(|runs| *runs <= MOST_RUNS as u64)?;
+    Some((entries_bytes, trailer.table_at.checked_add(entries_bytes)?, runs * RUN_BYTES as u64))
 }

@@ -6,12 +6,13 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::fs::syncfs;
+use rustix::fs::{Mode, fchmod, fchown, syncfs};
+use rustix::process::geteuid;
 
 use super::file::{check_path, named, newest};
 use super::format::MAGIC;
@@ -19,6 +20,8 @@ use crate::error::{Error, Kind, Result};
 use crate::store::{Descriptor, holds_nothing};
 use crate::undisturbed::{self, Locked};
 
+/// What of a snapshot file others may do: nothing.
+const MODE: u32 = 0o600;
 /// Looks for the file that has the name, while others rename theirs to it. Each time one of them gets on.
 const MOST_LOOKS: u32 = 100;
 /// How long whoever holds the new file by mistake has to let go of it, each time.
@@ -208,9 +211,12 @@ fn existing(path: &Path) -> Result<Option<Arc<Descriptor>>> {
     let meta = file.metadata().map_err(|cause| Error::system("open", named(path), cause))?;
     // What a crash of the machine left empty, or the user made so, is nobody's data.
     if meta.is_file() && meta.len() > 0 {
-        let refused =
-            |_| Error::new(Kind::Invalid, "replace", named(path), "the file holds something else: move it away");
-        newest(path, &file).map_err(refused)?;
+        newest(path, &file).map_err(|why| match why.kind() {
+            Kind::Lost => {
+                Error::new(Kind::Invalid, "replace", named(path), "the file holds something else: move it away")
+            }
+            _ => why,
+        })?;
     } else if !meta.is_file() {
         return Err(Error::new(Kind::Invalid, "replace", named(path), "it is not a regular file"));
     }
@@ -221,17 +227,36 @@ fn existing(path: &Path) -> Result<Option<Arc<Descriptor>>> {
 /// What is at the name of a new file, made and locked. Refuses what is nobody's beginning of a snapshot, which it would cut and remove.
 fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options.read(true).write(true).create(true).truncate(false).mode(MODE).custom_flags(libc::O_NOFOLLOW);
     let file = opened(&options, unnamed).map_err(|cause| Error::system("make", named(unnamed), cause))?;
     // Whoever holds it may be at its first bytes.
     lock(&file.as_file(), unnamed)?;
     match is_begun(&file.as_file()) {
-        Ok(true) => Ok(file),
+        Ok(true) => {
+            make_private(&file.as_file()).map_err(|cause| Error::system("make", named(unnamed), cause))?;
+            Ok(file)
+        }
         Ok(false) => {
             let cause = "new snapshots begin under this name, and the file holds something else: move it away";
             Err(Error::new(Kind::Invalid, "replace", named(unnamed), cause))
         }
         Err(cause) => Err(Error::system("read", named(unnamed), cause)),
+    }
+}
+
+/// Has the file be this process's user's, and nobody else's to read. It may have been there before, with another owner and mode.
+fn make_private(file: &File) -> io::Result<()> {
+    let (meta, user) = (file.metadata()?, geteuid());
+    let is_ours = meta.uid() == user.as_raw();
+    if is_ours && meta.mode() & 0o777 == MODE {
+        return Ok(());
+    }
+    // Only root may. A server that takes root for nobody shows another owner than this process, and lets nobody in either.
+    let _ = fchown(file, Some(user), None);
+    match fchmod(file, Mode::from_raw_mode(MODE)) {
+        // A file system without modes.
+        Err(_) if is_ours => Ok(()),
+        set => Ok(set?),
     }
 }
 

@@ -105,7 +105,8 @@ impl Snapshots {
     /// a domain that has a `Snapshots` already, or private descriptors; a file that holds something else, or that somebody writes to;
     /// a thread whose protection domain lacks the right `META` on a region.
     pub fn of(regions: &[&Region], path: impl AsRef<Path>) -> Result<Snapshots> {
-        let path = path.as_ref().to_path_buf();
+        // The program may change its directory.
+        let path = std::path::absolute(&path).unwrap_or_else(|_| path.as_ref().into());
         let invalid = |cause: &str| Error::new(Kind::Invalid, "make", named(&path), cause);
         let Some(first) = regions.first() else { return Err(invalid("a snapshot needs a region")) };
         if regions.iter().any(|region| !Arc::ptr_eq(region.life(), first.life())) {

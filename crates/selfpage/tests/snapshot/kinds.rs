@@ -1,12 +1,14 @@
 //! What a snapshot has, what the next one costs, and what is refused.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
 
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::MemoryStore;
 use selfpage::{DescriptorTable, Domain, Kind, Rights, Trap};
 
-use super::{PAGE, Words, saved};
+use super::{PAGE, Words, child, saved, skip};
 
 #[test]
 fn the_next_snapshot_has_only_what_changed() {
@@ -174,4 +176,56 @@ fn what_makes_no_sense_is_refused() {
     Snapshots::of(&[&other], &path).unwrap().take().unwrap();
     assert_eq!(Snapshot::open(&file).err().map(|error| error.kind()), Some(Kind::Lost));
     assert_eq!(Snapshot::open(dir.path().join("none")).err().map(|error| error.kind()), Some(Kind::Io));
+}
+
+#[test]
+fn it_goes_where_it_was_to_go_whatever_the_directory_and_is_nobody_elses() {
+    let dir = tempfile::tempdir().unwrap();
+    child::forked(|| {
+        std::env::set_current_dir(&dir).unwrap();
+        // Left by somebody who let everybody read.
+        std::fs::write("here.snap.new", "").unwrap();
+        std::fs::set_permissions("here.snap.new", Permissions::from_mode(0o644)).unwrap();
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let region = domain.region(16 * PAGE).name("at risk").zero().unwrap();
+        let mut snapshots = Snapshots::of(&[&region], "here.snap").unwrap();
+        snapshots.take().unwrap();
+        std::env::set_current_dir("/").unwrap();
+        snapshots.take().unwrap();
+    });
+    let path = dir.path().join("here.snap");
+    let snapshot = Snapshot::open(&path).unwrap();
+    assert_eq!((snapshot.sequence(), snapshot.regions()[0].name.as_str()), (2, "at risk"));
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+/// The flags of the mapping at an address.
+fn flags(addr: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut within = false;
+    let found = maps.lines().find(|line| {
+        if let Some((start, end)) = line.split_once(' ').and_then(|(range, _)| range.split_once('-'))
+            && let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+        {
+            within = (start..end).contains(&addr);
+        }
+        within && line.starts_with("VmFlags:")
+    });
+    format!("{} ", found.unwrap())
+}
+
+/// The kernel maps what it merges anew, without the protection by which a write is seen.
+#[test]
+fn a_process_whose_pages_are_merged_has_none_of_a_domain_merged() {
+    child::forked(|| {
+        // SAFETY: plain numbers.
+        if unsafe { libc::prctl(libc::PR_SET_MEMORY_MERGE, 1, 0, 0, 0) } != 0 {
+            return skip::skip("ksm", "the kernel merges no pages of whole processes");
+        }
+        let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let region = domain.region(16 * PAGE).zero().unwrap();
+        let plain = vec![1_u8; 64 << 20];
+        assert!(flags(plain.as_ptr() as usize + PAGE).contains(" mg "), "nothing is merged here");
+        assert!(!flags(region.as_ptr() as usize).contains(" mg "));
+    });
 }
