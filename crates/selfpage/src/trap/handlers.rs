@@ -43,8 +43,11 @@ pub(crate) struct Handlers {
     called: Event,
     places: [Place; MOST_THREADS],
     threads: AtomicU32,
-    /// How many are at no handler. Less than none for a moment: the first is at work before it was counted.
+    /// How many are at no handler and fetch no page. Less than none for a moment: the first is at work before it was counted.
     idle: AtomicI32,
+    /// How many fetch a page that their handler has passed. A pager of the program's own may have them wait for whoever waits for a handler,
+    /// so they are not idle; but what handlers meet is left to them, where there are no more threads.
+    fetching: AtomicI32,
     ending: AtomicBool,
 }
 
@@ -57,6 +60,7 @@ impl Handlers {
             places: [const { Place { thread: AtomicU32::new(0), depth: AtomicU32::new(0) } }; MOST_THREADS],
             threads: AtomicU32::new(0),
             idle: AtomicI32::new(0),
+            fetching: AtomicI32::new(0),
             ending: AtomicBool::new(false),
         }
     }
@@ -67,6 +71,7 @@ impl Handlers {
         self.nested.reset();
         self.threads.store(0, Ordering::SeqCst);
         self.idle.store(0, Ordering::SeqCst);
+        self.fetching.store(0, Ordering::SeqCst);
         self.places.iter().for_each(|place| place.thread.store(0, Ordering::SeqCst));
     }
 
@@ -158,7 +163,7 @@ fn leave_idle(inner: &Arc<Inner>) -> bool {
         if seen <= 1 && start(inner).is_ok() {
             return true;
         }
-        if seen <= 1 && threads > 1 {
+        if seen + handlers.fetching.load(Ordering::SeqCst) <= 1 && threads > 1 {
             return false;
         }
         if handlers.idle.compare_exchange(seen, seen - 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
@@ -184,7 +189,7 @@ pub(super) fn call(inner: &Arc<Inner>, fault: Fault, kind: FaultKind, thread: u3
         return refuse(inner, asked, fault, kind);
     }
     // A handler that faults would wait for its own thread. No worker starts one: it would have the descriptors and the CPU of a worker.
-    let has_one = |idle: i32| (idle > 0).then_some(idle - 1);
+    let has_one = |idle: i32| (idle + handlers.fetching.load(Ordering::SeqCst) > 0).then_some(idle - 1);
     if depth > 0 && handlers.idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_one).is_err() {
         asked.bound.complain(fault.addr.0, Trouble::NoThread);
         return refuse(inner, asked, fault, kind);
@@ -251,10 +256,17 @@ fn serve(inner: &Arc<Inner>) {
             place.thread.store(0, Ordering::Release);
         }
         // Before the other goes on: it may let another handler fault at once, for which this thread is there again.
-        handlers.idle.fetch_add(1, Ordering::SeqCst);
+        let passes = matches!(answered, Some((_, Answer::Pass)));
+        let there = if passes { &handlers.fetching } else { &handlers.idle };
+        there.fetch_add(1, Ordering::SeqCst);
         match answered {
             Some((asked, answer)) => follow(inner, asked, own, call.kind(), answer),
             None => wake(inner, own.addr.page()),
+        }
+        if passes {
+            // In this order: at no moment is it missing.
+            handlers.idle.fetch_add(1, Ordering::SeqCst);
+            handlers.fetching.fetch_sub(1, Ordering::SeqCst);
         }
     }
     handlers.idle.fetch_sub(1, Ordering::SeqCst);

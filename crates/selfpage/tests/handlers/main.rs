@@ -14,6 +14,7 @@ mod asked;
 mod dropped;
 mod given;
 mod paging;
+mod passed;
 mod stacks;
 mod system_calls;
 mod uses;
