@@ -342,7 +342,8 @@ impl Bound {
         // Whoever makes it wrong looks for refusals afterwards, and we for that: one of us sees the other.
         fence(Ordering::SeqCst);
         if !right() {
-            self.take_refusals_back(inner, one);
+            // Not by a pager thread, which this may be: it would wait for itself.
+            self.take_back(inner, one, |page| inner.is_ours(page));
             return Ok(());
         }
         refused
@@ -380,7 +381,17 @@ impl Bound {
 
     /// Has the mapping refuse nothing of its own in a range any more, after what is wanted of its pages has changed, or somebody has asked
     /// for them by name.
+    ///
+    /// # Context
+    /// Normal, outside the gate.
     pub(crate) fn take_refusals_back(&self, inner: &Inner, range: PageRange) {
+        // A pager thread looks: nobody closes its descriptors.
+        let is_ours = |page: PageNo| inner.on_pager_thread(move || inner.is_ours(page));
+        self.take_back(inner, range, is_ours);
+    }
+
+    /// The same for those pages that are ours still.
+    fn take_back(&self, inner: &Inner, range: PageRange, is_ours: impl Fn(PageNo) -> bool) {
         // As in `refuse`: what the caller has changed comes before this look.
         fence(Ordering::SeqCst);
         let Asking { refused, refusals, access, .. } = &self.asking;
@@ -388,6 +399,10 @@ impl Bound {
             return;
         }
         let is_refused = |page: &PageNo| refused.contains(self.core().index(*page));
+        // What the program has mapped over a page since is not ours to open.
+        for page in range.pages().filter(is_refused).filter(|page| !is_ours(*page)) {
+            refused.remove(self.core().index(page));
+        }
         let mut at = range.first;
         while let Some(first) = (at.0..range.end().0).map(PageNo).find(is_refused) {
             let count = (first.0..range.end().0).map(PageNo).take_while(is_refused).count() as u64;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes};
+use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
 use selfpage_core::fault::{Failure, copy_first, protect};
 use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::linux::mmu::Descriptors;
@@ -47,6 +47,11 @@ impl Inner {
             parts.extend(self.parts_among(bound, &mappings).into_iter().map(|part| (bound.clone(), part)));
         }
         parts
+    }
+
+    /// Whether a page is its region's still: the program may have mapped something else over it.
+    pub(crate) fn is_ours(&self, page: PageNo) -> bool {
+        self.mmu.is_ours(page.addr().0, PAGE_BYTES)
     }
 
     /// Where the region's mapping is there still: the program may have unmapped a part, or mapped something else over it.

@@ -15,6 +15,7 @@ mod dropped;
 mod given;
 mod paging;
 mod passed;
+mod refused;
 mod stacks;
 mod system_calls;
 mod uses;
