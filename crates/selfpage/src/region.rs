@@ -85,6 +85,10 @@ impl<'a> Builder<'a> {
     }
 
     /// Reserve addresses that nobody may touch yet: the program gives itself access to parts of them, with mprotect(2).
+    ///
+    /// Access is the program's alone to give there. Where a worker region refuses an access, the mapping of that page forbids it, and neither
+    /// [`Region::protect`] nor [`Region::pin`] or [`Region::discard`] takes that back, as they do elsewhere: the program gives itself access to
+    /// the page anew.
     pub fn without_access(mut self) -> Self {
         self.reserved = Access::None;
         self
