@@ -19,9 +19,11 @@ mod allocator;
 mod items;
 mod large;
 mod misuse;
+mod next;
 
 pub use allocator::Allocator;
 pub use large::hold_streams_over_forks;
+pub use next::Next;
 
 use std::ffi::{c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};

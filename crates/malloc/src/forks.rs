@@ -4,30 +4,13 @@
 //! of those may wait for memory, and must not wait for a fork that waits for him.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::sys;
+use selfpage_heap::next;
 
 type Handler = Option<unsafe extern "C" fn()>;
-type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
 
-/// The C library's own function, or that of somebody between.
-fn next() -> Register {
-    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-    let mut found = FOUND.load(Ordering::Relaxed);
-    if found.is_null() {
-        // For the heap's own handlers, as a rule: later it could be between the program's `dlopen` and its `dlerror`.
-        // SAFETY: c-library: the name ends with NUL.
-        found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"__register_atfork".as_ptr()) };
-        if found.is_null() {
-            sys::say(format_args!("selfpage: this C library lacks __register_atfork, which every glibc has\n"));
-            std::process::abort();
-        }
-        FOUND.store(found, Ordering::Relaxed);
-    }
-    // SAFETY: c-library: the function of that name has that type.
-    unsafe { std::mem::transmute::<*mut c_void, Register>(found) }
-}
+// Looked for when the heap registers its own, as a rule: later it could be between the program's `dlopen` and its `dlerror`.
+next!(NEXT: c"__register_atfork" as fn(Handler, Handler, Handler, *mut c_void) -> c_int, next_register);
 
 /// As in the C library, where `pthread_atfork` comes here, also for the heap's own handlers.
 ///
@@ -42,5 +25,5 @@ pub unsafe extern "C" fn __register_atfork(
 ) -> c_int {
     selfpage_heap::attend_forks();
     // SAFETY: c-library: passed on from our caller.
-    unsafe { next()(prepare, parent, child, library) }
+    unsafe { next_register()(prepare, parent, child, library) }
 }

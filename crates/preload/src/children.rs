@@ -3,8 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use selfpage_heap::next;
+
 use crate::filters;
-use crate::next::next;
 use crate::space::PAGE;
 use crate::sys::{self, call};
 

@@ -13,7 +13,6 @@ mod lock;
 mod malloc;
 mod managed;
 mod maps;
-mod next;
 mod objects;
 mod pagers;
 mod process;

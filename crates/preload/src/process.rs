@@ -4,7 +4,8 @@ use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use crate::next::next;
+use selfpage_heap::next;
+
 use crate::sys::Quiet;
 use crate::{heap, maps, objects, pagers, program, record, rights, sys};
 

@@ -5,7 +5,8 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::next::next;
+use selfpage_heap::next;
+
 use crate::sys::{self, call};
 use crate::{filters, pagers, record};
 

@@ -6,7 +6,8 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::next::next;
+use selfpage_heap::next;
+
 use crate::sys::Quiet;
 use crate::{filters, heap, maps, process, sys, watch};
 

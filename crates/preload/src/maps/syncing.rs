@@ -1,7 +1,8 @@
 //! msync(2) on managed mappings, which have no file: what is left of it is whether all of a range is mapped.
 
+use selfpage_heap::next;
+
 use super::{Part, pages, serving, table};
-use crate::next::next;
 use crate::sys::{call, in_c};
 
 next!(MSYNC: c"msync" as fn(*mut std::ffi::c_void, usize, i32) -> i32, next_msync);

@@ -1,9 +1,10 @@
-//! The functions that ours stand in front of.
+//! The functions of the C library that a preloaded library of ours stands in front of.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of the C library that we export too.
+/// A function that the library exports too.
+#[doc(hidden)]
 pub struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -24,7 +25,9 @@ impl Next {
         // SAFETY: c-library: the name ends with NUL.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if found.is_null() {
-            crate::sys::say("selfpage: this C library lacks a function that every glibc has\n");
+            let line = b"selfpage: this C library lacks a function that every glibc has\n";
+            // SAFETY: raw-call: the bytes outlive the call.
+            unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
             std::process::abort();
         }
         self.found.store(found, Ordering::Relaxed);
@@ -33,9 +36,11 @@ impl Next {
 }
 
 /// Declares a function of the C library under another name, with its type.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! next {
     ($static:ident: $name:literal as fn($($type:ty),*) $(-> $result:ty)?, $call:ident) => {
-        static $static: $crate::next::Next = $crate::next::Next::new($name);
+        static $static: $crate::Next = $crate::Next::new($name);
         /// The C library's own function.
         fn $call() -> unsafe extern "C-unwind" fn($($type),*) $(-> $result)? {
             // SAFETY: c-library: the function of that name has that type.
@@ -43,4 +48,3 @@ macro_rules! next {
         }
     };
 }
-pub(crate) use next;
