@@ -385,8 +385,7 @@ impl Bound {
     /// # Context
     /// Normal, outside the gate.
     pub(crate) fn take_refusals_back(&self, inner: &Inner, range: PageRange) {
-        // A pager thread looks: nobody closes its descriptors.
-        let is_ours = |page: PageNo| inner.on_pager_thread(move || inner.is_ours(page));
+        let is_ours = |page: PageNo| inner.in_handler(move |_| inner.is_ours(page));
         self.take_back(inner, range, is_ours);
     }
 

@@ -4,7 +4,7 @@
 //! than gettid(2) says.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::process::Pid;
 use rustix::thread::gettid;
@@ -17,11 +17,17 @@ const TASKS: &str = "/proc/self/task";
 /// Normal or PagerThread.
 ///
 /// # Errors
-/// That the folder cannot be read: there is no /proc, or one that does not know this process.
+/// What the kernel does not tell: there is no /proc, or one that does not know this process, or no descriptor to be had.
 pub fn each() -> io::Result<Vec<(u32, PathBuf)>> {
     let numbers = Numbers::of_proc();
     let folders = std::fs::read_dir(TASKS)?.map(|task| Ok(task?.path())).collect::<io::Result<Vec<_>>>()?;
-    Ok(folders.into_iter().filter_map(|folder| Some((numbers.of(&folder)?, folder))).collect())
+    let mut tasks = Vec::with_capacity(folders.len());
+    for folder in folders {
+        if let Some(number) = numbers.of(&folder)? {
+            tasks.push((number, folder));
+        }
+    }
+    Ok(tasks)
 }
 
 /// The folder of one thread. Where there is none it is a name that nothing has.
@@ -34,6 +40,11 @@ pub(crate) fn folder(thread: u32) -> PathBuf {
             found.map_or(named, |(_, folder)| folder)
         }
     }
+}
+
+/// The same where it takes no look at every thread.
+pub(crate) fn folder_at_hand(thread: u32) -> Option<PathBuf> {
+    matches!(Numbers::of_proc(), Numbers::Ours).then(|| format!("{TASKS}/{thread}").into())
 }
 
 /// Whose numbers the folders have.
@@ -50,11 +61,15 @@ impl Numbers {
         if link.file_name().is_none_or(|there| *there == *here) { Numbers::Ours } else { Numbers::Others }
     }
 
-    /// The number of the thread that has this folder.
-    fn of(&self, folder: &std::path::Path) -> Option<u32> {
+    /// The number of the thread that has this folder; `None`: it has ended.
+    fn of(&self, folder: &Path) -> io::Result<Option<u32>> {
         match self {
-            Numbers::Ours => folder.file_name()?.to_str()?.parse().ok(),
-            Numbers::Others => innermost(&std::fs::read_to_string(folder.join("status")).ok()?),
+            Numbers::Ours => Ok(folder.file_name().and_then(|name| name.to_str()?.parse().ok())),
+            Numbers::Others => match std::fs::read_to_string(folder.join("status")) {
+                Ok(status) => Ok(innermost(&status)),
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+                Err(error) => Err(error),
+            },
         }
     }
 }

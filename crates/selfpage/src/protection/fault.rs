@@ -8,7 +8,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use selfpage_core::linux::{futex, key};
+use selfpage_core::linux::{futex, key, signal};
 
 use super::keys::Ours;
 use super::table::Core;
@@ -98,7 +98,13 @@ extern "C" fn on_sigsegv(_: libc::c_int, info: *mut libc::siginfo_t, context: *m
 /// *signal-handler*: `context` is what the kernel passed to the handler.
 unsafe fn is_awaited(addr: usize, context: *mut libc::c_void) -> bool {
     // SAFETY: signal-handler: as above.
-    !places::any_at(addr) && unsafe { access(context) } == Access::Write && traps::let_through(addr)
+    let writes = cfg!(not(target_arch = "x86_64")) || unsafe { access(context) } == Access::Write;
+    if places::any_at(addr) || !writes {
+        return false;
+    }
+    // As in the tracker's own handler: no other comes in, which might not come back.
+    let _quiet = signal::Quiet::begin();
+    traps::let_through(addr)
 }
 
 /// Whether the access may be allowed by now. Waits for as long as protections change, or another domain's are in force.

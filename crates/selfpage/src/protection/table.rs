@@ -239,6 +239,7 @@ mod tests {
         // SAFETY: owned-range: the second page of what was just mapped; its contents are never looked at.
         unsafe { memory::map_file(second, PAGE_BYTES, Access::Read, Sharing::Shared, file, 0) }.unwrap();
         let (most, now) = (Rights::READ, Rights::READ.prot());
+        let _table = hold();
         let place = places::Place::new(start..start + len_bytes);
         let mut record = Record {
             id: 1,

@@ -227,13 +227,21 @@ fn existing(path: &Path) -> Result<Option<Arc<Descriptor>>> {
 /// What is at the name of a new file, made and locked. Refuses what is nobody's beginning of a snapshot, which it would cut and remove.
 fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(MODE).custom_flags(libc::O_NOFOLLOW);
-    let file = opened(&options, unnamed).map_err(|cause| Error::system("make", named(unnamed), cause))?;
+    options.read(true).write(true).create_new(true).mode(MODE).custom_flags(libc::O_NOFOLLOW);
+    let not_made = |cause| Error::system("make", named(unnamed), cause);
+    let (file, was_there) = match opened(&options, unnamed) {
+        Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {
+            (opened(options.create_new(false).create(true).truncate(false), unnamed).map_err(not_made)?, true)
+        }
+        made => (made.map_err(not_made)?, false),
+    };
     // Whoever holds it may be at its first bytes.
     lock(&file.as_file(), unnamed)?;
     match is_begun(&file.as_file()) {
         Ok(true) => {
-            make_private(&file.as_file()).map_err(|cause| Error::system("make", named(unnamed), cause))?;
+            if was_there {
+                make_private(&file.as_file()).map_err(not_made)?;
+            }
             Ok(file)
         }
         Ok(false) => {
@@ -244,7 +252,7 @@ fn made(unnamed: &Path) -> Result<Arc<Descriptor>> {
     }
 }
 
-/// Has the file be this process's user's, and nobody else's to read. It may have been there before, with another owner and mode.
+/// Has a file that was there be this process's user's, and nobody else's to read.
 fn make_private(file: &File) -> io::Result<()> {
     let (meta, user) = (file.metadata()?, geteuid());
     let is_ours = meta.uid() == user.as_raw();

@@ -259,6 +259,10 @@ fn serve(inner: &Arc<Inner>) {
         let passes = matches!(answered, Some((_, Answer::Pass)));
         let there = if passes { &handlers.fetching } else { &handlers.idle };
         there.fetch_add(1, Ordering::SeqCst);
+        if passes {
+            // Another may have kept itself back for what this one's handler would meet.
+            handlers.called.signal(inner.state().mmu);
+        }
         match answered {
             Some((asked, answer)) => follow(inner, asked, own, call.kind(), answer),
             None => wake(inner, own.addr.page()),
