@@ -32,19 +32,17 @@ pub fn each() -> io::Result<Vec<(u32, PathBuf)>> {
 
 /// The folder of one thread. Where there is none it is a name that nothing has.
 pub(crate) fn folder(thread: u32) -> PathBuf {
-    let named = format!("{TASKS}/{thread}").into();
-    match Numbers::of_proc() {
-        Numbers::Ours => named,
-        Numbers::Others => {
-            let found = each().ok().and_then(|all| all.into_iter().find(|(number, _)| *number == thread));
-            found.map_or(named, |(_, folder)| folder)
-        }
-    }
+    let found = || each().ok()?.into_iter().find_map(|(number, folder)| (number == thread).then_some(folder));
+    folder_at_hand(thread).or_else(found).unwrap_or_else(|| named(thread))
 }
 
-/// The same where it takes no look at every thread.
+/// The same, where it takes no look at every thread.
 pub(crate) fn folder_at_hand(thread: u32) -> Option<PathBuf> {
-    matches!(Numbers::of_proc(), Numbers::Ours).then(|| format!("{TASKS}/{thread}").into())
+    matches!(Numbers::of_proc(), Numbers::Ours).then(|| named(thread))
+}
+
+fn named(number: u32) -> PathBuf {
+    format!("{TASKS}/{number}").into()
 }
 
 /// Whose numbers the folders have.
