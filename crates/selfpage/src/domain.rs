@@ -331,10 +331,11 @@ impl Inner {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many frames to keep ready: enough for the longest fetches to go on while pages are saved, never a large part.
+    /// How many frames to keep ready: enough for the longest fetches to go on while pages are saved, never a large part. What is ready is not in
+    /// core: each MiB of it is one that a loop over more than the frames reads again in every pass.
     pub(crate) fn set_reserve(&self) {
         let frames = self.state.stack.budget();
-        let base = (frames / 32).clamp(4, 4096).min(frames / 4);
+        let base = (frames / 32).clamp(4, 3 << 10).min(frames / 4);
         let standby = self.standby_target();
         self.state.stack.reserve.store(base + standby, Ordering::Relaxed);
         // A page gets its second chance only while it is on standby: new ones take the place of those used up.
