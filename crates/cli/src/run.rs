@@ -9,6 +9,7 @@ pub mod traces;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, FileType};
 use std::io::{ErrorKind, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -144,6 +145,8 @@ struct Begun {
 struct Stats {
     file: File,
     made: Option<PathBuf>,
+    /// Whether others write to it, so that they come behind what is there.
+    is_shared: bool,
 }
 
 impl Drop for Stats {
@@ -283,13 +286,19 @@ impl Stats {
     fn open(path: &Path) -> Result<Stats, String> {
         let is_new = !path.exists();
         let file = File::options().write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(|cause| format!("--stats {}: {cause}", path.display()))?;
+        let failed = |cause: std::io::Error| format!("--stats {}: {cause}", path.display());
+        let file = file.map_err(failed)?;
+        let about = file.metadata().map_err(failed)?;
+        // By a name like /dev/stderr, where the program's output goes: it is not to be written over.
+        if let Some(output) = open_output(&about).filter(|_| about.is_file()) {
+            return Ok(Stats { file: output, made: None, is_shared: true });
+        }
         // Of a link to nothing, what it names.
-        Ok(Stats { file, made: path.canonicalize().ok().filter(|_| is_new) })
+        Ok(Stats { file, made: path.canonicalize().ok().filter(|_| is_new), is_shared: !about.is_file() })
     }
 
     fn write(&mut self, text: &str) -> std::io::Result<()> {
-        if !self.file.metadata()?.is_file() {
+        if self.is_shared {
             return self.file.write_all(text.as_bytes());
         }
         let len = text.len() as u64;
@@ -301,6 +310,13 @@ impl Stats {
         self.file.write_all(text.as_bytes())?;
         self.file.set_len(len)
     }
+}
+
+/// The standard output, or that for errors, if it is the file that this is said of.
+fn open_output(about: &std::fs::Metadata) -> Option<File> {
+    let outputs = [std::io::stdout().as_fd().try_clone_to_owned(), std::io::stderr().as_fd().try_clone_to_owned()];
+    let is_same = |file: &File| file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (about.dev(), about.ino()));
+    outputs.into_iter().flatten().map(File::from).find(is_same)
 }
 
 fn pass_on(child: &Child, signal: i32) {

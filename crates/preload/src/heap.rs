@@ -9,11 +9,12 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
-use std::mem::MaybeUninit;
+use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use dlmalloc::{Allocator, Dlmalloc};
 use selfpage::alloc::Culprit;
+use selfpage::trap;
 use selfpage_core::linux::thread;
 
 use crate::lock::Lock;
@@ -107,7 +108,7 @@ thread_local! {
     static IS_PAGER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Pager threads that are being started: what is allocated for them must not be managed.
+/// Pager threads that are being started: what is allocated for them must not be managed. That is the C library's and the loader's to ask for.
 static STARTING: AtomicU32 = AtomicU32::new(0);
 
 /// This thread is a pager thread.
@@ -160,7 +161,7 @@ fn heap_for(size: usize, asker: Asker) -> Heap {
         Heap::Own
     } else if managed::get().is_none() {
         Heap::Quiet
-    } else if is_pager() || STARTING.load(Ordering::Relaxed) != 0 {
+    } else if is_pager() || asker != Asker::Program && size < LARGE_BYTES && STARTING.load(Ordering::Relaxed) != 0 {
         Heap::Own
     } else if asker == Asker::Library && size <= SMALL_BYTES || asker == Asker::Loader && size <= LOADER_BYTES {
         Heap::Quiet
@@ -169,22 +170,19 @@ fn heap_for(size: usize, asker: Asker) -> Heap {
     }
 }
 
-/// Does `work` on the own heap, with signals blocked.
+/// Does `work` on the own heap, with signals blocked. Whoever brings a page of a managed stack in may need that heap: under its lock no such
+/// stack is touched.
 fn on_own<T>(work: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
     let _quiet = Quiet::begin();
-    if managed::holds(&raw const work as usize) {
-        touch_stack();
+    if !managed::holds(&raw const work as usize) {
+        return work(&mut OWN_HEAP.take());
     }
-    work(&mut OWN_HEAP.take())
-}
-
-/// Has the managed stack that dlmalloc is about to use in core: whoever brings a page of it in needs the own heap.
-#[inline(never)]
-fn touch_stack() {
-    let mut deep = [const { MaybeUninit::<u8>::uninit() }; 2 * PAGE];
-    for byte in deep.iter_mut().step_by(PAGE) {
-        std::hint::black_box(byte).write(0);
-    }
+    trap::on_own_stack(move || {
+        // Here, and the result too until the lock is free.
+        let work = black_box(work);
+        let result = work(&mut OWN_HEAP.take());
+        black_box(result)
+    })
 }
 
 /// A block of `size` bytes at a multiple of `align`, a power of two. Null: there is no room.
@@ -356,10 +354,12 @@ pub unsafe fn free(block: *mut u8) {
 
 unsafe fn free_large(start: usize) {
     let len = large_bytes("free", start);
-    maps::forget(start..start + len);
+    let is_ours = maps::forget(start..start + len);
     large_pages(start).store(FREED, Ordering::Release);
-    // SAFETY: owned-range, heap-block: the block's pages, which nobody uses any more: garbage, and never saved.
-    unsafe { LARGE.give(start..start + len) };
+    if is_ours {
+        // SAFETY: owned-range, heap-block: the block's pages, which nobody uses any more: garbage, and never saved.
+        unsafe { LARGE.give(start..start + len) };
+    }
 }
 
 /// How many bytes a block has.
@@ -459,9 +459,10 @@ pub fn trim() {
 unsafe fn resize_large(start: usize, size: usize) -> bool {
     let (len, new_len) = (large_bytes("realloc", start), size.next_multiple_of(PAGE));
     if new_len < len {
-        maps::forget(start + new_len..start + len);
-        // SAFETY: owned-range, heap-block: the end of the block, which its owner gave up.
-        unsafe { LARGE.give(start + new_len..start + len) };
+        if maps::forget(start + new_len..start + len) {
+            // SAFETY: owned-range, heap-block: the end of the block, which its owner gave up.
+            unsafe { LARGE.give(start + new_len..start + len) };
+        }
     } else if new_len > len {
         if !LARGE.extend(start, len, new_len) {
             return false;

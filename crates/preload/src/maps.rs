@@ -266,7 +266,7 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
         0 => pages(address & !(PAGE - 1), len).or_else(|_| pages(0, len)),
         _ => pages(address, len),
     };
-    let (Some(managed), Ok(range), 1..) = (serving(), asked, len) else {
+    let (Some(managed), Ok(range), 1.., true) = (serving(), asked, len, offset.is_multiple_of(PAGE)) else {
         // SAFETY: raw-call: passed on from our caller.
         return unsafe { call(libc::SYS_mmap, args) };
     };
@@ -572,19 +572,21 @@ pub unsafe fn drop_garbage(range: Range<usize>) {
     }
 }
 
-/// A part of a block of malloc's goes back to the heap: what the program said of it holds no longer.
-pub fn forget(range: Range<usize>) {
-    let Some(managed) = serving() else { return };
+/// A part of a block of malloc's goes back to the heap: what the program said of it holds no longer. `false`: what the program mapped into it
+/// is there still, and it is to be nobody's.
+pub fn forget(range: Range<usize>) -> bool {
+    let Some(managed) = serving() else { return true };
     let mut table = table();
     let maps = &mut *table.maps;
     // What the program mapped into the block ends with it. The next block must not be a part of a file.
     while let Some(part) = maps.foreign.first_within(&range) {
         if maps.reclaim(managed, part).is_err() {
-            break;
+            return false;
         }
     }
     maps.remove_guards(managed, &range);
     maps.forget(range);
+    true
 }
 
 /// Bytes of anonymous memory that was mapped and not managed, at most.

@@ -109,14 +109,14 @@ pub fn promise(range: &Range<usize>) -> bool {
     if COUNT.fetch_update(Ordering::SeqCst, Ordering::SeqCst, with_more).is_err() {
         return false;
     }
+    let (mut promised, mut counted) = (0, more);
     for (word, bits) in words(pages) {
         // One that was met is counted already, and so is one that another thread was promised since.
-        let new = bits & !word.promised.fetch_or(bits, Ordering::SeqCst);
-        let met = word.met.fetch_and(!bits, Ordering::SeqCst) & bits;
-        COUNT.fetch_add(new.count_ones() as usize, Ordering::SeqCst);
-        COUNT.fetch_sub(met.count_ones() as usize, Ordering::SeqCst);
+        promised += (bits & !word.promised.fetch_or(bits, Ordering::SeqCst)).count_ones() as usize;
+        counted += (word.met.fetch_and(!bits, Ordering::SeqCst) & bits).count_ones() as usize;
     }
-    COUNT.fetch_sub(more, Ordering::SeqCst);
+    // At once: as long as it counted twice, others would be refused what there is. It wraps where it becomes less.
+    COUNT.fetch_add(promised.wrapping_sub(counted), Ordering::SeqCst);
     true
 }
 

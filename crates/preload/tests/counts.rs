@@ -134,6 +134,28 @@ fn statistics_go_into_a_pipe_with_a_name() {
     assert!(status.success() && stats["processes"][0]["program"] == "true", "{status}: {stats}");
 }
 
+/// By a name for the output that the program has, too: neither what was in that file nor what the program wrote is lost.
+#[test]
+fn statistics_go_behind_the_programs_output_in_one_file() {
+    if !run::possible() {
+        return;
+    }
+    let (directory, both) = (run::directory(), "the program's output, longer than nothing\n");
+    for (name, output) in [("/dev/stdout", ">"), ("/dev/stdout", ">>"), ("/dev/stderr", "2>>"), ("out", ">>")] {
+        let path = directory.path().join("out");
+        std::fs::write(&path, "before\n").unwrap();
+        let program = if output == "2>>" { "printf %s \"$1\" >&2" } else { "printf %s \"$1\"" };
+        let line = format!("\"$0\" run --frames 16M --stats {name} -- /bin/sh -c '{program}' sh \"$1\" {output}out");
+        let mut shell = Command::new("sh");
+        shell.current_dir(directory.path()).args(["-c", &line]).arg(run::tool()).arg(both);
+        assert!(shell.status().unwrap().success(), "{line}");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let kept = if output == ">" { "" } else { "before\n" };
+        let stats = text.strip_prefix(&format!("{kept}{both}")).unwrap_or_else(|| panic!("{line}: {text}"));
+        assert!(serde_json::from_str::<Value>(stats).unwrap()["frames_bytes"].is_u64(), "{line}: {text}");
+    }
+}
+
 #[test]
 fn frames_beyond_any_machine_cost_nothing_until_they_are_used() {
     if !run::possible() {

@@ -220,7 +220,8 @@ fn programs_that_load_another_allocator() {
     for library in brought::LIBRARIES {
         let plain = Command::new(&program).arg(library).envs(brought::ROOM).output().unwrap();
         if !plain.status.success() {
-            run::skip(library, &format!("it cannot be loaded: {}", String::from_utf8_lossy(&plain.stdout)));
+            let why = format!("{library} cannot be loaded: {}", String::from_utf8_lossy(&plain.stdout));
+            run::skip(brought::name(library), &why);
             continue;
         }
         let room = brought::ROOM.map(|(name, value)| format!("{name}={value}"));

@@ -86,6 +86,11 @@ impl Maps {
             let start = kernel(unsafe { call(libc::SYS_mremap, args) })?;
             let counted = self.unmanaged.covers(&old);
             if !stays {
+                let left = if start == old.start { old.start + new_len..old.end } else { old.clone() };
+                // Those addresses are the region's again, before the kernel gives them to somebody else.
+                if part == Part::Foreign && left.start < left.end {
+                    let _ = self.unmap(managed, left);
+                }
                 self.forget(old);
             }
             if counted {
@@ -147,7 +152,7 @@ impl Maps {
 
     /// Makes a mapping larger where it stands, if what follows is free.
     fn grow(&mut self, managed: &Managed, old: &Range<usize>, new_len: usize, prot: i32) -> bool {
-        let more = old.end..old.start + new_len;
+        let more = old.end..old.start.saturating_add(new_len);
         if !managed::maps_range().contains(&old.start)
             || more.end > managed::maps_range().end
             || self.taken.gap(more.clone(), more.len(), 1).is_none()

@@ -291,6 +291,15 @@ static void other_advice(void) {
 static void differs(char *p, size_t len) {
   CHECK(mremap(p, len, 2 * len, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
 }
+static int mapped(char *at) {
+  FILE *maps = fopen("/proc/self/maps", "r");
+  size_t start, end;
+  int found = 0;
+  for (char line[512]; fgets(line, sizeof line, maps);)
+    if (sscanf(line, "%zx-%zx", &start, &end) == 2) found |= start <= (size_t)at && (size_t)at < end;
+  fclose(maps);
+  return found;
+}
 static void mremap_over_differing(void) {
   int f = open("/proc/self/exe", O_RDONLY);
   char *p = full(4 * MIB), *q = full(4 * MIB);
@@ -304,6 +313,13 @@ static void mremap_over_differing(void) {
   char *shared = mmap(0, MIB, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(mremap(shared, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED && errno == EINVAL);
   *(word *)shared = 1, same(p, 0, MIB);
+  // What leaves a region leaves no addresses there that the kernel could give to others.
+  char *t = full(4 * MIB);
+  CHECK(mmap(t + MIB, MIB, PROT_READ, MAP_PRIVATE | MAP_FIXED, f, 0) == t + MIB);
+  CHECK(mremap(t + MIB, P, P, MREMAP_MAYMOVE | MREMAP_FIXED, shared) == shared && !memcmp(shared, "\177ELF", 4));
+  CHECK(mremap(t + MIB + P, 4 * P, 2 * P, 0) == t + MIB + P);
+  CHECK(mapped(t + MIB) && reads(t + MIB) == SIGSEGV && mapped(t + MIB + 4 * P) && reads(t + MIB + 4 * P) == SIGSEGV);
+  same(t, 0, MIB), same(t, 2 * MIB, 4 * MIB);
 }
 static void mremap_smaller_over(void) { // whatever is in the part that goes
   int f = open("/proc/self/exe", O_RDONLY);

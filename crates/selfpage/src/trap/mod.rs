@@ -15,4 +15,5 @@ pub(crate) mod thread;
 pub(crate) mod upcall;
 pub(crate) mod worker;
 
+pub use stack::run as on_own_stack;
 pub use thread::{is_pager_thread, on_pager_thread, pager_threads, starts_own_threads};

@@ -45,7 +45,7 @@ pub(crate) fn here() -> PageNo {
 ///
 /// # Context
 /// Trap or Normal, with signals blocked.
-pub(crate) fn run<F: FnOnce() -> T, T>(work: F) -> T {
+pub fn run<F: FnOnce() -> T, T>(work: F) -> T {
     lay_out();
     let number = take();
     let top = FIRST.get().map_or(0, |first| first + (number + 1) * STACK_BYTES);
