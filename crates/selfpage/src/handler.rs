@@ -142,11 +142,7 @@ impl MemoryFault<'_> {
     /// # Errors
     /// As there.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
-        let inner = self.inner;
-        self.bound.protect(inner, offset_bytes, len_bytes, protection, |range| {
-            let state = inner.state();
-            inner.in_handler(move |_| protect::protect(state, range, protection))
-        })
+        self.protect_range(self.bound.whole_pages("protect", offset_bytes, len_bytes)?, protection)
     }
 
     /// The same for the page of the fault.
@@ -154,7 +150,15 @@ impl MemoryFault<'_> {
     /// # Errors
     /// As for [`crate::Region::protect`].
     pub fn protect_page(&self, protection: Protection) -> Result<()> {
-        self.protect(self.offset_bytes(), 1, protection)
+        self.protect_range(PageRange { first: self.page(), count: 1 }, protection)
+    }
+
+    fn protect_range(&self, range: PageRange, protection: Protection) -> Result<()> {
+        let inner = self.inner;
+        self.bound.protect(inner, range, protection, || {
+            let state = inner.state();
+            inner.in_handler(move |_| protect::protect(state, range, protection))
+        })
     }
 
     /// Gives the absent page of the fault its contents, in its pager's place, and maps it: what it reads as from now on. They
@@ -187,7 +191,7 @@ impl MemoryFault<'_> {
     /// # Safety
     /// *region-contents*: nobody holds a reference into the range whose contents must stay.
     pub unsafe fn discard(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
-        let range = self.bound.range("discard", offset_bytes, len_bytes)?;
+        let range = self.bound.whole_pages("discard", offset_bytes, len_bytes)?;
         self.bound.changed();
         self.bound.discard(self.inner, range)
     }
@@ -262,7 +266,7 @@ impl Region {
     /// each keeps its protection wherever it goes. Costs one call of the kernel for each run of neighbours in core.
     ///
     /// # Errors
-    /// The range is not in the region, the region may only be read, a page is pinned and [`Protection::None`] would unmap it, or
+    /// The range is not in the region, or begins or ends within a page; the region may only be read, a page is pinned and [`Protection::None`] would unmap it, or
     /// the thread's protection domain lacks the right `META` on the region: nothing was changed. The kernel cannot change a page: the
     /// pages before it are protected then.
     ///
@@ -270,8 +274,8 @@ impl Region {
     /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
         let inner = self.inner();
-        self.bound().may_change(inner, "protect")?;
-        self.bound().protect(inner, offset_bytes, len_bytes, protection, |range| {
+        let range = self.whole_pages("protect", offset_bytes, len_bytes)?;
+        self.bound().protect(inner, range, protection, || {
             let state = inner.state();
             inner.on_table(move |_| protect::protect(state, range, protection))
         })
@@ -446,15 +450,13 @@ impl Bound {
     pub(crate) fn protect(
         &self,
         inner: &Inner,
-        offset_bytes: usize,
-        len_bytes: usize,
+        range: PageRange,
         protection: Protection,
-        change: impl FnOnce(PageRange) -> std::result::Result<(), (PageNo, protect::Unprotected)>,
+        change: impl FnOnce() -> std::result::Result<(), (PageNo, protect::Unprotected)>,
     ) -> Result<()> {
-        let range = self.range("protect", offset_bytes, len_bytes)?;
         self.may_protect(protection)?;
         let state = inner.state();
-        let mut done = change(range);
+        let mut done = change();
         if matches!(done, Err((_, protect::Unprotected::Machine(Refusal::NoDescriptor)))) {
             done = inner.on_pager_thread(move || protect::protect(state, range, protection));
         }

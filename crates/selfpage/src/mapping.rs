@@ -142,7 +142,7 @@ impl Region {
     /// # Safety
     /// *region-contents*: nobody holds a reference into the range whose contents must stay.
     pub unsafe fn drop_contents(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
-        let range = self.range("discard", offset_bytes, len_bytes)?;
+        let range = self.whole_pages("discard", offset_bytes, len_bytes)?;
         self.bound().discard(self.inner(), range)
     }
 

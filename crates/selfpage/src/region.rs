@@ -297,7 +297,7 @@ impl Region {
         }
     }
 
-    /// Brings `[offset, offset+len)` in and keeps it in core until it is unpinned as often, or discarded: for system calls in upcall
+    /// Brings `[offset, offset+len)` in, with the whole of its first and last page, and keeps it in core until it is unpinned as often, or discarded: for system calls in upcall
     /// regions, and for I/O. What could not be had for an earlier access is tried anew.
     ///
     /// # Errors
@@ -355,14 +355,15 @@ impl Region {
         self.life.inner.undisturbed(move || range::prefetch(state, core, range))
     }
 
-    /// Drops the contents of `[offset, offset+len)`: they are garbage, are never saved, and read as in a new region. Pins on its pages go
+    /// Drops the contents of `[offset, offset+len)`, whole pages: they are garbage, are never saved, and read as in a new region. Pins on its pages go
     /// too, however many: they are not to be taken back. What the program has mapped over a part of it stays. Where others use the region
     /// too, so that there is no `&mut` to be had: [`Region::drop_contents`].
     ///
     /// # Errors
-    /// As for [`Region::prefetch`]. A page that a clone still needs cannot be given to it: it is as it was, and the others are dropped.
+    /// As for [`Region::prefetch`], or the range begins or ends within a page. A page that a clone still needs cannot be given to it: it is as it
+    /// was, and the others are dropped.
     pub fn discard(&mut self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
-        let range = self.range("discard", offset_bytes, len_bytes)?;
+        let range = self.whole_pages("discard", offset_bytes, len_bytes)?;
         self.bound.discard(&self.life.inner, range)
     }
 

@@ -32,6 +32,16 @@ impl Region {
         self.bound.may_change(&self.life.inner, operation)?;
         self.bound.range(operation, offset_bytes, len_bytes)
     }
+
+    pub(crate) fn whole_pages(
+        &self,
+        operation: &'static str,
+        offset_bytes: usize,
+        len_bytes: usize,
+    ) -> Result<PageRange> {
+        self.bound.may_change(&self.life.inner, operation)?;
+        self.bound.whole_pages(operation, offset_bytes, len_bytes)
+    }
 }
 
 impl Bound {
@@ -82,6 +92,24 @@ impl Bound {
         let count = (end.div_ceil(PAGE_BYTES) as u64).saturating_sub(first);
         let count = if len_bytes == 0 { 0 } else { count };
         Ok(PageRange { first: self.region.range.first.plus(first), count })
+    }
+
+    /// The same where what else lies in a page that the range begins or ends in would change with it.
+    pub(crate) fn whole_pages(
+        &self,
+        operation: &'static str,
+        offset_bytes: usize,
+        len_bytes: usize,
+    ) -> Result<PageRange> {
+        let range = self.range(operation, offset_bytes, len_bytes)?;
+        if offset_bytes.is_multiple_of(PAGE_BYTES) && len_bytes.is_multiple_of(PAGE_BYTES) {
+            return Ok(range);
+        }
+        let cause = format!(
+            "bytes {offset_bytes}..{} begin or end within a page, of which the rest is not to change: give multiples of {PAGE_BYTES}",
+            offset_bytes + len_bytes
+        );
+        Err(Error::new(Kind::Invalid, operation, format!("region {}", self.name), cause))
     }
 
     /// Drops the contents of a range.

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage::dirty::{Dirty, DirtyTracker};
+use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Kind, Region, Rights, Trap};
+use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Region, Rights, Trap};
 
 use crate::bad::{refused, refuses_another};
 use crate::memory::{Memory, PAGE};
@@ -40,6 +41,33 @@ fn arm_at_rest(tracker: &DirtyTracker, memory: &Memory) {
         }
     }
     panic!("nothing was written, whether it is in core or not: {found:?}");
+}
+
+/// A page has one bit that tells of its next write.
+#[test]
+fn who_needs_that_bit_too_is_refused_and_the_tracker_goes_on() {
+    for trap in TRAPS {
+        let Some((domain, region)) = region(trap, 16) else { return };
+        let (tracker, memory, mut found) = (DirtyTracker::new().unwrap(), Memory::of(&region), Dirty::new());
+        (0..16).for_each(|page| memory.write(page, 1));
+        arm_at_rest(&tracker, &memory);
+        memory.write(3, 2);
+        let (dir, store) = (tempfile::tempdir().unwrap(), || MemoryStore::new(1 << 20).unwrap());
+        let handler = |_: &MemoryFault<'_>| Answer::Refuse;
+        let refusals = [
+            region.protect(0, PAGE, Protection::Read).unwrap_err(),
+            region.cow_clone(store()).unwrap_err(),
+            Snapshots::of(&[&region], dir.path().join("s")).unwrap_err(),
+            domain.region(PAGE).trap(trap).tracked().handler(handler).stored(store()).unwrap_err(),
+        ];
+        for why in refusals {
+            assert!(why.kind() == Kind::Invalid && why.to_string().contains("leave `tracked` out"), "{why}");
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        memory.write(7, 2);
+        tracker.scan(memory.range(), &mut found).unwrap();
+        assert_eq!(pages(&memory, &found), [3, 7]);
+    }
 }
 
 #[test]

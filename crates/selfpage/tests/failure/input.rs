@@ -9,7 +9,7 @@ use std::time::Duration;
 use selfpage::dirty::{Dirty, DirtyTracker};
 use selfpage::protection::Memory;
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{DescriptorTable, Domain, Error, Kind, Protection, Rights, Trap};
+use selfpage::{DescriptorTable, Domain, Error, Kind, Protection, Region, Rights, Trap};
 
 use crate::scenario::{PAGE, here, in_child, number_pages};
 
@@ -96,12 +96,30 @@ fn regions() {
         refused(domain.add_frames(1), Kind::OutOfSpace, grows);
         refused(domain.add_frames(u32::MAX), Kind::OutOfSpace, grows);
         refused(domain.remove_frames(u32::MAX), Kind::Invalid, &["has 16 frames", "16 at least", "remove 0 at most"]);
+        let mut region = region;
+        unaligned(&mut region);
         drop(region);
         assert_eq!(running(), before);
         let private = Domain::with_frames(16 * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
         refused(private.region(PAGE).trap(Trap::Upcall).zero(), Kind::Invalid, &["DescriptorTable::Shared"]);
     })
     .well();
+}
+
+/// A range that begins or ends within a page: nothing of it is dropped or protected.
+fn unaligned(region: &mut Region) {
+    region.as_mut_slice::<u64>().fill(7);
+    for (offset, len) in [(100, 1), (0, 1), (PAGE - 1, 2), (8, 2 * PAGE), (PAGE, PAGE + 1), (5 * PAGE - 1, 0)] {
+        let bytes = format!("bytes {offset}..{}", offset + len);
+        refused(
+            region.protect(offset, len, Protection::Read),
+            Kind::Invalid,
+            &["protect", &bytes, "multiples of 4096"],
+        );
+        refused(region.discard(offset, len), Kind::Invalid, &["discard", &bytes, "multiples of 4096"]);
+    }
+    assert!((0..5).all(|page| region.protection(page * PAGE).unwrap() == Protection::ReadWrite));
+    assert!(region.as_slice::<u64>().iter().all(|word| *word == 7));
 }
 
 /// What regions without a store cannot do, and how many there are.

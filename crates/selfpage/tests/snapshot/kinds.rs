@@ -11,6 +11,28 @@ use selfpage::{DescriptorTable, Domain, Kind, Rights, Trap};
 use super::{PAGE, Words, child, saved, skip};
 
 #[test]
+fn what_was_armed_ahead_is_not_armed_in_the_cut() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let dir = tempfile::tempdir().unwrap();
+        let domain = Domain::with_frames(300 * PAGE).build().unwrap();
+        let region = domain.region(200 * PAGE).trap(trap).stored(MemoryStore::new(2 << 20).unwrap()).unwrap();
+        let words = Words::of(&region);
+        let write =
+            |pages: std::ops::Range<usize>| pages.for_each(|page| words.at(page, 0).store(1, Ordering::Relaxed));
+        write(0..200);
+        let mut snapshots = Snapshots::of(&[&region], dir.path().join("ahead")).unwrap();
+        assert_eq!(snapshots.arm().unwrap(), 200);
+        assert_eq!(snapshots.arm().unwrap(), 0, "nothing was written since");
+        // Each of these is let through, and armed again by `take`, which has nothing left for the cut then.
+        write(50..60);
+        let taken = snapshots.take().unwrap();
+        assert_eq!((taken.armed_ahead, taken.armed_in_cut, taken.pages), (10, 0, 200));
+        let taken = snapshots.take().unwrap();
+        assert_eq!((taken.armed_ahead, taken.armed_in_cut, taken.pages), (0, 0, 0));
+    }
+}
+
+#[test]
 fn the_next_snapshot_has_only_what_changed() {
     for trap in [Trap::Worker, Trap::Upcall] {
         let dir = tempfile::tempdir().unwrap();
