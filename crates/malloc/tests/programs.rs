@@ -122,7 +122,7 @@ fn programs_that_load_another_allocator() {
         let run = |mut command: Command| command.arg(library).envs(brought::ROOM).output().unwrap();
         let plain = run(Command::new(&program));
         if !plain.status.success() {
-            skip(library, &format!("it cannot be loaded: {}", text(&plain)));
+            skip(brought::name(library), &format!("{library} cannot be loaded: {}", text(&plain)));
             continue;
         }
         let with = run(preloaded(&program));
