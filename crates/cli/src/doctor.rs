@@ -58,7 +58,7 @@ fn lines_for_people(findings: &[Finding], ink: Ink) -> String {
         let _ = writeln!(text, "{on}{word:<8}{off}  {feature:<width$}  {why}{remedy}"); // A string takes everything.
     }
     if !can_run(findings) {
-        text.push_str("selfpage cannot run here: it needs a userfaultfd with UFFDIO_MOVE, and unshare(CLONE_FILES).\n");
+        text.push_str("selfpage cannot run here: it needs a userfaultfd with UFFDIO_MOVE, unshare(CLONE_FILES), and its own files in /proc.\n");
     }
     text
 }

@@ -142,6 +142,8 @@ impl<'m, H: Handler> Station<'m, H> {
         let (at, code, by) = (VirtAddr(word(FAULT_AT) as usize), word(CODE), VirtAddr(word(INSTRUCTION) as usize));
         if by == entry::handler_call() {
             self.shared.counts.calls.fetch_add(1, Ordering::Relaxed);
+            // It has gone on since its last fault.
+            self.repeated = 0;
             let call = Call { number: saved.rdi, arguments: [saved.rsi, saved.rdx, saved.rcx] };
             let answer = self.handler.answer(call);
             self.shared.physical.store(self.interrupted.plus(RAX), answer);

@@ -76,11 +76,12 @@ pub fn examine() -> Vec<Finding> {
     findings.extend([idle::examine(), keys::examine(), kvm::examine()]);
     findings.extend(limits::examine());
     findings.extend(storage::examine());
-    if findings.iter().any(|finding| finding.feature == limits::PROC && finding.state != State::Present) {
+    let amiss = findings.iter().find(|finding| finding.feature == limits::PROC && finding.state != State::Present);
+    if let Some(first) = amiss.and_then(|finding| finding.remedy.clone()) {
         // Most trials look there whether what they tried was done.
         let remedies = findings.iter_mut().filter_map(|finding| finding.remedy.as_mut());
-        for remedy in remedies.filter(|remedy| !remedy.starts_with(limits::MOUNT)) {
-            *remedy = format!("{}; if it is so even then: {remedy}", limits::MOUNT);
+        for remedy in remedies.filter(|remedy| !remedy.starts_with(&first)) {
+            *remedy = format!("{first}; if it is so even then: {remedy}");
         }
     }
     findings

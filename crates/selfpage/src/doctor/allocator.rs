@@ -7,6 +7,10 @@ use std::fs;
 use std::path::Path;
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage";
+/// What is said of all sizes, and of 2 MiB alone.
+const OF_ALL: &str = "enabled";
+const OF_HUGE_PAGES: &str = "hugepages-2048kB/enabled";
+const OF_MEDIUM_PAGES: &str = "hugepages-64kB/enabled";
 const VIRTIO_DEVICES: &str = "/sys/bus/virtio/devices";
 /// The virtio device that is a balloon, and the bit of its features that says that it reports free pages.
 const BALLOON: &str = "0x0005";
@@ -16,10 +20,11 @@ const BALLOON_REPORTING: usize = 5;
 pub(super) fn examine() -> Vec<Finding> {
     let chosen = |file: &str| setting(&format!("{HUGE_PAGES}/{file}")).and_then(|line| chosen(&line));
     // Since Linux 6.8 each size has a setting of its own, which may follow the common one.
-    let own = chosen("hugepages-2048kB/enabled").filter(|word| word != "inherit");
+    let own = chosen(OF_HUGE_PAGES).filter(|word| word != "inherit").map(|word| (OF_HUGE_PAGES, word));
+    let enabled = own.or_else(|| Some((OF_ALL, chosen(OF_ALL)?)));
     vec![
-        huge_pages(own.or_else(|| chosen("enabled")).as_deref(), chosen("defrag").as_deref()),
-        medium_pages(medium::examine()),
+        huge_pages(enabled.as_ref().map(|(file, word)| (*file, word.as_str())), chosen("defrag").as_deref()),
+        medium_pages(medium::examine(), Path::new(HUGE_PAGES).join(OF_MEDIUM_PAGES).exists()),
         overcommit(setting("/proc/sys/vm/overcommit_memory").as_deref()),
         pressure(Watch::of(&Wishes::of_environment()).reports()),
         page_reporting(is_reporting(Path::new(VIRTIO_DEVICES))),
@@ -31,14 +36,18 @@ fn chosen(line: &str) -> Option<String> {
     Some(line.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-fn huge_pages(enabled: Option<&str>, defrag: Option<&str>) -> Finding {
+/// `enabled` is the file that decides, and what it says.
+fn huge_pages(enabled: Option<(&str, &str)>, defrag: Option<&str>) -> Finding {
     const FEATURE: &str = "huge pages for blocks and frames";
+    let (file, enabled) = enabled.unzip();
     if !matches!(enabled, Some("always" | "madvise")) {
         let why = format!(
             "{}: a cold block costs the kernel's fault for each 4 KiB, and a device takes a domain's pages one by one",
             enabled.unwrap_or("not in this kernel")
         );
-        return Finding::new(FEATURE, State::Degraded, why).remedy(format!("echo madvise > {HUGE_PAGES}/enabled"));
+        let allow = |file| format!("echo madvise > {HUGE_PAGES}/{file}");
+        let remedy = file.map_or("boot a kernel built with CONFIG_TRANSPARENT_HUGEPAGE=y".into(), allow);
+        return Finding::new(FEATURE, State::Degraded, why).remedy(remedy);
     }
     let (state, room) = match defrag {
         Some("never") => (State::Degraded, "none where no 2 MiB are free, and nobody makes room"),
@@ -55,7 +64,8 @@ fn huge_pages(enabled: Option<&str>, defrag: Option<&str>) -> Finding {
     if state == State::Present { finding } else { finding.remedy(format!("echo madvise > {HUGE_PAGES}/defrag")) }
 }
 
-fn medium_pages(found: Medium) -> Finding {
+/// `is_there`: this kernel has them.
+fn medium_pages(found: Medium, is_there: bool) -> Finding {
     const FEATURE: &str = "medium huge pages (mTHP)";
     match found {
         Medium::Allowed => {
@@ -63,12 +73,14 @@ fn medium_pages(found: Medium) -> Finding {
         }
         Medium::Forbidden => {
             let why = "64 KiB is not allowed: each of the heap's small pages costs the kernel's fault";
-            let remedy = format!("echo madvise > {HUGE_PAGES}/hugepages-64kB/enabled");
+            let allow = || format!("echo madvise > {HUGE_PAGES}/{OF_MEDIUM_PAGES}");
+            let remedy = is_there.then(allow).unwrap_or_else(|| "boot Linux 6.8 or newer".into());
             Finding::new(FEATURE, State::Degraded, why).remedy(remedy)
         }
         Medium::Outgrown => {
             let why = "64 KiB is allowed, and not asked for: larger ones would come, too large for small programs";
-            let remedy = format!("echo never | tee {HUGE_PAGES}/hugepages-{{128,256,512,1024}}kB/enabled");
+            let remedy =
+                format!("for kib in 128 256 512 1024; do echo never > {HUGE_PAGES}/hugepages-${{kib}}kB/enabled; done");
             Finding::new(FEATURE, State::Degraded, why).remedy(remedy)
         }
     }
@@ -128,14 +140,14 @@ mod tests {
     #[test]
     fn what_is_amiss_has_a_remedy_and_says_what_it_costs() {
         for (finding, state, word) in [
-            (huge_pages(Some("madvise"), Some("madvise")), State::Present, "makes room for one when"),
-            (huge_pages(Some("always"), Some("defer")), State::Present, "in the background"),
-            (huge_pages(Some("madvise"), Some("never")), State::Degraded, "nobody makes room"),
-            (huge_pages(Some("never"), Some("madvise")), State::Degraded, "never: a cold block"),
+            (huge_pages(Some((OF_ALL, "madvise")), Some("madvise")), State::Present, "makes room for one when"),
+            (huge_pages(Some((OF_ALL, "always")), Some("defer")), State::Present, "in the background"),
+            (huge_pages(Some((OF_ALL, "madvise")), Some("never")), State::Degraded, "nobody makes room"),
+            (huge_pages(Some((OF_HUGE_PAGES, "never")), Some("madvise")), State::Degraded, "never: a cold block"),
             (huge_pages(None, None), State::Degraded, "not in this kernel"),
-            (medium_pages(Medium::Allowed), State::Present, "16 in one fault"),
-            (medium_pages(Medium::Forbidden), State::Degraded, "is not allowed"),
-            (medium_pages(Medium::Outgrown), State::Degraded, "larger ones would come"),
+            (medium_pages(Medium::Allowed, true), State::Present, "16 in one fault"),
+            (medium_pages(Medium::Forbidden, true), State::Degraded, "is not allowed"),
+            (medium_pages(Medium::Outgrown, true), State::Degraded, "larger ones would come"),
             (overcommit(Some("0")), State::Present, "costs nothing"),
             (overcommit(Some("2")), State::Degraded, "count in full"),
             (pressure(true), State::Present, "goes back when it is reported"),
@@ -165,5 +177,17 @@ mod tests {
         assert!(!device("virtio0", "0x0001", "11000101"));
         assert!(!device("virtio1", "0x0005", "01100001"));
         assert!(device("virtio1", "0x0005", "01100101"));
+    }
+
+    #[test]
+    fn a_remedy_is_about_the_file_that_decides() {
+        let remedy = |finding: Finding| finding.remedy.unwrap();
+        let own = remedy(huge_pages(Some((OF_HUGE_PAGES, "never")), None));
+        assert!(own.ends_with("hugepages-2048kB/enabled"), "{own}");
+        assert!(remedy(huge_pages(Some((OF_ALL, "never")), None)).ends_with("transparent_hugepage/enabled"));
+        // Nothing is written into files that are not there.
+        for without in [remedy(huge_pages(None, None)), remedy(medium_pages(Medium::Forbidden, false))] {
+            assert!(without.starts_with("boot "), "{without}");
+        }
     }
 }

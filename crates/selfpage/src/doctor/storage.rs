@@ -61,7 +61,12 @@ fn direct() -> Finding {
                     name(selfpage_core::linux::Errno::from_raw_os_error(why.raw_os_error()))
                 ),
             )
-            .remedy("selfpage run --store PATH, with PATH on ext4, XFS or Btrfs")
+            .remedy(match why {
+                Errno::NOSPC | Errno::DQUOT => {
+                    "make room there, or selfpage run --store PATH, with PATH on another disk"
+                }
+                _ => "selfpage run --store PATH, with PATH on ext4, XFS or Btrfs",
+            })
         }
     }
 }
