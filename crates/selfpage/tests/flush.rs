@@ -32,8 +32,15 @@ struct Asked {
     fails: Option<u64>,
     begun: AtomicU32,
     /// Saves wait for this, if not for ever.
-    go_on: Option<Arc<AtomicBool>>,
+    access: Option<Arc<Access>>,
     went_on: AtomicBool,
+}
+
+/// An access that has to wait for a pager thread.
+#[derive(Default)]
+struct Access {
+    begins: AtomicBool,
+    served: AtomicBool,
 }
 
 struct Asks(Arc<Asked>);
@@ -62,10 +69,15 @@ impl Pager for Asks {
             page.outcome = if self.0.fails == Some(page.index) { Err(PagerError::Full) } else { Ok(()) };
         }
         let before = self.0.begun.fetch_add(1, SeqCst);
-        if let Some(go_on) = self.0.go_on.as_ref().filter(|_| before < 4) {
-            until(Duration::from_secs(3), || go_on.load(SeqCst));
+        let Some(access) = &self.0.access else { return };
+        if before == 0 {
+            // Until it waits. All pager threads may be here, so that it is not served meanwhile.
+            until(Duration::from_secs(10), || access.begins.load(SeqCst));
+            std::thread::sleep(Duration::from_millis(100));
+        } else if before < 4 {
+            until(Duration::from_secs(3), || access.served.load(SeqCst));
         }
-        self.0.went_on.store(self.0.go_on.as_ref().is_some_and(|go_on| go_on.load(SeqCst)), SeqCst);
+        self.0.went_on.store(access.served.load(SeqCst), SeqCst);
     }
 
     fn forget(&self, _index: u64, _count: u64) {}
@@ -135,15 +147,15 @@ impl UserPager for Sevens {
 #[test]
 fn faults_are_served_between_the_batches_of_flushes() {
     const FLUSHES: usize = 4;
-    let Some(domain) = built(Domain::with_frames(256 * PAGE)) else { return };
+    // More pages than a batch has, and frames for all of that and for what flushes save from: none is evicted.
+    let Some(domain) = built(Domain::with_frames(4096 * PAGE)) else { return };
     let sevens = domain.region(4 * PAGE).trap(Trap::Upcall).user(Sevens).unwrap();
-    let served = Arc::new(AtomicBool::new(false));
-    let asked = [(); FLUSHES].map(|()| Arc::new(Asked { go_on: Some(served.clone()), ..Asked::default() }));
+    let access = Arc::new(Access::default());
+    let asked = [(); FLUSHES].map(|()| Arc::new(Asked { access: Some(access.clone()), ..Asked::default() }));
     let regions: Vec<Region> = asked
         .iter()
         .map(|asked| {
-            // Few enough for all of them to stay, and more than one batch of so few frames.
-            let mut region = asking(&domain, 48, asked);
+            let mut region = asking(&domain, 300, asked);
             region.as_mut_slice::<[u8; PAGE]>().iter_mut().for_each(|page| page[0] = 1);
             region
         })
@@ -152,9 +164,10 @@ fn faults_are_served_between_the_batches_of_flushes() {
         for region in &regions {
             scope.spawn(|| region.flush(0, region.len_bytes()).unwrap());
         }
-        until(Duration::from_secs(10), || asked.iter().filter(|asked| asked.begun.load(SeqCst) > 0).count() >= 3);
+        until(Duration::from_secs(2), || asked.iter().filter(|asked| asked.begun.load(SeqCst) > 0).count() >= 3);
+        access.begins.store(true, SeqCst);
         assert_eq!(sevens.as_slice::<u8>()[PAGE], 7);
-        served.store(true, SeqCst);
+        access.served.store(true, SeqCst);
     });
     let went_on = |asked: &Arc<Asked>| asked.went_on.load(SeqCst);
     assert!(asked.iter().all(went_on), "a flush saved its last pages before a fault was served");
