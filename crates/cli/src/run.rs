@@ -290,7 +290,7 @@ impl Stats {
         let file = file.map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
         // By a name like /dev/stderr, where the program's output goes: it is not to be written over.
-        if let Some(output) = open_output(&about).filter(|_| about.is_file()) {
+        if let Some(output) = about.is_file().then(|| open_output(&about)).flatten() {
             return Ok(Stats { file: output, made: None, is_shared: true });
         }
         // Of a link to nothing, what it names.

@@ -266,9 +266,9 @@ impl Region {
     /// each keeps its protection wherever it goes. Costs one call of the kernel for each run of neighbours in core.
     ///
     /// # Errors
-    /// The range is not in the region, or begins or ends within a page; the region may only be read, a page is pinned and [`Protection::None`] would unmap it, or
-    /// the thread's protection domain lacks the right `META` on the region: nothing was changed. The kernel cannot change a page: the
-    /// pages before it are protected then.
+    /// The range is not in the region, or begins or ends within a page; the region may only be read, a page is pinned and
+    /// [`Protection::None`] would unmap it, or the thread's protection domain lacks the right `META` on the region: nothing was changed.
+    /// The kernel cannot change a page: the pages before it are protected then.
     ///
     /// # Source
     /// Appel & Li's PROT1, PROTN and UNPROT; AVM §2.1.

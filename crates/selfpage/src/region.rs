@@ -297,8 +297,8 @@ impl Region {
         }
     }
 
-    /// Brings `[offset, offset+len)` in, with the whole of its first and last page, and keeps it in core until it is unpinned as often, or discarded: for system calls in upcall
-    /// regions, and for I/O. What could not be had for an earlier access is tried anew.
+    /// Brings `[offset, offset+len)` in, with the whole of its first and last page, and keeps it in core until it is unpinned as often, or
+    /// discarded: for system calls in upcall regions, and for I/O. What could not be had for an earlier access is tried anew.
     ///
     /// # Errors
     /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned. As for [`Region::prefetch`].

@@ -49,10 +49,8 @@ impl Region {
     ) -> Result<()> {
         let refused =
             |cause: &str| Err(Error::new(Kind::Invalid, "move", format!("region {}", self.bound.name), cause));
-        if [offset_bytes, len_bytes, to_offset_bytes].iter().any(|bytes| !bytes.is_multiple_of(PAGE_BYTES)) {
-            return refused("only whole pages move");
-        }
-        let (from, new) = (self.range("move", offset_bytes, len_bytes)?, to.range("move", to_offset_bytes, len_bytes)?);
+        let from = self.whole_pages("move", offset_bytes, len_bytes)?;
+        let new = to.whole_pages("move", to_offset_bytes, len_bytes)?;
         if from.first < new.end() && new.first < from.end() {
             return refused("the two places have pages in common");
         }
