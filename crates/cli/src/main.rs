@@ -5,6 +5,7 @@ mod bench;
 mod disk;
 mod doctor;
 mod heatmap;
+mod identity;
 mod loader;
 mod output;
 mod plot;

@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, FileType};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -26,7 +26,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
-use crate::{loader, output};
+use crate::{identity, loader, output};
 use record::Records;
 use traces::Traces;
 
@@ -315,7 +315,7 @@ impl Stats {
 /// The standard output, or that for errors, if it is the file that this is said of.
 fn open_output(about: &std::fs::Metadata) -> Option<File> {
     let outputs = [std::io::stdout().as_fd().try_clone_to_owned(), std::io::stderr().as_fd().try_clone_to_owned()];
-    let is_same = |file: &File| file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (about.dev(), about.ino()));
+    let is_same = |file: &File| file.metadata().is_ok_and(|own| identity::of(&own) == identity::of(about));
     outputs.into_iter().flatten().map(File::from).find(is_same)
 }
 
@@ -424,10 +424,9 @@ fn is_one_file(one: &Path, other: &Path) -> bool {
         let path = std::path::absolute(path).ok()?;
         Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?))
     };
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|about| (about.dev(), about.ino()));
     one == other
         || place(one).is_some_and(|place_of_one| place(other) == Some(place_of_one))
-        || identity(one).is_some_and(|file| identity(other) == Some(file))
+        || identity::at(one).is_some_and(|file| identity::at(other) == Some(file))
 }
 
 /// The trace's file as the library is told it, absolute. One that is there may be replaced.

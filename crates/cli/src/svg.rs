@@ -3,10 +3,9 @@
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::output;
+use crate::{identity, output};
 
 /// A white picture, to be ended by [`close`].
 pub fn open(width: f64, height: f64) -> String {
@@ -39,8 +38,7 @@ pub fn escaped(text: &str) -> String {
 /// Writes the picture that `verb` drew of `input` to a file, or to standard output. The status to end with.
 pub fn put(verb: &str, picture: &str, input: &Path, to: Option<&Path>) -> i32 {
     let Some(path) = to else { return output::print(verb, picture) };
-    let identity = |path: &Path| fs::metadata(path).ok().map(|about| (about.dev(), about.ino()));
-    if identity(path).is_some_and(|one| identity(input) == Some(one)) {
+    if identity::at(path).is_some_and(|one| identity::at(input) == Some(one)) {
         let shown = path.display();
         output::tell(format_args!("selfpage {verb}: {shown}: the picture is drawn of this file; name another with -o"));
         return 2;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::output;
+use crate::{identity, output};
 
 use super::error::Error;
 use super::{raw, swapfile};
@@ -109,7 +109,7 @@ fn bury(directory: &Path) -> Result<(), Error> {
 
 fn is_at(file: &File, path: &Path) -> bool {
     let (Ok(ours), Ok(there)) = (file.metadata(), fs::symlink_metadata(path)) else { return false };
-    (ours.dev(), ours.ino()) == (there.dev(), there.ino())
+    identity::of(&ours) == identity::of(&there)
 }
 
 /// Undoes what the dead run of `directory` did to the machine. What was undone already, or never done, does no harm.
