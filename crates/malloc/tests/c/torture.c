@@ -356,6 +356,14 @@ static void limits(char **unused) {
     free(block);
     CHECK((uintptr_t)(block = pvalloc(5000)) % 4096 == 0 && malloc_usable_size(block) >= 8192);
     free(block);
+    block = NULL;
+    for (int i = 0; i < 4; i++) {
+        size_t count = (size_t[]){5, 1000, 200000, 3}[i], kept = (size_t[]){0, 100, 20000, 60}[i];
+        CHECK((block = reallocarray(block, count, 20)) != NULL && malloc_usable_size(block) >= count * 20);
+        for (size_t at = 0; at < kept; at++) CHECK(((unsigned char *)block)[at] == at % 251);
+        for (size_t at = 0; at < count * 20; at++) ((unsigned char *)block)[at] = at % 251;
+    }
+    CHECK(reallocarray(block, 20, zero) == NULL);
     CHECK(realloc(malloc(10), zero) == NULL);
     CHECK(malloc_usable_size(NULL) == 0);
     malloc_trim(0);
@@ -370,6 +378,7 @@ static void figures(char **unused) {
     memset(block, 1, LARGE);
     with = mallinfo2();
     CHECK(with.uordblks >= before.uordblks + LARGE && with.uordblks < before.uordblks + LARGE + (4 << 20));
+    CHECK(with.arena > 0 && with.hblkhd >= before.hblkhd + LARGE && with.uordblks == with.arena + with.hblkhd);
     free(block);
     after = mallinfo2();
     CHECK(after.uordblks <= before.uordblks);
