@@ -32,6 +32,23 @@ fn storm() {
     comes_through(&["storm", &seconds, &seed]);
 }
 
+/// Also of those that have ended; where addresses are limited there is no range of objects.
+#[test]
+fn threads_find_and_free_what_others_filled() {
+    let program = compile("crossing.c", &[]);
+    let seed = std::process::id().to_string();
+    println!("seed {seed}");
+    for (addresses, checked) in [("unlimited", "0"), ("unlimited", "1"), ("8000000", "0")] {
+        let limited = format!("ulimit -v {addresses}; exec \"$0\" \"$1\"");
+        let mut command = preloaded("/bin/sh");
+        command.args(["-c", &limited]).arg(&program).arg(&seed).env("SELFPAGE_CHECKED", checked);
+        let output = command.output().unwrap();
+        let case = format!("ulimit -v {addresses}, SELFPAGE_CHECKED={checked}");
+        assert!(output.status.success(), "{case}: {:?} {}", output.status, errors(&output));
+        assert_eq!(text(&output), "done\n", "{case}");
+    }
+}
+
 #[test]
 fn forks_while_threads_free_each_others_blocks_and_begin_and_end() {
     comes_through(&["forks", "60"]);
