@@ -72,17 +72,22 @@ extern void selfpage_prepare_for_forks(void);
 extern void selfpage_look_around(void);
 extern _Noreturn void selfpage_foreign(const char *call, const void *block);
 extern _Noreturn void selfpage_freed_already(const char *call, const void *block);
+extern _Noreturn void selfpage_within(const char *call, const void *at, const void *block, size_t len);
 extern _Noreturn void selfpage_damaged(void);
 #pragma GCC visibility pop
 
 // Room for a link and a mark, in one line of the cache.
 #define SMALLEST_BYTES ((size_t)16)
 
-// In the open part of our range, and at a multiple of 8, in one comparison: the three low bits become the highest.
-static inline bool is_object(const void *block) {
+// In the first words of our range, and at a multiple of 8, in one comparison: the three low bits become the highest.
+static inline bool is_in_first(size_t words, const void *block) {
     size_t offset = heap_offset(block);
-    return mi_likely((offset >> 3 | offset << 61) < range.open_words);
+    return mi_likely((offset >> 3 | offset << 61) < words);
 }
+
+static inline bool is_object(const void *block) { return is_in_first(range.open_words, block); }
+
+static inline bool is_trusted_object(const void *block) { return is_in_first(range.trusted_words, block); }
 
 static void on_error(int error, void *unused) {
     (void)unused;
@@ -177,6 +182,38 @@ static inline void check_live(const char *call, void *block) {
     uintptr_t mark = *mark_of(block);
     if (mi_unlikely(mark == freed(block))) selfpage_freed_already(call, block);
     if (mi_unlikely(mark == 0 && *(uintptr_t *)block == 0 && page_of(block)->used == 0)) selfpage_freed_already(call, block);
+}
+
+// What mimalloc knows of the page around an address of the open range, live or not; NULL: nothing. The start of a segment may be free, or
+// the inside of a long object.
+static mi_page_t *page_around(const void *at) {
+    mi_segment_t *segment = (mi_segment_t *)((uintptr_t)at & ~MI_SEGMENT_MASK);
+    if (!may_be_read((char *)segment) || segment->cookie != _mi_ptr_cookie(segment)) return NULL;
+    size_t number = ((uintptr_t)at & MI_SEGMENT_MASK) / MI_SEGMENT_SLICE_SIZE;
+    mi_slice_t *slice = &segment->slices[number];
+    return slice->slice_offset <= number * sizeof *slice ? mi_slice_to_page(mi_slice_first(slice)) : NULL;
+}
+
+// No page has objects there. Zeros were given back to the kernel, as a rule: that nobody ever had them is not told from that. Where segments
+// are opened in parts, there may be no memory to look at.
+static _Noreturn void blame(const char *call, void *block) {
+    if (!opens_in_parts && (*mark_of(block) == freed(block) || (*mark_of(block) | *(uintptr_t *)block) == 0))
+        selfpage_freed_already(call, block);
+    selfpage_foreign(call, block);
+}
+
+// Ends the process for a pointer into the open range at which no object begins. Where some of a page's objects begin within blocks, for their
+// alignment, it is not known which do: there one may begin at any multiple of what all are aligned to. A page that has no live object may be
+// changed meanwhile.
+static __attribute__((noinline)) void check_begins(const char *call, void *block) {
+    mi_page_t *page = page_around(block);
+    size_t size = page == NULL ? 0 : __atomic_load_n(&page->block_size, __ATOMIC_RELAXED);
+    size_t offset = page == NULL ? 0 : (size_t)((uint8_t *)block - page->page_start);
+    // Wraps where it lies before the first.
+    if (size == 0 || offset / size >= page->capacity) blame(call, block);
+    mi_page_flags_t flags = {.full_aligned = __atomic_load_n(&page->flags.full_aligned, __ATOMIC_RELAXED)};
+    size_t within = offset % size;
+    if (flags.x.has_aligned ? within % SMALLEST_BYTES : within) selfpage_within(call, block, (char *)block - within, size);
 }
 
 static __attribute__((noinline)) void free_rare(void *block) {
@@ -326,22 +363,26 @@ void *selfpage_heap_aligned(size_t align, size_t size) {
 }
 
 static __attribute__((noinline)) void free_other(void *block) {
-    if (block == NULL || selfpage_large_free(block)) return;
-    if (!has_objects_elsewhere() || ((uintptr_t)block & 7)) selfpage_foreign("free", block);
+    if (is_object(block)) check_begins("free", block);
+    else if (block == NULL || selfpage_large_free(block)) return;
+    else if (!has_objects_elsewhere() || ((uintptr_t)block & 7)) selfpage_foreign("free", block);
     // At alignments above 16 MiB mimalloc has one begin 32 MiB behind its segment, where `free_object` would take it for the next one's start.
     if (((uintptr_t)block & MI_SEGMENT_MASK) == 0) free_rare(block);
     else free_object(block);
 }
 
 void selfpage_heap_free(void *block) {
-    if (is_object(block)) free_object(block);
+    if (is_trusted_object(block)) free_object(block);
     else free_other(block);
 }
 
 static size_t usable(const char *call, void *block) {
-    size_t large = is_object(block) ? 0 : selfpage_large_usable(block);
-    if (large != 0) return large;
-    if (!is_object(block) && !has_objects_elsewhere()) selfpage_foreign(call, block);
+    if (!is_trusted_object(block)) {
+        size_t large = is_object(block) ? 0 : selfpage_large_usable(block);
+        if (large != 0) return large;
+        if (is_object(block)) check_begins(call, block);
+        else if (!has_objects_elsewhere()) selfpage_foreign(call, block);
+    }
     check_live(call, block);
     return mi_usable_size(block);
 }
@@ -368,6 +409,8 @@ void *selfpage_heap_realloc(void *block, size_t size) {
     selfpage_heap_free(block);
     return new_block;
 }
+
+void selfpage_heap_check_pointers(void) { trust_nobody(); }
 
 void selfpage_heap_collect(void) { mi_collect(true); }
 

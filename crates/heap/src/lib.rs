@@ -48,6 +48,7 @@ unsafe extern "C" {
     /// As [`free`].
     pub fn selfpage_heap_free(block: *mut c_void);
     fn selfpage_heap_usable(block: *mut c_void) -> usize;
+    fn selfpage_heap_check_pointers();
     fn selfpage_heap_collect();
     fn selfpage_heap_look_around_soon();
     fn selfpage_heap_stats(now: *mut usize, most: *mut usize);
@@ -187,6 +188,13 @@ pub fn begin(retain_bytes: Option<usize>) {
 pub fn attend_forks() {
     // SAFETY: no-pointers: nothing is passed.
     unsafe { selfpage_heap_attend_forks() };
+}
+
+/// From now on a pointer into the middle of an object below 1 MiB ends the process where it is freed, resized or measured, with a line that
+/// names it; but not every one into a page that has objects at greater alignments than 16.
+pub fn check_pointers() {
+    // SAFETY: no-pointers: nothing is passed.
+    unsafe { selfpage_heap_check_pointers() };
 }
 
 /// From now on a touch of a larger block that was freed is a `SIGSEGV`, at once. Objects below 1 MiB are as before.

@@ -33,6 +33,14 @@ unsafe extern "C" fn selfpage_freed_already(call: *const c_char, block: *const c
     Culprit::Freed.die(unsafe { name(call) }, block.addr())
 }
 
+/// The program passed `call` a pointer into an object, or into memory for one.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn selfpage_within(call: *const c_char, at: *const c_void, block: *const c_void, len: usize) -> ! {
+    let culprit = Culprit::Inside { block: block.addr(), len_bytes: len };
+    // SAFETY: c-library: a literal of `heap.c`.
+    culprit.die(unsafe { name(call) }, at.addr())
+}
+
 /// mimalloc found one of its lists changed by somebody else.
 #[unsafe(no_mangle)]
 extern "C" fn selfpage_damaged() -> ! {

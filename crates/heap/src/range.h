@@ -31,7 +31,10 @@ static struct {
     // How much of it may be touched, in words of 8 bytes: beyond, no pointer is an object's. It only grows, and who was given an
     // object sees it large enough for that, so that it is read like any other number.
     size_t open_words;
-} range __attribute__((aligned(2 * sizeof(size_t)))) = {NO_HEAP, 0};
+    // As much, or 0 where each pointer is looked at more closely: what `free` compares with, so that this costs others nothing.
+    size_t trusted_words;
+} range __attribute__((aligned(4 * sizeof(size_t)))) = {NO_HEAP, 0, 0};
+static bool trusts_nobody;
 // Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is. Who was given such an
 // object sees it set.
 static bool objects_elsewhere;
@@ -78,14 +81,26 @@ static bool may_be_read(char *segment) {
     return atomic_load_explicit(&open_starts[number / 64], memory_order_relaxed) >> number % 64 & 1;
 }
 
+static void raise_to(size_t *words, size_t least) {
+    size_t before = __atomic_load_n(words, __ATOMIC_RELAXED);
+    while (before < least && !__atomic_compare_exchange_n(words, &before, least, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {}
+}
+
+static void trust_nobody(void) {
+    __atomic_store_n(&trusts_nobody, true, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&range.trusted_words, 0, __ATOMIC_SEQ_CST);
+}
+
 // Whole segments: what mimalloc knows of one stands at its start, which is opened first.
 static void opened(size_t from, size_t end) {
     size_t first = (from + SEGMENT_BYTES - 1) / SEGMENT_BYTES, segments = (end + SEGMENT_BYTES - 1) / SEGMENT_BYTES;
     for (size_t number = first; number < segments; number++)
         atomic_fetch_or_explicit(&open_starts[number / 64], (uint64_t)1 << number % 64, memory_order_relaxed);
     size_t words = segments * (SEGMENT_BYTES / 8);
-    size_t before = range.open_words;
-    while (before < words && !__atomic_compare_exchange_n(&range.open_words, &before, words, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
+    raise_to(&range.open_words, words);
+    raise_to(&range.trusted_words, words);
+    // Somebody may have said so meanwhile.
+    if (__atomic_load_n(&trusts_nobody, __ATOMIC_SEQ_CST)) trust_nobody();
 }
 
 // Somebody has reserved the range, or is about to.

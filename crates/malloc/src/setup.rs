@@ -16,6 +16,7 @@ extern "C" fn at_load() {
     selfpage_heap::begin(wishes.retain_bytes);
     if wishes.checked {
         selfpage_heap::trap_on_use_after_free();
+        selfpage_heap::check_pointers();
     }
     if wishes.keeper {
         selfpage_heap::keep();
@@ -31,7 +32,9 @@ extern "C" fn at_load() {
             )),
         }
         if wishes.checked {
-            sys::say(format_args!("selfpage: stops the use of larger blocks that were freed\n"));
+            sys::say(format_args!(
+                "selfpage: stops the use of larger blocks that were freed, and looks at each pointer into objects\n"
+            ));
         }
     }
     if wishes.show_stats || wishes.verbose {

@@ -262,6 +262,73 @@ fn all_goes_on_in_a_checked_program() {
         assert!(output.status.success(), "{arguments:?}: {:?} {}", output.status, errors(&output));
         assert!(text(&output).contains("done"), "{arguments:?}: {}", text(&output));
     }
-    let twice = preloaded(&program).arg("large-freed-twice").env("SELFPAGE_CHECKED", "1").output().unwrap();
-    assert!(errors(&twice).contains("freed already"), "{}", errors(&twice));
+}
+
+#[test]
+fn a_checked_program_names_mistakes_as_any_other_does() {
+    let program = compile("torture.c", &["-ldl"]);
+    let names = |arguments: &[&str], what: &str| {
+        let output = preloaded(&program).args(arguments).env("SELFPAGE_CHECKED", "1").output().unwrap();
+        let (said, pointer) = (errors(&output), text(&output));
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{arguments:?}: {said}");
+        torture::names_what_it_is(arguments, &pointer, &said, what);
+    };
+    for (program, what) in torture::NO_BLOCKS {
+        names(&[program], what);
+    }
+    for way in torture::WAYS_TO_FREE_TWICE {
+        for size in ["1", "400", "200000"] {
+            names(&["object-freed-twice", way, size], "freed already");
+        }
+    }
+}
+
+/// What `interior.c` says in a checked program, and what is said to it.
+fn interior(arguments: &[&str]) -> (Output, String, String) {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| compile("interior.c", &["-Wno-free-nonheap-object", "-Wno-use-after-free"]));
+    let addresses = if arguments.contains(&"long") { "75000000" } else { "unlimited" };
+    let mut command = preloaded("/bin/sh");
+    command.args(["-c", &format!("ulimit -v {addresses}; exec \"$0\" \"$@\"")]).arg(program).args(arguments);
+    let output = command.env("SELFPAGE_CHECKED", "1").output().unwrap();
+    let (expected, said) = (text(&output).trim().to_owned(), errors(&output));
+    (output, expected, said)
+}
+
+fn is_told_what_it_expects(arguments: &[&str]) {
+    let (output, expected, said) = interior(arguments);
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{arguments:?}: {expected}: {said}");
+    assert!(!expected.is_empty() && said.trim_end().ends_with(&expected), "{arguments:?}: {expected}: {said}");
+    assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
+}
+
+#[test]
+fn a_pointer_into_an_object_ends_the_checked_program() {
+    for size in [16, 24, 48, 400, 5000, 20_000, 200_000, 500 << 10] {
+        for by in [8, (size - 1) / 16 * 16] {
+            for whose in ["own", "anothers", "left"] {
+                for call in ["free", "realloc-less", "realloc-more", "malloc_usable_size"] {
+                    if by != 0 {
+                        is_told_what_it_expects(&["inside", call, whose, &size.to_string(), &by.to_string()]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn aligned_objects_of_a_checked_program_are_none_of_that() {
+    let (output, expected, said) = interior(&["aligned"]);
+    assert!(output.status.success() && expected == "done" && said.is_empty(), "{:?} {said}", output.status);
+    is_told_what_it_expects(&["inside-aligned"]);
+}
+
+#[test]
+fn a_pointer_among_objects_where_there_are_none_ends_the_checked_program() {
+    for place in ["start", "unused", "stray", "behind", "long"] {
+        for call in ["free", "realloc-more", "malloc_usable_size"] {
+            is_told_what_it_expects(&["nowhere", call, place]);
+        }
+    }
 }
