@@ -38,7 +38,7 @@ fn locked_bytes() -> usize {
 }
 
 /// Whether this process may lock far more than there is.
-fn may_lock() -> bool {
+pub fn may_lock() -> bool {
     let len = 1 << 40;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: test: a mapping of its own, which nobody touches.

@@ -14,6 +14,8 @@ mod imaged;
 mod input;
 mod inspected;
 mod lifetime;
+#[path = "../../../../tests/limited_group.rs"]
+mod limited_group;
 mod locking;
 mod managed_stack;
 mod mapped_over;
