@@ -1,7 +1,9 @@
 //! Stores that are full, fail, or give back other bytes than they were given.
 
 use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
@@ -11,6 +13,7 @@ use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, Writ
 use selfpage::{Domain, Kind, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages, until};
+use crate::skip::skip;
 use crate::{disk, tried};
 
 const FRAMES: usize = 64;
@@ -396,4 +399,41 @@ fn a_page_that_is_in_core_again_while_it_is_saved_goes() {
         })
         .well();
     }
+}
+
+#[repr(align(4096))]
+struct Aligned([u8; PAGE]);
+
+/// Whether the file system there takes a write past the kernel's page cache.
+fn takes_direct(dir: &Path) -> bool {
+    let path = dir.join("tried");
+    let opened = OpenOptions::new().write(true).create(true).custom_flags(libc::O_DIRECT).open(&path);
+    opened.is_ok_and(|file| file.write_all_at(&Aligned([7; PAGE]).0, 0).is_ok())
+}
+
+/// Whether a store there goes past the cache: what it says, and what its descriptor is.
+fn goes_past_the_cache(dir: &Path) -> bool {
+    let store = FileStore::unnamed_in(dir, 1 << 20).unwrap();
+    // SAFETY: test: the store's descriptor is asked for its flags.
+    let flags = unsafe { libc::fcntl(store.descriptors()[0], libc::F_GETFL) };
+    assert_eq!(store.is_direct(), flags & libc::O_DIRECT != 0);
+    store.is_direct()
+}
+
+#[test]
+fn direct_is_what_the_file_system_takes() {
+    in_child(here!(), "", || {
+        let on_disk = tempfile::tempdir_in("/var/tmp").unwrap();
+        assert_eq!(goes_past_the_cache(on_disk.path()), takes_direct(on_disk.path()));
+        // A file system that has nothing but the cache.
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "ramfs", "ramfs"]).arg(dir.path());
+        if disk::mount(dir.path(), 1 << 20).is_err() || !mount.status().is_ok_and(|ended| ended.success()) {
+            return skip("mount", "no file system that refuses O_DIRECT can be mounted: run as root");
+        }
+        assert!(!takes_direct(dir.path()));
+        assert!(!goes_past_the_cache(dir.path()));
+    })
+    .well();
 }
