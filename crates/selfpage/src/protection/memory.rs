@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::key::Key;
@@ -65,7 +65,8 @@ impl Memory {
 
     fn add(name: String, range: Range<usize>, region: Option<Arc<Region>>) -> Result<Memory> {
         super::set_up();
-        let object = || format!("memory {}{:#x}..{:#x}", before_address(&name), range.start, range.end);
+        let object =
+            || format!("memory {}{:#x}..{:#x}", before_address(&name, region.as_ref()), range.start, range.end);
         let refused = |cause: String| Err(Error::new(Kind::Invalid, "protect", object(), cause));
         if range.is_empty() || !(range.start | range.end).is_multiple_of(PAGE_BYTES) {
             return refused(format!("rights are about whole pages: give it multiples of {PAGE_BYTES} bytes"));
@@ -77,9 +78,10 @@ impl Memory {
         let mut table = table::hold();
         let overlaps = |record: &&Record| record.start < range.end && range.start < record.start + record.len_bytes;
         if let Some(other) = table.memory.iter().find(overlaps) {
+            let region = other.region.as_ref().and_then(Weak::upgrade);
             return refused(format!(
                 "memory {}{:#x} has rights of its own; clone that Memory",
-                before_address(&other.name),
+                before_address(&other.name, region.as_ref()),
                 other.start
             ));
         }
@@ -149,9 +151,10 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// What comes before the address of memory of this name: a region without a name is called by its address already.
-fn before_address(name: &str) -> String {
-    if name.starts_with(ADDRESS) { ADDRESS.into() } else { format!("{name} {ADDRESS}") }
+/// What comes before the address of memory of this name: a region that was given none is called by its address already.
+fn before_address(name: &str, region: Option<&Arc<Region>>) -> String {
+    let given = region.map_or(name, |region| region.bound.given_name());
+    if given.is_empty() { ADDRESS.into() } else { format!("{given} {ADDRESS}") }
 }
 
 /// What the mappings of a range allow, if they allow the same.

@@ -147,8 +147,8 @@ fn what_stays_and_what_is_too_many() {
 fn memory_that_has_rights_already() {
     in_child(here!(), "", || {
         let domain = Domain::with_frames(16 * PAGE).build().unwrap();
-        let (unnamed, named) = (domain.region(PAGE), domain.region(PAGE).name("ledger"));
-        for (region, name) in [(unnamed, ""), (named, "ledger ")] {
+        for name in ["", "ledger ", "at home "] {
+            let region = domain.region(PAGE).name(name.trim_end());
             let region = Arc::new(region.zero().unwrap());
             let (start, _given) = (region.as_ptr().addr(), Memory::of(&region).unwrap());
             let end = start + PAGE;
