@@ -204,7 +204,7 @@ fn damaged(path: &Path, what: &str) -> Error {
     Error::new(Kind::Lost, "open", named(path), format!("{what} is damaged; restore another file"))
 }
 
-fn unread(path: &Path, cause: io::Error) -> Error {
+pub(super) fn unread(path: &Path, cause: io::Error) -> Error {
     Error::system("open", named(path), cause)
 }
 
@@ -243,7 +243,7 @@ pub(super) fn data_at(header: &Header) -> u64 {
 }
 
 /// `None`: the file has not got as much.
-fn read(file: &File, at: u64, len_bytes: u64) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn read(file: &File, at: u64, len_bytes: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     let all = each_piece(file, at, len_bytes, |piece| {
         bytes.extend(piece);

@@ -9,9 +9,9 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::file::{Snapshot, data_at, newest};
 use super::format::{ENTRY_BYTES, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
-use super::place::Place;
+use super::place::{Place, files};
 use super::writing::Target;
-use crate::store::MemoryStore;
+use crate::store::{Descriptor, MemoryStore};
 use crate::{Domain, Error, Kind, skip};
 
 fn regions() -> Vec<SavedRegion> {
@@ -335,6 +335,29 @@ fn a_file_that_goes_while_it_is_added_to_is_told() {
     target.begin_file().unwrap();
     add(&mut target, 0..3, 3);
     assert_eq!(version(&Snapshot::open(&path).unwrap(), 1), 3);
+}
+
+/// Has reads from the file of that name fail from now on, and writes succeed.
+fn refuse_reads(path: &Path) {
+    let anew = Descriptor::new(File::options().write(true).open(path).unwrap().into()).unwrap();
+    files().iter().find(|file| file.has_name(path)).unwrap().go_on_as(anew);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_back_is_told_as_that() {
+    for (snapshots, name) in [(0, "one.snap.new"), (2, "one.snap")] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one.snap");
+        let mut target = target(&path);
+        (0..snapshots).for_each(|version| add(&mut target, 0..3, version));
+        let mut writing = target.begin();
+        writing.page(1, &contents(1, 3)).unwrap();
+        refuse_reads(&dir.path().join(name));
+        let why = writing.finish(&[]).map(drop).unwrap_err();
+        let said = why.to_string();
+        assert_eq!(why.kind(), Kind::Io, "{said}");
+        assert!(said.contains("one.snap: Bad file descriptor") && !said.contains("somebody else"), "{said}");
+    }
 }
 
 #[test]

@@ -11,11 +11,11 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::file::{data_at, named, newest, slot_at};
+use super::file::{data_at, named, newest, read, slot_at, unread};
 use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
 use super::place::Place;
 use super::take::MOST_RUNS;
-use crate::error::{Error, Result, SystemError};
+use crate::error::{Error, Kind, Result, SystemError};
 use crate::pager::is_zero;
 
 /// Pages are written so many bytes at a time.
@@ -113,24 +113,29 @@ impl Target {
     /// Whether the file is still the one of its name, and has what the next snapshot builds on: whoever does not ask for the lock may have
     /// cut it, or copied another one over it.
     pub(super) fn is_in_place(&self) -> bool {
-        self.has_all(self.end)
+        self.check(self.end).is_ok()
     }
 
-    /// The same, where it is to be `len_bytes` long.
-    fn has_all(&self, len_bytes: u64) -> bool {
-        let has_begun = |file: &File| {
+    /// Refuses a file that is not, and one that is not `len_bytes` long.
+    fn check(&self, len_bytes: u64) -> Result<()> {
+        let path = self.place.path();
+        let failed = |cause| failed(path, cause);
+        if !self.place.is_ours() {
+            return Err(failed(changed()));
+        }
+        let file = self.place.file().map_err(failed)?;
+        is_as_long(&file, len_bytes).map_err(failed)?;
+        let has_front = if self.current == Current::NONE {
             let header = self.header.encode();
-            let mut found = vec![0; header.len()];
-            file.read_exact_at(&mut found, 0).is_ok_and(|()| found == header)
+            read(&file, 0, header.len() as u64).map_err(|cause| unread(path, cause))? == Some(header)
+        } else {
+            match newest(path, &file) {
+                Ok((header, current)) => header.identity == self.header.identity && current == self.current,
+                Err(why) if why.kind() == Kind::Lost => false,
+                Err(why) => return Err(why),
+            }
         };
-        let has_newest = |file: &File| {
-            newest(self.place.path(), file)
-                .is_ok_and(|(header, current)| header.identity == self.header.identity && current == self.current)
-        };
-        let begins_anew = self.current == Current::NONE;
-        let has_front = |file: &File| if begins_anew { has_begun(file) } else { has_newest(file) };
-        let has_all = |file: &File| is_as_long(file, len_bytes).is_ok() && has_front(file);
-        self.place.is_ours() && self.place.file().is_ok_and(|file| has_all(&file))
+        if has_front { Ok(()) } else { Err(failed(changed())) }
     }
 
     /// A snapshot failed: what there is of a new file goes.
@@ -158,10 +163,7 @@ impl Target {
     ///
     /// Both places say so in the end. What a crash tears is one of them, while the other says what held before; and one that is damaged
     /// later is not missed.
-    fn publish(&mut self, current: Current, end: u64) -> io::Result<()> {
-        if !self.has_all(end) {
-            return Err(changed());
-        }
+    fn publish(&mut self, current: Current) -> io::Result<()> {
         let Target { place, header, .. } = self;
         let bytes = current.encode(&header.identity);
         let [first, second] = [0, 1].map(|place| slot_at(header, place));
@@ -310,7 +312,8 @@ impl Writing<'_> {
         // From here on it may be the newest, even where the disk reports an error.
         self.done = true;
         let current = Current { sequence: self.target.current.sequence + 1, trailer_at };
-        self.target.publish(current, end).map_err(|cause| failed(self.target, cause))?;
+        self.target.check(end)?;
+        self.target.publish(current).map_err(|cause| failed(self.target, cause))?;
         self.target.end = end;
         let buffer_bytes = (self.request.memory.len() + self.table.capacity()) as u64;
         Ok(Written { bytes: added, buffer_bytes })
