@@ -13,6 +13,8 @@ mod restored;
 mod child;
 #[path = "../disk/mod.rs"]
 mod disk;
+#[path = "../alloc/random.rs"]
+mod random;
 #[allow(dead_code)]
 #[path = "../failure/scenario.rs"]
 mod scenario;
