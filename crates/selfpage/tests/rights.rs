@@ -223,6 +223,56 @@ fn whatever_changes_mappings_asks_for_meta() {
 }
 
 #[test]
+fn contents_neither_move_nor_go_without_meta() {
+    let _alone = alone();
+    let Some(domain) = built() else { return };
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let region = |name| Arc::new(domain.region(8 * PAGE).name(name).trap(trap).stored(store()).unwrap());
+        // Nobody has rights on the second, so that everybody may move it.
+        let (book, notes) = (region("book"), region("notes"));
+        let memory = Memory::of(&book).unwrap();
+        let word = |region: &Region, page: usize| region.as_ptr().wrapping_add(page * PAGE).cast::<u64>();
+        // SAFETY: words of the regions, which no reference is to.
+        (0..8).for_each(|page| unsafe {
+            word(&book, page).write_volatile(page as u64 + 1);
+            word(&notes, page).write_volatile(page as u64 + 101);
+        });
+        let clerk = ProtectionDomain::new("clerk");
+        // SAFETY: as above.
+        let calls = || unsafe {
+            [
+                ("move", book.move_contents(0, PAGE, &book, PAGE)),
+                ("move", book.move_contents(2 * PAGE, PAGE, &notes, 2 * PAGE)),
+                ("move", notes.move_contents(3 * PAGE, PAGE, &book, 3 * PAGE)),
+                ("discard", book.drop_contents(4 * PAGE, PAGE)),
+            ]
+        };
+        clerk.set(&memory, Rights::READ | Rights::WRITE).unwrap();
+        let entered = clerk.enter().unwrap();
+        for (name, done) in calls() {
+            let why = done.unwrap_err();
+            let said = why.to_string();
+            assert_eq!(why.kind(), Kind::Denied, "{said}");
+            assert!([name, "book", "clerk", "META"].iter().all(|word| said.contains(word)), "{trap:?}: {said}");
+        }
+        for page in 0..8 {
+            // SAFETY: as above.
+            let found = unsafe { (word(&book, page).read_volatile(), word(&notes, page).read_volatile()) };
+            assert_eq!(found, (page as u64 + 1, page as u64 + 101), "{trap:?}: page {page}");
+        }
+        drop(entered);
+        clerk.set(&memory, Rights::READ | Rights::WRITE | Rights::META).unwrap();
+        let entered = clerk.enter().unwrap();
+        calls().into_iter().for_each(|(name, done)| done.expect(name));
+        // SAFETY: as above.
+        let found =
+            unsafe { [(&book, 1), (&notes, 2), (&book, 3)].map(|(region, page)| word(region, page).read_volatile()) };
+        assert_eq!(found, [1, 3, 104], "{trap:?}");
+        drop(entered);
+    }
+}
+
+#[test]
 fn a_handler_answers_for_its_region_wherever_the_thread_is() {
     let _alone = alone();
     let Some(domain) = built() else { return };
