@@ -249,7 +249,7 @@ impl Inner {
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, standby, REQUESTS, ADVICE, saves, ERRANDS, CALLS, CALLS, traced]
+            + [standby, standby, REQUESTS, ADVICE, saves, ERRANDS, CALLS, CALLS, CALLS, traced]
                 .map(Arena::bytes_for::<Slot>)
                 .iter()
                 .sum::<usize>()
@@ -286,7 +286,8 @@ impl Inner {
                 tracer,
             };
             let links: Table<_> = arena.table(frames);
-            let handlers = Handlers::new(Ring::new(arena.table(CALLS)), Ring::new(arena.table(CALLS)));
+            let mut calls = || Ring::new(arena.table(CALLS));
+            let handlers = Handlers::new(calls(), calls(), calls());
             (state, Ring::new(arena.table(ERRANDS)), handlers, links)
         };
         let policy = Config::policy_over(policy, links)?;

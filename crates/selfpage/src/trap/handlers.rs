@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, fence};
 use std::thread::Builder;
 
 use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
@@ -40,6 +40,8 @@ pub(crate) struct Handlers {
     calls: Ring,
     /// Of handlers themselves, each with a thread that is counted as at work already.
     nested: Ring,
+    /// Pages that handlers wait for, until it is known whether there is one more thread.
+    late: Ring,
     called: Event,
     places: [Place; MOST_THREADS],
     threads: AtomicU32,
@@ -48,19 +50,37 @@ pub(crate) struct Handlers {
     /// How many fetch a page that their handler has passed. A pager of the program's own may have them wait for whoever waits for a handler,
     /// so they are not idle; but what handlers meet is left to them, where there are no more threads.
     fetching: AtomicI32,
+    /// Nested calls for which an idle thread is counted as at work, and has not yet tried to start the next one.
+    starting: AtomicU32,
+    /// How often one has tried. Whoever found none looks whether it is another number now.
+    tried: AtomicU32,
     ending: AtomicBool,
 }
 
+/// Who answers what a handler meets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    Idle,
+    /// Nobody but one that fetches a page, when it has that.
+    Fetching,
+    /// One that is just being started, perhaps.
+    Soon,
+    None,
+}
+
 impl Handlers {
-    pub(crate) fn new(calls: Ring, nested: Ring) -> Handlers {
+    pub(crate) fn new(calls: Ring, nested: Ring, late: Ring) -> Handlers {
         Handlers {
             calls,
             nested,
+            late,
             called: Event::default(),
             places: [const { Place { thread: AtomicU32::new(0), depth: AtomicU32::new(0) } }; MOST_THREADS],
             threads: AtomicU32::new(0),
             idle: AtomicI32::new(0),
             fetching: AtomicI32::new(0),
+            starting: AtomicU32::new(0),
+            tried: AtomicU32::new(0),
             ending: AtomicBool::new(false),
         }
     }
@@ -69,9 +89,11 @@ impl Handlers {
     pub(crate) fn forget_all(&self) {
         self.calls.reset();
         self.nested.reset();
+        self.late.reset();
         self.threads.store(0, Ordering::SeqCst);
         self.idle.store(0, Ordering::SeqCst);
         self.fetching.store(0, Ordering::SeqCst);
+        self.starting.store(0, Ordering::SeqCst);
         self.places.iter().for_each(|place| place.thread.store(0, Ordering::SeqCst));
     }
 
@@ -105,6 +127,7 @@ pub(crate) fn start_one(inner: &Arc<Inner>) -> Result<()> {
     let started = start(inner).map_err(|cause| Error::system("start", "a thread for handlers", cause));
     if started.is_ok() {
         handlers.idle.fetch_add(1, Ordering::SeqCst);
+        handlers.tried.fetch_add(1, Ordering::SeqCst);
     }
     // While it was not counted, another may have kept itself back.
     handlers.called.signal(inner.state().mmu);
@@ -139,6 +162,10 @@ fn next_call(inner: &Arc<Inner>) -> Option<(u64, u64)> {
         if handlers.idle.load(Ordering::SeqCst) <= 0 && start(inner).is_ok() {
             handlers.idle.fetch_add(1, Ordering::SeqCst);
         }
+        if Call::of(call.1).starts {
+            handlers.tried.fetch_add(1, Ordering::SeqCst);
+            starts_none(inner);
+        }
         return Some(call);
     }
     if handlers.calls.is_empty() || !leave_idle(inner) {
@@ -149,6 +176,53 @@ fn next_call(inner: &Arc<Inner>) -> Option<(u64, u64)> {
         handlers.idle.fetch_add(1, Ordering::SeqCst);
     }
     call
+}
+
+/// Keeps a thread for what a handler meets, which would wait for its own. None is started here, on a worker, whose descriptors and CPU it
+/// would have: the idle one that takes the call starts the next one first.
+fn keep_one(inner: &Inner) -> Kept {
+    let handlers = &inner.handlers;
+    let before = handlers.tried.load(Ordering::SeqCst);
+    // First: whoever finds none from now on sees that one more may come.
+    handlers.starting.fetch_add(1, Ordering::SeqCst);
+    let has_one = |idle: i32| (idle + handlers.fetching.load(Ordering::SeqCst) > 0).then_some(idle - 1);
+    let kept = handlers.idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_one);
+    if matches!(kept, Ok(1..)) {
+        return Kept::Idle;
+    }
+    let others = starts_none(inner);
+    match kept {
+        Ok(_) => Kept::Fetching,
+        Err(_) if others || handlers.tried.load(Ordering::SeqCst) != before => Kept::Soon,
+        Err(_) => Kept::None,
+    }
+}
+
+/// The caller has tried to start a thread, or does not: who came meanwhile tries again. Whether others have yet to try.
+fn starts_none(inner: &Inner) -> bool {
+    let others = inner.handlers.starting.fetch_sub(1, Ordering::SeqCst) > 1;
+    try_again(inner);
+    others
+}
+
+fn try_again(inner: &Inner) {
+    // Either sees the other: who has tried, and who has come late.
+    fence(Ordering::SeqCst);
+    while let Some((page, _)) = inner.handlers.late.pop() {
+        wake(inner, PageNo(page));
+    }
+}
+
+/// Has a handler that waits for `page` try again when it is known whether there is one more thread.
+fn come_again(inner: &Inner, page: PageNo) {
+    let handlers = &inner.handlers;
+    if !handlers.late.push(page.0, 0) {
+        return wake(inner, page);
+    }
+    fence(Ordering::SeqCst);
+    if handlers.starting.load(Ordering::SeqCst) == 0 {
+        try_again(inner);
+    }
 }
 
 /// The calling thread is idle no longer. The last one starts another first, which takes its place in the count; where there are to be no
@@ -188,18 +262,25 @@ pub(super) fn call(inner: &Arc<Inner>, fault: Fault, kind: FaultKind, thread: u3
         asked.bound.complain(fault.addr.0, Trouble::Nested);
         return refuse(inner, asked, fault, kind);
     }
-    // A handler that faults would wait for its own thread. No worker starts one: it would have the descriptors and the CPU of a worker.
-    let has_one = |idle: i32| (idle + handlers.fetching.load(Ordering::SeqCst) > 0).then_some(idle - 1);
-    if depth > 0 && handlers.idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_one).is_err() {
+    let kept = (depth > 0).then(|| keep_one(inner));
+    if kept == Some(Kept::None) {
         asked.bound.complain(fault.addr.0, Trouble::NoThread);
         return refuse(inner, asked, fault, kind);
     }
     drop(asked);
-    let what = Call { write: fault.access == Access::Write, missing: kind == FaultKind::Missing, depth, thread };
+    if kept == Some(Kept::Soon) {
+        return come_again(inner, page);
+    }
+    let starts = kept == Some(Kept::Idle);
+    let what =
+        Call { write: fault.access == Access::Write, missing: kind == FaultKind::Missing, starts, depth, thread };
     let calls = if depth > 0 { &handlers.nested } else { &handlers.calls };
     let told = calls.push(fault.addr.0 as u64, what.packed());
     if !told && depth > 0 {
         handlers.idle.fetch_add(1, Ordering::SeqCst);
+        if starts {
+            starts_none(inner);
+        }
     }
     handlers.called.signal(inner.state().mmu);
     if !told {
@@ -212,18 +293,21 @@ pub(super) fn call(inner: &Arc<Inner>, fault: Fault, kind: FaultKind, thread: u3
 struct Call {
     write: bool,
     missing: bool,
+    /// Its thread was idle, and starts the next one.
+    starts: bool,
     depth: u32,
     thread: u32,
 }
 
 impl Call {
     fn packed(&self) -> u64 {
-        u64::from(self.thread) << 32 | u64::from(self.depth) << 2 | u64::from(self.missing) << 1 | u64::from(self.write)
+        let bits = u64::from(self.starts) << 2 | u64::from(self.missing) << 1 | u64::from(self.write);
+        u64::from(self.thread) << 32 | u64::from(self.depth) << 3 | bits
     }
 
     fn of(packed: u64) -> Call {
-        let (write, missing) = (packed & 1 != 0, packed & 2 != 0);
-        Call { write, missing, depth: packed as u32 >> 2, thread: (packed >> 32) as u32 }
+        let (write, missing, starts) = (packed & 1 != 0, packed & 2 != 0, packed & 4 != 0);
+        Call { write, missing, starts, depth: packed as u32 >> 3, thread: (packed >> 32) as u32 }
     }
 
     fn access(&self) -> Access {

@@ -11,6 +11,7 @@ mod skip;
 mod tried;
 
 mod asked;
+mod at_once;
 mod dropped;
 mod given;
 mod paging;

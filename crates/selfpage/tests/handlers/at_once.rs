@@ -1,0 +1,49 @@
+//! Handlers of several threads that fault at the same moment.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Barrier};
+
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, MemoryFault, Protection, Trap};
+
+use crate::{PAGE, read, unprotect, write};
+
+const PAGES: usize = 32;
+
+/// Each of the first pages' handlers writes to a page of its own, when all of them have begun.
+fn all_fault_at_once(handlers: usize) {
+    let base = Arc::new(AtomicUsize::new(0));
+    let (from, begun) = (base.clone(), Barrier::new(handlers));
+    let handler = move |fault: &MemoryFault<'_>| {
+        let page = fault.offset_bytes() / PAGE;
+        if page < handlers {
+            begun.wait();
+            let other = from.load(SeqCst) + (PAGES / 2 + page) * PAGE;
+            // SAFETY: test: a page of the region, which nobody holds a reference into.
+            unsafe { (other as *mut u64).write_volatile(7) };
+        }
+        unprotect(fault)
+    };
+    // All comes in before, without a fault: one that is told late has the thread that waits there try again, and ask again.
+    let domain = Domain::with_frames(8 * PAGES * PAGE).build().unwrap();
+    let builder = domain.region(PAGES * PAGE).name("handled").trap(Trap::Worker).handler(handler);
+    let region = builder.stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+    region.pin(0, PAGES * PAGE).unwrap();
+    base.store(region.as_ptr() as usize, SeqCst);
+    region.protect(0, PAGES * PAGE, Protection::Read).unwrap();
+    std::thread::scope(|scope| {
+        for page in 0..handlers {
+            let region = &region;
+            scope.spawn(move || write(region, page, 3));
+        }
+    });
+    assert!((0..handlers).all(|page| read(&region, page) == 3 && read(&region, PAGES / 2 + page) == 7));
+}
+
+#[test]
+fn handlers_that_fault_at_once_are_all_answered() {
+    // The threads that answer are started as they are needed, so each domain is new.
+    for handlers in [2, 3, 8] {
+        (0..100).for_each(|_| all_fault_at_once(handlers));
+    }
+}
