@@ -40,6 +40,7 @@ use selfpage_core::tracer::Tracer;
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
 use crate::error::{self, Result};
+use crate::fork;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
 use crate::region::Bound;
@@ -368,7 +369,8 @@ impl Inner {
     /// moved into it what it uses, is done on a stack of ours. Every call that works on pages goes this way, or by a pager thread.
     pub(crate) fn undisturbed<T>(&self, work: impl FnOnce() -> T) -> T {
         let _quiet = signal::Quiet::begin();
-        if self.has_not(stack::here()) { work() } else { stack::run(work) }
+        // By upcalls each domain is asked in turn, this one too: where it is of another's, the fault would wait for what `work` has closed.
+        if fork::is_in_no_region(stack::here()) { work() } else { stack::run(work) }
     }
 
     /// Does `work` where the domain's descriptors are: here, as in a trap, since the program may have closed them; or on a pager thread,

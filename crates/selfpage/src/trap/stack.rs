@@ -218,4 +218,15 @@ mod tests {
         let deepest = deepest_bytes();
         assert!(deepest > 0 && deepest < STACK_BYTES / 2, "{deepest} of {STACK_BYTES} bytes");
     }
+
+    #[test]
+    fn a_stack_in_another_domains_region_is_left() {
+        let [other, own] = [(); 2].map(|()| Domain::with_frames(64 * PAGE_BYTES).build().unwrap());
+        let region = own.region(16 * PAGE_BYTES).trap(Trap::Upcall).zero().unwrap();
+        let top = region.as_ptr().addr() + region.len_bytes();
+        let inner = &other.life().inner;
+        let (before, within) = run_at(top, || (here(), inner.undisturbed(|| here())));
+        let has = |page: PageNo| (region.as_ptr().addr()..top).contains(&(page.0 as usize * PAGE_BYTES));
+        assert!(has(before) && !has(within));
+    }
 }
