@@ -5,6 +5,7 @@ use linux_raw_sys::general as raw;
 
 /// A set of signals, as the kernel keeps it: bit `n-1` stands for signal `n`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
 pub struct SignalSet(u64);
 
 impl SignalSet {
@@ -12,6 +13,8 @@ impl SignalSet {
     pub const NONE: SignalSet = SignalSet(0);
     /// Every signal but the C library's own for setuid(3), which is never blocked.
     pub const ALL: SignalSet = SignalSet(!SETXID);
+    /// Every signal but [`FAULTS`], and the one that is never blocked.
+    pub const ALL_BUT_FAULTS: SignalSet = SignalSet(SignalSet::ALL.0 & !FAULTS.0);
 
     /// The set that the kernel keeps so.
     pub const fn of(kept: u64) -> SignalSet {
@@ -49,7 +52,7 @@ const OF_THE_C_LIBRARY: u64 = 1 << (32 - 1) | SETXID;
 
 /// The same, with the signals for faults of its own let in too.
 pub fn block_others_for_good() {
-    set_mask(raw::SIG_SETMASK, SignalSet(ALL_BUT_FAULTS.0 & !OF_THE_C_LIBRARY));
+    set_mask(raw::SIG_SETMASK, SignalSet(SignalSet::ALL_BUT_FAULTS.0 & !OF_THE_C_LIBRARY));
 }
 
 /// While it lives, no handler runs on the thread that made it but one for a fault of its own: those signals stay open, since the
@@ -59,7 +62,7 @@ pub struct Quiet(SignalSet);
 impl Quiet {
     /// From now on.
     pub fn begin() -> Quiet {
-        Quiet(set_mask(raw::SIG_BLOCK, ALL_BUT_FAULTS))
+        Quiet(set_mask(raw::SIG_BLOCK, SignalSet::ALL_BUT_FAULTS))
     }
 }
 
@@ -73,12 +76,9 @@ pub const FAULTS: SignalSet = SignalSet(
         | 1 << (raw::SIGSYS - 1),
 );
 
-/// Every signal but those, and the one that is never blocked.
-const ALL_BUT_FAULTS: SignalSet = SignalSet(SignalSet::ALL.0 & !FAULTS.0);
-
 /// Lets in the signals for faults of the calling thread, and blocks all others.
 pub fn let_faults_in() {
-    set_mask(raw::SIG_SETMASK, ALL_BUT_FAULTS);
+    set_mask(raw::SIG_SETMASK, SignalSet::ALL_BUT_FAULTS);
 }
 
 impl Drop for Quiet {

@@ -3,7 +3,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use selfpage_core::linux::signal;
+use selfpage_core::linux::signal::SignalSet;
 
 use crate::fork::Once;
 
@@ -68,19 +68,18 @@ impl Takeover {
         let mut action = default_action();
         action.sa_sigaction = handler as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        // SAFETY: signal-handler: the caller's handler, of the type that the flags say; the mask is this function's.
+        let mask = match blocked {
+            Blocked::Every => SignalSet::ALL,
+            Blocked::AllButFaults => SignalSet::ALL_BUT_FAULTS,
+            Blocked::None => SignalSet::NONE,
+        };
+        if blocked != Blocked::Every {
+            action.sa_flags |= libc::SA_NODEFER;
+        }
+        // SAFETY: signal-handler: the caller's handler, of the type that the flags say. The first 64 bits of the mask are the kernel's own; the
+        // C library's calls would leave out the signal by which it cancels threads, whose handler does not come back.
         unsafe {
-            match blocked {
-                Blocked::Every => drop(libc::sigfillset(&mut action.sa_mask)),
-                Blocked::AllButFaults => {
-                    action.sa_flags |= libc::SA_NODEFER;
-                    libc::sigfillset(&mut action.sa_mask);
-                    for fault in (1..=64).filter(|number| signal::FAULTS.contains(*number)) {
-                        libc::sigdelset(&mut action.sa_mask, fault.cast_signed());
-                    }
-                }
-                Blocked::None => action.sa_flags |= libc::SA_NODEFER,
-            }
+            (&raw mut action.sa_mask).cast::<SignalSet>().write(mask);
             libc::sigaction(self.signal, &action, ptr::null_mut());
         }
     }

@@ -1,6 +1,7 @@
 //! Bad input and failure: a clear error, no hang, and no wrong or lost data.
 
 mod behind;
+mod cancelled;
 #[path = "../child/mod.rs"]
 mod child;
 mod cloned;
