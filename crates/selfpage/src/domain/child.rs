@@ -177,6 +177,7 @@ impl Inner {
         state.advice.reset();
         state.handovers.forget_all();
         state.counters.reset();
+        state.counters.frames_held_max.store(state.stack.claimed().into(), Ordering::Relaxed);
         state.tracer.restart(monotonic_ns());
         self.writing.restart();
         self.forget_threads();
