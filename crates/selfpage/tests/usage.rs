@@ -278,3 +278,51 @@ fn nothing_is_lost_while_threads_run() {
         assert!(domain.stats().counts.referenced_total > 0);
     }
 }
+
+/// Fills pages on a pager thread, to which an upcall hands them over.
+struct Sevens;
+
+impl selfpage::pager::UserPager for Sevens {
+    fn fill(&self, _: u64, bytes: &mut [u8; PAGE]) -> std::io::Result<()> {
+        bytes.fill(7);
+        Ok(())
+    }
+
+    fn save(&self, _: u64, _: &[u8; PAGE]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn forget(&self, _: u64) {}
+}
+
+#[test]
+fn a_fault_counts_once_whoever_ends_it() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let Some(domain) = domain(512) else { return };
+        let region = domain.region(256 * PAGE).trap(trap).user(Sevens).unwrap();
+        // Far from each other, and in no order that a stream has.
+        let pages = (0..16u64).map(|at| (at * at * 37 % 256) as usize);
+        pages.for_each(|page| assert_eq!(region.as_slice::<u8>()[page * PAGE], 7));
+        let counts = domain.stats().counts;
+        let most = counts.fills_total - counts.fills_ahead_total;
+        assert!(counts.faults_total > 0 && counts.faults_total <= most, "{counts:?}");
+        let passes = |_: &selfpage::MemoryFault<'_>| selfpage::Answer::Pass;
+        let region = domain.region(16 * PAGE).trap(trap).handler(AsksFirst(passes)).zero().unwrap();
+        let before = domain.stats().counts.faults_total;
+        (0..16).for_each(|page| assert_eq!(region.as_slice::<u8>()[page * PAGE], 0));
+        // A worker may be told of a page twice.
+        assert!((16..24).contains(&(domain.stats().counts.faults_total - before)));
+    }
+}
+
+struct AsksFirst<F>(F);
+
+impl<F: Fn(&selfpage::MemoryFault<'_>) -> selfpage::Answer + Send + Sync> selfpage::FaultHandler for AsksFirst<F> {
+    fn handle(&self, fault: &selfpage::MemoryFault<'_>) -> selfpage::Answer {
+        (self.0)(fault)
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}

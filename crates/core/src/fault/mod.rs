@@ -84,10 +84,6 @@ pub enum Failure {
 /// How long whoever waits for a page sleeps that its own word does not tell of.
 const PAUSE_US: u32 = 100;
 
-/// How long whoever waits for a frame sleeps whose page is back when its save fails. A failed save does not wake those who wait for frames:
-/// the evictor is among them, and would take the page again before it is used.
-const IN_SAVE_US: u32 = 1000;
-
 /// What one look at a page comes to.
 enum Step {
     Done(Outcome),
@@ -128,6 +124,14 @@ pub fn resolve_asking(domain: &DomainState, context: Context, fault: Fault) -> O
     resolve_with(domain, context, fault, Absent::Ask)
 }
 
+/// As [`resolve`], for one that has been here before: handed over, or passed by the program's handler. It is the same fault still.
+///
+/// # Context
+/// As for [`resolve`].
+pub fn resolve_further(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
+    bring(domain, context, fault, Absent::Fill, &mut None)
+}
+
 /// What a fault on an absent page comes to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Absent {
@@ -138,11 +142,23 @@ enum Absent {
 }
 
 fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Absent) -> Outcome {
-    let page = fault.addr.page();
     // Two looks at the clock are a good part of what it takes to find out that the handler is to be asked.
     let mut began_ns = domain.gate.is_closed().then(|| domain.mmu.now_ns());
+    let outcome = bring(domain, context, fault, absent, &mut began_ns);
+    // Every domain with upcalls is asked of every signal: what is not its own is not its fault.
+    if outcome != Outcome::NotOurs {
+        Counters::add(&domain.counters.faults_total, 1);
+        if let Some(began_ns) = began_ns {
+            domain.counters.fault_ns.record(domain.mmu.now_ns().saturating_sub(began_ns));
+        }
+    }
+    outcome
+}
+
+fn bring(domain: &DomainState, context: Context, fault: Fault, absent: Absent, began_ns: &mut Option<u64>) -> Outcome {
+    let page = fault.addr.page();
     let mut frame_wait = FrameWait::default();
-    let outcome = loop {
+    loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some(region) = domain.regions.find(page) else {
             break Outcome::NotOurs;
@@ -178,8 +194,8 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             }
             (Step::AwaitFrameInSave(seen), _) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
-                if frame_wait.sleep_at_most(&domain.stack.demand, domain.mmu, seen, IN_SAVE_US).is_err()
-                    && let Some(marked) = await_save(domain, page)
+                if frame_wait.sleep_at_most(&domain.stack.demand, domain.mmu, seen, save::IN_SAVE_US).is_err()
+                    && let Some(marked) = save::await_end(domain, page)
                 {
                     if context == Context::PagerThread {
                         break Outcome::Retry;
@@ -209,23 +225,7 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
             },
             (Step::Again | Step::AwaitPage(_), _) => {}
         }
-    };
-    // Every domain with upcalls is asked of every signal: what is not its own is not its fault.
-    if outcome != Outcome::NotOurs {
-        Counters::add(&domain.counters.faults_total, 1);
-        if let Some(began_ns) = began_ns {
-            domain.counters.fault_ns.record(domain.mmu.now_ns().saturating_sub(began_ns));
-        }
     }
-    outcome
-}
-
-/// Says that somebody waits for a page that is being saved, and gives what to sleep on. `None`: it is not, or not any more.
-fn await_save(domain: &DomainState, page: PageNo) -> Option<Word> {
-    let _inside = domain.gate.enter(domain.mmu);
-    let word = domain.regions.find(page)?.word(page)?;
-    let seen = word.load();
-    if seen.state() == State::Saving { word.await_change(seen) } else { None }
 }
 
 /// What the program's handler is to be asked of an access now, if anything: [`Outcome::Protected`] or [`Outcome::Missing`].

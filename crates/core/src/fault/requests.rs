@@ -3,7 +3,7 @@
 
 use super::fill::{self, Tripwire};
 use super::handover::Place;
-use super::{Fault, Outcome, range, resolve};
+use super::{Fault, Outcome, range, resolve_further};
 use crate::addr::{PageNo, PageRange};
 use crate::domain::DomainState;
 use crate::mmu::Trap;
@@ -91,7 +91,7 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
     match request {
         Request::Fault(page, access, place) => {
             let fault = Fault { addr: page.addr(), access, thread: 0 };
-            let outcome = resolve(domain, Context::PagerThread, fault);
+            let outcome = resolve_further(domain, Context::PagerThread, fault);
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome
         }

@@ -16,6 +16,10 @@ use crate::sync::Ordering;
 use crate::trace::Counters;
 use crate::tracer::Kind;
 
+/// How long whoever waits for a frame sleeps whose page is back when its save fails. A failed save does not wake those who wait for frames:
+/// the evictor is among them, and would take the page again before it is used.
+pub(super) const IN_SAVE_US: u32 = 1000;
+
 /// Pages saved at once, at most.
 pub const BATCH: usize = 256;
 
@@ -243,4 +247,12 @@ fn give_back(domain: &DomainState, page: PageNo, frame: Frame) {
         domain.frames.set_owner(frame, None);
     }
     domain.stack.give(domain.mmu, frame, 1);
+}
+
+/// Says that somebody waits for a page that is being saved, and gives what to sleep on. `None`: it is not, or not any more.
+pub(super) fn await_end(domain: &DomainState, page: PageNo) -> Option<Word> {
+    let _inside = domain.gate.enter(domain.mmu);
+    let word = domain.regions.find(page)?.word(page)?;
+    let seen = word.load();
+    if seen.state() == State::Saving { word.await_change(seen) } else { None }
 }

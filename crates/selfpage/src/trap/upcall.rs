@@ -241,7 +241,7 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, arrival: &Arrival, context:
 
 /// Fetches a page whose handler has nothing to say.
 fn fetch(inner: &Inner, fault: Fault) -> Outcome {
-    let outcome = fault::resolve(inner.state(), Context::Trap, fault);
+    let outcome = fault::resolve_further(inner.state(), Context::Trap, fault);
     if let Outcome::Failed(failure) = outcome {
         inner.report("SIGBUS", fault.addr.page(), failure);
     }

@@ -171,7 +171,7 @@ fn resolve(inner: &Arc<Inner>, fault: Fault) {
 /// # Context
 /// PagerThread.
 pub(super) fn fetch(inner: &Inner, fault: Fault) {
-    answer(inner, fault, fault::resolve(inner.state(), Context::PagerThread, fault));
+    answer(inner, fault, fault::resolve_further(inner.state(), Context::PagerThread, fault));
 }
 
 /// Every fault ends in a map, a wake, or a wake by whoever is at the page.
