@@ -31,44 +31,41 @@ impl FramePool {
     /// # Errors
     /// No address space.
     pub(crate) fn reserve(frames: u32) -> Result<FramePool> {
-        let mut pool = FramePool { start: 0, frames, locked: AtomicBool::new(false) };
-        let start = pool.reserve_aligned().map_err(|errno| pool.failure("reserve", errno))?;
-        pool.start = pool.map(Place::Over(start))?;
+        let len_bytes = frames as usize * PAGE_BYTES;
+        let wider = len_bytes + HUGE_PAGE_BYTES;
+        // SAFETY: owned-range: a fresh mapping.
+        let reserved = unsafe { memory::map_anonymous(Place::Anywhere, wider, Access::None) }
+            .map_err(|errno| failure(frames, "reserve", errno))?;
+        let start = reserved.next_multiple_of(HUGE_PAGE_BYTES);
+        let (front, behind) = (start - reserved, start + len_bytes);
+        for (addr, len_bytes) in [(reserved, front), (behind, HUGE_PAGE_BYTES - front)] {
+            if len_bytes > 0 {
+                // What the kernel does not take back costs nothing but addresses.
+                // SAFETY: owned-range: parts of the fresh mapping.
+                let _ = unsafe { memory::unmap(addr, len_bytes) };
+            }
+        }
+        // Not before the addresses are ours: when it is dropped they are unmapped.
+        let pool = FramePool { start, frames, locked: AtomicBool::new(false) };
+        pool.map(Place::Over(start))?;
         Ok(pool)
     }
 
-    /// Addresses for the slots, from an edge of a huge page on.
-    fn reserve_aligned(&self) -> std::result::Result<usize, Errno> {
-        let wider = self.len_bytes() + HUGE_PAGE_BYTES;
-        // SAFETY: owned-range: a fresh mapping.
-        let reserved = unsafe { memory::map_anonymous(Place::Anywhere, wider, Access::None) }?;
-        let start = reserved.next_multiple_of(HUGE_PAGE_BYTES);
-        let (front, behind) = (start - reserved, start + self.len_bytes());
-        for (addr, len_bytes) in [(reserved, front), (behind, HUGE_PAGE_BYTES - front)] {
-            if len_bytes > 0 {
-                // SAFETY: owned-range: parts of the fresh mapping.
-                unsafe { memory::unmap(addr, len_bytes) }?;
-            }
-        }
-        Ok(start)
-    }
-
     fn failure(&self, action: &'static str, errno: Errno) -> Error {
-        Error::system(action, format!("a pool of {} frames", self.frames), errno)
+        failure(self.frames, action, errno)
     }
 
-    fn map(&self, place: Place) -> Result<usize> {
+    fn map(&self, place: Place) -> Result<()> {
         // SAFETY: owned-range: a fresh mapping, or (in a forked child) the place that DONTFORK left empty.
         let start = unsafe { memory::map_anonymous(place, self.len_bytes(), Access::ReadWrite) }
             .map_err(|errno| self.failure("map", errno))?;
         // SAFETY: owned-range: just mapped.
-        unsafe { memory::keep_hands_off(start, self.len_bytes()) }.map_err(|errno| self.failure("set up", errno))?;
-        Ok(start)
+        unsafe { memory::keep_hands_off(start, self.len_bytes()) }.map_err(|errno| self.failure("set up", errno))
     }
 
     /// In a forked child, which did not get the pool: empty slots in the same place.
     pub(crate) fn map_in_child(&self) -> Result<()> {
-        self.map(Place::Free(self.start)).map(drop)
+        self.map(Place::Free(self.start))
     }
 
     /// Decides whether the domain's frames are locked, and locks the slots if so: their frames as they come. The regions are
@@ -139,6 +136,10 @@ impl FramePool {
     const fn len_bytes(&self) -> usize {
         self.frames as usize * PAGE_BYTES
     }
+}
+
+fn failure(frames: u32, action: &'static str, errno: Errno) -> Error {
+    Error::system(action, format!("a pool of {frames} frames"), errno)
 }
 
 impl Drop for FramePool {

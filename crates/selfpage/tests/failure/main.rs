@@ -40,4 +40,5 @@ mod swap;
 mod swapped;
 mod taken_numbers;
 mod tried;
+mod unbuilt;
 mod unsaved;

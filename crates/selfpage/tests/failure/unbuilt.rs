@@ -1,0 +1,38 @@
+//! Domains that cannot be built: an error, and the program goes on as before.
+
+use std::ptr;
+
+use selfpage::{Domain, Kind};
+
+use crate::scenario::{PAGE, here, in_child};
+
+/// Maps memory of the program's own, which may be read and written.
+fn map(at: usize, len_bytes: usize, flags: libc::c_int) -> usize {
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: test: a fresh mapping.
+    let mapped = unsafe { libc::mmap(ptr::without_provenance_mut(at), len_bytes, access, flags, -1, 0) };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    mapped.expose_provenance()
+}
+
+/// Where a program's memory is that is not position-independent, or of whoever makes code of its own.
+#[test]
+fn what_lies_at_low_addresses_stays_where_there_are_none_for_the_frames() {
+    in_child(here!(), "", || {
+        let low = map(0x1000_0000, PAGE, libc::MAP_FIXED_NOREPLACE);
+        assert_eq!(low, 0x1000_0000);
+        // SAFETY: test: mapped above.
+        unsafe { (low as *mut u64).write_volatile(42) };
+        let limit = libc::rlimit { rlim_cur: 1 << 30, rlim_max: 1 << 30 };
+        // SAFETY: test: a value of ours.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        let error = Domain::with_frames(2 << 30).build().unwrap_err();
+        assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
+        let mut resident = 0;
+        // SAFETY: test: one page, and a byte for what is known of it.
+        assert_eq!(unsafe { libc::mincore(low as *mut _, PAGE, &mut resident) }, 0, "it was unmapped");
+        // SAFETY: test: mapped above.
+        assert_eq!(unsafe { (low as *const u64).read_volatile() }, 42);
+    })
+    .well();
+}
