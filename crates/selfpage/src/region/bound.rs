@@ -56,10 +56,16 @@ pub(crate) struct Bound {
     leaving: AtomicBool,
     /// Whether the pager threads have its descriptors.
     shared: AtomicBool,
-    /// What was still its own when it left its domain.
-    left: OnceLock<Vec<Range<usize>>>,
+    left: OnceLock<Left>,
     /// Whose its dirty bits are.
     pub(crate) tracker: Owner,
+}
+
+/// What was still a region's own when it left its domain.
+struct Left {
+    parts: Vec<Range<usize>>,
+    /// Whose they are: a child that is forked later does not get them, and may have other memory there.
+    process: u32,
 }
 
 impl Bound {
@@ -244,7 +250,8 @@ impl Bound {
             tried = true;
             if empty {
                 regions.remove(&core.range.first.0);
-                let _ = self.left.set(inner.on_pager_thread(move || inner.parts_of(self)));
+                let parts = inner.on_pager_thread(move || inner.parts_of(self));
+                let _ = self.left.set(Left { parts, process: std::process::id() });
                 let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
                 let mut numbers = self.descriptors();
                 numbers.retain(|number| !used.contains(number));
@@ -314,7 +321,12 @@ impl Drop for Bound {
     fn drop(&mut self) {
         drop(self.pager.take());
         let all = [self.addresses()];
-        for part in self.left.get().map_or(&all[..], Vec::as_slice) {
+        let own = match self.left.get() {
+            None => &all[..],
+            Some(left) if left.process == std::process::id() => &left.parts,
+            Some(_) => &[],
+        };
+        for part in own {
             // SAFETY: owned-range: the region is in no map, and nobody holds a reference into it.
             let _ = unsafe { memory::unmap(part.start, part.len()) };
         }

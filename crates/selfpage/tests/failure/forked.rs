@@ -189,6 +189,29 @@ fn a_child_without_the_regions_does_no_harm() {
     }
 }
 
+/// What a snapshot or a sample has kept of it is nothing that a child has.
+#[test]
+fn a_region_that_went_before_the_fork_leaves_its_place_to_the_child() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir().unwrap();
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let regions = [(); 2].map(|()| numbered(&domain, Trap::Worker, Arc::new(file_store())));
+        let places = regions.each_ref().map(|region| region.as_ptr().addr());
+        let sample = regions[1].sample(Sampling::Whole).unwrap();
+        let snapshots = Snapshots::of(&[&regions[0]], dir.path().join("snapshot")).unwrap();
+        drop(regions);
+        forked(|| {
+            let page = |place, page| std::ptr::with_exposed_provenance_mut::<u8>(place + page * PAGE);
+            // What the library has mapped for the child may be there as well.
+            let own = places.map(|place| (0..ALL).map(|number| page(place, number)).find(|at| map_at(*at)).unwrap());
+            drop((snapshots, sample));
+            // SAFETY: test: mapped by the child.
+            own.iter().for_each(|at| unsafe { at.write_volatile(1) });
+        });
+    })
+    .well();
+}
+
 /// Standard error has a lock of std's, which the child has taken, and nobody there who would let go of it.
 #[test]
 fn a_child_without_the_regions_says_so_whoever_else_was_saying_something() {
