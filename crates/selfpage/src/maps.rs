@@ -2,6 +2,10 @@
 
 use std::ops::Range;
 
+use crate::error::{Error, Result};
+
+const LIST: &str = "/proc/thread-self/maps";
+
 /// One mapping.
 pub(crate) struct Mapping {
     pub(crate) range: Range<usize>,
@@ -12,10 +16,13 @@ pub(crate) struct Mapping {
     pub(crate) name: String,
 }
 
-/// All, by address. Empty where there is no /proc.
-pub(crate) fn of_this_process() -> Vec<Mapping> {
-    let text = std::fs::read("/proc/thread-self/maps").unwrap_or_default();
-    String::from_utf8_lossy(&text).lines().filter_map(parse).collect()
+/// All, by address.
+///
+/// # Errors
+/// No descriptor is free, or there is no /proc: nothing is known of them.
+pub(crate) fn of_this_process() -> Result<Vec<Mapping>> {
+    let text = std::fs::read(LIST).map_err(|why| Error::system("read", LIST, why))?;
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse).collect())
 }
 
 fn parse(line: &str) -> Option<Mapping> {
@@ -51,7 +58,7 @@ mod tests {
     #[test]
     fn the_kernel_lists_this_very_test() {
         let here = parse as *const () as usize;
-        let mapping = of_this_process().into_iter().find(|mapping| mapping.range.contains(&here)).unwrap();
+        let mapping = of_this_process().unwrap().into_iter().find(|mapping| mapping.range.contains(&here)).unwrap();
         assert!(mapping.executable && mapping.name.starts_with('/'));
     }
 }

@@ -78,8 +78,8 @@ fn reserve_at(addr: usize, len_bytes: usize, object: &str) -> Result<usize> {
 
 fn occupied(addr: usize, len_bytes: usize) -> String {
     let end = addr.saturating_add(len_bytes);
-    let there =
-        maps::of_this_process().into_iter().find(|mapping| mapping.range.start < end && addr < mapping.range.end);
+    let all = maps::of_this_process().unwrap_or_default();
+    let there = all.into_iter().find(|mapping| mapping.range.start < end && addr < mapping.range.end);
     let there = there.map_or("something".into(), |mapping| {
         let name = if mapping.name.is_empty() { "anonymous memory" } else { &mapping.name };
         format!("{name} at {:#x}..{:#x}", mapping.range.start, mapping.range.end)
@@ -88,7 +88,8 @@ fn occupied(addr: usize, len_bytes: usize) -> String {
 }
 
 fn reserve_far(len_bytes: usize, object: &str) -> Result<usize> {
-    let taken: Vec<_> = maps::of_this_process().into_iter().map(|mapping| mapping.range).collect();
+    let all = maps::of_this_process().map_err(|why| why.for_a(object))?;
+    let taken: Vec<_> = all.into_iter().map(|mapping| mapping.range).collect();
     for _ in 0..TRIES {
         let Some(start) = choose(len_bytes, &taken, random()?) else { continue };
         // SAFETY: owned-range: nothing that exists is replaced.

@@ -36,4 +36,11 @@ fn regions_lie_where_they_are_told() {
     for nowhere in [addr + 1, 1 << 62, 0] {
         assert_eq!(domain.region(PAGE).at(nowhere).zero().unwrap_err().kind(), Kind::Invalid);
     }
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: test: a value of ours; this process opens nothing from here on.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+    let unknown = domain.region(1 << 20).far_from_all().zero().unwrap_err();
+    assert_eq!(unknown.kind(), Kind::OutOfSpace);
+    let said = unknown.to_string();
+    assert!(["/proc/thread-self/maps", "ulimit -n"].iter().all(|word| said.contains(word)), "{said}");
 }

@@ -255,7 +255,8 @@ fn check_rights(range: &Range<usize>) -> Result<()> {
         let meets = mapping.range.start < range.end && range.start < mapping.range.end;
         meets && (!mapping.readable || !mapping.writable || mapping.executable)
     };
-    match maps::of_this_process().iter().find(|mapping| has_others(mapping)) {
+    let all = maps::of_this_process().map_err(|why| why.for_a(object(range)))?;
+    match all.iter().find(|mapping| has_others(mapping)) {
         None => Ok(()),
         Some(mapping) => {
             let Range { start, end } = mapping.range;

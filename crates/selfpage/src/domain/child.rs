@@ -35,13 +35,17 @@ pub(crate) enum Open {
     Undrained(usize),
 }
 
-/// The mappings of the process, by address, read when they are first asked for.
-type Mappings = LazyCell<Vec<maps::Mapping>>;
+/// The mappings of the process, by address, read when they are first asked for; none where they cannot be.
+type Mappings = LazyCell<Option<Vec<maps::Mapping>>>;
+
+fn read_mappings() -> Option<Vec<maps::Mapping>> {
+    maps::of_this_process().ok()
+}
 
 impl Inner {
     /// What there is of the regions, by address.
     pub(crate) fn own_parts(&self, regions: &BTreeMap<u64, Arc<Bound>>) -> Vec<Part> {
-        let mappings = Mappings::new(maps::of_this_process);
+        let mappings = Mappings::new(read_mappings);
         let mut parts = Vec::new();
         for bound in regions.values() {
             parts.extend(self.parts_among(bound, &mappings).into_iter().map(|part| (bound.clone(), part)));
@@ -56,17 +60,21 @@ impl Inner {
 
     /// Where the region's mapping is there still: the program may have unmapped a part, or mapped something else over it.
     pub(crate) fn parts_of(&self, bound: &Bound) -> Vec<Range<usize>> {
-        self.parts_among(bound, &Mappings::new(maps::of_this_process))
+        self.parts_among(bound, &Mappings::new(read_mappings))
     }
 
     /// The same, where these are the mappings of the process: they are looked at only if something is missing.
     fn parts_among(&self, bound: &Bound, mappings: &Mappings) -> Vec<Range<usize>> {
         let all = bound.addresses();
         let is_ours = |part: &Range<usize>| self.mmu.is_ours(part.start, part.len());
-        if is_ours(&all) || mappings.is_empty() {
+        if is_ours(&all) {
             return vec![all];
         }
         let mut parts: Vec<Range<usize>> = Vec::new();
+        let Some(mappings) = &**mappings else {
+            self.add_ours(all, &mut parts);
+            return parts;
+        };
         let first = mappings.partition_point(|mapping| mapping.range.end <= all.start);
         for mapping in mappings[first..].iter().take_while(|mapping| mapping.range.start < all.end) {
             let part = mapping.range.start.max(all.start)..mapping.range.end.min(all.end);
@@ -234,7 +242,7 @@ mod tests {
         let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
         let region = domain.region(PAGES * PAGE_BYTES).zero().unwrap();
         let (inner, all) = (&domain.life().inner, region.bound().addresses());
-        let before = || Mappings::new(maps::of_this_process);
+        let before = || Mappings::new(read_mappings);
         let stale = before();
         LazyCell::force(&stale);
         for page in [0, 5, 6, 20, PAGES - 1] {

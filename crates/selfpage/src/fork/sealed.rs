@@ -7,31 +7,33 @@ use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::Advice;
 
+use crate::error::Result;
 use crate::maps;
 use crate::region::Bound;
 
 /// Keeps a part of a region from children, but for what is sealed like that.
-pub(super) fn keep_rest_from_child(bound: &Bound, part: &Range<usize>) -> Result<(), Errno> {
+pub(super) fn keep_rest_from_child(bound: &Bound, part: &Range<usize>) -> std::result::Result<(), Errno> {
     match bound.give_to_child(part, Advice::NotForChild) {
         // The kernel stops at the first one.
         Err(Errno::PERM) => {}
         result => return result,
     }
-    let mut pieces = mappings_within(part);
-    // No seal is for a part of a mapping.
-    if pieces.as_slice() == std::slice::from_ref(part) || part.len() == PAGE_BYTES {
+    if part.len() == PAGE_BYTES {
         return Ok(());
     }
-    if pieces.is_empty() {
-        // There is no /proc.
+    let pieces = mappings_within(part).unwrap_or_else(|_| {
         let middle = part.start + (part.len() / 2).next_multiple_of(PAGE_BYTES);
-        pieces = vec![part.start..middle, middle..part.end];
+        vec![part.start..middle, middle..part.end]
+    });
+    // No seal is for a part of a mapping.
+    if pieces.as_slice() == std::slice::from_ref(part) {
+        return Ok(());
     }
     pieces.iter().try_for_each(|piece| keep_rest_from_child(bound, piece))
 }
 
-fn mappings_within(part: &Range<usize>) -> Vec<Range<usize>> {
-    let all = maps::of_this_process();
+fn mappings_within(part: &Range<usize>) -> Result<Vec<Range<usize>>> {
+    let all = maps::of_this_process()?;
     let within = all.iter().map(|mapping| mapping.range.start.max(part.start)..mapping.range.end.min(part.end));
-    within.filter(|piece| !piece.is_empty()).collect()
+    Ok(within.filter(|piece| !piece.is_empty()).collect())
 }

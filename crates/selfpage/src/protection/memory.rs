@@ -86,7 +86,7 @@ impl Memory {
             ));
         }
         // With another domain's rights in force it does not count as memory yet, so it is as the program mapped it.
-        let Some(most) = mapped(&range) else {
+        let Some(most) = mapped(&range).map_err(|why| why.for_a(object()))? else {
             return refused(
                 "it is not mapped with one protection from beginning to end; map it, or give its parts".into(),
             );
@@ -158,20 +158,20 @@ fn before_address(name: &str, region: Option<&Arc<Region>>) -> String {
 }
 
 /// What the mappings of a range allow, if they allow the same.
-fn mapped(range: &Range<usize>) -> Option<Rights> {
+fn mapped(range: &Range<usize>) -> Result<Option<Rights>> {
     let (mut end, mut rights) = (range.start, None);
-    for mapping in maps::of_this_process().into_iter().filter(|mapping| mapping.range.end > range.start) {
+    for mapping in maps::of_this_process()?.into_iter().filter(|mapping| mapping.range.end > range.start) {
         let allowed = maps_rights(&mapping);
         if mapping.range.start > end || rights.is_some_and(|rights| rights != allowed) {
-            return None;
+            return Ok(None);
         }
         rights = Some(allowed);
         end = mapping.range.end;
         if end >= range.end {
-            return rights;
+            return Ok(rights);
         }
     }
-    None
+    Ok(None)
 }
 
 fn maps_rights(mapping: &maps::Mapping) -> Rights {

@@ -231,6 +231,27 @@ fn memory_with_other_rights_is_refused_and_keeps_them() {
     }
 }
 
+/// It would be writable afterwards, and not read-only any more.
+#[test]
+fn memory_whose_rights_cannot_be_looked_at_is_refused() {
+    let ended = in_child(|| {
+        let (_memory, start) = apart(1);
+        let tracker = DirtyTracker::with(Mechanism::Traps).unwrap();
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the test's own mapping, and a value of ours.
+        unsafe {
+            assert_eq!(libc::mprotect(start as *mut _, PAGE, libc::PROT_READ), 0);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &none), 0);
+        }
+        // SAFETY: the memory is the test's.
+        let why = unsafe { tracker.arm(start..start + PAGE) }.unwrap_err();
+        let said = why.to_string();
+        assert_eq!(why.kind(), Kind::OutOfSpace, "{said}");
+        assert!(["/proc/thread-self/maps", "ulimit -n"].iter().all(|word| said.contains(word)), "{said}");
+    });
+    assert_eq!(ended, 0, "how the child ended");
+}
+
 #[test]
 fn a_jump_into_an_armed_page_ends_the_program() {
     let ended = in_child(|| {

@@ -60,6 +60,28 @@ fn a_page_that_is_aside_and_cannot_be_saved() {
     }
 }
 
+/// The kernel's list of mappings is a file.
+#[test]
+fn a_mapping_over_a_page_outlives_the_region_where_no_file_can_be_opened() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = domain.region(8 * PAGE).trap(trap).zero().unwrap();
+            let pages = [0, 3, 4, 7].map(|page| region.as_ptr().wrapping_add(page * PAGE));
+            [3, 4].iter().for_each(|page| take_place(&region, *page, true));
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: test: a value of ours.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+            drop(region);
+            let mut resident = 0;
+            // SAFETY: test: one page, and a byte for what is known of it.
+            let is_there = |at: *mut u8| unsafe { libc::mincore(at.cast(), PAGE, &mut resident) } == 0;
+            assert_eq!(pages.map(is_there), [false, true, true, false]);
+        })
+        .well();
+    }
+}
+
 #[test]
 fn a_page_whose_save_fails() {
     for (trap, name) in TRAPS {
