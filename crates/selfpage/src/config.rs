@@ -171,7 +171,8 @@ impl Config {
     ///
     /// # Errors
     /// Too few or too many frames or workers, an unknown policy, or a kernel that lacks what is needed or refuses it: the error names the remedy.
-    /// [`Kind::OutOfSpace`]: the system has no memory for frames that are to be [populated](Config::populated).
+    /// [`Kind::OutOfSpace`]: the system has no memory for frames that are to be [populated](Config::populated), or the process may have no more
+    /// mappings or addresses.
     pub fn build(self) -> Result<Domain> {
         self.check()?;
         if let Choice::Named(name) = &self.policy

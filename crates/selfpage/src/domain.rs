@@ -223,6 +223,7 @@ impl Inner {
     fn new(config: Settings, policy: Choice) -> Result<Inner> {
         // The first call finds the vDSO, which a trap could not.
         monotonic_ns();
+        stack::lay_out()?;
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
         pool.lock(config.locking);

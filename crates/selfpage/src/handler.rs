@@ -249,7 +249,7 @@ impl Asking {
     /// Provides what the handler runs on.
     pub(crate) fn make_ready(&self, trap: Trap, inner: &Arc<Inner>) -> Result<()> {
         match (trap, &self.handler) {
-            (Trap::Upcall, Some(_)) => upcall::make_ready_for_handlers(),
+            (Trap::Upcall, Some(_)) => upcall::make_ready_for_handlers()?,
             (Trap::Worker, Some(_)) => handlers::start_one(inner)?,
             (Trap::TrackedWorker | Trap::TrackedUpcall, Some(_)) => {
                 return Err(Error::new(Kind::Invalid, "make", "a tracked region with a handler", ONE_CLIENT));

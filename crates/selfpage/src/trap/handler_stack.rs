@@ -6,18 +6,16 @@ use std::iter;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 
-use selfpage_core::linux::memory::{self, Access, Advice, Place};
+use selfpage_core::linux::memory;
 use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::linux::{Errno, thread};
 
+use super::stack::{self, GUARD_BYTES, STACKS};
+use super::takeover;
 use super::thread::TAKEN;
-use super::{stack, takeover};
 use crate::handler::Trouble;
 
-/// Stacks that are mapped together.
-const STACKS: usize = 64;
 const STACK_BYTES: usize = 256 << 10;
-const GUARD_BYTES: usize = 4096;
 const HEAD_BYTES: usize = 4096;
 /// What must be left of a stack for a trap to be served there within others, each of which takes up to 12 KiB for the kernel's own frame.
 /// Not how many there are is counted: one that jumps out would have to be taken back.
@@ -73,19 +71,11 @@ impl Stacks {
 
     /// Maps more of them, unless another thread has just done so.
     fn map(place: &AtomicPtr<Stacks>) -> Result<(), Errno> {
-        const LEN_BYTES: usize = HEAD_BYTES + STACKS * STACK_BYTES;
-        // SAFETY: owned-range: a fresh mapping, used as stacks from here on, each by one thread at a time.
-        let head = unsafe { memory::map_anonymous(Place::Anywhere, LEN_BYTES, Access::ReadWrite) }?;
-        // SAFETY: owned-range: just mapped.
-        let _ = unsafe { memory::advise(head, LEN_BYTES, Advice::NoHugePages) };
-        for number in 0..STACKS {
-            // SAFETY: owned-range: just mapped.
-            let _ = unsafe { memory::protect(head + HEAD_BYTES + number * STACK_BYTES, GUARD_BYTES, Access::None) };
-        }
+        let head = stack::map(HEAD_BYTES, STACK_BYTES)?;
         let new = ptr::with_exposed_provenance_mut(head);
         if place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             // SAFETY: owned-range: just mapped, and nobody knows of it.
-            let _ = unsafe { memory::unmap(head, LEN_BYTES) };
+            let _ = unsafe { memory::unmap(head, HEAD_BYTES + STACKS * STACK_BYTES) };
         }
         Ok(())
     }
@@ -192,10 +182,14 @@ impl Stack {
 }
 
 /// Maps the first stacks, before the first region with a handler.
-pub(super) fn lay_out() {
-    if Stacks::at(&FIRST).is_none() && Stacks::map(&FIRST).is_err() {
-        crate::die("no room for the stacks of handlers");
+///
+/// # Errors
+/// There are no more addresses or mappings.
+pub(super) fn lay_out() -> crate::Result<()> {
+    if Stacks::at(&FIRST).is_some() {
+        return Ok(());
     }
+    Stacks::map(&FIRST).map_err(|errno| stack::no_room("the stacks of handlers", errno))
 }
 
 impl Arrival {

@@ -1,37 +1,72 @@
 //! Stacks for traps. An alternate signal stack may have a few KiB, of which the kernel's own frame takes most (`AT_MINSIGSTKSZ`
 //! is 11,952 bytes with AMX, and std gives a thread no more); a fault that reads from a store needs more.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use selfpage_core::addr::{PageNo, VirtAddr};
 use selfpage_core::linux::memory::{self, Access, Advice, Place};
-use selfpage_core::linux::thread;
+use selfpage_core::linux::{Errno, thread};
 
-use crate::fork::Once;
+use crate::error::{Error, Result};
 
-const STACKS: usize = 64;
+/// Stacks that are mapped together.
+pub(super) const STACKS: usize = 64;
 const STACK_BYTES: usize = 64 << 10;
 /// At the low end of each: a trap that goes too deep ends the process before it has overwritten anything.
-const GUARD_BYTES: usize = 4096;
+pub(super) const GUARD_BYTES: usize = 4096;
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
-static FIRST: Once<usize> = Once::new();
+/// Where they begin; 0: no domain was built yet.
+static FIRST: AtomicUsize = AtomicUsize::new(0);
 
-/// Maps the stacks, before the first trap.
-pub(super) fn lay_out() {
-    FIRST.get_or_make(|| {
-        // SAFETY: owned-range: a fresh mapping, used as stacks from here on, each by one trap at a time.
-        let first = unsafe { memory::map_anonymous(Place::Anywhere, STACKS * STACK_BYTES, Access::ReadWrite) };
-        let first = first.unwrap_or_else(|_| crate::die("no room for the stacks of traps"));
-        // SAFETY: owned-range: just mapped.
-        let _ = unsafe { memory::advise(first, STACKS * STACK_BYTES, Advice::NoHugePages) };
-        for number in 0..STACKS {
-            // SAFETY: owned-range: just mapped.
-            let guarded = unsafe { memory::protect(first + number * STACK_BYTES, GUARD_BYTES, Access::None) };
-            guarded.unwrap_or_else(|_| crate::die("no room for the guards of the stacks of traps"));
-        }
-        first
-    });
+/// Maps the stacks, before there is anything that could be on an absent page.
+///
+/// # Errors
+/// There are no more addresses or mappings.
+pub(crate) fn lay_out() -> Result<()> {
+    if FIRST.load(Ordering::Acquire) != 0 {
+        return Ok(());
+    }
+    let first = map(0, STACK_BYTES).map_err(|errno| no_room("the stacks of traps", errno))?;
+    if FIRST.compare_exchange(0, first, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        // SAFETY: owned-range: just mapped, and nobody knows of it.
+        let _ = unsafe { memory::unmap(first, STACKS * STACK_BYTES) };
+    }
+    Ok(())
+}
+
+/// Maps stacks with guards, behind a head. Nothing is left of it where that fails.
+///
+/// # Context
+/// Trap.
+pub(super) fn map(head_bytes: usize, stack_bytes: usize) -> std::result::Result<usize, Errno> {
+    let len_bytes = head_bytes + STACKS * stack_bytes;
+    // SAFETY: owned-range: a fresh mapping, used as stacks from here on, each by one trap or thread at a time.
+    let start = unsafe { memory::map_anonymous(Place::Anywhere, len_bytes, Access::ReadWrite) }?;
+    // SAFETY: owned-range: just mapped.
+    let _ = unsafe { memory::advise(start, len_bytes, Advice::NoHugePages) };
+    let mut bottoms = (0..STACKS).map(|number| start + head_bytes + number * stack_bytes);
+    let guarded = bottoms.try_for_each(guard);
+    if guarded.is_err() {
+        // SAFETY: owned-range: just mapped, and nobody knows of it.
+        let _ = unsafe { memory::unmap(start, len_bytes) };
+    }
+    guarded.map(|()| start)
+}
+
+/// Has the kernel refuse every access to the low end of a stack.
+fn guard(bottom: usize) -> std::result::Result<(), Errno> {
+    // It takes a third of the time, and no mapping; before Linux 6.13, and in locked memory, there is none.
+    // SAFETY: owned-range: just mapped.
+    unsafe { memory::advise(bottom, GUARD_BYTES, Advice::GuardInstall) }
+        // SAFETY: owned-range: as above.
+        .or_else(|_| unsafe { memory::protect(bottom, GUARD_BYTES, Access::None) })
+}
+
+/// Why there are none of these stacks.
+pub(super) fn no_room(stacks: &'static str, errno: Errno) -> Error {
+    Error::system("lay out", stacks, errno)
+        .with("raise the limits on mappings and addresses (sysctl vm.max_map_count, ulimit -v), or unmap something")
 }
 
 /// The page of the stack that the caller is on.
@@ -46,10 +81,13 @@ pub(crate) fn here() -> PageNo {
 /// # Context
 /// Trap or Normal, with signals blocked.
 pub fn run<F: FnOnce() -> T, T>(work: F) -> T {
-    lay_out();
+    let first = FIRST.load(Ordering::Acquire);
+    if first == 0 {
+        // Without a domain every page is there.
+        return work();
+    }
     let number = take();
-    let top = FIRST.get().map_or(0, |first| first + (number + 1) * STACK_BYTES);
-    let result = run_at(top, work);
+    let result = run_at(first + (number + 1) * STACK_BYTES, work);
     TAKEN.fetch_and(!(1 << number), Ordering::Release);
     result
 }
@@ -163,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_trap_that_goes_too_deep_ends_the_process() {
-        lay_out();
+        drop(Domain::with_frames(16 * PAGE_BYTES).build().unwrap());
         // SAFETY: test: the child writes to its own memory, and ends without a look at anything else.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -179,9 +217,21 @@ mod tests {
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
     }
 
+    /// Whoever finds it so may be in need of one, and can have no error.
+    #[test]
+    fn a_domain_at_rest_has_its_stacks() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let inner = &domain.life().inner;
+        inner.close_gate();
+        let at = inner.undisturbed(|| here().addr().0);
+        inner.state().gate.open(inner.state().mmu);
+        let first = FIRST.load(Ordering::Acquire);
+        assert!((first..first + STACKS * STACK_BYTES).contains(&at), "{at:#x}");
+    }
+
     /// How much of any stack was ever used, at most.
     fn deepest_bytes() -> usize {
-        let first = *FIRST.get().unwrap();
+        let first = FIRST.load(Ordering::Acquire);
         let used = |number: usize| {
             let bottom = first + number * STACK_BYTES + GUARD_BYTES;
             let words = (bottom..first + (number + 1) * STACK_BYTES).step_by(size_of::<usize>());

@@ -15,6 +15,7 @@ use super::handler_stack::{self, Arrival, Stack};
 use super::stack;
 use super::takeover::{self, Blocked, Takeover};
 use crate::domain::Inner;
+use crate::error::Result;
 use crate::handler::{Answer, FaultKind, Trouble};
 
 pub(crate) const MOST_DOMAINS: usize = 64;
@@ -55,7 +56,6 @@ pub(crate) fn enlist(inner: *const Inner) -> bool {
 }
 
 fn install() {
-    stack::lay_out();
     // SAFETY: signal-handler: `on_sigbus` calls core in a trap's context, and the handler that was there before. Every signal is
     // blocked in it: a handler that came in and touched the page at hand would wait for itself.
     unsafe { SIGBUS.install(on_sigbus, Blocked::Every) };
@@ -63,11 +63,15 @@ fn install() {
 
 /// Before the first region with a handler: that may fault, so the signals for faults are not blocked any more. Where one comes
 /// while core is at work, [`on_sigbus`] finds out.
-pub(crate) fn make_ready_for_handlers() {
-    handler_stack::lay_out();
+///
+/// # Errors
+/// There is no room for the stacks that they run on.
+pub(crate) fn make_ready_for_handlers() -> Result<()> {
+    handler_stack::lay_out()?;
     install();
     // SAFETY: signal-handler: as above.
     unsafe { SIGBUS.block(on_sigbus, Blocked::AllButFaults) };
+    Ok(())
 }
 
 /// Ends that, and waits until no trap uses the domain any more.

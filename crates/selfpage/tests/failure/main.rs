@@ -21,6 +21,7 @@ mod locking;
 mod managed_stack;
 mod mapped_over;
 mod moved;
+mod no_mappings;
 mod outlived;
 mod own_code;
 mod own_fault;

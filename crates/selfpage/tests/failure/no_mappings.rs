@@ -1,0 +1,96 @@
+//! A process that has as many mappings as it may: what is built goes on, and what cannot be made is an error.
+
+use std::ptr;
+
+use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Trap};
+
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
+use crate::skip::skip;
+
+const FRAMES: usize = 64;
+/// As many mappings as the kernel may be made to allow here: each takes a few hundred bytes of the kernel's.
+const MOST_MAPPINGS: usize = 1 << 20;
+
+/// Has the process have as many mappings as it may, but for `free`. `false`: they are too many to be made.
+fn use_up_mappings(free: usize) -> bool {
+    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse::<usize>().unwrap();
+    if allowed > MOST_MAPPINGS {
+        skip("mappings", &format!("{allowed} are allowed: sysctl -w vm.max_map_count={MOST_MAPPINGS}"));
+        return false;
+    }
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: test: fresh mappings, of which parts are protected.
+    unsafe {
+        let start = libc::mmap(ptr::null_mut(), (allowed + 16) * PAGE, libc::PROT_NONE, flags, -1, 0);
+        assert_ne!(start, libc::MAP_FAILED);
+        let protect = |page: usize, access| libc::mprotect(start.byte_add(page * PAGE), PAGE, access) == 0;
+        assert!((1..allowed + 16).step_by(2).any(|page| !protect(page, libc::PROT_READ)), "more mappings than allowed");
+        // A new one needs no other to be split.
+        let map = |access| libc::mmap(ptr::null_mut(), PAGE, access, flags, -1, 0) != libc::MAP_FAILED;
+        assert!([libc::PROT_NONE, libc::PROT_READ].iter().cycle().take(16).any(|access| !map(*access)));
+        // Each is one with its neighbours again.
+        (0..free / 2).for_each(|index| assert!(protect(2 * index + 1, libc::PROT_NONE)));
+    }
+    true
+}
+
+fn unprotect(fault: &MemoryFault<'_>) -> Answer {
+    fault.protect_page(Protection::ReadWrite).unwrap();
+    Answer::Handled
+}
+
+/// A few are enough for another region, whoever answers its faults.
+#[test]
+fn regions_are_made_and_used_where_few_mappings_are_left() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        if !use_up_mappings(40) {
+            return;
+        }
+        for trap in [Trap::Worker, Trap::Upcall] {
+            let mut region = domain.region(4 * PAGE).trap(trap).zero().unwrap();
+            number_pages(&mut region);
+        }
+        let mut handled = domain.region(4 * PAGE).trap(Trap::Upcall).handler(unprotect).zero().unwrap();
+        handled.protect(0, 4 * PAGE, Protection::Read).unwrap();
+        number_pages(&mut handled);
+        check_pages(&handled, 0..4);
+    })
+    .well();
+}
+
+#[test]
+fn what_cannot_be_made_without_mappings_is_an_error() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let mut region = domain.region(4 * PAGE).trap(Trap::Upcall).zero().unwrap();
+        if !use_up_mappings(0) {
+            return;
+        }
+        let why = domain.region(4 * PAGE).trap(Trap::Upcall).handler(unprotect).zero().unwrap_err();
+        let said = why.to_string();
+        assert!(why.kind() == Kind::OutOfSpace, "{said}");
+        assert!(["the stacks of handlers", "vm.max_map_count"].iter().all(|word| said.contains(word)), "{said}");
+        let why = Domain::with_frames(FRAMES * PAGE).build().unwrap_err();
+        assert_eq!(why.kind(), Kind::OutOfSpace, "{why}");
+        number_pages(&mut region);
+        check_pages(&region, 0..4);
+        region.pin(0, 4 * PAGE).unwrap();
+        region.unpin(0, 4 * PAGE).unwrap();
+    })
+    .well();
+}
+
+#[test]
+fn a_first_domain_is_an_error_where_its_stacks_cannot_be_mapped() {
+    in_child(here!(), "", || {
+        if !use_up_mappings(0) {
+            return;
+        }
+        let why = Domain::with_frames(FRAMES * PAGE).build().unwrap_err();
+        let said = why.to_string();
+        assert!(why.kind() == Kind::OutOfSpace, "{said}");
+        assert!(["the stacks of traps", "vm.max_map_count"].iter().all(|word| said.contains(word)), "{said}");
+    })
+    .well();
+}
