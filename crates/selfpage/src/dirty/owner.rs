@@ -41,6 +41,11 @@ impl Owner {
         self.0.load(Ordering::SeqCst) == id.0.get()
     }
 
+    /// In a forked child: has them be nobody's, as their tracker may be a thread's that is not here. Whoever uses it here claims them again.
+    pub(crate) fn forget(&self) {
+        self.0.store(0, Ordering::SeqCst);
+    }
+
     /// Has them be nobody's, if they are this tracker's.
     pub(super) fn release(&self, id: Id) {
         let _ = self.0.compare_exchange(id.0.get(), 0, Ordering::SeqCst, Ordering::SeqCst);

@@ -75,6 +75,7 @@ fn no_change() -> Undisturbed<RwLockReadGuard<'static, ()>> {
 /// In a forked child, before it lets go of what [`hold`] has taken.
 pub(crate) fn forked() {
     Opening::end_those_of_others();
+    watches().for_each(|watch| watch.tracker.forget());
 }
 
 fn everywhere() -> usize {

@@ -161,6 +161,7 @@ impl Inner {
         }
         for bound in regions.values() {
             bound.core().let_all_go();
+            bound.tracker.forget();
             bound.core().pager().into_iter().for_each(Pager::forked);
         }
         let mut protected = Vec::new();

@@ -1,8 +1,9 @@
 //! Regions whose pages come and go while they are watched.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 
-use selfpage::dirty::{Dirty, DirtyTracker};
+use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Region, Rights, Trap};
@@ -221,6 +222,45 @@ fn a_forked_child_has_the_region_dirty_until_it_arms() {
     assert_eq!(child.wait(), 0, "what the child found");
     tracker.scan(memory.range(), &mut found).unwrap();
     assert!(found.contains(memory.page(3)) && found.contains(memory.page(7)));
+}
+
+/// Has another thread arm the memory, whose tracker the child does not know of.
+fn a_child_tracks_it_anew(memory: &Memory, tracker: fn() -> DirtyTracker) {
+    let (tell, told) = channel();
+    let (end, ends) = channel::<()>();
+    let range = memory.range();
+    let other = std::thread::spawn(move || {
+        let tracker = tracker();
+        // SAFETY: the memory is the test's.
+        unsafe { tracker.arm(range.clone()) }.unwrap();
+        tell.send(()).unwrap();
+        let _ = ends.recv();
+        tracker.disarm(range).unwrap();
+    });
+    told.recv().unwrap();
+    let ended = in_child(|| {
+        let (tracker, mut found) = (tracker(), Dirty::new());
+        arm(&tracker, memory);
+        memory.write(3, 1);
+        tracker.scan_and_rearm(memory.range(), &mut found).unwrap();
+        assert!(found.contains(memory.page(3)), "{found:?}");
+        tracker.disarm(memory.range()).unwrap();
+    });
+    assert_eq!(ended, 0, "what the child found");
+    let why = tracker().scan_and_rearm(memory.range(), &mut Dirty::new()).unwrap_err();
+    assert!(why.to_string().contains("another tracker watches"), "{why}");
+    drop(end);
+    other.join().unwrap();
+}
+
+#[test]
+fn a_forked_child_tracks_what_another_thread_had_armed() {
+    let by_traps = || DirtyTracker::with(Mechanism::Traps).unwrap();
+    a_child_tracks_it_anew(&Memory::anonymous(FRAMES), by_traps);
+    for trap in TRAPS {
+        let Some((_domain, region)) = region(trap, FRAMES) else { return };
+        a_child_tracks_it_anew(&Memory::of(&region), || DirtyTracker::new().unwrap());
+    }
 }
 
 #[test]
