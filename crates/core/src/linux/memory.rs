@@ -87,6 +87,8 @@ pub enum Advice {
     GuardRemove = raw::MADV_GUARD_REMOVE,
     /// Swap the pages out now.
     PageOut = raw::MADV_PAGEOUT,
+    /// Swap the pages out before others.
+    Cold = raw::MADV_COLD,
 }
 
 /// Maps `len_bytes` of private anonymous memory, without a claim on swap space. Returns its address.
@@ -270,6 +272,15 @@ pub fn lock_on_fault(addr: usize, len_bytes: usize) -> Result<(), Errno> {
 pub fn unlock(addr: usize, len_bytes: usize) -> Result<(), Errno> {
     // SAFETY: syscall-contract: unlocking changes no contents.
     unsafe { call(raw::__NR_munlock, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Whether any page of a range is locked in memory.
+pub fn is_locked(addr: usize, len_bytes: usize) -> bool {
+    // It would drop what others have cached of a file, which a lock forbids; of memory that is no file's there is nothing to drop.
+    let flags = (raw::MS_ASYNC | raw::MS_INVALIDATE) as usize;
+    // SAFETY: syscall-contract: the call changes no contents.
+    let answer = unsafe { call(raw::__NR_msync, [addr, len_bytes, flags, 0, 0, 0]) };
+    answer == Err(Errno::BUSY)
 }
 
 /// Whether every page of a range is mapped.

@@ -36,7 +36,7 @@ pub(super) unsafe fn shift(from: usize, to: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: nobody needs what is there.
     unsafe { empty(to, len_bytes) };
     // SAFETY: slot-held: passed on from our caller.
-    let moved = may_map() && unsafe { moved(from, to, len_bytes) };
+    let moved = may_map() && unsafe { moved(from, to, len_bytes, Lock::Comes) };
     if !moved {
         // SAFETY: slot-held: passed on from our caller.
         unsafe { copy_rest(from, to, len_bytes) };
@@ -58,12 +58,21 @@ pub(super) unsafe fn swap(first: usize, second: usize, between: usize, len_bytes
             if !is_empty {
                 empty(to, len_bytes);
             }
-            is_empty = may_move && moved(from, to, len_bytes);
+            is_empty = may_move && moved(from, to, len_bytes, Lock::Comes);
             if !is_empty {
                 copy_rest(from, to, len_bytes);
             }
         }
     }
+}
+
+/// What becomes of a lock in memory (mlock) where frames move away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lock {
+    /// It is the contents', and comes along.
+    Comes,
+    /// Nobody needs the contents: where they go to all stays as it was.
+    Stays,
 }
 
 /// Has the kernel move frames, one mapping after the other. False: it did not, or not all, and has left some of `to` unmapped if it ran out
@@ -74,16 +83,61 @@ pub(super) unsafe fn swap(first: usize, second: usize, between: usize, len_bytes
 ///
 /// # Safety
 /// *slot-held*: as for [`shift`].
-unsafe fn moved(from: usize, to: usize, len_bytes: usize) -> bool {
+unsafe fn moved(from: usize, to: usize, len_bytes: usize, lock: Lock) -> bool {
     if len_bytes > PAGE_BYTES && !is_one_mapping(from, len_bytes) {
         // Each half may be one.
         let step = if len_bytes > TABLE_BYTES { TABLE_BYTES } else { PAGE_BYTES };
         let half = (len_bytes / 2).next_multiple_of(step).min(len_bytes - PAGE_BYTES);
         // SAFETY: slot-held: parts of the ranges.
-        return unsafe { moved(from, to, half) && moved(from + half, to + half, len_bytes - half) };
+        return unsafe { moved(from, to, half, lock) && moved(from + half, to + half, len_bytes - half, lock) };
     }
     // SAFETY: slot-held: passed on from our caller.
-    unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok()
+    unsafe {
+        match is_locked(from, PAGE_BYTES) {
+            true => moved_locked(from, to, len_bytes, lock),
+            false => memory::remap_contents(from, len_bytes, to).is_ok(),
+        }
+    }
+}
+
+/// As [`moved`], for one mapping that is locked. The kernel would take the lock from all of it, neighbours too, and count it for ever: so it is
+/// ended before, for what moves, and begins anew. As frames come: none may come that nobody counts.
+///
+/// # Safety
+/// *slot-held*: as for [`shift`].
+#[cold]
+unsafe fn moved_locked(from: usize, to: usize, len_bytes: usize, lock: Lock) -> bool {
+    // With mlockall(2) everything is, and stays so.
+    let other_too = is_locked(to, PAGE_BYTES);
+    if memory::unlock(from, len_bytes).is_err() {
+        return false;
+    }
+    // SAFETY: slot-held: passed on from our caller.
+    let moved = unsafe { memory::remap_contents(from, len_bytes, to) }.is_ok();
+    for (addr, locked) in [(from, other_too || !moved), (to, moved && (other_too || lock == Lock::Comes))] {
+        if locked {
+            // No more is locked than was; who may lock nothing any more goes on without.
+            let _ = memory::lock_on_fault(addr, len_bytes);
+        }
+    }
+    moved
+}
+
+/// Whether any of a range is locked in memory.
+pub(super) fn is_locked(addr: usize, len_bytes: usize) -> bool {
+    if ASKS_FOR_LIMITS.load(Ordering::Relaxed) {
+        return memory::is_locked(addr, len_bytes);
+    }
+    // By a call for memory, which splits a huge page.
+    // SAFETY: slot-held: contents stay as they are.
+    unsafe { memory::advise(addr, len_bytes, Advice::Cold) == Err(Errno::INVAL) }
+}
+
+/// Ends the lock of what a block has lost, unless all of the process is locked, as what `nobody` has is then.
+pub(super) fn end_lock(addr: usize, len_bytes: usize, nobody: usize) {
+    if is_locked(addr, len_bytes) && !is_locked(nobody, PAGE_BYTES) {
+        let _ = memory::unlock(addr, len_bytes);
+    }
 }
 
 /// Whether the range lies in one mapping: Linux before 6.17 moves no more in one call.
@@ -192,7 +246,7 @@ unsafe fn map_again(addr: usize, len_bytes: usize) {
 /// *slot-held*: as for [`shift`].
 pub(super) unsafe fn lend(from: usize, to: usize, len_bytes: usize) -> bool {
     // SAFETY: slot-held: passed on from our caller.
-    let lent = may_map() && unsafe { moved(from, to, len_bytes) };
+    let lent = may_map() && unsafe { moved(from, to, len_bytes, Lock::Stays) };
     if !lent {
         // SAFETY: slot-held: as above; some may have been moved.
         unsafe {
@@ -374,6 +428,39 @@ mod tests {
             assert!(shift(from, to, PAGES * PAGE_BYTES), "some was copied");
             (0..PAGES).for_each(|at| assert_eq!((page(to, at).read(), page(from, at).read()), (at, 0)));
         }
+    }
+
+    fn locked_kib() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    #[test]
+    fn a_lock_goes_with_contents_and_neighbours_keep_theirs() {
+        const PART: usize = PAGES / 7;
+        // Alone: it is all of the process's locks that are counted.
+        child::forked(|| {
+            let (range, other, between) = (mapped(), mapped(), mapped());
+            let (at, kib) = (|part: usize| page(range, part * PART) as usize, |parts: usize| parts * PART * 4);
+            let locked =
+                |ranges: &[usize]| ranges.iter().map(|start| is_locked(*start, PAGE_BYTES)).collect::<Vec<_>>();
+            let len_bytes = PART * PAGE_BYTES;
+            memory::lock(range, 5 * len_bytes).unwrap();
+            // SAFETY: slot-held: parts of three ranges of our own.
+            unsafe {
+                page(at(1), 3).write(7);
+                assert!(shift(at(1), other, len_bytes));
+                assert_eq!((page(other, 3).read(), locked_kib()), (7, kib(5)));
+                assert_eq!(locked(&[at(0), at(1), at(2), other]), [true, false, true, true]);
+                swap(at(2), at(5), between, len_bytes);
+                assert_eq!(locked(&[at(1), at(2), at(3), at(5), between]), [false, false, true, true, false]);
+                // What nobody needs takes no lock along, and none away.
+                assert!(lend(at(3), at(6), len_bytes) && lend(at(4), at(0), len_bytes));
+                assert_eq!(locked(&[at(0), at(3), at(4), at(6)]), [true, false, true, false]);
+            }
+            assert_eq!(locked_kib(), kib(4));
+        });
     }
 
     #[test]

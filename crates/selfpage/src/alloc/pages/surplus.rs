@@ -127,7 +127,9 @@ impl Pages {
         } else {
             self.lapsed = true;
         }
-        if slot.framed_bytes == 0 && slot.pieces > 0 {
+        // A block that was locked in memory, and freed so, is not to count as that for ever.
+        let locked = |len_bytes| surplus.id.rank() >= FIRST_LARGE && frames::is_locked(surplus.addr, len_bytes);
+        if slot.framed_bytes == 0 && (slot.pieces > 0 || locked(slot.open_bytes)) {
             self.mend(surplus.id);
         }
         let Some(reservation) = &mut self.reservation else { return };
