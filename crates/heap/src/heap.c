@@ -304,9 +304,12 @@ static inline size_t at_least(size_t size) {
 // Whether that is all there is to say: else the block is one for mimalloc. Where the process may not have all addresses, the page allocator
 // has few long slots, or none, while there may be room in our range, or no such range, and room elsewhere.
 static bool is_settled(const void *block, int errno_before) {
-    if (block != NULL || (range.start != NO_HEAP && selfpage_large_is_all())) return true;
-    errno = errno_before;
-    return false;
+    if (block != NULL) return true;
+    // The first object has the range reserved, and there may have been none.
+    if (range.start == NO_HEAP) mi_free(mi_malloc(SMALLEST_BYTES));
+    bool settled = range.start != NO_HEAP && selfpage_large_is_all();
+    errno = settled ? ENOMEM : errno_before;
+    return settled;
 }
 
 static void *allocate_large(size_t size, size_t align) {

@@ -117,6 +117,17 @@ fn what_may_come_before_the_first_malloc() {
     assert!(output.status.success(), "{:?} {}", output.status, errors(&output));
 }
 
+/// As every later block that is longer than the machine.
+#[test]
+fn the_first_block_of_all_may_be_too_long() {
+    let setting = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
+    if setting.trim() == "1" {
+        return skip("overcommit", "the machine's owner has nothing refused (vm.overcommit_memory)");
+    }
+    let output = preloaded(compile("first.c", &[])).arg("too-much").output().unwrap();
+    assert!(errors(&output).contains("no block of this allocator"), "{:?} {}", output.status, errors(&output));
+}
+
 #[test]
 fn libraries_that_come_and_go() {
     let library = compile("library.c", &["-shared", "-fPIC"]);

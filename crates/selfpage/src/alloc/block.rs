@@ -225,7 +225,7 @@ pub fn owns(addr: usize) -> bool {
 }
 
 /// Whether blocks have all the addresses that they can come to have: one that cannot be had is not to be looked for elsewhere then. A process that
-/// may have few addresses, or has had no block yet, has not.
+/// may have few addresses has not. They are reserved for it, if there was no block yet.
 ///
 /// # Context
 /// As for [`allocate`].

@@ -288,8 +288,8 @@ impl Pages {
         self.reservation.as_ref().is_some_and(|reservation| reservation.contains(addr))
     }
 
-    pub(super) fn has_all_addresses(&self) -> bool {
-        self.reservation.as_ref().is_some_and(Reservation::is_whole)
+    pub(super) fn has_all_addresses(&mut self) -> bool {
+        self.ready().is_some_and(|(reservation, _)| reservation.is_whole())
     }
 
     /// Where the block lies that `addr` is in, and how long it is.
