@@ -12,6 +12,7 @@ use selfpage_core::linux::{signal, thread};
 
 use super::block::{self, PAGES};
 use super::cgroup;
+use super::fork;
 use super::frames::{self, TABLE_BYTES};
 use super::limit;
 use super::pressure::{Reports, Watch, Wishes};
@@ -127,6 +128,8 @@ pub fn start() -> io::Result<()> {
         return Ok(());
     }
     end_with_first_thread();
+    // Or a child would take its parent's for its own.
+    fork::register();
     // Here at the latest: another thread may change the environment while the keeper runs.
     match create(WISHES.get_or_make(Wishes::of_environment)) {
         Ok(thread) => {

@@ -40,6 +40,33 @@ fn one_was_ready() -> bool {
     ready
 }
 
+/// How many threads the process has.
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+/// Also where nobody has called `fork::register`.
+#[test]
+fn a_forked_child_has_a_keeper_when_it_starts_one() {
+    own_process::run("reserve::a_forked_child_has_a_keeper_when_it_starts_one", || {
+        let before = threads();
+        alloc::keeper::start().unwrap();
+        assert_eq!(threads(), before + 1);
+        // SAFETY: the child starts a thread, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let alone = threads();
+            let starts = alloc::keeper::start().is_ok() && threads() == alone + 1;
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!starts)) };
+        }
+        let mut status = 0;
+        // SAFETY: our child, and a place for its status.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+    });
+}
+
 #[test]
 fn the_keeper_has_frames_ready_for_a_program_that_takes_more_and_more() {
     own_process::run("reserve::the_keeper_has_frames_ready_for_a_program_that_takes_more_and_more", || {
