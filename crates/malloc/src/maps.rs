@@ -163,9 +163,10 @@ fn holds_something(at: usize) -> bool {
     let mut words = [0u64; READ_BYTES / 8];
     let to = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: READ_BYTES };
     let from = libc::iovec { iov_base: at as *mut c_void, iov_len: READ_BYTES };
-    // By the kernel: the program may have forbidden the page, or unmap it now.
+    // By the kernel: the program may have forbidden the page, or unmap it now. The process goes by the calling thread's number: its own is
+    // that of the first thread, which may have ended.
     // SAFETY: out-pointer: as many bytes as are read at most.
-    unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+    unsafe { libc::process_vm_readv(libc::gettid(), &raw const to, 1, &raw const from, 1, 0) };
     words.iter().any(|word| *word != 0)
 }
 

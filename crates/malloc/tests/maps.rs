@@ -58,8 +58,8 @@ fn what_is_filled_comes_in_huge_pages() {
     if no_huge_pages() {
         return;
     }
-    // Whatever is kept: all of it, a third of it zeros; none of it; or a part of each piece.
-    for mode in ["dense", "zeros", "churn", "aligned"] {
+    // Whatever is kept: all of it, a third of it zeros; none of it; or a part of each piece. And by a thread that is left alone.
+    for mode in ["dense", "zeros", "churn", "aligned", "alone"] {
         let [plain, with] = costs(mode);
         assert!(with.faults <= plain.faults / 8, "{mode}: {with:?} in place of {plain:?}");
     }

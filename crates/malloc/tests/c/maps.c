@@ -1,11 +1,13 @@
 // Maps memory in pieces, and says what became of it: KiB in memory, and faults.
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 
@@ -33,8 +35,22 @@ static void dense(int count) {
     for (int at = 0; at < count; at++) memset(map(2 * MIB), 1, 2 * MIB);
 }
 
+// Once the first thread has ended, which is long before this.
+static void *go_on(void *unused) {
+    usleep(100000);
+    dense(100);
+    say();
+    exit(0);
+    return unused;
+}
+
 int main(int count, char **arguments) {
     const char *mode = count > 1 ? arguments[1] : "";
+    if (strcmp(mode, "alone") == 0) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, go_on, NULL) != 0) abort();
+        pthread_exit(NULL);
+    }
     if (strcmp(mode, "sparse") == 0) sparse(1000, 4 * MIB);
     if (strcmp(mode, "dense") == 0) dense(100);
     if (strcmp(mode, "zeros") == 0) {
