@@ -24,6 +24,8 @@ pub enum Culprit {
     Foreign,
     /// A block that was freed.
     Freed,
+    /// An item of a batch, or within one: no block of its own.
+    Item,
     /// Within a block.
     Inside {
         /// Where that begins.
@@ -44,6 +46,7 @@ impl Culprit {
         let _ = match self {
             Culprit::Foreign => write!(line, "{call}({addr:#x}): no block of this allocator"),
             Culprit::Freed => write!(line, "{call}({addr:#x}): a block that was freed already"),
+            Culprit::Item => write!(line, "{call}({addr:#x}): of a batch's items, which are no blocks of their own"),
             Culprit::Inside { block, len_bytes } => {
                 write!(line, "{call}({addr:#x}): inside of the block at {block:#x}, which is {len_bytes} bytes long")
             }

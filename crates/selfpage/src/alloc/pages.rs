@@ -257,6 +257,7 @@ impl Pages {
             Holder::Block if addr < start + slot.len_bytes => {
                 Err(Culprit::Inside { block: start, len_bytes: slot.len_bytes })
             }
+            Holder::Run if addr < start + slot.len_bytes => Err(Culprit::Item),
             _ => Err(Culprit::Freed),
         }
     }

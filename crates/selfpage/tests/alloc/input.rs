@@ -207,6 +207,16 @@ fn freeing_what_is_not_ours_is_named() {
 }
 
 #[test]
+fn resizing_an_item_as_a_block_is_named() {
+    says("input::resizing_an_item_as_a_block_is_named", "of a batch's items", || {
+        let mut items = vec![None; 10_000];
+        assert_eq!(batch::allocate(&Blocks, 48, 16, &mut items), 10_000);
+        // SAFETY: ours; that it is no block is the mistake.
+        unsafe { alloc::resize(items[3].unwrap(), 1 << 20) };
+    });
+}
+
+#[test]
 fn freeing_an_item_twice_is_named() {
     says("input::freeing_an_item_twice_is_named", "freed already", || {
         let mut items = vec![None; 10_000];
