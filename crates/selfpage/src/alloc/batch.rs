@@ -2,6 +2,8 @@
 //!
 //! Small items of one size are carved from a run: one block with one header, so allocating them is writing down their addresses.
 //! They may be freed in any order, by [`free`], one by one or as a whole; the run's memory is kept until its last item is freed.
+//! That is for items of up to 32 KiB, aligned to as much at most, which are 64 KiB together or more; others come alone, from a [`Heap`], and so do
+//! these where there is no memory for a run.
 //!
 //! # Source
 //! Douglas, "malloc() extensions" (N1527), `batch_alloc1` (one length for all) and `batch_alloc5` (one for each: [`allocate_each`],
@@ -110,8 +112,8 @@ pub fn allocate_each(heap: &impl Heap, lens_bytes: &[usize], align_bytes: usize,
 }
 
 /// Resizes each item to `len_bytes`, and notes where it is now. Returns how many it could, from the first on; those after are as they
-/// were. A place that is `None` stays so, and counts. What was allocated in one call with others stays aligned as it was asked for there;
-/// an item that came alone, as its heap keeps it.
+/// were. A place that is `None` stays so, and counts. An item of a run stays aligned as it was asked for, also where it has to move out
+/// of that; one that came alone, or did so before, as its heap keeps it.
 ///
 /// # Safety
 /// *slot-held*: the items are the caller's and came from a batch of this `heap` or from it.

@@ -106,6 +106,27 @@ fn an_item_that_grows_out_of_its_run_stays_aligned() {
 }
 
 #[test]
+fn only_small_items_that_are_much_together_share_a_run() {
+    own_process::run("batches::only_small_items_that_are_much_together_share_a_run", || {
+        const KIB: usize = 1 << 10;
+        for (len_bytes, align_bytes, count, alone) in [
+            (KIB, 1, 64, false),
+            (KIB - 1, 1, 64, true),
+            (32 * KIB, 32 * KIB, 2, false),
+            (32 * KIB + 1, 1, 9, true),
+            (KIB, 64 * KIB, 99, true),
+        ] {
+            let heap = Aligned(Cell::new(0));
+            let mut items = vec![None; count];
+            assert_eq!(batch::allocate(&heap, len_bytes, align_bytes, &mut items), count);
+            assert_eq!(heap.0.get() != 0, alone, "{count} of {len_bytes} at {align_bytes}");
+            // SAFETY: ours.
+            unsafe { batch::free(&heap, &items) };
+        }
+    });
+}
+
+#[test]
 fn each_item_is_resized_to_its_own_length() {
     own_process::run("batches::each_item_is_resized_to_its_own_length", || {
         let heap = Aligned(Cell::new(0));
