@@ -10,6 +10,9 @@ int main(int count, char **arguments) {
     if (work == NULL) return puts(dlerror()), 1;
     size_t bytes = work();
     free(before);
+    // Its heap's addresses would be nobody's, and those of the next as many again.
+    dlclose(plugin);
+    if (dlopen(arguments[1], RTLD_NOW | RTLD_NOLOAD) == NULL) return puts("it was unloaded"), 1;
     printf("%zu\n", bytes);
     return 0;
 }

@@ -29,10 +29,12 @@ pub fn library() -> PathBuf {
 pub fn plugin() -> PathBuf {
     let target = built().parent().unwrap();
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "-p", "selfpage-malloc", "--example", "plugin", "--target-dir"]).arg(target);
+    build.args(["rustc", "--quiet", "-p", "selfpage-malloc", "--example", "plugin", "--target-dir"]).arg(target);
     if built().ends_with("release") {
         build.arg("--release");
     }
+    // What it has reserved would stay without it.
+    build.args(["--", "-Clink-arg=-Wl,-z,nodelete"]);
     assert!(build.status().unwrap().success(), "the plugin does not build");
     built().join("examples/libplugin.so")
 }
