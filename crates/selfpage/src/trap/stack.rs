@@ -275,7 +275,7 @@ mod tests {
         let region = own.region(16 * PAGE_BYTES).trap(Trap::Upcall).zero().unwrap();
         let top = region.as_ptr().addr() + region.len_bytes();
         let inner = &other.life().inner;
-        let (before, within) = run_at(top, || (here(), inner.undisturbed(|| here())));
+        let (before, within) = run_at(top, || (here(), inner.undisturbed(here)));
         let has = |page: PageNo| (region.as_ptr().addr()..top).contains(&(page.0 as usize * PAGE_BYTES));
         assert!(has(before) && !has(within));
     }
