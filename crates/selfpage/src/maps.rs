@@ -1,5 +1,7 @@
 //! The mappings of this process, as the kernel lists them.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::ops::Range;
 
 use crate::error::{Error, Result};
@@ -21,8 +23,21 @@ pub(crate) struct Mapping {
 /// # Errors
 /// No descriptor is free, or there is no /proc: nothing is known of them.
 pub(crate) fn of_this_process() -> Result<Vec<Mapping>> {
-    let text = std::fs::read(LIST).map_err(|why| Error::system("read", LIST, why))?;
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse).collect())
+    within(&(0..usize::MAX))
+}
+
+/// Those with a part in a range, by address. Takes little memory: where there are as many mappings as there can be, there may be none for all.
+///
+/// # Errors
+/// As for [`of_this_process`].
+pub(crate) fn within(range: &Range<usize>) -> Result<Vec<Mapping>> {
+    let refused = |why| Error::system("read", LIST, why);
+    let mut found = Vec::new();
+    for line in BufReader::new(File::open(LIST).map_err(refused)?).split(b'\n') {
+        let mapping = parse(&String::from_utf8_lossy(&line.map_err(refused)?));
+        found.extend(mapping.filter(|mapping| mapping.range.start < range.end && range.start < mapping.range.end));
+    }
+    Ok(found)
 }
 
 fn parse(line: &str) -> Option<Mapping> {

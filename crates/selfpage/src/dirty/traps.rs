@@ -252,11 +252,8 @@ pub(super) fn arm(id: Id, range: Range<usize>) -> Result<()> {
 
 /// What is let through is readable and writable afterwards, and nothing else: other memory would have rights that it did not have.
 fn check_rights(range: &Range<usize>) -> Result<()> {
-    let has_others = |mapping: &maps::Mapping| {
-        let meets = mapping.range.start < range.end && range.start < mapping.range.end;
-        meets && (!mapping.readable || !mapping.writable || mapping.executable)
-    };
-    let all = maps::of_this_process().map_err(|why| why.for_a(object(range)))?;
+    let has_others = |mapping: &maps::Mapping| !mapping.readable || !mapping.writable || mapping.executable;
+    let all = maps::within(range).map_err(|why| why.for_a(object(range)))?;
     match all.iter().find(|mapping| has_others(mapping)) {
         None => Ok(()),
         Some(mapping) => {
