@@ -1,6 +1,12 @@
 //! A disk that fills up under a store.
 
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
 use selfpage::store::{BackingStore, Blok, FileStore, IoChoice, ReadBlok, WriteBlok};
+use selfpage::{Domain, Region};
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::pager::{Context, PagerError};
 
@@ -53,4 +59,81 @@ fn what_does_not_fit_is_told_and_the_rest_is_safe() {
         let error = FileStore::create(dir.path().join("another"), 1 << 20).expect_err("the disk is full").to_string();
         assert!(error.contains("free disk space"), "{error}");
     }
+}
+
+const REGION_BYTES: usize = 8 << 20;
+const WORDS: usize = PAGE_BYTES / 8;
+
+/// A store that could be much larger than the disk that it is on, which has `disk_bytes`.
+fn on_a_disk(dir: &Path, disk_bytes: usize) -> Option<FileStore> {
+    if let Err(error) = disk::mount(dir, disk_bytes) {
+        skip::skip("mount", &format!("{error}: run as root"));
+        return None;
+    }
+    Some(FileStore::unnamed_in(dir, 8 << 30).unwrap())
+}
+
+fn small_domain() -> Domain {
+    Domain::with_frames(1 << 20).build().unwrap()
+}
+
+fn fill_by_others(dir: &Path) {
+    let mut others = File::create(dir.join("others")).unwrap();
+    while others.write_all(&[1; PAGE_BYTES]).is_ok() {}
+}
+
+/// Changes every page, which was as the round before left it.
+fn rewrite(region: &mut Region, round: u64) {
+    for (page, words) in region.as_mut_slice::<u64>().chunks_mut(WORDS).enumerate() {
+        let number = page as u64 * 1_000_000;
+        assert!(round == 0 || words[1] == number + round - 1, "page {page} in round {round}");
+        words[1] = number + round;
+    }
+}
+
+fn used_bytes(dir: &Path) -> usize {
+    let room = rustix::fs::statvfs(dir).unwrap();
+    ((room.f_blocks - room.f_bfree) * room.f_frsize) as usize
+}
+
+#[test]
+fn a_region_saved_over_and_over_takes_little_of_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(store) = on_a_disk(dir.path(), 4 * REGION_BYTES) else { return };
+    let domain = small_domain();
+    let mut region = domain.region(REGION_BYTES).name("heap").stored(store).unwrap();
+    (0..60).for_each(|round| rewrite(&mut region, round));
+    let used = used_bytes(dir.path());
+    assert!(used < 2 * REGION_BYTES + (8 << 20), "{used} bytes for {REGION_BYTES}");
+}
+
+/// What is free in the store's own file is enough, in the gaps between what is saved.
+#[test]
+fn a_disk_that_others_have_filled_stops_nobody_who_has_bloks() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(store) = on_a_disk(dir.path(), 4 * REGION_BYTES) else { return };
+    let domain = small_domain();
+    let mut region = domain.region(REGION_BYTES).name("heap").stored(store).unwrap();
+    (0..2).for_each(|round| rewrite(&mut region, round));
+    fill_by_others(dir.path());
+    (2..40).for_each(|round| rewrite(&mut region, round));
+}
+
+#[test]
+fn a_save_that_finds_no_space_goes_where_there_is_some() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(store) = on_a_disk(dir.path(), REGION_BYTES) else { return };
+    let store = Arc::new(store);
+    let (first, len) = store.claim(64).unwrap();
+    let page = Page([7; PAGE_BYTES]);
+    let unset = Err(PagerError::NoStore);
+    for blok in first.0..first.0 + len {
+        store.write(&mut [WriteBlok { blok: Blok(blok), bytes: &page.0, outcome: unset }]);
+    }
+    store.release(first, len);
+    fill_by_others(dir.path());
+    let domain = small_domain();
+    let mut region = domain.region(64 * PAGE_BYTES).stored_in(store).unwrap();
+    region.as_mut_slice::<u64>().fill(9);
+    region.flush(0, region.len_bytes()).unwrap();
 }

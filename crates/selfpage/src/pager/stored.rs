@@ -1,5 +1,6 @@
 //! Demand paging to a backing store.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -133,21 +134,11 @@ impl Pager for Stored {
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
-        let mut rest = pages;
-        while !rest.is_empty() {
-            let (first, count) = match self.store.claim(rest.len().min(MOST) as u32) {
-                // Blok 0 stands for none, and no bloks are no progress, whatever a store of the program's own says.
-                Ok((Blok(0), _) | (_, 0)) => {
-                    return rest.iter_mut().for_each(|page| page.outcome = Err(PagerError::Full));
-                }
-                Ok((first, count)) => (first, count as usize),
-                Err(error) => return rest.iter_mut().for_each(|page| page.outcome = Err(error)),
-            };
-            // There is no blok behind the last number, whatever a store says: it would be another page's, or none.
-            let most = (u32::MAX - first.0) as usize + 1;
-            let (now, later) = rest.split_at_mut(count.min(most).min(rest.len()));
-            self.save_at(first, now);
-            rest = later;
+        for part in pages.chunks_mut(MOST) {
+            self.save_some(part.iter_mut().collect());
+            // Where the disk is full, the store knows by now, and names bloks that have space.
+            let refused = part.iter_mut().filter(|page| page.outcome == Err(PagerError::Full));
+            self.save_some(refused.collect());
         }
     }
 
@@ -186,23 +177,43 @@ impl Pager for Stored {
 }
 
 impl Stored {
-    /// Saves pages to as many neighbouring bloks.
-    fn save_at(&self, first: Blok, pages: &mut [SavePage<'_>]) {
+    /// Saves pages to fresh bloks.
+    fn save_some(&self, mut pages: ArrayVec<&mut SavePage<'_>, MOST>) {
+        let mut bloks = ArrayVec::<Blok, MOST>::new();
+        while bloks.len() < pages.len() {
+            match self.claim(pages.len() - bloks.len()) {
+                Ok(run) => bloks.extend(run.map(Blok)),
+                Err(error) => {
+                    pages.drain(bloks.len()..).for_each(|page| page.outcome = Err(error));
+                }
+            }
+        }
+        if bloks.is_empty() {
+            return;
+        }
         let mut writes = ArrayVec::<WriteBlok<'_>, MOST>::new();
-        for (step, page) in pages.iter().enumerate() {
-            let blok = Blok(first.0 + step as u32);
+        for (page, &blok) in pages.iter().zip(&bloks) {
             writes.push(WriteBlok { blok, bytes: page.bytes.get(), outcome: Err(PagerError::NoStore) });
         }
         self.store.write(&mut writes);
         let outcomes: ArrayVec<_, MOST> = writes.iter().map(|write| (write.blok, write.outcome)).collect();
         drop(writes);
-        for (page, (blok, outcome)) in pages.iter_mut().zip(outcomes) {
+        for (page, (blok, outcome)) in pages.into_iter().zip(outcomes) {
             page.outcome = outcome;
             match outcome {
                 Ok(()) => self.keep(page.index, blok.0, self.hash.of(page.bytes.get())),
                 Err(_) => self.store.release(blok, 1),
             }
         }
+    }
+
+    /// Claims some neighbouring bloks, `most` at most.
+    fn claim(&self, most: usize) -> Result<Range<u32>, PagerError> {
+        let (first, count) = self.store.claim(most as u32)?;
+        // There is no blok behind the last number, whatever a store says: it would be another page's, or none.
+        let count = count.min(most as u32).min(u32::MAX - first.0);
+        // Blok 0 stands for none, and no bloks are no progress.
+        if first.0 == 0 || count == 0 { Err(PagerError::Full) } else { Ok(first.0..first.0 + count) }
     }
 }
 

@@ -12,15 +12,19 @@
 //! A claim sets the bit in the member's own bitmap first and looks at the others' second. Of two members that want the same
 //! blok the later sees the earlier, so at most one keeps it; it may happen that both give way.
 //!
+//! A file takes space for every blok that was ever written. So claims go round below a [mark](Bloks::mark), which the whole family has,
+//! and move it on only where they find no long run below it, and more than about half of what is below it is taken: then bloks that are
+//! written together lie together, and what was ever claimed stays within twice what is held at a time.
+//!
 //! # Source
-//! Nemesis §6.7 (bloks, a bitmap, first fit with a hint). Members are ours: Nemesis has no fork. A fork hands bloks from
+//! Nemesis §6.7 (bloks, a bitmap, first fit with a hint). The mark is ours. Members are ours: Nemesis has no fork. A fork hands bloks from
 //! bitmap to bitmap, and a claim that reads the bitmaps one by one could miss one on its way; so each fork ends with a
 //! step of the generation, and a claim that sees it step looks again.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, fence};
 
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::thread;
@@ -32,13 +36,15 @@ use super::linux::mapping::{Mapping, Sharing};
 /// The most members of a family.
 pub(super) const MEMBERS: u32 = 256;
 /// A claim that has found a run looks this many words further for a longer one.
-const SEARCH_WORDS: usize = 256;
+const SEARCH_WORDS: usize = 64;
+/// What may lie below the mark beyond twice what is taken.
+const SPARE_BLOKS: u64 = (4 << 20) / PAGE_BYTES as u64;
 const WORD_BLOKS: u32 = 64;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
 
 /// The bloks of one store. Blok 0 is always taken.
 pub struct Bloks {
-    /// A page with the family's state, then each member's bitmap, in whole pages.
+    /// A page with the family's state, then the bitmap of what was [written](Bloks::wrote), then each member's, in whole pages.
     map: Arc<Mapping>,
     count: u32,
     bitmap_pages: usize,
@@ -46,9 +52,20 @@ pub struct Bloks {
     me: Mapping,
     /// Where the next claim starts to look.
     hint: AtomicU32,
+    /// How many bloks may be claimed in short runs before it is worth counting whether the mark may move.
+    patience: AtomicI64,
+    /// A write found no space: what was written before goes first.
+    no_space: AtomicBool,
     /// How often somebody has begun to hold free bloks for a moment, [`Bloks::sweep`], and how often that has ended.
     /// A child, which has not the thread that sweeps, finds zeros.
     sweeps: Mapping,
+}
+
+/// Which bloks to look at.
+#[derive(Clone, Copy)]
+enum Among {
+    All,
+    Written,
 }
 
 /// A run of bloks found free.
@@ -71,7 +88,7 @@ impl Bloks {
 
     fn new(count: u32, members: u32, sharing: Sharing) -> io::Result<Bloks> {
         let bitmap_pages = (count as usize).div_ceil(PAGE_BYTES * 8);
-        let map = Arc::new(Mapping::new(1 + members as usize * bitmap_pages, sharing)?);
+        let map = Arc::new(Mapping::new(1 + (1 + members as usize) * bitmap_pages, sharing)?);
         let own = if sharing == Sharing::Family { Sharing::Own } else { Sharing::Private };
         let bloks = Bloks {
             map,
@@ -79,15 +96,18 @@ impl Bloks {
             bitmap_pages,
             me: Mapping::new(1, own)?,
             hint: 1.into(),
+            patience: 0.into(),
+            no_space: false.into(),
             sweeps: Mapping::new(1, Sharing::Own)?,
         };
+        bloks.family_mark().store(1, SeqCst);
         bloks.members_ever().store(1, SeqCst);
         bloks.be(0);
         Ok(bloks)
     }
 
     /// Claims up to `want` neighbouring bloks: a run that long where one is found before the others have been looked at,
-    /// else the longest of those found. Where all are taken, and some of them by a [sweep](Bloks::sweep), it waits for that.
+    /// else the longest of those found, or, where that is short and much is taken, one past all that was ever claimed. Where all are taken, and some of them by a [sweep](Bloks::sweep), it waits for that.
     ///
     /// # Context
     /// Any: no lock, no allocation.
@@ -104,7 +124,7 @@ impl Bloks {
             let before = ended.load(SeqCst);
             // Someone else's claim may get in the way of what was found, and give way itself: look again before saying no.
             for _ in 0..3 {
-                while let Some(run) = self.find(want) {
+                while let Some(run) = self.choose(want) {
                     let len = self.take(run);
                     self.hint.store(run.first.saturating_add(len.max(1)), Relaxed);
                     if len > 0 {
@@ -139,10 +159,40 @@ impl Bloks {
         }
     }
 
+    /// The end of what was ever claimed, by whomever of the family.
+    pub fn mark(&self) -> u32 {
+        self.family_mark().load(SeqCst) as u32
+    }
+
+    /// There is no more to be had by keeping the mark low: all bloks have their space.
+    pub fn have_space(&self) {
+        self.family_mark().store(self.count.into(), SeqCst);
+    }
+
+    /// The blok has space from now on, also where no other gets any.
+    ///
+    /// # Context
+    /// Any: no lock, no allocation.
+    pub fn wrote(&self, blok: Blok) {
+        let (word, bit) = ((blok.0 / WORD_BLOKS) as usize, 1 << (blok.0 % WORD_BLOKS));
+        let word = &self.written()[word];
+        if word.load(Relaxed) & bit == 0 {
+            word.fetch_or(bit, SeqCst);
+        }
+    }
+
+    /// A blok could not be written for want of space: the next claims are of those that were written before, while any are free.
+    ///
+    /// # Context
+    /// Any: no lock, no allocation.
+    pub fn found_no_space(&self) {
+        self.no_space.store(true, Relaxed);
+    }
+
     /// Has `give_back` do something to the memory of every free blok, run by run; meanwhile nobody can save a page there.
     pub(super) fn sweep(&self, give_back: impl Fn(Blok, u32)) {
         for word in 0..self.words() {
-            let free = !self.taken(word) & self.valid(word);
+            let free = !self.taken(word) & self.below(self.mark(), word);
             if free == 0 {
                 continue;
             }
@@ -176,9 +226,9 @@ impl Bloks {
         self.count - 1
     }
 
-    /// How many words the bitmap has.
+    /// How many words of the bitmap have ever had a bit set, at most.
     pub(super) fn words(&self) -> usize {
-        self.count.div_ceil(WORD_BLOKS) as usize
+        self.mark().div_ceil(WORD_BLOKS) as usize
     }
 
     /// The members that there are or have been, but for this process.
@@ -209,7 +259,7 @@ impl Bloks {
     pub fn adopt(&self, member: u32) {
         self.be(member);
         // Apart from the parent, who would write side by side with us else.
-        self.hint.store((self.count as u64 * member as u64 / MEMBERS as u64) as u32, Relaxed);
+        self.hint.store((self.mark() as u64 * member as u64 / MEMBERS as u64) as u32, Relaxed);
     }
 
     /// Gives back whatever the member held.
@@ -224,10 +274,44 @@ impl Bloks {
         }
     }
 
-    /// The first run of at least `want` free bloks from the hint on, or the longest found by then.
-    fn find(&self, want: u32) -> Option<Run> {
-        let words = self.words();
-        let hint = self.hint.load(Relaxed) % self.count;
+    /// The run to claim from.
+    fn choose(&self, want: u32) -> Option<Run> {
+        loop {
+            let mark = self.mark();
+            let among = if self.no_space.load(Relaxed) { Among::Written } else { Among::All };
+            match self.find(want, mark, among) {
+                Some(run) if run.len >= want.div_ceil(2) || !self.is_crowded(mark, run.len) => return Some(run),
+                // There may be space again, which a write would tell.
+                _ if self.no_space.swap(false, Relaxed) => self.patience.store(step(mark), Relaxed),
+                _ if mark < self.count => self.move_mark(mark, want),
+                found => return found,
+            }
+        }
+    }
+
+    /// Whether the mark may move, where a run of only `len` was found. All is counted, but not each time.
+    fn is_crowded(&self, mark: u32, len: u32) -> bool {
+        if mark == self.count || self.patience.fetch_sub(len.into(), Relaxed) > 0 {
+            return false;
+        }
+        let spare = (mark as u64).saturating_sub(2 * self.taken_count() + SPARE_BLOKS);
+        if spare > 0 {
+            self.patience.store((spare as i64 / 2).max(step(mark)), Relaxed);
+        }
+        spare == 0
+    }
+
+    fn move_mark(&self, mark: u32, want: u32) {
+        let moved = (mark as u64 + (step(mark) as u64).max(want.into())).min(self.count.into());
+        if self.family_mark().compare_exchange(mark.into(), moved, SeqCst, SeqCst).is_ok() {
+            self.hint.store(mark, Relaxed);
+        }
+    }
+
+    /// The first run of at least `want` free bloks from the hint on, or the longest found by then; below `end`.
+    fn find(&self, want: u32, end: u32, among: Among) -> Option<Run> {
+        let words = end.div_ceil(WORD_BLOKS) as usize;
+        let hint = self.hint.load(Relaxed) % end;
         let start = (hint / WORD_BLOKS) as usize;
         let mut best: Option<Run> = None;
         let mut run = Run { first: 0, len: 0 };
@@ -238,7 +322,11 @@ impl Bloks {
                 run.len = 0;
             }
             let from = if step == 0 { !0 << (hint % WORD_BLOKS) } else { !0 };
-            let free = !self.taken(word) & self.valid(word) & from;
+            let among = match among {
+                Among::All => !0,
+                Among::Written => self.written()[word].load(Relaxed),
+            };
+            let free = !self.taken(word) & self.below(end, word) & from & among;
             let mut at = 0;
             while at < WORD_BLOKS {
                 let skip = (free >> at).trailing_zeros();
@@ -313,9 +401,9 @@ impl Bloks {
         members.fold(0, |taken, member| taken | self.bitmap(member)[word].load(Relaxed))
     }
 
-    /// The bloks of the word that exist and may be given out.
-    fn valid(&self, word: usize) -> u64 {
-        let below = (self.count as u64 - word as u64 * WORD_BLOKS as u64).min(WORD_BLOKS as u64) as u32;
+    /// The bloks of the word that lie below `end` and may be given out.
+    fn below(&self, end: u32, word: usize) -> u64 {
+        let below = (end as u64).saturating_sub(word as u64 * WORD_BLOKS as u64).min(WORD_BLOKS as u64) as u32;
         let valid = !(!0_u64).checked_shl(below).unwrap_or(0);
         if word == 0 { valid & !1 } else { valid }
     }
@@ -337,12 +425,20 @@ impl Bloks {
     }
 
     fn bitmap(&self, member: u32) -> &[AtomicU64] {
-        let first = self.bitmap_page(member) * PAGE_WORDS;
-        &self.map.words()[first..first + self.words()]
+        self.bitmap_at(self.bitmap_page(member))
+    }
+
+    fn written(&self) -> &[AtomicU64] {
+        self.bitmap_at(1)
+    }
+
+    fn bitmap_at(&self, page: usize) -> &[AtomicU64] {
+        let first = page * PAGE_WORDS;
+        &self.map.words()[first..first + self.count.div_ceil(WORD_BLOKS) as usize]
     }
 
     fn bitmap_page(&self, member: u32) -> usize {
-        1 + member as usize * self.bitmap_pages
+        1 + (1 + member as usize) * self.bitmap_pages
     }
 
     fn members_ever(&self) -> &AtomicU64 {
@@ -352,6 +448,15 @@ impl Bloks {
     fn generation(&self) -> &AtomicU64 {
         &self.map.words()[1]
     }
+
+    fn family_mark(&self) -> &AtomicU64 {
+        &self.map.words()[2]
+    }
+}
+
+/// How far the mark moves at a time: so far that to look at all below it first costs each blok little.
+fn step(mark: u32) -> i64 {
+    i64::from(mark / 64 + 256)
 }
 
 /// The words of the run with the bits that it covers in each.

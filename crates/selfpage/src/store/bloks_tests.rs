@@ -16,6 +16,8 @@ impl Bloks {
             bitmap_pages: self.bitmap_pages,
             me: Mapping::new(1, Sharing::Own).unwrap(),
             hint: 1.into(),
+            patience: 0.into(),
+            no_space: false.into(),
             sweeps: Mapping::new(1, Sharing::Own).unwrap(),
         };
         other.adopt(member);
@@ -49,7 +51,7 @@ fn longest_free_run(count: u32, taken: &BTreeSet<u32>) -> u32 {
 
 proptest! {
     #[test]
-    fn claims_agree_with_a_set(count in prop_oneof![2..70_u32, 60..600_u32, Just(5000)], steps in steps()) {
+    fn claims_agree_with_a_set(count in prop_oneof![2..70_u32, 60..600_u32, Just(4000)], steps in steps()) {
         let bloks = Bloks::private(count).unwrap();
         let mut taken = BTreeSet::new();
         let mut runs: Vec<(u32, u32)> = Vec::new();
@@ -59,8 +61,8 @@ proptest! {
                     Ok((Blok(first), len)) => {
                         prop_assert!((1..=want).contains(&len));
                         prop_assert!(first >= 1 && first + len <= count);
-                        // These stores are so small that a search sees all of them, once from the hint on.
-                        let longest = longest_free_run(count, &taken).min(want);
+                        // These stores are so small that a search sees all below the mark, once from the hint on.
+                        let longest = longest_free_run(bloks.mark(), &taken).min(want);
                         prop_assert!(len * 2 >= longest, "{len} of {want}, there were {longest}");
                         for blok in first..first + len {
                             prop_assert!(taken.insert(blok), "blok {blok} was given out twice");
@@ -120,6 +122,84 @@ fn a_blok_given_back_twice_is_noticed() {
     let (first, _) = bloks.claim(4).unwrap();
     bloks.release(first, 4);
     bloks.release(first, 1);
+}
+
+/// Saves `pages` pages over and over, `batch` at a time and each in a blok of its own, as a region does that is written at random. Returns
+/// how long a run was in the mean.
+fn rewrite(bloks: &Bloks, pages: usize, batch: u32, saves: usize) -> f64 {
+    let mut saved: Vec<Option<Blok>> = vec![None; pages];
+    let (mut random, mut claims, mut done) = (batch as u64 + 1, 0, 0);
+    while done < saves {
+        let mut left = batch;
+        while left > 0 {
+            let (first, len) = bloks.claim(left).unwrap();
+            claims += 1;
+            for blok in first.0..first.0 + len {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                if let Some(old) = saved[(random >> 33) as usize % pages].replace(Blok(blok)) {
+                    bloks.release(old, 1);
+                }
+            }
+            left -= len;
+        }
+        done += batch as usize;
+    }
+    saved.into_iter().flatten().for_each(|blok| bloks.release(blok, 1));
+    done as f64 / claims as f64
+}
+
+#[test]
+fn little_that_is_saved_over_and_over_stays_within_little() {
+    const PAGES: usize = 5000;
+    for batch in 1..=64 {
+        let bloks = Bloks::private(1 << 24).unwrap();
+        let mean = rewrite(&bloks, PAGES, batch, 16_000);
+        let most = 2 * (PAGES as u32 + batch) + SPARE_BLOKS as u32;
+        assert!(
+            bloks.mark() <= most + step(most) as u32,
+            "{} bloks for {PAGES} pages, {batch} at a time",
+            bloks.mark()
+        );
+        assert!(mean > f64::from(batch) / 6.0, "runs of {mean} in the mean, {batch} at a time");
+    }
+}
+
+#[test]
+fn what_is_saved_in_order_lies_in_long_runs() {
+    let bloks = Bloks::private(1 << 24).unwrap();
+    for _ in 0..50 {
+        let mut saved: Vec<(Blok, u32)> = (0..40).map(|_| bloks.claim(256).unwrap()).collect();
+        let long = saved.iter().filter(|(_, len)| *len >= 128).count();
+        assert!(long > 35, "{long} of 40");
+        saved.drain(..).for_each(|(first, len)| bloks.release(first, len));
+    }
+    assert!(bloks.mark() < 2 * 40 * 256 + 2000, "{}", bloks.mark());
+}
+
+#[test]
+fn members_go_round_below_one_mark() {
+    const PAGES: usize = 2000;
+    let parent = Bloks::family(1 << 20).unwrap();
+    rewrite(&parent, PAGES, 64, 20_000);
+    for child in [7, 255] {
+        parent.hand_to(child);
+        rewrite(&parent.as_member(child), PAGES, 64, 20_000);
+    }
+    let most = 2 * (PAGES + 64) as u32 + SPARE_BLOKS as u32;
+    assert!(parent.mark() <= most + step(most) as u32, "{} bloks for {PAGES} pages at a time", parent.mark());
+    assert_eq!(parent.taken_count(), 0);
+}
+
+#[test]
+fn where_there_is_no_space_what_was_written_goes_first() {
+    let bloks = Bloks::private(1 << 20).unwrap();
+    let (first, len) = bloks.claim(100).unwrap();
+    (first.0..first.0 + 60).for_each(|blok| bloks.wrote(Blok(blok)));
+    bloks.release(first, len);
+    bloks.found_no_space();
+    assert_eq!(bloks.claim(64), Ok((first, 60)));
+    // None is left: there may be space again.
+    assert_eq!(bloks.claim(64), Ok((Blok(first.0 + 60), 64)));
 }
 
 /// Claims and releases until `rounds` are over, and notes in `owners` who has what.

@@ -35,7 +35,7 @@ const LOCKS_FROM: u64 = 1 << 40;
 /// Holds pages in a file, past the kernel's page cache where the file system lets it.
 ///
 /// Parent and forked children share the file, see [`BackingStore`]. Each holds a lock that the kernel drops when it ends,
-/// whatever ends it; what a dead one held is given back when a claim finds no room.
+/// whatever ends it; what a dead one held is given back when the file grows, or has no room.
 pub struct FileStore {
     object: String,
     file: Descriptor,
@@ -163,6 +163,9 @@ impl FileStore {
             cause,
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
+        if kind == FileType::BlockDevice {
+            bloks.have_space();
+        }
         let file = Descriptor::new(file).map_err(refused(&object))?;
         let anchor = Mutex::new(Anchor::new(file.number()));
         Ok(FileStore { object, file, anchor, direct, bloks, io, child: Mutex::new(None), reclaiming: false.into() })
@@ -238,10 +241,14 @@ impl fmt::Debug for FileStore {
 
 impl BackingStore for FileStore {
     fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.bloks.claim(want).or_else(|_| {
-            self.reclaim_dead();
-            self.bloks.claim(want)
-        })
+        let mark = self.bloks.mark();
+        let claimed = self.bloks.claim(want);
+        if claimed.is_ok() && self.bloks.mark() == mark {
+            return claimed;
+        }
+        // So that it need not grow further.
+        self.reclaim_dead();
+        claimed.or_else(|_| self.bloks.claim(want))
     }
 
     fn release(&self, first: Blok, count: u32) {
@@ -262,6 +269,13 @@ impl BackingStore for FileStore {
 
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {
         self.io.write(self.file.number(), bloks);
+        for write in bloks.iter().filter(|write| write.outcome.is_ok()) {
+            self.bloks.wrote(write.blok);
+        }
+        if bloks.iter().any(|write| write.outcome == Err(PagerError::Full)) {
+            self.reclaim_dead();
+            self.bloks.found_no_space();
+        }
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
