@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::pager::{Context, PagerError};
 
 use super::bloks::Bloks;
@@ -11,20 +12,21 @@ use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
 
 /// A release of this many bloks gives their memory back at once, at one system call for all of them.
 const DISCARD_BLOKS: u32 = 64;
-/// Memory under bloks released one by one is given back when they may be this part of the capacity: most are claimed again
-/// before.
-const STALE_PART: u64 = 8;
+/// Memory under bloks released one by one is given back when they may be this many more than those taken: most are claimed again before.
+const STALE_BLOKS: u64 = (2 << 20) / PAGE_BYTES as u64;
 
 /// Holds pages in memory of its own that nobody pages. A forked child has a copy, as of all private memory.
 pub struct MemoryStore {
     bloks: Bloks,
     pages: Mapping,
+    taken: AtomicU64,
     /// How many bloks were released, since the last sweep, without giving their memory back.
     stale: AtomicU64,
 }
 
 impl MemoryStore {
-    /// A store for `capacity_bytes`. It takes only as much memory as pages are saved.
+    /// A store for `capacity_bytes`. It takes at most twice as much memory as pages are saved, and a few MiB: what was
+    /// released is kept for a while for the pages that come next.
     ///
     /// # Errors
     /// A capacity of less than a page or of 16 TiB, or no room for it in the address space.
@@ -37,7 +39,7 @@ impl MemoryStore {
         };
         let bloks = Bloks::private(count).map_err(no_room)?;
         let pages = Mapping::new(count as usize, Sharing::Private).map_err(no_room)?;
-        Ok(MemoryStore { bloks, pages, stale: 0.into() })
+        Ok(MemoryStore { bloks, pages, taken: 0.into(), stale: 0.into() })
     }
 
     /// How many bloks are taken.
@@ -57,19 +59,20 @@ impl fmt::Debug for MemoryStore {
 
 impl BackingStore for MemoryStore {
     fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.bloks.claim(want)
+        let (first, count) = self.bloks.claim(want)?;
+        self.taken.fetch_add(count.into(), Ordering::Relaxed);
+        Ok((first, count))
     }
 
     fn release(&self, first: Blok, count: u32) {
+        let taken = self.taken.fetch_sub(count.into(), Ordering::Relaxed) - u64::from(count);
         if count >= DISCARD_BLOKS {
             self.pages.discard(first.0 as usize, count as usize);
             return self.bloks.release(first, count);
         }
         self.bloks.release(first, count);
         let stale = self.stale.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
-        if stale > DISCARD_BLOKS as u64 + self.bloks.count() as u64 / STALE_PART
-            && self.stale.swap(0, Ordering::Relaxed) != 0
-        {
+        if stale > taken + STALE_BLOKS && self.stale.swap(0, Ordering::Relaxed) != 0 {
             self.bloks.sweep(|first, len| self.pages.discard(first.0 as usize, len as usize));
         }
     }

@@ -1,7 +1,5 @@
 use std::sync::atomic::AtomicBool;
 
-use selfpage_core::addr::PAGE_BYTES;
-
 use super::*;
 
 fn save(store: &MemoryStore, blok: u32, fill: u8) {
@@ -27,15 +25,32 @@ fn pages_come_back() {
 
 #[test]
 fn a_sweep_gives_memory_back_and_spares_what_is_held() {
-    let store = MemoryStore::new(1 << 20).unwrap();
-    store.claim(256).unwrap();
-    (1..=256).for_each(|blok| save(&store, blok, 7));
-    (1..=200).for_each(|blok| store.release(Blok(blok), 1));
-    let empty = (1..=200).filter(|&blok| load(&store, blok) == [0; PAGE_BYTES]).count();
-    assert!(empty >= 90, "only {empty} of 200 free bloks gave their memory back");
-    (201..=256).for_each(|blok| assert_eq!(load(&store, blok), [7; PAGE_BYTES]));
-    assert_eq!(store.taken_bloks(), 56);
-    assert_eq!(store.claim(200).unwrap().1, 200);
+    let store = MemoryStore::new(8 << 20).unwrap();
+    store.claim(2048).unwrap();
+    (1..=2048).for_each(|blok| save(&store, blok, 7));
+    (1..=1900).for_each(|blok| store.release(Blok(blok), 1));
+    let empty = (1..=1900).filter(|&blok| load(&store, blok) == [0; PAGE_BYTES]).count();
+    assert!(empty >= 1100, "only {empty} of 1900 free bloks gave their memory back");
+    (1901..=2048).for_each(|blok| assert_eq!(load(&store, blok), [7; PAGE_BYTES]));
+    assert_eq!(store.taken_bloks(), 148);
+    assert_eq!(store.claim(1900).unwrap().1, 1900);
+}
+
+/// What was saved at a time, once, is no reason to keep memory.
+#[test]
+fn memory_follows_what_is_saved_whatever_the_capacity() {
+    const MOST: u32 = 10_000;
+    let store = MemoryStore::new(64 << 30).unwrap();
+    let mut saved = Vec::new();
+    while saved.len() < MOST as usize {
+        let (first, len) = store.claim(1).unwrap();
+        assert_eq!(len, 1);
+        save(&store, first.0, 7);
+        saved.push(first);
+    }
+    saved.drain(..9000).for_each(|blok| store.release(blok, 1));
+    let kept = (1..=MOST).filter(|&blok| load(&store, blok) != [0; PAGE_BYTES]).count();
+    assert!(kept <= 2 * 1000 + 600, "{kept} bloks have memory, for 1000 that are saved");
 }
 
 #[test]
