@@ -408,6 +408,12 @@ static void core_map(void) {
   unsigned char v;
   CHECK(mincore(p, P, &v) == -1 && errno == ENOMEM && mincore(p, SIZE_MAX, &v) == -1 && errno == ENOMEM);
 }
+static void drop_by_process(int self, char *p) {
+  struct iovec v = {p, MIB};
+  memset(p, 1, MIB), flood();
+  CHECK(process_madvise(self, &v, 1, MADV_DONTNEED, 0) == MIB);
+  zero(p, 0, MIB);
+}
 static void for_process(void) {
   char *p = full(4 * MIB), stack[P];
   memset(stack, 1, P);
@@ -416,6 +422,19 @@ static void for_process(void) {
   CHECK(process_madvise(self, v, 2, MADV_DONTNEED, 0) == 2 * MIB);
   zero(p, 0, MIB), same(p, MIB, 2 * MIB), zero(p, 2 * MIB, 3 * MIB), same(p, 3 * MIB, 4 * MIB);
   CHECK(process_madvise(self, v, 2, MADV_WILLNEED, 0) == 2 * MIB);
+  // With no descriptor to be had, and with no /proc.
+  struct rlimit files;
+  CHECK(!getrlimit(RLIMIT_NOFILE, &files) && !setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, files.rlim_max}));
+  drop_by_process(self, p);
+  CHECK(!setrlimit(RLIMIT_NOFILE, &files));
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (!child) {
+    self = syscall(SYS_pidfd_open, getpid(), 0);
+    if (!chroot("/var/tmp")) drop_by_process(self, p);
+    _exit(5);
+  }
+  exits(child, 5);
 }
 static void kinds(void) { // what is not managed works as ever
   char *shared = mmap(0, MIB, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0), *exec = map(MIB, 7);
