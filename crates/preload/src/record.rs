@@ -9,6 +9,9 @@ use std::ffi::{CString, c_int};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use selfpage_core::linux::futex;
 
 use crate::lock::Lock;
 use crate::managed;
@@ -79,8 +82,13 @@ struct Passed {
 
 const LINE_BYTES: usize = 2048;
 
-/// The process that is to write; 0: it has.
+/// The process that is to write, with [`WRITING`] while a thread of it does; 0: it has.
 static WRITER: AtomicU32 = AtomicU32::new(0);
+/// No process has a number so high.
+const WRITING: u32 = 1 << 31;
+/// How long a thread that ends the process waits for another one that writes. The thread it waits for may wait for it.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_US: u32 = 100_000;
 
 /// Has a record written to what is named as `DEVICE:INODE:PATH`.
 pub fn write_to(said: &str) {
@@ -139,6 +147,16 @@ fn will_write() -> bool {
     writer != 0 && writer == sys::pid()
 }
 
+/// Waits while another thread writes: it would not get to the end of it. No thread comes here as it writes, since it hears no signals.
+fn await_writer() {
+    let begun = Instant::now();
+    let mut writer = WRITER.load(Ordering::SeqCst);
+    while writer & WRITING != 0 && writer == sys::pid() | WRITING && begun.elapsed() < PATIENCE {
+        let _ = futex::wait(&WRITER, writer, LOOK_US);
+        writer = WRITER.load(Ordering::SeqCst);
+    }
+}
+
 /// Has pager threads open the file, since the process may become a user who cannot.
 pub fn keep_open() {
     if !will_write() || KEPT.load(Ordering::SeqCst) >= 0 {
@@ -172,6 +190,7 @@ enum Lasts {
 /// Makes a call after which no record can be written, unless it has failed.
 fn on_record<R>(lasts: Lasts, call: impl FnOnce() -> R, has_failed: impl FnOnce(&R) -> bool) -> R {
     if !will_write() {
+        await_writer();
         return call();
     }
     write(lasts);
@@ -282,16 +301,26 @@ pub extern "C" fn end() {
         mapped::write();
     } else if will_write() {
         write(Lasts::No);
+    } else {
+        await_writer();
     }
 }
 
 fn write(lasts: Lasts) {
     let pid = sys::pid();
-    if WRITER.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-        return;
+    // A handler of a signal that ended the process here would wait for its own thread.
+    let quiet = Quiet::begin();
+    if WRITER.compare_exchange(pid, pid | WRITING, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        drop(quiet);
+        return await_writer();
     }
+    write_line(pid, lasts);
+    WRITER.store(0, Ordering::SeqCst);
+    futex::wake(&WRITER, u32::MAX);
+}
+
+fn write_line(pid: u32, lasts: Lasts) {
     let (Some(file), Some(managed)) = (FILE.get(), managed::get()) else { return };
-    let _quiet = Quiet::begin();
     managed.domain.flush_trace();
     let (who, mut line) = (Who::calls(pid), Line::new());
     if line.describe(&who, managed).and_then(|()| line.end(if lasts == Lasts::Yes { SPARE_BYTES } else { 0 })).is_ok() {

@@ -1,0 +1,45 @@
+// Programs that end as few do, and are to have their record all the same: one case each.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#define CHECK(x) do { if (!(x)) { printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #x, errno); exit(1); } } while (0)
+
+// In each of a hundred children one thread exits, and another ends the process a little later, at a moment of its own.
+static pthread_barrier_t start;
+static void *end_later(void *microseconds) {
+  struct timespec begun, now;
+  pthread_barrier_wait(&start);
+  clock_gettime(CLOCK_MONOTONIC, &begun);
+  do clock_gettime(CLOCK_MONOTONIC, &now);
+  while ((now.tv_sec - begun.tv_sec) * 1000000 + (now.tv_nsec - begun.tv_nsec) / 1000 < (intptr_t)microseconds);
+  _exit(0);
+}
+static void at_once(void) {
+  CHECK(!pthread_barrier_init(&start, 0, 2));
+  for (intptr_t i = 0; i < 100; i++) {
+    pid_t child = fork();
+    int status;
+    CHECK(child >= 0);
+    if (!child) {
+      pthread_t thread;
+      CHECK(!pthread_create(&thread, 0, end_later, (void *)(2 * i)));
+      pthread_barrier_wait(&start);
+      exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && !status);
+  }
+}
+
+static struct { const char *name; void (*what)(void); } cases[] = {{"at_once", at_once}};
+int main(int argc, char **argv) {
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    if (argc == 2 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); return 0; }
+  return 2;
+}
