@@ -52,6 +52,7 @@ exports! {
     vmsplice(file: c_int, vector: *const libc::iovec, count: usize, flags: u32) -> isize
         = lending::vmsplice([file as usize, vector as usize, count, flags as usize]);
     capset(header: *mut c_void, data: *const c_void) -> c_int = rights::capset(header as usize, data as usize);
+    chroot(path: *const c_char) -> c_int = rights::chroot(path as usize);
     prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int = rights::prctl([option as usize, a, b, c, d]);
 }
 
@@ -97,6 +98,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_vmsplice => lending::vmsplice([a, b, c, d]),
             libc::SYS_futex => futex::futex([a, b, c, d, e, f]),
             libc::SYS_capset => rights::capset(a, b),
+            libc::SYS_chroot => rights::chroot(a),
             libc::SYS_prctl => rights::prctl([a, b, c, d, e]),
             libc::SYS_seccomp => filters::seccomp([a, b, c]),
             libc::SYS_setgroups => rights::setgroups(a, b),

@@ -43,6 +43,18 @@ impl Records {
         unsafe { call(libc::SYS_open, [self.path.as_ptr() as usize, FLAGS, 0, 0, 0, 0]) }
     }
 
+    /// Has pager threads open it, if they have not: their descriptors are their own.
+    fn open_by_pagers(&self) {
+        if KEPT.load(Ordering::SeqCst) >= 0 {
+            return;
+        }
+        FILTERED.store(filters::mode(), Ordering::SeqCst);
+        let opened = pagers::one_makes(libc::SYS_open, [self.path.as_ptr() as usize, FLAGS, 0, 0, 0]);
+        if let Some(file) = opened {
+            KEPT.store(file as i32, Ordering::SeqCst);
+        }
+    }
+
     /// Whether an open file is this one, and may become so much longer: beyond the program's limit would be a signal.
     fn takes(&self, about: &libc::stat, len: usize) -> bool {
         // SAFETY: raw-call: the kernel fills a structure of its own.
@@ -157,15 +169,10 @@ fn await_writer() {
     }
 }
 
-/// Has pager threads open the file, since the process may become a user who cannot.
+/// Has pager threads open the file, since the process may become a user who cannot, or lose sight of it.
 pub fn keep_open() {
-    if !will_write() || KEPT.load(Ordering::SeqCst) >= 0 {
-        return;
-    }
-    let Some(records) = FILE.get() else { return };
-    FILTERED.store(filters::mode(), Ordering::SeqCst);
-    if let Some(file) = pagers::one_makes(libc::SYS_open, [records.path.as_ptr() as usize, FLAGS, 0, 0, 0]) {
-        KEPT.store(file as i32, Ordering::SeqCst);
+    if let (true, Some(records)) = (will_write(), FILE.get()) {
+        records.open_by_pagers();
     }
 }
 
@@ -242,6 +249,9 @@ impl Line {
     fn append_to(&self, records: &Records, lasting: Option<Who>) {
         let file = records.open();
         if file < 0 {
+            if [-libc::EMFILE, -libc::ENFILE].contains(&(file as i32)) {
+                records.open_by_pagers();
+            }
             return self.append_by_pagers(records, lasting);
         }
         // SAFETY: zeroed-valid: plain numbers.
@@ -252,7 +262,8 @@ impl Line {
         close(file as usize);
     }
 
-    /// The same where the process became another user, who cannot open the file: pager threads have had it open since.
+    /// The same where the process became another user or has another root, and cannot open the file: pager threads have had it open
+    /// since. So they have where the process has no descriptor left.
     fn append_by_pagers(&self, records: &Records, lasting: Option<Who>) {
         if filters::mode() != FILTERED.load(Ordering::SeqCst) {
             return;

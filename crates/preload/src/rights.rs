@@ -107,6 +107,16 @@ pub unsafe fn change(number: i64, args: [usize; 5]) -> isize {
     result
 }
 
+/// chroot(2), after which the file for records is out of sight.
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn chroot(path: usize) -> isize {
+    record::keep_open();
+    // SAFETY: raw-call: passed on from our caller.
+    unsafe { call(libc::SYS_chroot, [path, 0, 0, 0, 0, 0]) }
+}
+
 /// Whether this is the process that has the domain: a child after vfork has its memory alone.
 pub fn is_own_process() -> bool {
     sys::pid() == FIRST.load(Ordering::SeqCst)

@@ -22,3 +22,17 @@ fn is_on_record(name: &str, processes: usize) {
 fn threads_that_end_a_process_at_once_leave_its_record() {
     is_on_record("at_once", 101);
 }
+
+#[test]
+fn a_process_that_has_no_descriptor_left_has_a_record() {
+    is_on_record("no_descriptors", 1);
+}
+
+#[test]
+fn a_process_with_another_root_has_a_record() {
+    // SAFETY: test: a call without arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        return run::skip("root", "only root can change its root");
+    }
+    is_on_record("another_root", 1);
+}

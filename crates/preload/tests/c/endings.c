@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -37,7 +38,18 @@ static void at_once(void) {
   }
 }
 
-static struct { const char *name; void (*what)(void); } cases[] = {{"at_once", at_once}};
+static void no_descriptors(void) {
+  struct rlimit few = {64, 64};
+  CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+  while (dup(0) >= 0) {}
+  CHECK(errno == EMFILE);
+  _exit(0);
+}
+
+static void another_root(void) { CHECK(!chroot("/var/tmp")); }
+
+static struct { const char *name; void (*what)(void); } cases[] = {
+  {"at_once", at_once}, {"no_descriptors", no_descriptors}, {"another_root", another_root}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (argc == 2 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); return 0; }
