@@ -350,8 +350,11 @@ struct Who {
 impl Who {
     fn calls(pid: u32) -> Who {
         let mut name = [0; 16];
-        // SAFETY: raw-call: the kernel writes at most 16 bytes, the last of them NUL.
-        unsafe { call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+        // Other threads may have names of their own.
+        if sys::tid() == pid || sys::read_small(c"/proc/self/comm", &mut name).is_empty() {
+            // SAFETY: raw-call: the kernel writes at most 16 bytes, the last of them NUL.
+            unsafe { call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0]) };
+        }
         Who { pid, name, mappings_unmanaged_bytes: maps::unmanaged_bytes_max() }
     }
 }
@@ -365,7 +368,7 @@ impl Line {
         let stats = managed.domain.stats();
         let counts = stats.counts;
         write!(self, "{{\"pid\":{},", who.pid)?;
-        self.quoted("\"program\":", who.name.split(|byte| *byte == 0).next().unwrap_or_default())?;
+        self.quoted("\"program\":", who.name.split(|byte| matches!(byte, 0 | b'\n')).next().unwrap_or_default())?;
         let unmanaged = heap::unmanaged_bytes() + who.mappings_unmanaged_bytes;
         for (name, value) in [
             ("frames_bytes", stats.frames_bytes),

@@ -36,3 +36,8 @@ fn a_process_with_another_root_has_a_record() {
     }
     is_on_record("another_root", 1);
 }
+
+#[test]
+fn a_process_that_another_thread_ends_is_on_record_by_its_own_name() {
+    is_on_record("by_worker", 1);
+}

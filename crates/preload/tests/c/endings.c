@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -48,8 +49,18 @@ static void no_descriptors(void) {
 
 static void another_root(void) { CHECK(!chroot("/var/tmp")); }
 
+static void *end_as_worker(void *unused) {
+  CHECK(!prctl(PR_SET_NAME, "worker-3"));
+  exit(0);
+  return unused;
+}
+static void by_worker(void) {
+  pthread_t thread;
+  CHECK(!pthread_create(&thread, 0, end_as_worker, 0) && !pthread_join(thread, 0));
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"at_once", at_once}, {"no_descriptors", no_descriptors}, {"another_root", another_root}};
+  {"at_once", at_once}, {"no_descriptors", no_descriptors}, {"another_root", another_root}, {"by_worker", by_worker}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (argc == 2 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); return 0; }
