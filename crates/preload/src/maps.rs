@@ -438,7 +438,9 @@ impl Maps {
 
     fn protect(&mut self, managed: &Managed, mut left: Range<usize>, prot: i32, key: Key) -> Result<usize, Errno> {
         self.unless_sealed(&left)?;
-        self.has_room(self.parts(left.clone()).count())?;
+        // What is counted changes by its stretches.
+        let counted = self.reserved.count_within(&left) + self.unmanaged.count_within(&left);
+        self.has_room(self.parts(left.clone()).count() + counted)?;
         while let Some((part, range)) = self.next(&mut left) {
             let (there, change) = (range.clone(), key.change(prot));
             match part {
@@ -457,20 +459,7 @@ impl Maps {
                 }
                 Part::Outside | Part::Foreign => {
                     kernel(change(there))?;
-                    if prot & ACCESS != 0 {
-                        let mut opened = [const { 0..0 }; 16];
-                        let mut count = 0;
-                        self.reserved.within(range, |part| {
-                            if let Some(entry) = opened.get_mut(count) {
-                                *entry = part;
-                                count += 1;
-                            }
-                        });
-                        for part in opened.into_iter().take(count) {
-                            self.reserved.remove(part.clone());
-                            self.count_unmanaged(part);
-                        }
-                    }
+                    self.note_unmanaged_access(&range, prot);
                 }
             }
         }

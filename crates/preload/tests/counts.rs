@@ -38,6 +38,8 @@ fn memory_that_is_not_managed_is_counted() {
         "fixed",
         "over_a_region",
         "committed",
+        "committed_in_parts",
+        "given_up",
         "one_at_a_time",
         "grown",
         "huge",

@@ -25,6 +25,21 @@ impl Maps {
         result
     }
 
+    /// Anonymous memory counts as long as it can be accessed.
+    pub(super) fn note_unmanaged_access(&mut self, range: &Range<usize>, prot: i32) {
+        if prot & ACCESS == libc::PROT_NONE {
+            while let Some(part) = self.unmanaged.first_within(range) {
+                self.unmanaged.remove(part.clone());
+                self.reserved.add(part);
+            }
+        } else {
+            while let Some(part) = self.reserved.first_within(range) {
+                self.reserved.remove(part.clone());
+                self.count_unmanaged(part);
+            }
+        }
+    }
+
     pub(super) fn count_unmanaged(&mut self, range: Range<usize>) {
         self.unmanaged.add(range);
         self.unmanaged_max_bytes = self.unmanaged_max_bytes.max(self.unmanaged.bytes());

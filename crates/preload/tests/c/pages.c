@@ -118,6 +118,14 @@ static void committed(void) { // a reservation counts from when it can be access
   char *p = map(64 * MIB, PROT_NONE, private | MAP_STACK, -1);
   CHECK(!mprotect(p + MIB, COUNTED, 3));
 }
+static void committed_in_parts(void) { // one call makes many reservations accessible
+  char *p = map(COUNTED, PROT_NONE, private | MAP_STACK, -1);
+  for (size_t i = 0; i < 64; i++) CHECK(!mprotect(p + i * COUNTED / 64, COUNTED / 128, 3));
+  CHECK(!mprotect(p, COUNTED, 3));
+}
+static void given_up(void) { // what cannot be accessed any more counts no more
+  for (int i = 0; i < 4; i++) CHECK(!mprotect(map(COUNTED, 3, private | MAP_STACK, -1), COUNTED, PROT_NONE));
+}
 static void one_at_a_time(void) { // the most at once is told, not the sum
   for (int i = 0; i < 4; i++) CHECK(!munmap(map(COUNTED, 3, private | MAP_STACK, -1), COUNTED));
 }
@@ -164,6 +172,7 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"fill_much", fill_much}, {"fill_the_disk", fill_the_disk}, {"limit_files", limit_files}, {"catch_sigbus", catch_sigbus},
   {"nothing", nothing}, {"shared", shared}, {"stack", stack}, {"low", low}, {"executable", executable},
   {"made_executable", made_executable}, {"fixed", fixed}, {"over_a_region", over_a_region}, {"committed", committed},
+  {"committed_in_parts", committed_in_parts}, {"given_up", given_up},
   {"one_at_a_time", one_at_a_time}, {"grown", grown}, {"reserved", reserved}, {"file", file}, {"huge", huge},
   {"most_managed", most_managed}, {"beyond_managed", beyond_managed},
   {"small_child", small_child}};
