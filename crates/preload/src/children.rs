@@ -44,8 +44,10 @@ pub unsafe extern "C" fn fork() -> libc::pid_t {
             "selfpage: no fork: a child would have no descriptors to bring its pages with: raise ulimit -n\n",
             libc::EAGAIN,
         )
-    } else if needed != 0 && lacks_addresses() {
+    } else if needed != 0 && lacks(libc::RLIMIT_AS, ADDRESSES) {
         ("selfpage: no fork: a child would have no addresses for its pages: raise ulimit -v\n", libc::ENOMEM)
+    } else if needed != 0 && lacks(libc::RLIMIT_DATA, DATA) {
+        ("selfpage: no fork: a child would have no memory for its pages: raise ulimit -d\n", libc::ENOMEM)
     } else {
         // SAFETY: c-library: fork takes no arguments.
         return unsafe { next_fork()() };
@@ -79,15 +81,19 @@ fn lacks_descriptors(needed: usize) -> bool {
     at_limit
 }
 
-/// Whether the process has more addresses than it may: it lowered the limit itself, and a child could map nothing.
-fn lacks_addresses() -> bool {
-    let limit = sys::most_addresses();
+/// Where `/proc/self/statm` has what a limit counts: addresses, and memory to write to, which is told with the first thread's stack.
+const ADDRESSES: usize = 0;
+const DATA: usize = 5;
+
+/// Whether the process has more of something than it may: it lowered the limit itself. A child maps as much anew as it does not get.
+fn lacks(resource: libc::__rlimit_resource_t, field: usize) -> bool {
+    let limit = sys::limit(resource);
     if limit == libc::RLIM_INFINITY {
         return false;
     }
     let mut text = [0u8; 128];
-    let text = sys::read_small(c"/proc/self/statm", &mut text);
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
-    let pages = digits.fold(0u64, |number, digit| number * 10 + u64::from(digit - b'0'));
+    let mut numbers = sys::read_small(c"/proc/self/statm", &mut text).split(|byte| *byte == b' ');
+    let digits = numbers.nth(field).unwrap_or_default();
+    let pages = digits.iter().fold(0u64, |number, digit| number * 10 + u64::from(digit - b'0'));
     pages * PAGE as u64 > limit
 }

@@ -70,7 +70,7 @@ fn needed_bytes(said: &[u8]) -> u64 {
 /// Ends a program that is to be managed and may have too few addresses for it. Nothing is allocated, since nothing may be to be had; and
 /// part of it would be found out only when the program starts a thread.
 fn refuse_too_few_addresses(said: &[u8]) {
-    let (limit, needed) = (sys::most_addresses(), needed_bytes(said));
+    let (limit, needed) = (sys::limit(libc::RLIMIT_AS), needed_bytes(said));
     if limit >= needed {
         return;
     }

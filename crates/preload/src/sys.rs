@@ -90,11 +90,11 @@ pub fn read_small<'a>(path: &CStr, text: &'a mut [u8]) -> &'a [u8] {
     text.get(..len).unwrap_or_default()
 }
 
-/// How many bytes of addresses the process may have (`RLIMIT_AS`).
-pub fn most_addresses() -> u64 {
+/// How many bytes of a resource the process may have, such as addresses (`RLIMIT_AS`).
+pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: raw-call: the kernel fills numbers of our own.
-    unsafe { call(libc::SYS_prlimit64, [0, libc::RLIMIT_AS as usize, 0, &raw mut limit as usize, 0, 0]) };
+    unsafe { call(libc::SYS_prlimit64, [0, resource as usize, 0, &raw mut limit as usize, 0, 0]) };
     limit.rlim_cur
 }
 

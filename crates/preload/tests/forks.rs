@@ -37,11 +37,13 @@ fn a_fork_fails_where_its_child_could_not_have_its_memory() {
         return;
     }
     let program = run::compile("forks", &[]);
-    for store in ["/var/tmp", "memory"] {
-        let ran = run::run_with("/".as_ref(), &["--frames", "8M", "--store", store], &program, &["at_limits"]);
+    let cases =
+        ["/var/tmp", "memory"].map(|store| [("at_limits", store, "ulimit -n"), ("at_data_limits", store, "ulimit -d")]);
+    for (name, store, limit) in cases.into_iter().flatten() {
+        let ran = run::run_with("/".as_ref(), &["--frames", "8M", "--store", store], &program, &[name]);
         // Said once.
         assert_eq!((ran.code(), ran.text().as_str(), ran.errors().lines().count()), (0, "ok\n", 1), "{}", ran.errors());
-        assert!(ran.errors().contains("no fork") && ran.errors().contains("ulimit -n"), "{}", ran.errors());
+        assert!(ran.errors().contains("no fork") && ran.errors().contains(limit), "{}", ran.errors());
     }
 }
 

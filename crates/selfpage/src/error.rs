@@ -146,9 +146,9 @@ fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static s
         libc::EMFILE => Some("raise `ulimit -n`"),
         libc::ENFILE => Some("raise fs.file-max (sysctl -w)"),
         libc::EAGAIN if operation == "start" => Some(MORE_THREADS),
-        libc::ENOMEM if matches!(operation, "reserve" | "map") => {
-            Some("make it smaller, or raise the limits on addresses (ulimit -v, sysctl vm.overcommit_memory)")
-        }
+        libc::ENOMEM if matches!(operation, "reserve" | "map") => Some(
+            "make it smaller, or raise the limits on addresses (ulimit -v, ulimit -d, sysctl vm.overcommit_memory)",
+        ),
         libc::ENOENT if object.starts_with("/proc/") => Some(MOUNT),
         libc::EACCES if object.starts_with("/proc/") => undumpable(),
         libc::EACCES if opens_file(operation, object) => {

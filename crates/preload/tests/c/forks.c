@@ -192,9 +192,38 @@ static void at_limits(void) {
   CHECK(!setrlimit(RLIMIT_AS, &few) && fork_at_limit(p) == ENOMEM && !setrlimit(RLIMIT_AS, &addresses) && !fork_at_limit(p));
 }
 
+
+// The same at limits on data: from less than there is to more than a child needs.
+static size_t data_kib(void) {
+  char line[256];
+  size_t kib = 0;
+  FILE *status = fopen("/proc/self/status", "r");
+  CHECK(status);
+  while (fgets(line, sizeof line, status)) sscanf(line, "VmData: %zu", &kib);
+  fclose(status);
+  return kib;
+}
+static void at_data_limits(void) {
+  struct rlimit data;
+  char *p = malloc(12 * MIB);
+  int could = 0, could_not = 0;
+  memset(p, 7, 12 * MIB);
+  CHECK(!getrlimit(RLIMIT_DATA, &data) && !fork_at_limit(p));
+  for (long more = -24; more < 72; more++) {
+    struct rlimit few = {(data_kib() << 10) + more * 8 * P, data.rlim_max};
+    CHECK(!setrlimit(RLIMIT_DATA, &few));
+    int why = fork_at_limit(p);
+    CHECK(!why || why == ENOMEM);
+    could += !why, could_not += !!why;
+    CHECK(!setrlimit(RLIMIT_DATA, &data));
+  }
+  CHECK(could > 8 && could_not > 8);
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled},
-  {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"at_limits", at_limits}};
+  {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"at_limits", at_limits},
+  {"at_data_limits", at_data_limits}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);
