@@ -400,7 +400,12 @@ impl Region {
                 .map_err(|(page, failure)| Error::failure("flush", bound.page_name(page), failure))?;
         }
         let Some(pager) = &bound.pager else { return Ok(()) };
-        (self.life.inner.on_pager_thread(move || pager.sync()))
+        let sync = move || {
+            // A child that is forked meanwhile would find the pager's locks taken. It waits for its own I/O only.
+            let _inside = state.gate.enter(state.mmu);
+            pager.sync()
+        };
+        (self.life.inner.on_pager_thread(sync))
             .map_err(|error| Error::failure("flush", bound.range_name(range), Failure::Pager(error)))
     }
 

@@ -1,10 +1,15 @@
 //! Parent and child both read right data after a fork at any moment, each within frames of its own.
 
+use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use selfpage::pager::UserPager;
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Region, Trap};
+use selfpage_core::addr::PageBytes;
 
 mod child;
 
@@ -194,5 +199,50 @@ fn a_handler_forks_while_its_thread_waits_for_a_pager_thread() {
                 unsafe { libc::_exit(0) };
             }
         }
+    });
+}
+
+/// Holds a lock for as long as it syncs.
+#[derive(Default)]
+struct SyncsLong {
+    saved: Mutex<HashMap<u64, PageBytes>>,
+    syncs: AtomicBool,
+}
+
+impl UserPager for SyncsLong {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {
+        *bytes = self.saved.lock().unwrap().get(&index).copied().unwrap_or([0; PAGE]);
+        Ok(())
+    }
+    fn save(&self, index: u64, bytes: &PageBytes) -> io::Result<()> {
+        self.saved.lock().unwrap().insert(index, *bytes);
+        Ok(())
+    }
+    fn forked(&self) {
+        drop(self.saved.lock().unwrap());
+    }
+    fn sync(&self) -> io::Result<()> {
+        let _saved = self.saved.lock().unwrap();
+        self.syncs.store(true, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(())
+    }
+}
+
+#[test]
+fn while_a_pager_syncs() {
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let pager = Arc::new(SyncsLong::default());
+    let mut region = domain.region(128 * PAGE).user(pager.clone()).unwrap();
+    for page in 0..128 {
+        region.as_mut_slice::<u64>()[page * WORDS] = page as u64 + 1;
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| region.flush(0, 128 * PAGE).unwrap());
+        while !pager.syncs.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let right = || (0..128).all(|page| region.as_slice::<u64>()[page * WORDS] == page as u64 + 1);
+        assert_eq!(in_child(right), 0);
     });
 }
