@@ -39,7 +39,7 @@ use selfpage_core::tracer::Tracer;
 
 use crate::arena::Arena;
 use crate::config::{Choice, Config, DescriptorTable, Settings};
-use crate::error::{self, Result};
+use crate::error::{self, Error, Kind, Result};
 use crate::fork;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
@@ -363,6 +363,18 @@ impl Inner {
 
     pub(crate) fn stopping(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Whether this process has the domain.
+    ///
+    /// # Errors
+    /// It is a forked child that did not get it.
+    pub(crate) fn is_here(&self, operation: &'static str, object: impl FnOnce() -> String) -> Result<()> {
+        if !self.stopping() {
+            return Ok(());
+        }
+        let cause = "this forked child did not get it from its parent; a line on standard error says why";
+        Err(Error::new(Kind::Lost, operation, object(), cause))
     }
 
     /// Does `work` here with no handler of a signal let in: one that touched a page which this thread has claimed would

@@ -14,8 +14,9 @@ impl Domain {
     /// Frames of [`PAGE_BYTES`](crate::PAGE_BYTES) bytes, where [`Domain::with_frames`] and [`Config::most_frames`](crate::Config::most_frames) are told bytes.
     ///
     /// # Errors
-    /// The pool has no slots for them: make it larger with [`Config::most_frames`](crate::Config::most_frames).
+    /// The process is a forked child that did not get the domain. The pool has no slots for them: make it larger with [`Config::most_frames`](crate::Config::most_frames).
     pub fn add_frames(&self, frames: u32) -> Result<()> {
+        self.life.inner.is_here("add", || format!("{frames} frames"))?;
         let _regions = self.life.inner.regions();
         let stack = &self.life.inner.state.stack;
         if stack.budget().saturating_add(frames) > self.life.inner.pool.frames() {
@@ -38,12 +39,13 @@ impl Domain {
     /// Frames of [`PAGE_BYTES`](crate::PAGE_BYTES) bytes, where [`Domain::with_frames`] is told bytes.
     ///
     /// # Errors
-    /// Too few would be left, or too many pages are held in core. Those that could be taken are taken: see
+    /// The process is a forked child that did not get the domain. Too few would be left, or too many pages are held in core. Those that could be taken are taken: see
     /// [`Domain::contract`].
     pub fn remove_frames(&self, frames: u32) -> Result<()> {
+        let object = || format!("{frames} frames");
+        self.life.inner.is_here("remove", object)?;
         let _regions = self.life.inner.regions();
         let state = &self.life.inner.state;
-        let object = || format!("{frames} frames");
         if state.stack.budget().saturating_sub(frames) < crate::config::LEAST_FRAMES {
             let (now, least) = (state.stack.budget(), crate::config::LEAST_FRAMES);
             let most = now.saturating_sub(least);

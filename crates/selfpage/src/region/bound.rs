@@ -80,6 +80,7 @@ impl Bound {
         let inner = &builder.life.inner;
         let object = || format!("a region of {} bytes", builder.len_bytes);
         let (trap, table) = (builder.trap, inner.config.descriptor_table);
+        inner.is_here("make", object)?;
         if builder.len_bytes == 0 || builder.len_bytes > isize::MAX as usize / 2 {
             return Err(Error::new(Kind::Invalid, "make", object(), "a region needs bytes, and fewer than 2^62"));
         }

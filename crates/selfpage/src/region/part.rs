@@ -61,10 +61,7 @@ impl Bound {
     /// # Errors
     /// It is in a protection domain without that right. The process is a forked child that did not get the region.
     pub(crate) fn may_change(&self, inner: &Inner, operation: &'static str) -> Result<()> {
-        if inner.stopping() {
-            let cause = "this forked child did not get it from its parent; a line on standard error says why";
-            return Err(Error::new(Kind::Lost, operation, format!("region {}", self.name), cause));
-        }
+        inner.is_here(operation, || format!("region {}", self.name))?;
         protection::may_change(self.start(), operation, &self.name)
     }
 

@@ -174,7 +174,17 @@ fn a_child_without_the_regions_does_no_harm() {
                     assert_eq!(domain.sample(Sampling::Whole).err().map(|error| error.kind()), Some(Kind::Lost));
                     drop(region);
                 }
-                assert!(domain.region(PAGE).zero().is_err(), "there is nobody to serve it");
+                // There is nobody to serve them.
+                let store = MemoryStore::new(1 << 20).unwrap();
+                for refused in [
+                    domain.region(PAGE).zero().map(drop),
+                    domain.region(PAGE).stored(store).map(drop),
+                    domain.region(PAGE).pinned().map(drop),
+                    domain.add_frames(1),
+                    domain.remove_frames(FRAMES as u32 / 2),
+                ] {
+                    assert_eq!(refused.unwrap_err().kind(), Kind::Lost);
+                }
                 // SAFETY: test: leaked above, and used for the last time.
                 drop(unsafe { Box::from_raw(std::ptr::from_ref(domain).cast_mut()) });
             });
