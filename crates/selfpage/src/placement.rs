@@ -78,8 +78,7 @@ fn reserve_at(addr: usize, len_bytes: usize, object: &str) -> Result<usize> {
 
 fn occupied(addr: usize, len_bytes: usize) -> String {
     let end = addr.saturating_add(len_bytes);
-    let all = maps::of_this_process().unwrap_or_default();
-    let there = all.into_iter().find(|mapping| mapping.range.start < end && addr < mapping.range.end);
+    let there = maps::within(&(addr..end)).unwrap_or_default().into_iter().next();
     let there = there.map_or("something".into(), |mapping| {
         let name = if mapping.name.is_empty() { "anonymous memory" } else { &mapping.name };
         format!("{name} at {:#x}..{:#x}", mapping.range.start, mapping.range.end)

@@ -58,7 +58,8 @@ pub enum Mechanism {
 /// first write.
 ///
 /// One tracker at a time watches a range, and all of a region that it armed a part of; that is refused to others until it has disarmed what
-/// it armed, or is dropped; in a forked child it is the first one's there that arms it. Memory that is watched by [`Mechanism::WriteProtection`] is armed no more when its tracker is dropped.
+/// it armed, or is dropped; in a forked child it is the first one's there that arms it. Memory that is watched by
+/// [`Mechanism::WriteProtection`] is armed no more when its tracker is dropped.
 ///
 /// # Examples
 /// ```no_run

@@ -33,7 +33,6 @@ pub(super) fn keep_rest_from_child(bound: &Bound, part: &Range<usize>) -> std::r
 }
 
 fn mappings_within(part: &Range<usize>) -> Result<Vec<Range<usize>>> {
-    let all = maps::of_this_process()?;
-    let within = all.iter().map(|mapping| mapping.range.start.max(part.start)..mapping.range.end.min(part.end));
-    Ok(within.filter(|piece| !piece.is_empty()).collect())
+    let within = maps::within(part)?.into_iter();
+    Ok(within.map(|mapping| mapping.range.start.max(part.start)..mapping.range.end.min(part.end)).collect())
 }

@@ -160,7 +160,7 @@ fn before_address(name: &str, region: Option<&Arc<Region>>) -> String {
 /// What the mappings of a range allow, if they allow the same.
 fn mapped(range: &Range<usize>) -> Result<Option<Rights>> {
     let (mut end, mut rights) = (range.start, None);
-    for mapping in maps::of_this_process()?.into_iter().filter(|mapping| mapping.range.end > range.start) {
+    for mapping in maps::within(range)? {
         let allowed = maps_rights(&mapping);
         if mapping.range.start > end || rights.is_some_and(|rights| rights != allowed) {
             return Ok(None);

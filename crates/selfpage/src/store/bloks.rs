@@ -107,7 +107,8 @@ impl Bloks {
     }
 
     /// Claims up to `want` neighbouring bloks: a run that long where one is found before the others have been looked at,
-    /// else the longest of those found, or, where that is short and much is taken, one past all that was ever claimed. Where all are taken, and some of them by a [sweep](Bloks::sweep), it waits for that.
+    /// else the longest of those found, or, where that is short and much is taken, one past all that was ever claimed. Where all are
+    /// taken, and some of them by a [sweep](Bloks::sweep), it waits for that.
     ///
     /// # Context
     /// Any: no lock, no allocation.
