@@ -7,6 +7,9 @@ use selfpage::dirty::{Dirty, DirtyTracker};
 use crate::library::Library;
 
 const PAGE_BYTES: usize = 4096;
+/// The collector's table has a bit for a page, and begins anew with its first one behind its last: at most 2^21 of them, in all releases
+/// (`PHT_HASH`, `LOG_PHT_ENTRIES`). So many pages in a row are all of it.
+const TABLE_BYTES: usize = PAGE_BYTES << 22;
 
 /// A range of memory that holds part of the heap, or other memory of the program that lies between such parts.
 struct Part {
@@ -63,8 +66,8 @@ impl Heap {
         let bounds = unsafe { *self.library.heap_least..*self.library.heap_greatest };
         let mappings = mappings(&bounds);
         if mappings.is_empty() {
-            // They could not be read: any page of the heap may be written, until they can.
-            self.parts = vec![Part { range: bounds, watch: Watch::Refused }];
+            // They could not be read, or the bounds are not where this collector has them: any page may be written, until that changes.
+            self.parts = vec![Part { range: 0..TABLE_BYTES, watch: Watch::Refused }];
             return;
         }
         self.join();
@@ -103,7 +106,7 @@ impl Heap {
     pub fn tell(&mut self) {
         let library = self.library;
         let tell = |range: Range<usize>| {
-            for page in range.step_by(PAGE_BYTES) {
+            for page in range.take(TABLE_BYTES).step_by(PAGE_BYTES) {
                 // SAFETY: collector-call: sets a bit in a table of the collector's; the address is only a number.
                 unsafe { (library.mark_dirty)(page as *const _) };
             }
@@ -177,7 +180,50 @@ fn is_mapped(range: &Range<usize>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_void;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use selfpage::dirty::Mechanism;
+
     use super::*;
+    use crate::skip::skip;
+
+    /// A heap of `heap_bytes` within `bounds`, which tells `told`. None, and said so, where there is no collector or no tracker.
+    fn heap(
+        bounds: &'static [usize; 2],
+        heap_bytes: unsafe extern "C" fn() -> usize,
+        told: unsafe extern "C" fn(*const c_void),
+    ) -> Option<Heap> {
+        extern "C" fn none() -> usize {
+            0
+        }
+        let library = Library::load().inspect_err(|why| skip("libgc", &why.to_string())).ok()?;
+        let tracker = DirtyTracker::with(Mechanism::WriteProtection);
+        let tracker = tracker.inspect_err(|why| skip("uffd", &why.to_string())).ok()?;
+        let [heap_least, heap_greatest] = bounds;
+        let unmapped_bytes = none;
+        let words = Library { heap_least, heap_greatest, ..library };
+        Some(Heap::new(Library { heap_bytes, unmapped_bytes, mark_dirty: told, ..words }, tracker))
+    }
+
+    #[test]
+    fn a_heap_without_bounds_is_told_as_a_whole() {
+        static UNTOUCHED: [usize; 2] = [usize::MAX, 0];
+        static TOLD: AtomicUsize = AtomicUsize::new(0);
+        extern "C" fn some() -> usize {
+            1 << 20
+        }
+        extern "C" fn told(_: *const c_void) {
+            TOLD.fetch_add(1, Ordering::Relaxed);
+        }
+        let Some(mut heap) = heap(&UNTOUCHED, some, told) else { return };
+        for _ in 0..2 {
+            TOLD.store(0, Ordering::Relaxed);
+            heap.follow();
+            heap.tell();
+            assert_eq!(TOLD.load(Ordering::Relaxed), TABLE_BYTES / PAGE_BYTES);
+        }
+    }
 
     #[test]
     fn a_heap_is_private_memory_without_a_file() {

@@ -15,6 +15,9 @@ pub mod gcbench;
 mod heap;
 mod library;
 mod pauses;
+#[cfg(test)]
+#[path = "../../../tests/skip.rs"]
+mod skip;
 mod tracking;
 
 use std::fmt;

@@ -107,6 +107,18 @@ fn no_object_is_lost_while_threads_change_graphs() {
 }
 
 #[test]
+fn no_object_is_lost_where_the_program_has_the_collectors_words() {
+    if !possible() {
+        return;
+    }
+    let bounds = own("bounds.c").display().to_string();
+    let program = compile(&own("graph.c"), &["-Wall", "-Werror", "-fno-pie", "-no-pie", &bounds]);
+    let output = Command::new("timeout").arg("120").arg(&program).args(WAYS[0]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{} {}", output.status, text(&output));
+    std::fs::remove_file(program).unwrap();
+}
+
+#[test]
 fn a_forked_child_begins_anew_before_its_threads_are_stopped() {
     if !possible() {
         return;
