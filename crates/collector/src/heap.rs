@@ -10,6 +10,8 @@ const PAGE_BYTES: usize = 4096;
 /// The collector's table has a bit for a page, and begins anew with its first one behind its last: at most 2^21 of them, in all releases
 /// (`PHT_HASH`, `LOG_PHT_ENTRIES`). So many pages in a row are all of it.
 const TABLE_BYTES: usize = PAGE_BYTES << 22;
+/// The most that is scanned at once: the room for what is found grows with it.
+const PIECE_BYTES: usize = 64 << 30;
 
 /// A range of memory that holds part of the heap, or other memory of the program that lies between such parts.
 struct Part {
@@ -20,7 +22,7 @@ struct Part {
 /// What is known of the writes to a part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Watch {
-    /// It was armed after the last look: until now all of it counts as written.
+    /// It was armed after the last look: until now every page of it counts as written.
     Begun,
     /// It was armed at the last look.
     Armed,
@@ -43,6 +45,8 @@ pub struct Heap {
 impl Heap {
     pub fn new(library: Library, tracker: DirtyTracker) -> Heap {
         let process = std::process::id();
+        // Reservations lie between the parts, and nothing is reachable from where no page is.
+        let tracker = tracker.passing_holes();
         Heap { library, tracker, parts: Vec::new(), len_bytes: 0, process, found: Dirty::new() }
     }
 
@@ -78,7 +82,7 @@ impl Heap {
         self.parts.sort_by_key(|part| part.range.start);
         self.len_bytes = len_bytes;
         let longest = self.parts.iter().map(|part| part.range.len()).max().unwrap_or(0);
-        self.found = Dirty::with_room(longest);
+        self.found = Dirty::with_room(longest.min(PIECE_BYTES));
     }
 
     /// Armed parts that touch become one. What could not be armed is forgotten, to be tried again.
@@ -112,27 +116,33 @@ impl Heap {
             }
         };
         for part in &mut self.parts {
-            part.watch = match part.watch {
-                Watch::Armed if rearm(&self.tracker, &part.range, &mut self.found) => {
+            let mut rearm = |piece| {
+                rearm(&self.tracker, part.watch, &piece, &mut self.found) && {
                     self.found.ranges().for_each(tell);
-                    Watch::Armed
-                }
-                Watch::Begun => {
-                    tell(part.range.clone());
-                    Watch::Armed
-                }
-                Watch::Armed | Watch::Refused => {
-                    tell(part.range.clone());
-                    Watch::Refused
+                    true
                 }
             };
+            if part.watch != Watch::Refused && pieces(&part.range).all(&mut rearm) {
+                part.watch = Watch::Armed;
+            } else {
+                tell(part.range.clone());
+                part.watch = Watch::Refused;
+            }
         }
     }
 }
 
 /// Finds what was written, and makes it clean again. False where that is not to be known.
-fn rearm(tracker: &DirtyTracker, range: &Range<usize>, found: &mut Dirty) -> bool {
-    is_mapped(range) && tracker.scan_and_rearm(range.clone(), found).is_ok()
+fn rearm(tracker: &DirtyTracker, watch: Watch, range: &Range<usize>, found: &mut Dirty) -> bool {
+    // What is not armed is found as a whole. It was armed until now, so that it is known to be possible.
+    is_mapped(range)
+        && (watch == Watch::Armed || tracker.disarm(range.clone()).is_ok())
+        && tracker.scan_and_rearm(range.clone(), found).is_ok()
+}
+
+fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.clone().step_by(PIECE_BYTES).map(move |start| start..end.min(start.saturating_add(PIECE_BYTES)))
 }
 
 /// The private anonymous mappings, as far as they lie within `bounds`. Those of the heap are among them. Rights do not matter: some
@@ -181,6 +191,7 @@ fn is_mapped(range: &Range<usize>) -> bool {
 #[cfg(test)]
 mod tests {
     use std::ffi::c_void;
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use selfpage::dirty::Mechanism;
@@ -204,6 +215,83 @@ mod tests {
         let unmapped_bytes = none;
         let words = Library { heap_least, heap_greatest, ..library };
         Some(Heap::new(Library { heap_bytes, unmapped_bytes, mark_dirty: told, ..words }, tracker))
+    }
+
+    /// Fresh memory at an address of the kernel's choice.
+    fn map(len_bytes: usize, access: i32) -> usize {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping.
+        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), len_bytes, access, flags, -1, 0) };
+        assert_ne!(mapped, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        mapped.addr()
+    }
+
+    fn open(start: usize, len_bytes: usize) {
+        // SAFETY: the test's own mapping.
+        let opened = unsafe { libc::mprotect(start as *mut _, len_bytes, libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!(opened, 0);
+    }
+
+    fn write(page: usize) {
+        // SAFETY: mapped and open, and nobody has a reference to it.
+        unsafe { (page as *mut u8).write_volatile(1) }
+    }
+
+    fn page_tables_kib() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:")).unwrap();
+        line.split_ascii_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_reservation_between_two_parts_costs_nothing_and_no_write_to_it_is_missed() {
+        static TOLD: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+        static HEAP_BYTES: AtomicUsize = AtomicUsize::new(1 << 20);
+        extern "C" fn heap_bytes() -> usize {
+            HEAP_BYTES.load(Ordering::Relaxed)
+        }
+        extern "C" fn told(page: *const c_void) {
+            let mut told = TOLD.lock().unwrap();
+            // To be shown where they are not as expected.
+            if told.len() < 100 {
+                told.push(page.addr());
+            }
+        }
+        // More than is scanned at once. Its end is opened at first, and what is in front of that later, as a released part of the heap is.
+        let len_bytes = PIECE_BYTES + (8 << 30);
+        let start = map(len_bytes, libc::PROT_NONE);
+        let end = start + len_bytes;
+        let parts = [start..start + (1 << 20), end - (1 << 20)..end];
+        parts.iter().for_each(|part| open(part.start, part.len()));
+        let bounds = Box::leak(Box::new([start, end]));
+        let Some(mut heap) = heap(bounds, heap_bytes, told) else { return };
+        let mut tell = || {
+            TOLD.lock().unwrap().clear();
+            heap.follow();
+            heap.tell();
+            TOLD.lock().unwrap().clone()
+        };
+        let (first, last, between) = (parts[0].start, parts[1].end - PAGE_BYTES, start + PIECE_BYTES + (1 << 30));
+        [first, last].into_iter().for_each(write);
+        let before = page_tables_kib();
+        assert_eq!(tell(), [first, last], "what is there when it is seen first");
+        assert_eq!(tell(), [0; 0]);
+        write(last);
+        write(first + PAGE_BYTES);
+        assert_eq!(tell(), [first + PAGE_BYTES, last]);
+        open(between, 1 << 20);
+        write(between);
+        assert_eq!(tell(), [between], "opened without a word, and new");
+        // SAFETY: the test's own mapping.
+        unsafe { libc::madvise(first as *mut _, PAGE_BYTES, libc::MADV_DONTNEED) };
+        assert_eq!(tell(), [0; 0], "a page that is gone refers to nothing");
+        write(first);
+        HEAP_BYTES.fetch_add(1, Ordering::Relaxed);
+        write(between);
+        assert_eq!(tell(), [first, between], "the mappings are looked at again");
+        assert_eq!(tell(), [0; 0]);
+        let tables = page_tables_kib() - before;
+        assert!(tables < 1 << 10, "{tables} KiB of page tables");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::region::Bound;
 pub use found::Dirty;
 use owner::Id;
 pub(crate) use owner::Owner;
-use protection::WriteProtection;
+use protection::{Holes, WriteProtection};
 use registered::Registered;
 pub(crate) use tracked::check_tracked;
 
@@ -112,6 +112,20 @@ impl DirtyTracker {
         }
     }
 
+    /// Has it pass over holes, outside of regions: they are neither armed nor found. A page that comes to one counts as written; one that
+    /// was discarded counts when it comes again, and not before. So it is for whoever wants to know what memory refers to, over much
+    /// that was never touched: arming that takes no page tables. By [`Mechanism::Traps`] nothing is different.
+    ///
+    /// For private anonymous memory alone: a written page of a file, or of shared memory, is a hole once the kernel takes it back, and
+    /// would be passed over.
+    #[must_use]
+    pub fn passing_holes(mut self) -> DirtyTracker {
+        if let Some(protection) = &mut self.protection {
+            protection.holes = Holes::Passed;
+        }
+        self
+    }
+
     /// How it notices writes.
     pub fn mechanism(&self) -> Mechanism {
         if self.protection.is_some() { Mechanism::WriteProtection } else { Mechanism::Traps }
@@ -119,7 +133,8 @@ impl DirtyTracker {
 
     /// Notes every write to `range` from now on. What was noted of it before is forgotten.
     ///
-    /// Holes are armed by markers in page tables: 4 KiB for each 2 MiB of them, and no huge page comes there later.
+    /// Holes are armed by markers in page tables: 4 KiB for each 2 MiB of them, and no huge page comes there later (but see
+    /// [`DirtyTracker::passing_holes`]).
     ///
     /// # Errors
     /// `Invalid`, and nothing was changed: the range is no range of whole pages (of hugetlb pages, where there are some), part

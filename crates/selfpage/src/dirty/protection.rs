@@ -24,9 +24,19 @@ pub(super) const STRETCHES: usize = 512;
 /// How often it is tried to let go of a range whose mappings others change meanwhile.
 const MOST_TRIES: u32 = 100;
 
+/// What becomes of addresses without a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Holes {
+    /// They are armed, and found until they are.
+    Found,
+    /// Neither.
+    Passed,
+}
+
 /// A userfaultfd and the pagemap, of whichever process uses it: a forked child opens its own.
 pub(super) struct WriteProtection {
     state: State,
+    pub(super) holes: Holes,
     uffd: AtomicI32,
     pagemap: AtomicI32,
 }
@@ -39,7 +49,8 @@ impl fmt::Debug for WriteProtection {
 
 impl WriteProtection {
     pub(super) fn new() -> Result<WriteProtection> {
-        let made = WriteProtection { state: State::new()?, uffd: AtomicI32::new(-1), pagemap: AtomicI32::new(-1) };
+        let (state, uffd, pagemap) = (State::new()?, AtomicI32::new(-1), AtomicI32::new(-1));
+        let made = WriteProtection { state, holes: Holes::Found, uffd, pagemap };
         made.descriptors()?;
         Ok(made)
     }
@@ -47,8 +58,11 @@ impl WriteProtection {
     pub(super) fn arm(&self, range: Range<usize>) -> Result<()> {
         let (uffd, pagemap) = self.descriptors()?;
         register(uffd, "arm", &range)?;
-        let armed =
-            pagemap.protect(range.start, range.end).and_then(|()| rearm(uffd, pagemap, &range, &mut Dirty::new()));
+        let protected = match self.holes {
+            Holes::Found => pagemap.protect(range.start, range.end),
+            Holes::Passed => Ok(()),
+        };
+        let armed = protected.and_then(|()| self.rearm(uffd, pagemap, &range, &mut Dirty::new()));
         armed.map_err(|errno| forget(uffd, pagemap, "arm", &range, errno))
     }
 
@@ -63,7 +77,7 @@ impl WriteProtection {
 
     pub(super) fn scan(&self, range: Range<usize>, found: &mut Dirty) -> Result<()> {
         let (_, pagemap) = self.descriptors()?;
-        collect(pagemap, &range, Afterwards::Leave, found, |_| Ok(()))
+        self.collect(pagemap, &range, Afterwards::Leave, found, |_| Ok(()))
             .map_err(|errno| Error::system("scan", object(&range), errno))
     }
 
@@ -72,10 +86,11 @@ impl WriteProtection {
         let operation = "scan and re-arm";
         // What was mapped over a part counts as written, and so does what mremap has merged with a mapping: the kernel watches neither, and
         // leaves the pages of the second one protected, as if nobody had written to them.
-        let marked =
-            mark_unwatched(pagemap, &range, found).map_err(|errno| Error::system(operation, object(&range), errno))?;
+        let marked = self
+            .mark_unwatched(pagemap, &range, found)
+            .map_err(|errno| Error::system(operation, object(&range), errno))?;
         register(uffd, operation, &range)?;
-        rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, pagemap, operation, &range, errno))?;
+        self.rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, pagemap, operation, &range, errno))?;
         if marked {
             found.end(&range);
         }
@@ -145,6 +160,70 @@ impl WriteProtection {
             descriptors::close_number(cell.swap(-1, Ordering::Relaxed));
         }
     }
+
+    /// Marks what the kernel does not watch. Whether there was any.
+    fn mark_unwatched(
+        &self,
+        pagemap: Pagemap,
+        range: &Range<usize>,
+        found: &mut Dirty,
+    ) -> std::result::Result<bool, Errno> {
+        let mut marked = false;
+        let scan = |at, stretches: &mut [Stretch]| pagemap.unnoted(at, range.end, stretches);
+        each_stretch(range, scan, |stretch| {
+            if !self.passes(stretch) {
+                found.mark(stretch.start()..stretch.end());
+                marked = true;
+            }
+            Ok(())
+        })?;
+        Ok(marked)
+    }
+
+    /// Finds what is not protected in a range that is registered, and protects it.
+    fn rearm(
+        &self,
+        uffd: Uffd,
+        pagemap: Pagemap,
+        range: &Range<usize>,
+        found: &mut Dirty,
+    ) -> std::result::Result<(), Errno> {
+        self.collect(pagemap, range, Afterwards::Protect, found, |hole| {
+            // The scan protects pages, and not every hole. Whoever writes here in between is found already.
+            // SAFETY: owned-range: registered with WP_ASYNC just now.
+            unsafe { uffd.set_writing(hole.start, hole.len(), Writing::Protected) }
+        })
+    }
+
+    fn collect(
+        &self,
+        pagemap: Pagemap,
+        range: &Range<usize>,
+        afterwards: Afterwards,
+        found: &mut Dirty,
+        mut hole: impl FnMut(Range<usize>) -> std::result::Result<(), Errno>,
+    ) -> std::result::Result<(), Errno> {
+        let scan = |at, stretches: &mut [Stretch]| match (self.holes, afterwards) {
+            // Not `unprotected`, which protects some of the holes.
+            (Holes::Passed, Afterwards::Protect) => pagemap.written(at, range.end, afterwards, stretches),
+            _ => pagemap.unprotected(at, range.end, afterwards, stretches),
+        };
+        each_stretch(range, scan, |stretch| {
+            let (pages, known) = (stretch.start()..stretch.end(), stretch.categories());
+            if known.protected() || self.passes(stretch) {
+                return Ok(());
+            }
+            if afterwards == Afterwards::Protect && !known.populated() {
+                hole(pages.clone())?;
+            }
+            found.add(pages);
+            Ok(())
+        })
+    }
+
+    fn passes(&self, stretch: &Stretch) -> bool {
+        self.holes == Holes::Passed && !stretch.categories().populated()
+    }
 }
 
 impl Drop for WriteProtection {
@@ -196,48 +275,6 @@ fn unprotect(uffd: Uffd, pagemap: Pagemap, range: &Range<usize>) -> std::result:
     each_stretch(range, scan, |stretch| {
         // SAFETY: owned-range: writes are noted there, and never wait; who notes them has one page too many.
         unsafe { uffd.set_writing(stretch.start(), stretch.end() - stretch.start(), Writing::Allowed) }
-    })
-}
-
-/// Marks what the kernel does not watch. Whether there was any.
-fn mark_unwatched(pagemap: Pagemap, range: &Range<usize>, found: &mut Dirty) -> std::result::Result<bool, Errno> {
-    let mut marked = false;
-    let scan = |at, stretches: &mut [Stretch]| pagemap.unnoted(at, range.end, stretches);
-    each_stretch(range, scan, |stretch| {
-        found.mark(stretch.start()..stretch.end());
-        marked = true;
-        Ok(())
-    })?;
-    Ok(marked)
-}
-
-/// Finds what is not protected in a range that is registered, and protects it.
-fn rearm(uffd: Uffd, pagemap: Pagemap, range: &Range<usize>, found: &mut Dirty) -> std::result::Result<(), Errno> {
-    collect(pagemap, range, Afterwards::Protect, found, |hole| {
-        // The scan protects pages, and not every hole. Whoever writes here in between is found already.
-        // SAFETY: owned-range: registered with WP_ASYNC just now.
-        unsafe { uffd.set_writing(hole.start, hole.len(), Writing::Protected) }
-    })
-}
-
-fn collect(
-    pagemap: Pagemap,
-    range: &Range<usize>,
-    afterwards: Afterwards,
-    found: &mut Dirty,
-    mut hole: impl FnMut(Range<usize>) -> std::result::Result<(), Errno>,
-) -> std::result::Result<(), Errno> {
-    let scan = |at, stretches: &mut [Stretch]| pagemap.unprotected(at, range.end, afterwards, stretches);
-    each_stretch(range, scan, |stretch| {
-        let (pages, known) = (stretch.start()..stretch.end(), stretch.categories());
-        if known.protected() {
-            return Ok(());
-        }
-        if afterwards == Afterwards::Protect && !known.populated() {
-            hole(pages.clone())?;
-        }
-        found.add(pages);
-        Ok(())
     })
 }
 
@@ -328,7 +365,7 @@ mod tests {
                 unsafe { libc::mmap(page(replaced) as *mut _, PAGE_BYTES, protect, flags, file.as_raw_fd(), 0) };
             assert_eq!(mapped as usize, page(replaced));
             let (uffd, pagemap) = protection.descriptors().unwrap();
-            let errno = rearm(uffd, pagemap, &range, &mut Dirty::new()).unwrap_err();
+            let errno = protection.rearm(uffd, pagemap, &range, &mut Dirty::new()).unwrap_err();
             let _ = forget(uffd, pagemap, "scan and re-arm", &range, errno);
             let mut found = Dirty::new();
             found.begin(&range);

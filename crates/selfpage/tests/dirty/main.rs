@@ -3,6 +3,7 @@
 mod bad;
 #[path = "../child/mod.rs"]
 mod child;
+mod holes;
 mod kinds;
 mod memory;
 mod regions;

@@ -191,6 +191,15 @@ impl Memory {
         assert_eq!(given, 0, "{}", std::io::Error::last_os_error());
     }
 
+    /// Maps fresh memory over some pages.
+    pub fn map_over(&self, pages: Range<usize>) {
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let at = self.page(pages.start) as *mut _;
+        // SAFETY: mapped, and nobody holds a reference to it.
+        let mapped = unsafe { libc::mmap(at, pages.len() * PAGE, access, flags | libc::MAP_FIXED, -1, 0) };
+        assert_eq!(mapped, at);
+    }
+
     /// How many pages lie in swap now.
     pub fn swapped(&self) -> usize {
         swapped(self.start, self.len / PAGE)
