@@ -24,6 +24,8 @@ use crate::undisturbed::{self, Locked};
 const MODE: u32 = 0o600;
 /// Looks for the file that has the name, while others rename theirs to it. Each time one of them gets on.
 const MOST_LOOKS: u32 = 100;
+/// Links that are followed, as by the kernel.
+const MOST_LINKS: u32 = 40;
 /// How long whoever holds the new file by mistake has to let go of it, each time.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -52,6 +54,7 @@ pub(super) struct Place {
 impl Place {
     /// Takes it. What is there must be a snapshot file, or empty; so must what is at the name that a new one has at first.
     pub(super) fn take(path: &Path) -> Result<Place> {
+        let path = &resolved(path)?;
         check_path("make", path)?;
         for _ in 0..MOST_LOOKS {
             let old = existing(path).inspect_err(|_| close_unused())?;
@@ -191,6 +194,18 @@ fn sync_name(path: &Path, file: &File) -> io::Result<()> {
         opened => opened?.sync_all(),
     };
     synced.or_else(|cause| if cause.raw_os_error() == Some(libc::EINVAL) { Ok(()) } else { Err(cause) })
+}
+
+/// Where the links lead that a path ends with. To rename a file to a link's name would leave the one that it leads to, which is locked,
+/// and has what was taken last.
+fn resolved(path: &Path) -> Result<PathBuf> {
+    let mut resolved = path.to_path_buf();
+    for _ in 0..MOST_LINKS {
+        let Ok(target) = std::fs::read_link(&resolved) else { return Ok(resolved) };
+        resolved.pop();
+        resolved.push(target);
+    }
+    Err(Error::system("make", named(path), io::Error::from_raw_os_error(libc::ELOOP)))
 }
 
 /// The name that a new file has before its first snapshot is whole.

@@ -1,6 +1,7 @@
 //! One `Snapshots` at a time writes to a path, whoever made it and whatever has become of the file.
 
 use std::io::Read;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -237,4 +238,28 @@ fn a_process_that_is_just_being_started_does_not_keep_the_place() {
     let ended = unsafe { libc::kill(child, libc::SIGKILL) == 0 && libc::waitpid(child, &mut status, 0) == child };
     assert!(ended);
     assert_eq!(again, [None, None]);
+}
+
+#[test]
+fn a_link_stays_and_the_file_that_it_leads_to_is_the_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let [(_here, mine), (_there, other)] = two();
+    std::fs::create_dir(at("far")).unwrap();
+    symlink("near.snap", at("link.snap")).unwrap();
+    symlink("far/one.snap", at("near.snap")).unwrap();
+    // At first nothing is there.
+    for _ in 0..2 {
+        let mut snapshots = Snapshots::of(&[&mine], at("link.snap")).unwrap();
+        snapshots.take().unwrap();
+        assert!(at("link.snap").is_symlink() && at("near.snap").is_symlink());
+        assert!(!at("far/one.snap").is_symlink());
+        assert_eq!(kind(Snapshots::of(&[&other], at("far/one.snap"))), Some(Kind::Held));
+        assert_eq!(kind(Snapshots::of(&[&other], at("link.snap"))), Some(Kind::Held));
+        assert_eq!(Snapshot::open(at("far/one.snap")).unwrap().sequence(), 1);
+    }
+    symlink("two.loop", at("one.loop")).unwrap();
+    symlink("one.loop", at("two.loop")).unwrap();
+    let why = Snapshots::of(&[&mine], at("one.loop")).unwrap_err();
+    assert!(why.to_string().contains("symbolic links"), "{why}");
 }
