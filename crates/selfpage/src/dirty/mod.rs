@@ -209,9 +209,11 @@ impl DirtyTracker {
         range: Range<usize>,
         found: &mut Dirty,
     ) -> Result<()> {
-        protection.scan_region(operation, region, range.clone(), Afterwards::Protect, found)?;
+        let armed = protection.scan_region(operation, region, range.clone(), Afterwards::Protect, found);
         // Another thread may have disarmed another part meanwhile, when this one was not armed yet.
-        region.tracker.claim(self.id, operation, &range)
+        let armed = armed.and_then(|()| region.tracker.claim(self.id, operation, &range));
+        // What was found is told to nobody, and the kernel has it clean.
+        armed.inspect_err(|_| tracked::disarm_and_release(region, self.id, &range))
     }
 
     /// The tracked region that a range is of, if it is of one; its notes are this tracker's from now on.

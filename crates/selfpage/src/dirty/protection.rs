@@ -108,10 +108,6 @@ impl WriteProtection {
     ) -> Result<()> {
         let (_, pagemap) = self.descriptors()?;
         tracked::scan(pagemap, region, &range, afterwards, found).map_err(|errno| {
-            if afterwards == Afterwards::Protect {
-                // What was found is told to nobody, and the kernel has it clean.
-                tracked::disarm(region, &range);
-            }
             if errno != Errno::PERM {
                 return Error::system(operation, object(&range), errno);
             }

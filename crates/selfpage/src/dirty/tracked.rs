@@ -72,7 +72,7 @@ fn pages(range: &Range<usize>) -> PageRange {
     PageRange { first, count: end.0 - first.0 }
 }
 
-pub(super) fn disarm(bound: &Bound, range: &Range<usize>) {
+fn disarm(bound: &Bound, range: &Range<usize>) {
     pages(range).pages().for_each(|page| bound.core().let_go(page));
 }
 

@@ -313,14 +313,34 @@ fn a_scan_that_ends_half_way_forgets_no_write() {
             (0..FRAMES / 2).for_each(|page| memory.write(page, 1));
             arm_at_rest(&tracker, &memory);
             memory.write(3, 2);
-            let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            // SAFETY: a page of the test's own region, to which nobody holds a reference.
-            let over = unsafe { libc::mmap(memory.page(32) as *mut _, PAGE, access, flags | libc::MAP_FIXED, -1, 0) };
-            assert_eq!(over as usize, memory.page(32));
+            memory.map_over(32..33);
             let why = tracker.scan_and_rearm(memory.range(), &mut found).unwrap_err();
             assert!(why.kind() == Kind::Invalid && why.to_string().contains("mapped something else"), "{why}");
             tracker.scan(memory.page(0)..memory.page(32), &mut found).unwrap();
             assert!(found.contains(memory.page(3)), "{trap:?}: {found:?}");
+        });
+        assert_eq!(ended, 0, "how the child ended");
+    }
+}
+
+#[test]
+fn a_region_that_could_not_be_armed_is_nobodys() {
+    for trap in TRAPS {
+        // By itself, as above.
+        let ended = in_child(|| {
+            let Some((_domain, region)) = region(trap, FRAMES / 2) else { return };
+            let (tracker, memory) = (DirtyTracker::new().unwrap(), Memory::of(&region));
+            memory.map_over(32..33);
+            let (front, rest) = (memory.page(0)..memory.page(16), memory.page(16)..memory.range().end);
+            // SAFETY: the memory is the test's.
+            let arm = |tracker: &DirtyTracker, range: &std::ops::Range<usize>| unsafe { tracker.arm(range.clone()) };
+            assert_eq!(arm(&tracker, &rest).unwrap_err().kind(), Kind::Invalid, "{trap:?}");
+            let other = DirtyTracker::new().unwrap();
+            arm(&other, &front).unwrap();
+            // What it has armed before keeps the region.
+            assert_eq!(other.scan_and_rearm(rest, &mut Dirty::new()).unwrap_err().kind(), Kind::Invalid, "{trap:?}");
+            let why = arm(&tracker, &front).unwrap_err();
+            assert!(why.to_string().contains("another tracker watches"), "{trap:?}: {why}");
         });
         assert_eq!(ended, 0, "how the child ended");
     }
