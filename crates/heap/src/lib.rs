@@ -16,12 +16,17 @@
 //! ```
 
 mod allocator;
+#[cfg(target_arch = "x86_64")]
+mod by_handle;
 mod items;
 mod large;
 mod misuse;
 mod next;
 
 pub use allocator::Allocator;
+#[cfg(target_arch = "x86_64")]
+#[doc(hidden)]
+pub use by_handle::{look_up, next_dlsym};
 pub use large::hold_streams_over_forks;
 pub use next::Next;
 

@@ -25,14 +25,19 @@ impl Next {
         // SAFETY: c-library: the name ends with NUL.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if found.is_null() {
-            let line = b"selfpage: this C library lacks a function that every glibc has\n";
-            // SAFETY: raw-call: the bytes outlive the call.
-            unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
-            std::process::abort();
+            is_lacking();
         }
         self.found.store(found, Ordering::Relaxed);
         found
     }
+}
+
+/// Ends the process.
+pub fn is_lacking() -> ! {
+    let line = b"selfpage: this C library lacks a function that every glibc has\n";
+    // SAFETY: raw-call: the bytes outlive the call.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+    std::process::abort();
 }
 
 /// Declares a function of the C library under another name, with its type.

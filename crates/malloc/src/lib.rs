@@ -4,6 +4,8 @@
 //! `selfpage run -- PROGRAM` without `--frames` preloads it. With `--frames` another library is preloaded in its place, so no call
 //! in here asks which of the two it is.
 
+#[cfg(target_arch = "x86_64")]
+mod by_handle;
 mod forks;
 mod malloc;
 mod maps;

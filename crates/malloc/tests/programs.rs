@@ -2,6 +2,8 @@
 
 #[path = "../../../tests/brought.rs"]
 mod brought;
+#[path = "../../../tests/by_handle.rs"]
+mod by_handle;
 mod preloaded;
 
 use std::fmt::Write as _;
@@ -128,6 +130,19 @@ fn programs_that_load_another_allocator() {
         let with = run(preloaded(&program));
         assert!(with.status.success(), "{library}: {:?} {}{}", with.status, text(&with), errors(&with));
     }
+}
+
+/// By the C library's handle there are the same functions as without.
+#[test]
+fn functions_by_a_handle() {
+    let inner = compile("by_handle.c", &by_handle::INNER);
+    let outer = compile("by_handle.c", &[&by_handle::OUTER[..], &[inner.to_str().unwrap()]].concat());
+    let mut program = preloaded(compile("by_handle.c", &by_handle::PROGRAM));
+    program.args([outer, inner, library()]).args(by_handle::exported(&library()));
+    let output = program.output().unwrap();
+    assert!(output.status.success(), "{:?} {}{}", output.status, text(&output), errors(&output));
+    assert_eq!(text(&output), "done\n");
+    same(Path::new("/"), "/usr/bin/python3", &["-S", "-c", by_handle::PYTHON]);
 }
 
 /// Few addresses: neither the objects' range nor the page allocator's can be reserved. Little data: what is reserved cannot be opened.

@@ -28,7 +28,7 @@ pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall, renew_loc
 pub use moving::{carry, is_all_managed, mremap, spread};
 use room::NoRoom;
 pub use sealing::mseal;
-pub use syncing::msync;
+pub use syncing::{msync, msync_in_c};
 use unmanaged::map_elsewhere;
 
 /// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.

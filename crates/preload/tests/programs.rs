@@ -2,6 +2,8 @@
 
 #[path = "../../../tests/brought.rs"]
 mod brought;
+#[path = "../../../tests/by_handle.rs"]
+mod by_handle;
 mod run;
 
 use std::fmt::Write as _;
@@ -227,6 +229,26 @@ fn programs_that_load_another_allocator() {
         let room = brought::ROOM.map(|(name, value)| format!("{name}={value}"));
         let arguments = [&room[0], program.to_str().unwrap(), library];
         assert_eq!(run::run("4M", "/usr/bin/env", &arguments).ok().text(), "done\n", "{library}");
+    }
+}
+
+/// By the C library's handle there are the same functions as without.
+#[test]
+fn functions_by_a_handle() {
+    if !run::possible() {
+        return;
+    }
+    let inner = of_malloc("by_handle", &by_handle::INNER);
+    let outer = of_malloc("by_handle", &[&by_handle::OUTER[..], &[inner.to_str().unwrap()]].concat());
+    let program = of_malloc("by_handle", &by_handle::PROGRAM);
+    let library = run::tool().with_file_name("libselfpage_frames.so");
+    let exported = by_handle::exported(&library);
+    let mut arguments = [&outer, &inner, &library].map(|path| path.to_str().unwrap()).to_vec();
+    arguments.extend(exported.iter().map(String::as_str));
+    // A few of the pages that are dropped are in core.
+    assert_eq!(run::run("4M", program, &arguments).ok().text(), "done\n");
+    if run::has("/usr/bin/python3") {
+        assert_eq!(run::run("12M", "/usr/bin/python3", &["-S", "-c", by_handle::PYTHON]).ok().text(), "0\n");
     }
 }
 

@@ -49,7 +49,8 @@ pub fn compile(file: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(file);
     let fresh =
         programs::compile(&made, &source, &[&["-Wall", "-Wno-alloc-size-larger-than", "-fno-builtin"], flags].concat());
-    let kept = made.join(format!("malloc-{file}{}", flags.concat()));
+    let names: Vec<&str> = flags.iter().filter_map(|flag| flag.rsplit('/').next()).collect();
+    let kept = made.join(format!("malloc-{file}{}", names.concat()));
     std::fs::rename(fresh, &kept).unwrap();
     kept
 }

@@ -1,0 +1,12 @@
+//! What the C library's handle gives of this library's functions: all of them.
+
+use std::ffi::{c_char, c_void};
+
+use crate::{forks, malloc, maps};
+
+selfpage_heap::by_handle! {
+    forks: __register_atfork;
+    malloc: malloc calloc realloc reallocarray free free_sized free_aligned_sized memalign aligned_alloc posix_memalign
+        valloc pvalloc malloc_usable_size malloc_trim mallinfo2;
+    maps: mmap mmap64 munmap;
+}
