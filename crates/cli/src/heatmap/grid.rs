@@ -44,7 +44,12 @@ impl Grid {
         let faults = || trace.events().filter(|event| event.kind.is_fault());
         let pages: BTreeSet<u64> = faults().map(|event| event.page.0).collect();
         let stretches = lay_out(stretches(&pages), |page| region_of(trace, page));
-        let end_ns = trace.events().map(|event| event.time_ns).max()?.max(1);
+        // Estimates of the working set go on where there are no faults, and share the axis.
+        let estimates = trace.records.iter().filter_map(|record| match record {
+            Record::WorkingSet { time_ns, .. } => Some(*time_ns),
+            _ => None,
+        });
+        let end_ns = trace.events().map(|event| event.time_ns).chain(estimates).max()?.max(1);
         let mut cells = vec![[0; COLUMNS]; stretches.last()?.rows.end];
         for event in faults() {
             let column = (u128::from(event.time_ns) * COLUMNS as u128 / (u128::from(end_ns) + 1)) as usize;
@@ -126,25 +131,40 @@ mod tests {
         assert_eq!(stretches(&alike).len(), MOST_STRETCHES, "gaps as large as each other");
     }
 
-    #[test]
-    fn faults_are_counted_where_and_when_they_were() {
+    /// A trace of records: kind, time, page, value.
+    fn trace(records: &[(u8, u64, u64, u64)]) -> Trace {
         let mut bytes = b"SELFPGTR\x01\0\0\0\0\x10\0\0\x20\0\0\0\x01\0\0\0".to_vec();
         bytes.extend_from_slice(&[0; 8]);
-        let mut put = |kind: u8, time_ns: u64, page: u64, value: u64| {
-            bytes.extend_from_slice(&[kind, 0, 0, 0, 0, 0, 0, 0]);
+        for (kind, time_ns, page, value) in records {
+            bytes.extend_from_slice(&[*kind, 0, 0, 0, 0, 0, 0, 0]);
             [time_ns, page, value].iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
-        };
+        }
+        Trace::parse(&bytes).unwrap()
+    }
+
+    #[test]
+    fn the_axis_reaches_to_the_last_estimate() {
+        let (region, fault, estimate) = ((64, 0, 1000, 10), (1, 500, 1000, 0), |time_ns| (66, time_ns, 3, 0));
+        let end_ns = |estimates: [_; 2]| Grid::of(&trace(&[&[region, fault], &estimates[..]].concat())).unwrap().end_ns;
+        assert_eq!(end_ns([estimate(1000), estimate(2000)]), 2000);
+        assert_eq!(end_ns([estimate(100), estimate(200)]), 500);
+    }
+
+    #[test]
+    fn faults_are_counted_where_and_when_they_were() {
         let end_ns = COLUMNS as u64 * 10 - 1;
-        put(64, 0, 1000, 10);
-        put(64, 0, 9000, 10);
-        put(1, 0, 1000, 0);
-        put(2, 5, 1000, 0);
-        put(3, 10, 1009, 0);
-        put(4, end_ns, 9003, 0);
-        // No faults.
-        put(7, end_ns, 1000, 0);
-        put(6, end_ns, 5000, 0);
-        let grid = Grid::of(&Trace::parse(&bytes).unwrap()).unwrap();
+        let grid = Grid::of(&trace(&[
+            (64, 0, 1000, 10),
+            (64, 0, 9000, 10),
+            (1, 0, 1000, 0),
+            (2, 5, 1000, 0),
+            (3, 10, 1009, 0),
+            (4, end_ns, 9003, 0),
+            // No faults.
+            (7, end_ns, 1000, 0),
+            (6, end_ns, 5000, 0),
+        ]))
+        .unwrap();
         let pages: Vec<_> = grid.stretches.iter().map(|stretch| stretch.pages.clone()).collect();
         assert_eq!(pages, [1000..1010, 9003..9004]);
         assert_eq!((grid.faults, grid.most, grid.end_ns), (4, 2, end_ns));

@@ -155,7 +155,7 @@ fn working_set(svg: &mut String, trace: &Trace, grid: &Grid, top: f64) {
         return text(svg, LEFT + WIDTH / 2.0, top + LINE / 2.0, "middle", none);
     }
     let highest = points.iter().map(|point| point.1.max(u64::from(point.3))).max().unwrap_or(1).max(1);
-    let x = |time_ns: u64| LEFT + WIDTH * (time_ns as f64 / grid.end_ns.max(1) as f64).min(1.0);
+    let x = |time_ns: u64| LEFT + WIDTH * time_ns as f64 / grid.end_ns as f64;
     let y = |pages: u64| foot - LINE * pages as f64 / highest as f64;
     for share in [0, 1, 2] {
         let pages = highest * share / 2;
