@@ -110,20 +110,26 @@ fn a_run_that_is_killed_leaves_no_fork() {
     assert!(left.is_empty(), "they hold their memory for ever");
 }
 
+/// `redis-cli` reaches no server here: the case waits for it until it is stopped.
 #[test]
 fn a_signal_ends_the_programs_of_a_bench() {
-    let (place, programs) = (Place::new("programs"), Place::new("sort"));
-    programs.program("sort", &format!("echo $$ > {}\nexec sleep 600", programs.path("pid")));
-    let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
-    run.args(["bench", "apps", "--quick", "--reps", "1", "--case", "sort", "--system", "glibc", "--dir"]).arg(&place.0);
-    run.env("PATH", programs.first_in_path());
-    let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let program: u32 = wait_for(|| std::fs::read_to_string(programs.path("pid")).ok()?.trim().parse().ok());
-    signal(run.id(), "-TERM");
-    let ended = end_of(&mut run);
-    let is_left = is_left(program);
-    assert_eq!(ended.and_then(|status| status.code()), Some(130));
-    assert!(!is_left, "the program goes on");
+    for (case, program) in [("sort", "sort"), ("redis", "redis-server")] {
+        let (place, programs) = (Place::new("programs"), Place::new(case));
+        for name in ["redis-cli", "redis-benchmark"] {
+            programs.program(name, "exit 1");
+        }
+        programs.program(program, &format!("echo $$ > {}\nexec sleep 600", programs.path("pid")));
+        let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+        run.args(["bench", "apps", "--quick", "--reps", "1", "--case", case, "--system", "glibc", "--dir"]);
+        run.arg(&place.0).env("PATH", programs.first_in_path());
+        let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let program: u32 = wait_for(|| std::fs::read_to_string(programs.path("pid")).ok()?.trim().parse().ok());
+        signal(run.id(), "-TERM");
+        let ended = end_of(&mut run);
+        let is_left = is_left(program);
+        assert_eq!(ended.and_then(|status| status.code()), Some(130), "{case}");
+        assert!(!is_left, "the program of {case} goes on");
+    }
 }
 
 #[test]

@@ -104,7 +104,8 @@ pub const ALL: &[Program] = &[
     },
     Program {
         name: "redis",
-        script: "LD_PRELOAD=$ALLOCATOR timeout 300 redis-server --port 0 --unixsocket ./socket --save '' --appendonly no & server=$!; \
+        // In the foreground: else timeout(1) leaves the group of processes that a signal ends.
+        script: "LD_PRELOAD=$ALLOCATOR timeout --foreground 300 redis-server --port 0 --unixsocket ./socket --save '' --appendonly no & server=$!; \
                  until redis-cli -s ./socket ping; do kill -0 $server || exit 1; sleep 0.05; done; \
                  redis-benchmark -s ./socket -n $(cat requests) -r 100000 -d 200 -P 16 -t set,get,lpush,hset -q; \
                  status=$?; redis-cli -s ./socket shutdown nosave; wait $server; exit $status",
