@@ -67,21 +67,25 @@ impl Swapping {
             };
         }
         if let Some(group) = cgroup("memory", "cgroup") {
-            let read = |file: &str| setting(&group.join(file).display().to_string());
-            let swappiness = group.join("memory.swappiness").display().to_string();
-            return match (read("memory.swappiness"), read("memory.memsw.limit_in_bytes"), read("memory.limit_in_bytes"))
-            {
-                (Some(zero), _, _) if zero == "0" => Swapping::Never(format!("{swappiness} is 0")),
-                (_, Some(both), Some(memory)) if both == memory => {
-                    Swapping::Never(format!("{}: the limits with and without swap are equal", group.display()))
-                }
-                _ => Swapping::May {
-                    why: format!("{areas} swap area(s), and {} lets them be used", group.display()),
-                    remedy: format!("echo 0 > {swappiness}"),
-                },
-            };
+            return Swapping::in_v1(&group, areas);
         }
         Swapping::May { why: format!("{areas} swap area(s), and no memory cgroup"), remedy: "swapoff -a".to_owned() }
+    }
+
+    /// In a cgroup of version 1, where nothing keeps a group out of swap: equal limits with and without swap bound the group alone, and
+    /// its swappiness only says what is taken first where the whole machine is short of memory.
+    fn in_v1(group: &Path, areas: usize) -> Swapping {
+        let file = group.join("memory.swappiness").display().to_string();
+        match setting(&file).as_deref() {
+            Some("0") => Swapping::May {
+                why: format!("{areas} swap area(s), and {file} is 0: only under memory pressure of the whole machine"),
+                remedy: "swapoff -a".to_owned(),
+            },
+            _ => Swapping::May {
+                why: format!("{areas} swap area(s), and {} lets them be used", group.display()),
+                remedy: format!("swapoff -a, or echo 0 > {file}: then only under memory pressure of the whole machine"),
+            },
+        }
     }
 }
 
@@ -105,4 +109,31 @@ fn cgroup(controller: &str, kind: &str) -> Option<PathBuf> {
     let group = root.join(path.trim_start_matches('/'));
     // In a container the tree may begin at our own group.
     Some(if group.exists() { group } else { root.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_group_of_version_1_keeps_frames_in_memory() {
+        let group = std::env::temp_dir().join(format!("selfpage-group-{}", std::process::id()));
+        fs::create_dir(&group).unwrap();
+        let told = |swappiness: &str, limit: &str| {
+            for file in ["memory.memsw.limit_in_bytes", "memory.limit_in_bytes"] {
+                fs::write(group.join(file), limit).unwrap();
+            }
+            fs::write(group.join("memory.swappiness"), swappiness).unwrap();
+            Swapping::in_v1(&group, 1)
+        };
+        // As they are where nobody has set one, and as somebody may have set them.
+        let limits = ["9223372036854771712\n", "1073741824\n"];
+        let all: Vec<_> = limits.iter().flat_map(|limit| [told("60\n", limit), told("0\n", limit)]).collect();
+        fs::remove_dir_all(&group).unwrap();
+        for (at, swapping) in all.into_iter().enumerate() {
+            let Swapping::May { why, remedy } = swapping else { panic!("{at}: frames stay in memory") };
+            assert_eq!(why.contains("only under memory pressure of the whole machine"), at % 2 == 1, "{why}");
+            assert_eq!(remedy.contains("memory.swappiness"), at % 2 == 0, "{remedy}");
+        }
+    }
 }
