@@ -19,7 +19,7 @@ fn bench(arguments: &[&str]) -> Output {
 
 #[test]
 fn bad_names_are_one_line_and_exit_2() {
-    let bad: [(&[&str], &str); 7] = [
+    let bad: [(&[&str], &str); 8] = [
         (&["pagin"], "paging, faults, tables, dirty, appel-li, snapshot, gcbench"),
         (&["paging", "--case", "rnd-read-3t"], "rnd-read-2t"),
         (&["paging", "--system", "mmap"], "mmap-ra128k"),
@@ -27,6 +27,11 @@ fn bad_names_are_one_line_and_exit_2() {
         (&["tables", "--system", "mmap-populate", "--case", "map-1g"], "takes part"),
         (&["paging", "--reps", "0"], "--reps"),
         (&["paging", "--dir", "/nonexistent"], "/nonexistent"),
+        // Memory: no device tells what was read.
+        (
+            &["paging", "--quick", "--case", "rnd-read-1t", "--system", "raw-4k", "--dir", "/dev/shm"],
+            "/dev/shm has no block device of its own",
+        ),
     ];
     for (arguments, names) in bad {
         let output = bench(arguments);
@@ -387,6 +392,9 @@ fn a_kept_run_is_drawn() {
 #[test]
 fn a_paging_case_runs_and_leaves_nothing_but_what_was_saved() {
     let scratch = Place::new("case");
+    if let Err(why) = scratch.has_device() {
+        return skip::skip("disk", why);
+    }
     let kept = Place::new("kept");
     let (dir, save) = (scratch.0.to_str().unwrap(), kept.0.to_str().unwrap());
     let arguments = ["paging", "--quick", "--reps", "1", "--json", "--case", "seq-write-2t"];
@@ -419,6 +427,9 @@ fn groups_of(run: u32, directory: &Path) -> Vec<PathBuf> {
 #[test]
 fn a_signal_in_a_case_cleans_up() {
     let scratch = Place::new("signal");
+    if let Err(why) = scratch.has_device() {
+        return skip::skip("disk", why);
+    }
     let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"))
         .args(["bench", "paging", "--quick", "--reps", "50", "--case", "rnd-read-1t", "--system", "raw-4k", "--dir"])
         .arg(&scratch.0)
@@ -463,6 +474,9 @@ fn a_caller_that_ignores_the_end_of_children_hinders_nothing() {
 #[test]
 fn a_hangup_that_the_caller_ignores_ends_nothing() {
     let scratch = Place::new("hangup");
+    if let Err(why) = scratch.has_device() {
+        return skip::skip("disk", why);
+    }
     let line =
         r#"trap "" HUP; exec "$0" bench paging --quick --reps 2 --case rnd-read-1t --system raw-4k --json --dir "$1""#;
     let mut run = Command::new("sh");

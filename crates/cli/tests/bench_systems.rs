@@ -20,9 +20,14 @@ struct Given {
     errors: String,
 }
 
-/// Runs a bench on the disk of /var/tmp. `None`, and said so, where faults cannot be served.
+/// Runs a bench on the disk of /var/tmp. `None`, and said so, where faults cannot be served, or `paging` has no
+/// disk.
 fn bench(arguments: &[&str]) -> Option<Given> {
     let place = Place::new(arguments[0]);
+    if let ("paging", Err(why)) = (arguments[0], place.has_device()) {
+        skip::skip("disk", why);
+        return None;
+    }
     let mut command = Command::new(env!("CARGO_BIN_EXE_selfpage"));
     command.arg("bench").args(arguments).args(["--quick", "--reps", "1", "--json", "--dir"]).arg(&place.0);
     let output = command.output().unwrap();
@@ -58,7 +63,7 @@ impl Given {
 /// The systems of a case, and what they need that not every machine or user has.
 type Systems<'a> = &'a [(&'a str, Option<&'a str>)];
 
-/// `None` where faults cannot be served.
+/// `None` as for a bench.
 fn paging(case: &str, systems: Systems<'_>) -> Option<Given> {
     let named = systems.iter().flat_map(|(system, _)| ["--system", system]);
     let given = bench(&["paging", "--case", case].into_iter().chain(named).collect::<Vec<_>>())?;

@@ -62,17 +62,10 @@ impl Device {
         Path::new("/sys/dev/block").join(&self.number)
     }
 
-    /// What was moved so far. A file system with no block device of its own (network, memory) counts nothing.
-    pub fn traffic(&self) -> Traffic {
-        let stat = fs::read_to_string(self.directory().join("stat")).unwrap_or_default();
-        let field = |index| stat.split_whitespace().nth(index).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-        let io = fs::read_to_string("/proc/self/io").unwrap_or_default();
-        Traffic {
-            process_read_bytes: named(&io, "read_bytes:"),
-            process_written_bytes: named(&io, "write_bytes:"),
-            device_read_bytes: field(2) * SECTOR_BYTES,
-            device_written_bytes: field(6) * SECTOR_BYTES,
-        }
+    /// What counts its traffic. `None`: the file system has no block device of its own (network, memory, an overlay, btrfs).
+    fn witness(&self) -> Option<Witness> {
+        let stat = self.directory().join("stat");
+        stat.exists().then_some(Witness { stat })
     }
 
     /// The file with the readahead, in KiB, that files opened from now on get.
@@ -109,6 +102,38 @@ impl Device {
             read("queue/logical_block_size"),
             read("queue/read_ahead_kb"),
         )
+    }
+}
+
+/// The counters of a block device, and of this process.
+pub struct Witness {
+    stat: PathBuf,
+}
+
+impl Witness {
+    /// Those of the device that `directory` lies on. Without them nobody can tell what came from a disk.
+    pub fn below(directory: &Path) -> Result<Witness, Error> {
+        let unusable = || {
+            let shown = directory.display();
+            Error::Unusable(format!(
+                "{shown} has no block device of its own that counts what is read (network, memory, an overlay, btrfs); name a directory on \
+                 another file system with --dir"
+            ))
+        };
+        Device::of(directory)?.witness().ok_or_else(unusable)
+    }
+
+    /// What was moved so far.
+    pub fn traffic(&self) -> Traffic {
+        let stat = fs::read_to_string(&self.stat).unwrap_or_default();
+        let field = |index| stat.split_whitespace().nth(index).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+        let io = fs::read_to_string("/proc/self/io").unwrap_or_default();
+        Traffic {
+            process_read_bytes: named(&io, "read_bytes:"),
+            process_written_bytes: named(&io, "write_bytes:"),
+            device_read_bytes: field(2) * SECTOR_BYTES,
+            device_written_bytes: field(6) * SECTOR_BYTES,
+        }
     }
 }
 
@@ -157,6 +182,14 @@ pub fn drop_caches() -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As `st_dev` of an overlay or of btrfs is: a number that no block device has.
+    #[test]
+    fn a_device_that_is_none_counts_nothing() {
+        assert!(Device { number: "0:4095".into() }.witness().is_none());
+        let memory = Witness::below(Path::new("/proc")).err();
+        assert!(matches!(memory, Some(Error::Unusable(why)) if why.contains("/proc has no") && why.contains("--dir")));
+    }
 
     #[test]
     fn a_line_is_found_by_its_whole_key() {

@@ -45,8 +45,9 @@ use std::path::PathBuf;
 
 use crate::{disk, output};
 
+use device::Witness;
 use error::Error;
-use job::{Bench, Job};
+use job::{Bench, Job, Place};
 use progress::Progress;
 use result::{Confinement, Record, Sample};
 use save::Archive;
@@ -289,7 +290,7 @@ impl Choice {
         let mut pairs = self.pairs(|condition| condition != Condition::SwapFile);
         pairs.extend(self.pairs(|condition| condition == Condition::SwapFile));
         let mut stage = Stage::new(self.bench, self.sizes, self.size_options, &self.dir)?;
-        self.check_room()?;
+        self.check_disk()?;
         let archive = Archive::open_if(args.save.as_deref())?;
         let jobs: usize = pairs.iter().map(|pair| pair.1.len()).sum();
         let mut progress = Progress::new(jobs as u64 * u64::from(self.reps));
@@ -311,8 +312,11 @@ impl Choice {
         Ok(())
     }
 
-    /// A disk that is too small is said once, before the first job.
-    fn check_room(&self) -> Result<(), Error> {
+    /// A disk that is too small, or that counts nothing, is said once, before the first job.
+    fn check_disk(&self) -> Result<(), Error> {
+        if self.bench.place() == Place::Disk {
+            Witness::below(&self.dir)?;
+        }
         let len_bytes = self.bench.disk_bytes(self.sizes, &self.systems);
         disk::check_room(&self.dir, len_bytes, "the bench", "name another directory with --dir").map_err(Error::Failed)
     }

@@ -6,7 +6,7 @@ use super::access::{Run, Subject};
 use super::case::{Access, Case, Pattern};
 use super::content::{self, Versions};
 use super::data;
-use super::device::{Device, Traffic};
+use super::device::{Traffic, Witness};
 use super::error::Error;
 use super::job::{Bench, Job, Place};
 use super::raw::{self, PAGE_BYTES, Usage};
@@ -127,7 +127,7 @@ struct Trial<'a> {
 impl Trial<'_> {
     fn mapped(&self, system: &mut dyn System) -> Result<Sample, Error> {
         let Job { sizes, directory, .. } = self.job;
-        let device = Device::of(directory)?;
+        let witness = Witness::below(directory)?;
         let setup = Setup {
             case: self.case,
             data_path: &data::path_in(directory),
@@ -149,13 +149,13 @@ impl Trial<'_> {
         let subject = Subject { memory, versions: &versions, access: self.case.access };
         self.warm(subject)?;
 
-        let before = Moment::now(&device, system);
+        let before = Moment::now(witness.traffic(), system);
         let run = match self.case.pattern {
             Pattern::Sequential => subject.in_order(self.case.threads, 1)?,
             Pattern::Random => subject.at_random(self.case.threads, sizes.accesses, sizes.limit, SEED)?,
             Pattern::CyclicLru | Pattern::CyclicMru => subject.in_order(self.case.threads, sizes.passes)?,
         };
-        let after = Moment::now(&device, system);
+        let after = Moment::now(witness.traffic(), system);
         let mut counters: Vec<_> =
             system.counters().into_iter().map(|(name, value)| (name.to_string(), value)).collect();
         if self.case.access == Access::Write {
@@ -193,18 +193,18 @@ impl Trial<'_> {
 
     fn requests(&self, len_bytes: usize) -> Result<Sample, Error> {
         let Job { sizes, directory, .. } = self.job;
-        let device = Device::of(directory)?;
+        let witness = Witness::below(directory)?;
         let file = data::open_direct(&data::path_in(directory))?;
         let versions_path = data::versions_path_in(directory);
         let versions = Versions::load(&versions_path)?;
         let access = self.case.access;
         let requests = Requests { file: &file, data_bytes: sizes.data_bytes, len_bytes, versions: &versions, access };
-        let before = Moment::of_process(&device);
+        let before = Moment::of_process(witness.traffic());
         let run = match self.case.pattern {
             Pattern::Random => requests.at_random(self.case.threads, sizes.accesses, sizes.limit, SEED)?,
             _ => requests.in_order(self.case.threads)?,
         };
-        let mut after = Moment::of_process(&device);
+        let mut after = Moment::of_process(witness.traffic());
         after.misses = before.misses + run.latency.total() * (len_bytes / PAGE_BYTES) as u64;
         after.missed_bytes = before.missed_bytes + run.latency.total() * len_bytes as u64;
         if access == Access::Write {
@@ -292,14 +292,14 @@ struct Moment {
 }
 
 impl Moment {
-    fn of_process(device: &Device) -> Moment {
+    fn of_process(traffic: Traffic) -> Moment {
         let usage = raw::usage();
         let misses = usage.major_faults;
-        Moment { usage, traffic: device.traffic(), misses, missed_bytes: misses * PAGE_BYTES as u64 }
+        Moment { usage, traffic, misses, missed_bytes: misses * PAGE_BYTES as u64 }
     }
 
-    fn now(device: &Device, system: &dyn System) -> Moment {
-        let moment = Moment::of_process(device);
+    fn now(traffic: Traffic, system: &dyn System) -> Moment {
+        let moment = Moment::of_process(traffic);
         Moment {
             misses: system.misses().unwrap_or(moment.misses),
             missed_bytes: system.filled_bytes().unwrap_or(moment.missed_bytes),
@@ -350,16 +350,15 @@ mod tests {
 
     #[test]
     fn a_stream_is_held_against_all_that_it_read() {
-        let device = Device::of(Path::new("/")).unwrap();
-        let before = Moment { misses: 0, missed_bytes: 0, ..Moment::of_process(&device) };
+        let before = Moment { misses: 0, missed_bytes: 0, ..Moment::of_process(Traffic::default()) };
         let (case, system, directory) = ("seq-read-1t", SYSTEMS.entries()[0], Path::new("/"));
         let trial = Trial { case: case.parse().unwrap(), job: Job { case, system, sizes: Sizes::QUICK, directory } };
         let run = Run { elapsed_s: 1.0, latency: Histogram::new() };
         let counts = |filled: u64, moved: u64| {
-            let mut after = Moment::now(&device, &Stream(filled));
-            after.traffic = before.traffic;
-            after.traffic.process_read_bytes += moved * PAGE_BYTES as u64;
-            after.traffic.device_read_bytes += moved * PAGE_BYTES as u64;
+            let moved_bytes = moved * PAGE_BYTES as u64;
+            let traffic =
+                Traffic { process_read_bytes: moved_bytes, device_read_bytes: moved_bytes, ..Traffic::default() };
+            let after = Moment::now(traffic, &Stream(filled));
             trial.sample(&run, &before, &after).counts
         };
         let all = Sizes::QUICK.data_bytes / PAGE_BYTES as u64;

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -46,6 +46,14 @@ impl Place {
 
     pub fn is_empty(&self) -> bool {
         std::fs::read_dir(&self.0).unwrap().next().is_none()
+    }
+
+    /// Whether a block device counts what is read here, as `bench paging` wants it; why not.
+    pub fn has_device(&self) -> Result<(), &'static str> {
+        let number = std::fs::metadata(&self.0).unwrap().dev();
+        let device = format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number));
+        let why = "/var/tmp has no block device of its own: mount a local disk there";
+        Path::new(&device).exists().then_some(()).ok_or(why)
     }
 
     /// Puts a shell's script there as a program.
