@@ -1,5 +1,7 @@
 //! `paging`: data four times larger than its frames, on disk.
 
+use std::time::{Duration, Instant};
+
 use selfpage::Trap;
 
 use super::access::{Run, Subject};
@@ -55,6 +57,13 @@ static SYSTEMS: Systems<Way> = Systems(&[
 const WARM_SEED: u64 = 0x5eed_0001;
 const SEED: u64 = 0x5eed_0002;
 const SAMPLE_SEED: u64 = 0x5eed_0003;
+
+/// The longest that a random case is brought to its steady state, and a round of it, after which it is looked whether it is there.
+const WARM_LIMIT: Duration = Duration::from_secs(60);
+const WARM_ROUND: Duration = Duration::from_secs(1);
+const NOT_REACHED: &str = "misses did not reach the device";
+const NOT_FULL: &str = "frames were not full when the measurement began";
+const NOT_EVICTED: &str = "nothing was evicted: frames were not full";
 
 impl Bench for Paging {
     fn name(&self) -> &'static str {
@@ -147,7 +156,7 @@ impl Trial<'_> {
             system.put_out()?;
         }
         let subject = Subject { memory, versions: &versions, access: self.case.access };
-        self.warm(subject)?;
+        let warm = self.warm(subject, || witness.traffic().process_read_bytes)?;
 
         let before = Moment::now(witness.traffic(), system);
         let run = match self.case.pattern {
@@ -172,23 +181,39 @@ impl Trial<'_> {
             versions.save(&versions_path)?;
         }
         let mut sample = self.sample(&run, &before, &after);
+        sample.flaw = sample.flaw.or(warm.map(String::from));
         sample.figures.append(&mut counters);
         Ok(sample)
     }
 
-    /// Brings random and cyclic cases to their steady state: frames full of pages that were accessed in the same way.
-    fn warm(&self, subject: Subject<'_>) -> Result<(), Error> {
+    /// Brings random and cyclic cases to their steady state: frames full of pages that were accessed in the same way. Why not, if it could
+    /// not.
+    fn warm(&self, subject: Subject<'_>, read_bytes: impl Fn() -> u64) -> Result<Option<&'static str>, Error> {
         let Job { sizes, .. } = self.job;
         let threads = self.case.threads;
         match self.case.pattern {
-            Pattern::Sequential => {}
+            Pattern::Sequential => Ok(None),
             Pattern::Random => {
-                let accesses = sizes.frames_bytes as usize / PAGE_BYTES / threads;
-                subject.at_random(threads, accesses, sizes.limit, WARM_SEED)?;
+                let frames = sizes.frames_bytes / PAGE_BYTES as u64;
+                let (began, before) = (Instant::now(), read_bytes());
+                let mut accesses = 0;
+                for round in 0u64.. {
+                    let seed = WARM_SEED + (round << 32);
+                    let run = subject.at_random(threads, (frames / 8) as usize / threads, WARM_ROUND, seed)?;
+                    accesses += run.latency.total();
+                    // Over four times as many pages, frames are full after 1.15 accesses a frame. Who reads megabytes for each has them full
+                    // long before.
+                    let read = read_bytes() - before;
+                    let is_done = accesses >= 2 * frames || read >= 4 * sizes.limit_bytes();
+                    if is_done || began.elapsed() > WARM_LIMIT {
+                        // What was read beyond the limit has no room beside the rest.
+                        return Ok((read < sizes.limit_bytes()).then_some(NOT_FULL));
+                    }
+                }
+                Ok(Some(NOT_FULL))
             }
-            Pattern::CyclicLru | Pattern::CyclicMru => drop(subject.in_order(threads, 1)?),
+            Pattern::CyclicLru | Pattern::CyclicMru => subject.in_order(threads, 1).map(|_| None),
         }
-        Ok(())
     }
 
     fn requests(&self, len_bytes: usize) -> Result<Sample, Error> {
@@ -214,7 +239,8 @@ impl Trial<'_> {
         let mut sample = self.sample(&run, &before, &after);
         if access == Access::Write {
             let moved = after.traffic.since(before.traffic).written_bytes();
-            sample.counts = reached(after.missed_bytes - before.missed_bytes, moved);
+            let is_reached = reached(after.missed_bytes - before.missed_bytes, moved);
+            sample.flaw = (!is_reached).then(|| NOT_REACHED.into());
         }
         Ok(sample)
     }
@@ -269,7 +295,13 @@ impl Trial<'_> {
             figures.push(("cpu_s_per_million_faults", (after.usage.cpu_s - before.usage.cpu_s) / misses as f64 * 1e6));
         }
         let moved_at_least = missed_bytes.max(self.never_in_core());
-        Sample { counts: reached(moved_at_least, traffic.read_bytes()), ..Sample::of(value, &figures) }
+        let evicted = after.evictions.zip(before.evictions).map(|(after, before)| after - before);
+        let stood_still = self.case.pattern == Pattern::Random && evicted == Some(0);
+        let flaw = match reached(moved_at_least, traffic.read_bytes()) {
+            false => Some(NOT_REACHED),
+            true => stood_still.then_some(NOT_EVICTED),
+        };
+        Sample { flaw: flaw.map(String::from), ..Sample::of(value, &figures) }
     }
 }
 
@@ -289,13 +321,14 @@ struct Moment {
     misses: u64,
     /// What the device is held against. A stream of ours misses a few pages, and all others come ahead of their use.
     missed_bytes: u64,
+    evictions: Option<u64>,
 }
 
 impl Moment {
     fn of_process(traffic: Traffic) -> Moment {
         let usage = raw::usage();
         let misses = usage.major_faults;
-        Moment { usage, traffic, misses, missed_bytes: misses * PAGE_BYTES as u64 }
+        Moment { usage, traffic, misses, missed_bytes: misses * PAGE_BYTES as u64, evictions: None }
     }
 
     fn now(traffic: Traffic, system: &dyn System) -> Moment {
@@ -303,6 +336,7 @@ impl Moment {
         Moment {
             misses: system.misses().unwrap_or(moment.misses),
             missed_bytes: system.filled_bytes().unwrap_or(moment.missed_bytes),
+            evictions: system.evictions(),
             ..moment
         }
     }
@@ -359,12 +393,51 @@ mod tests {
             let traffic =
                 Traffic { process_read_bytes: moved_bytes, device_read_bytes: moved_bytes, ..Traffic::default() };
             let after = Moment::now(traffic, &Stream(filled));
-            trial.sample(&run, &before, &after).counts
+            trial.sample(&run, &before, &after).flaw.is_none()
         };
         let all = Sizes::QUICK.data_bytes / PAGE_BYTES as u64;
         let beyond_frames = all - Sizes::QUICK.frames_bytes / PAGE_BYTES as u64;
         assert!(counts(all, all) && counts(all, all * 9 / 10) && counts(7, beyond_frames));
         assert!(!counts(all, all * 7 / 10) && !counts(7, 7), "a cache answered");
+    }
+
+    #[test]
+    fn a_random_case_begins_with_full_frames_or_says_so() {
+        let (case, system, directory) = ("rnd-write-2t", SYSTEMS.entries()[0], Path::new("/"));
+        let sizes = Sizes { data_bytes: 4 << 20, frames_bytes: 1 << 20, ..Sizes::QUICK };
+        let trial = Trial { case: case.parse().unwrap(), job: Job { case, system, sizes, directory } };
+        let mapping = raw::Mapping::anonymous(4 << 20).unwrap();
+        content::fill_memory(mapping.memory());
+        let warm = |read: &dyn Fn() -> u64| {
+            let versions = Versions::zero(1024);
+            let subject = Subject { memory: mapping.memory(), versions: &versions, access: Access::Write };
+            (0..1024).for_each(|page| mapping.memory().write(page, 0, content::first_word(page, 0)));
+            let flaw = trial.warm(subject, read).unwrap();
+            (flaw, (0..1024).filter(|page| versions.get(*page) > 0).count())
+        };
+        // Nothing is read: all is in core. The pages are many more than the 256 frames all the same.
+        let (flaw, touched) = warm(&|| 0);
+        assert!(flaw == Some(NOT_FULL) && touched > 256 * 5 / 4, "{flaw:?} {touched}");
+        // Four times as much as fits at the first look: the rest would take long.
+        let looks = std::cell::Cell::new(0);
+        let (flaw, touched) = warm(&|| 4 * sizes.limit_bytes() * looks.replace(1));
+        assert!(flaw.is_none() && touched <= 32, "{flaw:?} {touched}");
+    }
+
+    #[test]
+    fn a_random_case_of_ours_that_evicts_nothing_does_not_count() {
+        let (case, system, directory) = ("rnd-read-1t", SYSTEMS.entries()[0], Path::new("/"));
+        let trial = Trial { case: case.parse().unwrap(), job: Job { case, system, sizes: Sizes::QUICK, directory } };
+        let run = Run { elapsed_s: 1.0, latency: Histogram::new() };
+        let traffic = Traffic { process_read_bytes: 4096, device_read_bytes: 4096, ..Traffic::default() };
+        let moment = |traffic, misses: u64, evictions| {
+            let missed_bytes = misses * PAGE_BYTES as u64;
+            Moment { misses, missed_bytes, evictions, ..Moment::of_process(traffic) }
+        };
+        let flaw =
+            |before, after| trial.sample(&run, &moment(Traffic::default(), 0, before), &moment(traffic, 1, after)).flaw;
+        assert_eq!(flaw(Some(5), Some(5)).as_deref(), Some(NOT_EVICTED));
+        assert_eq!((flaw(Some(5), Some(6)), flaw(None, None)), (None, None));
     }
 
     #[test]

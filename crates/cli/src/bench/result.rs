@@ -38,8 +38,8 @@ pub enum Timing {
 pub struct Sample {
     /// In the unit of the case.
     pub value: f64,
-    /// False if the misses did not reach the device.
-    pub counts: bool,
+    /// Why it does not count, if so.
+    pub flaw: Option<String>,
     /// Of benches whose values are no times.
     pub timing: Option<Timing>,
     /// More figures, by name.
@@ -50,7 +50,7 @@ impl Sample {
     /// One that counts, with more figures.
     pub fn of(value: f64, figures: &[(&str, f64)]) -> Sample {
         let figures = figures.iter().map(|(name, value)| (name.to_string(), *value)).collect();
-        Sample { value, counts: true, timing: None, figures }
+        Sample { value, flaw: None, timing: None, figures }
     }
 
     /// A figure by its name.
@@ -60,7 +60,8 @@ impl Sample {
 
     /// As the child writes it: a line for each figure.
     pub fn to_lines(&self) -> String {
-        let mut lines = format!("counts {}\nvalue {}\n", self.counts, self.value);
+        let flaw = self.flaw.as_ref().map_or("counts".to_string(), |why| format!("flawed {why}"));
+        let mut lines = format!("{flaw}\nvalue {}\n", self.value);
         let _ = match &self.timing {
             None => writeln!(lines, "untimed"),
             Some(Timing::Ns(ns)) => writeln!(lines, "ns {ns}"),
@@ -75,7 +76,10 @@ impl Sample {
     /// What [`Sample::to_lines`] wrote; `None` if it was cut short.
     pub fn from_lines(lines: &str) -> Option<Sample> {
         let mut lines = lines.lines();
-        let counts = lines.next()?.strip_prefix("counts ")?.parse().ok()?;
+        let flaw = match lines.next()? {
+            "counts" => None,
+            line => Some(line.strip_prefix("flawed ")?.to_string()),
+        };
         let value = lines.next()?.strip_prefix("value ")?.parse().ok()?;
         let timing = match lines.next()?.split_once(' ') {
             None => None,
@@ -86,7 +90,7 @@ impl Sample {
             let (name, value) = line.split_once(' ')?;
             Some((name.to_string(), value.parse().ok()?))
         };
-        Some(Sample { value, counts, timing, figures: lines.map(figure).collect::<Option<_>>()? })
+        Some(Sample { value, flaw, timing, figures: lines.map(figure).collect::<Option<_>>()? })
     }
 }
 
@@ -130,9 +134,14 @@ impl Record {
         (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max))
     }
 
-    /// True if all repetitions reached the device.
+    /// True if all repetitions count.
     pub fn counts(&self) -> bool {
-        self.samples.iter().all(|sample| sample.counts)
+        self.flaw().is_none()
+    }
+
+    /// Why it does not count, if so.
+    pub fn flaw(&self) -> Option<&str> {
+        self.samples.iter().find_map(|sample| sample.flaw.as_deref())
     }
 
     /// A figure over the repetitions: the greatest of what is a maximum, else the median.
@@ -172,6 +181,9 @@ impl Record {
             number(max),
             self.counts(),
         );
+        if let Some(why) = self.flaw() {
+            let _ = write!(json, r#","why_not_counted":{}"#, serde_json::Value::from(why));
+        }
         if self.confinement != Confinement::NotNeeded {
             let _ = write!(json, r#","constrained":{}"#, self.confinement == Confinement::Cgroup);
         }
@@ -226,7 +238,9 @@ mod tests {
             let sample = Sample { timing: Some(timing), ..sample.clone() };
             assert_eq!(Sample::from_lines(&sample.to_lines()), Some(sample));
         }
-        assert_eq!(Sample::from_lines("counts true\nval"), None);
+        let flawed = Sample { flaw: Some("frames were not full".into()), ..sample.clone() };
+        assert_eq!(Sample::from_lines(&flawed.to_lines()), Some(flawed));
+        assert_eq!(Sample::from_lines("counts\nval"), None);
         assert_eq!(Sample::from_lines(""), None);
     }
 

@@ -54,6 +54,11 @@ pub trait System {
         None
     }
 
+    /// Pages so far that made room for others; `None` where nobody counts them for this process alone.
+    fn evictions(&self) -> Option<u64> {
+        None
+    }
+
     /// More to report, under these names.
     fn counters(&self) -> Vec<(&'static str, f64)> {
         Vec::new()

@@ -143,9 +143,7 @@ fn directions(records: &[Record]) -> String {
 
 fn notes(record: &Record, reps: u32) -> String {
     let mut notes = Vec::new();
-    if !record.counts() {
-        notes.push("DOES NOT COUNT: misses did not reach the device".to_string());
-    }
+    notes.extend(record.flaw().map(|why| format!("DOES NOT COUNT: {why}")));
     if record.samples.len() < reps as usize {
         notes.push(format!("{} of {reps} repetitions", record.samples.len()));
     }
@@ -201,7 +199,7 @@ mod tests {
             system,
             unit: Unit { name: "accesses/s", better: Better::Higher },
             confinement: Confinement::Cgroup,
-            samples: vec![Sample { counts: system != "swap", ..sample }],
+            samples: vec![Sample { flaw: (system == "swap").then(|| "a cache answered".into()), ..sample }],
         }
     }
 
@@ -246,11 +244,12 @@ mod tests {
         // A cache answered `swap`: that it is faster says nothing of ours.
         assert!(lines[0].ends_with("/best mmap  /raw  notes"), "{table}");
         assert!(lines[1].contains(" 0.90  0.90  1 of 3 repetitions"), "{table}");
-        assert!(lines[5].contains("DOES NOT COUNT"), "{table}");
+        assert!(lines[5].contains("DOES NOT COUNT: a cache answered"), "{table}");
         assert_eq!(lines[7], "Higher is better: accesses/s.");
         // What was not measured comes first, and what does not count is the fastest of its group.
         records.swap(1, 5);
-        records[2].samples[0] = Sample { value: 400.0, counts: false, ..records[2].samples[0].clone() };
+        records[2].samples[0] =
+            Sample { value: 400.0, flaw: Some("a cache answered".into()), ..records[2].samples[0].clone() };
         let table = render(&records, &systems.each_ref(), 1);
         let lines: Vec<&str> = table.lines().collect();
         assert!(

@@ -148,7 +148,7 @@ impl<'a> Panel<'a> {
             before = Some((record, x));
             // A system that ran out of colours is hollow as well, and not dashed.
             let dashes = if record.flaw.is_some() { " stroke-dasharray=\"2 1\"" } else { "" };
-            let flaw = record.flaw.map(|why| format!("; {why}")).unwrap_or_default();
+            let flaw = record.flaw.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
             let _ = writeln!(
                 svg,
                 "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{:.1}\" stroke=\"{}\"/>\n\
@@ -202,7 +202,7 @@ mod tests {
         assert!(svg.contains("b: a &amp; b") && svg.contains("&lt;theirs&gt;, warm-16k: 4000 cycles (2000 to 8000)"));
         assert!(svg.ends_with("</svg>\n") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         assert_eq!(draw(&[], "empty"), None);
-        let flawed = Record { flaw: Some("unconstrained"), ..records[0].clone() };
+        let flawed = Record { flaw: Some("unconstrained".into()), ..records[0].clone() };
         let flawed = draw(&[flawed], "flawed").unwrap();
         assert!(flawed.contains("(5 to 20); unconstrained</title>") && flawed.contains("hollow: "), "{flawed}");
         assert!(flawed.contains("fill=\"white\" stroke=\"#0072b2\" stroke-dasharray") && !svg.contains("hollow: "));

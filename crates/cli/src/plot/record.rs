@@ -15,7 +15,7 @@ pub struct Record {
     pub min: f64,
     pub max: f64,
     /// Why it says less than others do.
-    pub flaw: Option<&'static str>,
+    pub flaw: Option<String>,
 }
 
 impl Record {
@@ -43,8 +43,12 @@ impl Record {
         let bound = |key: &str| object[key].as_f64().filter(|bound| *bound > 0.0).unwrap_or(value);
         let says_no = |key: &str| object[key] == false;
         let flaw = match (says_no("counts"), says_no("constrained")) {
-            (true, _) => Some("does not count: misses did not reach the device"),
-            (false, true) => Some("unconstrained: no cgroup"),
+            (true, _) => {
+                // Older runs do not say.
+                let why = object["why_not_counted"].as_str().unwrap_or("misses did not reach the device");
+                Some(format!("does not count: {why}"))
+            }
+            (false, true) => Some("unconstrained: no cgroup".into()),
             (false, false) => None,
         };
         Ok(Record {
@@ -79,7 +83,7 @@ mod tests {
         let records = Record::parse(&format!("{LINE}\n\n{without}\n")).unwrap();
         assert_eq!(records.len(), 1);
         assert_eq!((records[0].value, records[0].min, records[0].max), (2.0, 2.0, 3.0));
-        let flaw = |flag: &str| Record::parse(&LINE.replace('}', &format!(",{flag}}}"))).unwrap()[0].flaw;
+        let flaw = |flag: &str| Record::parse(&LINE.replace('}', &format!(",{flag}}}"))).unwrap()[0].flaw.clone();
         assert_eq!((flaw("\"counts\":true"), flaw("\"constrained\":true")), (None, None));
         assert!(flaw("\"counts\":false,\"constrained\":false").is_some_and(|why| why.contains("does not count")));
         assert!(flaw("\"counts\":true,\"constrained\":false").is_some_and(|why| why.contains("unconstrained")));

@@ -96,6 +96,10 @@ impl System for Selfpage {
         self.live.as_ref().map(|(_, domain)| domain.stats().counts.bytes_filled)
     }
 
+    fn evictions(&self) -> Option<u64> {
+        self.live.as_ref().map(|(_, domain)| domain.stats().counts.evictions_total)
+    }
+
     fn counters(&self) -> Vec<(&'static str, f64)> {
         let Some((_, domain)) = &self.live else { return Vec::new() };
         let stats = domain.stats();
