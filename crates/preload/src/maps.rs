@@ -7,6 +7,7 @@ mod advice;
 mod fork;
 mod locking;
 mod moving;
+mod protecting;
 mod room;
 mod sealing;
 mod syncing;
@@ -26,6 +27,7 @@ pub use advice::{madvise, process_madvise};
 pub use fork::{hold, let_go, settle_in_child};
 pub use locking::{keep, mincore, mlock, mlockall, munlock, munlockall, renew_locks, while_in_core};
 pub use moving::{carry, is_all_managed, mremap, spread};
+pub use protecting::{mprotect, pkey_mprotect};
 use room::NoRoom;
 pub use sealing::mseal;
 pub use syncing::{msync, msync_in_c};
@@ -435,63 +437,6 @@ impl Maps {
         self.forget(range);
         self.tell_reach(managed);
     }
-
-    fn protect(&mut self, managed: &Managed, mut left: Range<usize>, prot: i32, key: Key) -> Result<usize, Errno> {
-        self.unless_sealed(&left)?;
-        // What is counted changes by its stretches.
-        let counted = self.reserved.count_within(&left) + self.unmanaged.count_within(&left);
-        self.has_room(self.parts(left.clone()).count() + counted)?;
-        while let Some((part, range)) = self.next(&mut left) {
-            let (there, change) = (range.clone(), key.change(prot));
-            match part {
-                Part::Free => return Err(libc::ENOMEM),
-                Part::Managed => {
-                    if prot & ACCESS != 0 && !promises::promise(&range) {
-                        return Err(libc::ENOMEM);
-                    }
-                    let changed = managed.maps.while_still(move || change(there));
-                    // Without room for one more mapping a part may have it.
-                    if key.is_set() && (changed >= 0 || changed == -libc::ENOMEM as isize) {
-                        managed::has_key();
-                    }
-                    kernel(changed)?;
-                    self.note_access(range, prot);
-                }
-                Part::Outside | Part::Foreign => {
-                    kernel(change(there))?;
-                    self.note_unmanaged_access(&range, prot);
-                }
-            }
-        }
-        Ok(0)
-    }
-}
-
-/// Which protection key a change sets.
-#[derive(Clone, Copy)]
-enum Key {
-    Unchanged,
-    Set(usize),
-}
-
-impl Key {
-    /// With -1 the call is mprotect(2).
-    fn is_set(self) -> bool {
-        matches!(self, Key::Set(key) if key as i32 != -1)
-    }
-
-    fn change(self, prot: i32) -> impl Fn(Range<usize>) -> isize + Send {
-        move |range| {
-            let (start, len, prot) = (range.start, range.len(), prot as usize);
-            // SAFETY: raw-call: the program asked for it.
-            unsafe {
-                match self {
-                    Key::Unchanged => call(libc::SYS_mprotect, [start, len, prot, 0, 0, 0]),
-                    Key::Set(key) => call(libc::SYS_pkey_mprotect, [start, len, prot, key, 0, 0]),
-                }
-            }
-        }
-    }
 }
 
 /// munmap(2).
@@ -503,30 +448,6 @@ pub unsafe fn munmap(address: usize, len: usize) -> isize {
         (Some(managed), Ok(range)) if len != 0 => as_kernel(table().maps.unmap(managed, range)),
         // SAFETY: raw-call: passed on from our caller.
         _ => unsafe { call(libc::SYS_munmap, [address, len, 0, 0, 0, 0]) },
-    }
-}
-
-/// mprotect(2).
-///
-/// # Safety
-/// *raw-call*: as for the call.
-pub unsafe fn mprotect(address: usize, len: usize, prot: i32) -> isize {
-    match (serving(), pages(address, len)) {
-        (Some(managed), Ok(range)) => as_kernel(table().maps.protect(managed, range, prot, Key::Unchanged)),
-        // SAFETY: raw-call: passed on from our caller.
-        _ => unsafe { call(libc::SYS_mprotect, [address, len, prot as usize, 0, 0, 0]) },
-    }
-}
-
-/// pkey_mprotect(2).
-///
-/// # Safety
-/// *raw-call*: as for the call.
-pub unsafe fn pkey_mprotect(address: usize, len: usize, prot: i32, key: usize) -> isize {
-    match (serving(), pages(address, len)) {
-        (Some(managed), Ok(range)) => as_kernel(table().maps.protect(managed, range, prot, Key::Set(key))),
-        // SAFETY: raw-call: passed on from our caller.
-        _ => unsafe { call(libc::SYS_pkey_mprotect, [address, len, prot as usize, key, 0, 0]) },
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::locking::Why;
+use super::protecting::Key;
 use super::{Errno, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
@@ -239,7 +240,7 @@ impl Maps {
     /// Has `new`, with the contents, be as `old` is.
     fn agree(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
         if prot != READ_WRITE {
-            self.protect(managed, wish.new.clone(), prot, super::Key::Unchanged)?;
+            self.protect(managed, wish.new.clone(), prot, Key::Unchanged)?;
         }
         self.move_wishes(managed, wish)
     }

@@ -1,0 +1,97 @@
+//! mprotect(2) and pkey_mprotect(2).
+
+use std::ops::Range;
+
+use super::{ACCESS, Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
+use crate::managed::{self, Managed};
+use crate::promises;
+use crate::sys::call;
+
+impl Maps {
+    pub(super) fn protect(
+        &mut self,
+        managed: &Managed,
+        mut left: Range<usize>,
+        prot: i32,
+        key: Key,
+    ) -> Result<usize, Errno> {
+        self.unless_sealed(&left)?;
+        // What is counted changes by its stretches.
+        let counted = self.reserved.count_within(&left) + self.unmanaged.count_within(&left);
+        self.has_room(self.parts(left.clone()).count() + counted)?;
+        while let Some((part, range)) = self.next(&mut left) {
+            let (there, change) = (range.clone(), key.change(prot));
+            match part {
+                Part::Free => return Err(libc::ENOMEM),
+                Part::Managed => {
+                    if prot & ACCESS != 0 && !promises::promise(&range) {
+                        return Err(libc::ENOMEM);
+                    }
+                    let changed = managed.maps.while_still(move || change(there));
+                    // Without room for one more mapping a part may have it.
+                    if key.is_set() && (changed >= 0 || changed == -libc::ENOMEM as isize) {
+                        managed::has_key();
+                    }
+                    kernel(changed)?;
+                    self.note_access(range, prot);
+                }
+                Part::Outside | Part::Foreign => {
+                    kernel(change(there))?;
+                    self.note_unmanaged_access(&range, prot);
+                }
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Which protection key a change sets.
+#[derive(Clone, Copy)]
+pub(super) enum Key {
+    Unchanged,
+    Set(usize),
+}
+
+impl Key {
+    /// With -1 the call is mprotect(2).
+    fn is_set(self) -> bool {
+        matches!(self, Key::Set(key) if key as i32 != -1)
+    }
+
+    fn change(self, prot: i32) -> impl Fn(Range<usize>) -> isize + Send {
+        move |range| {
+            let (start, len, prot) = (range.start, range.len(), prot as usize);
+            // SAFETY: raw-call: the program asked for it.
+            unsafe {
+                match self {
+                    Key::Unchanged => call(libc::SYS_mprotect, [start, len, prot, 0, 0, 0]),
+                    Key::Set(key) => call(libc::SYS_pkey_mprotect, [start, len, prot, key, 0, 0]),
+                }
+            }
+        }
+    }
+}
+
+/// mprotect(2).
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn mprotect(address: usize, len: usize, prot: i32) -> isize {
+    match (serving(), pages(address, len)) {
+        (Some(managed), Ok(range)) => as_kernel(table().maps.protect(managed, range, prot, Key::Unchanged)),
+        // SAFETY: raw-call: passed on from our caller.
+        _ => unsafe { call(libc::SYS_mprotect, [address, len, prot as usize, 0, 0, 0]) },
+    }
+}
+
+/// pkey_mprotect(2).
+///
+/// # Safety
+/// *raw-call*: as for the call.
+pub unsafe fn pkey_mprotect(address: usize, len: usize, prot: i32, key: usize) -> isize {
+    match (serving(), pages(address, len)) {
+        (Some(managed), Ok(range)) => as_kernel(table().maps.protect(managed, range, prot, Key::Set(key))),
+        // SAFETY: raw-call: passed on from our caller.
+        _ => unsafe { call(libc::SYS_pkey_mprotect, [address, len, prot as usize, key, 0, 0]) },
+    }
+}
