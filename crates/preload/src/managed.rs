@@ -134,13 +134,11 @@ impl Managed {
     /// # Safety
     /// *owned-range*: the range is free, and asked for.
     pub unsafe fn open(&self, range: Range<usize>, prot: i32) -> isize {
-        if !promises::promise(&range) {
-            return -libc::ENOMEM as isize;
-        }
+        let Some(offer) = promises::Offer::of(&range) else { return -libc::ENOMEM as isize };
         // SAFETY: owned-range: passed on from our caller.
-        let opened = unsafe { self.protect(range.clone(), prot) };
-        if opened < 0 {
-            promises::end(&range, || {});
+        let opened = unsafe { self.protect(range, prot) };
+        if opened >= 0 {
+            offer.keep();
         }
         opened
     }

@@ -18,6 +18,7 @@ use std::ops::Range;
 use crate::heap;
 use crate::lock::{Held, Lock};
 use crate::managed::{self, MAPS_BYTES, Managed};
+use crate::promises::Offer;
 use crate::ranges::{Ranges, Standing};
 use crate::space::PAGE;
 use crate::sys::{Quiet, call};
@@ -350,9 +351,7 @@ impl Maps {
         self.unless_sealed(&range)?;
         self.has_room(self.parts(range.clone()).count())?;
         let opens = ours && prot & ACCESS != 0;
-        if opens && !promises::promise(&range) {
-            return Err(libc::ENOMEM);
-        }
+        let offer = if opens { Some(Offer::of(&range).ok_or(libc::ENOMEM)?) } else { None };
         let mut left = range.clone();
         while let Some((part, part_range)) = self.next(&mut left) {
             if part == Part::Foreign {
@@ -384,8 +383,9 @@ impl Maps {
                 return Err(why);
             }
         }
-        if !opens {
-            promises::end(&range, || {});
+        match offer {
+            Some(offer) => offer.keep(),
+            None => promises::end(&range, || {}),
         }
         if managed::maps_range().contains(&range.start) {
             self.taken.add(range.clone());

@@ -91,33 +91,56 @@ fn meet(page: usize) {
 
 /// Promises a range of a region. `false`: the frames do not hold it too. Where there is a store nothing is asked.
 pub fn promise(range: &Range<usize>) -> bool {
-    if !are_counted() {
-        return true;
+    Offer::of(range).map(Offer::keep).is_some()
+}
+
+/// Frames for what is not promised yet of a range, which a call that may fail is to open. Unless it is kept, they are there for others again.
+#[must_use]
+pub struct Offer {
+    pages: Range<usize>,
+    /// How many pages it counts.
+    more: usize,
+}
+
+impl Offer {
+    /// For a range of a region. `None`: the frames do not hold it too. Where there is a store nothing is asked.
+    pub fn of(range: &Range<usize>) -> Option<Offer> {
+        if !are_counted() {
+            return Some(Offer { pages: 0..0, more: 0 });
+        }
+        let pages = pages(range);
+        let (mut new, mut more) = (false, 0);
+        for (word, bits) in words(pages.clone()) {
+            let missing = bits & !word.promised.load(Ordering::SeqCst);
+            new |= missing != 0;
+            more += (missing & !word.met.load(Ordering::SeqCst)).count_ones() as usize;
+        }
+        if !new {
+            return Some(Offer { pages: 0..0, more: 0 });
+        }
+        let most = MOST.load(Ordering::SeqCst);
+        let with_more = |count: usize| count.checked_add(more).filter(|count| *count <= most);
+        COUNT.fetch_update(Ordering::SeqCst, Ordering::SeqCst, with_more).ok()?;
+        Some(Offer { pages, more })
     }
-    let pages = pages(range);
-    let (mut new, mut more) = (false, 0);
-    for (word, bits) in words(pages.clone()) {
-        let missing = bits & !word.promised.load(Ordering::SeqCst);
-        new |= missing != 0;
-        more += (missing & !word.met.load(Ordering::SeqCst)).count_ones() as usize;
+
+    /// The range is promised from now on.
+    pub fn keep(mut self) {
+        let (mut promised, mut counted) = (0, std::mem::take(&mut self.more));
+        for (word, bits) in words(self.pages.clone()) {
+            // One that was met is counted already, and so is one that another thread was promised since.
+            promised += (bits & !word.promised.fetch_or(bits, Ordering::SeqCst)).count_ones() as usize;
+            counted += (word.met.fetch_and(!bits, Ordering::SeqCst) & bits).count_ones() as usize;
+        }
+        // At once: as long as it counted twice, others would be refused what there is. It wraps where it becomes less.
+        COUNT.fetch_add(promised.wrapping_sub(counted), Ordering::SeqCst);
     }
-    if !new {
-        return true;
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(self.more, Ordering::SeqCst);
     }
-    let most = MOST.load(Ordering::SeqCst);
-    let with_more = |count: usize| count.checked_add(more).filter(|count| *count <= most);
-    if COUNT.fetch_update(Ordering::SeqCst, Ordering::SeqCst, with_more).is_err() {
-        return false;
-    }
-    let (mut promised, mut counted) = (0, more);
-    for (word, bits) in words(pages) {
-        // One that was met is counted already, and so is one that another thread was promised since.
-        promised += (bits & !word.promised.fetch_or(bits, Ordering::SeqCst)).count_ones() as usize;
-        counted += (word.met.fetch_and(!bits, Ordering::SeqCst) & bits).count_ones() as usize;
-    }
-    // At once: as long as it counted twice, others would be refused what there is. It wraps where it becomes less.
-    COUNT.fetch_add(promised.wrapping_sub(counted), Ordering::SeqCst);
-    true
 }
 
 /// Ends the promise of a range. `drop` drops what is in it: the frames are there for others after that, and not before.

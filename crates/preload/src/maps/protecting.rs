@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{ACCESS, Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
-use crate::promises;
+use crate::promises::Offer;
 use crate::sys::call;
 
 impl Maps {
@@ -24,15 +24,20 @@ impl Maps {
             match part {
                 Part::Free => return Err(libc::ENOMEM),
                 Part::Managed => {
-                    if prot & ACCESS != 0 && !promises::promise(&range) {
-                        return Err(libc::ENOMEM);
-                    }
+                    let opened = if prot & ACCESS != 0 { range.clone() } else { range.start..range.start };
+                    let offer = Offer::of(&opened).ok_or(libc::ENOMEM)?;
                     let changed = managed.maps.while_still(move || change(there));
                     // Without room for one more mapping a part may have it.
                     if key.is_set() && (changed >= 0 || changed == -libc::ENOMEM as isize) {
                         managed::has_key();
                     }
-                    kernel(changed)?;
+                    if let Err(why) = kernel(changed) {
+                        if why == libc::ENOMEM && !self.close_again(managed, &opened) {
+                            offer.keep();
+                        }
+                        return Err(why);
+                    }
+                    offer.keep();
                     self.note_access(range, prot);
                 }
                 Part::Outside | Part::Foreign => {
@@ -42,6 +47,14 @@ impl Maps {
             }
         }
         Ok(0)
+    }
+
+    /// Where the kernel had no room for one more mapping, a part of what was closed may be open. Whether none is any more.
+    fn close_again(&self, managed: &Managed, range: &Range<usize>) -> bool {
+        let mut closed = true;
+        // SAFETY: owned-range: the program's, which has no access to it.
+        self.closed.within(range.clone(), |part| closed &= unsafe { managed.protect(part, libc::PROT_NONE) } >= 0);
+        closed
     }
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #define P 4096ul
@@ -179,6 +180,70 @@ static void maps(void) {
   same(moved, 3 * MIB, 78), same(rest, 2 * MIB, 80), same(reserved + 64 * MIB, MIB, 9);
 }
 
+// How much the program may have to write to, beyond what it has.
+static void allow(long more) {
+  struct rlimit data;
+  char line[200];
+  long kib = 0;
+  FILE *status = more < 0 ? NULL : fopen("/proc/self/status", "r");
+  while (status && fgets(line, sizeof line, status)) sscanf(line, "VmData: %ld", &kib);
+  if (status) fclose(status);
+  CHECK(!getrlimit(RLIMIT_DATA, &data));
+  data.rlim_cur = more < 0 ? data.rlim_max : (rlim_t)kib * 1024 + more;
+  CHECK(!setrlimit(RLIMIT_DATA, &data));
+}
+static void is_all_free(void) {
+  unsigned char *all = malloc(12 * MIB);
+  CHECK(all != NULL);
+  fill(all, 12 * MIB, 5);
+  free(all);
+}
+static int is_closed(unsigned char *page) {
+  int ends[2], closed;
+  CHECK(!pipe(ends));
+  errno = 0;
+  closed = write(ends[1], page, 1) == -1 && errno == EFAULT;
+  close(ends[0]), close(ends[1]);
+  return closed;
+}
+
+// A call that fails keeps no frames from others, and gives away none of what is there.
+static void failures(void) {
+  is_all_free();
+  unsigned char *reserved = map(1024 * MIB, PROT_NONE);
+  CHECK(reserved != MAP_FAILED);
+  for (int i = 0; i < 100; i++) {
+    errno = 0;
+    CHECK(mprotect(reserved, 8 * MIB, PROT_READ | 0x100) == -1 && errno == EINVAL);
+  }
+  is_all_free();
+  allow(MIB);
+  CHECK(mprotect(reserved, 8 * MIB, READ_WRITE) == -1 && errno == ENOMEM);
+  CHECK(map(8 * MIB, READ_WRITE) == MAP_FAILED && errno == ENOMEM);
+  allow(-1);
+  is_all_free();
+  // Over something of the kernel's, and over what is reserved.
+  CHECK(mmap(reserved, MIB, PROT_READ, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == reserved);
+  allow(MIB);
+  CHECK(mmap(reserved, 8 * MIB, READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
+  allow(-1);
+  is_all_free();
+  // A part is open by then.
+  unsigned char *parts = reserved + 64 * MIB;
+  CHECK(!mprotect(parts + MIB, MIB, READ_WRITE));
+  fill(parts + MIB, MIB, 6);
+  CHECK(!mprotect(parts + MIB, MIB, PROT_READ));
+  allow(3 * MIB);
+  CHECK(mprotect(parts, 9 * MIB, READ_WRITE) == -1 && errno == ENOMEM);
+  allow(-1);
+  CHECK(is_closed(parts) && is_closed(parts + 2 * MIB) && !is_closed(parts + MIB));
+  is_all_free();
+  same(parts + MIB, MIB, 6);
+  CHECK(!mprotect(parts, 9 * MIB, READ_WRITE));
+  fill(parts, 9 * MIB, 7);
+  CHECK(!malloc(8 * MIB) && !mprotect(parts, 9 * MIB, PROT_NONE) && !malloc(8 * MIB));
+}
+
 // Pages that are brought in ahead of need are none of those that nobody has access to: their frames would be missing.
 static void holes(void) {
   enum { PIECE = 32, OPEN = 20 };
@@ -272,7 +337,7 @@ static void shrinking(void) {
 }
 
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"blocks", blocks}, {"kinds", kinds}, {"growth", growth}, {"maps", maps}, {"holes", holes}, {"forks", forks}, {"threads", threads},
+  {"blocks", blocks}, {"kinds", kinds}, {"growth", growth}, {"maps", maps}, {"failures", failures}, {"holes", holes}, {"forks", forks}, {"threads", threads},
   {"shrinking", shrinking},
 };
 int main(int argc, char **argv) {
