@@ -12,6 +12,7 @@ use selfpage::pager::Zero;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError};
 
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, OBJECTS_BYTES};
+use crate::ranges::Standing;
 use crate::space::PAGE;
 
 const WORDS: usize = (OBJECTS_BYTES + LARGE_BYTES + MAPS_BYTES) / PAGE / 64;
@@ -141,6 +142,26 @@ impl Drop for Offer {
     fn drop(&mut self) {
         COUNT.fetch_sub(self.more, Ordering::SeqCst);
     }
+}
+
+/// The part of a range of a region that begins at its start and is one in which each page has a frame or may come to have one, or none does;
+/// and which.
+pub fn stretch(range: &Range<usize>) -> (usize, Standing) {
+    if !are_counted() {
+        return (range.end, Standing::In);
+    }
+    let (mut standing, mut at) = (None, range.start);
+    for (word, bits) in words(pages(range)) {
+        let counted = bits & (word.promised.load(Ordering::SeqCst) | word.met.load(Ordering::SeqCst));
+        let first = if counted & (bits & bits.wrapping_neg()) != 0 { Standing::In } else { Standing::Out };
+        let standing = *standing.get_or_insert(first);
+        let others = if standing == Standing::In { bits & !counted } else { counted };
+        if others != 0 {
+            return (at + (others.trailing_zeros() - bits.trailing_zeros()) as usize * PAGE, standing);
+        }
+        at += bits.count_ones() as usize * PAGE;
+    }
+    (range.end, standing.unwrap_or(Standing::Out))
 }
 
 /// Ends the promise of a range. `drop` drops what is in it: the frames are there for others after that, and not before.

@@ -34,7 +34,7 @@ macro_rules! cases {
     ($($name:ident,)*) => { $(#[test] fn $name() { case(stringify!($name)); })* };
 }
 
-cases! { blocks, kinds, growth, maps, failures, holes, forks, threads, shrinking, }
+cases! { blocks, kinds, growth, maps, failures, moves, holes, forks, threads, shrinking, }
 
 #[test]
 fn what_programs_do_under_a_limit_on_data() {

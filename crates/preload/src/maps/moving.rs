@@ -136,11 +136,13 @@ impl Maps {
         if !moves {
             return Err(libc::ENOMEM);
         }
+        // What nobody has access to may never have had contents: no frames are kept for those.
+        let access = if prot == libc::PROT_NONE { libc::PROT_NONE } else { READ_WRITE };
         let new = if fixed {
-            self.make_room(managed, named.clone())?;
+            self.make_room(managed, named.clone(), access)?;
             named
         } else {
-            self.map_anywhere(managed, new_len, READ_WRITE).map_err(|_| libc::ENOMEM)?
+            self.map_anywhere(managed, new_len, access).map_err(|_| libc::ENOMEM)?
         };
         let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
         let moved = self.move_contents(managed, &Move { old, new: new.clone(), afterwards }, prot);
@@ -185,45 +187,53 @@ impl Maps {
     }
 
     /// An empty mapping at a place that the program names.
-    fn make_room(&mut self, managed: &Managed, new: Range<usize>) -> Result<(), Errno> {
+    fn make_room(&mut self, managed: &Managed, new: Range<usize>, prot: i32) -> Result<(), Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        let args = [new.start, new.len(), READ_WRITE as usize, flags as usize, usize::MAX, 0];
+        let args = [new.start, new.len(), prot as usize, flags as usize, usize::MAX, 0];
         if self.touches_regions(&new) {
             // SAFETY: raw-call: the program replaces what it has there.
-            return unsafe { self.map_over(managed, new, READ_WRITE, true, args) }.map(drop);
+            return unsafe { self.map_over(managed, new, prot, true, args) }.map(drop);
         }
         // SAFETY: raw-call: as above.
-        kernel(unsafe { call(libc::SYS_mmap, args) })?;
-        self.forget(new.clone());
-        self.count_unmanaged(new);
-        Ok(())
+        kernel(unsafe { self.map_by_kernel(args) }).map(drop)
     }
 
-    /// Moves what is in `old` to `new`, which is empty and open, with all that was said of it. After an error it is all in `old`.
+    /// Moves what is in `old` to `new`, which is empty and open as far as `old` is, with all that was said of it. After an error it is all in
+    /// `old`.
     fn move_contents(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<usize, Errno> {
         let old = wish.old.clone();
-        // All of it is read.
-        if !promises::promise(&old) {
-            return Err(libc::ENOMEM);
-        }
-        let readable = prot & libc::PROT_READ != 0;
-        if !readable {
-            // SAFETY: owned-range: the program's own, which is about to go.
-            kernel(unsafe { managed.protect(old.clone(), libc::PROT_READ) })?;
-        }
-        if let Err(why) = self.guard(managed, wish) {
+        let opened = if prot == libc::PROT_NONE { self.open_both(managed, wish) } else { Ok(()) };
+        if let Err(why) = opened.and_then(|()| self.guard(managed, wish)) {
             // SAFETY: owned-range: as it was before.
             unsafe { managed.protect(old, prot) };
             return Err(why);
         }
         let mut moved_to = old.start;
-        let moved = (self.move_unguarded(managed, wish, &mut moved_to))
+        let moved = (self.move_filled(managed, wish, &mut moved_to))
             .and_then(|()| self.agree(managed, wish, prot))
             .and_then(|()| self.give_up(managed, wish, prot));
         if moved.is_err() {
             self.bring_back(managed, wish, old.start..moved_to, prot);
         }
         moved.map(|()| wish.new.start)
+    }
+
+    /// Opens both places of what nobody has access to, if there may be contents to move, for which there are frames at the new one then.
+    fn open_both(&self, managed: &Managed, wish: &Move) -> Result<(), Errno> {
+        let mut is_empty = true;
+        self.each_with_contents(wish.moved(), |part| {
+            is_empty = false;
+            let there = wish.new.start + (part.start - wish.old.start);
+            if promises::promise(&(there..there + part.len())) { Ok(()) } else { Err(libc::ENOMEM) }
+        })?;
+        if is_empty {
+            return Ok(());
+        }
+        // SAFETY: owned-range: the program's own, of which the one is about to go, and of the other it does not know yet.
+        unsafe {
+            kernel(managed.protect(wish.new.clone(), READ_WRITE))?;
+            kernel(managed.protect(wish.old.clone(), libc::PROT_READ)).map(drop)
+        }
     }
 
     /// Has guards in `new` where `old` has them: what they guard cannot be read.
@@ -245,9 +255,9 @@ impl Maps {
         self.move_wishes(managed, wish)
     }
 
-    /// Moves what has no guard, and so can be read. `moved_to` is how far it came.
-    fn move_unguarded(&self, managed: &Managed, wish: &Move, moved_to: &mut usize) -> Result<(), Errno> {
-        self.each_unguarded(wish.moved(), |part| {
+    /// Moves what is not empty, and has no guard and so can be read. `moved_to` is how far it came.
+    fn move_filled(&self, managed: &Managed, wish: &Move, moved_to: &mut usize) -> Result<(), Errno> {
+        self.each_with_contents(wish.moved(), |part| {
             let there = wish.new.start + (part.start - wish.old.start);
             *moved_to = part.start;
             // SAFETY: owned-range: both are the program's, do not meet, and are open.
@@ -267,7 +277,7 @@ impl Maps {
                 managed.protect(old.clone(), READ_WRITE);
                 managed.protect(new.clone(), READ_WRITE);
             }
-            let _ = self.each_unguarded(moved, |part| {
+            let _ = self.each_with_contents(moved, |part| {
                 let there = new.start + (part.start - old.start);
                 return_contents(managed, there..there + part.len(), part.start);
                 Ok(())
@@ -279,15 +289,16 @@ impl Maps {
         self.lock_again(managed, old.clone());
     }
 
-    /// Calls `visit` for each part of `left` that has no guard, until one fails.
-    fn each_unguarded(
+    /// Calls `visit` for each part of `left` that has no guard, and may have contents, until one fails.
+    fn each_with_contents(
         &self,
         mut left: Range<usize>,
         mut visit: impl FnMut(Range<usize>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         while !left.is_empty() {
             let (end, guarded) = self.guarded.stretch(&left);
-            if guarded == Standing::Out {
+            let (end, contents) = promises::stretch(&(left.start..end));
+            if guarded == Standing::Out && contents == Standing::In {
                 visit(left.start..end)?;
             }
             left.start = end;

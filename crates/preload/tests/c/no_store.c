@@ -149,9 +149,12 @@ static void maps(void) {
   CHECK(mprotect(reserved, 4 * MIB, PROT_READ) == -1 && errno == ENOMEM);
   for (size_t i = 0; i < count; i++) same(parts[i], MIB, i);
   // Nor is anything left at a place that nothing has come to.
-  CHECK(!munmap(parts[--count], MIB) && !munmap(parts[--count], MIB));
+  CHECK(!mprotect(parts[0], MIB, PROT_NONE));
   errno = 0;
-  CHECK(mremap(reserved, 2 * MIB, 2 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, reserved + 128 * MIB) == MAP_FAILED && errno == ENOMEM);
+  CHECK(mremap(parts[0], MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, reserved + 128 * MIB) == MAP_FAILED && errno == ENOMEM);
+  CHECK(!mprotect(parts[0], MIB, READ_WRITE));
+  same(parts[0], MIB, 0);
+  CHECK(!munmap(parts[--count], MIB) && !munmap(parts[--count], MIB));
   for (size_t end = count + 2; count < end; count++) {
     CHECK((parts[count] = map(MIB, READ_WRITE)) != MAP_FAILED);
     fill(parts[count], MIB, count);
@@ -242,6 +245,40 @@ static void failures(void) {
   CHECK(!mprotect(parts, 9 * MIB, READ_WRITE));
   fill(parts, 9 * MIB, 7);
   CHECK(!malloc(8 * MIB) && !mprotect(parts, 9 * MIB, PROT_NONE) && !malloc(8 * MIB));
+}
+
+// What nobody has access to moves with what was once in it, and costs no more for that.
+static void moves(void) {
+  unsigned char *reserved = map(512 * MIB, PROT_NONE), *behind = map(MIB, PROT_NONE);
+  CHECK(reserved != MAP_FAILED && behind != MAP_FAILED);
+  unsigned char *moved = mremap(reserved, 512 * MIB, 1024 * MIB, MREMAP_MAYMOVE);
+  CHECK(moved != MAP_FAILED && moved != reserved && is_closed(moved));
+  is_all_free();
+  // Both places have it for a moment.
+  CHECK(!mprotect(moved + 7 * P, 2 * MIB, READ_WRITE) && !mprotect(moved + 600 * MIB, MIB, READ_WRITE));
+  fill(moved + 7 * P, 2 * MIB, 1), fill(moved + 600 * MIB, MIB, 2);
+  CHECK(!mprotect(moved, 1024 * MIB, PROT_NONE));
+  unsigned char *other = malloc(8 * MIB), *place = map(2048 * MIB, PROT_NONE);
+  CHECK(other != NULL && place != MAP_FAILED);
+  fill(other, 8 * MIB, 3);
+  for (size_t i = 0; i < 3; i++) {
+    size_t len = 1024 * MIB;
+    unsigned char *to = place + (i % 2) * len;
+    CHECK(mremap(moved, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+    moved = to;
+  }
+  // Outside of the region.
+  unsigned char *outside = mmap(NULL, 2048 * MIB, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CHECK(outside != MAP_FAILED);
+  free(other);
+  // What has moved away counts there no more.
+  CHECK((other = malloc(11 * MIB)) != NULL && !malloc(2 * MIB));
+  free(other);
+  CHECK(mremap(moved, 1024 * MIB, 1024 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, outside) == outside && is_closed(outside));
+  CHECK(!mprotect(outside, 1024 * MIB, READ_WRITE));
+  same(outside + 7 * P, 2 * MIB, 1), same(outside + 600 * MIB, MIB, 2);
+  CHECK(outside[0] == 0 && outside[2 * MIB + 7 * P] == 0);
+  is_all_free();
 }
 
 // Pages that are brought in ahead of need are none of those that nobody has access to: their frames would be missing.
@@ -337,8 +374,8 @@ static void shrinking(void) {
 }
 
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"blocks", blocks}, {"kinds", kinds}, {"growth", growth}, {"maps", maps}, {"failures", failures}, {"holes", holes}, {"forks", forks}, {"threads", threads},
-  {"shrinking", shrinking},
+  {"blocks", blocks}, {"kinds", kinds}, {"growth", growth}, {"maps", maps}, {"failures", failures}, {"moves", moves}, {"holes", holes},
+  {"forks", forks}, {"threads", threads}, {"shrinking", shrinking},
 };
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
