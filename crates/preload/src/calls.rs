@@ -1,5 +1,5 @@
-//! The mmap family, what lends memory, and what changes a thread's rights as C sees them, and `syscall(2)`, which reaches the same calls
-//! by number.
+//! The mmap family, what lends memory, and what changes a thread's rights, or the files that it sees, as C has them; and `syscall(2)`,
+//! which reaches the same calls by number.
 
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
@@ -52,7 +52,21 @@ exports! {
     vmsplice(file: c_int, vector: *const libc::iovec, count: usize, flags: u32) -> isize
         = lending::vmsplice([file as usize, vector as usize, count, flags as usize]);
     capset(header: *mut c_void, data: *const c_void) -> c_int = rights::capset(header as usize, data as usize);
-    chroot(path: *const c_char) -> c_int = rights::chroot(path as usize);
+    chroot(path: *const c_char) -> c_int = rights::may_hide_records(libc::SYS_chroot, [path as usize, 0, 0, 0, 0]);
+    pivot_root(new: *const c_char, old: *const c_char) -> c_int
+        = rights::may_hide_records(libc::SYS_pivot_root, [new as usize, old as usize, 0, 0, 0]);
+    mount(source: *const c_char, target: *const c_char, kind: *const c_char, flags: c_ulong, data: *const c_void) -> c_int
+        = rights::may_hide_records(
+            libc::SYS_mount, [source as usize, target as usize, kind as usize, flags as usize, data as usize]);
+    move_mount(from: c_int, source: *const c_char, to: c_int, target: *const c_char, flags: u32) -> c_int
+        = rights::may_hide_records(
+            libc::SYS_move_mount, [from as usize, source as usize, to as usize, target as usize, flags as usize]);
+    umount(target: *const c_char) -> c_int = rights::may_hide_records(libc::SYS_umount2, [target as usize, 0, 0, 0, 0]);
+    umount2(target: *const c_char, flags: c_int) -> c_int
+        = rights::may_hide_records(libc::SYS_umount2, [target as usize, flags as usize, 0, 0, 0]);
+    unshare(flags: c_int) -> c_int = rights::may_hide_records(libc::SYS_unshare, [flags as usize, 0, 0, 0, 0]);
+    setns(file: c_int, kind: c_int) -> c_int
+        = rights::may_hide_records(libc::SYS_setns, [file as usize, kind as usize, 0, 0, 0]);
     prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int = rights::prctl([option as usize, a, b, c, d]);
 }
 
@@ -98,7 +112,13 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_vmsplice => lending::vmsplice([a, b, c, d]),
             libc::SYS_futex => futex::futex([a, b, c, d, e, f]),
             libc::SYS_capset => rights::capset(a, b),
-            libc::SYS_chroot => rights::chroot(a),
+            libc::SYS_chroot
+            | libc::SYS_pivot_root
+            | libc::SYS_mount
+            | libc::SYS_move_mount
+            | libc::SYS_umount2
+            | libc::SYS_unshare
+            | libc::SYS_setns => rights::may_hide_records(number, [a, b, c, d, e]),
             libc::SYS_prctl => rights::prctl([a, b, c, d, e]),
             libc::SYS_seccomp => filters::seccomp([a, b, c]),
             libc::SYS_setgroups => rights::setgroups(a, b),

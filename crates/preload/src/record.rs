@@ -7,6 +7,7 @@ mod mapped;
 
 use std::ffi::{CString, c_int};
 use std::fmt::Write as _;
+use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -24,17 +25,19 @@ static FILE: OnceLock<Records> = OnceLock::new();
 /// The file that `run` reads. It may have ended, and another process have its number: then another file has this name.
 struct Records {
     path: CString,
+    /// The PID namespace of `run`.
+    namespace: u64,
     device: u64,
     inode: u64,
 }
 
 impl Records {
-    /// From `DEVICE:INODE:PATH`.
+    /// From `NAMESPACE:DEVICE:INODE:PATH`.
     fn read(said: &str) -> Option<Records> {
-        let mut parts = said.splitn(3, ':');
+        let mut parts = said.splitn(4, ':');
         let mut number = || parts.next()?.parse().ok();
-        let (device, inode) = (number()?, number()?);
-        Some(Records { device, inode, path: CString::new(parts.next()?).ok()? })
+        let (namespace, device, inode) = (number()?, number()?, number()?);
+        Some(Records { namespace, device, inode, path: CString::new(parts.next()?).ok()? })
     }
 
     /// Opens it: its number, or an error.
@@ -55,6 +58,18 @@ impl Records {
         }
     }
 
+    /// Whether `run` lives, or may, and this process does not see its part of /proc.
+    fn is_hidden(&self, said: &str) -> bool {
+        let is_shared = std::fs::metadata("/proc/self/ns/pid").map_or(true, |own| own.ino() == self.namespace);
+        if is_shared {
+            // SAFETY: raw-call: no memory is passed, and no signal sent.
+            let asked = number_of_run(said).map(|run| unsafe { call(libc::SYS_kill, [run as usize, 0, 0, 0, 0, 0]) });
+            return asked.is_some_and(|result| result != -libc::ESRCH as isize);
+        }
+        // By another number /proc is an outer namespace's, and shows who lives.
+        std::fs::read_link("/proc/self").is_ok_and(|own| own.as_os_str() == sys::pid().to_string().as_str())
+    }
+
     /// Whether an open file is this one, and may become so much longer: beyond the program's limit would be a signal.
     fn takes(&self, about: &libc::stat, len: usize) -> bool {
         // SAFETY: raw-call: the kernel fills a structure of its own.
@@ -72,7 +87,7 @@ fn close(file: usize) {
     unsafe { call(libc::SYS_close, [file, 0, 0, 0, 0, 0]) };
 }
 
-/// The number of `run`'s process, by `DEVICE:INODE:/proc/NUMBER/…`.
+/// The number of `run`'s process, by `NAMESPACE:DEVICE:INODE:/proc/NUMBER/…`.
 pub fn number_of_run(said: &str) -> Option<u32> {
     said.split_once(":/proc/")?.1.split('/').next()?.parse().ok()
 }
@@ -102,7 +117,7 @@ const WRITING: u32 = 1 << 31;
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_US: u32 = 100_000;
 
-/// Has a record written to what is named as `DEVICE:INODE:PATH`.
+/// Has a record written to what is named as `NAMESPACE:DEVICE:INODE:PATH`.
 pub fn write_to(said: &str) {
     if let Some(records) = Records::read(said) {
         let _ = FILE.set(records);
@@ -132,15 +147,21 @@ pub fn begin() {
 }
 
 /// Says so where the file is out of this process's reach, for a user who asked for what is in it.
-pub fn tell_if_refused() {
+pub fn tell_if_refused(said: &str) {
     let Some(records) = FILE.get() else { return };
     let file = records.open();
     if file >= 0 {
-        close(file as usize);
-    // Where there is none any more nobody waits for it.
-    } else if [-libc::EACCES, -libc::EPERM].contains(&(file as i32)) {
-        sys::say(&format!("selfpage: not in the statistics, because it has no right to open {:?}\n", records.path));
+        return close(file as usize);
     }
+    let why = match -file as i32 {
+        libc::EACCES | libc::EPERM => format!("it has no right to open {:?}", records.path),
+        libc::ENOENT if records.is_hidden(said) => {
+            format!("{:?} is not in its /proc; start `selfpage run` where that one is mounted", records.path)
+        }
+        // Where there is none any more nobody waits for it.
+        _ => return,
+    };
+    sys::say(&format!("selfpage: not in the statistics, because {why}\n"));
 }
 
 /// A forked child will write, and has pager threads of its own.

@@ -107,14 +107,14 @@ pub unsafe fn change(number: i64, args: [usize; 5]) -> isize {
     result
 }
 
-/// chroot(2), after which the file for records is out of sight.
+/// Any call after which the file for records may be out of sight: what it is known by lies in /proc.
 ///
 /// # Safety
 /// *raw-call*: as for the call.
-pub unsafe fn chroot(path: usize) -> isize {
+pub unsafe fn may_hide_records(number: i64, args: [usize; 5]) -> isize {
     record::keep_open();
     // SAFETY: raw-call: passed on from our caller.
-    unsafe { call(libc::SYS_chroot, [path, 0, 0, 0, 0, 0]) }
+    unsafe { call(number, [args[0], args[1], args[2], args[3], args[4], 0]) }
 }
 
 /// Whether this is the process that has the domain: a child after vfork has its memory alone.

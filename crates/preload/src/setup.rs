@@ -174,9 +174,9 @@ impl Wishes {
         }
         if let Some(path) = &self.record {
             record::write_to(path);
-        }
-        if self.stats {
-            record::tell_if_refused();
+            if self.stats {
+                record::tell_if_refused(path);
+            }
         }
         Ok(())
     }

@@ -247,7 +247,7 @@ fn a_record_is_written_to_the_file_for_it_alone_and_within_limits() {
     // `selfpage run` has ended, and its number is another's.
     let other = tempfile::NamedTempFile::new().unwrap();
     let about = std::fs::metadata("/").unwrap();
-    let named = |path: &str| format!("frames=8388608;record={}:{}:{path}", about.dev(), about.ino());
+    let named = |path: &str| format!("frames=8388608;record=0:{}:{}:{path}", about.dev(), about.ino());
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "100"]).arg(program).arg("status_seven");
     command.env("LD_PRELOAD", run::tool().with_file_name("libselfpage_frames.so"));

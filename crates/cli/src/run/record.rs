@@ -25,11 +25,11 @@ impl Records {
     }
 
     /// Where other processes find it, and what it is by its device and inode: they may live longer than this one, and then another file
-    /// may have the name.
+    /// may have the name. Before that the namespace that this process has its number in.
     pub fn name(&self) -> io::Result<String> {
-        let about = self.0.metadata()?;
+        let (about, namespace) = (self.0.metadata()?, std::fs::metadata("/proc/self/ns/pid")?.ino());
         let path = format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd());
-        Ok(format!("{}:{}:{path}", about.dev(), about.ino()))
+        Ok(format!("{namespace}:{}:{}:{path}", about.dev(), about.ino()))
     }
 
     /// What they say.

@@ -2,12 +2,15 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -49,6 +52,24 @@ static void no_descriptors(void) {
 
 static void another_root(void) { CHECK(!chroot("/var/tmp")); }
 
+// Where it sees no file of the one that started it any more, and its threads that were there before may or may not.
+static void another_proc(void) {
+  CHECK(!unshare(CLONE_NEWNS));
+  CHECK(!mount("none", "/", 0, MS_REC | MS_PRIVATE, 0));
+  for (int by_number = 0; by_number < 2; by_number++) {
+    pid_t child = fork();
+    int status;
+    CHECK(child >= 0);
+    if (!child) {
+      if (by_number) CHECK(!syscall(SYS_mount, "none", "/proc", "tmpfs", 0, 0));
+      else CHECK(!unshare(CLONE_NEWNS) && !mount("none", "/proc", "tmpfs", 0, 0));
+      CHECK(access("/proc/self", F_OK) == -1);
+      _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && !status);
+  }
+}
+
 static void *end_as_worker(void *unused) {
   CHECK(!prctl(PR_SET_NAME, "worker-3"));
   exit(0);
@@ -60,7 +81,8 @@ static void by_worker(void) {
 }
 
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"at_once", at_once}, {"no_descriptors", no_descriptors}, {"another_root", another_root}, {"by_worker", by_worker}};
+  {"at_once", at_once}, {"no_descriptors", no_descriptors}, {"another_root", another_root}, {"another_proc", another_proc},
+  {"by_worker", by_worker}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (argc == 2 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); return 0; }
