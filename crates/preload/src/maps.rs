@@ -302,7 +302,7 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
                 }
                 return range.start as isize;
             }
-            Err(NoRoom::InRegion) if !promises::are_counted() => {}
+            Err(NoRoom::InRegion) if prot & ACCESS == libc::PROT_NONE || !promises::are_counted() => {}
             // What the kernel has instead would be beyond the frames.
             Err(_) => return -libc::ENOMEM as isize,
         }

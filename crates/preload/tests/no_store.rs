@@ -23,11 +23,15 @@ fn right(ran: Ran, said: &str) {
 }
 
 fn case(name: &str) {
+    if let Some(ran) = run_case(name) {
+        right(ran, "ok\n");
+    }
+}
+
+fn run_case(name: &str) -> Option<Ran> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
     let program = PROGRAM.get_or_init(|| run::possible().then(|| run::compile("no_store", &["-fno-builtin"])));
-    if let Some(program) = program {
-        right(run::run_with(Path::new("/"), &OPTIONS, program, &[name]), "ok\n");
-    }
+    Some(run::run_with(Path::new("/"), &OPTIONS, program.as_ref()?, &[name]))
 }
 
 macro_rules! cases {
@@ -35,6 +39,13 @@ macro_rules! cases {
 }
 
 cases! { blocks, kinds, growth, maps, failures, moves, holes, forks, threads, shrinking, }
+
+#[test]
+fn beyond() {
+    let Some(ran) = run_case("beyond") else { return };
+    assert!(ran.stats["unmanaged_bytes_max"].as_u64() >= Some(32 << 20), "{}", ran.stats);
+    right(ran, "ok\n");
+}
 
 #[test]
 fn what_programs_do_under_a_limit_on_data() {

@@ -281,6 +281,20 @@ static void moves(void) {
   is_all_free();
 }
 
+// What the regions have no addresses for is the kernel's, as long as nobody has access: no frame is there for it.
+static void beyond(void) {
+  unsigned char *reserved[6];
+  for (int i = 0; i < 6; i++) CHECK((reserved[i] = map(12288 * MIB, PROT_NONE)) != MAP_FAILED);
+  CHECK(map(4096 * MIB, PROT_NONE) != MAP_FAILED);
+  CHECK(map(MIB, READ_WRITE) == MAP_FAILED && errno == ENOMEM);
+  CHECK(!mprotect(reserved[5], 32 * MIB, READ_WRITE));
+  fill(reserved[5], 32 * MIB, 4);
+  is_all_free();
+  same(reserved[5], 32 * MIB, 4);
+  CHECK(mprotect(reserved[4], 32 * MIB, READ_WRITE) == -1 && errno == ENOMEM);
+  CHECK(!munmap(reserved[0], MIB) && map(MIB, READ_WRITE) == reserved[0]);
+}
+
 // Pages that are brought in ahead of need are none of those that nobody has access to: their frames would be missing.
 static void holes(void) {
   enum { PIECE = 32, OPEN = 20 };
@@ -374,8 +388,8 @@ static void shrinking(void) {
 }
 
 static struct { const char *name; void (*what)(void); } cases[] = {
-  {"blocks", blocks}, {"kinds", kinds}, {"growth", growth}, {"maps", maps}, {"failures", failures}, {"moves", moves}, {"holes", holes},
-  {"forks", forks}, {"threads", threads}, {"shrinking", shrinking},
+  {"blocks", blocks}, {"kinds", kinds}, {"growth", growth}, {"maps", maps}, {"failures", failures}, {"moves", moves}, {"beyond", beyond},
+  {"holes", holes}, {"forks", forks}, {"threads", threads}, {"shrinking", shrinking},
 };
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
