@@ -59,26 +59,15 @@ pub unsafe extern "C" fn fork() -> libc::pid_t {
     -1
 }
 
-/// Whether so many more descriptors cannot be opened. Anything but a limit is for the child to find.
+/// Whether fewer than `needed` numbers below the limit are free. Nothing is opened to find that out: a child that another thread forks just
+/// then would have it too, and that thread itself might find no number free. Nor are the open ones counted (`/proc/self/fd`): some may
+/// lie above a limit that was lowered. The highest are asked for first, which are seldom in use. The limit of the whole system is for the
+/// child to find.
 fn lacks_descriptors(needed: usize) -> bool {
-    let mut opened = [0; FOR_DOMAIN + FOR_FILE];
-    let mut count = 0;
-    let mut at_limit = false;
-    for place in opened.iter_mut().take(needed) {
-        // SAFETY: raw-call: no memory is passed.
-        let file = unsafe { call(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
-        if file < 0 {
-            at_limit = matches!(-file as i32, libc::EMFILE | libc::ENFILE);
-            break;
-        }
-        *place = file as usize;
-        count += 1;
-    }
-    for file in &opened[..count] {
-        // SAFETY: raw-call: our own descriptor.
-        unsafe { call(libc::SYS_close, [*file, 0, 0, 0, 0, 0]) };
-    }
-    at_limit
+    let numbers = 0..sys::limit(libc::RLIMIT_NOFILE).min(i32::MAX as u64) as usize;
+    // SAFETY: raw-call: no memory is passed.
+    let is_free = |number: &usize| unsafe { call(libc::SYS_fcntl, [*number, libc::F_GETFD as usize, 0, 0, 0, 0]) < 0 };
+    numbers.rev().filter(is_free).take(needed).count() < needed
 }
 
 /// Where `/proc/self/statm` has what a limit counts: addresses, and memory to write to, which is told with the first thread's stack.

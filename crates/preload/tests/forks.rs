@@ -48,6 +48,11 @@ fn a_fork_fails_where_its_child_could_not_have_its_memory() {
 }
 
 #[test]
+fn a_fork_opens_little_beforehand() {
+    case("opens_little");
+}
+
+#[test]
 fn a_fork_leaves_errno_alone() {
     case("errno_is_kept");
 }

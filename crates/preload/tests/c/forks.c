@@ -1,6 +1,7 @@
 // Forks at moments and in places where a pager is easily caught, one case each.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -220,10 +221,34 @@ static void at_data_limits(void) {
   CHECK(could > 8 && could_not > 8);
 }
 
+// Nothing much is opened before a fork: another thread may be about to open something itself, or to fork.
+static volatile int forked, most;
+static void *watch_numbers(void *first) {
+  while (!forked) {
+    int open = 0;
+    for (int n = *(int *)first; n < *(int *)first + 9; n++) open += fcntl(n, F_GETFD) >= 0;
+    if (open > most) most = open;
+  }
+  return 0;
+}
+static void opens_little(void) {
+  pthread_t thread;
+  int first = dup(0);
+  CHECK(first >= 0 && !close(first) && !pthread_create(&thread, 0, watch_numbers, &first));
+  for (int i = 0; i < 200; i++) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (!child) _exit(0);
+    wait_ok(child);
+  }
+  forked = 1;
+  CHECK(!pthread_join(thread, 0) && most < 4);
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled},
   {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"at_limits", at_limits},
-  {"at_data_limits", at_data_limits}};
+  {"at_data_limits", at_data_limits}, {"opens_little", opens_little}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);
