@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use crate::sys::{call, in_c};
-use crate::{filters, futex, lending, maps, process, rights, threads};
+use crate::{clone, filters, futex, lending, maps, process, rights, threads};
 
 /// Exported functions that have the kernel's arguments, and report in C's way.
 macro_rules! exports {
@@ -129,15 +129,10 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             | libc::SYS_setresuid
             | libc::SYS_setresgid => rights::change(number, [a, b, c, 0, 0]),
             libc::SYS_fork => return c_long::from(libc::fork()),
-            libc::SYS_clone if process::is_fork(a, b) => {
-                return process::clone_as_fork(a, c, d);
-            }
-            libc::SYS_clone => {
-                process::keep_for_end(a, d);
-                call(number, [a, b, c, d, e, f])
-            }
+            libc::SYS_clone => clone::clone_by_number([a, b, c, d, e]),
+            libc::SYS_clone3 => clone::clone3(a, b),
             libc::SYS_set_tid_address => {
-                process::keep_for_end(libc::CLONE_CHILD_CLEARTID as usize, a);
+                clone::keep_for_end(libc::CLONE_CHILD_CLEARTID as usize, a);
                 call(number, [a, b, c, d, e, f])
             }
             libc::SYS_exit => threads::exit(a as c_int),

@@ -6,6 +6,7 @@
 mod by_handle;
 mod calls;
 mod children;
+mod clone;
 mod filters;
 mod futex;
 mod heap;

@@ -1,7 +1,7 @@
 //! How processes begin and end: fork, exec, exit, and the record that each leaves.
 
 use std::arch::naked_asm;
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use selfpage_heap::next;
@@ -18,12 +18,6 @@ next!(SPAWN: c"posix_spawn" as
 next!(SPAWNP: c"posix_spawnp" as
     fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int, next_spawnp);
 next!(FEXECVE: c"fexecve" as fn(c_int, Strings, Strings) -> c_int, next_fexecve);
-next!(CLONE: c"clone" as
-    fn(Body, *mut c_void, c_int, *mut c_void, *mut c_void, *mut c_void, usize) -> c_int, next_clone);
-
-/// What a clone(3) runs.
-type Body = unsafe extern "C" fn(*mut c_void) -> c_int;
-
 type Handler = Option<unsafe extern "C" fn()>;
 
 next!(REGISTER: c"__register_atfork" as fn(Handler, Handler, Handler, *mut c_void) -> c_int, next_register);
@@ -123,60 +117,6 @@ extern "C" fn just_after_fork() {
 pub unsafe extern "C" fn _Fork() -> c_int {
     // SAFETY: raw-call: fork takes no arguments.
     unsafe { libc::fork() }
-}
-
-/// As in the C library, with the last argument where there is one.
-///
-/// # Safety
-/// As C has it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn clone(
-    body: Body,
-    stack: *mut c_void,
-    flags: c_int,
-    argument: *mut c_void,
-    parent: *mut c_void,
-    data: *mut c_void,
-    child: usize,
-) -> c_int {
-    keep_for_end(flags as usize, child);
-    // SAFETY: c-library: passed on from our caller.
-    unsafe { next_clone()(body, stack, flags, argument, parent, data, child) }
-}
-
-/// Where a thread's number is to be cleared when it ends: the kernel waits for no pager then.
-pub fn keep_for_end(flags: usize, child: usize) {
-    if flags & libc::CLONE_CHILD_CLEARTID as usize != 0 {
-        maps::keep(child, size_of::<c_int>());
-    }
-}
-
-/// Whether a clone(2) is a fork by another name: a process of its own, on the same stack, with nothing else about it.
-pub fn is_fork(flags: usize, stack: usize) -> bool {
-    let harmless = libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID | libc::CLONE_PARENT_SETTID;
-    stack == 0 && flags & !(0xff | harmless as usize) == 0 && flags & 0xff == libc::SIGCHLD as usize
-}
-
-/// Does what such a clone(2) does.
-///
-/// # Safety
-/// *raw-call*: as for the call.
-pub unsafe fn clone_as_fork(flags: usize, parent: usize, child: usize) -> c_long {
-    let asked = |flag: c_int| flags & flag as usize != 0;
-    // SAFETY: raw-call: the program gave places for the numbers that its flags ask for.
-    unsafe {
-        let pid = libc::fork();
-        if pid > 0 && asked(libc::CLONE_PARENT_SETTID) {
-            sys::store(parent, pid);
-        }
-        if pid == 0 && asked(libc::CLONE_CHILD_SETTID) {
-            sys::store(child, sys::tid() as i32);
-        }
-        if pid == 0 && asked(libc::CLONE_CHILD_CLEARTID) {
-            sys::call(libc::SYS_set_tid_address, [child, 0, 0, 0, 0, 0]);
-        }
-        c_long::from(pid)
-    }
 }
 
 /// Ends the process, on the record.

@@ -62,17 +62,30 @@ pub fn tid() -> u32 {
     unsafe { call(libc::SYS_gettid, [0; 6]) as u32 }
 }
 
-/// Writes a number where the program wants it, as the kernel does: a place that cannot be written is passed over.
+/// Writes a number where the program wants it, as the kernel does: a place that cannot be written is an error, `EFAULT`.
 ///
 /// # Safety
 /// *raw-call*: the program asked for it.
-pub unsafe fn store(address: usize, number: i32) {
+pub unsafe fn store(address: usize, number: i32) -> isize {
     let len = size_of_val(&number);
-    let from = libc::iovec { iov_base: (&raw const number).cast_mut().cast(), iov_len: len };
-    let to = libc::iovec { iov_base: address as *mut c_void, iov_len: len };
-    let [from, to] = [&from, &to].map(|one| &raw const *one as usize);
     // SAFETY: raw-call: the kernel reads our own number, and writes what the program gave.
-    unsafe { call(libc::SYS_process_vm_writev, [pid() as usize, from, 1, to, 1, 0]) };
+    unsafe { copy(libc::SYS_process_vm_writev, (&raw const number) as usize, address, len) }
+}
+
+/// Fills `into` from where the program says, as the kernel does: what cannot be read is an error, `EFAULT`.
+pub fn load(into: &mut [u8], address: usize) -> isize {
+    // SAFETY: raw-call: the kernel reads what the program gave, and fills what is borrowed for that.
+    unsafe { copy(libc::SYS_process_vm_readv, into.as_mut_ptr() as usize, address, into.len()) }
+}
+
+/// # Safety
+/// *raw-call*: `len` bytes at `ours`, and what the program asked for at `theirs`.
+unsafe fn copy(call_number: i64, ours: usize, theirs: usize, len: usize) -> isize {
+    let ranges = [ours, theirs].map(|at| libc::iovec { iov_base: at as *mut c_void, iov_len: len });
+    let [ours, theirs] = [0, 1].map(|at| &raw const ranges[at] as usize);
+    // SAFETY: raw-call: passed on from our caller.
+    let copied = unsafe { call(call_number, [pid() as usize, ours, 1, theirs, 1, 0]) };
+    if (0..len as isize).contains(&copied) { -libc::EFAULT as isize } else { copied }
 }
 
 /// What a small file of the kernel's begins with; empty where it cannot be read.
@@ -90,7 +103,7 @@ pub fn read_small<'a>(path: &CStr, text: &'a mut [u8]) -> &'a [u8] {
     text.get(..len).unwrap_or_default()
 }
 
-/// How many bytes of a resource the process may have, such as addresses (`RLIMIT_AS`).
+/// How much of a resource the process may have, such as bytes of addresses (`RLIMIT_AS`).
 pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: raw-call: the kernel fills numbers of our own.

@@ -53,6 +53,11 @@ fn a_fork_opens_little_beforehand() {
 }
 
 #[test]
+fn a_clone_with_a_descriptor_of_the_child_is_a_fork() {
+    case("with_pidfd");
+}
+
+#[test]
 fn a_fork_leaves_errno_alone() {
     case("errno_is_kept");
 }

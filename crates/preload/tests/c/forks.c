@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -10,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <ucontext.h>
@@ -245,10 +248,78 @@ static void opens_little(void) {
   CHECK(!pthread_join(thread, 0) && most < 4);
 }
 
+// By number, with a descriptor of the child: QProcess, as Qt makes it.
+struct arguments { uint64_t flags, pidfd, child, parent, signal, rest[6]; };
+static pid_t by_clone(int *pidfd) { return syscall(SYS_clone, CLONE_PIDFD | SIGCHLD, 0, pidfd, 0, 0); }
+static pid_t by_clone3(int *pidfd) {
+  struct arguments a = {.flags = CLONE_PIDFD, .pidfd = (uintptr_t)pidfd, .signal = SIGCHLD};
+  return syscall(SYS_clone3, &a, sizeof a);
+}
+static useconds_t parents_nap;
+static void nap(void) { usleep(parents_nap); }
+static void use_pidfd(pid_t (*make)(int *), int *pidfd) {
+  char *p = malloc(12 * MIB);
+  struct rlimit files, none;
+  CHECK(p && memset(p, 7, 12 * MIB) && !getrlimit(RLIMIT_NOFILE, &files));
+  for (int i = 0; i < 3; i++) {
+    *pidfd = -1;
+    pid_t child = make(pidfd);
+    CHECK(child >= 0);
+    if (!child) {
+      for (size_t at = 0; at < 12 * MIB; at += P) if (p[at] != 7) _exit(1);
+      p[0] = 8;
+      for (int n = 3; n < 64; n++) if (fcntl(n, F_GETFD) >= 0) _exit(2);
+      usleep(50000);
+      _exit(3);
+    }
+    struct pollfd ended = {*pidfd, POLLIN, 0};
+    siginfo_t about;
+    CHECK(fcntl(*pidfd, F_GETFD) == FD_CLOEXEC && !poll(&ended, 1, 0) && poll(&ended, 1, -1) == 1);
+    CHECK(!waitid(P_PIDFD, *pidfd, &about, WEXITED) && about.si_pid == child && about.si_status == 3 && !close(*pidfd));
+  }
+  // One that ends at once, for which nobody waits, while the parent takes its time.
+  CHECK(signal(SIGCHLD, SIG_IGN) != SIG_ERR);
+  parents_nap = 100000;
+  for (int i = 0; i < 3; i++) {
+    pid_t child = make(pidfd);
+    CHECK(child >= 0);
+    if (!child) _exit(0);
+    struct pollfd ended = {*pidfd, POLLIN, 0};
+    CHECK(poll(&ended, 1, -1) == 1 && ended.revents & POLLIN && !close(*pidfd));
+  }
+  CHECK(signal(SIGCHLD, SIG_DFL) != SIG_ERR);
+  parents_nap = 0;
+  // What the kernel refuses, before there is a child.
+  CHECK(make((int *)8) == -1 && errno == EFAULT && fcntl(3, F_GETFD) == -1);
+  none = (struct rlimit){3, files.rlim_max};
+  CHECK(!setrlimit(RLIMIT_NOFILE, &none) && make(pidfd) == -1 && errno == EMFILE && !setrlimit(RLIMIT_NOFILE, &files));
+  CHECK(waitpid(-1, 0, 0) == -1 && errno == ECHILD && p[0] == 7);
+  free(p);
+}
+static void with_pidfd(void) {
+  int *pidfd = malloc(MIB), one;
+  CHECK(pidfd && !pthread_atfork(0, nap, 0));
+  close_range(3, 63, 0);
+  use_pidfd(by_clone, pidfd), use_pidfd(by_clone3, pidfd);
+  struct arguments a = {CLONE_PIDFD | CLONE_PARENT_SETTID | CLONE_CHILD_SETTID, (uintptr_t)pidfd, (uintptr_t)&one, (uintptr_t)&one, SIGCHLD, {0}};
+  for (size_t len = 64; len <= sizeof a; len += 8) {
+    pid_t child = syscall(SYS_clone3, &a, len);
+    CHECK(child >= 0);
+    if (!child) pidfd[0] = -1, _exit(one != getpid());
+    wait_ok(child);
+    CHECK(one == child && !close(*pidfd));
+  }
+  // One place is not for both.
+  a.parent = a.pidfd;
+  CHECK(syscall(SYS_clone3, &a, sizeof a) == -1 && errno == EINVAL);
+  CHECK(syscall(SYS_clone, CLONE_PIDFD | CLONE_PARENT_SETTID | SIGCHLD, 0, pidfd, 0, 0) == -1 && errno == EINVAL);
+  CHECK(syscall(SYS_clone3, 8ul, sizeof a) == -1 && errno == EFAULT);
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled},
   {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"at_limits", at_limits},
-  {"at_data_limits", at_data_limits}, {"opens_little", opens_little}};
+  {"at_data_limits", at_data_limits}, {"opens_little", opens_little}, {"with_pidfd", with_pidfd}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);
