@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use selfpage_heap::next;
 
-use crate::filters;
 use crate::space::PAGE;
 use crate::sys::{self, call};
+use crate::{filters, managed};
 
 next!(FORK: c"fork" as fn() -> libc::pid_t, next_fork);
 
@@ -31,32 +31,42 @@ pub fn begin(pages: Pages) {
     NEEDED.store(FOR_DOMAIN + if pages == Pages::InFile { FOR_FILE } else { 0 }, Ordering::Relaxed);
 }
 
-/// As in the C library, but `EAGAIN` or `ENOMEM` where limits would not let the child have its memory.
+/// As in the C library, but `EAGAIN` or `ENOMEM` where limits would not let the child have its memory, and `EPERM` where it may not open it.
 ///
 /// # Safety
 /// As C has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fork() -> libc::pid_t {
+    let errno_before = sys::errno();
     // Under a filter it is for the child to find.
     let needed = if filters::are_set() { 0 } else { NEEDED.load(Ordering::Relaxed) };
-    let (line, errno) = if lacks_descriptors(needed) {
-        (
-            "selfpage: no fork: a child would have no descriptors to bring its pages with: raise ulimit -n\n",
-            libc::EAGAIN,
-        )
-    } else if needed != 0 && lacks(libc::RLIMIT_AS, ADDRESSES) {
-        ("selfpage: no fork: a child would have no addresses for its pages: raise ulimit -v\n", libc::ENOMEM)
-    } else if needed != 0 && lacks(libc::RLIMIT_DATA, DATA) {
-        ("selfpage: no fork: a child would have no memory for its pages: raise ulimit -d\n", libc::ENOMEM)
-    } else {
+    let refusal = if needed == 0 { None } else { refusal(needed) };
+    let Some((why, errno)) = refusal else {
+        sys::set_errno(errno_before);
         // SAFETY: c-library: fork takes no arguments.
         return unsafe { next_fork()() };
     };
     if !TOLD.swap(true, Ordering::Relaxed) {
-        sys::say(line);
+        sys::say(&format!("selfpage: no fork: {why}\n"));
     }
     sys::set_errno(errno);
     -1
+}
+
+/// Why there is to be no child, and the number of the error.
+fn refusal(needed: usize) -> Option<(String, i32)> {
+    let lacking = |what: &str| format!("a child would have no {what}");
+    if lacks_descriptors(needed) {
+        return Some((lacking("descriptors to bring its pages with: raise ulimit -n"), libc::EAGAIN));
+    }
+    if lacks(libc::RLIMIT_AS, ADDRESSES) {
+        return Some((lacking("addresses for its pages: raise ulimit -v"), libc::ENOMEM));
+    }
+    if lacks(libc::RLIMIT_DATA, DATA) {
+        return Some((lacking("memory for its pages: raise ulimit -d"), libc::ENOMEM));
+    }
+    let why = managed::get()?.domain.check_fork().err()?;
+    Some((why.to_string(), libc::EPERM))
 }
 
 /// Whether fewer than `needed` numbers below the limit are free. Nothing is opened to find that out: a child that another thread forks just

@@ -48,6 +48,22 @@ fn a_fork_fails_where_its_child_could_not_have_its_memory() {
 }
 
 #[test]
+fn a_fork_fails_where_its_child_may_not_open_its_memory() {
+    if !run::possible() {
+        return;
+    }
+    let options = ["--frames", "8M", "--store", "/var/tmp"];
+    let ran = run::run_with("/".as_ref(), &options, run::compile("forks", &[]), &["after_landlock"]);
+    if ran.text() == "no landlock\n" {
+        return run::skip("landlock", "the kernel has none: CONFIG_SECURITY_LANDLOCK, and lsm=landlock");
+    }
+    // Said once.
+    assert_eq!((ran.code(), ran.text().as_str(), ran.errors().lines().count()), (0, "ok\n", 1), "{}", ran.errors());
+    let says = ["selfpage: no fork: open /proc/thread-self/mem: ", "Landlock"];
+    assert!(says.iter().all(|words| ran.errors().contains(words)), "{}", ran.errors());
+}
+
+#[test]
 fn a_fork_opens_little_beforehand() {
     case("opens_little");
 }
@@ -59,7 +75,12 @@ fn a_clone_with_a_descriptor_of_the_child_is_a_fork() {
 
 #[test]
 fn a_fork_leaves_errno_alone() {
-    case("errno_is_kept");
+    if run::possible() {
+        // A file would be its maker's.
+        let options = ["--frames", "8M", "--store", "memory"];
+        let ran = run::run_with("/".as_ref(), &options, run::compile("forks", &[]), &["errno_is_kept"]).ok();
+        assert_eq!(ran.text(), "ok\n");
+    }
 }
 
 #[test]

@@ -194,6 +194,18 @@ impl Domain {
         Stats::read(&self.life.inner)
     }
 
+    /// Whether a child that the calling thread forked now could open what it needs of the domain: a thread that has limited itself since the
+    /// domain was built (Landlock) may not. Such a child gets no regions, or ends: better not to fork.
+    ///
+    /// # Context
+    /// Normal.
+    ///
+    /// # Errors
+    /// The system refuses a file, which the message names. What else a fork may lack is not looked at.
+    pub fn check_fork(&self) -> Result<()> {
+        fork::check(&self.life.inner)
+    }
+
     /// Whether faults that the kernel takes inside a system call can be served by workers.
     pub fn serves_system_calls(&self) -> bool {
         self.life.inner.serves_system_calls.load(Ordering::Relaxed)

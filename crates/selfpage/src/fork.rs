@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 mod cancel;
+mod denied;
 mod held;
 mod once;
 mod sealed;
@@ -40,6 +41,7 @@ use crate::undisturbed::{self, Locked};
 use crate::{descriptors, dirty, protection, snapshot};
 
 use cancel::Uncancelled;
+pub(crate) use denied::check;
 pub(crate) use held::OverFork;
 pub(crate) use once::Once;
 use stack::KeptStack;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -164,7 +165,7 @@ static void errno_is_kept(void) {
     wait_ok(child);
   }
   if (getuid()) return;
-  CHECK(!setrlimit(RLIMIT_NPROC, &none) && !setresuid(65534, 65534, 65534));
+  CHECK(!setrlimit(RLIMIT_NPROC, &none) && !setresuid(65534, 65534, 65534) && !prctl(PR_SET_DUMPABLE, 1, 0, 0, 0));
   errno = 77;
   CHECK(fork() == -1 && errno == EAGAIN);
 }
@@ -316,10 +317,42 @@ static void with_pidfd(void) {
   CHECK(syscall(SYS_clone3, 8ul, sizeof a) == -1 && errno == EFAULT);
 }
 
+// A thread that has limited itself (Landlock) to these directories, or to none: a fork fails, or the child has all its memory.
+enum { READ = 4, WRITE = 2, CREATE_RULES = 444, ADD_RULE = 445, RESTRICT = 446 };
+static void *limited_to(void *directories) {
+  uint64_t handled = READ | WRITE;
+  int rules = syscall(CREATE_RULES, &handled, sizeof handled, 0);
+  CHECK(rules >= 0);
+  for (const char **name = directories; *name; name++) {
+    struct { uint64_t access; int parent; } __attribute__((packed)) rule = {READ | WRITE, open(*name, O_PATH | O_CLOEXEC)};
+    CHECK(!syscall(ADD_RULE, rules, 1, &rule, 0) && !close(rule.parent));
+  }
+  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !syscall(RESTRICT, rules, 0) && !close(rules));
+  char *p = malloc(12 * MIB);
+  CHECK(p && memset(p, 7, 12 * MIB));
+  intptr_t why = fork_at_limit(p);
+  free(p);
+  return (void *)why;
+}
+static void after_landlock(void) {
+  if (syscall(CREATE_RULES, 0, 0, 1) < 0) { puts("no landlock"); exit(0); }
+  const char *sets[][3] = {{0}, {"/proc", 0}, {"/var/tmp", 0}, {"/proc", "/var/tmp", 0}};
+  for (int i = 0; i < 4; i++) {
+    pthread_t thread;
+    void *why;
+    CHECK(!pthread_create(&thread, 0, limited_to, sets[i]) && !pthread_join(thread, &why));
+    CHECK((intptr_t)why == (i < 3 ? EPERM : 0));
+  }
+  // The others have not.
+  char *p = malloc(12 * MIB);
+  CHECK(p && memset(p, 7, 12 * MIB) && !fork_at_limit(p));
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled},
   {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"at_limits", at_limits},
-  {"at_data_limits", at_data_limits}, {"opens_little", opens_little}, {"with_pidfd", with_pidfd}};
+  {"at_data_limits", at_data_limits}, {"opens_little", opens_little}, {"with_pidfd", with_pidfd},
+  {"after_landlock", after_landlock}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);

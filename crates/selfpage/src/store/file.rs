@@ -239,6 +239,18 @@ impl fmt::Debug for FileStore {
     }
 }
 
+impl FileStore {
+    /// The file for a child. `table_of` is a thread that has the descriptor.
+    fn reopened(&self, table_of: i32) -> Result<Descriptor, StoreError> {
+        let flags = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
+        self.file.reopen(table_of.cast_unsigned(), flags).map_err(|cause| StoreError {
+            object: self.object.clone(),
+            cause,
+            remedy: "a child needs the file opened anew: mount /proc, keep the right to open it, raise ulimit -n",
+        })
+    }
+}
+
 impl BackingStore for FileStore {
     fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
         let mark = self.bloks.mark();
@@ -291,17 +303,16 @@ impl BackingStore for FileStore {
         })
     }
 
+    fn check_fork(&self, table_of: i32) -> Result<(), StoreError> {
+        self.reopened(table_of).map(drop)
+    }
+
     fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {
         if self.bloks.me().is_none() {
             let cause = io::Error::other("it is an ancestor's, and this process was forked without it");
             return Err(StoreError { object: self.object.clone(), cause, remedy: "make one of its own in the child" });
         }
-        let flags = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
-        let file = self.file.reopen(table_of.cast_unsigned(), flags).map_err(|cause| StoreError {
-            object: self.object.clone(),
-            cause,
-            remedy: "a child needs the file opened anew: mount /proc, keep the right to open it, raise ulimit -n",
-        })?;
+        let file = self.reopened(table_of)?;
         // The child's lock is held from now on, first by us: it never looks dead before it has lived.
         let locked = |member: u32| match lock(file.borrow(), LOCKS_FROM + member as u64, 1) {
             Ok(false) => None,

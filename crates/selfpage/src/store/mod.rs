@@ -132,6 +132,19 @@ pub trait BackingStore: Send + Sync {
         Ok(())
     }
 
+    /// Tries what [`before_fork`](BackingStore::before_fork) will open, and leaves all as it is. `table_of` is as there; no other thread
+    /// forks meanwhile.
+    ///
+    /// # Context
+    /// Normal.
+    ///
+    /// # Errors
+    /// The file cannot be opened again.
+    fn check_fork(&self, table_of: i32) -> Result<(), StoreError> {
+        let _ = table_of;
+        Ok(())
+    }
+
     /// Gets ready for a fork. `table_of` is a thread that has [`descriptors`](BackingStore::descriptors): the caller itself,
     /// or a pager thread where the program may have closed the caller's.
     ///
@@ -191,6 +204,10 @@ impl<S: BackingStore + ?Sized> BackingStore for Arc<S> {
 
     fn check_descriptor(&self, number: RawFd, found: BorrowedFd<'_>) -> Result<(), StoreError> {
         (**self).check_descriptor(number, found)
+    }
+
+    fn check_fork(&self, table_of: i32) -> Result<(), StoreError> {
+        (**self).check_fork(table_of)
     }
 
     fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {

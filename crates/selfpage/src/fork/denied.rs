@@ -1,0 +1,50 @@
+//! What a child would have to open, tried before the fork: a process that has limited itself (Landlock), or given up its rights, may not.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use selfpage_core::linux::descriptor::Descriptor;
+
+use super::TURN;
+use crate::descriptors::MEMORY;
+use crate::doctor::limits::undumpable;
+use crate::domain::Inner;
+use crate::error::{Error, Kind, Result, SystemError};
+use crate::undisturbed;
+
+const REMEDY: &str = "a forked child must open it anew: keep the right to that, and have what limits this thread (Landlock) \
+                      allow it to read below /proc, and to read and write the store's file or directory";
+
+/// Tries on the calling thread, whose limits a child will have. Anything but a refusal is for the fork to meet.
+pub(crate) fn check(inner: &Inner) -> Result<()> {
+    let stores: Vec<_> = inner.regions().values().filter_map(|bound| bound.store().cloned()).collect();
+    let mut known = Vec::new();
+    // No other thread forks meanwhile: its child would have what is opened here.
+    let _turn = undisturbed::lock(&TURN);
+    match Descriptor::open_memory() {
+        Ok(opened) => drop(opened.close()),
+        Err(errno) if is_refusal(&errno.into_io()) => {
+            let error = Error::system("open", MEMORY, errno);
+            return Err(if undumpable().is_some() { error } else { error.with(REMEDY) });
+        }
+        Err(_) => {}
+    }
+    let table_of = inner.table_thread.load(Ordering::Acquire) as i32;
+    for store in stores {
+        if known.contains(&store.identity()) {
+            continue;
+        }
+        known.push(store.identity());
+        if let Err(why) = store.check_fork(table_of)
+            && is_refusal(&why.cause)
+        {
+            let object = format!("store {}", why.object);
+            return Err(Error::new(Kind::Denied, "open", object, format!("{}; {REMEDY}", why.cause)));
+        }
+    }
+    Ok(())
+}
+
+fn is_refusal(why: &io::Error) -> bool {
+    matches!(why.raw_os_error(), Some(libc::EACCES | libc::EPERM))
+}
