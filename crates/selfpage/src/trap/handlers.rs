@@ -159,7 +159,8 @@ fn start(inner: &Arc<Inner>) -> io::Result<()> {
 fn next_call(inner: &Arc<Inner>) -> Option<(u64, u64)> {
     let handlers = &inner.handlers;
     if let Some(call) = handlers.nested.pop() {
-        if handlers.idle.load(Ordering::SeqCst) <= 0 && start(inner).is_ok() {
+        // What was left to threads that fetch made it less than none.
+        while handlers.idle.load(Ordering::SeqCst) <= 0 && start(inner).is_ok() {
             handlers.idle.fetch_add(1, Ordering::SeqCst);
         }
         if Call::of(call.1).starts {

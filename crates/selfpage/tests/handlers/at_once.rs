@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, MemoryFault, Protection, Trap};
+use selfpage::{Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Trap};
 
 use crate::{PAGE, read, unprotect, write};
 
@@ -46,4 +46,54 @@ fn handlers_that_fault_at_once_are_all_answered() {
     for handlers in [2, 3, 8] {
         (0..100).for_each(|_| all_fault_at_once(handlers));
     }
+}
+
+/// The same for pages that are absent: it is asked first, and passes them.
+struct Passes {
+    base: Arc<AtomicUsize>,
+    handlers: usize,
+    begun: Barrier,
+}
+
+impl FaultHandler for Passes {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        if fault.kind() == FaultKind::Missing {
+            return Answer::Pass;
+        }
+        let page = fault.offset_bytes() / PAGE;
+        if page < self.handlers {
+            self.begun.wait();
+            let other = self.base.load(SeqCst) + (PAGES / 2 + page) * PAGE;
+            // SAFETY: test: a page of the region, which nobody holds a reference into.
+            unsafe { (other as *mut u64).write_volatile(7) };
+        }
+        unprotect(fault)
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+fn all_meet_absent_pages_at_once(handlers: usize) {
+    let base = Arc::new(AtomicUsize::new(0));
+    let passes = Passes { base: base.clone(), handlers, begun: Barrier::new(handlers) };
+    let domain = Domain::with_frames(8 * PAGES * PAGE).build().unwrap();
+    let builder = domain.region(PAGES * PAGE).name("passed").trap(Trap::Worker).handler(passes);
+    let region = builder.stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+    base.store(region.as_ptr() as usize, SeqCst);
+    region.pin(0, PAGES / 2 * PAGE).unwrap();
+    region.protect(0, PAGES / 2 * PAGE, Protection::Read).unwrap();
+    std::thread::scope(|scope| {
+        for page in 0..handlers {
+            let region = &region;
+            scope.spawn(move || write(region, page, 3));
+        }
+    });
+    assert!((0..handlers).all(|page| read(&region, page) == 3 && read(&region, PAGES / 2 + page) == 7));
+}
+
+#[test]
+fn handlers_that_meet_passed_pages_at_once_are_all_answered() {
+    (0..100).for_each(|_| all_meet_absent_pages_at_once(PAGES / 2));
 }
