@@ -47,7 +47,7 @@ use crate::region::Bound;
 use crate::snapshot::MOST_RUNS;
 use crate::stats::Stats;
 use crate::trap::handlers::Handlers;
-use crate::trap::{errand, stack};
+use crate::trap::{errand, stack, thread};
 use crate::turn::Turns;
 use crate::{descriptors, trace};
 
@@ -227,7 +227,11 @@ impl Drop for Life {
     fn drop(&mut self) {
         self.quiet = Some(signal::Quiet::begin());
         crate::fork::delist(&self.inner);
-        self.inner.end();
+        if thread::is_a_domains() {
+            self.inner.end_elsewhere();
+        } else {
+            self.inner.end();
+        }
     }
 }
 

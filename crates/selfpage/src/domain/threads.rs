@@ -92,6 +92,20 @@ impl Inner {
         }
     }
 
+    /// The same, for a thread that would wait for itself there, or for another domain's that waits for it: a handler, pager or store of the
+    /// program's may own regions, and is dropped by whoever was the last to ask it. On a pager thread the program's copies of the
+    /// descriptors stay open, where it has them.
+    pub(super) fn end_elsewhere(self: &Arc<Self>) {
+        let own = self.clone();
+        let started = std::thread::Builder::new().name("selfpage-end".into()).spawn(move || own.end());
+        // In a forked child whoever listens may wait for a thread of the parent's.
+        if let Err(why) = started
+            && !crate::fork::is_child()
+        {
+            tracing::error!(%why, "no thread to end a domain with: it stays, with its threads and its memory");
+        }
+    }
+
     /// Closes the domain's descriptors, where the program has them and has not closed them itself.
     pub(super) fn close_descriptors(&self) {
         descriptors::close_ours(&self.descriptors.lock().unwrap_or_else(PoisonError::into_inner));
@@ -177,8 +191,9 @@ pub(crate) fn start(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::mpsc::{Sender, channel};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use selfpage_core::addr::PAGE_BYTES;
 
@@ -201,6 +216,20 @@ mod tests {
 
         fn asks_first(&self) -> bool {
             true
+        }
+    }
+
+    #[test]
+    fn a_domain_ends_whose_last_hold_a_thread_of_its_own_drops() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let inner = domain.life().inner.clone();
+        let left = Arc::downgrade(&inner);
+        inner.on_pager_thread(move || drop(domain));
+        drop(inner);
+        let began = Instant::now();
+        while left.strong_count() > 0 {
+            assert!(began.elapsed() < Duration::from_secs(10), "its threads have not ended");
+            std::thread::yield_now();
         }
     }
 

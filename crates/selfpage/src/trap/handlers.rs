@@ -17,7 +17,7 @@ use selfpage_core::ring::Ring;
 use selfpage_core::sync::Event;
 
 use super::ask::{self, Asked};
-use super::worker;
+use super::{thread as own_thread, worker};
 use crate::domain::Inner;
 use crate::error::{Error, Result};
 use crate::handler::{Answer, FaultKind, Protection, Trouble};
@@ -100,8 +100,7 @@ impl Handlers {
     /// Has the threads end, and waits until they have. A handler that is at work may need all other threads of the domain.
     pub(crate) fn end(&self, inner: &Inner) {
         self.ending.store(true, Ordering::SeqCst);
-        let own = u32::from(self.depth_of(thread::id()) > 0);
-        while self.threads.load(Ordering::SeqCst) > own {
+        while self.threads.load(Ordering::SeqCst) > 0 {
             self.called.signal(inner.state().mmu);
             std::thread::yield_now();
         }
@@ -145,6 +144,7 @@ fn start(inner: &Arc<Inner>) -> io::Result<()> {
     let mask = signal::block_all();
     let started = Builder::new().name("selfpage-handler".into()).spawn(move || {
         signal::block_others_for_good();
+        own_thread::is_now_a_domains();
         serve(&own);
         let handlers = &own.handlers;
         handlers.threads.fetch_sub(1, Ordering::SeqCst);

@@ -4,6 +4,7 @@
 //! # Context
 //! Normal, unless stated otherwise.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -27,6 +28,25 @@ static TIDS: [AtomicU32; MOST_THREADS] = [const { AtomicU32::new(0) }; MOST_THRE
 static STARTING: AtomicU32 = AtomicU32::new(0);
 /// The threads that are starting one, each at the place that it has for it: where their own blocks are.
 static STARTERS: [AtomicUsize; MOST_THREADS] = [const { AtomicUsize::new(0) }; MOST_THREADS];
+
+thread_local! {
+    /// Whether the calling thread is one that a domain has, and at its end waits for. Without a destructor, which the C library would have to
+    /// be told of.
+    static IS_A_DOMAINS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notes it of the calling thread, which is just beginning.
+pub(super) fn is_now_a_domains() {
+    IS_A_DOMAINS.set(true);
+}
+
+/// Whether the calling thread is a domain's: one for handlers, or a pager thread.
+///
+/// # Context
+/// Normal or PagerThread.
+pub(crate) fn is_a_domains() -> bool {
+    IS_A_DOMAINS.get()
+}
 
 /// Whether the caller is a pager thread, or one is just being started (and the C library allocates for it). Memory that is
 /// allocated then must not be managed: a pager thread that waits for itself never returns.
@@ -89,6 +109,7 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
     let (up, is_up) = std::sync::mpsc::sync_channel(1);
     let thread = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
         signal::block_for_good();
+        is_now_a_domains();
         // Whoever starts it may be in a protection domain; a pager of the program's own may touch what that cannot.
         crate::protection::allow_everything();
         let here = 0u8;

@@ -14,6 +14,7 @@ mod asked;
 mod at_once;
 mod dropped;
 mod given;
+mod owns;
 mod paging;
 mod passed;
 mod refused;
