@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::linux::Errno;
-use selfpage_core::linux::memory::{self, Access, HUGE_PAGE_BYTES, Place};
+use selfpage_core::linux::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
 use selfpage_core::linux::uffd::{Modes, Uffd};
 
 use crate::config::Locking;
@@ -126,6 +126,15 @@ impl FramePool {
             Swapping::Never(_) => Residence::NoSwap,
             Swapping::May { .. } => Residence::MaySwap,
         }
+    }
+
+    /// Gives the memory of all slots back, locked or not. The addresses stay.
+    ///
+    /// # Safety
+    /// pool-owned: nobody uses a frame any more.
+    pub(crate) unsafe fn empty(&self) {
+        // SAFETY: pool-owned: passed on from our caller.
+        let _ = unsafe { memory::advise(self.start, self.len_bytes(), Advice::Drop) };
     }
 
     /// Where its slots are.

@@ -57,6 +57,33 @@ fn costs_what_the_frames_cost() {
     assert!(faults() - before < 8000, "{} faults", faults() - before);
 }
 
+/// The memory that this process has in core.
+fn in_core_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * PAGE
+}
+
+/// Its parent's threads have counts of the domain, which nobody takes back in the child.
+#[test]
+fn a_child_that_drops_its_domain_has_its_frames_back() {
+    const BYTES: usize = 128 << 20;
+    let domain = Domain::with_frames(BYTES).build().unwrap();
+    let mut region = domain.region(BYTES / 8 * 7).zero().unwrap();
+    region.as_mut_slice::<u8>().fill(7);
+    let both = (domain, region);
+    let status = in_child(|| {
+        let full = in_core_bytes();
+        // SAFETY: test: the child ends without dropping it a second time.
+        drop(unsafe { std::ptr::read(&both) });
+        let left = in_core_bytes();
+        say(&format!("{full} bytes in core, {left} without the domain"));
+        left + BYTES / 4 * 3 < full
+    });
+    assert_eq!(status, 0);
+    let (_domain, region) = both;
+    assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 7));
+}
+
 fn both_go_on(trap: Trap, memory: bool) {
     let (frames, pages) = (256, 1024);
     let domain = Domain::with_frames(frames * PAGE).build().unwrap();

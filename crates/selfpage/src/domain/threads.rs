@@ -77,7 +77,7 @@ impl Inner {
     pub(super) fn end(&self) {
         upcall::delist(&raw const *self);
         self.handlers.end(self);
-        self.stop.store(true, Ordering::SeqCst);
+        let was_here = !self.stop.swap(true, Ordering::SeqCst);
         let state = &self.state;
         for event in [&state.requested, &state.to_save, &state.stack.demand.wanted, &state.stack.demand.available] {
             event.signal(state.mmu);
@@ -89,6 +89,11 @@ impl Inner {
         self.close_descriptors();
         if let Some(held) = self.held.lock().unwrap_or_else(PoisonError::into_inner).take() {
             held.release();
+        }
+        if was_here {
+            // In a forked child the pool itself stays: its parent's threads, which are not here, have each a count of the domain.
+            // SAFETY: pool-owned: no region is left, and no thread. A child that did not get the domain has no pool.
+            unsafe { self.pool.empty() };
         }
     }
 
