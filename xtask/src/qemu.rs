@@ -76,6 +76,7 @@ pub const KEYS: Trial = Trial {
     programs: &[
         "protection",
         "protection_parts",
+        "protection_wide",
         "protection_signals",
         "rights",
         "keys_taken",

@@ -406,6 +406,10 @@ impl Table {
                 continue;
             }
             if core.hold_back(0) > 0 {
+                if !wide {
+                    // It stays so for the threads in it, which is the stricter, and follows when rights change after they have left.
+                    continue;
+                }
                 let cause = "threads are in it, and its rights to execute are the whole process's: leave it first";
                 let object = format!("memory for protection domain {}", core.name);
                 return Err(Error::new(Kind::Held, "set the rights on", object, cause));
