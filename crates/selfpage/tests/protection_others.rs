@@ -78,3 +78,12 @@ fn what_no_domain_has_to_do_with_waits_for_none() {
         std::thread::spawn(move || write(&closed)).join().unwrap();
     });
 }
+
+#[test]
+fn a_name_with_a_nul_runs_like_others() {
+    child::forked(|| {
+        let domain = ProtectionDomain::new("plug\0in");
+        assert!(matches!(domain.run(|| 7).unwrap(), Ended::Well(7)));
+        assert_eq!(domain.name(), "plug\0in");
+    });
+}

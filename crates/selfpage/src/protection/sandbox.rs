@@ -116,7 +116,9 @@ impl ProtectionDomain {
         });
         let result: Arc<Mutex<Option<Result<std::thread::Result<T>>>>> = Arc::default();
         let (door, own_trial, place) = (self.door.clone(), trial.clone(), result.clone());
-        let started = std::thread::Builder::new().name(self.name().into()).spawn(move || {
+        // The system's names have no NUL.
+        let name = self.name().replace('\0', " ");
+        let started = std::thread::Builder::new().name(name).spawn(move || {
             let ended = door.enter().map(|entered| {
                 thread::with(|here| here.set_trial(Arc::as_ptr(&own_trial)));
                 let ended = panic::catch_unwind(AssertUnwindSafe(work));
