@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage_core::addr::PAGE_BYTES;
@@ -12,7 +12,6 @@ use selfpage_core::linux::{signal, thread};
 
 use super::block::{self, PAGES};
 use super::cgroup;
-use super::fork;
 use super::frames::{self, TABLE_BYTES};
 use super::limit;
 use super::pressure::{Reports, Watch, Wishes};
@@ -44,6 +43,9 @@ const RUNS: u8 = 2;
 const OVER: u8 = 3;
 
 static STATE: AtomicU8 = AtomicU8::new(NONE);
+/// The process that started it last: in a child of a fork perhaps its parent.
+static STARTED_BY: AtomicU32 = AtomicU32::new(0);
+static ATTENDED: Once<()> = Once::new();
 /// The C library's name of the thread, while it runs.
 static THREAD: AtomicU64 = AtomicU64::new(0);
 /// What the C library does when the first thread ends, by itself or cancelled, and the process does not: [`end`]. `None`: it has no key left.
@@ -127,9 +129,14 @@ pub fn start() -> io::Result<()> {
     if STATE.compare_exchange(NONE, BEGINS, Ordering::Relaxed, Ordering::Relaxed).is_err() {
         return Ok(());
     }
+    STARTED_BY.store(std::process::id(), Ordering::Relaxed);
     end_with_first_thread();
-    // Or a child would take its parent's for its own.
-    fork::register();
+    // Nothing before a fork: what comes as late as this would be called first then, and had the allocator's lock before the program's own
+    // handlers have theirs.
+    // SAFETY: fork-handlers: a function without arguments, which stays loaded as long as the allocator is used.
+    ATTENDED.get_or_make(|| unsafe {
+        libc::pthread_atfork(None, None, Some(forget_parents));
+    });
     // Here at the latest: another thread may change the environment while the keeper runs.
     match create(WISHES.get_or_make(Wishes::of_environment)) {
         Ok(thread) => {
@@ -189,6 +196,13 @@ pub(super) fn forget() {
     STATE.store(NONE, Ordering::Relaxed);
     if let Some(key) = AT_END.get() {
         expect_end(*key);
+    }
+}
+
+/// In a child of a fork, also where nobody attends to that for the allocator. Handlers that came before this may have started the child's own.
+extern "C" fn forget_parents() {
+    if STATE.load(Ordering::Relaxed) != NONE && STARTED_BY.load(Ordering::Relaxed) != std::process::id() {
+        forget();
     }
 }
 

@@ -1,6 +1,8 @@
 //! Frames that the keeper makes ready before a block asks for them.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use selfpage::alloc;
@@ -32,7 +34,7 @@ fn one_was_ready() -> bool {
         // SAFETY: ours, and this long.
         unsafe { block.write_bytes(1, BLOCK_BYTES) };
         blocks.push(block);
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
     // SAFETY: ours, and gone afterwards.
     blocks.into_iter().for_each(|block| unsafe { alloc::free(block) });
@@ -45,6 +47,23 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
+/// Forks, and expects the child to find `right`. A child that hangs is ended.
+fn fork_finds(right: impl FnOnce() -> bool) {
+    // SAFETY: the child starts a thread at most, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: calls without pointers; the second ends the child at once.
+        unsafe {
+            libc::alarm(60);
+            libc::_exit(i32::from(!right()))
+        };
+    }
+    let mut status = 0;
+    // SAFETY: our child, and a place for its status.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+}
+
 /// Also where nobody has called `fork::register`.
 #[test]
 fn a_forked_child_has_a_keeper_when_it_starts_one() {
@@ -52,18 +71,85 @@ fn a_forked_child_has_a_keeper_when_it_starts_one() {
         let before = threads();
         alloc::keeper::start().unwrap();
         assert_eq!(threads(), before + 1);
-        // SAFETY: the child starts a thread, and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
+        fork_finds(|| {
             let alone = threads();
-            let starts = alloc::keeper::start().is_ok() && threads() == alone + 1;
-            // SAFETY: ends the child at once.
-            unsafe { libc::_exit(i32::from(!starts)) };
-        }
-        let mut status = 0;
-        // SAFETY: our child, and a place for its status.
-        unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(status, 0);
+            alloc::keeper::start().is_ok() && threads() == alone + 1
+        });
+    });
+}
+
+extern "C" fn prepare() {
+    alloc::fork::prepare();
+}
+extern "C" fn parent() {
+    alloc::fork::parent();
+}
+extern "C" fn child_with_a_keeper() {
+    alloc::fork::child();
+    alloc::keeper::start().unwrap();
+}
+
+#[test]
+fn a_keeper_that_a_handler_of_a_fork_starts_in_the_child_is_its_only_one() {
+    own_process::run("reserve::a_keeper_that_a_handler_of_a_fork_starts_in_the_child_is_its_only_one", || {
+        // SAFETY: functions without arguments.
+        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child_with_a_keeper)) };
+        alloc::keeper::start().unwrap();
+        fork_finds(|| threads() == 2 && alloc::keeper::start().is_ok() && threads() == 2);
+    });
+}
+
+/// Whether somebody has the program's own lock, under which it takes blocks.
+static OWN: AtomicBool = AtomicBool::new(false);
+
+fn take_own() {
+    while OWN.swap(true, Ordering::Acquire) {
+        thread::yield_now();
+    }
+}
+fn let_go_of_own() {
+    OWN.store(false, Ordering::Release);
+}
+extern "C" fn prepare_after_own() {
+    take_own();
+    alloc::fork::prepare();
+}
+extern "C" fn parent_before_own() {
+    alloc::fork::parent();
+    let_go_of_own();
+}
+extern "C" fn child_before_own() {
+    alloc::fork::child();
+    let_go_of_own();
+}
+
+/// As POSIX has it for a program's locks: else who has its own waits for the allocator's, and the fork for its own.
+#[test]
+fn who_attends_to_forks_himself_takes_his_locks_before_the_allocators() {
+    own_process::run("reserve::who_attends_to_forks_himself_takes_his_locks_before_the_allocators", || {
+        // A fork that waits for ever ends the process.
+        // SAFETY: a call without pointers.
+        unsafe { libc::alarm(120) };
+        // SAFETY: functions without arguments.
+        unsafe { libc::pthread_atfork(Some(prepare_after_own), Some(parent_before_own), Some(child_before_own)) };
+        alloc::keeper::start().unwrap();
+        let ends = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !ends.load(Ordering::Relaxed) {
+                        take_own();
+                        let block = alloc::allocate(1 << 20, 1).unwrap();
+                        // SAFETY: ours, and gone afterwards.
+                        unsafe { alloc::free(block) };
+                        let_go_of_own();
+                        thread::yield_now();
+                    }
+                });
+            }
+            (0..200).for_each(|_| fork_finds(|| alloc::allocate(1 << 20, 1).is_some()));
+            ends.store(true, Ordering::Relaxed);
+        });
     });
 }
 
