@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #define CHECK(what) ((what) ? (void)0 : (fprintf(stderr, "line %d: %s\n", __LINE__, #what), abort()))
 #define MIB ((size_t)1 << 20)
@@ -30,6 +32,19 @@ static char *written(size_t len) {
     char *block = malloc(len);
     CHECK(block != NULL);
     return memset(block, 7, len);
+}
+
+// What a block has lost, too little for others, goes back while it is there.
+static void lose_an_end(void) {
+    char *block = written(7 * MIB);
+    CHECK(mlock(block, 7 * MIB) == 0);
+    block = realloc(block, 5 * MIB + MIB / 2);
+    malloc_trim(0);
+    CHECK(is_locked(block, 5 * MIB + MIB / 2));
+    CHECK(munlock(block, 5 * MIB + MIB / 2) == 0);
+    free(block);
+    malloc_trim(0);
+    CHECK(locked_kib() == 0);
 }
 
 // As much as everybody may lock.
@@ -57,6 +72,17 @@ static void lock_blocks(void) {
     CHECK(locked_kib() == 0);
 }
 
+static void lose_the_right(void) {
+    char *block = written(6 * MIB);
+    CHECK(mlock(block, 6 * MIB) == 0);
+    CHECK(setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){64 << 10, 64 << 10}) == 0);
+    // Of root's rights one is to lock all the same.
+    CHECK(geteuid() != 0 || setuid(65534) == 0);
+    char *moved = realloc(block, 200 * MIB);
+    CHECK(moved != block && moved[6 * MIB - 1] == 7);
+    CHECK(is_locked(moved, 6 * MIB));
+}
+
 static void lock_all(void) {
     char *blocks[6];
     // Who may lock only so much has no memory from then on: the kernel counts addresses.
@@ -77,8 +103,10 @@ static void lock_all(void) {
 }
 
 int main(int count, char **arguments) {
-    (void)arguments;
-    count > 1 ? lock_all() : lock_blocks();
+    const char *how = count > 1 ? arguments[1] : "blocks";
+    if (strcmp(how, "blocks") == 0) lose_an_end(), lock_blocks();
+    if (strcmp(how, "lost") == 0) lose_the_right();
+    if (strcmp(how, "all") == 0) lock_all();
     puts("done");
     return 0;
 }

@@ -133,9 +133,9 @@ pub(super) fn is_locked(addr: usize, len_bytes: usize) -> bool {
     unsafe { memory::advise(addr, len_bytes, Advice::Cold) == Err(Errno::INVAL) }
 }
 
-/// Ends the lock of what a block has lost, unless all of the process is locked, as what `nobody` has is then.
-pub(super) fn end_lock(addr: usize, len_bytes: usize, nobody: usize) {
-    if is_locked(addr, len_bytes) && !is_locked(nobody, PAGE_BYTES) {
+/// Ends the lock of what a block has lost, unless all of the process is locked, as the page at `nobodys` is then.
+pub(super) fn end_lock(addr: usize, len_bytes: usize, nobodys: usize) {
+    if is_locked(addr, len_bytes) && !is_locked(nobodys, PAGE_BYTES) {
         let _ = memory::unlock(addr, len_bytes);
     }
 }

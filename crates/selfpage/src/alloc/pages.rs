@@ -395,7 +395,7 @@ impl Pages {
             self.cache.remove(reservation, heir);
         }
         let kept = reservation.slot(id).len_bytes;
-        frames::end_lock(addr + kept, end - kept, reservation.addr(heir));
+        frames::end_lock(addr + kept, end - kept, reservation.nobodys());
         let lent = self.lend(id, from..end.next_multiple_of(TABLE_BYTES), heir, 0);
         let Some(reservation) = &mut self.reservation else { return };
         reservation.slot_mut(heir).freed_at = self.frees;

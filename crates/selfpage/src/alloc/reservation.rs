@@ -203,6 +203,11 @@ impl Reservation {
         addr.wrapping_sub(self.start) < (1 + ROOMY_RANKS) << self.rank_shift
     }
 
+    /// A page of the reservation that no slot has: it is behind the last, since what aligns the first leaves something there.
+    pub(super) fn nobodys(&self) -> usize {
+        self.start_of(RANKS - 1) + self.rank_bytes()
+    }
+
     fn record(&self, rank: usize, index: usize) -> *mut Slot {
         self.records.wrapping_add(rank * self.slots_of_rank + index)
     }

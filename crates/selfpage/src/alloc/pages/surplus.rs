@@ -71,11 +71,13 @@ impl Pages {
         let reservation = self.reservation.as_mut()?;
         let id = self.tails.first().filter(|_| bytes > 0 && self.tails.bytes > self.cache.bytes)?;
         self.tails.remove(reservation, id);
-        let addr = reservation.addr(id);
+        let (addr, nobodys) = (reservation.addr(id), reservation.nobodys());
         reservation.forbid_huge(id.rank());
         let slot = reservation.slot_mut(id);
         let len = bytes.next_multiple_of(PAGE_BYTES).min(slot.framed_bytes - slot.len_bytes).min(MOST_AT_ONCE);
         slot.framed_bytes -= len;
+        // Nobody would look for a lock behind what is open.
+        frames::end_lock(addr + slot.framed_bytes, len, nobodys);
         // SAFETY: slot-held: behind a block, in its slot.
         if unsafe { give(addr + slot.framed_bytes, len) } {
             slot.clear(slot.framed_bytes, slot.framed_bytes + len);
