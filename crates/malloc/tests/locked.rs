@@ -20,6 +20,11 @@ fn a_locked_block_stays_locked_as_it_shrinks_and_grows_and_counts_no_longer_than
 }
 
 #[test]
+fn a_block_stays_locked_where_the_process_may_lock_nothing_any_more() {
+    assert_eq!(says(&["lost"]), ["done", "done"]);
+}
+
+#[test]
 fn where_all_is_locked_it_stays_so_beside_blocks_that_move_and_where_they_come_from() {
     let said = says(&["all"]);
     if said.contains(&"may not".to_owned()) {

@@ -79,6 +79,10 @@ pub enum Advice {
     NotForChild = raw::MADV_DONTFORK,
     /// A forked child gets the range.
     ForChild = raw::MADV_DOFORK,
+    /// Nothing is known of the order in which pages are used.
+    Usual = raw::MADV_NORMAL,
+    /// They are used in no order.
+    Scattered = raw::MADV_RANDOM,
     /// Leave the range out of core dumps.
     NotInDump = raw::MADV_DONTDUMP,
     /// Drop the contents and answer every access with `SIGSEGV` (Linux 6.13).

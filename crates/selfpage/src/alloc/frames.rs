@@ -109,6 +109,11 @@ unsafe fn moved(from: usize, to: usize, len_bytes: usize, lock: Lock) -> bool {
 unsafe fn moved_locked(from: usize, to: usize, len_bytes: usize, lock: Lock) -> bool {
     // With mlockall(2) everything is, and stays so.
     let other_too = is_locked(to, PAGE_BYTES);
+    // It counts nothing anew, and is refused where the lock could not begin again.
+    if (other_too || lock == Lock::Comes) && memory::lock_on_fault(from, len_bytes).is_err() {
+        // SAFETY: slot-held: passed on from our caller.
+        return unsafe { moved_with_lock(from, to, len_bytes) };
+    }
     if memory::unlock(from, len_bytes).is_err() {
         return false;
     }
@@ -121,6 +126,25 @@ unsafe fn moved_locked(from: usize, to: usize, len_bytes: usize, lock: Lock) -> 
         }
     }
     moved
+}
+
+/// As [`moved_locked`], where the process may lock nothing any more: the kernel takes the lock along, and counts it where it was, too. That is
+/// better than contents that are locked no more.
+///
+/// # Safety
+/// *slot-held*: as for [`shift`].
+#[cold]
+unsafe fn moved_with_lock(from: usize, to: usize, len_bytes: usize) -> bool {
+    // A mapping of its own, or neighbours would lose theirs.
+    // SAFETY: slot-held: passed on from our caller. The advice is about what is read ahead of files.
+    unsafe {
+        let moved = memory::advise(from, len_bytes, Advice::Scattered).is_ok()
+            && memory::remap_contents(from, len_bytes, to).is_ok();
+        for addr in [from, to] {
+            let _ = memory::advise(addr, len_bytes, Advice::Usual);
+        }
+        moved
+    }
 }
 
 /// Whether any of a range is locked in memory.
@@ -460,6 +484,32 @@ mod tests {
                 assert_eq!(locked(&[at(0), at(3), at(4), at(6)]), [true, false, true, false]);
             }
             assert_eq!(locked_kib(), kib(4));
+        });
+    }
+
+    #[test]
+    fn a_lock_goes_with_contents_and_neighbours_keep_theirs_where_nothing_may_be_locked_any_more() {
+        const PART: usize = PAGES / 7;
+        // Alone: it loses its rights.
+        child::forked(|| {
+            let (range, other) = (mapped(), mapped());
+            memory::lock(range, 3 * PART * PAGE_BYTES).unwrap();
+            // SAFETY: test: a limit that outlives the call, and numbers.
+            unsafe {
+                let nothing = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+                assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const nothing), 0);
+                assert!(libc::geteuid() != 0 || libc::setuid(65534) == 0);
+            }
+            let at = |part: usize| page(range, part * PART) as usize;
+            assert!(memory::lock_on_fault(at(1), PAGE_BYTES).is_err());
+            // SAFETY: slot-held: parts of two ranges of our own.
+            unsafe {
+                page(at(1), 3).write(7);
+                assert!(shift(at(1), other, PART * PAGE_BYTES));
+                assert_eq!(page(other, 3).read(), 7);
+            }
+            let locked = [at(0), at(1), at(2), other].map(|start| is_locked(start, PAGE_BYTES));
+            assert_eq!(locked, [true, false, true, true]);
         });
     }
 
