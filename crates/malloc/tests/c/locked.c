@@ -100,6 +100,7 @@ static void lock_all(void) {
         free(block), free(moved);
     }
     CHECK(labs(locked_kib() - before_kib) < 64 << 10);
+    CHECK(munlockall() == 0 && locked_kib() == 0);
 }
 
 int main(int count, char **arguments) {

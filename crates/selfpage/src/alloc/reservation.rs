@@ -35,6 +35,8 @@ const LEAST_AHEAD: usize = 64 << 10;
 
 const LARGEST_RANK_BYTES: usize = 1 << 41;
 const LEAST_RANK_BYTES: usize = 16 << 20;
+/// The kernel counts what mlockall(2) locks of one mapping in an `int`: all pages but one of so much are the most that it counts right.
+const MAPPED_BYTES: usize = PAGE_BYTES << 31;
 /// Packed slots have a share of as many addresses as a roomy rank has: each class one of these parts.
 const PARTS_SHIFT: u32 = 5;
 /// Roomy slots are aligned to their room, up to this.
@@ -123,6 +125,11 @@ impl Reservation {
         let _ = unsafe { memory::advise(start + rank_bytes, small, Advice::NoHugePages) };
         // SAFETY: owned-range: just reserved.
         let _ = unsafe { memory::advise(start + rank_bytes + small, large, Advice::HugePages) };
+        // A page that stays a mapping of its own, and is like others otherwise.
+        for end in (start..start + (1 + ROOMY_RANKS) * rank_bytes).step_by(MAPPED_BYTES).skip(1) {
+            // SAFETY: owned-range: just reserved.
+            let _ = unsafe { memory::advise(end - PAGE_BYTES, PAGE_BYTES, Advice::NotInDump) };
+        }
         Some(Reservation {
             start,
             rank_shift: rank_bytes.trailing_zeros(),
