@@ -1,6 +1,7 @@
 //! Large blocks, as the C side asks for them: blocks of the page allocator.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -45,11 +46,33 @@ static KEEPS: AtomicBool = AtomicBool::new(false);
 
 /// From now on the keeper is started when it pays. When memory is short it gives back what objects have left, too.
 pub fn keep() {
+    stay_loaded();
     // SAFETY: heap-block: frees what nobody has.
     keeper::on_pressure(|| unsafe { crate::selfpage_heap_collect() });
     keeper::read_environment();
     KEEPS.store(true, Ordering::Relaxed);
 }
+
+/// Has the library that this is in stay where its host closes it (dlclose(3)): the keeper runs its code.
+fn stay_loaded() {
+    let (mut symbol, mut library) = (MaybeUninit::<libc::Dl_info>::uninit(), std::ptr::null_mut());
+    // SAFETY: out-pointer, c-library: places for what is found; the name is the loader's own, and empty for the program itself, of which that is no more
+    // than true.
+    unsafe {
+        let known = libc::dladdr1(keep as *const c_void, symbol.as_mut_ptr(), &raw mut library, RTLD_DL_LINKMAP);
+        if let Some(library) = library.cast::<LinkMap>().as_ref().filter(|_| known != 0) {
+            libc::dlopen(library.name, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE);
+        }
+    }
+}
+
+/// What the loader knows of a library, from the beginning (`struct link_map`).
+#[repr(C)]
+struct LinkMap {
+    offset: usize,
+    name: *const c_char,
+}
+const RTLD_DL_LINKMAP: c_int = 2;
 
 fn or_enomem(block: Option<NonNull<u8>>) -> *mut c_void {
     if let Some(block) = block {

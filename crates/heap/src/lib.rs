@@ -237,7 +237,8 @@ pub unsafe fn begin_over(ground: &'static Ground, start: *mut c_void, len: usize
 
 /// From now on a thread of ours forgets old peaks and gives back under memory pressure ([`selfpage::alloc::keeper`]), once the
 /// process has taken so much memory that the thread is worth its cost. Unless this is called there is none. It reads the variables that
-/// name where pressure is reported: call it before there are threads that change the environment.
+/// name where pressure is reported: call it before there are threads that change the environment. A library that is loaded by dlopen(3) and calls
+/// it is not unloaded any more.
 pub fn keep() {
     large::keep();
 }

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-use preloaded::{compile, cpython, directory, errors, has, library, plugin, preloaded, skip, text, tool};
+use preloaded::{compile, cpython, directory, errors, has, library, plain_plugin, plugin, preloaded, skip, text, tool};
 
 fn same(directory: &Path, program: &str, arguments: &[&str]) {
     if !has(program) {
@@ -106,6 +106,15 @@ fn a_plugin_that_has_the_heap_by_its_line_keeps_it() {
             shown.lines().filter(|line| line.contains("selfpage_") && !line.contains("test")).collect();
         assert!(shown.contains(" T ") && inner.is_empty(), "{}: {inner:?}", library.display());
     }
+}
+
+/// Its keeper runs code of the library's.
+#[test]
+fn a_plugin_with_a_keeper_stays_when_its_host_closes_it() {
+    // The host has the C library's own heap, and no thread.
+    let output = Command::new(compile("closed_plugin.c", &["-ldl"])).arg(plain_plugin()).output().unwrap();
+    assert!(output.status.success(), "{:?} {}{}", output.status, text(&output), errors(&output));
+    assert_eq!(text(&output), "done\n");
 }
 
 /// A thread in `getline` has a stream and waits for memory, one in `fflush` has all of them and waits for that.

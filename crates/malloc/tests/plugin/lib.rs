@@ -23,6 +23,14 @@ pub extern "C" fn selfpage_test_work() -> usize {
     bytes + aligned(64) + aligned(8192)
 }
 
+/// Takes so much that the keeper is started.
+#[unsafe(no_mangle)]
+pub extern "C" fn selfpage_test_keep() {
+    selfpage_heap::keep();
+    let blocks: Vec<Vec<u8>> = (0..8).map(|_| vec![7; 40 * MIB]).collect();
+    std::hint::black_box(&blocks);
+}
+
 /// Larger blocks at a multiple of `align`: the heap's half in Rust allocates them, and its half in C frees them.
 fn aligned(align: usize) -> usize {
     let [short, long] = [2 * MIB, 5 * MIB].map(|size| Layout::from_size_align(size, align).unwrap());

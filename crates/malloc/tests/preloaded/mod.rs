@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 #[path = "../../../../tests/programs.rs"]
 mod programs;
@@ -25,18 +25,33 @@ pub fn library() -> PathBuf {
     built().join("libselfpage_malloc.so")
 }
 
-/// A library of a program's own, in Rust, which has the heap by its line.
+/// A library of a program's own, in Rust, which has the heap by its line, and stays when it is closed.
 pub fn plugin() -> PathBuf {
+    // What it has reserved would stay without it.
+    plugin_linked("kept_plugin.so", "nodelete")
+}
+
+/// The same, linked like any other.
+pub fn plain_plugin() -> PathBuf {
+    plugin_linked("plain_plugin.so", "now")
+}
+
+fn plugin_linked(name: &str, how: &str) -> PathBuf {
+    // Both are built in one place.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap();
     let target = built().parent().unwrap();
     let mut build = Command::new(env!("CARGO"));
     build.args(["rustc", "--quiet", "-p", "selfpage-malloc", "--example", "plugin", "--target-dir"]).arg(target);
     if built().ends_with("release") {
         build.arg("--release");
     }
-    // What it has reserved would stay without it.
-    build.args(["--", "-Clink-arg=-Wl,-z,nodelete"]);
+    build.args(["--", &format!("-Clink-arg=-Wl,-z,{how}")]);
     assert!(build.status().unwrap().success(), "the plugin does not build");
-    built().join("examples/libplugin.so")
+    let linked = built().join("selfpage-test-programs").join(name);
+    std::fs::create_dir_all(linked.parent().unwrap()).unwrap();
+    std::fs::copy(built().join("examples/libplugin.so"), &linked).unwrap();
+    linked
 }
 
 pub fn directory() -> tempfile::TempDir {
