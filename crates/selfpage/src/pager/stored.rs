@@ -136,9 +136,18 @@ impl Pager for Stored {
     fn save(&self, pages: &mut [SavePage<'_>]) {
         for part in pages.chunks_mut(MOST) {
             self.save_some(part.iter_mut().collect());
-            // Where the disk is full, the store knows by now, and names bloks that have space.
-            let refused = part.iter_mut().filter(|page| page.outcome == Err(PagerError::Full));
-            self.save_some(refused.collect());
+            // Where the disk is full, the store knows by now, and names bloks that have space. And each page that was saved has given a
+            // blok back, for one that was refused.
+            let mut before = usize::MAX;
+            loop {
+                let refused: ArrayVec<_, MOST> =
+                    part.iter_mut().filter(|page| page.outcome == Err(PagerError::Full)).collect();
+                if refused.is_empty() || refused.len() >= before {
+                    break;
+                }
+                before = refused.len();
+                self.save_some(refused);
+            }
         }
     }
 
