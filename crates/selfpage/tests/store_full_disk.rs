@@ -119,21 +119,51 @@ fn a_disk_that_others_have_filled_stops_nobody_who_has_bloks() {
     (2..40).for_each(|round| rewrite(&mut region, round));
 }
 
+/// Claims bloks that have space.
+fn claim_written(store: &FileStore, want: u32) -> (Blok, u32) {
+    let (first, len) = store.claim(want).unwrap();
+    let page = Page([7; PAGE_BYTES]);
+    for blok in first.0..first.0 + len {
+        let mut writes = [WriteBlok { blok: Blok(blok), bytes: &page.0, outcome: Err(PagerError::NoStore) }];
+        store.write(&mut writes);
+        writes[0].outcome.unwrap();
+    }
+    (first, len)
+}
+
 #[test]
 fn a_save_that_finds_no_space_goes_where_there_is_some() {
     let dir = tempfile::tempdir().unwrap();
     let Some(store) = on_a_disk(dir.path(), REGION_BYTES) else { return };
     let store = Arc::new(store);
-    let (first, len) = store.claim(64).unwrap();
-    let page = Page([7; PAGE_BYTES]);
-    let unset = Err(PagerError::NoStore);
-    for blok in first.0..first.0 + len {
-        store.write(&mut [WriteBlok { blok: Blok(blok), bytes: &page.0, outcome: unset }]);
-    }
+    let (first, len) = claim_written(&store, 64);
     store.release(first, len);
     fill_by_others(dir.path());
     let domain = small_domain();
     let mut region = domain.region(64 * PAGE_BYTES).stored_in(store).unwrap();
     region.as_mut_slice::<u64>().fill(9);
     region.flush(0, region.len_bytes()).unwrap();
+}
+
+/// Of the bloks that have space few are free: each batch of a flush has to be saved where the one before was.
+#[test]
+fn few_free_bloks_are_enough_on_a_full_disk() {
+    for spare in [1, 16, 100] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(store) = on_a_disk(dir.path(), 2 * REGION_BYTES) else { return };
+        let store = Arc::new(store);
+        let domain = Domain::with_frames(4 * REGION_BYTES).build().unwrap();
+        let mut region = domain.region(REGION_BYTES).name("heap").stored_in(store.clone()).unwrap();
+        let (first, len) = claim_written(&store, spare);
+        assert_eq!(len, spare);
+        region.as_mut_slice::<u64>().fill(9);
+        region.flush(0, REGION_BYTES).unwrap();
+        store.release(first, len);
+        fill_by_others(dir.path());
+        for round in 0..3 {
+            rewrite(&mut region, round);
+            let flushed = region.flush(0, REGION_BYTES);
+            assert!(flushed.is_ok(), "{spare} free bloks, round {round}: {flushed:?}");
+        }
+    }
 }

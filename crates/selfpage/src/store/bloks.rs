@@ -187,6 +187,8 @@ impl Bloks {
     /// # Context
     /// Any: no lock, no allocation.
     pub fn found_no_space(&self) {
+        // They may lie in short runs, in a crowd, and are to be had all the same.
+        self.patience.fetch_max(step(self.mark()), Relaxed);
         self.no_space.store(true, Relaxed);
     }
 
@@ -244,7 +246,8 @@ impl Bloks {
     /// Normal, with the process quiet; the caller holds the child's lock.
     pub fn hand_to(&self, child: u32) {
         self.members_ever().fetch_max(child as u64 + 1, SeqCst);
-        for (mine, its) in self.mine().iter().zip(self.bitmap(child)) {
+        // Only what was ever claimed: to look at a word takes memory.
+        for (mine, its) in self.mine().iter().zip(self.bitmap(child)).take(self.words()) {
             let held = mine.load(SeqCst);
             if its.load(SeqCst) != held {
                 its.store(held, SeqCst);
@@ -268,10 +271,12 @@ impl Bloks {
     /// # Context
     /// PagerThread or Normal; the caller holds the member's lock, so the member is dead and stays so.
     pub fn forget(&self, member: u32) {
-        if self.bitmap(member).iter().any(|word| word.load(SeqCst) != 0) {
+        // The member is dead, so the mark is past all that it ever claimed.
+        let held = &self.bitmap(member)[..self.words()];
+        if held.iter().any(|word| word.load(SeqCst) != 0) {
             self.map.discard(self.bitmap_page(member), self.bitmap_pages);
             // Where the kernel could not.
-            self.bitmap(member).iter().for_each(|word| word.store(0, SeqCst));
+            held.iter().for_each(|word| word.store(0, SeqCst));
         }
     }
 

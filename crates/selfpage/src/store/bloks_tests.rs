@@ -202,6 +202,46 @@ fn where_there_is_no_space_what_was_written_goes_first() {
     assert_eq!(bloks.claim(64), Ok((Blok(first.0 + 60), 64)));
 }
 
+#[test]
+fn where_there_is_no_space_short_runs_in_a_crowd_go_first() {
+    const WRITTEN: u32 = 2000;
+    let bloks = Bloks::private(1 << 20).unwrap();
+    bloks.claim(WRITTEN).unwrap();
+    (1..=WRITTEN).for_each(|blok| bloks.wrote(Blok(blok)));
+    let (unwritten, len) = bloks.claim(100).unwrap();
+    bloks.release(unwritten, len);
+    let gaps: BTreeSet<u32> = (10..=WRITTEN).step_by(10).collect();
+    gaps.iter().for_each(|&gap| bloks.release(Blok(gap), 1));
+    bloks.found_no_space();
+    let claimed: BTreeSet<u32> = gaps.iter().map(|_| bloks.claim(64).unwrap().0.0).collect();
+    assert_eq!(claimed, gaps);
+}
+
+/// How much memory a mapping has.
+fn touched_bytes(bloks: &Bloks) -> usize {
+    let status = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let start = format!("{:x}-", bloks.map.words().as_ptr().addr());
+    let mine = status.lines().skip_while(|line| !line.starts_with(&start));
+    let rss = mine.into_iter().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+#[test]
+fn members_of_a_large_store_take_memory_for_what_was_claimed() {
+    let parent = Bloks::family(1 << 28).unwrap();
+    let (first, len) = parent.claim(100_000).unwrap();
+    parent.hand_to(1);
+    parent.release(first, len);
+    assert_eq!(parent.taken_count(), len.into());
+    let touched = touched_bytes(&parent);
+    assert!(touched < 1 << 20, "{touched} bytes");
+    parent.forget(1);
+    assert_eq!(parent.taken_count(), 0);
+    parent.forget(2);
+    let touched = touched_bytes(&parent);
+    assert!(touched < 1 << 20, "{touched} bytes");
+}
+
 /// Claims and releases until `rounds` are over, and notes in `owners` who has what.
 fn churn(bloks: &Bloks, owners: &[AtomicU8], rounds: u32, seed: u32) {
     let mut held: Vec<(Blok, u32)> = Vec::new();
