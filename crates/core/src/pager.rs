@@ -182,6 +182,15 @@ pub trait Pager: Send + Sync {
         Ok(())
     }
 
+    /// Whether a fork may come in the midst of [`Pager::sync`]: nothing that it has locked or half done stands in a child's way once that
+    /// was told by [`Pager::forked`]. Otherwise forks, and all faults beside them, wait for it.
+    ///
+    /// # Context
+    /// Any.
+    fn syncs_over_forks(&self) -> bool {
+        false
+    }
+
     /// What it keeps pages in: pagers of one domain with the same answer may hand pages to each other. `None`: it hands out none.
     ///
     /// # Context

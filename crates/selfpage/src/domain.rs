@@ -12,6 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 use selfpage_core::contract::Contract;
@@ -373,7 +374,8 @@ impl Inner {
     /// opened for a moment.
     pub(crate) fn close_gate(&self) {
         while self.try_close_gate().is_err() {
-            std::thread::yield_now();
+            // Time for those who wait there to get in.
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 

@@ -402,7 +402,7 @@ impl Region {
         let Some(pager) = &bound.pager else { return Ok(()) };
         let sync = move || {
             // A child that is forked meanwhile would find the pager's locks taken. It waits for its own I/O only.
-            let _inside = state.gate.enter(state.mmu);
+            let _inside = (!pager.syncs_over_forks()).then(|| state.gate.enter(state.mmu));
             pager.sync()
         };
         (self.life.inner.on_pager_thread(sync))

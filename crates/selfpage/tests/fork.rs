@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use selfpage::pager::UserPager;
+use selfpage::pager::{Context, FillPage, Pager, PagerError, UserPager};
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Region, Trap};
 use selfpage_core::addr::PageBytes;
@@ -272,4 +272,56 @@ fn while_a_pager_syncs() {
         let right = || (0..128).all(|page| region.as_slice::<u64>()[page * WORDS] == page as u64 + 1);
         assert_eq!(in_child(right), 0);
     });
+}
+
+/// Syncs until a fork is over.
+#[derive(Default)]
+struct SyncsOver {
+    syncs: AtomicBool,
+    forked: AtomicBool,
+    saw_fork: AtomicBool,
+}
+
+struct Over(Arc<SyncsOver>);
+
+impl Pager for Over {
+    fn fills_in(&self) -> Context {
+        Context::Trap
+    }
+    fn extent(&self, _index: u64, want: u32) -> u32 {
+        want
+    }
+    fn fill(&self, _context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
+        pages.iter_mut().for_each(|page| page.bytes.clear());
+        Ok(0)
+    }
+    fn sync(&self) -> Result<(), PagerError> {
+        self.0.syncs.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        while !self.0.forked.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.0.saw_fork.store(self.0.forked.load(Ordering::SeqCst), Ordering::SeqCst);
+        Ok(())
+    }
+    fn syncs_over_forks(&self) -> bool {
+        true
+    }
+    fn forget(&self, _index: u64, _count: u64) {}
+}
+
+#[test]
+fn while_a_pager_syncs_over_forks() {
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let pager = Arc::new(SyncsOver::default());
+    let region = domain.region(4 * PAGE).pager(Box::new(Over(pager.clone()))).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| region.flush(0, PAGE).unwrap());
+        while !pager.syncs.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        assert_eq!(in_child(|| region.as_slice::<u64>()[WORDS] == 0), 0);
+        pager.forked.store(true, Ordering::SeqCst);
+    });
+    assert!(pager.saw_fork.load(Ordering::SeqCst), "the fork waited for the sync");
 }

@@ -458,6 +458,11 @@ impl Pager for File {
         if errno == 0 { Ok(()) } else { Err(PagerError::Io(errno)) }
     }
 
+    /// A disk may take seconds, and a child syncs nothing.
+    fn syncs_over_forks(&self) -> bool {
+        true
+    }
+
     fn keeps(&self, _index: u64) -> bool {
         false
     }
@@ -491,7 +496,75 @@ impl AsFd for File {
 
 #[cfg(test)]
 mod tests {
-    use super::says_lost;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::domain::Domain;
+
+    /// A pager that the test has as well.
+    struct Shared(Arc<File>);
+
+    impl Pager for Shared {
+        fn fills_in(&self) -> Context {
+            self.0.fills_in()
+        }
+        fn extent(&self, index: u64, want: u32) -> u32 {
+            self.0.extent(index, want)
+        }
+        fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> std::result::Result<u64, PagerError> {
+            self.0.fill(context, pages)
+        }
+        fn sync(&self) -> std::result::Result<(), PagerError> {
+            self.0.sync()
+        }
+        fn syncs_over_forks(&self) -> bool {
+            self.0.syncs_over_forks()
+        }
+        fn forget(&self, _index: u64, _count: u64) {}
+    }
+
+    fn file() -> Arc<File> {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        named.as_file().set_len(PAGE).unwrap();
+        let opened = Opened::new(named.path(), 0, Rights::Read).unwrap();
+        let tables = Tables { hashes: Table::empty(), tails: Table::empty() };
+        Arc::new(File::new(opened, Arc::new(PageHash::new()), tables))
+    }
+
+    /// What comes of `work`, where it does not hang.
+    fn unless_it_hangs<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let (tell, told) = channel();
+        std::thread::spawn(move || tell.send(work()));
+        told.recv_timeout(Duration::from_secs(10)).ok()
+    }
+
+    #[test]
+    fn a_region_ends_while_the_disk_takes_a_file() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let file = file();
+        let region = domain.region(PAGE_BYTES).pager(Box::new(Shared(file.clone()))).unwrap();
+        let other = domain.region(PAGE_BYTES).zero().unwrap();
+        // As a thread has it that waits for the disk.
+        file.syncing.store(1, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            // The pager threads do not have the test's file, and in the end say so.
+            scope.spawn(|| region.flush(0, PAGE_BYTES).unwrap_err());
+            std::thread::sleep(Duration::from_millis(300));
+            let ended = unless_it_hangs(move || drop(other));
+            file.syncing.store(0, Ordering::SeqCst);
+            futex::wake(&file.syncing, u32::MAX);
+            assert_eq!(ended, Some(()));
+        });
+    }
+
+    #[test]
+    fn a_child_waits_for_no_sync_of_its_parents() {
+        let file = file();
+        file.syncing.store(1, Ordering::SeqCst);
+        file.forked();
+        assert_eq!(unless_it_hangs(move || file.sync()), Some(Ok(())));
+    }
 
     #[test]
     fn what_the_disk_did_not_take_is_lost_for_good_whatever_it_said() {
