@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use crate::{calls, children, malloc, process, rights, threads};
+use crate::{calls, children, clone, malloc, process, rights, threads};
 
 /// The other of that name has the kernel's arguments.
 mod syncing {
@@ -11,11 +11,13 @@ mod syncing {
 
 selfpage_heap::by_handle! {
     calls: mmap mmap64 munmap mprotect pkey_mprotect mremap madvise posix_madvise mlock mlock2 munlock mlockall munlockall mseal
-        mincore process_madvise setsockopt vmsplice capset chroot prctl syscall;
+        mincore process_madvise setsockopt vmsplice capset chroot pivot_root mount move_mount umount umount2 unshare setns prctl
+        syscall;
     children: fork;
+    clone: clone;
     malloc: malloc calloc realloc reallocarray free free_sized free_aligned_sized memalign aligned_alloc posix_memalign
         valloc pvalloc malloc_usable_size malloc_trim mallinfo2;
-    process: __register_atfork _Fork clone _exit _Exit execve execv execvp execvpe fexecve execveat execl execlp execle
+    process: __register_atfork _Fork _exit _Exit execve execv execvp execvpe fexecve execveat execl execlp execle
         posix_spawn posix_spawnp;
     rights: setuid seteuid setreuid setresuid;
     syncing: msync;
