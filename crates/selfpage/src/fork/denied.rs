@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use selfpage_core::linux::descriptor::Descriptor;
 
 use super::TURN;
+use super::cancel::Uncancelled;
 use crate::descriptors::MEMORY;
 use crate::doctor::limits::undumpable;
 use crate::domain::Inner;
@@ -17,6 +18,8 @@ const REMEDY: &str = "a forked child must open it anew: keep the right to that, 
 
 /// Tries on the calling thread, whose limits a child will have. Anything but a refusal is for the fork to meet.
 pub(crate) fn check(inner: &Inner) -> Result<()> {
+    // fork(2) is no point of cancellation, and files are.
+    let _uncancelled = Uncancelled::begin();
     let stores: Vec<_> = inner.regions().values().filter_map(|bound| bound.store().cloned()).collect();
     let mut known = Vec::new();
     // No other thread forks meanwhile: its child would have what is opened here.
