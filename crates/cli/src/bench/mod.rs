@@ -314,11 +314,13 @@ impl Choice {
 
     /// A disk that is too small, or that counts nothing, is said once, before the first job.
     fn check_disk(&self) -> Result<(), Error> {
+        let len_bytes = self.bench.disk_bytes(self.sizes, &self.systems);
+        disk::check_room(&self.dir, len_bytes, "the bench", "name another directory with --dir")
+            .map_err(Error::Failed)?;
         if self.bench.place() == Place::Disk {
             Witness::below(&self.dir)?;
         }
-        let len_bytes = self.bench.disk_bytes(self.sizes, &self.systems);
-        disk::check_room(&self.dir, len_bytes, "the bench", "name another directory with --dir").map_err(Error::Failed)
+        Ok(())
     }
 
     /// All repetitions of one case. Systems take turns, so that a drift of the disk meets all of them.
