@@ -55,8 +55,10 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// It may be longer than what the machine has.
     pub fn anonymous(pages: usize) -> Memory {
-        Memory::map(ANONYMOUS, pages * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None).unwrap()
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        Memory::map(ANONYMOUS, pages * PAGE, flags, None).unwrap()
     }
 
     /// Shared with forked children.
