@@ -16,7 +16,7 @@ use crate::store::{raised, release_number};
 /// How the kernel calls what the domain's descriptors name.
 const OURS: [&str; 3] = ["anon_inode:[userfaultfd]", "/mem", "/pagemap"];
 
-pub(crate) const MEMORY: &str = "/proc/thread-self/mem";
+const MEMORY: &str = "/proc/thread-self/mem";
 
 /// Whether a child that were forked now could open its memory. A process that is not dumpable may not, and to make the child dumpable
 /// meanwhile would be to open it to others just then.

@@ -3,15 +3,12 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use selfpage_core::linux::descriptor::Descriptor;
-
 use super::TURN;
 use super::cancel::Uncancelled;
-use crate::descriptors::MEMORY;
 use crate::doctor::limits::undumpable;
 use crate::domain::Inner;
-use crate::error::{Error, Kind, Result, SystemError};
-use crate::undisturbed;
+use crate::error::{Error, Kind, Result};
+use crate::{descriptors, undisturbed};
 
 const REMEDY: &str = "a forked child must open it anew: keep the right to that, and have what limits this thread (Landlock) \
                       allow it to read below /proc, and to read and write the store's file or directory";
@@ -24,13 +21,11 @@ pub(crate) fn check(inner: &Inner) -> Result<()> {
     let mut known = Vec::new();
     // No other thread forks meanwhile: its child would have what is opened here.
     let _turn = undisturbed::lock(&TURN);
-    match Descriptor::open_memory() {
-        Ok(opened) => drop(opened.close()),
-        Err(errno) if is_refusal(&errno.into_io()) => {
-            let error = Error::system("open", MEMORY, errno);
-            return Err(if undumpable().is_some() { error } else { error.with(REMEDY) });
-        }
-        Err(_) => {}
+    // What is refused for want of rights has one of these kinds.
+    if let Err(error) = descriptors::memory_can_be_opened()
+        && matches!(error.kind(), Kind::Denied | Kind::Unsupported)
+    {
+        return Err(if undumpable().is_some() { error } else { error.with(REMEDY) });
     }
     let table_of = inner.table_thread.load(Ordering::Acquire) as i32;
     for store in stores {
