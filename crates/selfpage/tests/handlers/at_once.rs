@@ -4,11 +4,28 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
 
 use selfpage::store::MemoryStore;
-use selfpage::{Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Trap};
+use selfpage::{Answer, Domain, FaultHandler, FaultKind, MemoryFault, Protection, Region, Trap};
 
 use crate::{PAGE, read, unprotect, write};
 
 const PAGES: usize = 32;
+
+/// A handler's own write, to the page that belongs to the one that it was called for.
+fn fault_too(base: &AtomicUsize, page: usize) {
+    let other = base.load(SeqCst) + (PAGES / 2 + page) * PAGE;
+    // SAFETY: test: a page of the region, which nobody holds a reference into.
+    unsafe { (other as *mut u64).write_volatile(7) };
+}
+
+/// Has so many threads write to a page each, whose handler faults itself.
+fn all_are_answered(region: &Region, handlers: usize) {
+    std::thread::scope(|scope| {
+        for page in 0..handlers {
+            scope.spawn(move || write(region, page, 3));
+        }
+    });
+    assert!((0..handlers).all(|page| read(region, page) == 3 && read(region, PAGES / 2 + page) == 7));
+}
 
 /// Each of the first pages' handlers writes to a page of its own, when all of them have begun.
 fn all_fault_at_once(handlers: usize) {
@@ -18,9 +35,7 @@ fn all_fault_at_once(handlers: usize) {
         let page = fault.offset_bytes() / PAGE;
         if page < handlers {
             begun.wait();
-            let other = from.load(SeqCst) + (PAGES / 2 + page) * PAGE;
-            // SAFETY: test: a page of the region, which nobody holds a reference into.
-            unsafe { (other as *mut u64).write_volatile(7) };
+            fault_too(&from, page);
         }
         unprotect(fault)
     };
@@ -31,13 +46,7 @@ fn all_fault_at_once(handlers: usize) {
     region.pin(0, PAGES * PAGE).unwrap();
     base.store(region.as_ptr() as usize, SeqCst);
     region.protect(0, PAGES * PAGE, Protection::Read).unwrap();
-    std::thread::scope(|scope| {
-        for page in 0..handlers {
-            let region = &region;
-            scope.spawn(move || write(region, page, 3));
-        }
-    });
-    assert!((0..handlers).all(|page| read(&region, page) == 3 && read(&region, PAGES / 2 + page) == 7));
+    all_are_answered(&region, handlers);
 }
 
 #[test]
@@ -63,9 +72,7 @@ impl FaultHandler for Passes {
         let page = fault.offset_bytes() / PAGE;
         if page < self.handlers {
             self.begun.wait();
-            let other = self.base.load(SeqCst) + (PAGES / 2 + page) * PAGE;
-            // SAFETY: test: a page of the region, which nobody holds a reference into.
-            unsafe { (other as *mut u64).write_volatile(7) };
+            fault_too(&self.base, page);
         }
         unprotect(fault)
     }
@@ -84,13 +91,7 @@ fn all_meet_absent_pages_at_once(handlers: usize) {
     base.store(region.as_ptr() as usize, SeqCst);
     region.pin(0, PAGES / 2 * PAGE).unwrap();
     region.protect(0, PAGES / 2 * PAGE, Protection::Read).unwrap();
-    std::thread::scope(|scope| {
-        for page in 0..handlers {
-            let region = &region;
-            scope.spawn(move || write(region, page, 3));
-        }
-    });
-    assert!((0..handlers).all(|page| read(&region, page) == 3 && read(&region, PAGES / 2 + page) == 7));
+    all_are_answered(&region, handlers);
 }
 
 #[test]
