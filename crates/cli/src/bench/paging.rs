@@ -196,9 +196,8 @@ impl Trial<'_> {
             Pattern::Random => {
                 let frames = sizes.frames_bytes / PAGE_BYTES as u64;
                 let (began, before) = (Instant::now(), read_bytes());
-                let mut accesses = 0;
-                for round in 0u64.. {
-                    let seed = WARM_SEED + (round << 32);
+                let (mut accesses, mut seed) = (0, WARM_SEED);
+                loop {
                     let run = subject.at_random(threads, (frames / 8) as usize / threads, WARM_ROUND, seed)?;
                     accesses += run.latency.total();
                     // Over four times as many pages, frames are full after 1.15 accesses a frame. Who reads megabytes for each has them full
@@ -209,8 +208,8 @@ impl Trial<'_> {
                         // What was read beyond the limit has no room beside the rest.
                         return Ok((read < sizes.limit_bytes()).then_some(NOT_FULL));
                     }
+                    seed += 1 << 32;
                 }
-                Ok(Some(NOT_FULL))
             }
             Pattern::CyclicLru | Pattern::CyclicMru => subject.in_order(threads, 1).map(|_| None),
         }
