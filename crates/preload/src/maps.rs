@@ -32,7 +32,7 @@ pub use protecting::{mprotect, pkey_mprotect};
 use room::NoRoom;
 pub use sealing::mseal;
 pub use syncing::{msync, msync_in_c};
-use unmanaged::map_elsewhere;
+use unmanaged::{map_elsewhere, rehearse, unmap_elsewhere};
 
 /// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.
 const MOST_BYTES: usize = MAPS_BYTES / 4;
@@ -352,34 +352,21 @@ impl Maps {
         self.has_room(self.parts(range.clone()).count())?;
         let opens = ours && prot & ACCESS != 0;
         let offer = if opens { Some(Offer::of(&range).ok_or(libc::ENOMEM)?) } else { None };
-        let mut left = range.clone();
-        while let Some((part, part_range)) = self.next(&mut left) {
-            if part == Part::Foreign {
-                self.reclaim(managed, part_range)?;
-            }
-        }
+        // Before anything of the program's is lost: what the kernel refuses it refuses here.
         if ours {
-            // First: the kernel may have no room for one more mapping.
+            if self.foreign.first_within(&range).is_some() {
+                rehearse(range.len(), prot)?;
+                self.reclaim_all(managed, &range)?;
+            }
             // SAFETY: owned-range: the program replaces what it has there.
             kernel(unsafe { managed.protect_anew(range.clone(), prot) })?;
             self.remove_guards(managed, &range);
             // SAFETY: owned-range: as above.
             unsafe { region.drop_contents(offset, range.len()) }.map_err(|_| libc::EINVAL)?;
         } else {
-            // The change is made by a pager thread, which does not have the program's files: it is handed the mapping.
             let elsewhere = map_elsewhere(args)?;
-            self.remove_guards(managed, &range);
-            let (start, len) = (range.start, range.len());
-            let change = move || {
-                let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-                // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
-                unsafe { call(libc::SYS_mremap, [elsewhere, len, len, flags, start, 0]) }
-            };
-            // SAFETY: region-contents: the program gives up what it has there.
-            let result = unsafe { region.while_empty(offset, len, change) };
-            if let Err(why) = result.map_err(|_| libc::EINVAL).and_then(kernel) {
-                // SAFETY: raw-call: nobody was told of it.
-                unsafe { call(libc::SYS_munmap, [elsewhere, len, 0, 0, 0, 0]) };
+            if let Err(why) = self.move_over(managed, &range, elsewhere) {
+                unmap_elsewhere(elsewhere, range.len());
                 return Err(why);
             }
         }
@@ -404,6 +391,32 @@ impl Maps {
             }
         }
         Ok(range.start)
+    }
+
+    /// Moves a mapping of that length over a part of a region, with nothing of what the program had there left.
+    fn move_over(&mut self, managed: &Managed, range: &Range<usize>, elsewhere: usize) -> Result<(), Errno> {
+        let Some((region, offset)) = managed.region_of(range.start) else { return Err(libc::EINVAL) };
+        self.reclaim_all(managed, range)?;
+        self.remove_guards(managed, range);
+        let (start, len) = (range.start, range.len());
+        // A pager thread makes the change, which does not have the program's files: it is handed the mapping.
+        let change = move || {
+            let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+            // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
+            unsafe { call(libc::SYS_mremap, [elsewhere, len, len, flags, start, 0]) }
+        };
+        // SAFETY: region-contents: the program gives up what it has there.
+        let moved = unsafe { region.while_empty(offset, len, change) };
+        moved.map_err(|_| libc::EINVAL).and_then(kernel).map(drop)
+    }
+
+    /// What the program mapped over a range itself goes, and nobody has access there.
+    fn reclaim_all(&mut self, managed: &Managed, range: &Range<usize>) -> Result<(), Errno> {
+        while let Some(part) = self.foreign.first_within(range) {
+            self.reclaim(managed, part.clone())?;
+            self.closed.add(part);
+        }
+        Ok(())
     }
 
     fn unmap(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {

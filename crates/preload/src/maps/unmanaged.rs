@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::{ACCESS, Errno, Maps, kernel, pages};
-use crate::sys::call;
+use crate::space::PAGE;
+use crate::sys::{self, call};
 
 impl Maps {
     /// Makes a mapping that is not managed.
@@ -51,4 +52,22 @@ pub(super) fn map_elsewhere([_, len, prot, flags, file, offset]: [usize; 6]) -> 
     let flags = flags & !(libc::MAP_FIXED as usize);
     // SAFETY: raw-call: a new mapping replaces nothing.
     kernel(unsafe { call(libc::SYS_mmap, [0, len, prot, flags, file, offset]) })
+}
+
+/// Ends what was mapped at some other place for a call that failed.
+pub(super) fn unmap_elsewhere(start: usize, len: usize) {
+    // SAFETY: raw-call: the program was not told of it.
+    unsafe { call(libc::SYS_munmap, [start, len, 0, 0, 0, 0]) };
+}
+
+/// Whether the kernel has room to give access to so many bytes cut out of a larger mapping: asked at some other place.
+pub(super) fn rehearse(len: usize, prot: i32) -> Result<(), Errno> {
+    let whole = len + 2 * PAGE;
+    let start = sys::reserve(whole).ok_or(libc::ENOMEM)?;
+    // Another access than what is beside it: that makes three mappings of the one.
+    let access = if prot == libc::PROT_NONE { libc::PROT_READ } else { prot };
+    // SAFETY: owned-range: ours, and nobody else knows of it.
+    let cut = unsafe { sys::protect(start + PAGE, len, access) };
+    unmap_elsewhere(start, whole);
+    kernel(cut).map(drop)
 }

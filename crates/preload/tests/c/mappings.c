@@ -32,6 +32,28 @@ static void fixed_over(void) {
   CHECK(!munmap(p, 8 * MIB));
   CHECK(reads(p + 4 * MIB) == SIGSEGV);
 }
+// What the kernel refuses changes nothing, whatever is there.
+static void fixed_over_refused(void) {
+  char *p = full(8 * P), *shared = p + 2 * P, *file = p + 5 * P;
+  int f = open("/proc/self/exe", O_RDONLY), directory = open("/", O_RDONLY);
+  CHECK(mmap(shared, 2 * P, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == shared);
+  CHECK(mmap(file, P, 3, MAP_PRIVATE | MAP_FIXED, f, 0) == file);
+  *(word *)shared = 98, *(word *)(shared + P) = 99, *(word *)file = 100;
+  struct { int prot, flags, file, error; } kinds[] = {
+    {3, MAP_SHARED, 999, EBADF}, {3, MAP_SHARED, f, EACCES}, {PROT_READ, MAP_SHARED, directory, ENODEV}, {PROT_READ, 0, f, EINVAL},
+    {3, MAP_PRIVATE | MAP_ANONYMOUS, -1, ENOMEM}};
+  struct rlimit data;
+  CHECK(!getrlimit(RLIMIT_DATA, &data));
+  for (int i = 0; i < 5; i++) {
+    if (kinds[i].error == ENOMEM) CHECK(!setrlimit(RLIMIT_DATA, &(struct rlimit){P, data.rlim_max}));
+    CHECK(mmap(p, 8 * P, kinds[i].prot, kinds[i].flags | MAP_FIXED, kinds[i].file, 0) == MAP_FAILED && errno == kinds[i].error);
+    CHECK(mmap(shared + P, P, kinds[i].prot, kinds[i].flags | MAP_FIXED, kinds[i].file, 0) == MAP_FAILED && errno == kinds[i].error);
+    CHECK(!setrlimit(RLIMIT_DATA, &data));
+    CHECK(!reads(shared) && *(word *)shared == 98 && !reads(shared + P) && *(word *)(shared + P) == 99);
+    CHECK(!reads(file) && *(word *)file == 100);
+    same(p, 0, 2 * P), same(p, 4 * P, 5 * P), same(p, 6 * P, 8 * P);
+  }
+}
 static void moving(void) {
   char *p = full(4 * MIB);
   char *q = mremap(p, 4 * MIB, 9 * MIB, MREMAP_MAYMOVE);
@@ -279,12 +301,17 @@ static void no_room(void) { // the kernel takes no more mappings
   if (pages > MIB) { puts("too many"); exit(0); }
   char *filler = mmap(0, pages * P, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0), *at = filler;
   CHECK(filler != MAP_FAILED && !mlock(p + 17 * P, P));
+  char *over = q + 32 * P;
+  CHECK(mmap(over, 4 * P, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == over);
+  *(word *)over = 99;
   while (at < filler + pages * P && !mprotect(at, P, PROT_NONE)) at += 2 * P;
   CHECK(at < filler + pages * P && errno == ENOMEM);
   errno = 0;
   CHECK(munmap(p + 8 * P, P) == -1 && errno == ENOMEM);
   CHECK(mremap(p, MIB, 8 * P, 0) == MAP_FAILED && errno == ENOMEM);
   CHECK(mmap(p + 8 * P, P, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
+  CHECK(mmap(over - P, 2 * P, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
+  CHECK(!reads(over) && *(word *)over == 99);
   same(p, 0, MIB);
   // Nor is anything left of a file that finds no room in the end.
   int file = memfd_create("left", 0), maps = open("/proc/self/maps", O_RDONLY);
@@ -310,7 +337,7 @@ static void no_room(void) { // the kernel takes no more mappings
   CHECK(!munmap(p + 8 * P, P) && reads(p + 8 * P) == SIGSEGV);
   char *closed = map(P, PROT_NONE);
   CHECK(reads(closed) == SIGSEGV);
-  same(p, 9 * P, MIB), zero(q, 0, MIB);
+  same(p, 9 * P, MIB), zero(q, 0, 32 * P), zero(q, 36 * P, MIB);
 }
 static void huge_page(void) {
   char *p = full(8 * MIB);
@@ -483,7 +510,8 @@ static void sealed(void) {
   for (int i = 0; i < 4; i++) { char *other = malloc(2 * MIB); CHECK(other && other != block); memset(other, 1, 2 * MIB); }
 }
 static struct row rows[] = {
-  {"partial_munmap", partial_munmap}, {"fixed_over", fixed_over}, {"mremap", moving}, {"read_only", read_only},
+  {"partial_munmap", partial_munmap}, {"fixed_over", fixed_over}, {"fixed_over_refused", fixed_over_refused},
+  {"mremap", moving}, {"read_only", read_only},
   {"moved_access", moved_access}, {"moved_wishes", moved_wishes}, {"block_again", block_again}, {"no_room", no_room},
   {"no_access", no_access}, {"reserve_then_commit", reserve_then_commit}, {"executable", executable},
   {"dontneed", dontneed}, {"free", advise_free}, {"guard", guard}, {"huge_page", huge_page},
