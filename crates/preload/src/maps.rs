@@ -264,6 +264,8 @@ fn as_kernel(result: Result<usize, Errno>) -> isize {
 /// *raw-call*: as for the call.
 pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32, offset: usize) -> isize {
     let args = [address, len, prot as usize, flags as usize, file as usize, offset];
+    // Of other bits mmap(2) takes no notice. We give access by mprotect(2), which does.
+    let prot = prot & ACCESS;
     let asked = match flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) {
         // The kernel rounds a hint, and forgets one that there is no room at.
         0 => pages(address & !(PAGE - 1), len).or_else(|_| pages(0, len)),

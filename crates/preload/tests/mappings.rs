@@ -42,7 +42,7 @@ macro_rules! rows {
 
 rows! {
     moved_access, moved_wishes, block_again, no_room,
-    partial_munmap, fixed_over, fixed_over_refused, mremap, read_only, no_access, reserve_then_commit, executable, dontneed, free, guard,
+    partial_munmap, fixed_over, fixed_over_refused, other_bits, mremap, read_only, no_access, reserve_then_commit, executable, dontneed, free, guard,
     huge_page, dont_fork, mlock, locked_block, mlockall, mincore, process_madvise, kinds, mseal,
 }
 

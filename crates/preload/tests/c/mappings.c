@@ -463,6 +463,20 @@ static void for_process(void) {
   }
   exits(child, 5);
 }
+// Bits that mmap takes no notice of: one that is for mprotect, and one that there is not.
+static void other_bits(void) {
+  int bits[] = {PROT_GROWSDOWN, 0x100};
+  for (int i = 0; i < 2; i++) {
+    char *p = map(8 * MIB, 3 | bits[i]), *none = map(P, bits[i]), *only = map(P, PROT_READ | bits[i]);
+    CHECK(reads(none) == SIGSEGV && !reads(only) && writes(only) == SIGSEGV);
+    for (size_t at = 0; at < 8 * MIB; at += P) *(word *)(p + at) = at + 1;
+    CHECK(mmap(p + MIB, MIB, 3 | bits[i], MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p + MIB);
+    flood();
+    CHECK(in_core(p + 2 * MIB, 6 * MIB) < 1536); // it is managed
+    same(p, 0, MIB), zero(p, MIB, 2 * MIB), same(p, 2 * MIB, 8 * MIB);
+    CHECK(mprotect(p, P, 3 | bits[i]) == -1 && errno == EINVAL);
+  }
+}
 static void kinds(void) { // what is not managed works as ever
   char *shared = mmap(0, MIB, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0), *exec = map(MIB, 7);
   char *stack = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
@@ -511,7 +525,8 @@ static void sealed(void) {
 }
 static struct row rows[] = {
   {"partial_munmap", partial_munmap}, {"fixed_over", fixed_over}, {"fixed_over_refused", fixed_over_refused},
-  {"mremap", moving}, {"read_only", read_only},
+  {"mremap", moving}, {"other_bits", other_bits},
+  {"read_only", read_only},
   {"moved_access", moved_access}, {"moved_wishes", moved_wishes}, {"block_again", block_again}, {"no_room", no_room},
   {"no_access", no_access}, {"reserve_then_commit", reserve_then_commit}, {"executable", executable},
   {"dontneed", dontneed}, {"free", advise_free}, {"guard", guard}, {"huge_page", huge_page},
