@@ -17,6 +17,7 @@ mod managed;
 mod maps;
 mod objects;
 mod pagers;
+mod panics;
 mod process;
 mod program;
 mod promises;

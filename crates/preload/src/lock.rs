@@ -56,6 +56,9 @@ impl<T> Lock<T> {
                 if self.turn(FREE, thread::block() | AWAITED) {
                     return Held(self);
                 }
+            } else if now & !AWAITED == thread::block() && std::thread::panicking() {
+                // Room for what a panic says is made before we hear of it, in a heap that may be locked.
+                sys::abort("a bug of ours: a panic while memory is locked")
             } else if now & AWAITED != 0 || self.turn(now, now | AWAITED) {
                 sys::sleep(self.half(), (now | AWAITED) as u32);
             }

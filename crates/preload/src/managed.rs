@@ -208,7 +208,7 @@ unsafe fn copy_out(region: &Region, offset: usize, old: Range<usize>, new: usize
         let len = (MOST_COPIED * PAGE).min(old.len() - at);
         region.pin(offset + at, len).map_err(|_| Unmoved::Short)?;
         // SAFETY: owned-range: passed on from our caller.
-        unsafe { std::ptr::copy_nonoverlapping((old.start + at) as *const u8, (new + at) as *mut u8, len) };
+        unsafe { sys::copy_bytes(old.start + at, new + at, len) };
         let _ = region.unpin(offset + at, len);
     }
     Ok(())

@@ -14,7 +14,7 @@ use selfpage::{DescriptorTable, Domain, Locking, Region};
 use crate::children::{self, Pages};
 use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
 use crate::promises::{self, Staying};
-use crate::{filters, heap, malloc, process, ranges, record, rights, sys, threads, watch};
+use crate::{filters, heap, malloc, panics, process, ranges, record, rights, sys, threads, watch};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;stats=asked;trace=PATH;sample=MS`.
 const VARIABLE: &CStr = c"SELFPAGE_RUN";
@@ -87,6 +87,7 @@ fn refuse_too_few_addresses(said: &[u8]) {
 }
 
 extern "C" fn at_load() {
+    panics::attend();
     // SAFETY: c-library: the name ends with NUL, and so does what it stands for, which nobody changes before the program's first line.
     let said = unsafe {
         let said = libc::getenv(VARIABLE.as_ptr());

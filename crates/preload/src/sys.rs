@@ -88,6 +88,23 @@ unsafe fn copy(call_number: i64, ours: usize, theirs: usize, len: usize) -> isiz
     if (0..len as isize).contains(&copied) { -libc::EFAULT as isize } else { copied }
 }
 
+/// Copies bytes between places that do not meet. To a program address 0 may be one, to Rust it is none: the machine does it.
+///
+/// # Safety
+/// *owned-range*: the one is the program's, and open to reading, the other to writing.
+pub unsafe fn copy_bytes(from: usize, to: usize, len: usize) {
+    // SAFETY: owned-range: passed on from our caller.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            inout("rcx") len => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
 /// What a small file of the kernel's begins with; empty where it cannot be read.
 pub fn read_small<'a>(path: &CStr, text: &'a mut [u8]) -> &'a [u8] {
     // SAFETY: raw-call: the name ends with NUL, and the buffer is as long as said.

@@ -477,6 +477,17 @@ static void other_bits(void) {
     CHECK(mprotect(p, P, 3 | bits[i]) == -1 && errno == EINVAL);
   }
 }
+// Address 0 is a place like any other to who may have it.
+static void to_address_0(void) {
+  char *first = mmap(0, P, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  if (first == MAP_FAILED) { puts("not 0"); exit(0); }
+  CHECK(!munmap(first, P));
+  char *p = full(2 * P), *q = mremap(p, 2 * P, 2 * P, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)0);
+  CHECK(!q && reads(p) == SIGSEGV && !reads(q));
+  char there[P];
+  int self = open("/proc/self/mem", O_RDONLY);
+  for (size_t at = 0; at < 2 * P; at += P) CHECK(pread(self, there, P, at) == P && *(uint64_t *)there == at + 1);
+}
 static void kinds(void) { // what is not managed works as ever
   char *shared = mmap(0, MIB, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0), *exec = map(MIB, 7);
   char *stack = mmap(0, MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
@@ -525,7 +536,7 @@ static void sealed(void) {
 }
 static struct row rows[] = {
   {"partial_munmap", partial_munmap}, {"fixed_over", fixed_over}, {"fixed_over_refused", fixed_over_refused},
-  {"mremap", moving}, {"other_bits", other_bits},
+  {"mremap", moving}, {"to_address_0", to_address_0}, {"other_bits", other_bits},
   {"read_only", read_only},
   {"moved_access", moved_access}, {"moved_wishes", moved_wishes}, {"block_again", block_again}, {"no_room", no_room},
   {"no_access", no_access}, {"reserve_then_commit", reserve_then_commit}, {"executable", executable},
