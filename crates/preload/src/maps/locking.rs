@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Errno, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
-use crate::ranges::Ranges;
+use crate::ranges::{Ranges, Standing};
 use crate::space::PAGE;
 use crate::sys::call;
 
@@ -40,7 +40,7 @@ impl Maps {
         let mut at = range.start;
         while at < range.end {
             let (end, standing) = self.staying(why).stretch(&(at..range.end));
-            if standing == super::Standing::Out
+            if standing == Standing::Out
                 && let Some((region, offset)) = managed.region_of(at)
             {
                 region.pin(offset, end - at).map_err(|_| libc::ENOMEM)?;
@@ -109,6 +109,20 @@ impl Maps {
         })
     }
 
+    /// As the kernel: what nobody has access to cannot be brought in, which is an error, and the rest is locked all the same.
+    fn lock_open(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
+        let mut result = Ok(0);
+        while !left.is_empty() {
+            let (end, closed) = self.closed.stretch(&left);
+            match closed {
+                Standing::In => result = Err(libc::ENOMEM),
+                Standing::Out => drop(self.lock(managed, left.start..end, 0)?),
+            }
+            left.start = end;
+        }
+        result
+    }
+
     fn each_to_kernel(
         &mut self,
         mut left: Range<usize>,
@@ -141,13 +155,14 @@ fn touched(address: usize, len: usize) -> Result<Range<usize>, Errno> {
     pages(start, len.checked_add(address - start).ok_or(libc::ENOMEM)?)
 }
 
-/// mlock(2), mlock2(2) with `flags`: pages come in at once in either case.
+/// mlock(2), mlock2(2) with `flags`. With MLOCK_ONFAULT too pages come in at once, and those that nobody has access to are no error.
 ///
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn mlock(address: usize, len: usize, flags: usize) -> isize {
     match (serving(), touched(address, len)) {
-        (Some(managed), Ok(range)) if flags & !(libc::MLOCK_ONFAULT as usize) == 0 => {
+        (Some(managed), Ok(range)) if flags == 0 => as_kernel(table().maps.lock_open(managed, range)),
+        (Some(managed), Ok(range)) if flags == libc::MLOCK_ONFAULT as usize => {
             as_kernel(table().maps.lock(managed, range, flags))
         }
         // SAFETY: raw-call: passed on from our caller.

@@ -85,6 +85,7 @@ static void on_fault(void) { // MLOCK_ONFAULT too brings pages in
   }
   char *p = full(P);
   CHECK(mlock2(p, P, 2) == -1 && errno == EINVAL);
+  CHECK(!mprotect(p, P, PROT_NONE) && !mlock2(p, P, 1) && !munlock(p, P));
 }
 static void unlock_all(void) {
   char *p = full(8 * MIB);

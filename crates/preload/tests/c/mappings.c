@@ -377,6 +377,15 @@ static void locked(void) {
   CHECK(in_core(p, MIB) < 256);
   char *much = map(64 * MIB, 3);
   CHECK(mlock(much, 64 * MIB) == -1 && errno == ENOMEM);
+  // What nobody has access to does not come in, and what is around it is locked.
+  char *q = full(MIB), *closed = q + 8 * P;
+  CHECK(!mprotect(closed, 8 * P, PROT_NONE));
+  CHECK(mlock(q, MIB) == -1 && errno == ENOMEM && mlock(closed, P) == -1 && errno == ENOMEM);
+  flood();
+  CHECK(in_core(q, 8 * P) == 8 && in_core(closed, 8 * P) == 0 && in_core(q + 16 * P, MIB - 16 * P) == 240);
+  CHECK(madvise(q, P, MADV_DONTNEED) == -1 && errno == EINVAL && !mprotect(closed, 8 * P, 3));
+  same(q, 0, MIB);
+  CHECK(!mlock(q, MIB) && in_core(q, MIB) == 256 && !munlock(q, MIB));
   same(p, 0, 2 * MIB);
 }
 static size_t locked_pages(char *p, size_t n) { // what takes no MADV_DONTNEED
