@@ -49,6 +49,9 @@ const ACCESS: i32 = READ_WRITE | libc::PROT_EXEC;
 /// Where a program's addresses end that did not ask for more: the kernel refuses to unmap what goes on beyond, all of it.
 const HIGHEST: usize = (1 << 47) - PAGE;
 
+/// Where no program has a mapping: for holes in a region, where the kernel has one and the program must not.
+const NOWHERE: Range<usize> = usize::MAX - 2 * PAGE + 1..usize::MAX - PAGE + 1;
+
 /// What is known of mappings.
 pub struct Maps {
     /// The program's, in the region.

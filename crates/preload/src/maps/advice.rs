@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use selfpage::{Guards, Region};
 
-use super::{Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
+use super::{Errno, Maps, NOWHERE, Part, as_kernel, kernel, pages, serving, table};
 use crate::managed::Managed;
 use crate::sys::{self, call};
 
@@ -58,17 +58,16 @@ impl Maps {
         let mut result = Ok(0);
         while let Some((part, range)) = self.next(&mut left) {
             match part {
-                // As the kernel: the rest is advised all the same.
-                Part::Free => result = Err(libc::ENOMEM),
                 Part::Managed => {
                     self.advise_managed(managed, range, advice)?;
                 }
-                Part::Foreign | Part::Outside => {
+                Part::Free | Part::Foreign | Part::Outside => {
+                    let range = if part == Part::Free { NOWHERE } else { range };
                     // SAFETY: raw-call: the program asked for it.
                     match kernel(unsafe {
                         call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0])
                     }) {
-                        // It has advised what there is, beside a hole.
+                        // It has advised what there is, beside a hole, and the rest is advised all the same.
                         Err(libc::ENOMEM) => result = Err(libc::ENOMEM),
                         advised => drop(advised?),
                     }

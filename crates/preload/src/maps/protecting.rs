@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{ACCESS, Errno, Maps, Part, as_kernel, kernel, pages, serving, table};
+use super::{ACCESS, Errno, Maps, NOWHERE, Part, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises::Offer;
 use crate::sys::call;
@@ -22,7 +22,8 @@ impl Maps {
         while let Some((part, range)) = self.next(&mut left) {
             let (there, change) = (range.clone(), key.change(prot));
             match part {
-                Part::Free => return Err(libc::ENOMEM),
+                // An error in either case: bad arguments come before a hole.
+                Part::Free => return kernel(change(NOWHERE)),
                 Part::Managed => {
                     let opened = if prot & ACCESS != 0 { range.clone() } else { range.start..range.start };
                     let offer = Offer::of(&opened).ok_or(libc::ENOMEM)?;

@@ -206,7 +206,10 @@ static void no_access(void) {
   CHECK(!mprotect(p, 4 * MIB, 3));
   same(p, 0, 8 * MIB);
   CHECK(!munmap(p, 8 * MIB));
-  CHECK(mprotect(p, P, 3) == -1 && errno == ENOMEM);
+  // Where nothing is: bad arguments are seen first.
+  CHECK(mprotect(p, P, 3) == -1 && errno == ENOMEM && mprotect(p, P, 3 | 0x100) == -1 && errno == EINVAL);
+  CHECK(pkey_mprotect(p, P, 3, 15) == -1 && errno == EINVAL);
+  CHECK(madvise(p, P, MADV_DONTNEED) == -1 && errno == ENOMEM && madvise(p, P, 77) == -1 && errno == EINVAL);
 }
 static void reserve_then_commit(void) {
   char *p = map(1ul << 30, PROT_NONE);
@@ -430,6 +433,8 @@ static void lock_all(void) {
   char *p = full(4 * MIB);
   CHECK(mlockall(MCL_CURRENT) == -1 && errno == ENOMEM);
   CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == -1 && errno == ENOMEM);
+  int bad[] = {0, MCL_ONFAULT, 8, -1};
+  for (int i = 0; i < 4; i++) CHECK(mlockall(bad[i]) == -1 && errno == EINVAL);
   flood();
   same(p, 0, 4 * MIB);
 }
