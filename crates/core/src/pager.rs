@@ -183,7 +183,8 @@ pub trait Pager: Send + Sync {
     }
 
     /// Whether a fork may come in the midst of [`Pager::sync`]: nothing that it has locked or half done stands in a child's way once that
-    /// was told by [`Pager::forked`]. Otherwise forks, and all faults beside them, wait for it.
+    /// was told by [`Pager::forked`]. Otherwise forks, and all faults beside them, wait for it. Of a domain's pagers that say so, one syncs at a
+    /// time: it must not wait for another's.
     ///
     /// # Context
     /// Any.

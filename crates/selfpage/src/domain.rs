@@ -96,6 +96,8 @@ pub(crate) struct Inner {
     pub(crate) samples: AtomicU64,
     /// One is drawn at a time.
     pub(crate) drawing: Turns,
+    /// Whether a pager thread waits for a disk ([`Pager::syncs_over_forks`](selfpage_core::pager::Pager::syncs_over_forks)).
+    pub(crate) syncing: Turns,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
     /// Whether the saver is to end all samples of pages: a fork waits for that.
@@ -331,6 +333,7 @@ impl Inner {
             standby_share,
             samples: AtomicU64::new(0),
             drawing: Turns::default(),
+            syncing: Turns::default(),
             saver_turns: AtomicU64::new(0),
             ends_samples: AtomicBool::new(false),
             snapshots: AtomicBool::new(false),

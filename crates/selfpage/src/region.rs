@@ -400,6 +400,8 @@ impl Region {
                 .map_err(|(page, failure)| Error::failure("flush", bound.page_name(page), failure))?;
         }
         let Some(pager) = &bound.pager else { return Ok(()) };
+        // Here, for what may take as long as a disk: on pager threads those of several flushes would leave none for anything else.
+        let _turn = pager.syncs_over_forks().then(|| self.life.inner.syncing.begin());
         let sync = move || {
             // A child that is forked meanwhile would find the pager's locks taken. It waits for its own I/O only.
             let _inside = (!pager.syncs_over_forks()).then(|| state.gate.enter(state.mmu));

@@ -1,14 +1,14 @@
 //! Turns: what one thread of a domain does at a time, without a lock that a forked child could find taken.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use selfpage_core::linux::signal;
+use selfpage_core::linux::{futex, signal};
 
 /// What threads do one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    taken: AtomicBool,
+    /// 1 while a thread has its turn.
+    taken: AtomicU32,
 }
 
 /// The turn of this thread; it ends when this is dropped. A handler of a signal that wanted one meanwhile, or forked, could wait for its own
@@ -19,18 +19,22 @@ pub(crate) struct Turn<'a> {
 }
 
 impl Turns {
-    /// Waits for the turn.
+    /// Waits for the turn. Meanwhile handlers of signals are let in, where the caller lets them in.
     pub(crate) fn begin(&self) -> Turn<'_> {
-        let quiet = signal::Quiet::begin();
-        while self.taken.swap(true, Ordering::Acquire) {
-            std::thread::sleep(Duration::from_micros(100));
+        loop {
+            let quiet = signal::Quiet::begin();
+            if self.taken.swap(1, Ordering::Acquire) == 0 {
+                return Turn { turns: self, _quiet: quiet };
+            }
+            drop(quiet);
+            let _ = futex::wait(&self.taken, 1, 0);
         }
-        Turn { turns: self, _quiet: quiet }
     }
 
     /// Nobody has the turn: in a forked child, or where a turn was forgotten that ends so.
     pub(crate) fn end(&self) {
-        self.taken.store(false, Ordering::Release);
+        self.taken.store(0, Ordering::Release);
+        futex::wake(&self.taken, u32::MAX);
     }
 }
 

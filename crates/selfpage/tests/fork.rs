@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use selfpage::pager::{Context, FillPage, Pager, PagerError, UserPager};
+use selfpage::pager::{Context, FillPage, Pager, PagerError, UserPager, Verdict};
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Region, Trap};
 use selfpage_core::addr::PageBytes;
@@ -17,6 +18,9 @@ use child::{FORKS, IS_CHILD, fork_here, in_child, say};
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
+
+/// For tests that count the forks of a handler.
+static FORKING: Mutex<()> = Mutex::new(());
 
 fn region(domain: &Domain, trap: Trap, pages: usize, memory: bool) -> Region {
     let builder = domain.region(pages * PAGE).trap(trap);
@@ -197,6 +201,8 @@ fn a_child_forks_too() {
 /// The child has no thread that knows of its parent's errand.
 #[test]
 fn a_handler_forks_while_its_thread_waits_for_a_pager_thread() {
+    let _one = FORKING.lock();
+    let before = FORKS.load(Ordering::Relaxed);
     let domain = Domain::with_frames(64 * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
     let mut region = region(&domain, Trap::Worker, 48, false);
     // SAFETY: test: a handler for a signal that nobody else uses, sent to a thread that lives.
@@ -209,12 +215,12 @@ fn a_handler_forks_while_its_thread_waits_for_a_pager_thread() {
                 std::thread::sleep(Duration::from_micros(u64::from(turn) * 7919 % 3000));
                 // SAFETY: test: as above.
                 unsafe { libc::pthread_kill(own, libc::SIGUSR1) };
-                while FORKS.load(Ordering::Relaxed) == turn {
+                while FORKS.load(Ordering::Relaxed) == before + turn {
                     std::thread::sleep(Duration::from_micros(100));
                 }
             }
         });
-        while FORKS.load(Ordering::Relaxed) < 200 {
+        while FORKS.load(Ordering::Relaxed) < before + 200 {
             region.as_mut_slice::<u64>().iter_mut().step_by(WORDS).for_each(|word| *word += 1);
             if let Err(why) = region.flush(0, 48 * PAGE) {
                 // A panic would wait for the other thread, which a child does not have.
@@ -277,9 +283,11 @@ fn while_a_pager_syncs() {
 /// Syncs until a fork is over.
 #[derive(Default)]
 struct SyncsOver {
-    syncs: AtomicBool,
+    /// How many threads are at it.
+    syncs: AtomicU32,
+    most_syncs: AtomicU32,
     forked: AtomicBool,
-    saw_fork: AtomicBool,
+    missed_fork: AtomicBool,
 }
 
 struct Over(Arc<SyncsOver>);
@@ -295,13 +303,20 @@ impl Pager for Over {
         pages.iter_mut().for_each(|page| page.bytes.clear());
         Ok(0)
     }
+    fn changed(&self, _index: u64, _bytes: &PageBytes) -> Verdict {
+        Verdict::Clean
+    }
+    fn forked(&self) {
+        self.0.forked.store(true, Ordering::SeqCst);
+    }
     fn sync(&self) -> Result<(), PagerError> {
-        self.0.syncs.store(true, Ordering::SeqCst);
+        self.0.most_syncs.fetch_max(self.0.syncs.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         let began = Instant::now();
         while !self.0.forked.load(Ordering::SeqCst) && began.elapsed() < Duration::from_secs(10) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.0.saw_fork.store(self.0.forked.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.0.missed_fork.fetch_or(!self.0.forked.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.0.syncs.fetch_sub(1, Ordering::SeqCst);
         Ok(())
     }
     fn syncs_over_forks(&self) -> bool {
@@ -310,18 +325,52 @@ impl Pager for Over {
     fn forget(&self, _index: u64, _count: u64) {}
 }
 
+/// As many as there are pager threads: one is at it, and the others wait where handlers of signals may come, and fork.
 #[test]
-fn while_a_pager_syncs_over_forks() {
+fn while_pagers_sync_over_forks() {
+    let _one = FORKING.lock();
     let domain = Domain::with_frames(64 * PAGE).build().unwrap();
-    let pager = Arc::new(SyncsOver::default());
-    let region = domain.region(4 * PAGE).pager(Box::new(Over(pager.clone()))).unwrap();
+    let (pager, before) = (Arc::new(SyncsOver::default()), FORKS.load(Ordering::SeqCst));
+    let regions = [(); 3].map(|()| domain.region(4 * PAGE).pager(Box::new(Over(pager.clone()))).unwrap());
+    let other = domain.region(PAGE).zero().unwrap();
+    // SAFETY: test: a handler for a signal that nobody else uses meanwhile.
+    unsafe { libc::signal(libc::SIGUSR1, fork_here as *const () as libc::sighandler_t) };
     std::thread::scope(|scope| {
-        scope.spawn(|| region.flush(0, PAGE).unwrap());
-        while !pager.syncs.load(Ordering::SeqCst) {
-            std::thread::yield_now();
+        let (tell, told) = channel();
+        for region in &regions {
+            let tell = tell.clone();
+            scope.spawn(move || {
+                // SAFETY: test: it has no preconditions.
+                tell.send(unsafe { libc::pthread_self() }).unwrap();
+                region.flush(0, PAGE).unwrap();
+                if IS_CHILD.load(Ordering::SeqCst) {
+                    // SAFETY: test: ends the child.
+                    unsafe { libc::_exit(0) };
+                }
+            });
         }
-        assert_eq!(in_child(|| region.as_slice::<u64>()[WORDS] == 0), 0);
+        // Time for all of them to come to it.
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(pager.syncs.load(Ordering::SeqCst), 1);
+        domain.region(PAGE).zero().unwrap();
+        drop(other);
+        assert_eq!(regions[0].as_slice::<u64>()[0], 0);
+        assert_eq!(regions[0].evict(0, PAGE).unwrap(), 1);
+        let child = || {
+            // SAFETY: test: where it hangs, it ends.
+            unsafe { libc::alarm(10) };
+            regions[1].as_slice::<u64>()[WORDS] == 0 && regions[1].flush(0, PAGE).is_ok()
+        };
+        assert_eq!(in_child(child), 0);
+        for thread in told.iter().take(regions.len()) {
+            // SAFETY: test: a thread that waits for this one.
+            unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+        }
+        while FORKS.load(Ordering::SeqCst) < before + 2 && !pager.missed_fork.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         pager.forked.store(true, Ordering::SeqCst);
     });
-    assert!(pager.saw_fork.load(Ordering::SeqCst), "the fork waited for the sync");
+    assert!(!pager.missed_fork.load(Ordering::SeqCst), "something waited for the sync");
+    assert_eq!(pager.most_syncs.load(Ordering::SeqCst), 1);
 }

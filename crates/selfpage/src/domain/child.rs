@@ -156,6 +156,7 @@ impl Inner {
         self.snapshots.store(false, Ordering::Release);
         self.cutting.end();
         self.drawing.end();
+        self.syncing.end();
         for (bound, part) in parts {
             bound.register(descriptors, part)?;
         }
@@ -212,6 +213,7 @@ impl Inner {
     pub(crate) fn abandon(&self, regions: &BTreeMap<u64, Arc<Bound>>) {
         self.stop.store(true, Ordering::SeqCst);
         self.drawing.end();
+        self.syncing.end();
         self.close_descriptors();
         *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) = Descriptors::ABSENT;
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;

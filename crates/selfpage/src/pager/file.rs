@@ -8,13 +8,12 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
 
 use arrayvec::ArrayVec;
 use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
-use selfpage_core::linux::futex;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
 use selfpage_core::region::Rights;
 use selfpage_core::sync::{AtomicU64, Ordering};
@@ -61,8 +60,6 @@ pub struct File {
     /// Why the disk did not take what the page cache had; 0: it took all. The kernel says so once, and keeps those pages as if it had: no
     /// sync after that says anything of them.
     lost: AtomicI32,
-    /// 1 while a thread has the disk take what the page cache has: of two at a time, one would be told what the other was.
-    syncing: AtomicU32,
 }
 
 /// What a [`File`] keeps of each page: an entry a page, zeroed. Empty where the program may not write.
@@ -169,7 +166,6 @@ impl File {
             detached: false.into(),
             way_opened: false.into(),
             lost: 0.into(),
-            syncing: 0.into(),
         }
     }
 
@@ -394,8 +390,6 @@ impl Pager for File {
 
     fn forked(&self) {
         self.detached.store(true, Ordering::Relaxed);
-        // Whoever was at it is the parent's thread.
-        self.syncing.store(0, Ordering::Relaxed);
         forget_engines();
     }
 
@@ -441,9 +435,7 @@ impl Pager for File {
     }
 
     fn sync(&self) -> std::result::Result<(), PagerError> {
-        while self.syncing.swap(1, Ordering::Acquire) != 0 {
-            let _ = futex::wait(&self.syncing, 1, 0);
-        }
+        // Nobody else is at it, who could be told of the error in place of this thread (`syncs_over_forks`).
         let errno = match self.lost.load(Ordering::Relaxed) {
             // A forked child has written nothing, and the kernel tells each error once: that is for its parent.
             0 if self.detached.load(Ordering::Relaxed) => 0,
@@ -453,8 +445,6 @@ impl Pager for File {
         if says_lost(errno) {
             self.lost.store(errno, Ordering::Relaxed);
         }
-        self.syncing.store(0, Ordering::Release);
-        futex::wake(&self.syncing, u32::MAX);
         if errno == 0 { Ok(()) } else { Err(PagerError::Io(errno)) }
     }
 
@@ -502,68 +492,60 @@ mod tests {
     use super::*;
     use crate::domain::Domain;
 
-    /// A pager that the test has as well.
-    struct Shared(Arc<File>);
+    /// A file that the disk takes until the test has seen enough.
+    struct Slow {
+        file: File,
+        taken: Arc<AtomicBool>,
+    }
 
-    impl Pager for Shared {
+    impl Pager for Slow {
         fn fills_in(&self) -> Context {
-            self.0.fills_in()
+            self.file.fills_in()
         }
         fn extent(&self, index: u64, want: u32) -> u32 {
-            self.0.extent(index, want)
+            self.file.extent(index, want)
         }
         fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> std::result::Result<u64, PagerError> {
-            self.0.fill(context, pages)
+            self.file.fill(context, pages)
         }
         fn sync(&self) -> std::result::Result<(), PagerError> {
-            self.0.sync()
+            while !self.taken.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
         }
         fn syncs_over_forks(&self) -> bool {
-            self.0.syncs_over_forks()
+            self.file.syncs_over_forks()
         }
         fn forget(&self, _index: u64, _count: u64) {}
     }
 
-    fn file() -> Arc<File> {
+    fn file() -> File {
         let named = tempfile::NamedTempFile::new().unwrap();
         named.as_file().set_len(PAGE).unwrap();
         let opened = Opened::new(named.path(), 0, Rights::Read).unwrap();
         let tables = Tables { hashes: Table::empty(), tails: Table::empty() };
-        Arc::new(File::new(opened, Arc::new(PageHash::new()), tables))
-    }
-
-    /// What comes of `work`, where it does not hang.
-    fn unless_it_hangs<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        let (tell, told) = channel();
-        std::thread::spawn(move || tell.send(work()));
-        told.recv_timeout(Duration::from_secs(10)).ok()
+        File::new(opened, Arc::new(PageHash::new()), tables)
     }
 
     #[test]
     fn a_region_ends_while_the_disk_takes_a_file() {
         let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
-        let file = file();
-        let region = domain.region(PAGE_BYTES).pager(Box::new(Shared(file.clone()))).unwrap();
+        let taken = Arc::new(AtomicBool::new(false));
+        let region = domain.region(PAGE_BYTES).pager(Box::new(Slow { file: file(), taken: taken.clone() })).unwrap();
         let other = domain.region(PAGE_BYTES).zero().unwrap();
-        // As a thread has it that waits for the disk.
-        file.syncing.store(1, Ordering::SeqCst);
         std::thread::scope(|scope| {
-            // The pager threads do not have the test's file, and in the end say so.
-            scope.spawn(|| region.flush(0, PAGE_BYTES).unwrap_err());
+            scope.spawn(|| region.flush(0, PAGE_BYTES).unwrap());
             std::thread::sleep(Duration::from_millis(300));
-            let ended = unless_it_hangs(move || drop(other));
-            file.syncing.store(0, Ordering::SeqCst);
-            futex::wake(&file.syncing, u32::MAX);
-            assert_eq!(ended, Some(()));
+            let (tell, told) = channel();
+            scope.spawn(move || {
+                drop(other);
+                tell.send(()).unwrap();
+            });
+            let ended = told.recv_timeout(Duration::from_secs(10));
+            taken.store(true, Ordering::SeqCst);
+            assert_eq!(ended, Ok(()));
         });
-    }
-
-    #[test]
-    fn a_child_waits_for_no_sync_of_its_parents() {
-        let file = file();
-        file.syncing.store(1, Ordering::SeqCst);
-        file.forked();
-        assert_eq!(unless_it_hangs(move || file.sync()), Some(Ok(())));
     }
 
     #[test]
