@@ -6,8 +6,9 @@ use std::process::Command;
 
 pub const INNER: [&str; 3] = ["-shared", "-fPIC", "-DINNER"];
 pub const OUTER: [&str; 4] = ["-shared", "-fPIC", "-DOUTER", "-Wl,--no-as-needed"];
-/// What the program has itself is seen by all.
-pub const PROGRAM: [&str; 2] = ["-ldl", "-rdynamic"];
+/// What the program has itself is seen by all, wherever it is loaded.
+pub const PROGRAMS: [[&str; 4]; 2] =
+    [["-ldl", "-rdynamic", "-pie", "-fPIE"], ["-ldl", "-rdynamic", "-no-pie", "-fno-pie"]];
 
 pub const PYTHON: &str = "
 import ctypes, mmap

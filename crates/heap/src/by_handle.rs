@@ -5,6 +5,8 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::next::Next;
+
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 /// The C library's own `dlsym`. It may be asked for before our constructors have run.
@@ -48,9 +50,12 @@ pub unsafe fn look_up(ours: &[(&str, *const c_void)], handle: *mut c_void, name:
     }
 }
 
+/// A function that is the C library's in any case. It is looked for past the program, which may have an address of its own for it.
+static VERSION: Next = Next::new(c"gnu_get_libc_version");
+
 fn is_the_c_librarys(function: *const c_void) -> bool {
     let there = library_of(function);
-    there.is_some() && there == library_of(libc::gnu_get_libc_version as *const c_void)
+    there.is_some() && there == library_of(VERSION.get())
 }
 
 /// Where the library is loaded that has a function.

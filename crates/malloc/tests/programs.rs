@@ -146,11 +146,13 @@ fn programs_that_load_another_allocator() {
 fn functions_by_a_handle() {
     let inner = compile("by_handle.c", &by_handle::INNER);
     let outer = compile("by_handle.c", &[&by_handle::OUTER[..], &[inner.to_str().unwrap()]].concat());
-    let mut program = preloaded(compile("by_handle.c", &by_handle::PROGRAM));
-    program.args([outer, inner, library()]).args(by_handle::exported(&library()));
-    let output = program.output().unwrap();
-    assert!(output.status.success(), "{:?} {}{}", output.status, text(&output), errors(&output));
-    assert_eq!(text(&output), "done\n");
+    for flags in by_handle::PROGRAMS {
+        let mut program = preloaded(compile("by_handle.c", &flags));
+        program.args([&outer, &inner, &library()]).args(by_handle::exported(&library()));
+        let output = program.output().unwrap();
+        assert!(output.status.success(), "{flags:?}: {:?} {}{}", output.status, text(&output), errors(&output));
+        assert_eq!(text(&output), "done\n");
+    }
     same(Path::new("/"), "/usr/bin/python3", &["-S", "-c", by_handle::PYTHON]);
 }
 

@@ -240,13 +240,15 @@ fn functions_by_a_handle() {
     }
     let inner = of_malloc("by_handle", &by_handle::INNER);
     let outer = of_malloc("by_handle", &[&by_handle::OUTER[..], &[inner.to_str().unwrap()]].concat());
-    let program = of_malloc("by_handle", &by_handle::PROGRAM);
     let library = run::tool().with_file_name("libselfpage_frames.so");
     let exported = by_handle::exported(&library);
     let mut arguments = [&outer, &inner, &library].map(|path| path.to_str().unwrap()).to_vec();
     arguments.extend(exported.iter().map(String::as_str));
-    // A few of the pages that are dropped are in core.
-    assert_eq!(run::run("4M", program, &arguments).ok().text(), "done\n");
+    for flags in by_handle::PROGRAMS {
+        // A few of the pages that are dropped are in core.
+        let program = of_malloc("by_handle", &flags);
+        assert_eq!(run::run("4M", program, &arguments).ok().text(), "done\n", "{flags:?}");
+    }
     if run::has("/usr/bin/python3") {
         assert_eq!(run::run("12M", "/usr/bin/python3", &["-S", "-c", by_handle::PYTHON]).ok().text(), "0\n");
     }

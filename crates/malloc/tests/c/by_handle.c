@@ -2,6 +2,7 @@
 // for it, of which OUTER needs INNER. Arguments: OUTER, INNER, the library that is preloaded, and what that exports.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <gnu/libc-version.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,9 @@ void *pvalloc(size_t size) { return aligned_alloc(4096, size); }
 
 int main(int count, char **arguments) {
     CHECK(count > 3);
+    // A program that is not position-independent has an address of its own for this, and all others see that one.
+    const char *(*volatile version)(void) = gnu_get_libc_version;
+    CHECK(version() != NULL);
     void *c = dlopen("libc.so.6", RTLD_NOW), *outer = dlopen(arguments[1], RTLD_NOW), *inner = dlopen(arguments[2], RTLD_NOW);
     CHECK(c != NULL && outer != NULL && inner != NULL);
 
