@@ -146,6 +146,8 @@ fn a_call_that_a_filter_refuses_is_found_and_named() {
         ((libc::SYS_pidfd_getfd, 2, 0), libc::EPERM, "pidfd_getfd", "refused", 0),
         (of_thread, libc::EINVAL, "pidfd_getfd", "degraded", 0),
         ((libc::SYS_process_vm_readv, 5, 0), libc::EPERM, "process_vm_readv", "refused", 0),
+        ((libc::SYS_prlimit64, 1, libc::RLIMIT_MEMLOCK), libc::EPERM, "RLIMIT_MEMLOCK", "degraded", 0),
+        ((libc::SYS_prlimit64, 1, libc::RLIMIT_NOFILE), libc::EPERM, "RLIMIT_NOFILE", "degraded", 0),
     ] {
         let mut filtered = Command::new(env!("CARGO_BIN_EXE_selfpage"));
         // SAFETY: test: two system calls.

@@ -86,6 +86,7 @@ impl Error {
             Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EOPNOTSUPP) => Kind::Unsupported,
             Some(libc::EINVAL) => Kind::Invalid,
             None if source.kind() == io::ErrorKind::InvalidInput => Kind::Invalid,
+            None if source.kind() == io::ErrorKind::Unsupported => Kind::Unsupported,
             None if source.kind() == io::ErrorKind::QuotaExceeded => Kind::OutOfSpace,
             _ => Kind::Io,
         };

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Resource, getrlimit};
+use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::linux::probe;
 
 use crate::doctor::setting;
@@ -28,11 +28,17 @@ pub(crate) enum LockLimit {
     Exempt { limit_bytes: u64 },
     /// So much, of addresses and not of memory, all its mappings together.
     Bounded { limit_bytes: u64 },
+    /// A filter of system calls has it not told.
+    Unknown,
 }
 
 impl LockLimit {
     pub(crate) fn of_this_process() -> LockLimit {
-        let Some(limit_bytes) = getrlimit(Resource::Memlock).current else { return LockLimit::Unlimited };
+        let limit_bytes = match limit::of_this_process(Resource::LockedMemory) {
+            Ok(Some(limit_bytes)) => limit_bytes,
+            Ok(None) => return LockLimit::Unlimited,
+            Err(_) => return LockLimit::Unknown,
+        };
         // The capability is worth nothing in a user namespace, and no call tells: a mapping without memory is locked for trial.
         let beyond_bytes = usize::try_from(limit_bytes).unwrap_or(usize::MAX).saturating_add(1 << 20) & !0xFFF;
         match probe::locks(beyond_bytes) {

@@ -11,6 +11,7 @@ pub mod errno;
 pub mod futex;
 pub mod held;
 pub mod key;
+pub mod limit;
 pub mod memory;
 pub mod mmu;
 pub mod pagemap;

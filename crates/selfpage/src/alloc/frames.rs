@@ -3,9 +3,9 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rustix::process::Resource;
 use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::Errno;
+use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::linux::memory::{self, Access, Advice, HUGE_PAGE_BYTES, Place};
 
 use super::file::File;
@@ -178,10 +178,10 @@ pub(super) fn ask_for_limits(asks: bool) {
     ASKS_FOR_LIMITS.store(asks, Ordering::Relaxed);
 }
 
-/// Whether it is known that the process has no limits on what it maps.
+/// Whether it is known that the process has no limits on what it maps. A filter of system calls may have nobody told.
 pub(super) fn has_no_limits() -> bool {
-    let unlimited = |resource| rustix::process::getrlimit(resource).current.is_none();
-    ASKS_FOR_LIMITS.load(Ordering::Relaxed) && unlimited(Resource::As) && unlimited(Resource::Data)
+    let unlimited = |resource| limit::of_this_process(resource) == Ok(None);
+    ASKS_FOR_LIMITS.load(Ordering::Relaxed) && unlimited(Resource::Addresses) && unlimited(Resource::Data)
 }
 
 /// Whether the process's limits let it map anything: somebody may have set them below what it has. A move needs no room besides, since it
@@ -383,9 +383,14 @@ static MACHINE_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// is 1); what was reserved before it is opened is not judged by that, and whoever touched it all would be ended in the place of an error.
 pub(super) fn machine_has(len_bytes: usize) -> bool {
     len_bytes <= MACHINE_BYTES.load(Ordering::Relaxed) || {
-        let machine = rustix::system::sysinfo();
-        let units = machine.totalram as u64 + machine.totalswap as u64;
-        let bytes = units.saturating_mul(u64::from(machine.mem_unit)) as usize;
+        // SAFETY: plain-old-data, out-pointer: the structure outlives the call.
+        let (told, machine) = unsafe {
+            let mut machine: libc::sysinfo = std::mem::zeroed();
+            (libc::sysinfo(&raw mut machine) == 0, machine)
+        };
+        let units = machine.totalram + machine.totalswap;
+        // Where a filter of system calls has it not told, the kernel's word on each mapping has to do.
+        let bytes = if told { units.saturating_mul(u64::from(machine.mem_unit)) as usize } else { usize::MAX };
         MACHINE_BYTES.store(bytes, Ordering::Relaxed);
         len_bytes <= bytes || setting(OVERCOMMIT).starts_with(b"1")
     }

@@ -2,7 +2,9 @@
 
 use super::{Finding, State, readable, setting};
 use crate::residence::{LockLimit, Swapping};
-use rustix::process::{DumpableBehavior, Resource, dumpable_behavior, getrlimit};
+use rustix::process::{DumpableBehavior, dumpable_behavior};
+use selfpage_core::linux::Errno;
+use selfpage_core::linux::limit::{self, Resource};
 use std::fs;
 use std::io::ErrorKind;
 
@@ -16,13 +18,17 @@ pub(crate) const MOUNT: &str = "mount -t proc proc /proc";
 const DUMPABLE: &str = "the process is not dumpable, as after a change of its user: call prctl(PR_SET_DUMPABLE, 1) before a domain is \
                         built and before a fork, or do both before the change";
 
+/// What helps where a limit cannot be asked for.
+pub(crate) const TELL: &str = "let the filter of system calls allow prlimit64, which tells the process's limits";
+
 /// Fewer open files, and a domain with a store or two has no descriptors left.
 const FILES_MIN: u64 = 64;
 
 /// A line for each limit.
 pub(super) fn examine() -> Vec<Finding> {
     let (limit, swapping) = (LockLimit::of_this_process(), Swapping::of_this_process());
-    vec![locking(&limit, &swapping), swap(&limit, swapping), mappings(), files(getrlimit(Resource::Nofile).current)]
+    let open_files = limit::of_this_process(Resource::OpenFiles);
+    vec![locking(&limit, &swapping), swap(&limit, swapping), mappings(), files(open_files)]
 }
 
 /// The kernel's version. What it can do, the other lines tell.
@@ -84,6 +90,7 @@ fn locking(limit: &LockLimit, swapping: &Swapping) -> Finding {
             return Finding::new(FEATURE, State::Present, why);
         }
         LockLimit::Bounded { limit_bytes } => readable(*limit_bytes),
+        LockLimit::Unknown => return untold(FEATURE),
     };
     match swapping {
         Swapping::Never(why) => Finding::new(
@@ -106,7 +113,7 @@ fn swap(limit: &LockLimit, swapping: Swapping) -> Finding {
         Swapping::May { why, remedy } => (why, remedy),
     };
     let whose = match limit {
-        LockLimit::Bounded { .. } => "frames may be swapped out",
+        LockLimit::Bounded { .. } | LockLimit::Unknown => "frames may be swapped out",
         LockLimit::Unlimited | LockLimit::Exempt { .. } => {
             "frames of `selfpage run`, which locks none, may be swapped out"
         }
@@ -134,8 +141,14 @@ fn mappings() -> Finding {
     }
 }
 
-fn files(limit: Option<u64>) -> Finding {
+/// A limit that a filter of system calls has not told.
+fn untold(feature: &'static str) -> Finding {
+    Finding::new(feature, State::Degraded, "unknown: prlimit64 is refused").remedy(TELL)
+}
+
+fn files(limit: Result<Option<u64>, Errno>) -> Finding {
     const FEATURE: &str = "RLIMIT_NOFILE";
+    let Ok(limit) = limit else { return untold(FEATURE) };
     match limit {
         Some(limit) if limit < FILES_MIN => {
             let why = format!("{limit} open files: a domain takes seven, and a store or region over a file more");
@@ -155,7 +168,7 @@ mod tests {
     #[test]
     fn few_open_files_are_told_with_a_remedy() {
         for (limit, state) in [(Some(6), State::Degraded), (Some(FILES_MIN), State::Present), (None, State::Present)] {
-            let finding = files(limit);
+            let finding = files(Ok(limit));
             assert_eq!(finding.state, state, "{finding:?}");
             assert_eq!(finding.remedy.is_some_and(|remedy| remedy.contains("ulimit -n")), state == State::Degraded);
         }

@@ -9,12 +9,14 @@ use std::path::Path;
 
 use rustix::fs::{OFlags, fcntl_setfl};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use selfpage_core::linux::limit::{self, Resource};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::file::{data_at, named, newest, read, slot_at, unread};
 use super::format::{Current, ENTRY_BYTES, Entry, Header, PAGE, RUN_BYTES, Run, SavedRegion, Trailer};
 use super::place::Place;
 use super::take::MOST_RUNS;
+use crate::doctor::limits::TELL;
 use crate::error::{Error, Kind, Result, SystemError};
 use crate::pager::is_zero;
 
@@ -60,9 +62,10 @@ impl Request {
 
 /// Beyond the limit on the size of files the kernel would send `SIGXFSZ`, which ends the process.
 fn within_limit(end: u64) -> io::Result<()> {
-    match rustix::process::getrlimit(rustix::process::Resource::Fsize).current {
-        Some(limit) if limit < end => Err(io::Error::from_raw_os_error(libc::EFBIG)),
-        _ => Ok(()),
+    match limit::of_this_process(Resource::FileSize) {
+        Ok(limit) if limit.is_none_or(|limit| end <= limit) => Ok(()),
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::EFBIG)),
+        Err(why) => Err(io::Error::new(io::ErrorKind::Unsupported, format!("{}; {TELL}", why.into_io()))),
     }
 }
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, stat, statvfs, unlink};
 use rustix::io::{Errno, pread, pwrite};
-use rustix::process::{Resource, getrlimit};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
+use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::pager::{Context, PagerError};
 
 use super::bloks::{Bloks, MEMBERS};
@@ -22,6 +22,8 @@ use super::linux::anchor::Anchor;
 use super::linux::descriptor::{Descriptor, lock, unlock};
 use super::zeros::holds_nothing;
 use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
+use crate::doctor::limits::TELL;
+use crate::error::SystemError;
 
 /// What blok 0 begins with: the mark of a file that may be overwritten.
 const MARK: &[u8] = b"selfpage store: scratch, of no use to anybody but the program that runs\n";
@@ -143,7 +145,8 @@ impl FileStore {
         } else {
             let dir = if kind == Ok(FileType::Directory) { path } else { path.parent().unwrap_or(path) };
             let room = statvfs(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?;
-            (room.f_bavail * room.f_frsize).min(getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX))
+            let limit = limit::of_this_process(Resource::FileSize).map_err(SystemError::into_io)?;
+            (room.f_bavail * room.f_frsize).min(limit.unwrap_or(u64::MAX))
         };
         Ok((bytes / PAGE_BYTES as u64).saturating_sub(1) * PAGE_BYTES as u64)
     }
@@ -397,7 +400,12 @@ fn make_room(object: &str, file: &OwnedFd, kind: FileType, len_bytes: u64) -> Re
         return Err(too_small(cause, "ask for less, or name a larger device"));
     }
     // Beyond the limit the kernel would send SIGXFSZ.
-    if let Some(limit_bytes) = getrlimit(Resource::Fsize).current
+    let limit = limit::of_this_process(Resource::FileSize).map_err(|why| StoreError {
+        object: object.to_owned(),
+        cause: why.into_io(),
+        remedy: TELL,
+    })?;
+    if let Some(limit_bytes) = limit
         && limit_bytes < len_bytes
         && kind == FileType::RegularFile
     {

@@ -118,6 +118,39 @@ fn blocks_move_where_data_is_limited() {
     moves_where_there_can_be_no_new_mappings("input::blocks_move_where_data_is_limited", libc::RLIMIT_DATA);
 }
 
+/// As under a filter that comes later, or a service manager's.
+#[test]
+fn blocks_move_where_neither_limits_nor_memory_are_told() {
+    own_process::run("input::blocks_move_where_neither_limits_nor_memory_are_told", || {
+        let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+        let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        let mut filter = [
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            step(equal, libc::SYS_prlimit64 as u32, 1, 0),
+            step(equal, libc::SYS_sysinfo as u32, 0, 1),
+            step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+            step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: test: the kernel copies the program.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0), 0);
+        }
+        let blocks = [7, 8].map(|byte| (byte, alloc::allocate(8 << 20, 1).unwrap()));
+        // Each in the other's way.
+        for (byte, block) in blocks {
+            // SAFETY: ours, as long as was asked for.
+            unsafe {
+                block.write_bytes(byte, 8 << 20);
+                let moved = alloc::resize(block, 40 << 20).unwrap();
+                assert!(std::slice::from_raw_parts(moved.as_ptr(), 8 << 20).iter().all(|at| *at == byte));
+                alloc::free(moved);
+            }
+        }
+    });
+}
+
 /// What RLIMIT_DATA counts of this process.
 fn data_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

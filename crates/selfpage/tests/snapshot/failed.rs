@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage::snapshot::{Snapshot, Snapshots};
+use selfpage::store::FileStore;
 use selfpage::{Domain, Kind, Locking};
 
 use super::{PAGE, Words, disk, saved, skip};
@@ -138,6 +139,25 @@ fn a_name_that_need_not_survive_is_told() {
         let second = snapshots.take().unwrap();
         assert_eq!(second.pages == 16, told.is_some(), "anew where the first may be lost: {second:?}");
         Snapshot::open(&path).unwrap().verify().unwrap();
+    }
+}
+
+#[test]
+fn where_the_limit_on_the_size_of_files_is_not_told_no_file_is_made_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let region = domain.region(16 * PAGE).zero().unwrap();
+    let mut snapshots = Snapshots::of(&[&region], dir.path().join("one.snap")).unwrap();
+    let untold = || -> io::Result<_> {
+        refuse((libc::SYS_prlimit64, 2, 0, libc::EPERM))?;
+        Ok([snapshots.take().unwrap_err(), FileStore::create(dir.path().join("s"), 1 << 20).unwrap_err().into()])
+    };
+    match std::thread::scope(|scope| scope.spawn(untold).join().unwrap()) {
+        Ok(errors) => errors.iter().for_each(|error: &selfpage::Error| {
+            let remedy = error.to_string().matches("prlimit64").count();
+            assert_eq!((error.kind(), remedy), (Kind::Unsupported, 1), "{error}");
+        }),
+        Err(why) => skip::skip("seccomp", &format!("system calls cannot be made to fail: {why}")),
     }
 }
 
