@@ -11,7 +11,6 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
@@ -44,6 +43,7 @@ use crate::error::{self, Error, Kind, Result};
 use crate::fork;
 use crate::pager::PageHash;
 use crate::pool::FramePool;
+use crate::pthread::Pthread;
 use crate::region::Bound;
 use crate::snapshot::MOST_RUNS;
 use crate::stats::Stats;
@@ -84,7 +84,7 @@ pub(crate) struct Inner {
     /// By first page. A region is added and removed by whoever holds this.
     pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
     pub(crate) stop: AtomicBool,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<Pthread>>,
     pub(crate) handlers: Handlers,
     /// Whether a worker may run what can allocate, lock and wait: a pager or a store of the program's own.
     pub(crate) runs_own_code: AtomicBool,
@@ -350,7 +350,7 @@ impl Inner {
         &self.state
     }
 
-    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+    fn threads(&self) -> MutexGuard<'_, Vec<Pthread>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

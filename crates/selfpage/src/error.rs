@@ -11,7 +11,7 @@ use selfpage_core::pager::PagerError;
 use selfpage_core::shortage::Shortage;
 
 use crate::doctor::limits::{MOUNT, undumpable};
-use crate::doctor::userfaultfd::MORE_THREADS;
+use crate::doctor::userfaultfd::{MORE_ADDRESSES, MORE_THREADS};
 
 /// What a caller can do about an error.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -146,7 +146,8 @@ fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static s
     match cause.raw_os_error()? {
         libc::EMFILE => Some("raise `ulimit -n`"),
         libc::ENFILE => Some("raise fs.file-max (sysctl -w)"),
-        libc::EAGAIN if operation == "start" => Some(MORE_THREADS),
+        libc::EAGAIN if matches!(operation, "start" | "run") => Some(MORE_THREADS),
+        libc::ENOMEM if matches!(operation, "start" | "run") => Some(MORE_ADDRESSES),
         libc::ENOMEM if matches!(operation, "reserve" | "map") => Some(
             "make it smaller, or raise the limits on addresses (ulimit -v, ulimit -d, sysctl vm.overcommit_memory)",
         ),

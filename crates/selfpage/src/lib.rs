@@ -37,6 +37,7 @@ pub mod pager;
 mod placement;
 mod pool;
 pub mod protection;
+mod pthread;
 mod region;
 mod residence;
 #[cfg(test)]

@@ -15,6 +15,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/selfpage/src/dirty", "watching the program's memory"),
     ("crates/selfpage/src/pool", "the mapping of a domain's frames"),
     ("crates/selfpage/src/region", "the mappings of regions, and typed views of them"),
+    ("crates/selfpage/src/pthread", "threads of the C library's"),
     ("crates/selfpage/src/placement", "addresses that a region is given"),
     ("crates/selfpage/src/protection", "protections and keys of mappings, the register of keys, a handler of signals"),
     ("crates/selfpage/src/handler", "protections of a region's mapping, and contents that the program drops"),

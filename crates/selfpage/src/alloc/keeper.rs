@@ -1,13 +1,11 @@
 //! The keeper: a thread that forgets old peaks, gives frames back when memory is short, and has some ready where they are used up
 //! fast.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::io;
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use selfpage_core::addr::PAGE_BYTES;
 use selfpage_core::linux::{signal, thread};
 
 use super::block::{self, PAGES};
@@ -18,6 +16,7 @@ use super::pressure::{Reports, Watch, Wishes};
 use super::rounds::Rounds;
 use super::workers::WORKERS;
 use crate::fork::Once;
+use crate::pthread::{self, Pthread};
 
 /// How often it looks.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -31,7 +30,6 @@ const REFILL_FROM_BYTES: u64 = 32 << 20;
 /// At most this much is made ready at a time.
 const REFILL_BYTES: usize = 64 << 20;
 
-/// Beside what the C library itself puts into each thread's stack.
 const STACK_BYTES: usize = 128 << 10;
 
 /// There is none.
@@ -53,8 +51,6 @@ static AT_END: Once<Option<libc::pthread_key_t>> = Once::new();
 /// Once it could not be started: what the process will have taken when that is tried again.
 static NOT_BEFORE_BYTES: AtomicU64 = AtomicU64::new(0);
 static OTHERS: Once<fn()> = Once::new();
-type LeastStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
-static LEAST_STACK: Once<Option<LeastStack>> = Once::new();
 static WISHES: Once<Wishes> = Once::new();
 
 /// Whether the process has taken so much memory that the keeper would pay.
@@ -75,8 +71,7 @@ pub fn pays() -> bool {
 /// May allocate. No other thread changes the environment meanwhile, as before the program's first line.
 pub fn read_environment() {
     WISHES.get_or_make(Wishes::of_environment);
-    // Later it could be between the program's `dlopen` and its `dlerror`, which tells of the last call of that kind.
-    LEAST_STACK.get_or_make(least_stack);
+    pthread::look_up();
     end_with_first_thread();
 }
 
@@ -140,7 +135,7 @@ pub fn start() -> io::Result<()> {
     // Here at the latest: another thread may change the environment while the keeper runs.
     match create(WISHES.get_or_make(Wishes::of_environment)) {
         Ok(thread) => {
-            THREAD.store(thread, Ordering::Relaxed);
+            THREAD.store(thread.into_raw(), Ordering::Relaxed);
             STATE.store(RUNS, Ordering::Release);
             Ok(())
         }
@@ -148,40 +143,16 @@ pub fn start() -> io::Result<()> {
             let taken = PAGES.take().counts.cold_bytes;
             NOT_BEFORE_BYTES.store(taken.saturating_add(PAYS_FROM_BYTES), Ordering::Relaxed);
             STATE.store(NONE, Ordering::Relaxed);
-            Err(io::Error::from_raw_os_error(error))
+            Err(error)
         }
     }
 }
 
 /// Starts the thread. Not by std, which ends the process where there is no memory for what it knows of a thread.
-fn create(wishes: &'static Wishes) -> Result<libc::pthread_t, c_int> {
-    let mut thread = MaybeUninit::uninit();
+fn create(wishes: &'static Wishes) -> io::Result<Pthread> {
     let given = (&raw const *wishes).cast_mut().cast();
-    // SAFETY: plain-old-data, out-pointer, c-library: the attributes and the thread's name outlive the calls; what is given lives for good.
-    unsafe {
-        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
-        libc::pthread_attr_init(&mut attributes);
-        // Where the C library does not say what it takes, its own length for stacks is long enough.
-        if let Some(least) = *LEAST_STACK.get_or_make(least_stack) {
-            let bytes = STACK_BYTES + least(&attributes);
-            libc::pthread_attr_setstacksize(&mut attributes, bytes.next_multiple_of(PAGE_BYTES));
-        }
-        let mut error = libc::pthread_create(thread.as_mut_ptr(), &attributes, run, given);
-        libc::pthread_attr_destroy(&mut attributes);
-        if error == libc::EINVAL {
-            // There is even more for each thread than was said.
-            error = libc::pthread_create(thread.as_mut_ptr(), std::ptr::null(), run, given);
-        }
-        if error == 0 { Ok(thread.assume_init()) } else { Err(error) }
-    }
-}
-
-/// The C library's function for what it needs of a thread's stack: what the program's libraries keep for each thread lies there. std asks it, too.
-fn least_stack() -> Option<LeastStack> {
-    // SAFETY: c-library: the name ends with NUL.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
-    // SAFETY: c-library: its function of that name, of this type; null is `None`.
-    unsafe { std::mem::transmute::<*mut c_void, Option<LeastStack>>(found) }
+    // SAFETY: thread-owns-share: what is given is shared, and lives for good.
+    unsafe { pthread::create(STACK_BYTES, run, given) }
 }
 
 extern "C" fn run(wishes: *mut c_void) -> *mut c_void {

@@ -10,8 +10,9 @@ use selfpage_core::linux::Errno;
 use selfpage_core::linux::probe::{Answer, Shortfall};
 use selfpage_core::linux::thread;
 
-use super::userfaultfd::MORE_THREADS;
+use super::userfaultfd::{for_a_thread, of_start};
 use super::{Finding, State, probed};
+use crate::pthread;
 use crate::store::{borrow_number, copied_descriptor, place_descriptor};
 
 pub(super) const UNSHARE: &str = "unshare(CLONE_FILES)";
@@ -28,13 +29,11 @@ fn try_both() -> Result<(Answer, Answer), Errno> {
     let file = open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(of)?;
     let from = gettid();
     // The trial costs a thread its table: one that does nothing else.
-    std::thread::scope(|scope| {
-        let tried = std::thread::Builder::new().spawn_scoped(scope, || {
-            let unshared = thread::unshare_descriptors();
-            (unshared.map_err(Shortfall::from), unshared.map_err(Shortfall::from).and_then(|()| take(from, &file)))
-        });
-        tried.map_err(|_| Errno::AGAIN)?.join().map_err(|_| Errno::IO)
-    })
+    let tries = || {
+        let unshared = thread::unshare_descriptors();
+        (unshared.map_err(Shortfall::from), unshared.map_err(Shortfall::from).and_then(|()| take(from, &file)))
+    };
+    pthread::beside(tries, || ()).map(|(tried, ())| tried).map_err(of_start)
 }
 
 /// Closes the file in the calling thread's table, and takes it from that of another thread.
@@ -49,8 +48,8 @@ fn take(from: Pid, file: &OwnedFd) -> Answer {
 }
 
 /// The remedy where no thread could be started to try it, and where it was refused.
-fn remedy(answer: Answer, of_calls: &str) -> &str {
-    if answer == Err(Shortfall::Refused(Errno::AGAIN)) { MORE_THREADS } else { of_calls }
+fn remedy(answer: Answer, of_calls: &'static str) -> &'static str {
+    answer.err().and_then(for_a_thread).unwrap_or(of_calls)
 }
 
 fn leaves(unshared: Answer) -> Finding {

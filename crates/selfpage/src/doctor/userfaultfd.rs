@@ -1,6 +1,7 @@
 //! userfaultfd and what its descriptors do.
 
 use super::{Finding, State, name, probed, state, trial};
+use crate::pthread;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::probe::{self, Answer, Shortfall, ThreadTrial, Toucher};
 use selfpage_core::linux::uffd::Reach;
@@ -14,6 +15,8 @@ pub(crate) const ALLOW: &str = "sysctl -w vm.unprivileged_userfaultfd=1";
 pub(crate) const UNFILTER: &str =
     "allow userfaultfd in the container's seccomp profile (docker run --security-opt seccomp=unconfined)";
 pub(crate) const MORE_THREADS: &str = "raise the limit on threads (ulimit -u, or pids.max of the control group)";
+pub(crate) const MORE_ADDRESSES: &str =
+    "raise the limits on addresses (ulimit -v, ulimit -d, sysctl vm.overcommit_memory)";
 pub(crate) const NEWER_6_8: &str = "boot Linux 6.8 or newer";
 pub(crate) const NEWER_6_7: &str = "boot Linux 6.7 or newer";
 pub(crate) const BUILD: &str = "boot a kernel built with CONFIG_USERFAULTFD=y";
@@ -72,15 +75,24 @@ pub(super) fn examine() -> Vec<Finding> {
     ]
 }
 
+/// Why a thread could not be started.
+pub(super) fn of_start(why: std::io::Error) -> Errno {
+    Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// What helps where there was no thread for a trial.
+pub(super) fn for_a_thread(shortfall: Shortfall) -> Option<&'static str> {
+    match shortfall {
+        Shortfall::Refused(Errno::AGAIN) => Some(MORE_THREADS),
+        Shortfall::Refused(Errno::NOMEM) => Some(MORE_ADDRESSES),
+        _ => None,
+    }
+}
+
 /// Lets another thread touch an absent page, and tells whether the kernel named that thread.
 fn serve(reach: Reach, toucher: Toucher) -> Answer {
     let trial = ThreadTrial::new(reach)?;
-    let (touched, named) = std::thread::scope(|scope| {
-        let touch = std::thread::Builder::new().spawn_scoped(scope, || trial.touch(toucher));
-        let Ok(touch) = touch else { return (Err(Errno::AGAIN), Err(Errno::AGAIN)) };
-        let named = trial.answer();
-        (touch.join().unwrap_or(Err(Errno::IO)), named)
-    });
+    let (touched, named) = pthread::beside(|| trial.touch(toucher), || trial.answer()).map_err(of_start)?;
     if touched? == named? { Ok(()) } else { Err(Shortfall::Wrong) }
 }
 
@@ -112,11 +124,11 @@ fn descriptors() -> Finding {
             format!("user mode only ({every}): a system call on an absent page fails with EFAULT, and `selfpage run` cannot start; pin around system calls"),
         )
         .remedy(format!("{ALLOW} (or see /dev/userfaultfd; for a program that links the library: setcap cap_sys_ptrace+ep PROGRAM, which calls prctl(PR_SET_DUMPABLE, 1) before its first domain: else its files in /proc are root's)")),
-        Err(Shortfall::Refused(Errno::AGAIN)) => {
-            Finding::new(UFFD, State::Absent, "no thread can be started to serve faults; no program can be paged")
-                .remedy(MORE_THREADS)
-        }
         Err(shortfall) => {
+            if let Some(remedy) = for_a_thread(shortfall) {
+                let why = "no thread can be started to serve faults; no program can be paged";
+                return Finding::new(UFFD, State::Absent, why).remedy(remedy);
+            }
             let remedy = if shortfall == Shortfall::Refused(Errno::NOSYS) { BUILD } else { UNFILTER };
             Finding::new(UFFD, state(shortfall), format!("{every}; no program can be paged")).remedy(remedy)
         }
@@ -144,12 +156,13 @@ fn needs_move() -> Finding {
 }
 
 fn thread_id() -> Finding {
+    let named = serve(Reach::UserFaults, Toucher::Program);
     probed(
         "UFFD_FEATURE_THREAD_ID",
-        serve(Reach::UserFaults, Toucher::Program),
+        named,
         "a fault names its thread",
         "a fault of a pager thread of our own cannot be told from others",
-        UNFILTER,
+        named.err().and_then(for_a_thread).unwrap_or(UNFILTER),
     )
 }
 

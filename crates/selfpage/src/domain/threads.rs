@@ -1,10 +1,10 @@
 //! The threads of a domain: how they start, and how they end.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::thread::JoinHandle;
 
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::held::Held;
@@ -13,6 +13,7 @@ use selfpage_core::linux::thread as own_thread;
 use super::Inner;
 use crate::config::DescriptorTable;
 use crate::error::{Error, Result, SystemError};
+use crate::pthread::{self, PROGRAM_STACK_BYTES, Pthread};
 use crate::region::Bound;
 use crate::store::{borrow_number, copied_descriptor, move_descriptor, place_descriptor};
 use crate::trap::{pager, thread, upcall, worker};
@@ -38,7 +39,7 @@ impl Inner {
         let failed = |cause: io::Error| {
             cause.downcast::<Error>().unwrap_or_else(|cause| Error::system("start", "pager threads", cause))
         };
-        let first = thread::start("selfpage-pager", move || {
+        let first = thread::start(c"selfpage-pager", move || {
             let own_table = thread::own_descriptors(&keep, own.config.descriptor_table);
             let own_table = own_table.map_err(SystemError::into_io);
             let placed = own_table.and_then(|()| astray.into_iter().try_for_each(move_descriptor));
@@ -69,7 +70,7 @@ impl Inner {
     }
 
     /// Keeps a thread until the domain ends.
-    fn keep(&self, thread: JoinHandle<()>) {
+    fn keep(&self, thread: Pthread) {
         self.threads().push(thread);
     }
 
@@ -84,7 +85,7 @@ impl Inner {
         }
         let threads = std::mem::take(&mut *self.threads());
         for thread in threads {
-            let _ = thread.join();
+            thread.join();
         }
         self.close_descriptors();
         if let Some(held) = self.held.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -102,7 +103,7 @@ impl Inner {
     /// descriptors stay open, where it has them.
     pub(super) fn end_elsewhere(self: &Arc<Self>) {
         let own = self.clone();
-        let started = std::thread::Builder::new().name("selfpage-end".into()).spawn(move || own.end());
+        let started = pthread::start(c"selfpage-end", PROGRAM_STACK_BYTES, move || own.end());
         // In a forked child whoever listens may wait for a thread of the parent's.
         if let Err(why) = started
             && !crate::fork::is_child()
@@ -163,15 +164,15 @@ impl Inner {
 
 fn start_others(inner: &Arc<Inner>, queue: Arc<worker::Queue>) -> io::Result<()> {
     for _ in 1..inner.config.pagers {
-        inner.keep(start(inner, "selfpage-pager", pager::serve)?);
+        inner.keep(start(inner, c"selfpage-pager", pager::serve)?);
     }
     for _ in 0..inner.config.workers {
         let queue = queue.clone();
-        inner.keep(start(inner, "selfpage-worker", move |inner| worker::serve(inner, &queue))?);
+        inner.keep(start(inner, c"selfpage-worker", move |inner| worker::serve(inner, &queue))?);
     }
     if let Some(to) = &inner.config.trace {
         match trace::Writer::begin(to) {
-            Ok(writer) => inner.keep(start(inner, "selfpage-trace", move |inner| writer.run(inner))?),
+            Ok(writer) => inner.keep(start(inner, c"selfpage-trace", move |inner| writer.run(inner))?),
             // The program goes on, as where its own trace cannot be written any more.
             Err(why) if inner.writing.is_inherited() => {
                 inner.writing.end(&format!("there is no trace of this process: {why}"))
@@ -179,17 +180,17 @@ fn start_others(inner: &Arc<Inner>, queue: Arc<worker::Queue>) -> io::Result<()>
             Err(why) => return Err(why.into()),
         }
     }
-    inner.keep(start(inner, "selfpage-evict", |inner| evictor::run(inner))?);
-    inner.keep(start(inner, "selfpage-save", |inner| evictor::save(inner))?);
+    inner.keep(start(inner, c"selfpage-evict", |inner| evictor::run(inner))?);
+    inner.keep(start(inner, c"selfpage-save", |inner| evictor::save(inner))?);
     Ok(())
 }
 
 /// Starts a thread of the domain's, in the caller's descriptor table.
 pub(crate) fn start(
     inner: &Arc<Inner>,
-    name: &str,
+    name: &'static CStr,
     work: impl FnOnce(&Arc<Inner>) + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
+) -> io::Result<Pthread> {
     let own = inner.clone();
     thread::start(name, move || work(&own))
 }

@@ -303,7 +303,7 @@ impl File {
         // Of its own: the region may go while it waits.
         let Ok(file) = rustix::io::fcntl_dupfd_cloexec(self.buffered.borrow(), 0) else { return };
         let offset = (self.first + page.index) * PAGE;
-        let _ = thread::start("selfpage-way", move || {
+        let _ = thread::start(c"selfpage-way", move || {
             let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, offset, 1);
         });
     }

@@ -19,6 +19,7 @@ use super::rights::Rights;
 use super::table::{self, Core};
 use super::{ProtectionDomain, thread};
 use crate::error::{Error, Result};
+use crate::pthread::{self, PROGRAM_STACK_BYTES};
 
 /// How code in a domain ended.
 #[derive(Debug)]
@@ -118,6 +119,10 @@ impl ProtectionDomain {
         let (door, own_trial, place) = (self.door.clone(), trial.clone(), result.clone());
         // The system's names have no NUL.
         let name = self.name().replace('\0', " ");
+        let failed = |why| Error::system("run", format!("protection domain {}", self.name()), why);
+        // By std: the work may panic on its thread, and use up its stack, as on any other of the program's. Where there is no room std ends
+        // the process.
+        pthread::has_room(PROGRAM_STACK_BYTES).map_err(failed)?;
         let started = std::thread::Builder::new().name(name).spawn(move || {
             let ended = door.enter().map(|entered| {
                 thread::with(|here| here.set_trial(Arc::as_ptr(&own_trial)));
@@ -135,7 +140,7 @@ impl ProtectionDomain {
             own_trial.state.store(ENDED, Ordering::Release);
             futex::wake(&own_trial.state, u32::MAX);
         });
-        started.map_err(|why| Error::system("run", format!("protection domain {}", self.name()), why))?;
+        started.map_err(failed)?;
         while trial.state.load(Ordering::Acquire) == RUNNING {
             let _ = futex::wait(&trial.state, RUNNING, 0);
         }

@@ -151,8 +151,7 @@ fn threads_called(name: &str) -> usize {
 fn every_thread_has_engines_and_they_go_with_it() {
     let file = tempfile::tempfile().unwrap();
     for turn in 0..20 {
-        let name = format!("engine-{turn}");
-        let (called, file) = (name.clone(), file.try_clone().unwrap());
+        let file = file.try_clone().unwrap();
         let (told, with_workers) = std::sync::mpsc::channel();
         let work = move || {
             let bloks: Vec<u32> = (0..100).map(|index| turn * 1000 + index * 3).collect();
@@ -161,13 +160,13 @@ fn every_thread_has_engines_and_they_go_with_it() {
                 let pages = read(&bloks, |reads| io.read(file.as_raw_fd(), reads)).unwrap();
                 assert!(bloks.iter().zip(&pages).all(|(&blok, bytes)| *bytes == page(blok)));
             }
-            told.send(threads_called(&called)).unwrap();
+            told.send(threads_called("engine")).unwrap();
         };
-        crate::trap::thread::start(&name, work).unwrap().join().unwrap();
+        crate::trap::thread::start(c"engine", work).unwrap().join();
         assert!(with_workers.recv().unwrap() > 1, "thread {turn} had no workers");
         // Whoever has joined a thread may still see it for a moment.
         let began = std::time::Instant::now();
-        while threads_called(&name) > 0 {
+        while threads_called("engine") > 0 {
             assert!(began.elapsed().as_secs() < 60, "workers of a thread that is gone");
             std::thread::yield_now();
         }

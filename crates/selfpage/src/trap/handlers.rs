@@ -6,7 +6,6 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, fence};
-use std::thread::Builder;
 
 use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
 use selfpage_core::fault::{self, Fault};
@@ -21,6 +20,7 @@ use super::{thread as own_thread, worker};
 use crate::domain::Inner;
 use crate::error::{Error, Result};
 use crate::handler::{Answer, FaultKind, Protection, Trouble};
+use crate::pthread::{self, PROGRAM_STACK_BYTES};
 
 const MOST_THREADS: usize = 64;
 /// How deep handlers may fault within handlers.
@@ -142,7 +142,7 @@ fn start(inner: &Arc<Inner>) -> io::Result<()> {
     }
     let own = inner.clone();
     let mask = signal::block_all();
-    let started = Builder::new().name("selfpage-handler".into()).spawn(move || {
+    let started = pthread::start(c"selfpage-handler", PROGRAM_STACK_BYTES, move || {
         signal::block_others_for_good();
         own_thread::is_now_a_domains();
         serve(&own);

@@ -5,9 +5,9 @@
 //! Normal, unless stated otherwise.
 
 use std::cell::Cell;
+use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
 
 use rustix::fs::{Mode, OFlags};
 use selfpage_core::linux::Errno;
@@ -15,6 +15,7 @@ use selfpage_core::linux::signal;
 use selfpage_core::linux::thread as this_thread;
 
 use crate::config::DescriptorTable;
+use crate::pthread::{self, Pthread};
 use crate::store::with_engines;
 
 const STACK_BYTES: usize = 512 << 10;
@@ -96,7 +97,7 @@ pub fn pager_threads() -> impl Iterator<Item = u32> {
 ///
 /// # Errors
 /// The system has no thread to give.
-pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub(crate) fn start(name: &'static CStr, work: impl FnOnce() + Send + 'static) -> io::Result<Pthread> {
     let taken = |tid: &AtomicU32| tid.compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let Some(place) = TIDS.iter().position(taken) else {
         let cause = format!("this process has {MOST_THREADS} of them; have fewer domains, or fewer workers in each");
@@ -107,7 +108,7 @@ pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Res
     STARTING.fetch_add(1, Ordering::SeqCst);
     STARTERS[place].store(this_thread::block(), Ordering::Relaxed);
     let (up, is_up) = std::sync::mpsc::sync_channel(1);
-    let thread = thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(move || {
+    let thread = pthread::start(name, STACK_BYTES, move || {
         signal::block_for_good();
         is_now_a_domains();
         // Whoever starts it may be in a protection domain; a pager of the program's own may touch what that cannot.

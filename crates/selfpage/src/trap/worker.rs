@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use std::slice;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use selfpage_core::addr::{PageNo, VirtAddr};
@@ -22,6 +21,7 @@ use selfpage_core::region::Access;
 use super::{ask, handlers, thread};
 use crate::domain::{Inner, threads};
 use crate::error::SystemError;
+use crate::pthread::Pthread;
 use crate::store::borrow_number;
 use crate::task;
 
@@ -48,7 +48,7 @@ struct Turns {
     /// What those at work do next.
     left: VecDeque<Fault>,
     /// One worker more than was asked for.
-    more: Option<JoinHandle<()>>,
+    more: Option<Pthread>,
 }
 
 impl Queue {
@@ -79,7 +79,7 @@ impl Queue {
             crate::die("the workers of a domain cannot be told to end");
         }
         let more = self.turns().more.take();
-        more.into_iter().for_each(|thread| drop(thread.join()));
+        more.into_iter().for_each(Pthread::join);
     }
 
     fn turns(&self) -> MutexGuard<'_, Turns> {
@@ -92,7 +92,7 @@ impl Queue {
         let is_last = |turns: &Turns| turns.at_work + 1 >= inner.config.workers + u32::from(turns.more.is_some());
         if is_last(&turns) && turns.more.is_none() && !inner.stopping() {
             let queue = self.clone();
-            turns.more = threads::start(inner, "selfpage-worker", move |inner| serve(inner, &queue)).ok();
+            turns.more = threads::start(inner, c"selfpage-worker", move |inner| serve(inner, &queue)).ok();
         }
         // Where the system had no thread to give, and there is but one worker, nobody is at work.
         if is_last(&turns) && turns.at_work > 0 {

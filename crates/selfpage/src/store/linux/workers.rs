@@ -2,14 +2,15 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::RawFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::thread::{Pid, gettid};
+use selfpage_core::linux::signal;
 
 use super::transfer::{Batch, Direction, Request};
+use crate::pthread::{self, Pthread};
 use crate::trap::thread::Known;
 
 /// Besides the thread that waits for them, which works too.
@@ -22,7 +23,7 @@ const STACK_BYTES: usize = 256 << 10;
 /// They are bare: no allocation, no thread-local storage. In a program whose `malloc` is ours, a pager thread waits for them.
 pub struct Workers {
     shared: Arc<Shared>,
-    threads: Vec<libc::pthread_t>,
+    threads: Vec<Pthread>,
     owner: Pid,
 }
 
@@ -93,16 +94,14 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
+        let threads = std::mem::take(&mut self.threads).into_iter();
         if gettid() != self.owner {
             // In a forked child there are none.
-            return;
+            return threads.for_each(std::mem::forget);
         }
         self.shared.lock().stop = true;
         self.shared.begin.notify_all();
-        for &thread in &self.threads {
-            // SAFETY: worker-joined-once: each was started by `new` and is joined only here.
-            unsafe { libc::pthread_join(thread, null_mut()) };
-        }
+        threads.for_each(Pthread::join);
     }
 }
 
@@ -133,34 +132,18 @@ impl Shared {
     }
 }
 
-fn start(shared: Arc<Shared>) -> io::Result<libc::pthread_t> {
+fn start(shared: Arc<Shared>) -> io::Result<Pthread> {
     let shared = Arc::into_raw(shared);
-    let mut thread = MaybeUninit::uninit();
-    // SAFETY: worker-owns-share: `serve` takes the count over; where no thread starts it is taken back below.
-    let error = unsafe {
-        let mut all: libc::sigset_t = zeroed();
-        let mut before: libc::sigset_t = zeroed();
-        let mut attributes: libc::pthread_attr_t = zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_attr_init(&mut attributes);
-        libc::pthread_attr_setstacksize(&mut attributes, STACK_BYTES);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let error = libc::pthread_create(thread.as_mut_ptr(), &attributes, serve, shared as *mut c_void);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, null_mut());
-        libc::pthread_attr_destroy(&mut attributes);
-        error
-    };
-    if error != 0 {
-        // SAFETY: worker-owns-share: nobody took the count over.
-        drop(unsafe { Arc::from_raw(shared) });
-        return Err(io::Error::from_raw_os_error(error));
-    }
-    // SAFETY: worker-joined-once: `pthread_create` succeeded and so wrote it.
-    Ok(unsafe { thread.assume_init() })
+    let mask = signal::block_all();
+    // SAFETY: thread-owns-share: `serve` takes the count over.
+    let started = unsafe { pthread::create(STACK_BYTES, serve, shared as *mut c_void) };
+    signal::restore(mask);
+    // SAFETY: thread-owns-share: nobody took the count over.
+    started.inspect_err(|_| drop(unsafe { Arc::from_raw(shared) }))
 }
 
 extern "C" fn serve(shared: *mut c_void) -> *mut c_void {
-    // SAFETY: worker-owns-share: `start` gave this thread the count.
+    // SAFETY: thread-owns-share: `start` gave this thread the count.
     let shared = unsafe { Arc::from_raw(shared as *const Shared) };
     // For whoever tells the program's threads from ours, or has ours follow a change of rights.
     let _known = Known::enter();
