@@ -61,7 +61,7 @@ pub enum Refusal {
     Occupied,
     /// The source of a map or unmap holds nothing: dropped by somebody behind our back.
     Hole,
-    /// The kernel or a device holds the page (direct I/O in flight, registered buffers).
+    /// The kernel or a device holds the page (direct I/O in flight, registered buffers, memory that is sealed and may not be written).
     Pinned,
     /// The address range is no longer the mapping that the domain made.
     Foreign,

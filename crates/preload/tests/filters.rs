@@ -3,17 +3,20 @@
 
 mod run;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use run::Ran;
 
 const SIGSYS: i32 = 128 + libc::SIGSYS;
 
-fn case(name: &str) -> Option<Ran> {
+fn program() -> Option<&'static Path> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let program = PROGRAM.get_or_init(|| run::possible().then(|| run::compile("filters", &[])));
-    Some(run::run("8M", program.as_ref()?, &[name]))
+    PROGRAM.get_or_init(|| run::possible().then(|| run::compile("filters", &[]))).as_deref()
+}
+
+fn case(name: &str) -> Option<Ran> {
+    Some(run::run("8M", program()?, &[name]))
 }
 
 /// The case, which says that all is right and ends with that status.
@@ -79,6 +82,15 @@ fn a_process_in_strict_mode_ends_as_without_us() {
     ends("strict_exit", 6);
     ends("strict_by_number", 6);
     ends("strict_killed", 128 + libc::SIGKILL);
+}
+
+#[test]
+fn pages_that_a_filter_keeps_from_being_read_lose_nothing() {
+    let Some(program) = program() else { return };
+    for name in ["unreadable_to_read", "unreadable_to_nobody"] {
+        let ran = run::run_with(Path::new("/"), &["--frames", "8M", "--store", "memory"], program, &[name]);
+        assert_eq!((ran.code(), ran.text(), ran.errors()), (8, "ok\n".into(), String::new()), "{name}");
+    }
 }
 
 #[test]

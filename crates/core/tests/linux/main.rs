@@ -5,6 +5,7 @@ mod ground;
 mod group;
 #[path = "../../../../tests/physical.rs"]
 mod physical;
+mod refused;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
 

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -19,7 +20,7 @@
 static char *self;
 static void say_ok(void) { CHECK(write(1, "ok\n", 3) == 3); }
 
-enum by { PRCTL, NUMBER };
+enum by { PRCTL, NUMBER, FOR_ALL_THREADS };
 // Calls in the list meet `listed`, and all others `rest`.
 static int filter(enum by by, const int *list, size_t count, unsigned listed, unsigned rest) {
   struct sock_filter code[40] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
@@ -32,7 +33,7 @@ static int filter(enum by by, const int *list, size_t count, unsigned listed, un
   struct sock_fprog program = {len, code};
   CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
   return by == PRCTL ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0)
-                     : syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
+                     : syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, by == FOR_ALL_THREADS ? SECCOMP_FILTER_FLAG_TSYNC : 0, &program);
 }
 // What the C library's malloc and a program that computes need.
 static void allow_little(enum by by) {
@@ -120,6 +121,28 @@ static void killed_without_main(void) {
   CHECK(!pthread_create(&thread, 0, killed_later, 0));
   syscall(SYS_exit, 5);
 }
+// The pager copies what may not be written with a call that is refused: such pages stay where they are, or are copied otherwise.
+static void unreadable(int prot) {
+  const size_t len = 1 << 20;
+  char *old = mmap(0, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  char *behind = mmap(0, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(old != MAP_FAILED && behind == old + len);
+  for (size_t i = 0; i < len; i += P) *(uint64_t *)(old + i) = ~i;
+  const int read_at = SYS_pread64;
+  CHECK(!mprotect(old, len, prot) && !filter(FOR_ALL_THREADS, &read_at, 1, SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_ALLOW));
+  work();
+  CHECK(!mprotect(old, len, PROT_READ));
+  for (size_t i = 0; i < len; i += P) CHECK(*(volatile uint64_t *)(old + i) == ~i);
+  char *moved = mremap(old, len, 2 * len, MREMAP_MAYMOVE);
+  CHECK(moved != MAP_FAILED && moved != old);
+  for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < len; i += P) CHECK(*(volatile uint64_t *)(moved + i) == ~i);
+    work();
+  }
+  say_ok(), _exit(8);
+}
+static void unreadable_to_read(void) { unreadable(PROT_READ); }
+static void unreadable_to_nobody(void) { unreadable(PROT_NONE); }
 static void executed(void) {
   forbid(SYS_unshare, SECCOMP_RET_ERRNO | ENOSYS);
   execl("/bin/echo", "echo", "ok", (char *)0);
@@ -129,7 +152,7 @@ static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
-  CASE(executed)};
+  CASE(executed), CASE(unreadable_to_read), CASE(unreadable_to_nobody)};
 int main(int argc, char **argv) {
   self = argv[0];
   return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2;

@@ -1,6 +1,6 @@
 //! Copies that stand in for a move, where the kernel moves no page.
 
-use super::{LinuxMmu, drop_contents, load, refusal, traps_writes};
+use super::{LinuxMmu, drop_contents, dropped, load, traps_writes};
 use crate::addr::{PAGE_BYTES, PageNo, VirtAddr};
 use crate::linux::errno::Errno;
 use crate::linux::memory::{self, Advice};
@@ -31,8 +31,8 @@ impl LinuxMmu {
         copied.map_err(|stopped| {
             let why = match stopped.why {
                 // The slots were just seen: what is missing is the region.
-                Errno::NOENT | Errno::INVAL => Refusal::Foreign,
-                why => refusal(why, page.wrapping_add(done_bytes), slot.wrapping_add(done_bytes)),
+                Errno::NOENT => Refusal::Foreign,
+                why => self.refusal(why, page.wrapping_add(done_bytes), slot.wrapping_add(done_bytes)),
             };
             Partial { done: (done_bytes / PAGE_BYTES) as u32, why }
         })
@@ -75,13 +75,25 @@ impl LinuxMmu {
     pub(super) fn copy_and_drop_fixed(&self, page: usize, slot: usize) -> Result<(), Refusal> {
         // SAFETY: pool-owned: the caller holds the frame.
         unsafe { memory::advise(slot, PAGE_BYTES, Advice::PopulateWrite) }.map_err(|_| Refusal::NoMemory)?;
-        // SAFETY: pool-owned: as above, and no reference to the slot lives while it is filled.
-        let copied = match unsafe { load(&self.memory).read_at(slot, PAGE_BYTES, page) } {
+        let copied = self.read(page, slot).and_then(|()| {
+            // The kernel drops nothing that is sealed and may not be written: what stays mapped stays in its frame.
+            if dropped(page, PAGE_BYTES) { Ok(()) } else { Err(Refusal::Pinned) }
+        });
+        if copied.is_err() {
+            drop_contents(slot, PAGE_BYTES);
+        }
+        copied
+    }
+
+    /// Copies a page, whoever may read it, into a populated slot.
+    pub(super) fn read(&self, page: usize, slot: usize) -> Result<(), Refusal> {
+        // SAFETY: pool-owned: the caller holds the frame, and no reference to the slot lives while it is filled.
+        match unsafe { load(&self.memory).read_at(slot, PAGE_BYTES, page) } {
             Ok(PAGE_BYTES) => Ok(()),
             Err(Errno::BADF) => Err(Refusal::NoDescriptor),
-            _ => Err(Refusal::Foreign),
-        };
-        drop_contents(if copied.is_ok() { page } else { slot }, PAGE_BYTES);
-        copied
+            _ if self.absent(page) => Err(Refusal::Hole),
+            // It is there: whoever took it for dropped would take its contents for zeros.
+            _ => Err(Refusal::Denied),
+        }
     }
 }

@@ -186,6 +186,22 @@ impl LinuxMmu {
         (0..count).find(|at| !self.is_ours(addr.wrapping_add(*at as usize * PAGE_BYTES), PAGE_BYTES)).unwrap_or(count)
     }
 
+    /// What an error of a move or copy from `from` to `to` means. Slots are ours.
+    fn refusal(&self, why: Errno, to: usize, from: usize) -> Refusal {
+        match why {
+            Errno::EXIST => Refusal::Occupied,
+            Errno::BUSY | Errno::AGAIN => Refusal::Pinned,
+            Errno::NOENT if mapped(to) && mapped(from) => Refusal::Hole,
+            Errno::BADF | Errno::NOTTY => Refusal::NoDescriptor,
+            Errno::SRCH | Errno::INTR => Refusal::Ending,
+            Errno::NOMEM => Refusal::NoMemory,
+            Errno::NOENT => Refusal::Foreign,
+            // A filter answers with any number, and what is taken for the program's is given up.
+            _ if self.is_ours(to, PAGE_BYTES) && self.is_ours(from, PAGE_BYTES) => Refusal::Denied,
+            _ => Refusal::Foreign,
+        }
+    }
+
     /// Moves pages, as [`Uffd::move_pages`]. A page whose place is said to be taken is looked for there: by its source, Linux 6.18 can
     /// move pages and not count them, so that it finds the places of some taken by themselves. The caller alone moves the pages, so
     /// nobody else has.
@@ -257,7 +273,7 @@ impl LinuxMmu {
             Err(Errno::INVAL) => {
                 self.copy_in(uffd, page, slot, 1, waiters, Writing::Allowed).map_err(|partial| partial.why)
             }
-            Err(why) => Err(refusal(why, page, slot)),
+            Err(why) => Err(self.refusal(why, page, slot)),
         }
     }
 
@@ -312,7 +328,7 @@ impl LinuxMmu {
         match self.coax(uffd, slot, page, Waiters::Wake, why) {
             Ok(()) => Ok(()),
             Err(Errno::INVAL) => self.copy_and_drop(page, slot),
-            Err(why) => Err(refusal(why, slot, page)),
+            Err(why) => Err(self.refusal(why, slot, page)),
         }
     }
 
@@ -366,8 +382,8 @@ impl Mmu for LinuxMmu {
             let (addr, len_bytes) = (page.addr().0, count as usize * PAGE_BYTES);
             // SAFETY: region-owned: the caller has claimed the pages; reads of them go on.
             unsafe { uffd.set_writing(addr, len_bytes, writing) }.map_err(|why| match why {
-                Errno::NOENT | Errno::INVAL => Refusal::Foreign,
-                why => refusal(why, addr, addr),
+                Errno::NOENT => Refusal::Foreign,
+                why => self.refusal(why, addr, addr),
             })
         };
         set(page, count).or_else(|_| {
@@ -393,7 +409,7 @@ impl Mmu for LinuxMmu {
         match self.coax(Uffd(load(&self.pool_uffd)), slot, addr, Waiters::Wake, Errno::INVAL) {
             Ok(()) => return Ok(()),
             Err(Errno::INVAL) => {}
-            Err(why) => return Err(refusal(why, slot, addr)),
+            Err(why) => return Err(self.refusal(why, slot, addr)),
         }
         if trap.is_tracked() {
             // Writes to a protected page are noted there, and do not wait.
@@ -414,14 +430,7 @@ impl Mmu for LinuxMmu {
         if self.absent(page.addr().0) {
             return Err(Refusal::Hole);
         }
-        // SAFETY: pool-owned: the caller holds the frame, and no reference to the slot lives while it is filled.
-        match unsafe { load(&self.memory).read_at(slot, PAGE_BYTES, page.addr().0) } {
-            Ok(PAGE_BYTES) => Ok(()),
-            Err(Errno::BADF) => Err(Refusal::NoDescriptor),
-            _ if self.absent(page.addr().0) => Err(Refusal::Hole),
-            // It is there: whoever took it for dropped would take its contents for zeros.
-            _ => Err(Refusal::Denied),
-        }
+        self.read(page.addr().0, slot)
     }
 
     fn present(&self, page: PageNo) -> bool {
@@ -533,22 +542,13 @@ fn mark_each(slots: Range<usize>, mark: u8) {
 
 /// Drops what a range of slots or of a region's pages holds.
 fn drop_contents(addr: usize, len_bytes: usize) {
-    // SAFETY: pool-owned, region-owned: the caller holds the frames, or the pages are its to drop.
-    let _ = unsafe { memory::advise(addr, len_bytes, Advice::Drop) };
+    let _ = dropped(addr, len_bytes);
 }
 
-/// What an error of a move or copy from `from` to `to` means.
-fn refusal(why: Errno, to: usize, from: usize) -> Refusal {
-    match why {
-        Errno::EXIST => Refusal::Occupied,
-        Errno::BUSY | Errno::AGAIN => Refusal::Pinned,
-        Errno::NOENT if mapped(to) && mapped(from) => Refusal::Hole,
-        Errno::BADF | Errno::NOTTY => Refusal::NoDescriptor,
-        Errno::SRCH => Refusal::Ending,
-        Errno::NOMEM => Refusal::NoMemory,
-        Errno::PERM | Errno::ACCESS | Errno::NOSYS => Refusal::Denied,
-        _ => Refusal::Foreign,
-    }
+/// The same. Whether the kernel has done it.
+fn dropped(addr: usize, len_bytes: usize) -> bool {
+    // SAFETY: pool-owned, region-owned: the caller holds the frames, or the pages are its to drop.
+    unsafe { memory::advise(addr, len_bytes, Advice::Drop) }.is_ok()
 }
 
 /// Whether there is a mapping at `addr` at all.
