@@ -51,11 +51,12 @@ impl Maps {
         Ok(())
     }
 
-    /// Whether so many bytes more may stay: for either reason half of the frames, for both three quarters.
+    /// Whether so many bytes more may stay: for either reason half of the frames, for both, and with what is sealed, three quarters.
     pub(super) fn may_stay(&mut self, managed: &Managed, more_bytes: usize, why: Why) -> bool {
         let frames_bytes = managed.domain.stats().frames_bytes as usize;
+        let sealed_bytes = self.sealed_to_stay(managed, &(0..usize::MAX));
         self.staying(why).bytes() + more_bytes <= frames_bytes / 2
-            && self.locked.bytes() + self.kept.bytes() + more_bytes <= frames_bytes / 4 * 3
+            && self.locked.bytes() + self.kept.bytes() + sealed_bytes + more_bytes <= frames_bytes / 4 * 3
     }
 
     pub(super) fn unlock_managed(&mut self, managed: &Managed, range: Range<usize>, why: Why) {

@@ -2,8 +2,11 @@
 //! would refuse is refused before anything is dropped for it.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Errno, Maps, Part, pages, serving, table};
+use crate::managed::Managed;
+use crate::space::PAGE;
 use crate::sys::call;
 
 /// mseal(2).
@@ -21,7 +24,7 @@ pub unsafe fn mseal(address: usize, len: usize, flags: usize) -> isize {
     if maps.parts(range.clone()).any(|(part, _)| part == Part::Free) {
         return -libc::ENOMEM as isize;
     }
-    if !maps.sealed.has_room(1) {
+    if !maps.sealed.has_room(1) || !maps.may_seal(managed, &range) {
         return -libc::ENOMEM as isize;
     }
     let sealed = managed.maps.while_still(seal);
@@ -33,6 +36,35 @@ pub unsafe fn mseal(address: usize, len: usize, flags: usize) -> isize {
 }
 
 impl Maps {
+    /// Whether a range may be sealed as it is. The kernel drops no page again that is sealed and may not be written, for us neither: it stays
+    /// in core, as if it were locked, and as many may.
+    fn may_seal(&mut self, managed: &Managed, range: &Range<usize>) -> bool {
+        let frames_bytes = managed.domain.stats().frames_bytes as usize;
+        let more = self.staying_if_sealed(managed, range) - self.sealed_to_stay(managed, range);
+        let bytes = self.sealed_to_stay(managed, &(0..usize::MAX)) + more;
+        more == 0
+            || bytes <= frames_bytes / 2 && self.locked.bytes() + self.kept.bytes() + bytes <= frames_bytes / 4 * 3
+    }
+
+    /// How many bytes of a range stay in core because they are sealed.
+    pub(super) fn sealed_to_stay(&self, managed: &Managed, range: &Range<usize>) -> usize {
+        let mut bytes = 0;
+        self.sealed.within(range.clone(), |part| bytes += self.staying_if_sealed(managed, &part));
+        bytes
+    }
+
+    /// How many bytes of a range would stay: all that can be read, and what is in core of the rest, for no more of it will come.
+    fn staying_if_sealed(&self, managed: &Managed, range: &Range<usize>) -> usize {
+        let mut bytes = 0;
+        self.read_only.within(range.clone(), |part| bytes += part.len());
+        self.closed.within(range.clone(), |part| {
+            let Some((region, offset)) = managed.region_of(part.start) else { return };
+            let pages = region.residency().iter().skip(offset / PAGE).take(part.len() / PAGE);
+            bytes += PAGE * pages.filter(|page| page.load(Relaxed) == 1).count();
+        });
+        bytes
+    }
+
     /// `EPERM` where a call would change a mapping that is sealed.
     pub(super) fn unless_sealed(&self, range: &Range<usize>) -> Result<(), Errno> {
         if self.sealed.first_within(range).is_some() { Err(libc::EPERM) } else { Ok(()) }

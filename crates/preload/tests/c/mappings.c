@@ -536,6 +536,14 @@ static void sealed(void) {
   CHECK(!mprotect(only, MIB, PROT_READ) && !seal(only, MIB, 0));
   CHECK(madvise(only, MIB, MADV_DONTNEED) && errno == EPERM);
   flood(), same(only, 0, MIB);
+  // The kernel neither: so it stays in core, which no more than half of the frames may.
+  flood();
+  CHECK(in_core(only, MIB) == 256);
+  CHECK(!mlock(only, MIB) && !munlock(only, MIB) && !seal(only, MIB, 0));
+  char *more = full(4 * MIB);
+  CHECK(!mprotect(more, 4 * MIB, PROT_READ) && seal(more, 4 * MIB, 0) && errno == ENOMEM);
+  flood(), same(more, 0, 4 * MIB);
+  CHECK(!munmap(more, 4 * MIB));
   for (int i = 0; i < 2; i++) {
     pid_t child = fork();
     CHECK(child >= 0);
@@ -543,6 +551,16 @@ static void sealed(void) {
     exits(child, 5), flood(), same(only, 0, MIB), same(p, 3 * MIB, 8 * MIB);
   }
   CHECK(!munmap(p, 2 * MIB) && seal(p, 4 * MIB, 0) && errno == ENOMEM);
+  // What nobody may read stays where it is: in core what is there.
+  char *none = full(6 * MIB), *reserved = map(64 * MIB, PROT_NONE);
+  CHECK(!seal(reserved, 64 * MIB, 0) && !mprotect(none, 6 * MIB, PROT_NONE) && seal(none, 6 * MIB, 0) && errno == ENOMEM);
+  flood();
+  CHECK(!seal(none, 6 * MIB, 0));
+  // It counts beside what is locked.
+  char *two = full(2 * MIB), *lock = full(4 * MIB);
+  CHECK(!mprotect(two, 2 * MIB, PROT_READ) && !mlock(lock, 4 * MIB) && seal(two, 2 * MIB, 0) && errno == ENOMEM);
+  CHECK(!munlock(lock, 4 * MIB) && !seal(two, 2 * MIB, 0) && mlock(lock, 4 * MIB) && errno == ENOMEM && !mlock(lock, 2 * MIB));
+  flood(), same(two, 0, 2 * MIB), same(lock, 0, 4 * MIB);
   // A block of the heap's: freed, its addresses are nobody's, and others are found.
   CHECK(!seal(block, 2 * MIB, 0));
   free(block);
