@@ -331,7 +331,9 @@ impl Mmu for SimMmu {
             scheduler::step_aside("unmap");
             let (index, slot) = (self.index(page.plus(at.into())), frame.plus(at).0 as usize);
             if let Some(why) = self.refusal() {
-                return Err(Partial { done: at, why });
+                // What would not move may not be copied either, some of it: by no dice, for seeds to stay what they were.
+                let denied = why == Refusal::Pinned && index % 2 == 1;
+                return Err(Partial { done: at, why: if denied { Refusal::Denied } else { why } });
             }
             self.with(|p| {
                 assert!(p.slots[slot].is_none(), "{frame:?} + {at} has memory twice");

@@ -361,7 +361,7 @@ impl Program {
                 Unmoved::Failed(Failure::Machine(Refusal::NoDescriptor)) if now == Context::Trap => {
                     context = Context::Normal;
                 }
-                Unmoved::Failed(Failure::Machine(Refusal::Pinned)) => {
+                Unmoved::Failed(Failure::Machine(Refusal::Pinned | Refusal::Denied)) => {
                     assert!(world.weather.climate().pins, "{page:?}: nobody holds it");
                     return page;
                 }
