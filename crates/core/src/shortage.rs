@@ -7,7 +7,8 @@ use crate::sync::{AtomicU64, Event, Ordering};
 /// Why no frame can be had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
-    /// Every resident page is pinned by the program, the kernel or a device, or its pager has nowhere to save it to.
+    /// Every resident page is pinned by the program, the kernel or a device, or its pager has nowhere to save it to; or the policy names none
+    /// that can go.
     AllHeld,
     /// The system has no memory for the frames that the contract still allows, and the domain holds none that could go.
     NoMemory,

@@ -103,7 +103,8 @@ impl Error {
             Failure::Shortage(Shortage::AllHeld) => (
                 Kind::Held,
                 "no frame can be had (ENOMEM): every resident page is pinned, by the program, the kernel or a device, or its \
-                 pager has nowhere to save it; unpin pages, or give the domain more frames"
+                 pager has nowhere to save it, or the policy names none that can go; unpin pages, or give the domain more \
+                 frames"
                     .into(),
             ),
             Failure::Shortage(Shortage::NoMemory) => (

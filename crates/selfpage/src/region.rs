@@ -115,8 +115,7 @@ impl<'a> Builder<'a> {
     /// Anonymous memory without a store: zero at first, and it stays in core.
     ///
     /// # Errors
-    /// A length of 0; no address space, or too many regions; upcalls where the domain has a [table of descriptors of its own][private], or in a
-    /// 65th domain of the process that has some.
+    /// A length of 0; no address space, or too many regions; upcalls where the domain has a [table of descriptors of its own][private].
     ///
     /// [private]: crate::DescriptorTable::Private
     pub fn zero(self) -> Result<Region> {

@@ -59,7 +59,7 @@ impl Domain {
             Err(Failure::Shortage(Shortage::AllHeld)) => {
                 let cause = format!(
                     "the pages in the others are pinned, by the program, the kernel or a device, or their pager has nowhere to save \
-                     them: unpin or discard some, and remove the rest again; the domain has {} frames now",
+                     them, or the policy names none that can go: unpin or discard some, and remove the rest again; the domain has {} frames now",
                     state.stack.budget()
                 );
                 Err(Error::new(Kind::Held, "remove", object(), cause))

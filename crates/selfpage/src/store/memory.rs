@@ -29,7 +29,7 @@ impl MemoryStore {
     /// released is kept for a while for the pages that come next.
     ///
     /// # Errors
-    /// A capacity of less than a page or of 16 TiB, or no room for it in the address space.
+    /// A capacity of less than a page or of more than 16 TiB - 8 KiB, or no room for it in the address space.
     pub fn new(capacity_bytes: u64) -> Result<MemoryStore, StoreError> {
         let count = blok_count("in memory", capacity_bytes)?;
         let no_room = |cause| StoreError {

@@ -91,6 +91,10 @@ fn sizes_that_make_no_sense_are_refused() {
         let error = MemoryStore::new(capacity_bytes).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");
     }
+    let most = (1 << 44) - 2 * PAGE_BYTES as u64;
+    assert!(blok_count("", most).is_ok());
+    let error = blok_count("", most + PAGE_BYTES as u64).unwrap_err();
+    assert!(error.remedy.contains("16 TiB - 8 KiB"), "{error}");
 }
 
 #[test]

@@ -255,6 +255,6 @@ fn blok_count(object: &str, capacity_bytes: u64) -> Result<u32, StoreError> {
     };
     match capacity_bytes / PAGE_BYTES as u64 {
         0 => Err(wrong("holds no page", "ask for at least 4 KiB")),
-        pages => u32::try_from(pages + 1).map_err(|_| wrong("is too large", "ask for less than 16 TiB")),
+        pages => u32::try_from(pages + 1).map_err(|_| wrong("is too large", "ask for 16 TiB - 8 KiB at most")),
     }
 }
