@@ -207,7 +207,7 @@ impl<'a> Builder<'a> {
         let asking = Asking::of(self.handler.take(), self.reserved);
         asking.make_ready(self.trap, &self.life.inner)?;
         let bound = Bound::new(&self, rights, files, store, asking, make)?;
-        bound.join(&self.life.inner, self.reserved)?;
+        bound.join(self.life, self.reserved)?;
         Ok(Region { life: self.life.clone(), bound })
     }
 }
@@ -444,7 +444,7 @@ impl fmt::Debug for Builder<'_> {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.bound.leave(&self.life.inner);
+        self.bound.end(&self.life);
     }
 }
 

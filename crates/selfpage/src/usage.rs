@@ -13,6 +13,7 @@ use selfpage_core::fault::sample::{self, STRETCH, Stretch};
 use crate::domain::{Domain, Inner, Life};
 use crate::error::{Error, Kind, Result};
 use crate::region::{Bound, Region};
+use crate::trap::thread;
 
 /// How many of the pages in core are looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +76,7 @@ impl Domain {
     /// A domain has one sample at a time: a later one ends the one before.
     ///
     /// # Errors
-    /// The thread's protection domain lacks the right `META` on one of the regions.
+    /// The thread's protection domain lacks the right `META` on one of the regions. A pager, policy or store of the program's own asks for it.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
         let inner = &self.life().inner;
         let regions: Vec<_> = inner.regions().values().cloned().collect();
@@ -88,7 +89,7 @@ impl Region {
     /// Begins to sample the pages of the region, as [`Domain::sample`] does of all.
     ///
     /// # Errors
-    /// The thread's protection domain lacks the right `META` on the region.
+    /// The thread's protection domain lacks the right `META` on the region. A pager, policy or store of the program's own asks for it.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
         self.bound().may_change(self.inner(), "sample")?;
         Sample::begin(self.life(), Some(self.bound()), sampling)
@@ -103,6 +104,11 @@ impl fmt::Debug for Sample {
 
 impl Sample {
     fn begin(life: &Arc<Life>, region: Option<&Arc<Bound>>, sampling: Sampling) -> Result<Sample> {
+        if thread::may_be_inside() {
+            let cause = "a pager, policy or store of the program's own would wait for a page that it is just called for: have a thread of \
+                         the program's begin it";
+            return Err(Error::new(Kind::Invalid, "begin", "a sample of pages", cause));
+        }
         let inner = &life.inner;
         let state = inner.state();
         let unmap = |pages: &[(PageNo, Frame)]| inner.on_pager_thread(move || sample::begin(state, pages));

@@ -11,12 +11,14 @@ use selfpage_core::sync::{AtomicU64, Ordering};
 
 use super::{NO_HASH, PageHash};
 use crate::error::unless_it_panics;
+use crate::trap::thread;
 
 /// The small trait for a pager of one's own: where a page's contents come from, and where they go.
 ///
 /// # Context
-/// PagerThread: it may allocate and block, but must not touch managed memory. A panic is an error of the page, and nothing
-/// more.
+/// PagerThread: it may allocate and block, but must not touch managed memory, fork, or wait for what waits for it: it makes no regions of its
+/// own domain, and works on none of their pages. A region that it drops ends soon after; a sample that it begins is an error. A panic is an
+/// error of the page, and nothing more.
 ///
 /// # Examples
 /// See `examples/own_pager.rs`.
@@ -97,7 +99,8 @@ impl<P: UserPager> Custom<P> {
 /// Runs the user's code: neither its errors nor its panics reach the pager thread.
 fn guarded(work: impl FnOnce() -> io::Result<()>) -> Result<(), PagerError> {
     // To look at an error, and to drop it, is the user's code too.
-    unless_it_panics(|| work().map_err(|error| error_of(&error))).unwrap_or(Err(PagerError::Panicked))
+    let looked_at = || unless_it_panics(|| work().map_err(|error| error_of(&error)));
+    thread::in_a_pager(looked_at).unwrap_or(Err(PagerError::Panicked))
 }
 
 /// What an error of std's is as a pager's: of a store of the program's own, say. Its errno is kept, or that of what it comes from; `EIO`

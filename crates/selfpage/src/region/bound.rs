@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::Duration;
 
 use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
 use selfpage_core::cut::PageSets;
@@ -24,12 +25,13 @@ use super::{ADDRESS, Builder};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::dirty::{self, Owner};
-use crate::domain::{Inner, MOST_REGIONS};
+use crate::domain::{Inner, Life, MOST_REGIONS};
 use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
 use crate::placement;
 use crate::store::{BackingStore, Numbered};
+use crate::trap::thread;
 use crate::trap::upcall::{self, MOST_DOMAINS};
 
 /// Where a pager is, at an address that core can keep in one word.
@@ -158,7 +160,8 @@ impl Bound {
     }
 
     /// Makes the region accessible as `reserved` says, registers it for faults, and puts it into the map.
-    pub(super) fn join(self: &Arc<Bound>, inner: &Arc<Inner>, reserved: memory::Access) -> Result<()> {
+    pub(super) fn join(self: &Arc<Bound>, life: &Arc<Life>, reserved: memory::Access) -> Result<()> {
+        let inner = &life.inner;
         if let Some(number) = self.descriptors().iter().find(|number| **number < 0) {
             let cause = format!("its store names the descriptor {number}, which is none; name those that it has");
             return Err(Error::new(Kind::Invalid, "add", format!("region {}", self.name), cause));
@@ -197,7 +200,7 @@ impl Bound {
                 self.shared.store(true, Ordering::Relaxed);
                 inner.hide_descriptors_of(self, &numbers);
             }
-            Err(_) => self.leave(inner),
+            Err(_) => self.end(life),
         }
         shared
     }
@@ -217,8 +220,24 @@ impl Bound {
             .map_err(|errno| Error::system("register", format!("region {}", self.name), errno))
     }
 
+    /// Takes the region out of its domain; soon, and on another thread, where this one may be inside the gate that is closed for that: a
+    /// pager of the program's may own regions, or make one for a moment.
+    pub(super) fn end(self: &Arc<Bound>, life: &Arc<Life>) {
+        if !thread::may_be_inside() {
+            return self.leave(&life.inner);
+        }
+        let (bound, life) = (self.clone(), life.clone());
+        let started = std::thread::Builder::new().name("selfpage-end".into()).spawn(move || bound.leave(&life.inner));
+        // In a forked child whoever listens may wait for a thread of the parent's.
+        if let Err(why) = started
+            && !crate::fork::is_child()
+        {
+            tracing::error!(region = %self.name, %why, "no thread to end a region with: it stays as long as its domain");
+        }
+    }
+
     /// Takes the region out of its domain: its pages are dropped.
-    pub(super) fn leave(&self, inner: &Inner) {
+    fn leave(&self, inner: &Inner) {
         if inner.stopping() {
             // A forked child that did not get it.
             return;
@@ -233,8 +252,8 @@ impl Bound {
             let _ = inner.discard(self.region.range);
             let mut regions = inner.regions();
             let core = &*self.region;
-            let empty = inner.undisturbed(move || {
-                inner.close_gate();
+            let closed = inner.undisturbed(move || {
+                inner.try_close_gate().ok()?;
                 // Nobody is inside: what pager threads have read ahead since then shows now.
                 let empty = core.is_empty();
                 if empty || tried {
@@ -246,8 +265,14 @@ impl Bound {
                     debug_assert!(removed);
                 }
                 state.gate.open(state.mmu);
-                empty
+                Some(empty)
             });
+            let Some(empty) = closed else {
+                // One inside may wait for a kernel lock whose holder waits to get in, or, in a pager of the program's, for the regions.
+                drop(regions);
+                std::thread::sleep(Duration::from_micros(200));
+                continue;
+            };
             tried = true;
             if empty {
                 regions.remove(&core.range.first.0);

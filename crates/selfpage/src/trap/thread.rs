@@ -34,6 +34,8 @@ thread_local! {
     /// Whether the calling thread is one that a domain has, and at its end waits for. Without a destructor, which the C library would have to
     /// be told of.
     static IS_A_DOMAINS: Cell<bool> = const { Cell::new(false) };
+    /// Whether the calling thread runs a pager of the program's.
+    static IS_IN_A_PAGER: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Notes it of the calling thread, which is just beginning.
@@ -47,6 +49,25 @@ pub(super) fn is_now_a_domains() {
 /// Normal or PagerThread.
 pub(crate) fn is_a_domains() -> bool {
     IS_A_DOMAINS.get()
+}
+
+/// Runs code of a pager of the program's, on whichever thread: a call of the program has its own drop pages.
+///
+/// # Context
+/// Normal or PagerThread.
+pub(crate) fn in_a_pager<T>(work: impl FnOnce() -> T) -> T {
+    let before = IS_IN_A_PAGER.replace(true);
+    let done = work();
+    IS_IN_A_PAGER.set(before);
+    done
+}
+
+/// Whether the caller may be code of the program's that a domain runs inside its gate, with a page claimed: it must wait for neither.
+///
+/// # Context
+/// Normal or PagerThread.
+pub(crate) fn may_be_inside() -> bool {
+    IS_IN_A_PAGER.get() || is_pager_thread(this_thread::id())
 }
 
 /// Whether the caller is a pager thread, or one is just being started (and the C library allocates for it). Memory that is

@@ -43,3 +43,4 @@ mod taken_numbers;
 mod tried;
 mod unbuilt;
 mod unsaved;
+mod within;
