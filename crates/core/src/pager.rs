@@ -209,6 +209,15 @@ pub trait Pager: Send + Sync {
         true
     }
 
+    /// Whether [`Pager::keeps`] may be true of a page that was never in core: then the end of a region takes as long as it has pages, used or
+    /// not.
+    ///
+    /// # Context
+    /// Any.
+    fn keeps_untouched(&self) -> bool {
+        true
+    }
+
     /// Parts with a page, for another pager to take in: from now on this one is as never touched.
     ///
     /// # Context

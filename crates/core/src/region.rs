@@ -199,14 +199,6 @@ impl Region {
         &self.residency
     }
 
-    /// Whether no frame holds any of its pages, and none is on its way to the pager.
-    ///
-    /// # Context
-    /// Normal. It stays so only as long as the gate is closed.
-    pub fn is_empty(&self) -> bool {
-        self.words.iter().all(|word| word.load().is_away())
-    }
-
     /// Says whether `page` is in core.
     pub(crate) fn set_resident(&self, page: PageNo, resident: u8) {
         if let Some(byte) = self.residency.get(self.index(page) as usize) {

@@ -228,6 +228,10 @@ impl Pager for Staying {
         Some(0)
     }
 
+    fn keeps_untouched(&self) -> bool {
+        false
+    }
+
     fn keeps(&self, _index: u64) -> bool {
         false
     }

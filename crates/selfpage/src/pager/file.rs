@@ -453,6 +453,10 @@ impl Pager for File {
         true
     }
 
+    fn keeps_untouched(&self) -> bool {
+        false
+    }
+
     fn keeps(&self, _index: u64) -> bool {
         false
     }

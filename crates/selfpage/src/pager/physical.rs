@@ -27,6 +27,10 @@ impl Pager for Physical {
         Ok(0)
     }
 
+    fn keeps_untouched(&self) -> bool {
+        false
+    }
+
     fn keeps(&self, _index: u64) -> bool {
         false
     }

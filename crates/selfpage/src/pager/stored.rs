@@ -29,6 +29,8 @@ pub struct Stored {
     hash: Arc<PageHash>,
     /// Where each page is saved; 0: nowhere, it is zero.
     bloks: Table<AtomicU32>,
+    /// How many are saved: the end of a large region of which none is looks at no more of them.
+    saved: AtomicU64,
     /// The hash of what is saved there.
     hashes: Table<AtomicU64>,
 }
@@ -41,7 +43,7 @@ impl Stored {
         bloks: Table<AtomicU32>,
         hashes: Table<AtomicU64>,
     ) -> Stored {
-        Stored { store, hash, bloks, hashes }
+        Stored { store, hash, bloks, saved: AtomicU64::new(0), hashes }
     }
 
     fn blok(&self, index: u64) -> u32 {
@@ -51,8 +53,12 @@ impl Stored {
     fn keep(&self, index: u64, blok: u32, hash: u64) {
         if let (Some(kept), Some(hashed)) = (self.bloks.get(index as usize), self.hashes.get(index as usize)) {
             hashed.store(hash, Ordering::Relaxed);
+            if blok != 0 {
+                self.saved.fetch_add(1, Ordering::Relaxed);
+            }
             let old = kept.swap(blok, Ordering::AcqRel);
             if old != 0 {
+                self.saved.fetch_sub(1, Ordering::Relaxed);
                 self.store.release(Blok(old), 1);
             }
         }
@@ -155,6 +161,10 @@ impl Pager for Stored {
         Some(Arc::as_ptr(&self.store).addr())
     }
 
+    fn keeps_untouched(&self) -> bool {
+        false
+    }
+
     fn keeps(&self, index: u64) -> bool {
         self.blok(index) != 0
     }
@@ -164,6 +174,7 @@ impl Pager for Stored {
         // A page that was never saved has no entry: reading it takes no memory, writing it would.
         match entry.filter(|(blok, _)| blok.load(Ordering::Acquire) != 0) {
             Some((blok, hash)) => {
+                self.saved.fetch_sub(1, Ordering::Relaxed);
                 Kept { place: blok.swap(0, Ordering::AcqRel).into(), check: hash.load(Ordering::Relaxed) }
             }
             None => Kept::default(),
@@ -228,6 +239,9 @@ impl Stored {
 
 impl Drop for Stored {
     fn drop(&mut self) {
+        if self.saved.load(Ordering::Relaxed) == 0 {
+            return;
+        }
         for blok in self.bloks.iter().map(|blok| blok.load(Ordering::Relaxed)).filter(|blok| *blok != 0) {
             self.store.release(Blok(blok), 1);
         }

@@ -41,6 +41,10 @@ impl Pager for Zero {
         Some(0)
     }
 
+    fn keeps_untouched(&self) -> bool {
+        false
+    }
+
     fn keeps(&self, _index: u64) -> bool {
         false
     }

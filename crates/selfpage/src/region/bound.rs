@@ -3,16 +3,18 @@
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
-use selfpage_core::addr::{PAGE_BYTES, PageRange, VirtAddr};
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::cut::PageSets;
-use selfpage_core::fault::inherit;
+use selfpage_core::fault::{inherit, range};
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::Descriptors;
+use selfpage_core::linux::pagemap::{Pagemap, Scanned, Stretch};
 use selfpage_core::linux::uffd::Modes;
 use selfpage_core::mmu::Trap;
 use selfpage_core::page::PageWord;
@@ -248,14 +250,14 @@ impl Bound {
         self.leaving.store(true, Ordering::Relaxed);
         drop(regions);
         loop {
-            // What is pinned is dropped all the same: nobody may use the region any more.
-            let _ = inner.discard(self.region.range);
+            self.discard_all(inner);
             let mut regions = inner.regions();
+            let pagemap = inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner).pagemap;
             let core = &*self.region;
-            let closed = inner.undisturbed(move || {
+            let closed = inner.on_pager_thread(move || {
                 inner.try_close_gate().ok()?;
                 // Nobody is inside: what pager threads have read ahead since then shows now.
-                let empty = core.is_empty();
+                let empty = self.touched(pagemap).all(|part| range::is_absent(state, part));
                 if empty || tried {
                     // What its clone could not be given by now it does not get.
                     inherit::part(core);
@@ -288,6 +290,50 @@ impl Bound {
                 return;
             }
         }
+    }
+
+    /// Drops all of its pages, also what is pinned: nobody may use the region any more.
+    fn discard_all(&self, inner: &Inner) {
+        let all = self.region.range;
+        if self.pager.as_ref().is_some_and(|pager| pager.keeps_untouched()) {
+            let _ = inner.discard(all);
+            return;
+        }
+        let pagemap = inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner).pagemap;
+        let mut next = all.first;
+        while let Some(part) = inner.on_pager_thread(move || self.next_touched(pagemap, next)) {
+            let _ = inner.discard(part);
+            next = part.end();
+        }
+    }
+
+    /// The parts of the region that may have pages in core, in order.
+    ///
+    /// # Context
+    /// PagerThread.
+    fn touched(&self, pagemap: Pagemap) -> impl Iterator<Item = PageRange> {
+        let mut next = self.region.range.first;
+        std::iter::from_fn(move || self.next_touched(pagemap, next).inspect(|part| next = part.end()))
+    }
+
+    /// The first of them from page `from` on. A large region that is hardly used has few: the kernel gave memory to the words that were written
+    /// to, and of all others knows at once that it did not. Where it does not tell, it is all of the region.
+    ///
+    /// # Context
+    /// PagerThread: its descriptors are the domain's.
+    fn next_touched(&self, pagemap: Pagemap, from: PageNo) -> Option<PageRange> {
+        let range = self.region.range;
+        let first = ptr::from_ref(self.region.word(range.first)?).addr();
+        let at = ptr::from_ref(self.region.word(from)?).addr() / PAGE_BYTES * PAGE_BYTES;
+        let end = first + (range.count as usize * size_of::<PageWord>()).next_multiple_of(PAGE_BYTES);
+        let page = |word: usize| range.first.plus((word.saturating_sub(first) / size_of::<PageWord>()) as u64);
+        let mut found = [Stretch::default()];
+        let (begin, end) = match pagemap.populated(at, end, &mut found) {
+            Ok(Scanned { stretches: 0, .. }) => return None,
+            Ok(_) => (page(found[0].start()).max(from), page(found[0].end()).min(range.end())),
+            Err(_) => (from, range.end()),
+        };
+        Some(PageRange { first: begin, count: end.0 - begin.0 })
     }
 
     /// Whether its owner drops it. Where not, whoever does so later sees all that the caller has done before.
