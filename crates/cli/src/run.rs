@@ -19,7 +19,8 @@ use selfpage::store::{FileStore, StoreError};
 use selfpage::trace::RECORD_BYTES;
 use selfpage::{DescriptorTable, Domain, POLICIES};
 use signal_hook::consts::{
-    SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGTRAP, SIGUSR1, SIGUSR2,
+    SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGTRAP, SIGURG, SIGUSR1,
+    SIGUSR2,
 };
 use signal_hook::consts::{SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ};
 use signal_hook::iterator::SignalsInfo;
@@ -34,8 +35,8 @@ use traces::Traces;
 const LEAST_BYTES: usize = 1 << 20;
 /// What the preloaded library reads its wishes from.
 const VARIABLE: &str = "SELFPAGE_RUN";
-/// What somebody may send to end a program, or to tell it something.
-const PASSED_ON: [i32; 17] = [
+/// What somebody may send to end a program, or to tell it something. SIGCHLD too: that is heard of anyway.
+const PASSED_ON: [i32; 19] = [
     SIGHUP,
     SIGINT,
     SIGQUIT,
@@ -51,6 +52,9 @@ const PASSED_ON: [i32; 17] = [
     SIGVTALRM,
     SIGXCPU,
     SIGXFSZ,
+    // Nothing of ours is written while the program runs: it is somebody's.
+    SIGPIPE,
+    SIGURG,
     libc::SIGPWR,
     libc::SIGSTKFLT,
 ];
@@ -262,13 +266,7 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
         if let Some(status) = child.try_wait().map_err(|cause| failed(format!("cannot wait: {cause}")))? {
             break status;
         }
-        for Origin { signal, cause, .. } in signals.wait() {
-            // What a terminal sends, it sends to the program as well.
-            let has_it = signal == SIGCHLD || (cause == Cause::Kernel && OF_TERMINALS.contains(&signal));
-            if !has_it {
-                pass_on(&child, signal);
-            }
-        }
+        signals.wait().filter(is_for_the_program).for_each(|origin| pass_on(&child, origin.signal));
     };
     let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
     told.complaints().for_each(|line| output::tell(format_args!("selfpage run: {line}")));
@@ -317,6 +315,16 @@ fn open_output(about: &std::fs::Metadata) -> Option<File> {
     let outputs = [std::io::stdout().as_fd().try_clone_to_owned(), std::io::stderr().as_fd().try_clone_to_owned()];
     let is_same = |file: &File| file.metadata().is_ok_and(|own| identity::of(&own) == identity::of(about));
     outputs.into_iter().flatten().map(File::from).find(is_same)
+}
+
+/// Whether somebody meant the program, who cannot know that it is not this process.
+fn is_for_the_program(origin: &Origin) -> bool {
+    match origin.signal {
+        // The end of a child is that of the program. What our caller ignored is listened for nevertheless.
+        SIGCHLD => !matches!(origin.cause, Cause::Chld(_)) && !ignored::is(SIGCHLD),
+        // What a terminal sends, it sends to the program as well.
+        signal => origin.cause != Cause::Kernel || !OF_TERMINALS.contains(&signal),
+    }
 }
 
 fn pass_on(child: &Child, signal: i32) {

@@ -1,7 +1,8 @@
 //! `selfpage run` as whoever starts it meets it. What it does to programs, the tests of what it preloads show.
 
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 #[path = "../../../tests/programs.rs"]
@@ -56,6 +57,11 @@ fn seen<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+fn send(pid: u32, signal: i32) {
+    // SAFETY: test: numbers.
+    assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal) }, 0);
+}
+
 fn ends(mut run: Child) -> (Option<i32>, String) {
     let began = Instant::now();
     while run.try_wait().unwrap().is_none() {
@@ -84,15 +90,85 @@ fn what_its_caller_has_blocked_is_blocked_in_the_program_alone() {
         let is_it = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|said| said == b"sleep\x0060\0");
         is_it.then_some(pid)
     });
-    let send = |pid: &str, signal| {
-        // SAFETY: test: numbers.
-        assert_eq!(unsafe { libc::kill(pid.parse().unwrap(), signal) }, 0);
-    };
-    send(&tool.to_string(), libc::SIGTERM);
+    send(tool, libc::SIGTERM);
     seen("the signal is not passed on", || {
         let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap();
         status.contains(&format!("ShdPnd:\t{:016x}", bit(libc::SIGTERM))).then_some(())
     });
-    send(&program, libc::SIGKILL);
+    send(program.parse().unwrap(), libc::SIGKILL);
     assert_eq!(ends(run).0, Some(128 + libc::SIGKILL));
+}
+
+const MEANS_NOTHING: [(i32, &str); 3] = [(libc::SIGCHLD, "CHLD\n"), (libc::SIGPIPE, "PIPE\n"), (libc::SIGURG, "URG\n")];
+
+/// A program that prints its number, and then which signals come to it, until its input ends.
+struct Listener {
+    run: Child,
+    printed: BufReader<ChildStdout>,
+    program: u32,
+}
+
+impl Listener {
+    /// What its caller does with some signals.
+    fn new(disposition: libc::sighandler_t) -> Listener {
+        programs::build(&["selfpage-malloc"]);
+        let script = r#"$| = 1; alarm 20; $SIG{$_} = sub { print "@_\n" } for qw(CHLD PIPE URG USR1);
+            print "$$\n"; 1 until defined sysread(STDIN, $_, 1)"#;
+        let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+        run.args(["run", "--", "perl", "-e", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let dispose = move || {
+            for (signal, _) in MEANS_NOTHING {
+                // SAFETY: test: numbers.
+                unsafe { libc::signal(signal, disposition) };
+            }
+            Ok(())
+        };
+        // SAFETY: test: system calls alone.
+        let mut run = unsafe { run.pre_exec(dispose) }.spawn().unwrap();
+        let printed = BufReader::new(run.stdout.take().unwrap());
+        let mut listener = Listener { run, printed, program: 0 };
+        listener.program = listener.line().trim().parse().unwrap();
+        listener
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.printed.read_line(&mut line).unwrap();
+        line
+    }
+
+    /// Ends its input: what it printed after one signal more.
+    fn ends(mut self) -> String {
+        send(self.run.id(), libc::SIGUSR1);
+        assert_eq!(self.line(), "USR1\n");
+        drop(self.run.stdin.take());
+        let mut rest = String::new();
+        self.printed.read_to_string(&mut rest).unwrap();
+        assert_eq!(self.run.wait().unwrap().code(), Some(0));
+        rest
+    }
+}
+
+#[test]
+fn signals_that_mean_nothing_to_most_programs_reach_those_that_wait_for_them() {
+    let mut listener = Listener::new(libc::SIG_DFL);
+    for (signal, name) in MEANS_NOTHING {
+        send(listener.run.id(), signal);
+        assert_eq!(listener.line(), name);
+    }
+    // The tool's own child: nobody sent that.
+    let program = listener.program;
+    send(program, libc::SIGSTOP);
+    seen("it does not stop", || {
+        std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap().contains(" T ").then_some(())
+    });
+    send(program, libc::SIGCONT);
+    assert_eq!(listener.ends(), "");
+}
+
+#[test]
+fn what_its_caller_ignores_is_not_passed_on() {
+    let listener = Listener::new(libc::SIG_IGN);
+    MEANS_NOTHING.iter().for_each(|(signal, _)| send(listener.run.id(), *signal));
+    assert_eq!(listener.ends(), "");
 }
