@@ -478,8 +478,12 @@ fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
         list.push(before);
     }
     // With this variable the loader lists what it loads, and the program does not begin.
-    let listed = Command::new(program).env("LD_PRELOAD", &list).env("LD_TRACE_LOADED_OBJECTS", "1").output();
-    let listed = listed.map_err(|cause| format!("cannot start {}: {cause}", program.display()))?;
+    let cannot = |cause: std::io::Error| format!("cannot start {}: {cause}", program.display());
+    // There may be no /dev/null for its input.
+    let (nothing, _) = std::io::pipe().map_err(cannot)?;
+    let mut asked = Command::new(program);
+    asked.env("LD_PRELOAD", &list).env("LD_TRACE_LOADED_OBJECTS", "1").stdin(nothing);
+    let listed = asked.output().map_err(cannot)?;
     let name = library.as_os_str().as_encoded_bytes();
     if listed.stdout.windows(name.len()).any(|part| part == name) {
         return Ok(list);

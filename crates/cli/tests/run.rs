@@ -7,6 +7,11 @@ use std::time::{Duration, Instant};
 
 #[path = "../../../tests/programs.rs"]
 mod programs;
+#[path = "../../../tests/skip.rs"]
+mod skip;
+mod tool;
+
+use tool::text;
 
 #[test]
 fn a_timer_that_was_set_before_it_ends_the_program() {
@@ -171,4 +176,25 @@ fn what_its_caller_ignores_is_not_passed_on() {
     let listener = Listener::new(libc::SIG_IGN);
     MEANS_NOTHING.iter().for_each(|(signal, _)| send(listener.run.id(), *signal));
     assert_eq!(listener.ends(), "");
+}
+
+#[test]
+fn there_need_be_no_null_device() {
+    programs::build(&["selfpage-malloc", "selfpage-preload"]);
+    for options in ["", "--frames 8M"] {
+        let line = format!(r#"mount -t tmpfs none /dev && echo said | "$0" run {options} -- cat"#);
+        let mut run = Command::new("unshare");
+        let Ok(output) = run.args(["-m", "sh", "-c", &line, env!("CARGO_BIN_EXE_selfpage")]).output() else {
+            return skip::skip("mount", "there is no unshare(1): apt-get install util-linux");
+        };
+        let errors = text(&output.stderr);
+        if errors.contains("unshare: ") || errors.contains("mount: ") {
+            return skip::skip("mount", &errors);
+        }
+        if output.status.code() == Some(1) {
+            return skip::skip("uffd", &errors);
+        }
+        // Nothing read it before the program did.
+        assert_eq!((errors.as_str(), text(&output.stdout).as_str()), ("", "said\n"));
+    }
 }
