@@ -138,7 +138,8 @@ pub fn run(args: Args) -> i32 {
 struct Begun {
     child: Child,
     signals: SignalsInfo<WithOrigin>,
-    records: Records,
+    /// Of a run with frames.
+    records: Option<Records>,
     /// Where statistics go, open from the beginning: the place is found wanting before the program has run for an hour, and a pipe's reader
     /// has not seen its end meanwhile.
     stats: Option<Stats>,
@@ -179,8 +180,7 @@ fn begin_without_frames(args: &Args) -> Result<Begun, Refused> {
     let preload = preload(&program, &library).map_err(bad)?;
     let mut command = Command::new(program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env("LD_PRELOAD", preload).env_remove(VARIABLE);
-    let records = Records::new().map_err(|cause| bad(format!("cannot make a place for records: {cause}")))?;
-    start(command, signals, records, None, None)
+    start(command, signals, None, None, None)
 }
 
 fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
@@ -206,10 +206,9 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     let place = store.as_deref().unwrap_or(OsStr::new("/var/tmp"));
     has_store(Path::new(place))
         .map_err(|StoreError { cause, remedy, .. }| bad(format!("--store {}: {cause}; {remedy}", place.display())))?;
-    let no_records = |cause: std::io::Error| bad(format!("cannot make a place for records: {cause}"));
-    let records = Records::new().map_err(no_records)?;
+    let records = Records::new().map_err(bad)?;
     let user = rustix::process::geteuid().as_raw();
-    let record = records.name().map_err(no_records)?;
+    let record = records.name().map_err(|cause| bad(format!("cannot tell where records are: {cause}")))?;
     // Last, when nothing else is refused: what earlier runs left is still whole then.
     let stats = args.stats.as_deref().map(Stats::open).transpose().map_err(bad)?;
     trace.as_deref().map_or(Ok(()), make_way).map_err(bad)?;
@@ -229,7 +228,7 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     }
     let mut command = Command::new(&program);
     command.arg0(&args.program[0]).args(&args.program[1..]).env(VARIABLE, wishes).env("LD_PRELOAD", preload);
-    start(command, signals, records, stats, traces)
+    start(command, signals, Some(records), stats, traces)
 }
 
 /// Hears of the ends of children, also where whoever started us ignores them.
@@ -241,7 +240,7 @@ fn listen() -> Result<SignalsInfo<WithOrigin>, Refused> {
 fn start(
     mut command: Command,
     signals: SignalsInfo<WithOrigin>,
-    records: Records,
+    records: Option<Records>,
     mut stats: Option<Stats>,
     traces: Option<Traces>,
 ) -> Result<Begun, Refused> {
@@ -268,7 +267,8 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
         }
         signals.wait().filter(is_for_the_program).for_each(|origin| pass_on(&child, origin.signal));
     };
-    let told = records.read().map_err(|cause| failed(format!("cannot read the records: {cause}")))?;
+    let told = records.map(Records::read).transpose();
+    let told = told.map_err(|cause| failed(format!("cannot read the records: {cause}")))?.unwrap_or_default();
     told.complaints().for_each(|line| output::tell(format_args!("selfpage run: {line}")));
     if let Some(line) = traces.and_then(|traces| traces.line()) {
         output::tell(format_args!("selfpage run: {line}"));

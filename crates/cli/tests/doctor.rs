@@ -1,7 +1,6 @@
 //! `selfpage doctor` as a user and a script meet it.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -12,6 +11,9 @@ use serde_json::Value;
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
+mod tool;
+
+use tool::{Call, refuse};
 
 fn doctor(arguments: &[&str]) -> (String, Output) {
     let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("doctor").args(arguments).output().unwrap();
@@ -103,34 +105,8 @@ fn a_limit_on_threads_is_found_and_named() {
     assert_eq!((output.status.code(), &*errors), (Some(1), ""), "{text}");
 }
 
-/// A system call by its number, and by what one of its arguments is.
-type Call = (libc::c_long, u32, u32);
-
 const UFFDIO_COPY: Call = (libc::SYS_ioctl, 1, 0xC028_AA03);
 const UFFDIO_WRITEPROTECT: Call = (libc::SYS_ioctl, 1, 0xC018_AA06);
-
-/// Has the kernel answer the call with `errno` from now on, as a container's filter does, or an older kernel.
-fn refuse((call, argument, value): Call, errno: i32) -> io::Result<()> {
-    let line = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
-    let load = |at| line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
-    let unless = |value, skipped| line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, skipped);
-    let end = |what| line(libc::BPF_RET | libc::BPF_K, what, 0, 0);
-    let mut lines = [
-        load(0),
-        unless(call as u32, 3),
-        load(16 + 8 * argument),
-        unless(value, 1),
-        end(libc::SECCOMP_RET_ERRNO | errno as u32),
-        end(libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
-    // SAFETY: test: the kernel copies the program.
-    let done = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0) == 0
-    };
-    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
 
 #[test]
 fn a_call_that_a_filter_refuses_is_found_and_named() {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 #[path = "../../../tests/programs.rs"]
@@ -11,7 +11,7 @@ mod programs;
 mod skip;
 mod tool;
 
-use tool::text;
+use tool::{Call, Place, refuse, text};
 
 #[test]
 fn a_timer_that_was_set_before_it_ends_the_program() {
@@ -197,4 +197,35 @@ fn there_need_be_no_null_device() {
         // Nothing read it before the program did.
         assert_eq!((errors.as_str(), text(&output.stdout).as_str()), ("", "said\n"));
     }
+}
+
+/// `selfpage run` where a filter refuses a system call.
+fn without(call: Call, options: &[&str]) -> Output {
+    let mut filtered = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    filtered.arg("run").args(options).args(["--", "echo", "ran"]);
+    // SAFETY: test: two system calls.
+    unsafe { filtered.pre_exec(move || refuse(call, libc::EPERM)) }.output().unwrap()
+}
+
+#[test]
+fn a_call_that_a_filter_refuses_is_named_with_the_remedy_before_anything_begins() {
+    programs::build(&["selfpage-malloc", "selfpage-preload"]);
+    let place = Place::new("filtered");
+    let (stats, trace) = (place.path("stats"), place.path("trace"));
+    let options = ["--frames", "8M", "--stats", &stats, "--trace", &trace];
+    if text(&tool::selfpage(&[&["run"], &options[..], &["--", "true"]].concat()).stderr).contains("system calls") {
+        return skip::skip("uffd", "no program can be paged here");
+    }
+    [&stats, &trace].into_iter().for_each(|file| std::fs::write(file, "old").unwrap());
+    let memfd_create = (libc::SYS_memfd_create, 1, libc::MFD_CLOEXEC);
+    for (call, status, names) in [(memfd_create, 2, ["memfd_create: ", "allow memfd_create in"])] {
+        let output = without(call, &options);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{errors}");
+        assert!(errors.lines().count() == 1 && errors.starts_with("selfpage run: "), "{errors}");
+        assert!(names.iter().all(|name| errors.contains(name)) && output.stdout.is_empty(), "{errors}");
+        [&stats, &trace].into_iter().for_each(|file| assert_eq!(std::fs::read(file).unwrap(), b"old", "{errors}"));
+    }
+    // Without frames nothing is on record.
+    assert_eq!(text(&without(memfd_create, &[]).stdout), "ran\n");
 }

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 
 /// Counts that add up over processes.
@@ -20,8 +21,10 @@ const OF_BUSIEST: [&str; 2] = ["fault_us_p50", "fault_us_p99"];
 pub struct Records(File);
 
 impl Records {
-    pub fn new() -> io::Result<Records> {
-        Ok(Records(rustix::fs::memfd_create("selfpage-records", MemfdFlags::CLOEXEC)?.into()))
+    pub fn new() -> Result<Records, String> {
+        let file = rustix::fs::memfd_create("selfpage-records", MemfdFlags::CLOEXEC);
+        let refused = |cause| format!("memfd_create: {cause}; {}", remedy(cause));
+        Ok(Records(file.map_err(refused)?.into()))
     }
 
     /// Where other processes find it, and what it is by its device and inode: they may live longer than this one, and then another file
@@ -38,6 +41,15 @@ impl Records {
         self.0.rewind()?;
         self.0.read_to_string(&mut lines)?;
         Ok(Told::of(lines.lines().filter_map(|line| serde_json::from_str(line).ok())))
+    }
+}
+
+/// What lets a file without a name be made.
+fn remedy(cause: Errno) -> &'static str {
+    match cause {
+        Errno::MFILE => "raise `ulimit -n`",
+        Errno::NFILE => "raise fs.file-max (sysctl -w)",
+        _ => "allow memfd_create in the container's seccomp profile",
     }
 }
 
