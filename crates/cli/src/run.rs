@@ -2,6 +2,8 @@
 
 mod blocked;
 mod ignored;
+#[path = "../../preload/src/limits.rs"]
+mod limits;
 mod program;
 mod record;
 pub mod traces;
@@ -14,10 +16,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 
 use selfpage::store::{FileStore, StoreError};
 use selfpage::trace::RECORD_BYTES;
-use selfpage::{DescriptorTable, Domain, POLICIES};
+use selfpage::{DescriptorTable, Domain, PAGE_BYTES, POLICIES};
 use signal_hook::consts::{
     SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGTRAP, SIGURG, SIGUSR1,
     SIGUSR2,
@@ -28,11 +31,14 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::{identity, loader, output};
+use limits::{Limits, Stored};
 use record::Records;
 use traces::Traces;
 
 /// Fewer frames, and a program with a few threads makes no progress.
 const LEAST_BYTES: usize = 1 << 20;
+/// With this status the library ends a program that it cannot enter.
+const NOT_ENTERED: i32 = 125;
 /// What the preloaded library reads its wishes from.
 const VARIABLE: &str = "SELFPAGE_RUN";
 /// What somebody may send to end a program, or to tell it something. SIGCHLD too: that is heard of anyway.
@@ -71,7 +77,7 @@ Examples:
   selfpage run -- g++ -O2 -c large.cc
 
 Exit status: the program's own, or 128 and the signal that ended it; 1 where its faults may not be served (`selfpage doctor` says
-why), 2 for bad usage, 125 where it has too few addresses (`ulimit -v`).";
+why), 2 for bad usage, 125 where it has too few addresses (`ulimit -v`), or too little memory (`ulimit -d`).";
 
 /// Run a program in a fixed number of frames, or with selfpage's allocator alone.
 ///
@@ -202,10 +208,11 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     let library = loader::find("libselfpage_frames.so", "selfpage-preload").map_err(bad)?;
     let preload = preload(&program, &library).map_err(bad)?;
     let trace = args.trace.as_deref().map(replaceable).transpose().map_err(bad)?;
-    serves_system_calls()?;
     let place = store.as_deref().unwrap_or(OsStr::new("/var/tmp"));
-    has_store(Path::new(place))
-        .map_err(|StoreError { cause, remedy, .. }| bad(format!("--store {}: {cause}; {remedy}", place.display())))?;
+    if let Some(lack) = own_limits().lack(frames_bytes as u64, Stored::at(place.as_encoded_bytes())) {
+        return Err(Refused { why: lack.to_string(), status: NOT_ENTERED });
+    }
+    can_page_to(Path::new(place))?;
     let records = Records::new().map_err(bad)?;
     let user = rustix::process::geteuid().as_raw();
     let record = records.name().map_err(|cause| bad(format!("cannot tell where records are: {cause}")))?;
@@ -388,11 +395,12 @@ fn place(said: &OsStr) -> Result<OsString, String> {
 }
 
 /// Makes a small store where the library will make a large one: a place that cannot have it is refused before anything runs.
-fn has_store(place: &Path) -> Result<(), StoreError> {
+/// `None`: pages go to no file, or another program has it.
+fn small_store(place: &Path) -> Result<Option<FileStore>, StoreError> {
     const LEN_BYTES: u64 = 1 << 20;
     let is_new = place.symlink_metadata().is_err();
     let made = match place {
-        memory if memory == "memory" || memory == NO_STORE => return Ok(()),
+        memory if memory == "memory" || memory == NO_STORE => return Ok(None),
         directory if directory.is_dir() => FileStore::unnamed_in(directory, LEN_BYTES),
         file => FileStore::try_create(file, LEN_BYTES),
     };
@@ -403,8 +411,8 @@ fn has_store(place: &Path) -> Result<(), StoreError> {
     }
     match refused {
         // It belongs to another program that runs: ours gets one without a name beside it.
-        Some(ErrorKind::ResourceBusy) => Ok(()),
-        _ => made.map(drop),
+        Some(ErrorKind::ResourceBusy) => Ok(None),
+        _ => made.map(Some),
     }
 }
 
@@ -493,11 +501,27 @@ fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
     Err(format!("the loader of {} does not load {}: {why}", program.display(), library.display()))
 }
 
-/// Makes a small domain as the library will make a large one: what the kernel refuses, it refuses before anything runs.
-fn serves_system_calls() -> Result<(), Refused> {
-    let domain =
-        Domain::with_frames(LEAST_BYTES).descriptor_table(DescriptorTable::Private).needs_system_calls().build();
-    domain.map(drop).map_err(|error| Refused { why: error.to_string(), status: 1 })
+/// Makes a small domain as the library will make a large one, whose threads have the store's file: what the kernel refuses, it refuses before
+/// anything runs.
+fn can_page_to(place: &Path) -> Result<(), Refused> {
+    let refused = |error: selfpage::Error| Refused { why: error.to_string(), status: 1 };
+    let no_store = |StoreError { cause, remedy, .. }| bad(format!("--store {}: {cause}; {remedy}", place.display()));
+    let wanted = Domain::with_frames(LEAST_BYTES).descriptor_table(DescriptorTable::Private).needs_system_calls();
+    let domain = wanted.build().map_err(refused)?;
+    match small_store(place).map_err(no_store)? {
+        Some(store) => domain.region(PAGE_BYTES).stored_in(Arc::new(store)).map(drop).map_err(refused),
+        None => Ok(()),
+    }
+}
+
+/// What we may have, and so the program. Where that cannot be read it finds out itself.
+fn own_limits() -> Limits {
+    let text = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let soft = |name| text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
+    Limits {
+        addresses_bytes: soft("Max address space ").unwrap_or(u64::MAX),
+        data_bytes: soft("Max data size ").unwrap_or(u64::MAX),
+    }
 }
 
 #[cfg(test)]

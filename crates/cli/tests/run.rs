@@ -218,7 +218,11 @@ fn a_call_that_a_filter_refuses_is_named_with_the_remedy_before_anything_begins(
     }
     [&stats, &trace].into_iter().for_each(|file| std::fs::write(file, "old").unwrap());
     let memfd_create = (libc::SYS_memfd_create, 1, libc::MFD_CLOEXEC);
-    for (call, status, names) in [(memfd_create, 2, ["memfd_create: ", "allow memfd_create in"])] {
+    for (call, status, names) in [
+        (memfd_create, 2, ["memfd_create: ", "allow memfd_create in"]),
+        ((libc::SYS_pidfd_open, 1, libc::O_EXCL as u32), 1, ["pidfd_open", "allow pidfd_open and pidfd_getfd in"]),
+        ((libc::SYS_pidfd_getfd, 2, 0), 1, ["pidfd_getfd", "allow pidfd_open and pidfd_getfd in"]),
+    ] {
         let output = without(call, &options);
         let errors = text(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{errors}");

@@ -21,7 +21,7 @@ use crate::lock::Lock;
 use crate::managed::Unmoved;
 use crate::space::{GRAIN, PAGE, Room, Space};
 use crate::sys::Quiet;
-use crate::{managed, maps, objects, promises};
+use crate::{limits, managed, maps, objects, promises};
 
 /// Requests from here on get pages of their own.
 const LARGE_BYTES: usize = 1 << 20;
@@ -29,16 +29,12 @@ const LARGE_BYTES: usize = 1 << 20;
 const GROWTH_BYTES: usize = 1 << 20;
 /// A page of the heap's has no more objects than this.
 const MOST_ASIDE: usize = 8192;
-const GRAINS: usize = managed::LARGE_BYTES / GRAIN;
+const GRAINS: usize = limits::LARGE_BYTES / GRAIN;
 const FREED: u32 = u32::MAX;
 
 static LARGE: Space = Space::of_large_blocks();
-const QUIET_BYTES: usize = 64 << 30;
-const OWN_BYTES: usize = 8 << 30;
-/// Addresses that are reserved beside those of the domain.
-pub const RESERVED_BYTES: usize = QUIET_BYTES + OWN_BYTES + objects::BESIDE_BYTES;
-static QUIET: Space = Space::of_kernel(QUIET_BYTES);
-static OWN: Space = Space::of_kernel(OWN_BYTES);
+static QUIET: Space = Space::of_kernel(limits::QUIET_BYTES);
+static OWN: Space = Space::of_kernel(limits::OWN_BYTES);
 
 /// How many pages the large block has that begins at each grain; 0: none ever did; [`FREED`]: the one that did was freed.
 static LARGE_PAGES: [AtomicU32; GRAINS] = [const { AtomicU32::new(0) }; GRAINS];

@@ -11,6 +11,7 @@ mod filters;
 mod futex;
 mod heap;
 mod lending;
+mod limits;
 mod lock;
 mod malloc;
 mod managed;

@@ -5,15 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use selfpage::{Domain, Region};
 
+use crate::limits::{LARGE_BYTES, MAPS_BYTES, OBJECTS_BYTES};
 use crate::space::PAGE;
 use crate::{promises, sys};
-
-/// Addresses for objects.
-pub const OBJECTS_BYTES: usize = 32 << 30;
-/// Addresses for large blocks.
-pub const LARGE_BYTES: usize = 32 << 30;
-/// Addresses for mappings.
-pub const MAPS_BYTES: usize = 64 << 30;
 
 /// Why contents have not moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -16,8 +16,9 @@ mod unmanaged;
 use std::ops::Range;
 
 use crate::heap;
+use crate::limits::MAPS_BYTES;
 use crate::lock::{Held, Lock};
-use crate::managed::{self, MAPS_BYTES, Managed};
+use crate::managed::{self, Managed};
 use crate::promises::Offer;
 use crate::ranges::{Ranges, Standing};
 use crate::space::PAGE;

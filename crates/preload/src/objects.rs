@@ -9,13 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use selfpage_heap::{Ground, RANGE_ALIGN};
 
 use crate::heap;
-use crate::managed::{self, OBJECTS_BYTES};
+use crate::limits::{BESIDE_BYTES, OBJECTS_BYTES};
 use crate::space::{Room, Space};
-use crate::{maps, promises};
+use crate::{managed, maps, promises};
 
 /// What is known of threads, one piece each.
 static BESIDE: Space = Space::of_kernel(BESIDE_BYTES);
-pub const BESIDE_BYTES: usize = 64 << 30;
 
 /// The stretches of [`RANGE_ALIGN`] that are open.
 static OPEN: [AtomicBool; STRETCHES] = [const { AtomicBool::new(false) }; STRETCHES];

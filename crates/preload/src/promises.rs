@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use selfpage::pager::Zero;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError};
 
-use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, OBJECTS_BYTES};
+use crate::limits::{LARGE_BYTES, MAPS_BYTES, OBJECTS_BYTES};
+use crate::managed;
 use crate::ranges::Standing;
 use crate::space::PAGE;
 

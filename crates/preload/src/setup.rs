@@ -12,18 +12,16 @@ use selfpage::store::{BackingStore, FileStore, MemoryStore};
 use selfpage::{DescriptorTable, Domain, Locking, Region};
 
 use crate::children::{self, Pages};
-use crate::managed::{self, LARGE_BYTES, MAPS_BYTES, Managed, OBJECTS_BYTES};
+use crate::limits::{LARGE_BYTES, Limits, MANAGED_BYTES, MAPS_BYTES, OBJECTS_BYTES, Stored};
+use crate::managed::{self, Managed};
 use crate::promises::{self, Staying};
-use crate::{filters, heap, malloc, panics, process, ranges, record, rights, sys, threads, watch};
+use crate::{filters, malloc, panics, process, ranges, record, rights, sys, threads, watch};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;stats=asked;trace=PATH;sample=MS`.
 const VARIABLE: &CStr = c"SELFPAGE_RUN";
 
 /// Where pages go if nobody says so, and where there is no place beside the one that was named.
 const ELSEWHERE: &str = "/var/tmp";
-
-/// As many addresses as there are in all.
-const MANAGED_BYTES: usize = OBJECTS_BYTES + LARGE_BYTES + MAPS_BYTES;
 
 /// Where `run` told us to keep pages.
 #[derive(PartialEq, Eq)]
@@ -59,29 +57,16 @@ struct Wishes {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
 
-/// What the heaps and the domain reserve, with a part for the tables of their pages and for what the program itself begins with.
-fn needed_bytes(said: &[u8]) -> u64 {
-    let parts = || said.split(|byte| *byte == b';');
-    let pages = if parts().any(|part| part == b"store=memory") { 2 * MANAGED_BYTES } else { MANAGED_BYTES };
-    let frames = parts().find_map(|part| std::str::from_utf8(part.strip_prefix(b"frames=")?).ok()?.parse::<u64>().ok());
-    (heap::RESERVED_BYTES + pages + MANAGED_BYTES / 64) as u64 + frames.unwrap_or(0)
-}
-
-/// Ends a program that is to be managed and may have too few addresses for it. Nothing is allocated, since nothing may be to be had; and
+/// Ends a program that is to be managed and may have too little for it. Nothing is allocated, since nothing may be to be had; and
 /// part of it would be found out only when the program starts a thread.
-fn refuse_too_few_addresses(said: &[u8]) {
-    let (limit, needed) = (sys::limit(libc::RLIMIT_AS), needed_bytes(said));
-    if limit >= needed {
-        return;
-    }
+fn refuse_low_limits(said: &[u8]) {
+    let named = |name: &[u8]| said.split(|byte| *byte == b';').find_map(|part| part.strip_prefix(name));
+    let frames = named(b"frames=").and_then(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok());
+    let limits = Limits { addresses_bytes: sys::limit(libc::RLIMIT_AS), data_bytes: sys::limit(libc::RLIMIT_DATA) };
+    let Some(lack) = limits.lack(frames.unwrap_or(0), Stored::at(named(b"store=").unwrap_or_default())) else { return };
     let mut line = [0; 200];
     let mut rest = &mut line[..];
-    let (kib, gib) = (limit >> 10, needed.div_ceil(1 << 30));
-    let _ = writeln!(
-        rest,
-        "selfpage: too few addresses: `ulimit -v` is {kib}; raise `ulimit -v` to {gib} GiB ({}), or lift it",
-        gib << 20
-    );
+    let _ = writeln!(rest, "selfpage: {lack}");
     let len = 200 - rest.len();
     refuse(std::str::from_utf8(&line[..len]).unwrap_or_default());
 }
@@ -94,7 +79,7 @@ extern "C" fn at_load() {
         (!said.is_null()).then(|| CStr::from_ptr(said).to_bytes())
     };
     if let Some(said) = said {
-        refuse_too_few_addresses(said);
+        refuse_low_limits(said);
     }
     if ranges::tables().is_none() {
         refuse("selfpage: no room for tables of mappings: raise the limits (ulimit -d, ulimit -v)\n");

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::limits;
 use crate::lock::{Held, Lock};
 use crate::managed;
 use crate::ranges::{Ranges, Standing};
@@ -111,7 +112,7 @@ impl Space {
 
     /// The region of large blocks.
     pub const fn of_large_blocks() -> Space {
-        Space { under: Under::Domain, ..Space::of_kernel(managed::LARGE_BYTES) }
+        Space { under: Under::Domain, ..Space::of_kernel(limits::LARGE_BYTES) }
     }
 
     fn range(&self) -> Range<usize> {

@@ -253,39 +253,55 @@ fn too_few_addresses_for_the_tools_own_threads() {
     assert!(threads > 10, "{threads} limits that threads had too few of");
 }
 
-#[test]
-fn too_few_addresses() {
-    if !run::possible() {
-        return;
-    }
-    let under = |limit: &str, options: &str| {
-        let script = format!("ulimit -v {limit} && exec \"$0\" run --frames 8M {options} -- /bin/echo ran");
-        Command::new("/bin/sh").args(["-c", &script]).arg(run::tool()).output().unwrap()
-    };
+/// The tool under a limit of the shell's, with options of its own, and the files of an earlier run.
+fn under(limit: &str, kib: &str, options: &str) -> Output {
+    let directory = run::directory();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (stats, trace) = (path("stats"), path("trace"));
+    [&stats, &trace].into_iter().for_each(|file| std::fs::write(file, "old").unwrap());
+    let script = format!(
+        "{limit} {kib} && exec \"$0\" run --frames 8M --stats {stats} --trace {trace} {options} -- /bin/echo ran"
+    );
+    let output = Command::new("/bin/sh").args(["-c", &script]).arg(run::tool()).output().unwrap();
+    let is_old = [&stats, &trace].map(|file| std::fs::read(file).unwrap() == b"old");
+    assert_eq!(is_old, [!output.status.success(); 2], "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// Says by which limits a program has too little, and that as much as the line asks for is enough; for a store in memory it may not be.
+fn is_too_low(limit: &str, too_low: &[&str], line: &str) {
     let text = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
-    for limit in ["1000000", "70000000", "213000000"] {
-        let below = format!("ulimit -v {limit}; /bin/true; echo $?");
+    for kib in too_low {
+        let below = format!("{limit} {kib}; exec /bin/true");
         let below = run::run("8M", "/bin/sh", &["-c", &below]);
-        let above = under(limit, "");
-        assert_eq!(
-            (above.status.code(), below.text().trim()),
-            (Some(125), "125"),
-            "{}{}",
-            text(&above),
-            below.errors()
-        );
-        for errors in [text(&above), below.errors()] {
-            assert!(errors.lines().count() == 1 && errors.starts_with("selfpage: too few addresses"), "{errors}");
-            assert!(errors.contains(limit) && errors.contains("GiB"), "{errors}");
+        let above = under(limit, kib, "");
+        assert_eq!((above.status.code(), below.code()), (Some(125), 125), "{}{}", text(&above), below.errors());
+        for (who, errors) in [("selfpage run", text(&above)), ("selfpage", below.errors())] {
+            assert!(errors.lines().count() == 1 && errors.starts_with(&format!("{who}: {line}")), "{errors}");
+            assert!(errors.contains(kib) && errors.contains("GiB"), "{errors}");
         }
         assert!(above.stdout.is_empty());
     }
-    // As many as the line asks for are enough, and are what a store in memory has too few of.
-    for options in ["", "--store memory"] {
-        let errors = text(&under("70000000", options));
+    for options in ["", "--store memory", "--store none"] {
+        let errors = text(&under(limit, too_low[0], options));
         let asked = errors.split(['(', ')']).nth(1).unwrap();
-        let ran = under(asked, options);
+        let ran = under(limit, asked, options);
         assert_eq!((ran.status.code(), &*ran.stdout), (Some(0), &b"ran\n"[..]), "{asked}: {}", text(&ran));
-        assert!(options.is_empty() == (under(asked, "--store memory").status.code() == Some(125)), "{asked}");
+        let in_memory = under(limit, asked, "--store memory").status.code();
+        assert!((options == "--store memory") == (in_memory == Some(0)), "{asked}");
+    }
+}
+
+#[test]
+fn too_few_addresses() {
+    if run::possible() {
+        is_too_low("ulimit -v", &["1000000", "70000000", "213000000"], "too few addresses");
+    }
+}
+
+#[test]
+fn too_little_memory_to_write_to() {
+    if run::possible() {
+        is_too_low("ulimit -d", &["50000", "150000", "700000"], "too little memory to write to");
     }
 }

@@ -1,7 +1,7 @@
 //! What this machine gives to selfpage, and what to do about the rest.
 
 mod allocator;
-mod descriptors;
+pub(crate) mod descriptors;
 mod idle;
 mod keys;
 mod kvm;

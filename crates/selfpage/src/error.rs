@@ -10,6 +10,7 @@ use selfpage_core::linux::{Errno, die};
 use selfpage_core::pager::PagerError;
 use selfpage_core::shortage::Shortage;
 
+use crate::doctor::descriptors::ALLOW_PIDFDS;
 use crate::doctor::limits::{MOUNT, undumpable};
 use crate::doctor::userfaultfd::{MORE_ADDRESSES, MORE_THREADS};
 
@@ -154,6 +155,7 @@ fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static s
         ),
         libc::ENOENT if object.starts_with("/proc/") => Some(MOUNT),
         libc::EACCES if object.starts_with("/proc/") => undumpable(),
+        libc::EPERM | libc::EACCES | libc::ENOSYS if operation == "share" => Some(ALLOW_PIDFDS),
         libc::EACCES if opens_file(operation, object) => {
             Some("give this user the right to the file and to all directories above it, or name another file")
         }

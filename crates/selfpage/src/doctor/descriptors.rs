@@ -16,6 +16,7 @@ use crate::pthread;
 use crate::store::{borrow_number, copied_descriptor, place_descriptor};
 
 pub(super) const UNSHARE: &str = "unshare(CLONE_FILES)";
+pub(crate) const ALLOW_PIDFDS: &str = "allow pidfd_open and pidfd_getfd in the container's seccomp profile";
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
 
 /// A line for each feature.
@@ -72,7 +73,7 @@ fn takes(taken: Answer, of_threads: Result<(), IoErrno>) -> Finding {
             taken,
             "pager threads get the files of regions and stores, from any thread's table",
             "no regions over files and no stores on disk",
-            remedy(taken, "allow pidfd_open and pidfd_getfd in the container's seccomp profile"),
+            remedy(taken, ALLOW_PIDFDS),
         ),
     }
 }
