@@ -152,7 +152,7 @@ struct Begun {
     traces: Option<Traces>,
 }
 
-/// A file for statistics. One that was made for them goes if nothing is started.
+/// A file for statistics. One that was made for them goes if no program is entered.
 struct Stats {
     file: File,
     made: Option<PathBuf>,
@@ -248,7 +248,7 @@ fn start(
     mut command: Command,
     signals: SignalsInfo<WithOrigin>,
     records: Option<Records>,
-    mut stats: Option<Stats>,
+    stats: Option<Stats>,
     traces: Option<Traces>,
 ) -> Result<Begun, Refused> {
     let cannot = |cause: std::io::Error| bad(format!("cannot listen for signals: {cause}"));
@@ -260,7 +260,6 @@ fn start(
     let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
     // Not before: the program begins with what our caller has blocked, as it would without us.
     blocked::let_come(PASSED_ON.into_iter().chain([SIGCHLD]));
-    stats.as_mut().map(|stats| stats.made.take());
     Ok(Begun { child, signals, records, stats, traces })
 }
 
@@ -280,7 +279,9 @@ fn follow(begun: Begun, args: &Args) -> Result<ExitStatus, Refused> {
     if let Some(line) = traces.and_then(|traces| traces.line()) {
         output::tell(format_args!("selfpage run: {line}"));
     }
-    if let (Some(mut stats), Some(name)) = (stats, &args.stats) {
+    // Without a record it is not the program's own status: the library said why it could not enter it.
+    let is_refused = status.code() == Some(NOT_ENTERED) && told.is_empty();
+    if let (false, Some(mut stats), Some(name)) = (is_refused, stats, &args.stats) {
         stats.write(&told.json()).map_err(|cause| failed(format!("--stats {}: {cause}", name.display())))?;
     }
     Ok(status)
@@ -303,6 +304,7 @@ impl Stats {
     }
 
     fn write(&mut self, text: &str) -> std::io::Result<()> {
+        self.made = None;
         if self.is_shared {
             return self.file.write_all(text.as_bytes());
         }

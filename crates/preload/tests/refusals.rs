@@ -305,3 +305,29 @@ fn too_little_memory_to_write_to() {
         is_too_low("ulimit -d", &["50000", "150000", "700000"], "too little memory to write to");
     }
 }
+
+#[test]
+fn what_the_program_alone_finds_out_leaves_the_counts_of_an_earlier_run() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let stats = directory.path().join("stats");
+    let lowers = run::compile("lowers", &["-shared", "-fPIC"]);
+    let ran = |preloaded: &Path| {
+        let mut command = Command::new(run::tool());
+        command.args(["run", "--frames", "8M", "--stats"]).arg(&stats).args(["--", "/bin/sh", "-c", "exit 125"]);
+        let output = command.env("LD_PRELOAD", preloaded).output().unwrap();
+        assert_eq!(output.status.code(), Some(125));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let refused = || assert!(ran(&lowers).starts_with("selfpage: too few addresses"));
+    refused();
+    assert!(!stats.exists(), "something was left");
+    std::fs::write(&stats, "old").unwrap();
+    refused();
+    assert_eq!(std::fs::read_to_string(&stats).unwrap(), "old");
+    // It is the program's own status, too.
+    assert_eq!(ran(Path::new("")), "");
+    assert!(std::fs::read_to_string(&stats).unwrap().contains("\"program\":\"sh\""));
+}

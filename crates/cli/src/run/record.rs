@@ -80,6 +80,11 @@ impl Told {
         told
     }
 
+    /// Whether no process left anything.
+    pub fn is_empty(&self) -> bool {
+        self.processes.is_empty() && self.not_managed.is_empty()
+    }
+
     /// A line for each program that was executed and could not be entered.
     pub fn complaints(&self) -> impl Iterator<Item = String> {
         let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
