@@ -289,6 +289,42 @@ fn an_empty_name_for_temporary_files_is_none() {
     ran(&run.args(["tour", "--quick"]).env("TMPDIR", "").output().unwrap());
 }
 
+/// Where a thread's stack, or what it begins with, is the first that there is no room for.
+#[test]
+fn too_few_addresses_for_threads() {
+    if !ran(&tour(&["--quick"])) {
+        return;
+    }
+    let under = |limit_kib: usize| {
+        let script = format!("ulimit -v {limit_kib} && exec \"$@\"");
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &script, "sh", "timeout", "-s", "KILL", "60", env!("CARGO_BIN_EXE_selfpage")]);
+        let output = command.args(["tour", "--quick"]).env_remove("RUST_BACKTRACE").output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    let lacks_threads = |errors: &str| errors.contains("start pager threads");
+    // From there on the trial's domain, which is the first, has all it wants.
+    let is_past = |code: Option<i32>, errors: &str| {
+        code == Some(0) || ["reserve a pool of 2048 ", "reserve a region"].iter().any(|later| errors.contains(later))
+    };
+    let (mut below, mut enough) = (0, 1_000_000);
+    while enough - below > 8 {
+        let limit_kib = (below + enough) / 2;
+        let (code, errors) = under(limit_kib);
+        if is_past(code, &errors) { enough = limit_kib } else { below = limit_kib }
+    }
+    let mut threads = 0;
+    for limit_kib in (enough - 1500..enough).step_by(16) {
+        let (code, errors) = under(limit_kib);
+        assert!(code == Some(1) && errors.lines().count() == 1, "{limit_kib} KiB of {enough}: {code:?} {errors}");
+        if lacks_threads(&errors) {
+            assert!(errors.contains("ulimit -v") && !errors.contains("ulimit -u"), "{errors}");
+            threads += 1;
+        }
+    }
+    assert!(threads > 5, "{threads} limits that threads had too few of");
+}
+
 #[test]
 fn what_cannot_be_shown_is_one_line_and_status_1() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();

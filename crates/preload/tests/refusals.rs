@@ -217,42 +217,6 @@ fn without_the_right_to_serve_the_kernels_faults() {
     assert!(output.stdout.is_empty());
 }
 
-/// Where a thread's stack, or what it begins with, is the first that there is no room for.
-#[test]
-fn too_few_addresses_for_the_tools_own_threads() {
-    if !run::possible() {
-        return;
-    }
-    let under = |limit_kib: usize| {
-        let script = format!("ulimit -v {limit_kib} && exec \"$@\"");
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", &script, "sh", "timeout", "-s", "KILL", "60"]).arg(run::tool());
-        command.args(["run", "--frames", "1M", "--store", "memory", "--", "/bin/true"]).env_remove("RUST_BACKTRACE");
-        let output = command.output().unwrap();
-        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-    };
-    // From there on the program is the first that has too few.
-    let (mut below, mut enough) = (0, 1_000_000);
-    while enough - below > 8 {
-        let limit_kib = (below + enough) / 2;
-        match under(limit_kib) {
-            (Some(125), _) => enough = limit_kib,
-            _ => below = limit_kib,
-        }
-    }
-    let mut threads = 0;
-    for limit_kib in (enough - 1500..enough).step_by(8) {
-        let (code, errors) = under(limit_kib);
-        let fails = matches!(code, Some(1 | 2 | 125)) && errors.lines().count() == 1;
-        assert!(fails, "{limit_kib} KiB of {enough}: {code:?} {errors}");
-        if errors.contains("start pager threads") {
-            assert!(errors.contains("ulimit -v") && !errors.contains("ulimit -u"), "{errors}");
-            threads += 1;
-        }
-    }
-    assert!(threads > 10, "{threads} limits that threads had too few of");
-}
-
 /// The tool under a limit of the shell's, with options of its own, and the files of an earlier run.
 fn under(limit: &str, kib: &str, options: &str) -> Output {
     let directory = run::directory();

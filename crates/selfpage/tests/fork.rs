@@ -185,6 +185,27 @@ fn forks_while_other_threads_fault() {
     }
 }
 
+/// std has a lock that each of its threads takes as it starts and as it ends, and that nobody can hold over a fork: where the parent's were at
+/// that, none of std's can start in the child. The pager threads there are none of std's.
+#[test]
+fn forks_while_threads_start_and_end() {
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let region = domain.region(32 * PAGE).zero().unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    std::thread::spawn(|| ()).join().unwrap();
+                }
+            });
+        }
+        let ended = (0..1000).position(|_| in_child(|| region.as_slice::<u64>()[0] == 0) != 0);
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(ended, None);
+    });
+}
+
 #[test]
 fn a_child_forks_too() {
     let domain = Domain::with_frames(64 * PAGE).build().unwrap();
