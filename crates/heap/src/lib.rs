@@ -22,6 +22,8 @@ mod items;
 mod large;
 mod misuse;
 mod next;
+#[doc(hidden)]
+pub mod panics;
 
 pub use allocator::Allocator;
 #[cfg(target_arch = "x86_64")]

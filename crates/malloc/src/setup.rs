@@ -10,6 +10,7 @@ use crate::{maps, stats, sys};
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
+    selfpage_heap::panics::end_after(|why| sys::say(format_args!("selfpage: {why}\n")));
     let wishes = Wishes::read();
     // Known from now on: by its first object the program may have forbidden itself to open files.
     selfpage_heap::medium::are_allowed();

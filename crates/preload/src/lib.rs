@@ -18,7 +18,6 @@ mod managed;
 mod maps;
 mod objects;
 mod pagers;
-mod panics;
 mod process;
 mod program;
 mod promises;

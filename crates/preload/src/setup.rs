@@ -15,7 +15,7 @@ use crate::children::{self, Pages};
 use crate::limits::{LARGE_BYTES, Limits, MANAGED_BYTES, MAPS_BYTES, OBJECTS_BYTES, Stored};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Staying};
-use crate::{filters, malloc, panics, process, ranges, record, rights, sys, threads, watch};
+use crate::{filters, malloc, process, ranges, record, rights, sys, threads, watch};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;stats=asked;trace=PATH;sample=MS`.
 const VARIABLE: &CStr = c"SELFPAGE_RUN";
@@ -72,7 +72,7 @@ fn refuse_low_limits(said: &[u8]) {
 }
 
 extern "C" fn at_load() {
-    panics::attend();
+    selfpage_heap::panics::end_after(|why| sys::abort(why));
     // SAFETY: c-library: the name ends with NUL, and so does what it stands for, which nobody changes before the program's first line.
     let said = unsafe {
         let said = libc::getenv(VARIABLE.as_ptr());

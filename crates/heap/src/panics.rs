@@ -1,17 +1,15 @@
-//! Panics of ours, which are bugs: the process ends with one line.
+//! Panics of a preloaded library, which are bugs of ours: the process ends with one line.
 
 use std::io::Write;
 use std::panic::PanicHookInfo;
 
-use crate::sys;
-
-/// From now on they end so. Rust's own way out maps files to name what is on the stack, and takes memory: it would wait for ever for a lock
-/// of ours that the panicking thread holds.
-pub fn attend() {
-    std::panic::set_hook(Box::new(end));
+/// From now on they end so, after `tell` has said why. Rust's own way out maps files to name what is on the stack, and takes memory: it
+/// would wait for ever for a lock of ours that the panicking thread holds.
+pub fn end_after(tell: impl Fn(&str) + Send + Sync + 'static) {
+    std::panic::set_hook(Box::new(move |panic| end(panic, &tell)));
 }
 
-fn end(panic: &PanicHookInfo<'_>) {
+fn end(panic: &PanicHookInfo<'_>, tell: &impl Fn(&str)) -> ! {
     let payload = panic.payload();
     let owned = payload.downcast_ref::<String>().map(String::as_str);
     let message = payload.downcast_ref::<&str>().copied().or(owned).unwrap_or_default();
@@ -24,5 +22,6 @@ fn end(panic: &PanicHookInfo<'_>) {
     };
     let len = 400 - rest.len();
     let first = text[..len].split(|byte| *byte == b'\n').next().unwrap_or_default();
-    sys::abort(std::str::from_utf8(first).unwrap_or("a bug of ours"))
+    tell(std::str::from_utf8(first).unwrap_or("a bug of ours"));
+    std::process::abort()
 }
