@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 fn main() {
     println!("cargo:rerun-if-changed=src/heap.c");
+    println!("cargo:rerun-if-changed=src/mark.c");
     println!("cargo:rerun-if-changed=src/range.h");
     println!("cargo:rerun-if-changed=src/streams.c");
     let include =
@@ -11,6 +12,7 @@ fn main() {
     let source = include.with_file_name("src");
     cc::Build::new()
         .file("src/heap.c")
+        .file("src/mark.c")
         .file("src/streams.c")
         .include(&include)
         .include(&source)

@@ -20,6 +20,8 @@ mod allocator;
 mod by_handle;
 mod items;
 mod large;
+#[doc(hidden)]
+pub mod mark;
 mod misuse;
 mod next;
 #[doc(hidden)]

@@ -8,7 +8,6 @@
 //! a thread that is about to fork, never enter it.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -16,6 +15,7 @@ use dlmalloc::{Allocator, Dlmalloc};
 use selfpage::alloc::Culprit;
 use selfpage::trap;
 use selfpage_core::linux::thread;
+use selfpage_heap::mark;
 
 use crate::lock::Lock;
 use crate::managed::Unmoved;
@@ -99,22 +99,17 @@ pub enum Asker {
     Ourselves,
 }
 
-thread_local! {
-    /// Whether this is a pager thread: no destructor and nothing to set up, so plain memory of the thread's.
-    static IS_PAGER: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Pager threads that are being started: what is allocated for them must not be managed. That is the C library's and the loader's to ask for.
 static STARTING: AtomicU32 = AtomicU32::new(0);
 
 /// This thread is a pager thread.
 pub fn is_pager_from_now_on() {
-    IS_PAGER.set(true);
+    mark::set();
 }
 
 /// Whether it is.
 pub fn is_pager() -> bool {
-    IS_PAGER.get()
+    mark::is_set()
 }
 
 /// The thread that holds the locks of the other heaps over a fork: what is allocated for the threads that it starts in the

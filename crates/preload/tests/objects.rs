@@ -55,6 +55,21 @@ fn before_main_and_after_exit() {
     assert_eq!(ran.text(), "done\nended\n");
 }
 
+/// What the loader does for threads' variables may ask for memory: with Ubuntu 24.04's C library, a program that had loaded forty libraries overflowed
+/// its stack.
+#[test]
+fn no_block_is_made_or_freed_by_way_of_the_loaders_threads_variables() {
+    if !run::possible() {
+        return;
+    }
+    let program = run::compile("thread_local", &["-rdynamic"]);
+    for (arguments, seen) in [(&[][..], "0\n"), (&["one"], "1\n")] {
+        let ran = run::run("8M", &program, arguments).ok();
+        assert_eq!(ran.text(), seen);
+        assert!(ran.stats["evictions_total"].as_u64().unwrap() > 100, "{}", ran.stats);
+    }
+}
+
 #[test]
 fn forks_while_a_thread_gives_memory_back() {
     // Frames go back to the domain: what is resident does not tell.

@@ -54,11 +54,11 @@ fn costs_what_the_frames_cost() {
     let status = in_child(|| {
         let cost = faults();
         let right = (0..128).all(|page| region.as_slice::<u64>()[page * WORDS] == page as u64 + 1);
-        // A word for each page of the region is 32,768 pages of words.
-        right && cost < 8000
+        // A word for each page of the region is 32,768 pages of words; what tests beside this one have in core costs as well.
+        right && cost < 16_000
     });
     assert_eq!(status, 0);
-    assert!(faults() - before < 8000, "{} faults", faults() - before);
+    assert!(faults() - before < 16_000, "{} faults", faults() - before);
 }
 
 /// The memory that this process has in core.
