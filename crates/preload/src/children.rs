@@ -84,7 +84,10 @@ fn lacks_descriptors(needed: usize) -> bool {
 const ADDRESSES: usize = 0;
 const DATA: usize = 5;
 
-/// Whether the process has more of something than it may: it lowered the limit itself. A child maps as much anew as it does not get.
+/// Before a thread of ours starts, so much has to be free: its stack, and what it begins with.
+const THREAD_BYTES: u64 = 1 << 20;
+
+/// Whether the process has as much of something as it may, but for a thread's. A child maps as much anew as it does not get.
 fn lacks(resource: libc::__rlimit_resource_t, field: usize) -> bool {
     let limit = sys::limit(resource);
     if limit == libc::RLIM_INFINITY {
@@ -94,5 +97,5 @@ fn lacks(resource: libc::__rlimit_resource_t, field: usize) -> bool {
     let mut numbers = sys::read_small(c"/proc/self/statm", &mut text).split(|byte| *byte == b' ');
     let digits = numbers.nth(field).unwrap_or_default();
     let pages = digits.iter().fold(0u64, |number, digit| number * 10 + u64::from(digit - b'0'));
-    pages * PAGE as u64 > limit
+    pages * PAGE as u64 + THREAD_BYTES > limit
 }
