@@ -307,7 +307,7 @@ fn a_full_disk_is_named_with_the_trace_and_leaves_none_that_is_empty() {
     let line = r#"cd "$1" && mount -t tmpfs -o size=64k none . && cd "$1" && head -c 64k /dev/zero > fill
         traced() { "$0" run --frames 8M --trace t -- "$@"; echo $?; ls; }
         traced echo ran; : > t; traced echo ran; rm fill
-        traced /usr/bin/python3 -S -c 'x = [bytearray(4096) for _ in range(4000)]
+        traced /usr/bin/python3 -S -W ignore -c 'x = [bytearray(4096) for _ in range(4000)]
 import os, time
 time.sleep(0.5)
 child = os.fork()

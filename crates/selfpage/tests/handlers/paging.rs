@@ -35,7 +35,10 @@ fn protection_survives_paging() {
             for page in 0..PAGES {
                 write(&region, page, page as u64 + 2 + round);
             }
-            assert_eq!(asked.swap(0, SeqCst), PAGES as u32, "{name}");
+            let asked = asked.swap(0, SeqCst);
+            // A worker may hear of one access twice: seen with 16 CPUs, once of 256.
+            let most = if trap == Trap::Worker { PAGES + PAGES / 32 } else { PAGES };
+            assert!((PAGES..=most).contains(&(asked as usize)), "{name}: {asked}");
         }
         assert!(domain.stats().counts.evictions_total > PAGES as u64, "{name}");
     }
