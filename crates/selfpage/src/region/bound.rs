@@ -32,6 +32,7 @@ use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
 use crate::placement;
+use crate::pthread::{self, PROGRAM_STACK_BYTES};
 use crate::store::{BackingStore, Numbered};
 use crate::trap::thread;
 use crate::trap::upcall::{self, MOST_DOMAINS};
@@ -229,7 +230,7 @@ impl Bound {
             return self.leave(&life.inner);
         }
         let (bound, life) = (self.clone(), life.clone());
-        let started = std::thread::Builder::new().name("selfpage-end".into()).spawn(move || bound.leave(&life.inner));
+        let started = pthread::start(c"selfpage-end", PROGRAM_STACK_BYTES, move || bound.leave(&life.inner));
         // In a forked child whoever listens may wait for a thread of the parent's.
         if let Err(why) = started
             && !crate::fork::is_child()
