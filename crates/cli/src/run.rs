@@ -21,6 +21,7 @@ use std::sync::Arc;
 use selfpage::store::{FileStore, StoreError};
 use selfpage::trace::RECORD_BYTES;
 use selfpage::{DescriptorTable, Domain, PAGE_BYTES, POLICIES};
+use selfpage_core::linux::limit::{self, Resource};
 use signal_hook::consts::{
     SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPIPE, SIGPROF, SIGQUIT, SIGTERM, SIGTRAP, SIGURG, SIGUSR1,
     SIGUSR2,
@@ -516,14 +517,10 @@ fn can_page_to(place: &Path) -> Result<(), Refused> {
     }
 }
 
-/// What we may have, and so the program. Where that cannot be read it finds out itself.
+/// What we may have, and so the program. Where that is not told it finds out itself.
 fn own_limits() -> Limits {
-    let text = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let soft = |name| text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
-    Limits {
-        addresses_bytes: soft("Max address space ").unwrap_or(u64::MAX),
-        data_bytes: soft("Max data size ").unwrap_or(u64::MAX),
-    }
+    let limit = |resource| limit::of_this_process(resource).ok().flatten().unwrap_or(u64::MAX);
+    Limits { addresses_bytes: limit(Resource::Addresses), data_bytes: limit(Resource::Data) }
 }
 
 #[cfg(test)]
