@@ -1,5 +1,5 @@
 // A mark that each thread can have, in its own block (-ftls-model=initial-exec). What Rust keeps for a thread is looked up by a call of the
-// loader's, which asks for memory where a library was loaded meanwhile; asked in an allocator, it asks for ever (glibc 2.37 to 2.39).
+// loader's, which asks for memory where a library was loaded meanwhile; asked in an allocator, it asks for ever (glibc 2.39).
 #include <stdbool.h>
 
 static __thread bool mark;

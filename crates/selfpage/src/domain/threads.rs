@@ -103,11 +103,7 @@ impl Inner {
     /// descriptors stay open, where it has them.
     pub(super) fn end_elsewhere(self: &Arc<Self>) {
         let own = self.clone();
-        let started = pthread::start(c"selfpage-end", PROGRAM_STACK_BYTES, move || own.end());
-        // In a forked child whoever listens may wait for a thread of the parent's.
-        if let Err(why) = started
-            && !crate::fork::is_child()
-        {
+        if let Some(why) = end_on_another(move || own.end()) {
             tracing::error!(%why, "no thread to end a domain with: it stays, with its threads and its memory");
         }
     }
@@ -160,6 +156,13 @@ impl Inner {
             lost.err().unwrap_or(why)
         })
     }
+}
+
+/// Ends something on a thread of its own. Why not, where that can be said: in a forked child whoever listens may wait for a thread of the
+/// parent's.
+pub(crate) fn end_on_another(end: impl FnOnce() + Send + 'static) -> Option<io::Error> {
+    let started = pthread::start(c"selfpage-end", PROGRAM_STACK_BYTES, end);
+    started.err().filter(|_| !crate::fork::is_child())
 }
 
 fn start_others(inner: &Arc<Inner>, queue: Arc<worker::Queue>) -> io::Result<()> {

@@ -27,12 +27,11 @@ use super::{ADDRESS, Builder};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::dirty::{self, Owner};
-use crate::domain::{Inner, Life, MOST_REGIONS};
+use crate::domain::{Inner, Life, MOST_REGIONS, threads};
 use crate::error::{Error, Kind, Result};
 use crate::handler::Asking;
 use crate::pager::PageHash;
 use crate::placement;
-use crate::pthread::{self, PROGRAM_STACK_BYTES};
 use crate::store::{BackingStore, Numbered};
 use crate::trap::thread;
 use crate::trap::upcall::{self, MOST_DOMAINS};
@@ -230,11 +229,7 @@ impl Bound {
             return self.leave(&life.inner);
         }
         let (bound, life) = (self.clone(), life.clone());
-        let started = pthread::start(c"selfpage-end", PROGRAM_STACK_BYTES, move || bound.leave(&life.inner));
-        // In a forked child whoever listens may wait for a thread of the parent's.
-        if let Err(why) = started
-            && !crate::fork::is_child()
-        {
+        if let Some(why) = threads::end_on_another(move || bound.leave(&life.inner)) {
             tracing::error!(region = %self.name, %why, "no thread to end a region with: it stays as long as its domain");
         }
     }

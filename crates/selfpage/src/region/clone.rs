@@ -25,9 +25,8 @@ impl Region {
     /// region has, and its faults arrive as this one's do.
     ///
     /// A region has one clone at a time that has not all its pages yet. Dropping this region gives the clone what it lacks;
-    /// dropping the clone costs nothing more. A page that the program drops
-    /// by `madvise`, or maps over, in this region before the clone has it is zero in the clone:
-    /// [`Region::discard`](crate::Region::discard) gives it to the clone first.
+    /// dropping the clone costs nothing more. A page that the program drops by `madvise`, or maps over, in this region before the clone
+    /// has it is zero in the clone: [`Region::discard`](crate::Region::discard) gives it to the clone first.
     ///
     /// # Source
     /// AVM §2.1, where both regions map one frame until one of them is written to.
