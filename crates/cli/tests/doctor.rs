@@ -9,11 +9,13 @@ use std::process::{Command, Output, Stdio};
 use selfpage::doctor::{can_run, examine};
 use serde_json::Value;
 
+#[path = "../../../tests/filter.rs"]
+mod filter;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 mod tool;
 
-use tool::{Call, refuse};
+use filter::Call;
 
 fn doctor(arguments: &[&str]) -> (String, Output) {
     let output = Command::new(env!("CARGO_BIN_EXE_selfpage")).arg("doctor").args(arguments).output().unwrap();
@@ -105,8 +107,8 @@ fn a_limit_on_threads_is_found_and_named() {
     assert_eq!((output.status.code(), &*errors), (Some(1), ""), "{text}");
 }
 
-const UFFDIO_COPY: Call = (libc::SYS_ioctl, 1, 0xC028_AA03);
-const UFFDIO_WRITEPROTECT: Call = (libc::SYS_ioctl, 1, 0xC018_AA06);
+const UFFDIO_COPY: Call = Call::with(libc::SYS_ioctl, 1, 0xC028_AA03);
+const UFFDIO_WRITEPROTECT: Call = Call::with(libc::SYS_ioctl, 1, 0xC018_AA06);
 
 #[test]
 fn a_call_that_a_filter_refuses_is_found_and_named() {
@@ -114,20 +116,20 @@ fn a_call_that_a_filter_refuses_is_found_and_named() {
         return skip::skip("uffd", "here all is refused, or absent");
     }
     // Before Linux 6.9 there is no PIDFD_THREAD.
-    let of_thread = (libc::SYS_pidfd_open, 1, libc::O_EXCL as u32);
+    let of_thread = Call::with(libc::SYS_pidfd_open, 1, libc::O_EXCL as u32);
     for (call, errno, feature, state, status) in [
         (UFFDIO_WRITEPROTECT, libc::EPERM, "UFFD_FEATURE_PAGEFAULT_FLAG_WP", "refused", 0),
         (UFFDIO_COPY, libc::EPERM, "UFFDIO_COPY", "refused", 0),
-        ((libc::SYS_unshare, 0, libc::CLONE_FILES as u32), libc::EPERM, "unshare(CLONE_FILES)", "refused", 1),
-        ((libc::SYS_pidfd_getfd, 2, 0), libc::EPERM, "pidfd_getfd", "refused", 0),
+        (Call::with(libc::SYS_unshare, 0, libc::CLONE_FILES as u32), libc::EPERM, "unshare(CLONE_FILES)", "refused", 1),
+        (Call::with(libc::SYS_pidfd_getfd, 2, 0), libc::EPERM, "pidfd_getfd", "refused", 0),
         (of_thread, libc::EINVAL, "pidfd_getfd", "degraded", 0),
-        ((libc::SYS_process_vm_readv, 5, 0), libc::EPERM, "process_vm_readv", "refused", 0),
-        ((libc::SYS_prlimit64, 1, libc::RLIMIT_MEMLOCK), libc::EPERM, "RLIMIT_MEMLOCK", "degraded", 0),
-        ((libc::SYS_prlimit64, 1, libc::RLIMIT_NOFILE), libc::EPERM, "RLIMIT_NOFILE", "degraded", 0),
+        (Call::with(libc::SYS_process_vm_readv, 5, 0), libc::EPERM, "process_vm_readv", "refused", 0),
+        (Call::with(libc::SYS_prlimit64, 1, libc::RLIMIT_MEMLOCK), libc::EPERM, "RLIMIT_MEMLOCK", "degraded", 0),
+        (Call::with(libc::SYS_prlimit64, 1, libc::RLIMIT_NOFILE), libc::EPERM, "RLIMIT_NOFILE", "degraded", 0),
     ] {
         let mut filtered = Command::new(env!("CARGO_BIN_EXE_selfpage"));
         // SAFETY: test: two system calls.
-        let output = unsafe { filtered.arg("doctor").pre_exec(move || refuse(call, errno)) }.output().unwrap();
+        let output = unsafe { filtered.arg("doctor").pre_exec(move || call.fails(errno)) }.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         let found = text.lines().any(|line| line.starts_with(state) && line.split(' ').any(|word| word == feature));
         assert!(found, "{feature} is not {state} in {text}");
@@ -137,7 +139,7 @@ fn a_call_that_a_filter_refuses_is_found_and_named() {
 
 #[test]
 fn a_bench_leaves_out_what_a_filter_refuses() {
-    const UFFDIO_API: Call = (libc::SYS_ioctl, 1, 0xC018_AA3F);
+    const UFFDIO_API: Call = Call::with(libc::SYS_ioctl, 1, 0xC018_AA3F);
     for (name, case, system) in [
         ("faults", "first-touch-4k", "selfpage-upcall-zero"),
         ("snapshot", "write-1k", "selfpage-worker"),
@@ -146,7 +148,7 @@ fn a_bench_leaves_out_what_a_filter_refuses() {
         let mut filtered = Command::new(env!("CARGO_BIN_EXE_selfpage"));
         filtered.args(["bench", name, "--quick", "--reps", "1", "--case", case, "--system", system]);
         // SAFETY: test: two system calls.
-        let output = unsafe { filtered.pre_exec(|| refuse(UFFDIO_API, libc::EPERM)) };
+        let output = unsafe { filtered.pre_exec(|| UFFDIO_API.fails(libc::EPERM)) };
         let output = output.env_remove("SELFPAGE_REQUIRE").output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && errors.contains("SKIP(uffd: "), "{errors}");

@@ -5,13 +5,16 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+#[path = "../../../tests/filter.rs"]
+mod filter;
 #[path = "../../../tests/programs.rs"]
 mod programs;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 mod tool;
 
-use tool::{Call, Place, refuse, text};
+use filter::Call;
+use tool::{Place, text};
 
 #[test]
 fn a_timer_that_was_set_before_it_ends_the_program() {
@@ -204,7 +207,7 @@ fn without(call: Call, options: &[&str]) -> Output {
     let mut filtered = Command::new(env!("CARGO_BIN_EXE_selfpage"));
     filtered.arg("run").args(options).args(["--", "echo", "ran"]);
     // SAFETY: test: two system calls.
-    unsafe { filtered.pre_exec(move || refuse(call, libc::EPERM)) }.output().unwrap()
+    unsafe { filtered.pre_exec(move || call.fails(libc::EPERM)) }.output().unwrap()
 }
 
 #[test]
@@ -217,11 +220,15 @@ fn a_call_that_a_filter_refuses_is_named_with_the_remedy_before_anything_begins(
         return skip::skip("uffd", "no program can be paged here");
     }
     [&stats, &trace].into_iter().for_each(|file| std::fs::write(file, "old").unwrap());
-    let memfd_create = (libc::SYS_memfd_create, 1, libc::MFD_CLOEXEC);
+    let memfd_create = Call::with(libc::SYS_memfd_create, 1, libc::MFD_CLOEXEC);
     for (call, status, names) in [
         (memfd_create, 2, ["memfd_create: ", "allow memfd_create in"]),
-        ((libc::SYS_pidfd_open, 1, libc::O_EXCL as u32), 1, ["pidfd_open", "allow pidfd_open and pidfd_getfd in"]),
-        ((libc::SYS_pidfd_getfd, 2, 0), 1, ["pidfd_getfd", "allow pidfd_open and pidfd_getfd in"]),
+        (
+            Call::with(libc::SYS_pidfd_open, 1, libc::O_EXCL as u32),
+            1,
+            ["pidfd_open", "allow pidfd_open and pidfd_getfd in"],
+        ),
+        (Call::with(libc::SYS_pidfd_getfd, 2, 0), 1, ["pidfd_getfd", "allow pidfd_open and pidfd_getfd in"]),
     ] {
         let output = without(call, &options);
         let errors = text(&output.stderr);

@@ -2,7 +2,6 @@
 #![allow(dead_code)]
 
 use std::fs::Permissions;
-use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -74,30 +73,4 @@ impl Drop for Place {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-/// A system call by its number, and by what one of its arguments is.
-pub type Call = (libc::c_long, u32, u32);
-
-/// Has the kernel answer the call with `errno` from now on, as a container's filter does, or an older kernel.
-pub fn refuse((call, argument, value): Call, errno: i32) -> io::Result<()> {
-    let line = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
-    let load = |at| line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
-    let unless = |value, skipped| line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, skipped);
-    let end = |what| line(libc::BPF_RET | libc::BPF_K, what, 0, 0);
-    let mut lines = [
-        load(0),
-        unless(call as u32, 3),
-        load(16 + 8 * argument),
-        unless(value, 1),
-        end(libc::SECCOMP_RET_ERRNO | errno as u32),
-        end(libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
-    // SAFETY: test: the kernel copies the program.
-    let done = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0) == 0
-    };
-    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,6 +1,8 @@
 //! The Linux layer on the kernel that runs the test.
 #![allow(clippy::undocumented_unsafe_blocks, reason = "a test: the mappings are its own")]
 
+#[path = "../../../../tests/filter.rs"]
+mod filter;
 mod ground;
 mod group;
 #[path = "../../../../tests/physical.rs"]

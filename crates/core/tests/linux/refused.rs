@@ -1,6 +1,7 @@
 //! Calls that are refused by somebody who is not the kernel, or for a reason of the program's: no page is given up for that.
 
 use super::{Ground, PAGES, stopped};
+use crate::filter::Call;
 use crate::skip::skip;
 use linux_raw_sys::ioctl::{UFFDIO_COPY, UFFDIO_WRITEPROTECT};
 use selfpage_core::addr::{Frame, PAGE_BYTES};
@@ -10,24 +11,10 @@ use std::thread;
 
 const UFFDIO_MOVE: u32 = 0xc028_aa05;
 
-/// A call of which the lower half of the second argument is a number, or any such call.
-type Call = (libc::c_long, Option<u32>);
-
 /// Does `work` on a thread whose filter answers a call with an error; 0 is none.
-fn where_refused<R: Send>((number, request): Call, error: i32, work: impl FnOnce() -> R + Send) -> R {
-    let load = |offset| libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: offset };
-    let unless = |k, jf| libc::sock_filter { code: 0x15, jt: 0, jf, k };
-    let answer = |k| libc::sock_filter { code: 0x06, jt: 0, jf: 0, k };
-    let mut code = vec![load(0), unless(number as u32, if request.is_some() { 3 } else { 1 })];
-    // The second argument's lower half, after number, architecture, address and the first argument.
-    code.extend(request.into_iter().flat_map(|request| [load(24), unless(request, 1)]));
-    code.extend([answer(libc::SECCOMP_RET_ERRNO | error as u32), answer(libc::SECCOMP_RET_ALLOW)]);
+fn where_refused<R: Send>(call: Call, error: i32, work: impl FnOnce() -> R + Send) -> R {
     let filtered = || {
-        let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
-        unsafe {
-            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
-        }
+        call.fails(error).unwrap();
         work()
     };
     thread::scope(|scope| scope.spawn(filtered).join().unwrap())
@@ -41,7 +28,7 @@ fn a_page_that_cannot_be_read_stays_where_it_is() {
     unsafe { memory::protect(ground.worker, PAGE_BYTES, Access::Read) }.unwrap();
     for error in [libc::EPERM, libc::EIO, libc::EINTR, libc::EUCLEAN, 0] {
         let unmapped =
-            where_refused((libc::SYS_pread64, None), error, || ground.mmu.unmap(ground.page(0), Frame(0), 1));
+            where_refused(Call::any(libc::SYS_pread64), error, || ground.mmu.unmap(ground.page(0), Frame(0), 1));
         assert_eq!(unmapped, stopped(0, Refusal::Denied), "{error}");
         assert_eq!((ground.read(0), ground.populated(ground.pool)), (5, false), "{error}");
     }
@@ -52,7 +39,7 @@ fn a_page_that_cannot_be_read_stays_where_it_is() {
 #[test]
 fn a_filters_number_is_not_taken_for_a_place_of_the_programs() {
     let Some(ground) = Ground::of(PAGES) else { return };
-    let (page, call) = (ground.page(0), |request| (libc::SYS_ioctl, Some(request)));
+    let (page, call) = (ground.page(0), |request| Call::with(libc::SYS_ioctl, 1, request));
     let denied = stopped(0, Refusal::Denied);
     ground.fill(0, 6);
     let map = || ground.mmu.map(Trap::Worker, page, Frame(0), 1);

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use selfpage::alloc;
 use selfpage::alloc::batch::{self, Blocks};
 
+use crate::filter::Call;
 use crate::own_process;
 use crate::skip::skip;
 
@@ -122,20 +123,8 @@ fn blocks_move_where_data_is_limited() {
 #[test]
 fn blocks_move_where_neither_limits_nor_memory_are_told() {
     own_process::run("input::blocks_move_where_neither_limits_nor_memory_are_told", || {
-        let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-        let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-        let mut filter = [
-            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-            step(equal, libc::SYS_prlimit64 as u32, 1, 0),
-            step(equal, libc::SYS_sysinfo as u32, 0, 1),
-            step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
-            step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-        ];
-        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-        // SAFETY: test: the kernel copies the program.
-        unsafe {
-            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0), 0);
+        for call in [libc::SYS_prlimit64, libc::SYS_sysinfo] {
+            Call::any(call).fails(libc::EPERM).unwrap();
         }
         let blocks = [7, 8].map(|byte| (byte, alloc::allocate(8 << 20, 1).unwrap()));
         // Each in the other's way.

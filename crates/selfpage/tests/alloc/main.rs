@@ -14,6 +14,8 @@ mod reserve;
 mod threads;
 mod vector;
 
+#[path = "../../../../tests/filter.rs"]
+mod filter;
 #[path = "../../../../tests/limited_group.rs"]
 mod limited_group;
 #[path = "../../../../tests/skip.rs"]

@@ -3,6 +3,8 @@
 mod bad;
 #[path = "../child/mod.rs"]
 mod child;
+#[path = "../../../../tests/filter.rs"]
+mod filter;
 mod holes;
 mod kinds;
 mod memory;

@@ -8,29 +8,11 @@ use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use selfpage_core::linux::probe;
 
+use crate::filter::Call;
 use crate::memory::{Memory, PAGE};
 use crate::{arm, in_child, pages, skip};
 
-const UFFDIO_API: u32 = 0xc018_aa3f;
-
-/// Has the kernel refuse system call `number` to this process with `errno`, where its second argument is `request`, if that is said.
-fn refuse(number: libc::c_long, request: Option<u32>, errno: i32) {
-    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    let load = |at: u32| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
-    let equal = |to: u32, else_skip: u8| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, to, 0, else_skip);
-    let end = |with: u32| step(libc::BPF_RET | libc::BPF_K, with, 0, 0);
-    let (deny, allow) = (end(libc::SECCOMP_RET_ERRNO | errno as u32), end(libc::SECCOMP_RET_ALLOW));
-    let mut filter = match request {
-        None => vec![load(0), equal(number as u32, 1), deny, allow],
-        Some(request) => vec![load(0), equal(number as u32, 3), load(24), equal(request, 1), deny, allow],
-    };
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the filter is borrowed until the call returns.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &program), 0);
-    }
-}
+const API: Call = Call::with(libc::SYS_ioctl, 1, 0xc018_aa3f);
 
 /// What stands in: it finds what is written.
 fn works_by_traps(why: &str) {
@@ -51,7 +33,7 @@ fn works_by_traps(why: &str) {
 #[test]
 fn a_kernel_without_asynchronous_protection() {
     let ended = in_child(|| {
-        refuse(libc::SYS_ioctl, Some(UFFDIO_API), libc::EINVAL);
+        API.fails(libc::EINVAL).unwrap();
         works_by_traps("WP_ASYNC");
     });
     assert_eq!(ended, 0, "how the child ended");
@@ -65,7 +47,7 @@ fn a_container_that_blocks_userfaultfd() {
         if File::open("/dev/userfaultfd").is_ok() {
             return skip::skip("unprivileged", "everybody may open /dev/userfaultfd here");
         }
-        refuse(libc::SYS_userfaultfd, None, libc::EPERM);
+        Call::any(libc::SYS_userfaultfd).fails(libc::EPERM).unwrap();
         works_by_traps("seccomp");
     });
     assert_eq!(ended, 0, "how the child ended");

@@ -8,6 +8,8 @@ mod cloned;
 mod descriptors;
 #[path = "../disk/mod.rs"]
 mod disk;
+#[path = "../../../../tests/filter.rs"]
+mod filter;
 mod forked;
 mod forks_within;
 mod held;

@@ -11,6 +11,7 @@ use selfpage::{
 };
 
 use crate::child::forked;
+use crate::filter::Call;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::skip::skip;
 use crate::tried;
@@ -49,38 +50,8 @@ pub fn everybody_serves_system_calls() -> bool {
     unprivileged.trim() == "1" || std::fs::File::open("/dev/userfaultfd").is_ok()
 }
 
-/// Has the kernel refuse system call `number` with `errno`; or only where one of its arguments, counted from 0, is so much.
-fn refuse(number: libc::c_long, argument: Option<(u32, u32)>, errno: i32) {
-    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    let (load, equal, end) = (
-        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
-        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-        libc::BPF_RET | libc::BPF_K,
-    );
-    let allow = step(end, libc::SECCOMP_RET_ALLOW, 0, 0);
-    let deny = step(end, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0);
-    let mut filter = match argument {
-        None => vec![step(load, 0, 0, 0), step(equal, number as u32, 0, 1), deny, allow],
-        Some((place, value)) => vec![
-            step(load, 0, 0, 0),
-            step(equal, number as u32, 0, 3),
-            step(load, 16 + 8 * place, 0, 0),
-            step(equal, value, 0, 1),
-            deny,
-            allow,
-        ],
-    };
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: test: the filter is borrowed until the call returns; it reaches every thread.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
-        assert_eq!(libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program), 0);
-    }
-}
-
-const UFFDIO_API: u32 = 0xc018_aa3f;
-const UFFDIO_MOVE: u32 = 0xc028_aa05;
+const API: Call = Call::with(libc::SYS_ioctl, 1, 0xc018_aa3f);
+const MOVE: Call = Call::with(libc::SYS_ioctl, 1, 0xc028_aa05);
 
 #[track_caller]
 fn unsupported(words: &[&str]) {
@@ -95,7 +66,7 @@ fn unsupported(words: &[&str]) {
 #[test]
 fn a_kernel_without_move() {
     in_child(here!(), "", || {
-        refuse(libc::SYS_ioctl, Some((1, UFFDIO_API)), libc::EINVAL);
+        API.fails_everywhere(libc::EINVAL).unwrap();
         unsupported(&["UFFDIO_MOVE", "Linux 6.8"]);
     })
     .well();
@@ -105,7 +76,7 @@ fn a_kernel_without_move() {
 fn a_container_that_blocks_userfaultfd() {
     in_child(here!(), "", || {
         if has_no_device() {
-            refuse(libc::SYS_userfaultfd, None, libc::EPERM);
+            Call::any(libc::SYS_userfaultfd).fails_everywhere(libc::EPERM).unwrap();
             unsupported(&["userfaultfd", "seccomp", "docker run --security-opt"]);
         }
     })
@@ -146,7 +117,7 @@ fn a_container_that_blocks_userfaultfd_and_has_the_device() {
         if std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").is_err() {
             return skip("root", "there is no right to open /dev/userfaultfd");
         }
-        refuse(libc::SYS_userfaultfd, None, libc::EPERM);
+        Call::any(libc::SYS_userfaultfd).fails_everywhere(libc::EPERM).unwrap();
         assert!(selfpage::doctor::can_run(&selfpage::doctor::examine()));
         let domain = Domain::with_frames(FRAMES * PAGE).needs_system_calls().build().unwrap();
         pages_come_and_go(&domain);
@@ -179,7 +150,7 @@ fn frames_that_are_populated_at_once() {
 #[test]
 fn no_memory_for_frames_that_are_populated_at_once() {
     in_child(here!(), "", || {
-        refuse(libc::SYS_madvise, Some((2, libc::MADV_POPULATE_WRITE as u32)), libc::ENOMEM);
+        Call::with(libc::SYS_madvise, 2, libc::MADV_POPULATE_WRITE as u32).fails_everywhere(libc::ENOMEM).unwrap();
         let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
         let error = Domain::with_frames(FRAMES * PAGE).populated().build().unwrap_err();
         let text = error.to_string();
@@ -242,7 +213,7 @@ fn no_proc() {
 fn a_kernel_without_userfaultfd() {
     in_child(here!(), "", || {
         if has_no_device() {
-            refuse(libc::SYS_userfaultfd, None, libc::ENOSYS);
+            Call::any(libc::SYS_userfaultfd).fails_everywhere(libc::ENOSYS).unwrap();
             unsupported(&["userfaultfd", "CONFIG_USERFAULTFD"]);
         }
     })
@@ -253,7 +224,7 @@ fn a_kernel_without_userfaultfd() {
 #[test]
 fn a_kernel_that_gives_no_threads_table() {
     in_child(here!(), "", || {
-        refuse(libc::SYS_pidfd_open, Some((1, libc::O_EXCL as u32)), libc::EINVAL);
+        Call::with(libc::SYS_pidfd_open, 1, libc::O_EXCL as u32).fails_everywhere(libc::EINVAL).unwrap();
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         let store = FileStore::unnamed_in("/var/tmp", 1 << 24).unwrap();
         let mut region = domain.region(4 * FRAMES * PAGE).stored(store).unwrap();
@@ -266,7 +237,7 @@ fn a_kernel_that_gives_no_threads_table() {
 #[test]
 fn a_child_gets_a_file_where_no_threads_table_is_given() {
     in_child(here!(), "", || {
-        refuse(libc::SYS_pidfd_open, Some((1, libc::O_EXCL as u32)), libc::EINVAL);
+        Call::with(libc::SYS_pidfd_open, 1, libc::O_EXCL as u32).fails_everywhere(libc::EINVAL).unwrap();
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.as_file().set_len((4 * FRAMES * PAGE) as u64).unwrap();
         let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
@@ -313,7 +284,7 @@ fn a_container_that_blocks_io_uring() {
             }
             let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
             let before = threads();
-            refuse(call, None, libc::EPERM);
+            Call::any(call).fails_everywhere(libc::EPERM).unwrap();
             bring_in_by_many_requests(&mut region, &domain);
             assert!(threads() >= before + 3, "{} threads, and {before} before: who reads?", threads());
         })
@@ -336,7 +307,7 @@ fn a_filter_that_comes_later() {
             // Frames are there: it is the fill that meets the filter, and not the evictor.
             region.evict(0, region.len_bytes()).unwrap();
             region.flush(0, region.len_bytes()).unwrap();
-            refuse(libc::SYS_ioctl, Some((1, UFFDIO_MOVE)), libc::EPERM);
+            MOVE.fails_everywhere(libc::EPERM).unwrap();
             check_pages(&region, 0..pages(&region));
         })
         .by(libc::SIGBUS, &["heap", "the kernel refused", "seccomp"]);
@@ -519,7 +490,7 @@ fn no_thread_for_a_handler_that_faults() {
             let mut region = domain.region(4 * PAGE).name("heap").handler(Nests).stored(store).unwrap();
             region.protect(0, 2 * PAGE, Protection::Read).unwrap();
             if !threads {
-                refuse(libc::SYS_clone3, None, libc::EAGAIN);
+                Call::any(libc::SYS_clone3).fails_everywhere(libc::EAGAIN).unwrap();
             }
             region.as_mut_slice::<u64>()[0] = 1;
         });

@@ -8,36 +8,11 @@ use selfpage::pager::{Context, PagerError};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Locking, Protection, Region, Rights, Sampling};
 
+use crate::filter::Call;
 use crate::scenario::{here, in_child, until};
 use crate::{PAGE, TRAPS, tried, word};
 
-const UFFDIO_MOVE: u32 = 0xc028_aa05;
-
-/// Has the kernel refuse system call `number` with `EPERM` to every thread from now on; where its second argument is `request`, if that
-/// is given.
-fn refuse(number: libc::c_long, request: Option<u32>) {
-    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    let (load, equal, end) = (
-        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
-        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-        libc::BPF_RET | libc::BPF_K,
-    );
-    let mut filter = vec![step(load, 0, 0, 0), step(equal, number as u32, 0, if request.is_some() { 3 } else { 1 })];
-    if let Some(request) = request {
-        filter.extend([step(load, 24, 0, 0), step(equal, request, 0, 1)]);
-    }
-    filter.extend([
-        step(end, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
-        step(end, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ]);
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: test: the filter is borrowed until the call returns.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
-        assert_eq!(libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program), 0);
-    }
-}
+const MOVE: Call = Call::with(libc::SYS_ioctl, 1, 0xc028_aa05);
 
 /// Why a page is aside; the second in a region that is tracked.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,7 +40,7 @@ fn an_access_to_a_page_that_is_set_aside_fails_where_no_page_may_move() {
                     }
                     Aside::Sampled => drop(region.sample(Sampling::Whole).unwrap()),
                 }
-                refuse(libc::SYS_ioctl, Some(UFFDIO_MOVE));
+                MOVE.fails_everywhere(libc::EPERM).unwrap();
                 let signal = if trap.is_signal() { libc::SIGBUS } else { libc::SIGSEGV };
                 assert_eq!(tried::read(word(&region, 0)), Err(signal));
                 assert_eq!(tried::write(word(&region, 0), 1), Err(signal), "and the next");
@@ -130,7 +105,7 @@ fn an_access_to_a_page_that_is_being_saved_fails_where_no_page_may_move() {
         unsafe { word(&region, 0).write_volatile(7) };
         region.evict(0, PAGE).unwrap();
         until("it is being saved", || store.begun.load(SeqCst));
-        refuse(libc::SYS_ioctl, Some(UFFDIO_MOVE));
+        MOVE.fails_everywhere(libc::EPERM).unwrap();
         assert_eq!(tried::read(word(&region, 0)), Err(libc::SIGSEGV));
         store.goes_on.store(true, SeqCst);
         region.flush(0, PAGE).unwrap();
@@ -148,7 +123,7 @@ fn a_flush_says_that_a_page_cannot_be_read() {
         let region = domain.region(0).file(file.path(), 0, Rights::ReadWrite).unwrap();
         // SAFETY: test: a word of the region.
         unsafe { word(&region, 0).write_volatile(7) };
-        refuse(libc::SYS_pread64, None);
+        Call::any(libc::SYS_pread64).fails_everywhere(libc::EPERM).unwrap();
         let flushed = region.flush(0, PAGE);
         let saved = std::fs::read(file.path()).unwrap();
         assert!(flushed.is_err() || saved[0] == 7, "{flushed:?}, and the file has {}", saved[0]);
@@ -168,7 +143,7 @@ fn a_fork_gives_up_a_page_that_nothing_maps_any_more() {
         // SAFETY: test: a word of the region.
         unsafe { word(&region, 0).write_volatile(7) };
         drop(region.sample(Sampling::Whole).unwrap());
-        refuse(libc::SYS_ioctl, Some(UFFDIO_MOVE));
+        MOVE.fails_everywhere(libc::EPERM).unwrap();
         // SAFETY: test: the child accesses a word, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {

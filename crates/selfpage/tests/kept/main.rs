@@ -1,5 +1,7 @@
 //! What must be kept: contents, and what the program has forbidden itself.
 
+#[path = "../../../../tests/filter.rs"]
+mod filter;
 #[allow(dead_code)]
 #[path = "../failure/scenario.rs"]
 mod scenario;

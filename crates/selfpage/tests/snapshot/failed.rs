@@ -9,6 +9,7 @@ use selfpage::store::FileStore;
 use selfpage::{Domain, Kind, Locking};
 
 use super::{PAGE, Words, disk, saved, skip};
+use crate::filter::Call;
 
 #[test]
 fn on_a_full_disk_the_old_one_stays_and_the_program_goes_on() {
@@ -86,39 +87,14 @@ fn beyond_the_limit_on_the_size_of_files_the_old_one_stays_and_the_program_goes_
     assert_eq!(ended, 0, "how the child ended");
 }
 
-/// A system call that fails: its number, which argument to look at, what that is at the most, and the errno.
-type Refused = (libc::c_long, u32, u32, i32);
-
-/// Has it fail on this thread from now on.
-fn refuse((call, argument, most, errno): Refused) -> io::Result<()> {
-    let line = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
-    let load = |at| line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
-    let end = |what| line(libc::BPF_RET | libc::BPF_K, what, 0, 0);
-    let mut lines = [
-        load(0),
-        line(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 3),
-        load(16 + 8 * argument),
-        line(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, most, 1, 0),
-        end(libc::SECCOMP_RET_ERRNO | errno as u32),
-        end(libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
-    // SAFETY: test: the kernel copies the program.
-    let done = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0) == 0
-    };
-    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 #[test]
 fn a_name_that_need_not_survive_is_told() {
     // Files of snapshots have high numbers: what has a low one is the directory.
-    let sync = |errno| (libc::SYS_fsync, 0, 99, errno);
+    let sync = |errno| (Call::up_to(libc::SYS_fsync, 0, 99), errno);
     // To be read only, as nothing is but the directory.
-    let open = (libc::SYS_openat, 2, libc::O_CLOEXEC as u32, libc::EACCES);
-    let sync_all = (libc::SYS_syncfs, 0, u32::MAX, libc::EIO);
-    let cases: [(&[Refused], _); 4] = [
+    let open = (Call::up_to(libc::SYS_openat, 2, libc::O_CLOEXEC as u32), libc::EACCES);
+    let sync_all = (Call::any(libc::SYS_syncfs), libc::EIO);
+    let cases: [(&[(Call, i32)], _); 4] = [
         (&[sync(libc::EIO)], Some(Kind::Io)),
         (&[sync(libc::EINVAL)], None),
         (&[open], None),
@@ -130,7 +106,7 @@ fn a_name_that_need_not_survive_is_told() {
         let domain = Domain::with_frames(64 * PAGE).build().unwrap();
         let region = domain.region(16 * PAGE).zero().unwrap();
         let mut snapshots = Snapshots::of(&[&region], &path).unwrap();
-        let first = || refused.iter().try_for_each(|call| refuse(*call)).map(|()| snapshots.take());
+        let first = || refused.iter().try_for_each(|(call, errno)| call.fails(*errno)).map(|()| snapshots.take());
         let first = match std::thread::scope(|scope| scope.spawn(first).join().unwrap()) {
             Ok(taken) => taken,
             Err(why) => return skip::skip("seccomp", &format!("system calls cannot be made to fail: {why}")),
@@ -149,7 +125,7 @@ fn where_the_limit_on_the_size_of_files_is_not_told_no_file_is_made_longer() {
     let region = domain.region(16 * PAGE).zero().unwrap();
     let mut snapshots = Snapshots::of(&[&region], dir.path().join("one.snap")).unwrap();
     let untold = || -> io::Result<_> {
-        refuse((libc::SYS_prlimit64, 2, 0, libc::EPERM))?;
+        Call::up_to(libc::SYS_prlimit64, 2, 0).fails(libc::EPERM)?;
         Ok([snapshots.take().unwrap_err(), FileStore::create(dir.path().join("s"), 1 << 20).unwrap_err().into()])
     };
     match std::thread::scope(|scope| scope.spawn(untold).join().unwrap()) {

@@ -13,6 +13,8 @@ mod restored;
 mod child;
 #[path = "../disk/mod.rs"]
 mod disk;
+#[path = "../../../../tests/filter.rs"]
+mod filter;
 #[path = "../alloc/random.rs"]
 mod random;
 #[allow(dead_code)]
