@@ -209,8 +209,8 @@ pub trait Pager: Send + Sync {
         true
     }
 
-    /// Whether [`Pager::keeps`] may be true of a page that was never in core: then the end of a region takes as long as it has pages, used or
-    /// not.
+    /// Whether the pager is told by [`Pager::forget`], when its region ends, of pages too that were never in core: then the end takes as long as
+    /// the region has pages, used or not. What is only read, and stays, wherever it is, need not be given back.
     ///
     /// # Context
     /// Any.

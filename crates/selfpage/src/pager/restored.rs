@@ -168,6 +168,15 @@ impl Pager for Restored {
         pages.iter().filter(|page| page.outcome.is_ok()).for_each(|page| self.set_stored(page.index));
     }
 
+    /// The snapshot's file keeps what it has, whoever ends.
+    fn keeps_untouched(&self) -> bool {
+        false
+    }
+
+    fn keeps(&self, index: u64) -> bool {
+        if self.is_stored(index) { self.stored.keeps(index) } else { self.placed(index).is_some() }
+    }
+
     fn forget(&self, index: u64, count: u64) {
         self.stored.forget(index, count);
         (index..index + count).for_each(|index| self.set_stored(index));

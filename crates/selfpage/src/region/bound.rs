@@ -313,7 +313,8 @@ impl Bound {
     }
 
     /// The first of them from page `from` on. A large region that is hardly used has few: the kernel gave memory to the words that were written
-    /// to, and of all others knows at once that it did not. Where it does not tell, it is all of the region.
+    /// to, and of all others knows at once that it did not. Where it does not tell, it is all of the region. What a clone or the image of a
+    /// snapshot needs is among them: their pages are armed, each by its word.
     ///
     /// # Context
     /// PagerThread: its descriptors are the domain's.

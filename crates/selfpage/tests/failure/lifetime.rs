@@ -1,6 +1,5 @@
 //! Ends: of regions, domains and threads, while others are at work on them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use selfpage::store::MemoryStore;
@@ -180,45 +179,6 @@ fn a_robust_mutex_of_a_thread_that_ended() {
             let told = lock_and_die(region.as_ptr(), || check_pages(&region, 1..pages(&region)));
             assert_eq!(told, libc::EOWNERDEAD);
             region.unpin(0, PAGE).unwrap();
-        })
-        .well();
-    }
-}
-
-/// How often the kernel gave this process memory, or a page of zeros to read.
-fn faults() -> i64 {
-    // SAFETY: test: zeros are a value, and the kernel fills them in.
-    unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-        usage.ru_minflt
-    }
-}
-
-/// It is hardly used: its end looks at none of the words of all its other pages.
-#[test]
-fn a_large_region_ends_as_soon_as_a_small_one() {
-    for (trap, name) in TRAPS {
-        in_child(here!(), name, || {
-            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
-            let pages = (64 << 30) / PAGE;
-            let region = domain.region(pages * PAGE).trap(trap).stored(store.clone()).unwrap();
-            // The first and the last, neighbours in different pages of the table, and more than the frames hold.
-            let used =
-                [0, 511, 512, pages - 513, pages - 1].into_iter().chain((0..2 * FRAMES).map(|at| at * 1000 + 77));
-            for page in used {
-                // SAFETY: test: a byte of the region.
-                unsafe { region.as_ptr().add(page * PAGE).write_volatile(1) };
-            }
-            let before = faults();
-            drop(region);
-            let faults = faults() - before;
-            // A page of the table has the words of 512.
-            assert!(faults < pages as i64 / 512 / 10, "{faults} faults");
-            assert_eq!(store.taken_bloks(), 0);
-            let pinned = domain.region((FRAMES - 8) * PAGE).trap(trap).pinned().unwrap();
-            assert!(pinned.as_slice::<u64>().iter().all(|word| *word == 0));
         })
         .well();
     }

@@ -35,6 +35,7 @@ mod sealed;
 mod signals;
 #[path = "../../../../tests/skip.rs"]
 mod skip;
+mod sparse;
 mod stopped;
 mod store;
 mod streams;

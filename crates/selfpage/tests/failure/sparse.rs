@@ -1,0 +1,139 @@
+//! Large regions of which hardly anything is used: what is done with all of one costs what was used.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use selfpage::snapshot::{Snapshot, Snapshots};
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Region, Trap};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::scenario::{PAGE, here, in_child};
+
+const FRAMES: usize = 64;
+const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+/// Pages of such a region.
+const PAGES: usize = (64 << 30) / PAGE;
+
+/// How often the kernel gave this process memory, or a page of zeros to read.
+fn faults() -> i64 {
+    // SAFETY: test: zeros are a value, and the kernel fills them in.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage.ru_minflt
+    }
+}
+
+/// That `work` looks at few of the words of [`PAGES`] pages.
+fn looks_at_few(what: &str, work: impl FnOnce()) {
+    let before = faults();
+    work();
+    let faults = faults() - before;
+    // A page of the table has the words of 512.
+    assert!(faults < PAGES as i64 / 512 / 10, "{what}: {faults} faults");
+}
+
+/// Writes to the first page and the last, neighbours in different pages of the table, and more than the frames hold.
+fn use_some(region: &Region) {
+    let used = [0, 511, 512, PAGES - 513, PAGES - 1].into_iter().chain((0..2 * FRAMES).map(|at| at * 1000 + 77));
+    for page in used {
+        // SAFETY: test: a byte of the region.
+        unsafe { region.as_ptr().add(page * PAGE).write_volatile(1) };
+    }
+}
+
+/// That no page holds a frame of the domain's.
+fn frames_are_free(domain: &Domain, trap: Trap) {
+    let pinned = domain.region((FRAMES - 8) * PAGE).trap(trap).pinned().unwrap();
+    assert!(pinned.as_slice::<u64>().iter().all(|word| *word == 0));
+}
+
+/// A snapshot of a region of so many pages, all zero but page 1, which begins with 5. Its file says so: there never was such a region.
+fn snapshot_of(path: &Path, pages: usize) -> Snapshot {
+    // docs/snapshots.md: in a header of one page the length of the first region, and the hash of what is before it.
+    const LEN: std::ops::Range<usize> = 44..52;
+    const HASH: std::ops::Range<usize> = PAGE - 16..PAGE;
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let mut small = domain.region(8 * PAGE).zero().unwrap();
+    small.as_mut_slice::<u64>()[PAGE / 8] = 5;
+    Snapshots::of(&[&small], path).unwrap().take().unwrap();
+    let mut bytes = std::fs::read(path).unwrap();
+    assert_eq!(bytes[LEN], 8_u64.to_le_bytes());
+    bytes[LEN].copy_from_slice(&(pages as u64).to_le_bytes());
+    let hash = xxh3_128(&bytes[..HASH.start]);
+    bytes[HASH].copy_from_slice(&hash.to_le_bytes());
+    std::fs::write(path, bytes).unwrap();
+    Snapshot::open(path).unwrap()
+}
+
+#[test]
+fn a_large_region_ends_as_soon_as_a_small_one() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
+            let region = domain.region(PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
+            use_some(&region);
+            looks_at_few("its end", || drop(region));
+            assert_eq!(store.taken_bloks(), 0);
+            frames_are_free(&domain, trap);
+        })
+        .well();
+    }
+}
+
+/// What only the snapshot's file has is nothing that has to be given back.
+#[test]
+fn a_large_restored_region_ends_as_soon_as_a_small_one() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let dir = tempfile::tempdir().unwrap();
+            let snapshot = snapshot_of(&dir.path().join("sparse.snap"), PAGES);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
+            let region = domain.region(0).trap(trap).restored(&snapshot, 0, store.clone()).unwrap();
+            assert_eq!((region.len_bytes(), region.as_slice::<u64>()[PAGE / 8]), (PAGES * PAGE, 5));
+            use_some(&region);
+            looks_at_few("its end", || drop(region));
+            assert_eq!(store.taken_bloks(), 0);
+            frames_are_free(&domain, trap);
+        })
+        .well();
+    }
+}
+
+/// A clone that has none of its pages yet gets those that are not zero, and no others take a frame or a place.
+#[test]
+fn what_a_restored_region_leaves_to_its_clone() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let dir = tempfile::tempdir().unwrap();
+            let snapshot = snapshot_of(&dir.path().join("sparse.snap"), 4096);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = || MemoryStore::new(1 << 24).unwrap();
+            let mut source = domain.region(0).trap(trap).restored(&snapshot, 0, store()).unwrap();
+            let words = PAGE / 8;
+            source.as_mut_slice::<u64>()[3000 * words] = 7;
+            // One that is zero since, in place of what the snapshot has.
+            source.as_mut_slice::<u64>()[2000 * words] = 8;
+            source.discard(2000 * PAGE, PAGE).unwrap();
+            let clone = source.cow_clone(store()).unwrap();
+            let before = domain.stats().counts;
+            drop(source);
+            let after = domain.stats().counts;
+            assert_eq!(after.evictions_total, before.evictions_total, "there was no room for what was copied");
+            let in_core = clone.residency().iter().filter(|byte| byte.load(std::sync::atomic::Ordering::Relaxed) != 0);
+            assert_eq!(in_core.count(), 2);
+            for (page, first) in (0..4096).map(|page| (page, clone.as_slice::<u64>()[page * words])) {
+                let expected = match page {
+                    1 => 5,
+                    3000 => 7,
+                    _ => 0,
+                };
+                assert_eq!(first, expected, "page {page}");
+            }
+        })
+        .well();
+    }
+}
