@@ -73,7 +73,7 @@ pub(crate) struct Inner {
     pub(crate) writing: trace::Writing,
     pub(crate) config: Settings,
     pub(crate) pool: FramePool,
-    mmu: &'static LinuxMmu,
+    pub(crate) mmu: &'static LinuxMmu,
     pub(crate) descriptors: Mutex<Descriptors>,
     /// Keeps the userfaultfds open until no thread is left that could touch a page; `None` where io_uring is refused.
     held: Mutex<Option<Held>>,

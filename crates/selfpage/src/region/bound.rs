@@ -14,7 +14,7 @@ use selfpage_core::fault::{inherit, range};
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::Descriptors;
-use selfpage_core::linux::pagemap::{Pagemap, Scanned, Stretch};
+use selfpage_core::linux::pagemap::{Scanned, Stretch};
 use selfpage_core::linux::uffd::Modes;
 use selfpage_core::mmu::Trap;
 use selfpage_core::page::PageWord;
@@ -248,12 +248,11 @@ impl Bound {
         loop {
             self.discard_all(inner);
             let mut regions = inner.regions();
-            let pagemap = inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner).pagemap;
             let core = &*self.region;
             let closed = inner.on_pager_thread(move || {
                 inner.try_close_gate().ok()?;
                 // Nobody is inside: what pager threads have read ahead since then shows now.
-                let empty = self.touched(pagemap).all(|part| range::is_absent(state, part));
+                let empty = self.touched(inner).all(|part| range::is_absent(state, part));
                 if empty || tried {
                     // What its clone could not be given by now it does not get.
                     inherit::part(core);
@@ -295,9 +294,8 @@ impl Bound {
             let _ = inner.discard(all);
             return;
         }
-        let pagemap = inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner).pagemap;
         let mut next = all.first;
-        while let Some(part) = inner.on_pager_thread(move || self.next_touched(pagemap, next)) {
+        while let Some(part) = inner.on_pager_thread(move || self.next_touched(inner, next)) {
             let _ = inner.discard(part);
             next = part.end();
         }
@@ -307,9 +305,9 @@ impl Bound {
     ///
     /// # Context
     /// PagerThread.
-    fn touched(&self, pagemap: Pagemap) -> impl Iterator<Item = PageRange> {
+    fn touched(&self, inner: &Inner) -> impl Iterator<Item = PageRange> {
         let mut next = self.region.range.first;
-        std::iter::from_fn(move || self.next_touched(pagemap, next).inspect(|part| next = part.end()))
+        std::iter::from_fn(move || self.next_touched(inner, next).inspect(|part| next = part.end()))
     }
 
     /// The first of them from page `from` on. A large region that is hardly used has few: the kernel gave memory to the words that were written
@@ -318,14 +316,14 @@ impl Bound {
     ///
     /// # Context
     /// PagerThread: its descriptors are the domain's.
-    fn next_touched(&self, pagemap: Pagemap, from: PageNo) -> Option<PageRange> {
+    fn next_touched(&self, inner: &Inner, from: PageNo) -> Option<PageRange> {
         let range = self.region.range;
         let first = ptr::from_ref(self.region.word(range.first)?).addr();
         let at = ptr::from_ref(self.region.word(from)?).addr() / PAGE_BYTES * PAGE_BYTES;
         let end = first + (range.count as usize * size_of::<PageWord>()).next_multiple_of(PAGE_BYTES);
         let page = |word: usize| range.first.plus((word.saturating_sub(first) / size_of::<PageWord>()) as u64);
         let mut found = [Stretch::default()];
-        let (begin, end) = match pagemap.populated(at, end, &mut found) {
+        let (begin, end) = match inner.mmu.pagemap().populated(at, end, &mut found) {
             Ok(Scanned { stretches: 0, .. }) => return None,
             Ok(_) => (page(found[0].start()).max(from), page(found[0].end()).min(range.end())),
             Err(_) => (from, range.end()),

@@ -134,6 +134,14 @@ impl LinuxMmu {
         }
     }
 
+    /// What tells of the pages of the process that this value works in.
+    ///
+    /// # Context
+    /// Any; the descriptor is there for pager threads, and the program may have closed it elsewhere.
+    pub fn pagemap(&self) -> Pagemap {
+        Pagemap(load(&self.pagemap))
+    }
+
     fn region_uffd(&self, trap: Trap) -> Uffd {
         Uffd(load(match trap {
             Trap::Worker => &self.worker_uffd,
@@ -157,7 +165,7 @@ impl LinuxMmu {
     /// What the kernel knows of the page at `addr`, or `None` where nothing tells. Where the descriptor is gone (the program
     /// closed it, perhaps opened something else in its place, which the scan notices) another one is opened for the moment.
     fn categories(&self, addr: usize) -> Option<Categories> {
-        Pagemap(load(&self.pagemap)).categories(addr).ok().or_else(|| {
+        self.pagemap().categories(addr).ok().or_else(|| {
             let moment = Descriptor::open_pagemap().ok()?;
             let categories = Pagemap(moment).categories(addr).ok();
             let _ = moment.close();
@@ -302,7 +310,7 @@ impl LinuxMmu {
     fn populated_in_front(&self, slot: usize, count: u32) -> u32 {
         let mut front = [Stretch::default()];
         let end = slot.wrapping_add(count as usize * PAGE_BYTES);
-        match (Pagemap(load(&self.pagemap)).populated(slot, end, &mut front), front) {
+        match (self.pagemap().populated(slot, end, &mut front), front) {
             (Ok(found), [front]) if found.stretches == 1 && front.start() == slot => {
                 ((front.end() - slot) / PAGE_BYTES) as u32
             }
