@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError};
 
 use bytemuck::{AnyBitPattern, Pod};
 use selfpage_core::addr::{PAGE_BYTES, PageRange};
-use selfpage_core::fault::{Failure, Outcome, evict, flush, range};
+use selfpage_core::fault::{Failure, Outcome, flush, range};
 use selfpage_core::linux::memory::Access;
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
@@ -373,15 +373,18 @@ impl Region {
     /// As for [`Region::prefetch`]. None of its resident pages could go: they are pinned, or held by the kernel.
     pub fn evict(&self, offset_bytes: usize, len_bytes: usize) -> Result<u32> {
         let range = self.range("evict", offset_bytes, len_bytes)?;
-        let state = self.life.inner.state();
-        let evict::Evicted { ready, queued, kept, .. } =
-            self.life.inner.on_pager_thread(move || range::evict(state, range));
-        if ready + queued == 0 && kept > 0 {
+        let (inner, bound) = (&*self.life.inner, &*self.bound);
+        let state = inner.state();
+        let (gone, kept) = inner.on_pager_thread(move || {
+            let parts = bound.touched(inner, range).map(|part| range::evict(state, part));
+            parts.fold((0, 0), |(gone, kept), part| (gone + part.ready + part.queued, kept + part.kept))
+        });
+        if gone == 0 && kept > 0 {
             let cause = "none of its pages in core can go: each is pinned, by the program, the kernel or a device, or its pager has \
                          nowhere to save it; unpin them, or make the region with a store";
             return Err(Error::new(Kind::Held, "evict", self.bound.range_name(range), cause));
         }
-        Ok(ready + queued)
+        Ok(gone)
     }
 
     /// Saves what has changed in `[offset, offset+len)`, and returns when it is saved; for a file, when it would survive a
@@ -391,22 +394,29 @@ impl Region {
     /// As for [`Region::prefetch`]. A page could not be saved; it stays in core, changed.
     pub fn flush(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("flush", offset_bytes, len_bytes)?;
-        let (state, bound) = (self.life.inner.state(), &*self.bound);
-        // A batch in each errand: with all of them in one, whoever handed a fault over would wait for all of it.
-        let mut rest = range;
-        while rest.count > 0 {
-            rest = (self.life.inner.on_pager_thread(move || flush::flush(state, rest)))
-                .map_err(|(page, failure)| Error::failure("flush", bound.page_name(page), failure))?;
+        let (inner, bound) = (&*self.life.inner, &*self.bound);
+        let state = inner.state();
+        let (mut part, mut rest) = (PageRange { count: 0, ..range }, range);
+        while part.count + rest.count > 0 {
+            // A batch in each errand: with all of them in one, whoever handed a fault over would wait for all of it.
+            let batch = move || {
+                let found = if part.count > 0 { Some((part, rest)) } else { bound.next_touched(inner, rest) };
+                found.map(|(part, rest)| Ok((flush::flush(state, part)?, rest))).transpose()
+            };
+            let left = inner.on_pager_thread(batch);
+            let left = left.map_err(|(page, failure)| Error::failure("flush", bound.page_name(page), failure))?;
+            let Some(left) = left else { break };
+            (part, rest) = left;
         }
         let Some(pager) = &bound.pager else { return Ok(()) };
         // Here, for what may take as long as a disk: on pager threads those of several flushes would leave none for anything else.
-        let _turn = pager.syncs_over_forks().then(|| self.life.inner.syncing.begin());
+        let _turn = pager.syncs_over_forks().then(|| inner.syncing.begin());
         let sync = move || {
             // A child that is forked meanwhile would find the pager's locks taken. It waits for its own I/O only.
             let _inside = (!pager.syncs_over_forks()).then(|| state.gate.enter(state.mmu));
             pager.sync()
         };
-        (self.life.inner.on_pager_thread(sync))
+        (inner.on_pager_thread(sync))
             .map_err(|error| Error::failure("flush", bound.range_name(range), Failure::Pager(error)))
     }
 

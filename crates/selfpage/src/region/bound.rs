@@ -252,7 +252,7 @@ impl Bound {
             let closed = inner.on_pager_thread(move || {
                 inner.try_close_gate().ok()?;
                 // Nobody is inside: what pager threads have read ahead since then shows now.
-                let empty = self.touched(inner).all(|part| range::is_absent(state, part));
+                let empty = self.touched(inner, core.range).all(|part| range::is_absent(state, part));
                 if empty || tried {
                     // What its clone could not be given by now it does not get.
                     inherit::part(core);
@@ -289,46 +289,54 @@ impl Bound {
 
     /// Drops all of its pages, also what is pinned: nobody may use the region any more.
     fn discard_all(&self, inner: &Inner) {
-        let all = self.region.range;
+        let mut rest = self.region.range;
         if self.pager.as_ref().is_some_and(|pager| pager.keeps_untouched()) {
-            let _ = inner.discard(all);
+            let _ = inner.discard(rest);
             return;
         }
-        let mut next = all.first;
-        while let Some(part) = inner.on_pager_thread(move || self.next_touched(inner, next)) {
+        while let Some((part, behind)) = inner.on_pager_thread(move || self.next_touched(inner, rest)) {
             let _ = inner.discard(part);
-            next = part.end();
+            rest = behind;
         }
     }
 
-    /// The parts of the region that may have pages in core, in order.
+    /// The parts of `range`, a range of the region, that may have pages in core, in order.
     ///
     /// # Context
     /// PagerThread.
-    fn touched(&self, inner: &Inner) -> impl Iterator<Item = PageRange> {
-        let mut next = self.region.range.first;
-        std::iter::from_fn(move || self.next_touched(inner, next).inspect(|part| next = part.end()))
+    pub(super) fn touched(&self, inner: &Inner, range: PageRange) -> impl Iterator<Item = PageRange> {
+        let mut rest = range;
+        std::iter::from_fn(move || {
+            let part;
+            (part, rest) = self.next_touched(inner, rest)?;
+            Some(part)
+        })
     }
 
-    /// The first of them from page `from` on. A large region that is hardly used has few: the kernel gave memory to the words that were written
-    /// to, and of all others knows at once that it did not. Where it does not tell, it is all of the region. What a clone or the image of a
-    /// snapshot needs is among them: their pages are armed, each by its word.
+    /// The first of them in `rest`, and what is behind it. A large region that is hardly used has few: the kernel gave memory to the words that
+    /// were written to, and of all others knows at once that it did not. Where it does not tell, it is all of `rest`. What a clone or the
+    /// image of a snapshot needs is among them: their pages are armed, each by its word.
     ///
     /// # Context
     /// PagerThread: its descriptors are the domain's.
-    fn next_touched(&self, inner: &Inner, from: PageNo) -> Option<PageRange> {
-        let range = self.region.range;
-        let first = ptr::from_ref(self.region.word(range.first)?).addr();
-        let at = ptr::from_ref(self.region.word(from)?).addr() / PAGE_BYTES * PAGE_BYTES;
-        let end = first + (range.count as usize * size_of::<PageWord>()).next_multiple_of(PAGE_BYTES);
-        let page = |word: usize| range.first.plus((word.saturating_sub(first) / size_of::<PageWord>()) as u64);
+    pub(super) fn next_touched(&self, inner: &Inner, rest: PageRange) -> Option<(PageRange, PageRange)> {
+        if rest.count == 0 {
+            return None;
+        }
+        let all = self.region.range;
+        let first = ptr::from_ref(self.region.word(all.first)?).addr();
+        let word = |page: PageNo| first + (page.0 - all.first.0) as usize * size_of::<PageWord>();
+        let page = |word: usize| all.first.plus((word.saturating_sub(first) / size_of::<PageWord>()) as u64);
+        let at = word(rest.first) / PAGE_BYTES * PAGE_BYTES;
+        let end = word(rest.end()).next_multiple_of(PAGE_BYTES);
         let mut found = [Stretch::default()];
         let (begin, end) = match inner.mmu.pagemap().populated(at, end, &mut found) {
             Ok(Scanned { stretches: 0, .. }) => return None,
-            Ok(_) => (page(found[0].start()).max(from), page(found[0].end()).min(range.end())),
-            Err(_) => (from, range.end()),
+            Ok(_) => (page(found[0].start()).max(rest.first), page(found[0].end()).min(rest.end())),
+            Err(_) => (rest.first, rest.end()),
         };
-        Some(PageRange { first: begin, count: end.0 - begin.0 })
+        let behind = PageRange { first: end, count: rest.end().0 - end.0 };
+        Some((PageRange { first: begin, count: end.0 - begin.0 }, behind))
     }
 
     /// Whether its owner drops it. Where not, whoever does so later sees all that the caller has done before.

@@ -137,3 +137,41 @@ fn what_a_restored_region_leaves_to_its_clone() {
         .well();
     }
 }
+
+/// Each in a region of its own: the first look at a word is what costs a fault.
+#[test]
+fn what_was_never_used_is_neither_evicted_nor_flushed() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let used = || {
+                let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
+                let region = domain.region(PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
+                use_some(&region);
+                (region, store)
+            };
+            let in_core = |region: &Region| {
+                [0, PAGES - 1].map(|page| region.residency()[page].load(std::sync::atomic::Ordering::Relaxed))
+            };
+            let touch = |region: &Region| {
+                // SAFETY: test: bytes of the region.
+                [0, PAGES - 1].map(|page| unsafe { region.as_ptr().add(page * PAGE).write_volatile(2) })
+            };
+            let (region, store) = used();
+            touch(&region);
+            let saved = store.taken_bloks();
+            looks_at_few("a flush", || region.flush(0, PAGES * PAGE).unwrap());
+            assert!(store.taken_bloks() > saved && in_core(&region) == [1, 1], "{} bloks", store.taken_bloks());
+            drop(region);
+            let (region, store) = used();
+            touch(&region);
+            let mut evicted = 0;
+            looks_at_few("an eviction", || evicted = region.evict(0, PAGES * PAGE).unwrap());
+            assert!(evicted >= 2 && in_core(&region) == [0, 0], "{evicted} of {:?}", store);
+            // Behind what was used but for the end.
+            evicted = region.evict(200_000 * PAGE, 1_000_000 * PAGE).unwrap();
+            assert_eq!(evicted, 0);
+        })
+        .well();
+    }
+}
