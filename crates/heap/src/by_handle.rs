@@ -108,3 +108,23 @@ macro_rules! by_handle {
         }
     };
 }
+
+/// Exports functions under further names, each after the function that it jumps to: so that is ours, whatever the program has under the first name.
+/// A caller's address stays the one to return to, and its arguments where they are.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! second_names {
+    ($($function:path: $($name:ident)*;)*) => {
+        $($(
+            /// As the function without the prefix.
+            ///
+            /// # Safety
+            /// As C has it.
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name() {
+                std::arch::naked_asm!("jmp {}", sym $function)
+            }
+        )*)*
+    };
+}

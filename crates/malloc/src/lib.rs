@@ -9,6 +9,8 @@ mod by_handle;
 mod forks;
 mod malloc;
 mod maps;
+#[cfg(target_arch = "x86_64")]
+mod second_names;
 mod setup;
 mod stats;
 mod sys;

@@ -141,6 +141,16 @@ fn programs_that_load_another_allocator() {
     }
 }
 
+/// Whether a program mixes them with the plain names, or has its own `malloc` over them.
+#[test]
+fn the_c_librarys_second_names() {
+    for flags in [&["-ldl"][..], &["-ldl", "-DCOUNTS"]] {
+        let output = preloaded(compile("second_names.c", flags)).output().unwrap();
+        assert!(output.status.success(), "{flags:?}: {:?} {}", output.status, errors(&output));
+        assert_eq!(text(&output), "done\n");
+    }
+}
+
 /// By the C library's handle there are the same functions as without.
 #[test]
 fn functions_by_a_handle() {

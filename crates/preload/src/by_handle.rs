@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use crate::{calls, children, clone, malloc, process, rights, threads};
+use crate::{calls, children, clone, malloc, process, rights, second_names, threads};
 
 /// The other of that name has the kernel's arguments.
 mod syncing {
@@ -20,6 +20,8 @@ selfpage_heap::by_handle! {
     process: __register_atfork _Fork _exit _Exit execve execv execvp execvpe fexecve execveat execl execlp execle
         posix_spawn posix_spawnp;
     rights: setuid seteuid setreuid setresuid;
+    second_names: __fork __clone __libc_malloc __libc_calloc __libc_realloc __libc_free cfree __libc_memalign __libc_valloc
+        __libc_pvalloc __pthread_mutex_init;
     syncing: msync;
     threads: pthread_create thrd_create pthread_mutex_init __cxa_thread_atexit_impl;
 }

@@ -24,6 +24,7 @@ mod promises;
 mod ranges;
 mod record;
 mod rights;
+mod second_names;
 mod setup;
 mod space;
 mod sys;

@@ -232,6 +232,17 @@ fn programs_that_load_another_allocator() {
     }
 }
 
+/// Whether a program mixes them with the plain names, or has its own `malloc` over them.
+#[test]
+fn the_c_librarys_second_names() {
+    if !run::possible() {
+        return;
+    }
+    for flags in [&["-ldl"][..], &["-ldl", "-DCOUNTS"]] {
+        assert_eq!(run::run("4M", of_malloc("second_names", flags), &[]).ok().text(), "done\n", "{flags:?}");
+    }
+}
+
 /// By the C library's handle there are the same functions as without.
 #[test]
 fn functions_by_a_handle() {
