@@ -134,12 +134,13 @@ void selfpage_heap_begin(long purge_delay_ms) {
     mi_option_set_default(mi_option_purge_delay, purge_delay_ms);
 }
 
-// Over `len` bytes at `start`, both multiples of SEGMENT_BYTES, that are all zero and not open yet; at most HEAP_BYTES.
+// Over `len` bytes at `start`, both multiples of SEGMENT_BYTES, that are all zero and not open yet; at most MOST_BYTES.
 bool selfpage_heap_begin_over(const struct selfpage_ground *given, void *start, size_t len, long purge_delay_ms) {
     // mimalloc's own variables can have given it memory already, which is not the ground's.
     if (mi_arena_get_count() != 0) return false;
     ground = given;
     range.start = start;
+    range_bytes = len;
     selfpage_heap_begin(purge_delay_ms);
     mi_option_set(mi_option_disallow_arena_alloc, 0);
     // The ground is told of each part when it is needed.

@@ -232,7 +232,7 @@ pub struct Ground {
 /// business, and so is [`settle_in_child`]. `false`: there is no room for tables, or a variable has mimalloc use other memory.
 ///
 /// # Safety
-/// *heap-block*: `len` bytes at `start`, multiples of [`RANGE_ALIGN`] and at most 64 GiB, are the heap's for good, all zero; nothing was
+/// *heap-block*: `len` bytes at `start`, multiples of [`RANGE_ALIGN`] and at most 256 GiB, are the heap's for good, all zero; nothing was
 /// allocated yet.
 pub unsafe fn begin_over(ground: &'static Ground, start: *mut c_void, len: usize) -> bool {
     // SAFETY: heap-block: passed on from our caller.

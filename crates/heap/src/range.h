@@ -12,6 +12,8 @@
 #include <sys/mman.h>
 
 #define HEAP_BYTES ((size_t)64 << 30)
+// Somebody else may lay out so much.
+#define MOST_BYTES ((size_t)256 << 30)
 #define SEGMENT_BYTES ((size_t)32 << 20)
 // Up to here the heap has small pages: at most one huge page in so much memory is not all in use.
 #define SMALL_PAGES_BYTES ((size_t)16 << 20)
@@ -34,6 +36,8 @@ static struct {
     // As much, or 0 where each pointer is looked at more closely: what `free` compares with, so that this costs others nothing.
     size_t trusted_words;
 } range __attribute__((aligned(4 * sizeof(size_t)))) = {NO_HEAP, 0, 0};
+// How long it is.
+static size_t range_bytes = HEAP_BYTES;
 static bool trusts_nobody;
 // Set once mimalloc has objects outside of the range: then a pointer that is not ours cannot be told from one that is. Who was given such an
 // object sees it set.
@@ -65,19 +69,19 @@ static void *ground_mmap(size_t len) {
 // What the Rust side does: the range is open to here.
 extern void selfpage_heap_opened(size_t bytes) __attribute__((visibility("hidden")));
 
-// How far into the range an address is; at least HEAP_BYTES if it is not in there.
+// How far into the range an address is; at least `range_bytes` if it is not in there.
 static inline size_t heap_offset(const void *at) {
     return (size_t)((const char *)at - range.start);
 }
 
 // Segments whose start may be touched, a bit each. Where they are opened in parts, or by somebody else, one can be open behind one that is not.
-static _Atomic(uint64_t) open_starts[HEAP_BYTES / SEGMENT_BYTES / 64];
+static _Atomic(uint64_t) open_starts[MOST_BYTES / SEGMENT_BYTES / 64];
 
 // For who finds a segment by looking for it, in a forked child. Outside of the range the kernel is asked: what was reserved alone is never
 // used again there, and does no harm if it is open.
 static bool may_be_read(char *segment) {
     size_t number = heap_offset(segment) / SEGMENT_BYTES;
-    if (number >= HEAP_BYTES / SEGMENT_BYTES) return mprotect(segment, 4096, PROT_READ | PROT_WRITE) == 0;
+    if (number >= range_bytes / SEGMENT_BYTES) return mprotect(segment, 4096, PROT_READ | PROT_WRITE) == 0;
     return atomic_load_explicit(&open_starts[number / 64], memory_order_relaxed) >> number % 64 & 1;
 }
 
@@ -156,7 +160,7 @@ static bool opens_in_parts;
 
 static int heap_mprotect(void *at, size_t len, int protection) {
     size_t from = heap_offset(at), end = from + len;
-    bool opens = from < HEAP_BYTES && (protection & PROT_WRITE);
+    bool opens = from < range_bytes && (protection & PROT_WRITE);
     if (ground != NULL) {
         if ((protection & PROT_WRITE) && !ground->open(at, len)) {
             errno = ENOMEM;
@@ -205,7 +209,7 @@ static int heap_madvise(void *at, size_t len, int advice) {
     if (!drops) return madvise(at, len, advice);
     // To drop a part of a huge page splits it, which costs more than the part is worth. Nothing relies on zeros.
     size_t from = heap_offset(at);
-    if (from < HEAP_BYTES && from >= SMALL_PAGES_BYTES) {
+    if (from < range_bytes && from >= SMALL_PAGES_BYTES) {
         size_t end = (from + len) & ~(HUGE_PAGE_BYTES - 1);
         from = (from + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);
         if (from >= end) return 0;

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-/// Addresses for objects.
-pub const OBJECTS_BYTES: usize = 32 << 30;
+/// Addresses for objects: 32 MiB for each thread that has any, and 5,000 threads.
+pub const OBJECTS_BYTES: usize = 160 << 30;
 /// Addresses for large blocks.
 pub const LARGE_BYTES: usize = 32 << 30;
 /// Addresses for mappings.

@@ -49,6 +49,15 @@ fn threads_that_come_and_go() {
     assert!((1 << 20..8 << 20).contains(&unmanaged), "{}", ran.stats);
 }
 
+/// Each has a part of the objects' addresses for itself.
+#[test]
+fn more_than_a_thousand_threads_at_once() {
+    if run::possible() {
+        let ran = run::run("64M", run::compile("many_threads", &[]), &["1200"]).ok();
+        assert_eq!(ran.text(), "0 without, 0 wrong\n");
+    }
+}
+
 #[test]
 fn before_main_and_after_exit() {
     let Some(ran) = comes_through(&["ends"]) else { return };
