@@ -319,8 +319,17 @@ static void *allocate_large(size_t size, size_t align) {
     return mi_likely(is_settled(block, before)) ? block : handed_out(mi_malloc_aligned(size, align));
 }
 
-static __attribute__((noinline)) void *malloc_rare(size_t size) {
+// What comes before an object that may have a page to itself. Such pages that other threads have freed are fetched first: mimalloc does so at every
+// hundredth object that it looks for, which may be 100 MB, and begins further parts of the range meanwhile.
+static inline void prepare_for(size_t size) {
     do_what_comes_first();
+    if (mi_likely(size <= MI_MEDIUM_OBJ_SIZE_MAX)) return;
+    mi_heap_t *heap = mi_prim_get_default_heap();
+    if (mi_heap_is_initialized(heap)) _mi_heap_delayed_free_partial(heap);
+}
+
+static __attribute__((noinline)) void *malloc_rare(size_t size) {
+    prepare_for(size);
     if (mi_likely(size < LARGE_BYTES)) return handed_out(mi_malloc(at_least(size)));
     return allocate_large(size, 1);
 }
@@ -351,7 +360,7 @@ void *selfpage_heap_malloc(size_t size) {
 void *selfpage_heap_calloc(size_t count, size_t size) {
     size_t total;
     if (mi_unlikely(__builtin_mul_overflow(count, size, &total))) total = SIZE_MAX;
-    do_what_comes_first();
+    prepare_for(total);
     // All of the object becomes zero, the mark with it.
     if (mi_likely(total < LARGE_BYTES)) return mi_zalloc(at_least(total));
     int before = errno;
@@ -360,7 +369,7 @@ void *selfpage_heap_calloc(size_t count, size_t size) {
 }
 
 void *selfpage_heap_aligned(size_t align, size_t size) {
-    do_what_comes_first();
+    prepare_for(size);
     // mimalloc would ask the kernel for objects at large alignments, outside of the range.
     if (size < LARGE_BYTES && align < LARGE_BYTES) return handed_out(mi_malloc_aligned(at_least(size), align));
     return allocate_large(size, align);

@@ -49,6 +49,19 @@ fn threads_find_and_free_what_others_filled() {
     }
 }
 
+/// What others have freed is used before further parts of the range are.
+#[test]
+fn a_thread_that_hands_its_objects_over_takes_little_more_than_is_live() {
+    let program = compile("handed_over.c", &[]);
+    for way in ["malloc", "calloc", "aligned"] {
+        let output = preloaded(&program).arg(way).output().unwrap();
+        assert!(output.status.success(), "{way}: {:?} {}", output.status, errors(&output));
+        let bytes: usize = text(&output).trim().parse().unwrap();
+        // 16 MiB are live at most.
+        assert!(bytes < 64 << 20, "{way}: {bytes} bytes");
+    }
+}
+
 #[test]
 fn forks_while_threads_free_each_others_blocks_and_begin_and_end() {
     comes_through(&["forks", "60"]);
