@@ -421,7 +421,7 @@ fn copy_back(domain: &DomainState, region: &Region, page: PageNo, seen: Word) ->
     Step::Brought(Kind::CopyBack)
 }
 
-/// The machine would not map a frame whose contents nobody else may have: the page is unmapped as before.
+/// The machine would not map a frame whose contents nobody else may have, or have a page written to: the page is as before.
 fn refused_whole(domain: &DomainState, region: &Region, page: PageNo, why: Refusal) -> Step {
     match why {
         Refusal::Pinned | Refusal::Hole => Step::Again,

@@ -4,7 +4,7 @@
 //! AVM §2.1 and Appel & Li: a program changes the protection of its own pages, and answers the faults. Nemesis §6.1 protects whole
 //! stretches; ours are pages.
 
-use super::{Outcome, Step, lost, range};
+use super::{Outcome, Step, lost, range, refused_whole};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::domain::DomainState;
 use crate::mmu::{Partial, Refusal, Writing};
@@ -190,13 +190,17 @@ pub(super) fn end_protection(
 /// # Errors
 /// What is to be done instead.
 pub(super) fn allow_writing(domain: &DomainState, region: &Region, page: PageNo) -> Result<(), Step> {
-    domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed).map_err(|partial| match partial.why {
-        Refusal::NoDescriptor => Step::HandOver,
-        // Whatever is there now is not ours: the access is tried again and meets that.
-        _ => {
-            domain.mmu.wake_faulters(region.trap, page, 1);
-            Step::Done(Outcome::Retry)
-        }
+    let allowed = domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed);
+    allowed.map_err(|partial| refused_whole(domain, region, page, partial.why))
+}
+
+/// Whether `page` is in core, and a write to it is a fault still. A page that somebody is at is waited for.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub fn traps_writes(domain: &DomainState, page: PageNo) -> bool {
+    range::settled(domain, page, |region, seen| {
+        seen.state() == State::Resident && (region.write_protected(page) || domain.mmu.faults_writes(page))
     })
 }
 

@@ -35,6 +35,21 @@ pub(super) fn settle_step(domain: &DomainState, page: PageNo, work: impl FnMut(&
     settle_step_waiting(domain, &mut FrameWait::default(), page, work)
 }
 
+/// What `is` says of `page` once nobody is at it. A page of no region is nothing.
+pub(super) fn settled(domain: &DomainState, page: PageNo, mut is: impl FnMut(&Region, Word) -> bool) -> bool {
+    let mut found = false;
+    settle_step(domain, page, |region| {
+        let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
+        let seen = word.load();
+        if seen.state() == State::Busy {
+            return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
+        }
+        found = is(region, seen);
+        Step::Done(Outcome::Resolved)
+    });
+    found
+}
+
 fn settle_step_waiting(
     domain: &DomainState,
     frame_wait: &mut FrameWait,

@@ -3,8 +3,8 @@
 use core::array;
 
 use super::evict::{is_mapped_over, mapped_over};
-use super::range::settle_step;
-use super::{Outcome, Step, lost};
+use super::lost;
+use super::range::settled;
 use crate::addr::{Frame, PAGE_BYTES, PageNo};
 use crate::domain::DomainState;
 use crate::frame::Use;
@@ -28,17 +28,7 @@ pub const BATCH: usize = 256;
 /// # Context
 /// PagerThread, outside the gate.
 pub fn is_in_frame_only(domain: &DomainState, page: PageNo) -> bool {
-    let mut found = false;
-    settle_step(domain, page, |region| {
-        let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
-        let seen = word.load();
-        found = matches!(seen.state(), State::Aside | State::Saving);
-        match seen.state() {
-            State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-            _ => Step::Done(Outcome::Resolved),
-        }
-    });
-    found
+    settled(domain, page, |_, seen| matches!(seen.state(), State::Aside | State::Saving))
 }
 
 /// Queues a page that is Saving already. Waits for room, which the saver makes.

@@ -3,7 +3,7 @@
 use selfpage_core::addr::PageRange;
 use selfpage_core::fault::evict::{Evicted, evict, trim_standby};
 use selfpage_core::fault::save::save;
-use selfpage_core::fault::{self, Fault, Outcome, copy_first};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, copy_first, protect};
 use selfpage_core::mmu::{Mmu, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
@@ -59,6 +59,11 @@ fn reader(world: &'static World) {
             }
             // As the library has it: a clone cannot have the page before it is written to.
             Outcome::Failed(_) if access == Access::Write && copy_first::is_owed(&world.domain, page) => {
+                world.mmu.refuse(page);
+            }
+            Outcome::Failed(Failure::Machine(_))
+                if access == Access::Write && protect::traps_writes(&world.domain, page) =>
+            {
                 world.mmu.refuse(page);
             }
             Outcome::Failed(_) => {

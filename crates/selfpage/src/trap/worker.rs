@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use selfpage_core::addr::{PageNo, VirtAddr};
-use selfpage_core::fault::{self, Failure, Fault, Outcome, copy_first, save};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, copy_first, protect, save};
 use selfpage_core::linux::thread::{self as this_thread, CpuSet};
 use selfpage_core::linux::uffd::{Message, Uffd};
 use selfpage_core::linux::{Errno, memory};
@@ -188,6 +188,12 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
             inner.report("SIGSEGV", page, failure);
             refuse(inner, page, memory::Access::Read, || copy_first::is_owed(state, page));
         }
+        Outcome::Failed(failure @ Failure::Machine(_))
+            if fault.access == Access::Write && protect::traps_writes(state, page) =>
+        {
+            inner.report("SIGSEGV", page, failure);
+            refuse(inner, page, memory::Access::Read, || protect::traps_writes(state, page));
+        }
         Outcome::Failed(failure @ Failure::Machine(_)) if save::is_in_frame_only(state, page) => {
             inner.report("SIGSEGV", page, failure);
             refuse(inner, page, memory::Access::None, || save::is_in_frame_only(state, page));
@@ -213,8 +219,9 @@ fn violation(inner: &Inner, page: PageNo) {
     }
 }
 
-/// A clone cannot have the page before it is written to, or the machine would not map what is in the page's frame. Its contents stay, so
-/// it cannot be poisoned: its mapping allows so much and no more, as long as that is `right`, or until somebody asks for the page by name.
+/// A clone cannot have the page before it is written to, or the machine would not let it be written to, or would not map what is in its
+/// frame. Its contents stay, so it cannot be poisoned: its mapping allows so much and no more, as long as that is `right`, or until somebody
+/// asks for the page by name.
 fn refuse(inner: &Inner, page: PageNo, access: memory::Access, right: impl Fn() -> bool) {
     let Some(asked) = ask::Asked::about(inner, page) else { return wake_any(inner, page) };
     // Where there are as many mappings as there can be, the access is tried again.

@@ -10,6 +10,7 @@ mod descriptors;
 mod disk;
 #[path = "../../../../tests/filter.rs"]
 mod filter;
+mod filtered;
 mod forked;
 mod forks_within;
 mod held;

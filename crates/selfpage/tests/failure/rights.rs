@@ -51,7 +51,6 @@ pub fn everybody_serves_system_calls() -> bool {
 }
 
 const API: Call = Call::with(libc::SYS_ioctl, 1, 0xc018_aa3f);
-const MOVE: Call = Call::with(libc::SYS_ioctl, 1, 0xc028_aa05);
 
 #[track_caller]
 fn unsupported(words: &[&str]) {
@@ -289,28 +288,6 @@ fn a_container_that_blocks_io_uring() {
             assert!(threads() >= before + 3, "{} threads, and {before} before: who reads?", threads());
         })
         .well();
-    }
-}
-
-#[test]
-fn a_filter_that_comes_later() {
-    for (trap, name) in [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")] {
-        in_child(here!(), name, || {
-            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let mut region = domain
-                .region(4 * FRAMES * PAGE)
-                .name("heap")
-                .trap(trap)
-                .stored(MemoryStore::new(1 << 20).unwrap())
-                .unwrap();
-            number_pages(&mut region);
-            // Frames are there: it is the fill that meets the filter, and not the evictor.
-            region.evict(0, region.len_bytes()).unwrap();
-            region.flush(0, region.len_bytes()).unwrap();
-            MOVE.fails_everywhere(libc::EPERM).unwrap();
-            check_pages(&region, 0..pages(&region));
-        })
-        .by(libc::SIGBUS, &["heap", "the kernel refused", "seccomp"]);
     }
 }
 

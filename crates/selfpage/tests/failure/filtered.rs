@@ -1,0 +1,114 @@
+//! A filter on system calls that comes after the domain: what it forbids fails with a line and a signal, and nobody waits for ever.
+
+use selfpage::snapshot::Snapshots;
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, Region, Trap};
+
+use crate::filter::Call;
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::tried;
+
+const FRAMES: usize = 64;
+const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
+const MOVE: Call = Call::with(libc::SYS_ioctl, 1, 0xc028_aa05);
+const WRITE_PROTECT: Call = Call::with(libc::SYS_ioctl, 1, 0xc018_aa06);
+
+/// Ends this process by a signal of its own where it would wait for ever.
+fn limit_time() {
+    // SAFETY: test: a number.
+    unsafe { libc::alarm(10) };
+}
+
+fn numbered(domain: &Domain, len_pages: usize, trap: Trap) -> Region {
+    let store = MemoryStore::new(1 << 20).unwrap();
+    let mut region = domain.region(len_pages * PAGE).name("heap").trap(trap).stored(store).unwrap();
+    number_pages(&mut region);
+    region
+}
+
+#[test]
+fn a_filter_that_forbids_moves() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = numbered(&domain, 4 * FRAMES, trap);
+            // Frames are there: it is the fill that meets the filter, and not the evictor.
+            region.evict(0, region.len_bytes()).unwrap();
+            region.flush(0, region.len_bytes()).unwrap();
+            MOVE.fails_everywhere(libc::EPERM).unwrap();
+            check_pages(&region, 0..pages(&region));
+        })
+        .by(libc::SIGBUS, &["heap", "the kernel refused", "seccomp"]);
+    }
+}
+
+/// What protects the pages of a region against writes, without a handler of the program's.
+#[derive(Clone, Copy, Debug)]
+enum Armed {
+    Snapshot,
+    Clone,
+}
+
+/// Has `then` use a region whose pages are armed.
+fn with_armed(armed: Armed, trap: Trap, then: impl FnOnce(&mut Region)) {
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let mut region = numbered(&domain, FRAMES / 4, trap);
+    match armed {
+        Armed::Snapshot => {
+            let folder = tempfile::tempdir().unwrap();
+            let mut snapshots = Snapshots::of(&[&region], folder.path().join("snapshot")).unwrap();
+            snapshots.take().unwrap();
+            then(&mut region);
+        }
+        Armed::Clone => {
+            let _clone = region.cow_clone(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            then(&mut region);
+        }
+    }
+}
+
+#[test]
+fn a_write_whose_page_cannot_be_made_writable_again_is_refused() {
+    for (trap, name) in TRAPS {
+        for armed in [Armed::Snapshot, Armed::Clone] {
+            in_child(here!(), &format!("{name} {armed:?}"), || {
+                with_armed(armed, trap, |region| {
+                    WRITE_PROTECT.fails_everywhere(libc::EPERM).unwrap();
+                    limit_time();
+                    region.as_mut_slice::<u64>()[1] = 6;
+                });
+            })
+            .by(
+                if trap == Trap::Worker { libc::SIGSEGV } else { libc::SIGBUS },
+                &["heap", "the kernel refused", "seccomp"],
+            );
+        }
+    }
+}
+
+/// Nor by several threads at once; and what the page holds can be read on.
+#[test]
+fn a_page_keeps_its_contents_where_writes_to_it_are_refused() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            with_armed(Armed::Snapshot, trap, |region| {
+                WRITE_PROTECT.fails_everywhere(libc::EPERM).unwrap();
+                limit_time();
+                let at = |page: usize| (region.as_ptr().addr() + page * PAGE + 8) as *mut u64;
+                std::thread::scope(|scope| {
+                    for _ in 0..4 {
+                        scope.spawn(|| {
+                            for page in 0..pages(region) {
+                                assert!(tried::write(at(page), 6).is_err(), "page {page}");
+                                assert_eq!(tried::read(at(page)), Ok(0));
+                            }
+                        });
+                    }
+                });
+                check_pages(region, 0..pages(region));
+            });
+        })
+        .well();
+    }
+}
