@@ -179,12 +179,13 @@ pub trait Mmu: Sync {
         false
     }
 
-    /// Wakes the threads stopped on `[page, page+count)`; they try their access again. `false`: the descriptor of the machine
-    /// is gone from this thread's table, and a pager thread must do it.
+    /// Wakes the threads stopped on `[page, page+count)`; they try their access again. `false`: this thread cannot, since the descriptor
+    /// of the machine is gone from its table, and a pager thread must do it; or somebody forbids the call, and nobody can.
     fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool;
 
-    /// Makes every access to the page fail (`SIGBUS`), and wakes whoever waits for it.
-    fn poison(&self, trap: Trap, page: PageNo);
+    /// Makes every access to the page fail (`SIGBUS`), and wakes whoever waits for it. `false`: nobody could be woken, as for
+    /// [`Mmu::wake_faulters`].
+    fn poison(&self, trap: Trap, page: PageNo) -> bool;
 
     /// Gives `[frame, frame+count)` physical memory if their slots have none, cleared to zero. A whole [group](crate::frame::GROUP)
     /// may come as neighbours; its slots must not have contents that anybody wants.

@@ -567,21 +567,23 @@ fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step
 
 /// Makes every access to a page fail whose contents could not be had, until somebody asks for it by name: whoever is stopped
 /// on it must be told, and must not see anything else in its place. A page that has been brought in meanwhile stays as it
-/// is.
+/// is. `false`: whoever is stopped there could not be woken.
 ///
 /// # Context
 /// PagerThread, outside the gate.
-pub fn poison(domain: &DomainState, page: PageNo) {
+pub fn poison(domain: &DomainState, page: PageNo) -> bool {
     loop {
         let inside = domain.gate.enter(domain.mmu);
-        let Some(region) = domain.regions.find(page) else { return };
-        let Some(word) = region.word(page) else { return };
+        let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?)))
+        else {
+            return true;
+        };
         let seen = word.load();
         match seen.state() {
             State::Absent if word.claim(seen) => {
-                domain.mmu.poison(region.trap, page);
+                let told = domain.mmu.poison(region.trap, page);
                 domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
-                return;
+                return told;
             }
             State::Absent => {}
             // Another thread may meet the same failure: if all only woke the stopped ones, they would all come again.
@@ -591,10 +593,7 @@ pub fn poison(domain: &DomainState, page: PageNo) {
                     domain.mmu.sleep(word.low_half(), seen.low(), 0);
                 }
             }
-            _ => {
-                domain.mmu.wake_faulters(region.trap, page, 1);
-                return;
-            }
+            _ => return domain.mmu.wake_faulters(region.trap, page, 1),
         }
     }
 }

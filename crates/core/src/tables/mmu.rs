@@ -241,8 +241,9 @@ impl Mmu for TableMmu<'_> {
     }
 
     /// Whoever takes the faults is told of the failure, and a page without translation fails every access by itself.
-    fn poison(&self, _trap: Trap, page: PageNo) {
+    fn poison(&self, _trap: Trap, page: PageNo) -> bool {
         self.drop_pages(page, 1);
+        true
     }
 
     fn populate(&self, frame: Frame, count: u32) -> Result<(), Partial> {

@@ -60,7 +60,7 @@ impl Mmu for Sleeping {
     fn wake_faulters(&self, _: Trap, _: PageNo, _: u32) -> bool {
         unreachable!()
     }
-    fn poison(&self, _: Trap, _: PageNo) {
+    fn poison(&self, _: Trap, _: PageNo) -> bool {
         unreachable!()
     }
     fn populate(&self, _: Frame, _: u32) -> Result<(), Partial> {

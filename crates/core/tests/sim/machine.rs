@@ -387,7 +387,7 @@ impl Mmu for SimMmu {
         true
     }
 
-    fn poison(&self, _trap: Trap, page: PageNo) {
+    fn poison(&self, _trap: Trap, page: PageNo) -> bool {
         scheduler::step_aside("poison");
         self.with(|p| {
             p.drop_mapped(self.index(page));
@@ -395,6 +395,7 @@ impl Mmu for SimMmu {
         });
         self.wake(page, 1);
         scheduler::step_aside("poison");
+        true
     }
 
     fn populate(&self, frame: Frame, count: u32) -> Result<(), Partial> {

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, fence};
 
-use selfpage_core::addr::{PageNo, PageRange, VirtAddr};
+use selfpage_core::addr::{PageNo, VirtAddr};
 use selfpage_core::fault::{self, Fault};
 use selfpage_core::linux::{memory, signal, thread};
 use selfpage_core::mmu::Trap;
@@ -390,9 +390,13 @@ fn follow(inner: &Inner, asked: Asked, fault: Fault, kind: FaultKind, answer: An
     }
 }
 
-/// Has the threads that are stopped on the page try their access again.
+/// Has the threads that are stopped on the page try their access again. The program may have closed a thread's descriptors, but no worker's.
 fn wake(inner: &Inner, page: PageNo) {
-    inner.state().wake_stopped(Trap::Worker, PageRange { first: page, count: 1 });
+    if own_thread::is_pager_thread(thread::id()) {
+        worker::wake(inner, Trap::Worker, page);
+    } else if !inner.state().mmu.wake_faulters(Trap::Worker, page, 1) {
+        inner.on_pager_thread(move || worker::wake(inner, Trap::Worker, page));
+    }
 }
 
 /// The access is the program's own fault. Only the kernel can send the stopped thread its `SIGSEGV`: the mapping itself forbids

@@ -181,7 +181,7 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
     match outcome {
         Outcome::Resolved | Outcome::Retry => {}
         // It has been protected since: its access meets that.
-        Outcome::Protected | Outcome::Missing => drop(state.mmu.wake_faulters(Trap::Worker, page, 1)),
+        Outcome::Protected | Outcome::Missing => wake(inner, Trap::Worker, page),
         Outcome::NotOurs => wake_any(inner, page),
         Outcome::Violation => violation(inner, page),
         Outcome::Failed(failure) if fault.access == Access::Write && copy_first::is_owed(state, page) => {
@@ -200,7 +200,9 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
         }
         Outcome::Failed(failure) => {
             inner.report("SIGBUS", page, failure);
-            fault::poison(state, page);
+            if !fault::poison(state, page) {
+                die_unwoken();
+            }
         }
     }
 }
@@ -215,7 +217,7 @@ fn violation(inner: &Inner, page: PageNo) {
     });
     match refused {
         Some(Err(_)) => inner.guard(page),
-        _ => drop(inner.state().mmu.wake_faulters(Trap::Worker, page, 1)),
+        _ => wake(inner, Trap::Worker, page),
     }
 }
 
@@ -228,14 +230,32 @@ fn refuse(inner: &Inner, page: PageNo, access: memory::Access, right: impl Fn() 
     let _ = asked.bound.refuse(inner, page, access, right);
     let trap = asked.bound.core().trap;
     drop(asked);
-    inner.state().mmu.wake_faulters(trap, page, 1);
+    wake(inner, trap, page);
 }
 
 /// The region went while the thread waited: its access meets whatever is there now.
 fn wake_any(inner: &Inner, page: PageNo) {
     for trap in [Trap::Worker, Trap::TrackedWorker] {
-        inner.state().mmu.wake_faulters(trap, page, 1);
+        wake(inner, trap, page);
     }
+}
+
+/// Has the threads that are stopped on the page try their access again.
+///
+/// # Context
+/// PagerThread.
+pub(super) fn wake(inner: &Inner, trap: Trap, page: PageNo) {
+    if !inner.state().mmu.wake_faulters(trap, page, 1) {
+        die_unwoken();
+    }
+}
+
+/// A signal in place of the wake would not do: a thread may have it blocked or be in a system call, and others may be stopped there too.
+fn die_unwoken() -> ! {
+    crate::die(
+        "threads wait for a page that they cannot have, and cannot be told so: a filter on system calls (seccomp) forbids \
+         ioctl(UFFDIO_WAKE); allow it, or set the filter before the domain is built",
+    )
 }
 
 /// Keeps a worker on the CPU of the threads that it serves.

@@ -2,7 +2,7 @@
 
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Region, Trap};
+use selfpage::{Answer, Domain, MemoryFault, Protection, Region, Trap};
 
 use crate::filter::Call;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
@@ -12,6 +12,7 @@ const FRAMES: usize = 64;
 const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
 const MOVE: Call = Call::with(libc::SYS_ioctl, 1, 0xc028_aa05);
 const WRITE_PROTECT: Call = Call::with(libc::SYS_ioctl, 1, 0xc018_aa06);
+const EVERY_IOCTL: Call = Call::any(libc::SYS_ioctl);
 
 /// Ends this process by a signal of its own where it would wait for ever.
 fn limit_time() {
@@ -110,5 +111,53 @@ fn a_page_keeps_its_contents_where_writes_to_it_are_refused() {
             });
         })
         .well();
+    }
+}
+
+fn unprotect(fault: &MemoryFault<'_>) -> Answer {
+    match fault.protect_page(Protection::ReadWrite) {
+        Ok(()) => Answer::Handled,
+        Err(_) => Answer::Refuse,
+    }
+}
+
+/// The usual filter names calls and no requests. A worker cannot even tell a stopped thread that it is to try again.
+#[test]
+fn a_filter_that_forbids_every_ioctl() {
+    const SAID: &[&str] = &["heap", "the kernel refused", "seccomp"];
+    for (trap, name) in TRAPS {
+        let signal = if trap == Trap::Worker { libc::SIGABRT } else { libc::SIGBUS };
+        in_child(here!(), &format!("{name} absent"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = numbered(&domain, FRAMES / 4, trap);
+            region.flush(0, region.len_bytes()).unwrap();
+            region.evict(0, region.len_bytes()).unwrap();
+            EVERY_IOCTL.fails_everywhere(libc::EPERM).unwrap();
+            limit_time();
+            check_pages(&region, 0..pages(&region));
+        })
+        .by(signal, SAID);
+        in_child(here!(), &format!("{name} armed"), || {
+            with_armed(Armed::Snapshot, trap, |region| {
+                EVERY_IOCTL.fails_everywhere(libc::EPERM).unwrap();
+                limit_time();
+                region.as_mut_slice::<u64>()[1] = 6;
+            });
+        })
+        .by(signal, SAID);
+        in_child(here!(), &format!("{name} protected"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = MemoryStore::new(1 << 20).unwrap();
+            let mut region = domain.region(4 * PAGE).trap(trap).handler(unprotect).stored(store).unwrap();
+            number_pages(&mut region);
+            region.protect(0, PAGE, Protection::Read).unwrap();
+            EVERY_IOCTL.fails_everywhere(libc::EPERM).unwrap();
+            limit_time();
+            region.as_mut_slice::<u64>()[1] = 6;
+        })
+        .by(
+            if trap == Trap::Worker { libc::SIGABRT } else { libc::SIGSEGV },
+            if trap == Trap::Worker { &["seccomp", "UFFDIO_WAKE"] } else { &[] },
+        );
     }
 }

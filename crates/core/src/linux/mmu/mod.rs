@@ -466,26 +466,25 @@ impl Mmu for LinuxMmu {
     }
 
     fn wake_faulters(&self, trap: Trap, page: PageNo, count: u32) -> bool {
-        let woken = self.region_uffd(trap).wake(page.addr().0, count as usize * PAGE_BYTES);
-        !matches!(woken, Err(Errno::BADF | Errno::NOTTY))
+        self.region_uffd(trap).wake(page.addr().0, count as usize * PAGE_BYTES).is_ok()
     }
 
-    fn poison(&self, trap: Trap, page: PageNo) {
+    fn poison(&self, trap: Trap, page: PageNo) -> bool {
         let (uffd, addr) = (self.region_uffd(trap), page.addr().0);
         if !self.is_ours(addr, PAGE_BYTES) {
             // Whoever is stopped there meets what there is now.
-            self.wake_faulters(trap, page, 1);
-            return;
+            return self.wake_faulters(trap, page, 1);
         }
         drop_contents(addr, PAGE_BYTES);
         // SAFETY: region-owned: the caller has claimed the page, and it was just dropped.
-        if unsafe { uffd.poison(addr, PAGE_BYTES, Waiters::Wake) }.is_err() {
-            // Never wrong data: a guard answers with SIGSEGV where poison is not to be had. Locked pages take none.
-            let _ = memory::unlock(addr, PAGE_BYTES);
-            // SAFETY: region-owned: as above.
-            let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::GuardInstall) };
-            self.wake_faulters(trap, page, 1);
+        if unsafe { uffd.poison(addr, PAGE_BYTES, Waiters::Wake) }.is_ok() {
+            return true;
         }
+        // Never wrong data: a guard answers with SIGSEGV where poison is not to be had. Locked pages take none.
+        let _ = memory::unlock(addr, PAGE_BYTES);
+        // SAFETY: region-owned: as above.
+        let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::GuardInstall) };
+        self.wake_faulters(trap, page, 1)
     }
 
     fn populate(&self, frame: Frame, count: u32) -> Result<(), Partial> {
