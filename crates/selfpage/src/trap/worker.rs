@@ -122,12 +122,19 @@ impl Queue {
                 Err(errno) => return Err(errno.into()),
             };
             let Some(uffd) = self.uffds.get(index) else { return Ok(None) };
-            match uffd.read(slice::from_mut(&mut message)) {
+            // Of a fault that is not read now the queue tells nobody again.
+            let read = loop {
+                match uffd.read(slice::from_mut(&mut message)) {
+                    Err(Errno::INTR) => {}
+                    read => break read,
+                }
+            };
+            match read {
                 Ok(_) => {
                     epoll::modify(&self.epoll, borrow_number(uffd.0.raw()), Queue::data(index), Queue::EVENTS)?;
                     return Ok(Some(message));
                 }
-                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(SystemError::into_io(errno)),
             }
         }
