@@ -9,6 +9,8 @@ use crate::mmu::Refusal;
 use crate::pager::PagerError;
 use crate::shortage::Shortage;
 
+const EFBIG: i32 = 27;
+
 impl Error for Failure {}
 impl Error for Shortage {}
 impl Error for Refusal {}
@@ -56,6 +58,7 @@ impl Display for Refusal {
 impl Display for PagerError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.write_str(match *self {
+            PagerError::Io(EFBIG) => "the limit on the size of files is reached (EFBIG); raise `ulimit -f`",
             PagerError::Io(number) => return write!(f, "the pager failed with {}", Errno::from_raw_os_error(number)),
             PagerError::Corrupt => "the store gave back other bytes than were saved",
             PagerError::Truncated => "the file ends before this page",
@@ -78,6 +81,7 @@ mod tests {
     #[test]
     fn a_number_has_its_name_where_it_is_known() {
         assert_eq!(PagerError::Io(5).to_string(), "the pager failed with EIO");
+        assert!(PagerError::Io(27).to_string().contains("(EFBIG); raise `ulimit -f`"));
         assert_eq!(PagerError::Io(133).to_string(), "the pager failed with errno 133");
         let unsaved = Failure::Shortage(Shortage::Unsaved(PagerError::Full));
         assert_eq!(unsaved.to_string(), "no frame, because pages cannot be saved: the store is full (ENOSPC)");

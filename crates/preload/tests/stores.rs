@@ -258,10 +258,14 @@ fn a_program_that_handles_sigbus_goes_on() {
 }
 
 #[test]
-fn a_limit_on_files_that_comes_later_is_a_full_store() {
+fn a_limit_on_files_that_comes_later_is_told() {
     let Some(ran) = case(&[], "limit_files") else { return };
     assert_eq!(ran.text(), "");
-    ended_by_sigbus(ran.code(), &ran.errors(), "no frame, because pages cannot be saved: the store is full");
+    ended_by_sigbus(
+        ran.code(),
+        &ran.errors(),
+        "no frame, because pages cannot be saved: the limit on the size of files",
+    );
 }
 
 #[test]

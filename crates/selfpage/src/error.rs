@@ -165,6 +165,7 @@ fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static s
 
 fn kind_of(error: PagerError) -> Kind {
     match error {
+        PagerError::Io(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Kind::OutOfSpace,
         PagerError::Io(_) => Kind::Io,
         PagerError::Corrupt | PagerError::Truncated | PagerError::Panicked | PagerError::Orphaned => Kind::Lost,
         PagerError::Full => Kind::OutOfSpace,
@@ -176,8 +177,15 @@ fn kind_of(error: PagerError) -> Kind {
 /// A pager's error in words, with the remedy.
 pub(crate) fn describe(error: PagerError) -> String {
     match error {
-        PagerError::Io(errno) => io::Error::from_raw_os_error(errno).to_string(),
-        PagerError::Full => "the store is full (ENOSPC); give it more room".into(),
+        PagerError::Io(errno) => {
+            let cause = io::Error::from_raw_os_error(errno);
+            match errno {
+                libc::ENOSPC | libc::EDQUOT => format!("{cause}; free space on the disk that it is saved to"),
+                libc::EFBIG => format!("{cause}; raise `ulimit -f`"),
+                _ => cause.to_string(),
+            }
+        }
+        PagerError::Full => "the store is full (ENOSPC); give it more room, or free space on the disk that it is on".into(),
         PagerError::NoStore => {
             "the pager has no store to save it to, so it stays in core: make the region with one (`RegionBuilder::stored`)".into()
         }

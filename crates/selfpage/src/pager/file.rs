@@ -424,7 +424,11 @@ impl Pager for File {
                     there => self.save_past_the_lock(page, there),
                 };
             }
-            for page in part.iter() {
+            for page in part.iter_mut() {
+                if page.outcome == Err(PagerError::Full) {
+                    // There is no store: it is the disk that has no room.
+                    page.outcome = Err(PagerError::Io(libc::ENOSPC));
+                }
                 match page.outcome {
                     Ok(()) => self.set_hash(page.index, page.bytes.get()),
                     // A part of it may have been written: what the file has is not what it had.

@@ -10,7 +10,7 @@ use selfpage_core::pager::{Context, FillPage, Kept, Pager, PagerError, SavePage,
 use selfpage_core::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::{PageHash, is_zero};
-use crate::store::{BackingStore, Blok, ReadBlok, WriteBlok};
+use crate::store::{BEYOND_LIMIT, BackingStore, Blok, ReadBlok, WriteBlok};
 
 /// Pages read or written at once, at most.
 const MOST: usize = 512;
@@ -146,8 +146,10 @@ impl Pager for Stored {
             // blok back, for one that was refused.
             let mut before = usize::MAX;
             loop {
-                let refused: ArrayVec<_, MOST> =
-                    part.iter_mut().filter(|page| page.outcome == Err(PagerError::Full)).collect();
+                let refused: ArrayVec<_, MOST> = part
+                    .iter_mut()
+                    .filter(|page| matches!(page.outcome, Err(PagerError::Full | BEYOND_LIMIT)))
+                    .collect();
                 if refused.is_empty() || refused.len() >= before {
                     break;
                 }

@@ -8,7 +8,7 @@ use selfpage_core::domain::MOST_AHEAD;
 use selfpage_core::pager::PagerError;
 
 use super::linux::ring::Ring;
-pub(crate) use super::linux::transfer::LOCKED;
+pub(crate) use super::linux::transfer::{BEYOND_LIMIT, LOCKED};
 use super::linux::transfer::{Batch, Direction, Window};
 use super::linux::workers::Workers;
 use super::{ReadBlok, WriteBlok};

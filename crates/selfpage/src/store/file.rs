@@ -17,7 +17,7 @@ use selfpage_core::linux::limit::{self, Resource};
 use selfpage_core::pager::{Context, PagerError};
 
 use super::bloks::{Bloks, MEMBERS};
-use super::engine::{IoChoice, forget_engines, read_in_trap};
+use super::engine::{BEYOND_LIMIT, IoChoice, forget_engines, read_in_trap};
 use super::linux::anchor::Anchor;
 use super::linux::descriptor::{Descriptor, lock, unlock};
 use super::zeros::holds_nothing;
@@ -287,7 +287,7 @@ impl BackingStore for FileStore {
         for write in bloks.iter().filter(|write| write.outcome.is_ok()) {
             self.bloks.wrote(write.blok);
         }
-        if bloks.iter().any(|write| write.outcome == Err(PagerError::Full)) {
+        if bloks.iter().any(|write| matches!(write.outcome, Err(PagerError::Full | BEYOND_LIMIT))) {
             self.reclaim_dead();
             self.bloks.found_no_space();
         }

@@ -25,7 +25,7 @@ mod memory;
 mod zeros;
 
 pub use engine::IoChoice;
-pub(crate) use engine::{LOCKED, forget_engines, with_engines};
+pub(crate) use engine::{BEYOND_LIMIT, LOCKED, forget_engines, with_engines};
 pub use file::FileStore;
 pub(crate) use linux::descriptor::{
     Descriptor, Lost, Numbered, borrow_number, copied_descriptor, move_descriptor, place_descriptor, raised,

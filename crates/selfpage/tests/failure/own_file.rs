@@ -380,13 +380,14 @@ fn saved_after_the_first_thread_has_ended() {
 }
 
 /// Runs a program, and says whether it did what it was told.
-fn done(program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
+/// Whether a program did what it was to.
+pub fn done(program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
     let ended = std::process::Command::new(program).args(arguments).output();
     ended.is_ok_and(|ended| ended.status.success())
 }
 
 /// A disk of 32 MiB with ext4: behind it is a file on one of memory, which has room for so many bytes of it.
-fn mount_ext4(dir: &std::path::Path, room_bytes: usize) -> Result<std::path::PathBuf, &'static str> {
+pub fn mount_ext4(dir: &std::path::Path, room_bytes: usize) -> Result<std::path::PathBuf, &'static str> {
     let (memory, disk) = (dir.join("memory"), dir.join("disk"));
     let image = memory.join("image");
     std::fs::create_dir(&memory).unwrap();
@@ -433,4 +434,48 @@ fn what_a_disk_did_not_take_is_told_each_time() {
         assert!(again.is_err(), "what was not written is said to be safe: first {refused:?}");
     })
     .well();
+}
+
+/// Has files of this process come to so many bytes and no more.
+pub fn limit_file_size(len_bytes: usize) {
+    let limit = libc::rlimit { rlim_cur: len_bytes as libc::rlim_t, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: test: a limit for this process.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
+}
+
+/// It is no store that has no room there.
+#[test]
+fn a_save_that_finds_no_room_names_what_is_in_the_way() {
+    let refused = |region: &mut Region, remedy: &str| {
+        region.as_mut_slice::<u64>().fill(9);
+        let error = region.flush(0, region.len_bytes()).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains(remedy) && !said.contains("store"), "{said}");
+        assert_eq!(error.kind(), Kind::OutOfSpace, "{said}");
+    };
+    for (trap, name) in TRAPS {
+        in_child(here!(), &format!("{name} limit"), || {
+            let dir = on_disk();
+            let path = numbered(&dir, FRAMES / 2);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+            limit_file_size(8 * PAGE);
+            refused(&mut region, "raise `ulimit -f`");
+        })
+        .well();
+        in_child(here!(), &format!("{name} disk"), || {
+            let dir = tempfile::tempdir().unwrap();
+            if let Err(error) = crate::disk::mount(dir.path(), 4 * FRAMES * PAGE) {
+                return crate::skip::skip("mount", &format!("{error}: run as root"));
+            }
+            let path = dir.path().join("data");
+            File::create(&path).unwrap().set_len((FRAMES / 2 * PAGE) as u64).unwrap();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+            let mut others = File::create(dir.path().join("others")).unwrap();
+            while others.write_all(&[1; PAGE]).is_ok() {}
+            refused(&mut region, "free space on the disk");
+        })
+        .well();
+    }
 }

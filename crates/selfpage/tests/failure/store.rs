@@ -437,3 +437,36 @@ fn direct_is_what_the_file_system_takes() {
     })
     .well();
 }
+
+/// A store that could have room has none on its disk, or may have none.
+#[test]
+fn what_keeps_a_store_from_having_room_is_named() {
+    let refused = |region: &mut Region, remedy: &str| {
+        number_pages(region);
+        let error = region.flush(0, region.len_bytes()).unwrap_err();
+        assert!(error.to_string().contains(remedy), "{error}");
+        assert_eq!(error.kind(), Kind::OutOfSpace, "{error}");
+        check_pages(region, 0..pages(region));
+    };
+    in_child(here!(), "disk", || {
+        let dir = tempfile::tempdir().unwrap();
+        if let Err(error) = disk::mount(dir.path(), 1 << 20) {
+            return skip("mount", &format!("{error}: run as root"));
+        }
+        let store = FileStore::unnamed_in(dir.path(), 8 << 20).unwrap();
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let mut region = domain.region(FRAMES / 2 * PAGE).stored(store).unwrap();
+        let mut others = std::fs::File::create(dir.path().join("others")).unwrap();
+        while std::io::Write::write_all(&mut others, &[1; PAGE]).is_ok() {}
+        refused(&mut region, "free space on the disk");
+    })
+    .well();
+    in_child(here!(), "limit", || {
+        let store = FileStore::unnamed_in("/var/tmp", 8 << 20).unwrap();
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let mut region = domain.region(FRAMES / 2 * PAGE).stored(store).unwrap();
+        crate::own_file::limit_file_size(8 * PAGE);
+        refused(&mut region, "raise `ulimit -f`");
+    })
+    .well();
+}

@@ -19,6 +19,8 @@ const RETRIES_MAX: u32 = 10_000;
 
 /// The outcome of a write that would have had to wait.
 pub const LOCKED: PagerError = PagerError::Io(libc::EAGAIN);
+/// The outcome of a write beyond the limit on the size of files, or beyond what the file system has: there may be room before that.
+pub const BEYOND_LIMIT: PagerError = PagerError::Io(libc::EFBIG);
 
 /// Which way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -211,7 +213,7 @@ impl Request {
                 self.outcome = Some(Err(LOCKED));
             }
             Err(Errno::INTR | Errno::AGAIN) if self.retries < RETRIES_MAX => self.retries += 1,
-            Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => self.outcome = Some(Err(PagerError::Full)),
+            Err(Errno::NOSPC | Errno::DQUOT) => self.outcome = Some(Err(PagerError::Full)),
             Err(errno) => self.outcome = Some(Err(PagerError::Io(errno.raw_os_error()))),
         }
     }
@@ -234,5 +236,7 @@ mod tests {
             assert_eq!(took(Direction::Write, errno), Some(Err(PagerError::Io(errno.raw_os_error()))), "{errno}");
         }
         assert_eq!(took(Direction::WriteUnlessLocked, Errno::IO), Some(Err(PagerError::Io(libc::EIO))));
+        assert_eq!(took(Direction::Write, Errno::NOSPC), Some(Err(PagerError::Full)));
+        assert_eq!(took(Direction::Write, Errno::FBIG), Some(Err(BEYOND_LIMIT)));
     }
 }
