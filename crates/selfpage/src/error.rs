@@ -11,7 +11,7 @@ use selfpage_core::pager::PagerError;
 use selfpage_core::shortage::Shortage;
 
 use crate::doctor::descriptors::ALLOW_PIDFDS;
-use crate::doctor::limits::{MOUNT, undumpable};
+use crate::doctor::limits::{MORE_MAPPINGS, MOUNT, undumpable};
 use crate::doctor::userfaultfd::{MORE_ADDRESSES, MORE_THREADS};
 
 /// What a caller can do about an error.
@@ -153,6 +153,7 @@ fn remedy(operation: &str, object: &str, cause: &io::Error) -> Option<&'static s
         libc::ENOMEM if matches!(operation, "reserve" | "map") => Some(
             "make it smaller, or raise the limits on addresses (ulimit -v, ulimit -d, sysctl vm.overcommit_memory)",
         ),
+        libc::ENOMEM if operation == "protect" => Some(MORE_MAPPINGS),
         libc::ENOENT if object.starts_with("/proc/") => Some(MOUNT),
         libc::EACCES if object.starts_with("/proc/") => undumpable(),
         libc::EPERM | libc::EACCES | libc::ENOSYS if operation == "share" => Some(ALLOW_PIDFDS),

@@ -18,11 +18,13 @@ mod sealed;
 mod stack;
 mod streams;
 
+use std::fmt::Write;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use arrayvec::ArrayString;
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 use selfpage_core::fault::protect;
 use selfpage_core::linux::Errno;
@@ -32,6 +34,7 @@ use selfpage_core::linux::signal::{self, SignalSet};
 use selfpage_core::linux::thread as own_thread;
 use selfpage_core::policy::Policy;
 
+use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::{Inner, Open, Part, Regions};
 use crate::error::Error;
 use crate::region::Bound;
@@ -402,8 +405,8 @@ impl PausedDomain {
         let kept = keep_parts_from_child(&self.parts);
         // The program may have unmapped some of it meanwhile.
         let kept = kept.or_else(|_| keep_parts_from_child(&self.inner.own_parts(&self.regions)));
-        if kept.is_err() {
-            crate::die("a region cannot be kept from children");
+        if let Err((bound, why)) = kept {
+            die_inherited(&bound, why);
         }
     }
 
@@ -431,8 +434,22 @@ impl PausedDomain {
     }
 }
 
-fn keep_parts_from_child(parts: &[Part]) -> Result<(), Errno> {
-    parts.iter().try_for_each(|(bound, part)| sealed::keep_rest_from_child(bound, part))
+/// `Err`: the region that it cannot be done for, and why.
+fn keep_parts_from_child(parts: &[Part]) -> Result<(), (Arc<Bound>, Errno)> {
+    parts
+        .iter()
+        .try_for_each(|(bound, part)| sealed::keep_rest_from_child(bound, part).map_err(|why| (bound.clone(), why)))
+}
+
+/// Nothing is allocated: another handler of the fork may have the heap locked.
+fn die_inherited(bound: &Bound, why: Errno) -> ! {
+    let remedy = match why {
+        Errno::AGAIN | Errno::NOMEM => MORE_MAPPINGS,
+        _ => "let the filter of system calls allow it",
+    };
+    let mut epitaph = ArrayString::<512>::new();
+    let _ = write!(epitaph, "after a fork madvise(MADV_DONTFORK) fails with {why}; {remedy}: region {}", bound.name);
+    crate::die(&epitaph)
 }
 
 #[cfg(test)]

@@ -18,6 +18,9 @@ pub(crate) const MOUNT: &str = "mount -t proc proc /proc";
 const DUMPABLE: &str = "the process is not dumpable, as after a change of its user: call prctl(PR_SET_DUMPABLE, 1) before a domain is \
                         built and before a fork, or do both before the change";
 
+/// What helps where a process has as many mappings as it may.
+pub(crate) const MORE_MAPPINGS: &str = "raise the limit on mappings (sysctl -w vm.max_map_count), or unmap something";
+
 /// What helps where a limit cannot be asked for.
 pub(crate) const TELL: &str = "let the filter of system calls allow prlimit64, which tells the process's limits";
 

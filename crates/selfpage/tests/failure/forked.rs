@@ -12,6 +12,7 @@ use selfpage::{Domain, Kind, Region, Sampling, Trap};
 use selfpage_core::pager::{Context, PagerError};
 
 use crate::child::forked;
+use crate::filter::Call;
 use crate::rights::{drop_rights, everybody_serves_system_calls, is_root};
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::skip::skip;
@@ -477,4 +478,22 @@ fn a_handler_of_forks_that_maps_memory_before_the_pool_is_there() {
         libc::SIGABRT,
         &["selfpage: a forked child cannot go on: ", "a pool of 64 frames: File exists", "after attend_forks"],
     );
+}
+
+/// There is no more to be done than to say what would help.
+#[test]
+fn a_region_that_cannot_be_kept_from_children_names_the_remedy() {
+    const NOT_INHERITED: Call = Call::with(libc::SYS_madvise, 2, libc::MADV_DONTFORK as u32);
+    for (errno, remedy) in [
+        (libc::EAGAIN, "EAGAIN; raise the limit on mappings (sysctl -w vm.max_map_count)"),
+        (libc::EACCES, "EACCES; let the filter"),
+    ] {
+        in_child(here!(), remedy, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let _region = domain.region(PAGE).name("heap").stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            NOT_INHERITED.fails_everywhere(errno).unwrap();
+            forked(|| ());
+        })
+        .by(libc::SIGABRT, &["MADV_DONTFORK", remedy, "region heap"]);
+    }
 }

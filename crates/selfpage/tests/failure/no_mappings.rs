@@ -2,8 +2,10 @@
 
 use std::ptr;
 
+use selfpage::protection::{Mechanism, Memory, ProtectionDomain, Rights, mechanism};
 use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Trap};
 
+use crate::filter::Call;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
 use crate::skip::skip;
 
@@ -11,13 +13,18 @@ const FRAMES: usize = 64;
 /// As many mappings as the kernel may be made to allow here: each takes a few hundred bytes of the kernel's.
 const MOST_MAPPINGS: usize = 1 << 20;
 
-/// Has the process have as many mappings as it may, but for `free`. `false`: they are too many to be made.
-fn use_up_mappings(free: usize) -> bool {
+/// How many mappings the process may have. `None`: they are too many to be made.
+fn mappings() -> Option<usize> {
     let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse::<usize>().unwrap();
     if allowed > MOST_MAPPINGS {
         skip("mappings", &format!("{allowed} are allowed: sysctl -w vm.max_map_count={MOST_MAPPINGS}"));
-        return false;
     }
+    (allowed <= MOST_MAPPINGS).then_some(allowed)
+}
+
+/// Has the process have as many mappings as it may, but for `free`. `false`: they are too many to be made.
+fn use_up_mappings(free: usize) -> bool {
+    let Some(allowed) = mappings() else { return false };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: test: fresh mappings, of which parts are protected.
     unsafe {
@@ -93,4 +100,25 @@ fn a_first_domain_is_an_error_where_its_stacks_cannot_be_mapped() {
         assert!(["the stacks of traps", "vm.max_map_count"].iter().all(|word| said.contains(word)), "{said}");
     })
     .well();
+}
+
+#[test]
+fn a_protection_domain_that_cannot_be_left_names_the_remedy() {
+    let ended = in_child(here!(), "", || {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: test: a fresh mapping, which stays.
+        let memory = unsafe {
+            let start = libc::mmap(ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) as usize;
+            Memory::plain("vault", start..start + PAGE).unwrap()
+        };
+        let outside = ProtectionDomain::new("outside");
+        outside.set(&memory, Rights::NONE).unwrap();
+        let _entered = outside.enter().unwrap();
+        // As where the mapping would have to be split.
+        Call::any(libc::SYS_mprotect).fails_everywhere(libc::ENOMEM).unwrap();
+    });
+    match mechanism() {
+        Mechanism::Keys => ended.well(),
+        Mechanism::PageTables => ended.by(libc::SIGABRT, &["cannot be left", "memory vault", "vm.max_map_count"]),
+    }
 }
