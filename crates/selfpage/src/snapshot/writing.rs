@@ -104,6 +104,8 @@ impl Target {
         (self.current, self.end) = (Current::NONE, data_at(&self.header));
         let header = self.header.encode();
         let written = self.place.file().and_then(|file| {
+            // It may be that of a snapshot that failed, which could not be taken back to the page cache then.
+            through_the_cache(&file);
             // What says which snapshot is the newest stands behind the header.
             within_limit(self.end)?;
             file.write_all_at(&header, 0)?;
@@ -127,6 +129,8 @@ impl Target {
             return Err(failed(changed()));
         }
         let file = self.place.file().map_err(failed)?;
+        // Past it pieces of a page can be neither read nor written.
+        through_the_cache(&file);
         is_as_long(&file, len_bytes).map_err(failed)?;
         let has_front = if self.current == Current::NONE {
             let header = self.header.encode();

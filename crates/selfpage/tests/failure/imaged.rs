@@ -6,8 +6,10 @@ use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Trap};
 
+use crate::own_file::{done, limit_file_size, mount_ext4};
 use crate::own_stack::on_stack_in;
 use crate::scenario::{PAGE, here, in_child, number_pages};
+use crate::skip::skip;
 
 const PAGES: usize = 4096;
 const FRAMES: usize = 256;
@@ -79,6 +81,37 @@ fn a_thread_whose_stack_is_to_be_armed_is_refused() {
         });
         snapshots.take().unwrap();
         drop(stack.cow_clone(MemoryStore::new(4 << 20).unwrap()).unwrap());
+    })
+    .well();
+}
+
+/// The program may refuse fcntl(2) for a moment, and the file of a snapshot that failed is left as it was.
+#[test]
+fn a_file_that_was_left_past_the_page_cache_is_written_to_all_the_same() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir().unwrap();
+        // Its disk reads and writes whole sectors, from and to addresses of whole sectors.
+        let disk = match mount_ext4(dir.path(), 8 << 20) {
+            Ok(disk) => disk,
+            Err(remedy) => return skip("mount", remedy),
+        };
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let mut region = domain.region(FRAMES / 4 * PAGE).zero().unwrap();
+        number_pages(&mut region);
+        let mut snapshots = Snapshots::of(&[&region], disk.join("one.snap")).unwrap();
+        limit_file_size(4 * PAGE);
+        snapshots.take().unwrap_err();
+        limit_file_size(1 << 30);
+        let is_its = |fd: &i32| {
+            std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|link| link.ends_with("one.snap.new"))
+        };
+        let fd = (0..1000).find(is_its).unwrap();
+        // SAFETY: test: a flag of a file that stays open.
+        assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_DIRECT) }, 0);
+        let taken = snapshots.take();
+        drop((snapshots, region, domain));
+        assert!(done("umount", &[disk.as_os_str()]));
+        taken.unwrap();
     })
     .well();
 }
