@@ -22,11 +22,10 @@ use selfpage_core::fault::{Failure, Outcome};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
 use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::held::Held;
-use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
 use selfpage_core::linux::uffd::Reach;
-use selfpage_core::mmu::{Refusal, Trap};
+use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
 use selfpage_core::region::RegionMap;
@@ -510,17 +509,6 @@ impl Inner {
             return work();
         }
         errand::send(&self.state, &self.errands, work)
-    }
-
-    /// A worker met an access that is refused, for which there is no mapping to be had: the page goes, and who touches it has a
-    /// `SIGSEGV`.
-    pub(crate) fn guard(&self, page: PageNo) {
-        // Locked pages take no guard: there it is a SIGBUS.
-        // SAFETY: region-owned: a page that is refused to the program.
-        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_err() {
-            self.state.mmu.poison(Trap::Worker, page);
-        }
-        self.state.mmu.wake_faulters(Trap::Worker, page, 1);
     }
 
     /// Says why a fault failed, before the program is sent the signal of this name: to the program's own callback, else in one

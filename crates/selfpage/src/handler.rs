@@ -15,11 +15,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
-use selfpage_core::linux::{Errno, memory, thread};
+use selfpage_core::linux::memory::{self, Advice};
+use selfpage_core::linux::{Errno, thread};
 use selfpage_core::mmu::{Refusal, Trap};
 use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{Access, Rights};
 
+use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::Inner;
 use crate::error::{self, Error, Kind, Result};
 use crate::region::{Bound, Region};
@@ -223,6 +225,8 @@ pub(crate) struct Asking {
     refused: PageSet,
     /// How many came into it: while there was none, nobody looks.
     refusals: AtomicU64,
+    /// Pages whose contents had to go for an access to be refused.
+    given_up: PageSet,
     /// What the program may do where nothing is protected.
     access: memory::Access,
     /// What rights of the whole process's leave of that, as the bits of mprotect(2). Changed with the gate closed.
@@ -238,12 +242,13 @@ impl Asking {
         let first = handler.as_ref().is_some_and(|handler| handler.asks_first());
         let left = AtomicU32::new(u32::MAX);
         let (changes, refusals) = (AtomicU64::new(0), AtomicU64::new(0));
-        Asking { handler, first, changes, refused: PageSet::none(), refusals, access, left }
+        let (refused, given_up) = (PageSet::none(), PageSet::none());
+        Asking { handler, first, changes, refused, refusals, given_up, access, left }
     }
 
-    /// The same with room for the pages of a region that are refused.
-    pub(crate) fn with_room(self, refused: PageSet) -> Asking {
-        Asking { refused, ..self }
+    /// The same with room for the pages of a region that are refused, and given up.
+    pub(crate) fn with_room(self, refused: PageSet, given_up: PageSet) -> Asking {
+        Asking { refused, given_up, ..self }
     }
 
     /// Provides what the handler runs on.
@@ -359,6 +364,56 @@ impl Bound {
     /// There are as many mappings as there can be.
     pub(crate) fn refuse_writes(&self, inner: &Inner, page: PageNo) -> std::result::Result<(), Errno> {
         self.allow(inner, PageRange { first: page, count: 1 }, memory::Access::Read)
+    }
+
+    /// Refuses every access to a page whose mapping cannot be changed, because of `why`. A guard changes no mapping, but only an empty page
+    /// takes a guard: what the page holds goes, until it is discarded.
+    pub(crate) fn give_up(&self, inner: &Inner, page: PageNo, why: Errno) {
+        let index = self.core().index(page);
+        let is_first = !self.asking.given_up.contains(index);
+        self.asking.given_up.insert(index);
+        // SAFETY: region-owned: a page that is refused to the program.
+        let signal = match unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) } {
+            Ok(()) => "SIGSEGV",
+            // Locked pages take no guard.
+            Err(_) => {
+                inner.state().mmu.poison(self.core().trap, page);
+                "SIGBUS"
+            }
+        };
+        if is_first {
+            let remedy = match why {
+                Errno::PERM => "leave out mseal",
+                _ => MORE_MAPPINGS,
+            };
+            let why = format_args!(
+                "to refuse the access what the page holds is given up: mprotect fails with {why}; {remedy}"
+            );
+            error::tell_of_signal(signal, self.given_name(), self.start(), index as usize * PAGE_BYTES, why);
+        }
+    }
+
+    /// Refuses to work on a page that was given up.
+    ///
+    /// # Errors
+    /// There is one.
+    pub(crate) fn has_all(&self, operation: &'static str, range: PageRange) -> Result<()> {
+        let is_given_up = |page: &PageNo| self.asking.given_up.contains(self.core().index(*page));
+        let Some(page) = range.pages().find(is_given_up) else { return Ok(()) };
+        let cause = "what it held was given up to refuse an access, as a line on standard error said; discard it to use it anew";
+        Err(Error::new(Kind::Lost, operation, self.page_name(page), cause))
+    }
+
+    /// Makes pages usable again that were given up, and are discarded now.
+    pub(crate) fn begin_anew(&self, inner: &Inner, range: PageRange) {
+        let is_given_up = |page: &PageNo| self.asking.given_up.contains(self.core().index(*page));
+        for page in range.pages().filter(is_given_up) {
+            self.asking.given_up.remove(self.core().index(page));
+            if inner.in_handler(move |_| inner.is_ours(page)) {
+                // SAFETY: region-owned: the page is empty.
+                let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardRemove) };
+            }
+        }
     }
 
     /// Has the mapping allow so much in a range, and no more than the rights that are in force leave of it.

@@ -303,6 +303,7 @@ impl Region {
     /// The contents cannot be had, or there are not enough frames; then nothing of it is pinned. As for [`Region::prefetch`].
     pub fn pin(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.range("pin", offset_bytes, len_bytes)?;
+        self.bound.has_all("pin", range)?;
         let (state, bound) = (self.life.inner.state(), &*self.bound);
         self.life.inner.on_table(move |context| {
             for page in range.pages() {

@@ -112,7 +112,7 @@ impl Bound {
         let armed = if trap.is_tracked() { len } else { 0 };
         let set = Arena::bytes_for::<AtomicU64>(PageSet::words(len));
         let bytes = Arena::bytes_for::<PageWord>(len) + Arena::bytes_for::<AtomicU8>(len);
-        let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 6 * set;
+        let bytes = bytes + Arena::bytes_for::<AtomicU8>(armed) + 7 * set;
         let mut tables = Arena::new(bytes).map_err(|why| why.for_a(object()))?;
         let len_bytes = len * PAGE_BYTES;
         let start = placement::reserve(builder.placement, len_bytes, &object())?;
@@ -127,7 +127,7 @@ impl Bound {
         let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
         region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
         region.guarded = set();
-        let asking = asking.with_room(set());
+        let asking = asking.with_room(set(), set());
         region.priority.store(builder.priority, Ordering::Relaxed);
         region.asks_first.store(asking.first.into(), Ordering::Relaxed);
         // SAFETY: pager-outlives: the box stays where it is until the region is dropped, and the reference before it.

@@ -114,6 +114,9 @@ impl Bound {
         let stays =
             |(page, why)| Error::failure("discard", format!("{}, which its clone needs", self.page_name(page)), why);
         let done = inner.discard(range).map_err(stays);
+        if done.is_ok() {
+            self.begin_anew(inner, range);
+        }
         self.take_refusals_back(inner, range);
         done
     }

@@ -408,10 +408,9 @@ fn refuse(inner: &Inner, asked: Asked, fault: Fault, kind: FaultKind) {
         _ => memory::Access::None,
     };
     let still = || fault::still_asked(inner.state(), fault).and_then(ask::kind) == Some(kind);
-    let refused = asked.bound.refuse(inner, page, access, still);
-    drop(asked);
-    match refused {
-        Ok(()) => wake(inner, page),
-        Err(_) => inner.guard(page),
+    if let Err(why) = asked.bound.refuse(inner, page, access, still) {
+        asked.bound.give_up(inner, page, why);
     }
+    drop(asked);
+    wake(inner, page);
 }

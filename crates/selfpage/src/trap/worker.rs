@@ -217,15 +217,12 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
 /// The program's own fault: only writing can be against its rights. The kernel itself refuses the write when it is tried again; what is
 /// in the page, or comes into it, can be read on.
 fn violation(inner: &Inner, page: PageNo) {
-    let refused = ask::Asked::about(inner, page).map(|asked| {
-        let refused = asked.bound.refuse_writes(inner, page);
-        drop(asked);
-        refused
-    });
-    match refused {
-        Some(Err(_)) => inner.guard(page),
-        _ => wake(inner, Trap::Worker, page),
+    if let Some(asked) = ask::Asked::about(inner, page)
+        && let Err(why) = asked.bound.refuse_writes(inner, page)
+    {
+        asked.bound.give_up(inner, page, why);
     }
+    wake(inner, Trap::Worker, page);
 }
 
 /// A clone cannot have the page before it is written to, or the machine would not let it be written to, or would not map what is in its
