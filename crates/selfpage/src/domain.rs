@@ -8,8 +8,7 @@ pub(crate) mod threads;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +19,6 @@ use selfpage_core::domain::DomainState;
 use selfpage_core::fault::range::{self, Undone};
 use selfpage_core::fault::{Failure, Outcome};
 use selfpage_core::frame::{FrameSet, FrameTable, Table, Unpopulated};
-use selfpage_core::linux::descriptor::Descriptor;
 use selfpage_core::linux::held::Held;
 use selfpage_core::linux::mmu::{Descriptors, LinuxMmu};
 use selfpage_core::linux::signal;
@@ -80,6 +78,8 @@ pub(crate) struct Inner {
     serves_system_calls: AtomicBool,
     /// A thread whose descriptor table has everything.
     pub(crate) table_thread: AtomicU32,
+    /// What stands in its table where nothing does.
+    nowhere: AtomicI32,
     /// By first page. A region is added and removed by whoever holds this.
     pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
     pub(crate) stop: AtomicBool,
@@ -322,6 +322,7 @@ impl Inner {
             held: Mutex::new(None),
             serves_system_calls: AtomicBool::new(reach == Reach::EveryFault),
             table_thread: AtomicU32::new(0),
+            nowhere: AtomicI32::new(-1),
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),
             threads: Mutex::default(),
@@ -531,17 +532,6 @@ impl Inner {
         let name =
             regions.as_ref().and_then(|regions| regions.get(&range.first.0)).map_or("", |bound| bound.given_name());
         error::tell_of_signal(signal, name, range.first.addr().0, index as usize * PAGE_BYTES, failure);
-    }
-
-    /// Takes the descriptors of a region that is gone from the pager threads.
-    pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
-        if !numbers.is_empty() {
-            self.on_pager_thread(move || {
-                for number in numbers {
-                    let _ = Descriptor::from_raw(*number).close();
-                }
-            });
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use selfpage_core::pager::PagerError;
 use selfpage_core::shortage::Shortage;
 
 use crate::doctor::descriptors::ALLOW_PIDFDS;
-use crate::doctor::limits::{MORE_MAPPINGS, MOUNT, undumpable};
+use crate::doctor::limits::{MORE_MAPPINGS, MOUNT, undumpable, unfilter};
 use crate::doctor::userfaultfd::{MORE_ADDRESSES, MORE_THREADS};
 
 /// What a caller can do about an error.
@@ -56,6 +56,12 @@ pub(crate) trait SystemError {
 impl SystemError for io::Error {
     fn into_io(self) -> io::Error {
         self
+    }
+}
+
+impl SystemError for rustix::io::Errno {
+    fn into_io(self) -> io::Error {
+        self.into()
     }
 }
 
@@ -120,6 +126,14 @@ impl Error {
             Failure::Machine(refusal) => (Kind::Io, refusal.to_string()),
         };
         Error::new(kind, operation, object, cause)
+    }
+
+    /// There are no pager threads, because the system refused this call.
+    pub(crate) fn no_threads(call: &'static str, why: impl SystemError) -> Error {
+        let why = why.into_io();
+        let is_filtered = matches!(why.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS));
+        let error = Error::system("start", format!("pager threads ({call})"), why);
+        if is_filtered { error.with(unfilter(call)) } else { error }
     }
 
     /// The same, and what else there is to say.

@@ -38,7 +38,7 @@ use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::{Inner, Open, Part, Regions};
 use crate::error::Error;
 use crate::region::Bound;
-use crate::store::{BackingStore, Descriptor, Lost, StoreError};
+use crate::store::{BackingStore, Descriptor, Lost, StoreError, forget_numbers};
 use crate::trap::{thread, upcall};
 use crate::undisturbed::{self, Locked};
 use crate::{descriptors, dirty, protection, snapshot};
@@ -199,6 +199,7 @@ extern "C" fn child() {
     let Some(mut pause) = PAUSE.let_go() else { return };
     IS_CHILD.store(true, Ordering::Relaxed);
     thread::forget_all();
+    forget_numbers();
     upcall::forget_users();
     // Their locks are on what was opened, and would be held as long as the child lives.
     pause.locks.snapshot_files.iter().for_each(|file| file.let_go());

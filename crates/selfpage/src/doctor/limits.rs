@@ -21,6 +21,11 @@ const DUMPABLE: &str = "the process is not dumpable, as after a change of its us
 /// What helps where a process has as many mappings as it may.
 pub(crate) const MORE_MAPPINGS: &str = "raise the limit on mappings (sysctl -w vm.max_map_count), or unmap something";
 
+/// What helps where a filter refuses a call.
+pub(crate) fn unfilter(call: &str) -> String {
+    format!("allow {call} in the container's seccomp profile (docker run --security-opt seccomp=unconfined)")
+}
+
 /// What helps where a limit cannot be asked for.
 pub(crate) const TELL: &str = "let the filter of system calls allow prlimit64, which tells the process's limits";
 

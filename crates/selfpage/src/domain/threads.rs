@@ -12,11 +12,11 @@ use selfpage_core::linux::thread as own_thread;
 
 use super::Inner;
 use crate::config::DescriptorTable;
-use crate::error::{Error, Result, SystemError};
+use crate::error::{Error, Result};
 use crate::pthread::{self, PROGRAM_STACK_BYTES, Pthread};
 use crate::region::Bound;
-use crate::store::{borrow_number, copied_descriptor, move_descriptor, place_descriptor};
-use crate::trap::{pager, thread, upcall, worker};
+use crate::store::{borrow_number, copied_descriptor, move_descriptor, place_over, vacate};
+use crate::trap::{pager, table, thread, upcall, worker};
 use crate::{descriptors, evictor, trace};
 
 impl Inner {
@@ -40,22 +40,23 @@ impl Inner {
             cause.downcast::<Error>().unwrap_or_else(|cause| Error::system("start", "pager threads", cause))
         };
         let first = thread::start(c"selfpage-pager", move || {
-            let own_table = thread::own_descriptors(&keep, own.config.descriptor_table);
-            let own_table = own_table.map_err(SystemError::into_io);
-            let placed = own_table.and_then(|()| astray.into_iter().try_for_each(move_descriptor));
-            let queue = placed.and_then(|()| {
-                own.table_thread.store(selfpage_core::linux::thread::id(), Ordering::Release);
-                worker::Queue::over([descriptors.worker, descriptors.tracked_worker]).map(Arc::new)
+            let begun = table::leave_programs(&keep, own.config.descriptor_table).and_then(|nowhere| {
+                own.nowhere.store(nowhere.number(), Ordering::Relaxed);
+                let moved = astray.into_iter().try_for_each(move_descriptor);
+                moved.map_err(|why| Error::no_threads("dup3", why))?;
+                own.table_thread.store(own_thread::id(), Ordering::Release);
+                let queue = worker::Queue::over([descriptors.worker, descriptors.tracked_worker])?;
+                Ok((nowhere, Arc::new(queue)))
             });
-            let (queue, started) = match queue {
-                Ok(queue) => (Some(queue.clone()), start_others(&own, queue)),
-                Err(cause) => (None, Err(cause)),
+            let (begun, started) = match begun {
+                Ok((nowhere, queue)) => (Some((nowhere, queue.clone())), start_others(&own, queue)),
+                Err(cause) => (None, Err(cause.into())),
             };
             let _ = send.send(started);
             drop(send);
             pager::serve(&own);
             // The workers sleep in the kernel, and only a thread that shares their descriptors can tell them.
-            queue.iter().for_each(|queue| queue.end());
+            begun.iter().for_each(|(_nowhere, queue)| queue.end());
         });
         let started = first.and_then(|first| {
             self.keep(first);
@@ -131,19 +132,19 @@ impl Inner {
     /// Gives the pager threads these descriptors of the calling thread's, at the same numbers, for a region: all of them, where they still are
     /// what it was made with, or none.
     pub(crate) fn share_descriptors(&self, bound: &Bound, numbers: &[RawFd]) -> Result<()> {
-        let thread = own_thread::id();
+        let (thread, nowhere) = (own_thread::id(), self.nowhere.load(Ordering::Relaxed));
         let share = move |number: RawFd| {
             let failed = |cause| Error::system("share", format!("descriptor {number}"), cause);
             let copy = copied_descriptor(thread, number).map_err(failed)?;
             bound.check_descriptor(number, copy.as_fd())?;
-            place_descriptor(copy, number).map_err(failed)
+            place_over(copy, number, nowhere).map_err(failed)
         };
         let shared = self.on_pager_thread(move || {
             for (done, number) in numbers.iter().enumerate() {
                 if let Err(why) = share(*number) {
                     // What is at the others is a thread's of the domain's.
                     for number in numbers.iter().take(done) {
-                        let _ = Descriptor::from_raw(*number).close();
+                        vacate(*number, nowhere);
                     }
                     return Err(why);
                 }
@@ -155,6 +156,14 @@ impl Inner {
             let lost = numbers.iter().try_for_each(|number| bound.check_descriptor(*number, borrow_number(*number)));
             lost.err().unwrap_or(why)
         })
+    }
+
+    /// Takes the descriptors of a region that is gone from the pager threads.
+    pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
+        if !numbers.is_empty() {
+            let nowhere = self.nowhere.load(Ordering::Relaxed);
+            self.on_pager_thread(move || numbers.iter().for_each(|number| vacate(*number, nowhere)));
+        }
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod handler_stack;
 pub(crate) mod handlers;
 pub(crate) mod pager;
 pub(crate) mod stack;
+pub(crate) mod table;
 pub(crate) mod takeover;
 pub(crate) mod thread;
 pub(crate) mod upcall;

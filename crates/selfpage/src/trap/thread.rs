@@ -1,5 +1,4 @@
-//! Threads of a domain: all signals blocked, a stack that can be told from the program's, and a descriptor table of their
-//! own, so that a program that closes every descriptor does not close ours.
+//! Threads of a domain: all signals blocked, and a stack that can be told from the program's.
 //!
 //! # Context
 //! Normal, unless stated otherwise.
@@ -9,12 +8,9 @@ use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use rustix::fs::{Mode, OFlags};
-use selfpage_core::linux::Errno;
 use selfpage_core::linux::signal;
 use selfpage_core::linux::thread as this_thread;
 
-use crate::config::DescriptorTable;
 use crate::pthread::{self, Pthread};
 use crate::store::with_engines;
 
@@ -187,33 +183,6 @@ pub(crate) fn forget_all() {
     }
     TIDS.iter().for_each(|tid| tid.store(0, Ordering::Relaxed));
     STARTING.store(0, Ordering::Relaxed);
-}
-
-/// Gives the calling thread, and those it starts from now on, a descriptor table of its own with `keep` in it and nothing
-/// else: what the program has open is not held open by us. But where it does not mind our descriptors it has standard error, for what
-/// code of its own says there.
-pub(crate) fn own_descriptors(keep: &[i32], table: DescriptorTable) -> Result<(), Errno> {
-    this_thread::unshare_descriptors()?;
-    let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
-    // What is opened later must not get this number: somebody may write there.
-    keep.push(2);
-    keep.sort_unstable();
-    keep.dedup();
-    let mut from = 0;
-    for fd in keep {
-        if fd > from {
-            this_thread::close_descriptors(from, fd - 1)?;
-        }
-        from = fd + 1;
-    }
-    this_thread::close_descriptors(from, u32::MAX)?;
-    // Whoever reads what a daemon says waits until nobody has the other end of the pipe. Epitaphs find the program's own.
-    if table == DescriptorTable::Private
-        && let Ok(nowhere) = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-    {
-        let _ = rustix::stdio::dup2_stderr(&nowhere);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,9 +20,9 @@ use selfpage_core::region::Access;
 
 use super::{ask, handlers, thread};
 use crate::domain::{Inner, threads};
-use crate::error::SystemError;
+use crate::error::{Error, Result, SystemError};
 use crate::pthread::Pthread;
-use crate::store::borrow_number;
+use crate::store::{Alone, borrow_number};
 use crate::task;
 
 /// Every so many faults a worker looks where the faulting thread runs, and goes there: the hand-over is twice as fast on
@@ -34,9 +34,9 @@ const FOLLOW_EVERY: u32 = 64;
 pub(crate) struct Queue {
     /// Of regions, and of tracked regions.
     uffds: [Uffd; 2],
-    epoll: OwnedFd,
+    epoll: Alone,
     /// Can be read from once the domain ends, and nobody does.
-    end: OwnedFd,
+    end: Alone,
     turns: Mutex<Turns>,
 }
 
@@ -53,14 +53,22 @@ struct Turns {
 
 impl Queue {
     /// A queue in the calling thread's descriptor table, for threads that share it.
-    pub(crate) fn over(uffds: [Uffd; 2]) -> io::Result<Queue> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let end = eventfd(0, EventfdFlags::CLOEXEC)?;
-        // Not edge-triggered: every worker is told.
-        epoll::add(&epoll, &end, Queue::data(uffds.len()), epoll::EventFlags::IN)?;
+    ///
+    /// # Errors
+    /// A call is refused, which the error names.
+    pub(crate) fn over(uffds: [Uffd; 2]) -> Result<Queue> {
+        let refused = |call| move |why| Error::no_threads(call, why);
+        // What code of the program's writes at a low number must not come here: it would end the workers.
+        let epoll = Alone::raised(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused("epoll_create1"))?);
+        let end = Alone::raised(eventfd(0, EventfdFlags::CLOEXEC).map_err(refused("eventfd2"))?);
         let queue = Queue { uffds, epoll, end, turns: Mutex::default() };
+        let add = |of: BorrowedFd<'_>, index, events| {
+            epoll::add(&queue.epoll, of, Queue::data(index), events).map_err(refused("epoll_ctl"))
+        };
+        // Not edge-triggered: every worker is told.
+        add(queue.end.as_fd(), uffds.len(), epoll::EventFlags::IN)?;
         for (index, uffd) in uffds.iter().enumerate() {
-            epoll::add(&queue.epoll, borrow_number(uffd.0.raw()), Queue::data(index), Queue::EVENTS)?;
+            add(borrow_number(uffd.0.raw()), index, Queue::EVENTS)?;
         }
         Ok(queue)
     }

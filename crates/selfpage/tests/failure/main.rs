@@ -21,6 +21,7 @@ mod lifetime;
 #[path = "../../../../tests/limited_group.rs"]
 mod limited_group;
 mod locking;
+mod low_numbers;
 mod managed_stack;
 mod mapped_over;
 mod moved;

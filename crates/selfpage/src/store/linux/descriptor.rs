@@ -3,18 +3,24 @@
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags, Stat, fstat, open, stat};
-use rustix::io::fcntl_dupfd_cloexec;
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 
 use crate::task;
 
 /// Numbers from here on are out of the way of programs that count on small ones; the second is for those that live under a
 /// low limit. Where even that is too high there is still one, above the standard streams, that is free in pager threads' tables as well.
-const NUMBERS: [RawFd; 3] = [700, 100, 3];
+const NUMBERS: [RawFd; 3] = [700, 100, STREAMS];
+
+/// The standard streams have the numbers below this.
+const STREAMS: RawFd = 3;
+
+/// Below this a number of a pager threads' table is the program's, where the limit on open files leaves enough above.
+const LOW: RawFd = 256;
 
 /// No table has this number.
 const NO_NUMBER: RawFd = RawFd::MAX;
@@ -40,6 +46,10 @@ impl Identity {
         Identity { device: stat.st_dev, inode: stat.st_ino }
     }
 
+    fn of_number(number: RawFd) -> io::Result<Identity> {
+        Ok(Identity::of(&fstat(borrow_number(number))?))
+    }
+
     /// That the other is the same file, or an error.
     fn check(self, other: Identity) -> io::Result<()> {
         if self == other { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EBADF)) }
@@ -47,7 +57,7 @@ impl Identity {
 }
 
 /// A number, and which file it is to name.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Numbered {
     pub number: RawFd,
     identity: Identity,
@@ -162,21 +172,87 @@ impl Drop for Descriptor {
 /// The numbers that stand in pager threads' tables, a bit each, up to a number that is far. A number that is free in the
 /// program's table, which may have closed ours, need not be free in theirs.
 static TAKEN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+/// Those of them that stand in no other table. A forked child has none of these.
+static ALONE: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
-fn bit(number: RawFd) -> Option<(&'static AtomicU64, u64)> {
+fn bit(of: &'static [AtomicU64; 64], number: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let number = usize::try_from(number).ok()?;
-    Some((TAKEN.get(number / 64)?, 1 << (number % 64)))
+    Some((of.get(number / 64)?, 1 << (number % 64)))
+}
+
+/// Sets the number's bit. `false`: it was set.
+fn set(of: &'static [AtomicU64; 64], number: RawFd) -> bool {
+    bit(of, number).is_none_or(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
 }
 
 /// Takes a number of a pager thread's table for what [`raise`] has not raised. `false`: it has been taken.
 pub(super) fn take_number(number: RawFd) -> bool {
-    bit(number).is_none_or(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit == 0)
+    set(&TAKEN, number) && {
+        set(&ALONE, number);
+        true
+    }
 }
 
 /// The number of a [`raised`] descriptor stands in no pager thread's table any more.
 pub(crate) fn release_number(number: RawFd) {
-    if let Some((word, bit)) = bit(number) {
+    for (word, bit) in [&ALONE, &TAKEN].into_iter().filter_map(|of| bit(of, number)) {
         word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// In a forked child, before it has pager threads: their numbers are the parent's.
+pub(crate) fn forget_numbers() {
+    for (taken, alone) in TAKEN.iter().zip(&ALONE) {
+        taken.fetch_and(!alone.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// A descriptor of ours that the calling pager thread's table alone has, at a high number.
+pub(crate) struct Alone(OwnedFd);
+
+impl Alone {
+    pub(crate) fn raised(file: OwnedFd) -> Alone {
+        let file = raise(file);
+        set(&ALONE, file.as_raw_fd());
+        Alone(file)
+    }
+
+    /// Has it at all low numbers of the table that nothing has yet: no descriptor of ours gets one of them, nor what a pager opens.
+    pub(crate) fn fill_low_numbers(&self) -> rustix::io::Result<()> {
+        loop {
+            let file = fcntl_dupfd_cloexec(self, 0)?;
+            let number = file.as_raw_fd();
+            if number >= low_end(self.number()) {
+                return Ok(());
+            }
+            if number < STREAMS {
+                // A program that is executed from there begins with its streams.
+                fcntl_setfd(&file, FdFlags::empty())?;
+            }
+            let _ = file.into_raw_fd();
+        }
+    }
+
+    pub(crate) fn number(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// How far numbers are low in a table that has something of ours alone at `number`: where that is high, enough are left above them.
+fn low_end(number: RawFd) -> RawFd {
+    if number >= NUMBERS[0] { LOW } else { STREAMS }
+}
+
+impl AsFd for Alone {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // It is closed a moment later, by one of the last threads that have the table.
+        release_number(self.0.as_raw_fd());
     }
 }
 
@@ -186,14 +262,14 @@ fn raise(file: OwnedFd) -> OwnedFd {
         let mut min = min;
         loop {
             let file = fcntl_dupfd_cloexec(&file, min).ok()?;
-            if take_number(file.as_raw_fd()) {
+            if set(&TAKEN, file.as_raw_fd()) {
                 return Some(file);
             }
             min = file.as_raw_fd() + 1;
         }
     });
     raised.unwrap_or_else(|| {
-        take_number(file.as_raw_fd());
+        set(&TAKEN, file.as_raw_fd());
         file
     })
 }
@@ -230,12 +306,39 @@ pub(crate) fn place_descriptor(taken: OwnedFd, number: RawFd) -> io::Result<()> 
     let placed = fcntl_dupfd_cloexec(&taken, number)?;
     if placed.as_raw_fd() != number {
         // Under a low limit numbers are small ones, which a store or pager of the program's own may have here for a file that it opened.
-        let cause =
-            "a thread of the domain's has that number for something else; raise the limit on open files (ulimit -n)";
+        let cause = "a thread of the domain's has that number for something else; raise the limit on open files (ulimit -n), or \
+                     have the file at another number (dup(2))";
         return Err(io::Error::other(cause));
     }
     let _ = placed.into_raw_fd();
     Ok(())
+}
+
+/// The same in a pager threads' table, where `nowhere` stands at low numbers that nothing else has.
+pub(crate) fn place_over(taken: OwnedFd, number: RawFd, nowhere: RawFd) -> io::Result<()> {
+    let there = Identity::of_number(number).ok();
+    if there.is_some() && there == Identity::of_number(nowhere).ok() {
+        return put(taken.as_raw_fd(), number);
+    }
+    // A stream that the table has had from its beginning.
+    if number < STREAMS && there == Some(Identity::of(&fstat(&taken)?)) {
+        return Ok(());
+    }
+    place_descriptor(taken, number)
+}
+
+/// Takes what [`place_over`] has placed out of the calling thread's table. A standard stream stays as long as the table.
+pub(crate) fn vacate(number: RawFd, nowhere: RawFd) {
+    let is_low = number < low_end(nowhere);
+    if number >= STREAMS && (!is_low || put(nowhere, number).is_err()) {
+        let _ = selfpage_core::linux::descriptor::Descriptor::from_raw(number).close();
+    }
+}
+
+/// Has a number of the calling thread's table be of the same file as another, whatever it was of.
+fn put(from: RawFd, to: RawFd) -> io::Result<()> {
+    // SAFETY: fd-number: in this table `to` is ours, and nobody uses it.
+    checked(libc::c_long::from(unsafe { libc::dup3(from, to, libc::O_CLOEXEC) })).map(drop)
 }
 
 /// A file that a forking thread does not have under the number that pager threads know it by: how a child comes by it.
@@ -268,11 +371,9 @@ impl Lost {
 
 /// Gives a descriptor another number, in a table that has nothing but what is ours.
 pub(crate) fn move_descriptor((from, to): (RawFd, RawFd)) -> io::Result<()> {
-    // SAFETY: fd-number: in this table both are ours, and nobody uses either yet.
-    unsafe {
-        checked(libc::c_long::from(libc::dup3(from, to, libc::O_CLOEXEC)))?;
-        libc::close(from);
-    }
+    put(from, to)?;
+    // SAFETY: fd-number: in this table it is ours, and nobody uses it yet.
+    unsafe { libc::close(from) };
     Ok(())
 }
 
