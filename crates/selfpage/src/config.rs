@@ -22,12 +22,15 @@ const MOST_FRAMES: u32 = u32::MAX / 2 - 1;
 /// More would only wait for one another.
 const MOST_WORKERS: u32 = 64;
 
-/// Whose descriptor table holds the domain's descriptors.
+/// Whose descriptor table holds the domain's descriptors. Pager threads have a table of their own in either case. Of the program's files it has
+/// what a pager of the program's names ([`UserPager::descriptors`](crate::pager::UserPager::descriptors)), and the standard streams
+/// where it is said below.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DescriptorTable {
-    /// The program's and the pager threads'. The program's threads can act on their own.
+    /// The program's table and the pager threads', which has the standard streams that there were when the domain was built. The program's
+    /// threads can act on their own.
     Shared,
-    /// The pager threads' alone: the program never sees them, and every call on the domain is made by a pager thread for it.
+    /// The pager threads' alone, without standard streams: the program never sees them, and every call on the domain is made by a pager thread for it.
     /// Upcall regions need [`DescriptorTable::Shared`]. A store in a file is one domain's, and ends with the last region that uses it
     /// ([`crate::RegionBuilder::stored_in`]).
     Private,

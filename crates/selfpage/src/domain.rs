@@ -145,7 +145,7 @@ impl Domain {
             // A handler that forked would leave its child waiting for threads that it does not have.
             let _quiet = signal::Quiet::begin();
             let inner = Arc::new(Inner::new(settings, policy)?);
-            inner.start_threads_keeping(Vec::new(), Vec::new())?;
+            inner.start_threads(threads::Kept::default())?;
             crate::fork::enlist(&inner);
             Arc::new(Life { inner, quiet: None })
         };

@@ -389,7 +389,7 @@ impl PausedDomain {
     fn find_lost(&mut self) -> Result<(), String> {
         let table_of = self.inner.table_thread.load(Ordering::Acquire);
         let numbers = self.regions.values().flat_map(|bound| bound.own_descriptors());
-        let lost = numbers.filter_map(|number| Lost::of(table_of, *number).transpose()).collect::<Result<_, _>>();
+        let lost = numbers.filter_map(|number| Lost::of(table_of, number).transpose()).collect::<Result<_, _>>();
         self.lost = lost.map_err(|why: std::io::Error| {
             let remedy = match why.raw_os_error() {
                 Some(libc::ENOENT) => ": mount /proc",

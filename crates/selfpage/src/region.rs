@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod bound;
+mod lent;
 mod moving;
 mod part;
 
@@ -34,6 +35,7 @@ mod clone;
 mod restored;
 
 pub(crate) use bound::Bound;
+use lent::Lent;
 
 /// What the names of regions without a name begin with.
 pub(crate) const ADDRESS: &str = "at ";
@@ -49,6 +51,15 @@ pub struct Builder<'a> {
     reserved: Access,
     pub(crate) placement: Placement,
     handler: Option<Box<dyn FaultHandler>>,
+}
+
+/// What a region's pager works with.
+#[derive(Default)]
+struct Means {
+    /// Its own, which are no store's, nor lent.
+    files: Vec<Numbered>,
+    store: Option<Arc<dyn BackingStore>>,
+    lent: Option<Lent>,
 }
 
 impl<'a> Builder<'a> {
@@ -139,8 +150,8 @@ impl<'a> Builder<'a> {
     /// As for [`Builder::zero`]. The program has closed the store's file, or with [`DescriptorTable::Private`] has given it to
     /// another domain, or to regions that are gone.
     pub fn stored_in(self, store: Arc<dyn BackingStore>) -> Result<Region> {
-        let kept = Some(store.clone());
-        self.bind_with(Rights::ReadWrite, Vec::new(), kept, move |len, hash| {
+        let means = Means { store: Some(store.clone()), ..Means::default() };
+        self.bind_with(Rights::ReadWrite, means, move |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU32>(len) + Arena::bytes_for::<AtomicU64>(len))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
             let pager = unsafe { Stored::new(store, hash, arena.table(len), arena.table(len)) };
@@ -161,8 +172,8 @@ impl<'a> Builder<'a> {
         if self.name.is_empty() {
             self.name = path.as_ref().display().to_string();
         }
-        let files = opened.files();
-        self.bind_with(rights, files, None, |len, hash| {
+        let means = Means { files: opened.files(), ..Means::default() };
+        self.bind_with(rights, means, |len, hash| {
             let written = if rights == Rights::ReadWrite { len } else { 0 };
             let bytes = Arena::bytes_for::<AtomicU64>(written) + Arena::bytes_for::<AtomicU16>(written);
             let mut arena = Arena::new(bytes)?;
@@ -175,9 +186,13 @@ impl<'a> Builder<'a> {
     /// A pager of the program's own.
     ///
     /// # Errors
-    /// As for [`Builder::zero`].
+    /// As for [`Builder::zero`]. It names a [descriptor](UserPager::descriptors) that is none of the program's, or that pager threads
+    /// have something else at.
     pub fn user(self, pager: impl UserPager + 'static) -> Result<Region> {
-        self.bind_with(Rights::ReadWrite, Vec::new(), None, |len, hash| {
+        let pager: Arc<dyn UserPager> = Arc::new(pager);
+        let lent = Lent::to(pager.clone()).map_err(|why| why.for_a(format!("the pager of region {}", self.name)))?;
+        let means = Means { lent: Some(lent), ..Means::default() };
+        self.bind_with(Rights::ReadWrite, means, |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(len))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
             let pager = unsafe { Custom::new(pager, hash, arena.table(len)) };
@@ -194,19 +209,18 @@ impl<'a> Builder<'a> {
     }
 
     fn bind(self, rights: Rights, make: impl FnOnce(usize, Arc<PageHash>) -> Result<Box<dyn Pager>>) -> Result<Region> {
-        self.bind_with(rights, Vec::new(), None, |len, hash| Ok((make(len, hash)?, None)))
+        self.bind_with(rights, Means::default(), |len, hash| Ok((make(len, hash)?, None)))
     }
 
     fn bind_with(
         mut self,
         rights: Rights,
-        files: Vec<Numbered>,
-        store: Option<Arc<dyn BackingStore>>,
+        means: Means,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Region> {
         let asking = Asking::of(self.handler.take(), self.reserved);
         asking.make_ready(self.trap, &self.life.inner)?;
-        let bound = Bound::new(&self, rights, files, store, asking, make)?;
+        let bound = Bound::new(&self, rights, means, asking, make)?;
         bound.join(self.life, self.reserved)?;
         Ok(Region { life: self.life.clone(), bound })
     }

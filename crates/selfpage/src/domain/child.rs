@@ -14,9 +14,9 @@ use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Reach;
 use selfpage_core::mmu::Trap;
-use selfpage_core::pager::Pager;
 use selfpage_core::stack;
 
+use super::threads::Kept;
 use super::{Inner, monotonic_ns};
 use crate::error::{Error, Result};
 use crate::region::Bound;
@@ -160,10 +160,12 @@ impl Inner {
         for (bound, part) in parts {
             bound.register(descriptors, part)?;
         }
+        let mut astray: Vec<_> = lost.iter().map(Lost::way).collect();
         for bound in regions.values() {
             bound.core().let_all_go();
             bound.tracker.forget();
-            bound.core().pager().into_iter().for_each(Pager::forked);
+            let anew = bound.pager_over_fork();
+            astray.retain(|way| !anew.contains(&way.1));
         }
         let mut protected = Vec::new();
         let here = |addr: usize| {
@@ -191,10 +193,10 @@ impl Inner {
         state.tracer.restart(monotonic_ns());
         self.writing.restart();
         self.forget_threads();
-        let astray: Vec<_> = lost.iter().map(Lost::way).collect();
         let mut keep: Vec<_> = regions.values().flat_map(|bound| bound.descriptors()).collect();
         keep.retain(|number| astray.iter().all(|way| way.1 != *number));
-        self.start_threads_keeping(keep, astray)?;
+        let lent = regions.values().flat_map(|bound| bound.lent_descriptors()).collect();
+        self.start_threads(Kept { all: keep, lent, astray })?;
         let asks = |bound: &&Arc<Bound>| bound.handler().is_some() && bound.core().trap == Trap::Worker;
         regions.values().find(asks).map_or(Ok(()), |_| start_one(self))
     }

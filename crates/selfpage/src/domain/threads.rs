@@ -19,20 +19,27 @@ use crate::store::{borrow_number, copied_descriptor, move_descriptor, place_over
 use crate::trap::{pager, table, thread, upcall, worker};
 use crate::{descriptors, evictor, trace};
 
+/// What pager threads have of regions from their beginning: in a forked child.
+#[derive(Default)]
+pub(super) struct Kept {
+    pub(super) all: Vec<RawFd>,
+    /// Those of them that stay the program's.
+    pub(super) lent: Vec<RawFd>,
+    /// What moves there from the one number to the other.
+    pub(super) astray: Vec<(RawFd, RawFd)>,
+}
+
 impl Inner {
-    /// Starts the threads of the domain. The first takes a descriptor table of its own, with `keep` and the domain's own
-    /// descriptors in it, and starts the others, who share it. There, what is `astray` moves from the one number to the other.
-    pub(super) fn start_threads_keeping(
-        self: &Arc<Self>,
-        mut keep: Vec<RawFd>,
-        astray: Vec<(RawFd, RawFd)>,
-    ) -> Result<()> {
+    /// Starts the threads of the domain. The first takes a descriptor table of its own, with what is kept and the domain's own
+    /// descriptors in it, and starts the others, who share it.
+    pub(super) fn start_threads(self: &Arc<Self>, kept: Kept) -> Result<()> {
+        let Kept { all: mut keep, lent, astray } = kept;
         keep.extend(astray.iter().map(|way| way.0));
         let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         keep.extend(descriptors::numbers(&descriptors));
         // What a parent held a forked child does not have, and must not let go of.
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Held::hold(&descriptors.userfaultfds()).ok();
-        let ours = keep.clone();
+        let ours: Vec<RawFd> = keep.iter().copied().filter(|number| !lent.contains(number)).collect();
         let (send, receive) = std::sync::mpsc::sync_channel(1);
         let own = self.clone();
         // One of the library's says itself what could not be done.
@@ -125,13 +132,28 @@ impl Inner {
 
     /// The same, of these of a region's that pager threads have taken. The program may have closed one since, and have a file of its own there.
     pub(crate) fn hide_descriptors_of(&self, bound: &Bound, numbers: &[RawFd]) {
-        let is_ours = |number: &&RawFd| bound.check_descriptor(**number, borrow_number(**number)).is_ok();
+        let lent = bound.lent_descriptors();
+        let is_ours = |number: &&RawFd| {
+            !lent.contains(number) && bound.check_descriptor(**number, borrow_number(**number)).is_ok()
+        };
         numbers.iter().filter(is_ours).for_each(|number| self.hide_descriptors(&[*number]));
+    }
+
+    /// That what pager threads have at these numbers is what a region was made with.
+    pub(crate) fn has_descriptors(&self, bound: &Bound, numbers: &[RawFd]) -> Result<()> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let check = |number: &RawFd| bound.check_descriptor(*number, borrow_number(*number));
+        self.on_pager_thread(move || numbers.iter().try_for_each(check))
     }
 
     /// Gives the pager threads these descriptors of the calling thread's, at the same numbers, for a region: all of them, where they still are
     /// what it was made with, or none.
     pub(crate) fn share_descriptors(&self, bound: &Bound, numbers: &[RawFd]) -> Result<()> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
         let (thread, nowhere) = (own_thread::id(), self.nowhere.load(Ordering::Relaxed));
         let share = move |number: RawFd| {
             let failed = |cause| Error::system("share", format!("descriptor {number}"), cause);

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
@@ -18,7 +19,7 @@ use crate::trap::thread;
 /// # Context
 /// PagerThread: it may allocate and block, but must not touch managed memory, fork, or wait for what waits for it: it makes no regions of its
 /// own domain, and works on none of their pages. A region that it drops ends soon after; a sample that it begins is an error. A panic is an
-/// error of the page, and nothing more.
+/// error of the page, and nothing more. Pager threads have a descriptor table of their own: see [`UserPager::descriptors`].
 ///
 /// # Examples
 /// See `examples/own_pager.rs`.
@@ -39,6 +40,21 @@ pub trait UserPager: Send + Sync {
     /// Page `index` has been discarded; the next fill should give what a page never written to has.
     fn forget(&self, index: u64) {
         let _ = index;
+    }
+
+    /// The descriptors that [`fill`](UserPager::fill), [`save`](UserPager::save) and [`sync`](UserPager::sync) use, as the program has
+    /// them: files, sockets. Pager threads have these at the same numbers, from when the region is made until it is dropped, and no others of the
+    /// program's but its standard streams. They stay the program's: whoever owns them closes them, as a pager does that is dropped.
+    ///
+    /// What `fill` opens itself has a number in the pager threads' table alone, and a pager must not own it when it is dropped, on a thread of
+    /// the program's: that would close what the program has at the number. Close it before `fill` returns, or keep the bare number.
+    ///
+    /// It is asked when the region is made, and again in a forked child, after [`forked`](UserPager::forked).
+    ///
+    /// # Context
+    /// Normal.
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
     }
 
     /// This process is a forked child from now on.
@@ -65,6 +81,10 @@ impl<P: UserPager + ?Sized> UserPager for Arc<P> {
 
     fn forget(&self, index: u64) {
         (**self).forget(index);
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        (**self).descriptors()
     }
 
     fn forked(&self) {

@@ -23,7 +23,7 @@ use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{self, Rights};
 use selfpage_core::sync::{AtomicU8, AtomicU64};
 
-use super::{ADDRESS, Builder};
+use super::{ADDRESS, Builder, Lent, Means};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::dirty::{self, Owner};
@@ -49,9 +49,7 @@ pub(crate) struct Bound {
     pub(crate) asking: Asking,
     _pager_tables: Option<Arena>,
     _tables: Arena,
-    /// Its own, which are no store's.
-    files: Vec<Numbered>,
-    pub(super) store: Option<Arc<dyn BackingStore>>,
+    pub(super) means: Means,
     pub(crate) name: String,
     /// Whether the program gave it.
     pub(super) is_named: bool,
@@ -76,8 +74,7 @@ impl Bound {
     pub(super) fn new(
         builder: &Builder<'_>,
         rights: Rights,
-        files: Vec<Numbered>,
-        store: Option<Arc<dyn BackingStore>>,
+        means: Means,
         asking: Asking,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Arc<Bound>> {
@@ -139,8 +136,7 @@ impl Bound {
             pager: Some(pager),
             _pager_tables: pager_tables,
             _tables: tables,
-            files,
-            store,
+            means,
             name,
             is_named: !builder.name.is_empty(),
             len_bytes,
@@ -186,12 +182,12 @@ impl Bound {
             return Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause));
         }
         regions.insert(self.region.range.first.0, self.clone());
-        // What another region's store has in common with ours, pager threads have already, and the program no more.
+        // What another region's pager has in common with ours, pager threads have already, and of a store's file the program no more.
         let known = |number: &RawFd| {
             regions.values().any(|bound| !Arc::ptr_eq(bound, self) && bound.descriptors().contains(number))
         };
-        let numbers: Vec<RawFd> = self.descriptors().into_iter().filter(|number| !known(number)).collect();
-        let shared = if numbers.is_empty() { Ok(()) } else { inner.share_descriptors(self, &numbers) };
+        let (known, numbers): (Vec<RawFd>, Vec<RawFd>) = self.descriptors().into_iter().partition(known);
+        let shared = inner.has_descriptors(self, &known).and_then(|()| inner.share_descriptors(self, &numbers));
         drop(regions);
         if let Some(why) = unlocked {
             tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
@@ -353,15 +349,36 @@ impl Bound {
         self.start()..self.start() + self.len_bytes
     }
 
-    /// The descriptors of its own, which are no store's.
-    pub(crate) fn own_descriptors(&self) -> impl Iterator<Item = &RawFd> {
-        self.files.iter().map(|file| &file.number)
+    /// The descriptors of its own and those lent, which are no store's.
+    pub(crate) fn own_descriptors(&self) -> Vec<RawFd> {
+        self.means.files.iter().map(|file| file.number).chain(self.lent_descriptors()).collect()
+    }
+
+    /// Those that stay the program's.
+    pub(crate) fn lent_descriptors(&self) -> Vec<RawFd> {
+        self.lent().iter().map(|file| file.number).collect()
+    }
+
+    fn lent(&self) -> Vec<Numbered> {
+        self.means.lent.as_ref().map_or_else(Vec::new, Lent::files)
+    }
+
+    /// In a forked child: what its pager has there. Returns those of its descriptors that are no file of the parent's any more.
+    pub(crate) fn pager_over_fork(&self) -> Vec<RawFd> {
+        let tell = || self.region.pager().into_iter().for_each(Pager::forked);
+        match &self.means.lent {
+            Some(lent) => lent.over_fork(tell),
+            None => {
+                tell();
+                Vec::new()
+            }
+        }
     }
 
     /// That `found`, which a thread of the program's has at `number`, is what the pager uses at that number.
     pub(crate) fn check_descriptor(&self, number: RawFd, found: BorrowedFd<'_>) -> Result<()> {
         let refused = |object, cause, remedy| Error::new(Kind::Invalid, "share", object, format!("{cause}; {remedy}"));
-        if let Some(file) = self.files.iter().find(|file| file.number == number) {
+        if let Some(file) = self.means.files.iter().chain(&self.lent()).find(|file| file.number == number) {
             let remedy = "make the region anew, and close no descriptors meanwhile";
             let object = || format!("the file of region {}", self.name);
             return file.check(found).map_err(|cause| refused(object(), cause, remedy));
@@ -374,7 +391,7 @@ impl Bound {
     /// The descriptors that its pager uses now.
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
         let stores = self.store().map_or_else(Vec::new, |store| store.descriptors());
-        self.own_descriptors().copied().chain(stores).collect()
+        self.own_descriptors().into_iter().chain(stores).collect()
     }
 
     /// Whether a forked child gets a part of the region.
@@ -388,13 +405,13 @@ impl Bound {
     }
 
     pub(crate) fn store(&self) -> Option<&Arc<dyn BackingStore>> {
-        self.store.as_ref()
+        self.means.store.as_ref()
     }
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        drop(self.pager.take());
+        drop((self.pager.take(), self.means.lent.take()));
         let all = [self.addresses()];
         let own = match self.left.get() {
             None => &all[..],

@@ -8,7 +8,7 @@ use selfpage_core::fault::range;
 use selfpage_core::region::Rights;
 use selfpage_core::sync::{AtomicU32, AtomicU64};
 
-use super::{Builder, Region};
+use super::{Builder, Means, Region};
 use crate::arena::Arena;
 use crate::error::{Error, Kind, Result};
 use crate::pager::{Restored, Stored};
@@ -41,9 +41,10 @@ impl Builder<'_> {
         }
         let failed = |cause: io::Error| Error::system("restore", object(), cause);
         let file = Descriptor::new(snapshot.reopened()?.into()).map_err(failed)?;
-        let (files, index, first) = (vec![file.numbered()], snapshot.index().clone(), snapshot.first_page(which));
+        let (index, first) = (snapshot.index().clone(), snapshot.first_page(which));
         let store: Arc<dyn BackingStore> = Arc::new(store);
-        let region = self.bind_with(Rights::ReadWrite, files, Some(store.clone()), move |len, hash| {
+        let means = Means { files: vec![file.numbered()], store: Some(store.clone()), lent: None };
+        let region = self.bind_with(Rights::ReadWrite, means, move |len, hash| {
             let bits = len.div_ceil(64);
             let mut arena = Arena::new(
                 Arena::bytes_for::<AtomicU32>(len)

@@ -114,7 +114,8 @@ pub trait BackingStore: Send + Sync {
         (&raw const *self).addr()
     }
 
-    /// The descriptors that a thread's table must hold, at these numbers, for the thread to use the store.
+    /// The descriptors that a thread's table must hold, at these numbers, for the thread to use the store. Pager threads have no others of the
+    /// program's but its standard streams.
     fn descriptors(&self) -> Vec<RawFd> {
         Vec::new()
     }

@@ -17,6 +17,7 @@ mod held;
 mod imaged;
 mod input;
 mod inspected;
+mod lent;
 mod lifetime;
 #[path = "../../../../tests/limited_group.rs"]
 mod limited_group;

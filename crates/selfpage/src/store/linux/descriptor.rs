@@ -64,6 +64,14 @@ pub struct Numbered {
 }
 
 impl Numbered {
+    /// What the calling thread has at the number.
+    pub fn of(number: RawFd) -> io::Result<Numbered> {
+        if number < 0 {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        }
+        Ok(Numbered { number, identity: Identity::of_number(number)? })
+    }
+
     /// That a descriptor which stands at the number in some table is of that file, or why not, in words.
     pub fn check(&self, found: BorrowedFd<'_>) -> io::Result<()> {
         match fstat(found).map(|stat| Identity::of(&stat) == self.identity) {

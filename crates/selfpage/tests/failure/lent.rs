@@ -1,0 +1,316 @@
+//! Files and sockets that the program lends to a pager of its own.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+
+use selfpage::pager::UserPager;
+use selfpage::store::FileStore;
+use selfpage::{DescriptorTable, Domain, Kind, Region, Trap};
+use selfpage_core::addr::PageBytes;
+
+use crate::child::forked;
+use crate::descriptors::close_all;
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+
+const FRAMES: usize = 64;
+const PAGES: usize = 4 * FRAMES;
+const CASES: [(&str, Trap, DescriptorTable); 3] = [
+    ("worker", Trap::Worker, DescriptorTable::Shared),
+    ("private", Trap::Worker, DescriptorTable::Private),
+    ("upcall", Trap::Upcall, DescriptorTable::Shared),
+];
+
+/// Its pages are a file's.
+struct ByFile(Arc<File>);
+
+impl UserPager for ByFile {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {
+        self.0.read_exact_at(bytes, index * PAGE as u64)
+    }
+
+    fn save(&self, index: u64, bytes: &PageBytes) -> io::Result<()> {
+        self.0.write_all_at(bytes, index * PAGE as u64)
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        // Named twice, it is lent once.
+        vec![self.0.as_raw_fd(); 2]
+    }
+}
+
+/// What [`number_pages`] writes.
+fn numbered_page(index: u64) -> [u8; PAGE] {
+    let mut bytes = [0; PAGE];
+    bytes[..8].copy_from_slice(&(index + 1).to_ne_bytes());
+    bytes[PAGE - 8..].copy_from_slice(&(!index).to_ne_bytes());
+    bytes
+}
+
+fn numbered_file() -> Arc<File> {
+    let mut file = tempfile::tempfile_in("/var/tmp").unwrap();
+    (0..PAGES as u64).for_each(|index| file.write_all(&numbered_page(index)).unwrap());
+    Arc::new(file)
+}
+
+fn domain(table: DescriptorTable) -> Domain {
+    Domain::with_frames(FRAMES * PAGE).descriptor_table(table).build().unwrap()
+}
+
+/// The file has this word at the beginning of each page.
+fn has(file: &File, word: u64) {
+    for index in 0..PAGES {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, (index * PAGE) as u64).expect("the program's file is open still");
+        assert_eq!(u64::from_ne_bytes(bytes), word, "page {index}");
+    }
+}
+
+fn write(region: &mut Region, word: u64) {
+    region.as_mut_slice::<[u64; 512]>().iter_mut().for_each(|page| page[0] = word);
+    region.flush(0, region.len_bytes()).unwrap();
+}
+
+#[test]
+fn a_file_that_was_open_before() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            let file = numbered_file();
+            let domain = domain(table);
+            // What pager threads open for themselves has no number that they are lent one at.
+            let store = FileStore::unnamed_in("/var/tmp", (16 * FRAMES * PAGE) as u64).unwrap();
+            let mut stored = domain.region(4 * FRAMES * PAGE).trap(trap).stored(store).unwrap();
+            number_pages(&mut stored);
+            check_pages(&stored, 0..pages(&stored));
+            let mut region = domain.region(PAGES * PAGE).trap(trap).user(ByFile(file.clone())).unwrap();
+            check_pages(&region, 0..PAGES);
+            let mut second = None;
+            for round in 0..3 {
+                write(&mut region, 100 + round);
+                has(&file, 100 + round);
+                drop(region);
+                // The number is the program's as before, and may be lent again, also to two at once.
+                has(&file, 100 + round);
+                region = domain.region(PAGES * PAGE).trap(trap).user(ByFile(file.clone())).unwrap();
+                assert!(region.as_slice::<[u64; 512]>().iter().all(|page| page[0] == 100 + round));
+                second = Some(domain.region(PAGES * PAGE).trap(trap).user(ByFile(file.clone())).unwrap());
+            }
+            drop(region);
+            assert!(second.as_ref().unwrap().as_slice::<[u64; 512]>().iter().all(|page| page[0] == 102));
+            drop(second);
+            // One that the pager alone has is closed with it, and its number is free for another.
+            let own = Arc::into_inner(file).unwrap();
+            let number = own.as_raw_fd();
+            drop(domain.region(PAGES * PAGE).trap(trap).user(ByFile(Arc::new(own))).unwrap());
+            let next = numbered_file();
+            assert_eq!(next.as_raw_fd(), number);
+            let region = domain.region(PAGES * PAGE).trap(trap).user(ByFile(next)).unwrap();
+            check_pages(&region, 0..PAGES);
+            check_pages(&stored, 0..pages(&stored));
+        })
+        .well();
+    }
+}
+
+/// Its pages come by a socket, and nobody saves them.
+struct BySocket(Mutex<UnixStream>);
+
+impl UserPager for BySocket {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {
+        let mut socket = self.0.lock().unwrap();
+        socket.write_all(&index.to_ne_bytes())?;
+        socket.read_exact(bytes)
+    }
+
+    fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        vec![self.0.lock().unwrap().as_raw_fd()]
+    }
+}
+
+/// Answers what the socket is asked for, until the other end is closed in every table.
+fn serve(mut socket: UnixStream) {
+    let mut index = [0; 8];
+    while socket.read_exact(&mut index).is_ok() {
+        socket.write_all(&numbered_page(u64::from_ne_bytes(index))).unwrap();
+    }
+}
+
+#[test]
+fn a_socket() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let serves = std::thread::spawn(|| serve(theirs));
+            let domain = domain(table);
+            let region = domain.region(PAGES * PAGE).trap(trap).user(BySocket(Mutex::new(ours))).unwrap();
+            check_pages(&region, 0..PAGES);
+            check_pages(&region, (0..PAGES).rev());
+            drop(region);
+            serves.join().unwrap();
+        })
+        .well();
+    }
+}
+
+#[test]
+fn what_is_lent_after_all_was_closed_and_in_children() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            let (file, domain) = (numbered_file(), domain(table));
+            let region = domain.region(PAGES * PAGE).trap(trap).user(ByFile(file.clone())).unwrap();
+            let look = || {
+                check_pages(&region, 0..PAGES);
+                check_pages(&region, (0..PAGES).rev());
+            };
+            forked(|| {
+                look();
+                has_numbers(&file);
+                // A child of the child.
+                forked(look);
+            });
+            look();
+            close_all();
+            look();
+            forked(|| {
+                look();
+                forked(look);
+            });
+            // The number is another file's by now.
+            let others: Vec<_> = (0..20).map(|_| tempfile::tempfile_in("/var/tmp").unwrap()).collect();
+            assert!(others.iter().any(|other| other.as_raw_fd() == file.as_raw_fd()));
+            forked(look);
+            look();
+            assert!(
+                others.iter().all(|other| other.metadata().unwrap().len() == 0),
+                "the program's file was written to"
+            );
+            std::mem::forget((others, region, file));
+        })
+        .well();
+    }
+}
+
+fn has_numbers(file: &File) {
+    let mut bytes = [0; PAGE];
+    file.read_exact_at(&mut bytes, 7 * PAGE as u64).expect("the program's file is open still");
+    assert!(bytes == numbered_page(7));
+}
+
+/// It has a file of its own in each process.
+struct Anew(Mutex<Arc<File>>);
+
+impl UserPager for Anew {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {
+        let file = self.0.lock().unwrap().clone();
+        file.read_exact_at(bytes, index * PAGE as u64)
+    }
+
+    fn save(&self, index: u64, bytes: &PageBytes) -> io::Result<()> {
+        let file = self.0.lock().unwrap().clone();
+        file.write_all_at(bytes, index * PAGE as u64)
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        vec![self.0.lock().unwrap().as_raw_fd()]
+    }
+
+    fn forked(&self) {
+        *self.0.lock().unwrap() = numbered_file();
+    }
+}
+
+#[test]
+fn a_file_that_is_opened_anew_in_the_child() {
+    for (name, trap, table) in CASES {
+        for closed in [false, true] {
+            in_child(here!(), &format!("{name}-{closed}"), || {
+                let (file, domain) = (numbered_file(), domain(table));
+                let mut region = domain.region(PAGES * PAGE).trap(trap).user(Anew(Mutex::new(file.clone()))).unwrap();
+                if closed {
+                    close_all();
+                }
+                let mut look = || {
+                    write(&mut region, 8);
+                    region.evict(0, region.len_bytes()).unwrap();
+                    assert!(region.as_slice::<[u64; 512]>().iter().all(|page| page[0] == 8));
+                };
+                if closed {
+                    forked(look);
+                } else {
+                    forked(|| {
+                        look();
+                        let mut bytes = [0; PAGE];
+                        file.read_exact_at(&mut bytes, 0).unwrap();
+                        assert!(bytes == numbered_page(0), "the parent's file was written to");
+                    });
+                }
+                check_pages(&region, 0..PAGES);
+                std::mem::forget((region, file));
+            })
+            .well();
+        }
+    }
+}
+
+#[test]
+fn a_standard_stream() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            let before = domain(table);
+            let file = numbered_file();
+            // SAFETY: test: nobody reads from standard input.
+            let stream = unsafe {
+                assert_eq!(libc::dup2(file.as_raw_fd(), 0), 0);
+                <File as std::os::fd::FromRawFd>::from_raw_fd(0)
+            };
+            let (stream, after) = (Arc::new(stream), domain(table));
+            for _ in 0..2 {
+                let region = after.region(PAGES * PAGE).trap(trap).user(ByFile(stream.clone())).unwrap();
+                check_pages(&region, 0..PAGES);
+            }
+            // Its threads have the standard input that there was.
+            let late = before.region(PAGES * PAGE).trap(trap).user(ByFile(stream.clone()));
+            match table {
+                DescriptorTable::Shared => assert!(late.unwrap_err().to_string().contains("dup(2)")),
+                DescriptorTable::Private => check_pages(&late.unwrap(), 0..PAGES),
+            }
+            has_numbers(&stream);
+        })
+        .well();
+    }
+}
+
+struct Names(RawFd);
+
+impl UserPager for Names {
+    fn fill(&self, _: u64, _: &mut PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        vec![self.0]
+    }
+}
+
+#[test]
+fn numbers_of_nothing() {
+    for number in [-1, 999, RawFd::MAX] {
+        let domain = domain(DescriptorTable::Shared);
+        let error = domain.region(PAGE).name("mine").user(Names(number)).unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "{error}");
+        for word in ["mine", &number.to_string(), "UserPager::descriptors"] {
+            assert!(error.to_string().contains(word), "{word}: {error}");
+        }
+    }
+}
