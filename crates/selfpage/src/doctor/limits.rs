@@ -80,7 +80,7 @@ pub(super) fn seccomp() -> Finding {
             State::Degraded,
             format!("mode {mode}: system calls are filtered; what is refused below may be so by the filter"),
         )
-        .remedy("docker run --security-opt seccomp=unconfined, or a profile that allows userfaultfd and io_uring"),
+        .remedy("docker run --security-opt seccomp=unconfined, or a profile that allows userfaultfd, unshare, pidfd_getfd and io_uring"),
     }
 }
 

@@ -4,6 +4,7 @@ use std::ptr;
 
 use selfpage::{Domain, Kind};
 
+use crate::filter::Call;
 use crate::scenario::{PAGE, here, in_child};
 
 /// Maps memory of the program's own, which may be read and written.
@@ -35,4 +36,26 @@ fn what_lies_at_low_addresses_stays_where_there_are_none_for_the_frames() {
         assert_eq!(unsafe { (low as *const u64).read_volatile() }, 42);
     })
     .well();
+}
+
+/// A container's filter need not know of a call that pager threads begin with.
+#[test]
+fn a_call_of_pager_threads_that_a_filter_refuses_is_named() {
+    for (number, call) in [
+        (libc::SYS_unshare, "unshare"),
+        (libc::SYS_close_range, "close_range"),
+        (libc::SYS_pipe2, "pipe2"),
+        (libc::SYS_epoll_create1, "epoll_create1"),
+        (libc::SYS_eventfd2, "eventfd2"),
+        (libc::SYS_epoll_ctl, "epoll_ctl"),
+    ] {
+        in_child(here!(), call, || {
+            Call::any(number).fails(libc::EPERM).unwrap();
+            let error = Domain::with_frames(16 * PAGE).build().unwrap_err();
+            assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+            let (said, allow) = (error.to_string(), format!("allow {call} in the container's seccomp profile"));
+            assert!(said.contains(&format!("pager threads ({call})")) && said.contains(&allow), "{said}");
+        })
+        .well();
+    }
 }
