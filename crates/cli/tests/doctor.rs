@@ -1,6 +1,7 @@
 //! `selfpage doctor` as a user and a script meet it.
 
 use std::collections::BTreeSet;
+use std::ffi::CStr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -105,6 +106,40 @@ fn a_limit_on_threads_is_found_and_named() {
     let line = text.lines().find(|line| line.contains("no program can be paged")).unwrap_or_default();
     assert!(line.contains("no thread can be started") && line.contains("ulimit -u"), "{text}{errors}");
     assert_eq!((output.status.code(), &*errors), (Some(1), ""), "{text}");
+}
+
+/// Mounts of this process's own, and nothing below these two.
+fn without_dev_and_sys() -> std::io::Result<()> {
+    // SAFETY: test: names that end with NUL.
+    let done = unsafe {
+        let mount = |from: &CStr, on: &CStr, flags| {
+            libc::mount(from.as_ptr(), on.as_ptr(), from.as_ptr(), flags, std::ptr::null())
+        };
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && mount(c"none", c"/", libc::MS_REC | libc::MS_PRIVATE) == 0
+            && mount(c"tmpfs", c"/dev", 0) == 0
+            && mount(c"tmpfs", c"/sys", 0) == 0
+    };
+    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[test]
+fn a_root_without_dev_and_sys_is_not_a_kernel_that_lacks_them() {
+    if !can_run(&examine()) {
+        return skip::skip("uffd", "here all is refused, or absent");
+    }
+    let mut bare = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    // SAFETY: test: system calls alone.
+    let Ok(output) = unsafe { bare.arg("doctor").pre_exec(without_dev_and_sys) }.output() else {
+        return skip::skip("root", "nothing can be mounted over /dev and /sys");
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for feature in ["unshare(CLONE_FILES)", "pidfd_getfd"] {
+        assert!(text.lines().any(|line| line.starts_with("present") && line.contains(feature)), "{feature}: {text}");
+    }
+    assert!(!text.contains("not in this kernel") && !text.contains("6.8 or newer"), "{text}");
+    assert!(text.contains("mount -t sysfs sysfs /sys"), "{text}");
 }
 
 const UFFDIO_COPY: Call = Call::with(libc::SYS_ioctl, 1, 0xC028_AA03);

@@ -1,5 +1,6 @@
 //! What the machine gives to the page allocator, and to the `malloc` over it.
 
+use super::limits::{MOUNT_SYS, has_sys};
 use super::{Finding, State, setting};
 use crate::alloc::medium::{self, Medium};
 use crate::alloc::pressure::{Watch, Wishes};
@@ -12,6 +13,8 @@ const OF_ALL: &str = "enabled";
 const OF_HUGE_PAGES: &str = "hugepages-2048kB/enabled";
 const OF_MEDIUM_PAGES: &str = "hugepages-64kB/enabled";
 const VIRTIO_DEVICES: &str = "/sys/bus/virtio/devices";
+const HUGE_FEATURE: &str = "huge pages for blocks and frames";
+const MEDIUM_FEATURE: &str = "medium huge pages (mTHP)";
 /// The virtio device that is a balloon, and the bit of its features that says that it reports free pages.
 const BALLOON: &str = "0x0005";
 const BALLOON_REPORTING: usize = 5;
@@ -22,9 +25,17 @@ pub(super) fn examine() -> Vec<Finding> {
     // Since Linux 6.8 each size has a setting of its own, which may follow the common one.
     let own = chosen(OF_HUGE_PAGES).filter(|word| word != "inherit").map(|word| (OF_HUGE_PAGES, word));
     let enabled = own.or_else(|| Some((OF_ALL, chosen(OF_ALL)?)));
+    let [huge, medium] = if has_sys() {
+        [
+            huge_pages(enabled.as_ref().map(|(file, word)| (*file, word.as_str())), chosen("defrag").as_deref()),
+            medium_pages(medium::examine(), Path::new(HUGE_PAGES).join(OF_MEDIUM_PAGES).exists()),
+        ]
+    } else {
+        [HUGE_FEATURE, MEDIUM_FEATURE].map(unknown)
+    };
     vec![
-        huge_pages(enabled.as_ref().map(|(file, word)| (*file, word.as_str())), chosen("defrag").as_deref()),
-        medium_pages(medium::examine(), Path::new(HUGE_PAGES).join(OF_MEDIUM_PAGES).exists()),
+        huge,
+        medium,
         overcommit(setting("/proc/sys/vm/overcommit_memory").as_deref()),
         pressure(Watch::of(&Wishes::of_environment()).reports()),
         page_reporting(is_reporting(Path::new(VIRTIO_DEVICES))),
@@ -36,9 +47,18 @@ fn chosen(line: &str) -> Option<String> {
     Some(line.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
+/// Of a setting that nobody can look at: a program that cannot does without.
+fn unknown(feature: &'static str) -> Finding {
+    Finding::new(
+        feature,
+        State::Degraded,
+        "unknown: /sys is not mounted, and what may not be looked at is not asked for",
+    )
+    .remedy(MOUNT_SYS)
+}
+
 /// `enabled` is the file that decides, and what it says.
 fn huge_pages(enabled: Option<(&str, &str)>, defrag: Option<&str>) -> Finding {
-    const FEATURE: &str = "huge pages for blocks and frames";
     let (file, enabled) = enabled.unzip();
     if !matches!(enabled, Some("always" | "madvise")) {
         let why = format!(
@@ -47,7 +67,7 @@ fn huge_pages(enabled: Option<(&str, &str)>, defrag: Option<&str>) -> Finding {
         );
         let allow = |file| format!("echo madvise > {HUGE_PAGES}/{file}");
         let remedy = file.map_or("boot a kernel built with CONFIG_TRANSPARENT_HUGEPAGE=y".into(), allow);
-        return Finding::new(FEATURE, State::Degraded, why).remedy(remedy);
+        return Finding::new(HUGE_FEATURE, State::Degraded, why).remedy(remedy);
     }
     let (state, room) = match defrag {
         Some("never") => (State::Degraded, "none where no 2 MiB are free, and nobody makes room"),
@@ -60,28 +80,27 @@ fn huge_pages(enabled: Option<(&str, &str)>, defrag: Option<&str>) -> Finding {
     let why = format!(
         "{enabled}, defrag {defrag}: cold blocks from 2 MiB on get them, and frames come as what one is split into; {room}"
     );
-    let finding = Finding::new(FEATURE, state, why);
+    let finding = Finding::new(HUGE_FEATURE, state, why);
     if state == State::Present { finding } else { finding.remedy(format!("echo madvise > {HUGE_PAGES}/defrag")) }
 }
 
 /// `is_there`: this kernel has them.
 fn medium_pages(found: Medium, is_there: bool) -> Finding {
-    const FEATURE: &str = "medium huge pages (mTHP)";
     match found {
         Medium::Allowed => {
-            Finding::new(FEATURE, State::Present, "64 KiB: most of the heap's small pages come 16 in one fault")
+            Finding::new(MEDIUM_FEATURE, State::Present, "64 KiB: most of the heap's small pages come 16 in one fault")
         }
         Medium::Forbidden => {
             let why = "64 KiB is not allowed: each of the heap's small pages costs the kernel's fault";
             let allow = || format!("echo madvise > {HUGE_PAGES}/{OF_MEDIUM_PAGES}");
             let remedy = is_there.then(allow).unwrap_or_else(|| "boot Linux 6.8 or newer".into());
-            Finding::new(FEATURE, State::Degraded, why).remedy(remedy)
+            Finding::new(MEDIUM_FEATURE, State::Degraded, why).remedy(remedy)
         }
         Medium::Outgrown => {
             let why = "64 KiB is allowed, and not asked for: larger ones would come, too large for small programs";
             let remedy =
                 format!("for kib in 128 256 512 1024; do echo never > {HUGE_PAGES}/hugepages-${{kib}}kB/enabled; done");
-            Finding::new(FEATURE, State::Degraded, why).remedy(remedy)
+            Finding::new(MEDIUM_FEATURE, State::Degraded, why).remedy(remedy)
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use rustix::io::Errno as IoErrno;
 use rustix::process::{PidfdFlags, pidfd_open};
 use rustix::thread::{Pid, gettid};
@@ -10,6 +10,7 @@ use selfpage_core::linux::Errno;
 use selfpage_core::linux::probe::{Answer, Shortfall};
 use selfpage_core::linux::thread;
 
+use super::limits::unfilter;
 use super::userfaultfd::{for_a_thread, of_start};
 use super::{Finding, State, probed};
 use crate::pthread;
@@ -27,7 +28,8 @@ pub(super) fn examine() -> Vec<Finding> {
 
 /// Leaves the shared table, and takes a file out of it: what each of the two said.
 fn try_both() -> Result<(Answer, Answer), Errno> {
-    let file = open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(of)?;
+    // Not one by its name: a root without /dev will do.
+    let file = memfd_create("selfpage-doctor", MemfdFlags::CLOEXEC).map_err(of)?;
     let from = gettid();
     // The trial costs a thread its table: one that does nothing else.
     let tries = || {
@@ -39,24 +41,23 @@ fn try_both() -> Result<(Answer, Answer), Errno> {
 
 /// Closes the file in the calling thread's table, and takes it from that of another thread.
 fn take(from: Pid, file: &OwnedFd) -> Answer {
-    let number = file.as_raw_fd();
+    let (number, inode) = (file.as_raw_fd(), fstat(file).map_err(of)?.st_ino);
     thread::close_descriptors(number as u32, number as u32)?;
     copied_descriptor(from.as_raw_pid() as u32, number)
         .and_then(|copy| place_descriptor(copy, number))
         .map_err(|why| Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)))?;
     let taken = fstat(borrow_number(number)).map_err(of)?;
-    if taken.st_rdev == rustix::fs::stat("/dev/null").map_err(of)?.st_rdev { Ok(()) } else { Err(Shortfall::Wrong) }
+    if taken.st_ino == inode { Ok(()) } else { Err(Shortfall::Wrong) }
 }
 
 /// The remedy where no thread could be started to try it, and where it was refused.
-fn remedy(answer: Answer, of_calls: &'static str) -> &'static str {
-    answer.err().and_then(for_a_thread).unwrap_or(of_calls)
+fn remedy(answer: Answer, of_calls: String) -> String {
+    answer.err().and_then(for_a_thread).map_or(of_calls, str::to_owned)
 }
 
 fn leaves(unshared: Answer) -> Finding {
     let gain = "pager threads have descriptor tables of their own, which hold open nothing of the program's";
-    let of_calls = "allow unshare in the container's seccomp profile (docker run --security-opt seccomp=unconfined)";
-    probed(UNSHARE, unshared, gain, "selfpage cannot run", remedy(unshared, of_calls))
+    probed(UNSHARE, unshared, gain, "selfpage cannot run", &remedy(unshared, unfilter("unshare")))
 }
 
 fn takes(taken: Answer, of_threads: Result<(), IoErrno>) -> Finding {
@@ -73,7 +74,7 @@ fn takes(taken: Answer, of_threads: Result<(), IoErrno>) -> Finding {
             taken,
             "pager threads get the files of regions and stores, from any thread's table",
             "no regions over files and no stores on disk",
-            remedy(taken, ALLOW_PIDFDS),
+            &remedy(taken, ALLOW_PIDFDS.into()),
         ),
     }
 }

@@ -21,6 +21,14 @@ const DUMPABLE: &str = "the process is not dumpable, as after a change of its us
 /// What helps where a process has as many mappings as it may.
 pub(crate) const MORE_MAPPINGS: &str = "raise the limit on mappings (sysctl -w vm.max_map_count), or unmap something";
 
+/// What helps where the kernel's settings cannot be looked at.
+pub(super) const MOUNT_SYS: &str = "mount -t sysfs sysfs /sys";
+
+/// Whether /sys has the kernel's settings: a setting that is not there is not in this kernel.
+pub(super) fn has_sys() -> bool {
+    fs::exists("/sys/kernel").unwrap_or(false)
+}
+
 /// What helps where a filter refuses a call.
 pub(crate) fn unfilter(call: &str) -> String {
     format!("allow {call} in the container's seccomp profile (docker run --security-opt seccomp=unconfined)")

@@ -1,5 +1,6 @@
 //! What the kernel does with memory that is ours.
 
+use super::limits::has_sys;
 use super::{Finding, State, name, probed, setting, trial};
 use selfpage_core::linux::probe::{self, Shortfall};
 
@@ -51,7 +52,8 @@ pub(super) fn examine() -> Vec<Finding> {
 
 fn huge_pages() -> Finding {
     let setting = setting("/sys/kernel/mm/transparent_hugepage/enabled");
-    let setting = setting.as_deref().unwrap_or("not in this kernel");
+    let setting =
+        setting.as_deref().unwrap_or(if has_sys() { "not in this kernel" } else { "unknown, as /sys is not mounted" });
     probed(
         "transparent huge pages",
         probe::keeps_pages_small(),
