@@ -67,6 +67,14 @@ fn memory_as_a_store_writes_nothing_to_a_disk() {
     assert!(written > 8 << 20, "{written} bytes");
 }
 
+/// The kernel moves data on threads of its own, and there can be none.
+#[test]
+fn a_program_at_its_limit_on_threads_has_its_pages() {
+    if let Some(ran) = case(&[], "work_without_threads") {
+        right(ran);
+    }
+}
+
 /// How many pages of a store's file hold what the program had on them.
 fn kept(path: &Path) -> usize {
     let file = std::fs::File::open(path).unwrap();

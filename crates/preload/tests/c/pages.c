@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
@@ -68,6 +69,15 @@ static void work_twice(void) {
   puts("up"), fflush(stdout);
   CHECK(fgets(line, sizeof line, stdin));
   same(p, 24 * MIB, 5);
+}
+// No thread can be started any more, by the program or by the kernel for it, before anything has gone to the store. For root there is no
+// such limit.
+static void *never(void *of) { return of; }
+static void work_without_threads(void) {
+  pthread_t thread;
+  CHECK(geteuid() || !setresuid(65534, 65534, 65534));
+  CHECK(!setrlimit(RLIMIT_NPROC, &(struct rlimit){1, 1}) && pthread_create(&thread, 0, never, 0) == EAGAIN);
+  work();
 }
 static void fill_much(void) { fill(managed(24 * MIB), 24 * MIB, 1); }
 // Takes what is left of the disk that the store is on, and only then needs the store.
@@ -169,7 +179,7 @@ static void small_child(void) {
 }
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"work", work}, {"cycle", cycle}, {"work_and_say_what_was_written", work_and_say_what_was_written}, {"work_twice", work_twice},
-  {"fill_much", fill_much}, {"fill_the_disk", fill_the_disk}, {"limit_files", limit_files}, {"catch_sigbus", catch_sigbus},
+  {"work_without_threads", work_without_threads}, {"fill_much", fill_much}, {"fill_the_disk", fill_the_disk}, {"limit_files", limit_files}, {"catch_sigbus", catch_sigbus},
   {"nothing", nothing}, {"shared", shared}, {"stack", stack}, {"low", low}, {"executable", executable},
   {"made_executable", made_executable}, {"fixed", fixed}, {"over_a_region", over_a_region}, {"committed", committed},
   {"committed_in_parts", committed_in_parts}, {"given_up", given_up},

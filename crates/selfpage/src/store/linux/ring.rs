@@ -12,6 +12,8 @@ use super::transfer::{Batch, Direction};
 
 /// How many requests are under way at a time: the disk gains nothing from more.
 const DEPTH: usize = 64;
+/// How many batches the calling thread moves itself once the kernel could not start a thread: it tries for 45 ms before it says so (Linux 6.18).
+const BATCHES_ALONE: u32 = 256;
 
 /// An io_uring of the thread that made it.
 ///
@@ -22,6 +24,8 @@ pub struct Ring {
     owner: Pid,
     /// Its number where that is taken, so that no file of a region's comes there.
     number: Option<RawFd>,
+    /// How many batches are still not given to the kernel.
+    alone: u32,
 }
 
 /// The ring's descriptor is not ours any more, or the kernel refuses it. The requests that it did not complete are untouched.
@@ -32,11 +36,16 @@ impl Ring {
     pub fn new() -> std::io::Result<Ring> {
         let ring = IoUring::builder().dontfork().build(DEPTH as u32)?;
         let number = Some(ring.as_raw_fd()).filter(|number| take_number(*number));
-        Ok(Ring { ring: ManuallyDrop::new(ring), owner: gettid(), number })
+        Ok(Ring { ring: ManuallyDrop::new(ring), owner: gettid(), number, alone: 0 })
     }
 
     /// Works off every request, up to [`DEPTH`] at a time.
     pub fn run(&mut self, file: RawFd, batch: &mut Batch<'_>) -> Result<(), RingLost> {
+        if self.alone > 0 {
+            self.alone -= 1;
+            batch.run_serially(file);
+            return Ok(());
+        }
         // Requests from `next` on were never submitted; `again` are those that want another round.
         let mut next = 0;
         let mut again = [0_usize; DEPTH];
@@ -69,10 +78,18 @@ impl Ring {
             }
             for entry in self.ring.completion() {
                 let index = entry.user_data() as usize;
-                let moved = usize::try_from(entry.result()).map_err(|_| Errno::from_raw_os_error(-entry.result()));
-                batch.requests[index].took(moved, batch.direction);
+                let request = &mut batch.requests[index];
+                match usize::try_from(entry.result()).map_err(|_| Errno::from_raw_os_error(-entry.result())) {
+                    // Nobody has begun with it. What would wait the kernel hands to a thread of its own, and it can start none where the
+                    // process, its user or its control group may have no more.
+                    Err(Errno::CANCELED) => {
+                        request.run(file, batch.direction, batch.vectors);
+                        self.alone = BATCHES_ALONE;
+                    }
+                    moved => request.took(moved, batch.direction),
+                }
                 in_flight -= 1;
-                if !batch.requests[index].is_done() {
+                if !request.is_done() {
                     again[again_len] = index;
                     again_len += 1;
                 }
