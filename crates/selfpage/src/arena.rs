@@ -52,6 +52,9 @@ impl Arena {
             .map_err(|errno| Error::system("map", format!("{len_bytes} bytes of tables"), errno))?;
         // SAFETY: owned-range: just mapped. Huge pages would give untouched parts of a table memory.
         let _ = unsafe { memory::advise(start, len_bytes, Advice::NoHugePages) };
+        // They say where pages are, which are in no core dump with them, and are as long as all regions could be.
+        // SAFETY: owned-range: just mapped.
+        let _ = unsafe { memory::advise(start, len_bytes, Advice::NotInDump) };
         Ok(Arena { start, len_bytes, used_bytes: 0 })
     }
 

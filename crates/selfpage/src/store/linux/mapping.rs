@@ -45,6 +45,9 @@ impl Mapping {
         }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Mapping { base, len_bytes, sharing };
+        // No program's own memory, and a core dump would have shared memory written out whole, and given pages for that.
+        // SAFETY: mapping-owned: just mapped; nothing changes but what a dump has.
+        let _ = unsafe { madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxDontDump) };
         if sharing == Sharing::Own {
             // SAFETY: mapping-owned: just mapped; what a child finds there are words, too.
             unsafe { madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxWipeOnFork) }?;
@@ -104,5 +107,31 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapping-owned: the last look at it is over.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len_bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel says of the mapping that has this address.
+    fn flags(addr: usize) -> String {
+        let is_there = |line: &str| {
+            let ends = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            let number = |digits| usize::from_str_radix(digits, 16).unwrap_or(0);
+            ends.is_some_and(|(start, end)| (number(start)..number(end)).contains(&addr))
+        };
+        let all = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut about = all.lines().skip_while(|line| !is_there(line));
+        about.find(|line| line.starts_with("VmFlags:")).unwrap().to_owned()
+    }
+
+    #[test]
+    fn no_core_dump_has_it() {
+        for sharing in [Sharing::Private, Sharing::Family, Sharing::Own] {
+            let mapping = Mapping::new(3, sharing).unwrap();
+            let flags = flags(mapping.base.as_ptr().addr());
+            assert!(flags.split(' ').any(|flag| flag == "dd"), "{sharing:?}: {flags}");
+        }
     }
 }
