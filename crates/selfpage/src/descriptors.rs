@@ -26,6 +26,14 @@ pub(crate) fn memory_can_be_opened() -> Result<()> {
     Ok(())
 }
 
+/// Whether a child that were forked now could have its faults told, by system calls too where the domain needs that.
+pub(crate) fn faults_can_be_told(config: &Settings) -> Result<()> {
+    let reach = if config.needs_system_calls { Reach::EveryFault } else { Reach::UserFaults };
+    let opened = Uffd::open(reach, Reading::Polls).map_err(|errno| no_userfaultfd(reach, errno))?;
+    let _ = opened.0.close();
+    Ok(())
+}
+
 /// Opens a domain's descriptors, or none.
 pub(crate) fn open(config: &Settings) -> Result<(Descriptors, Reach)> {
     let mut opened = Vec::new();

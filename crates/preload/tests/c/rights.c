@@ -96,8 +96,7 @@ static void another_threads_own(void) {
   CHECK(!pthread_create(&thread, 0, give_up, 0) && !pthread_join(thread, 0));
   by_the_library();
 }
-static void then_fork(void) {
-  kept();
+static void fork_and_say(void) {
   pid_t child = fork();
   if (!child) { same(); fill(); same(); _exit(0); }
   int status;
@@ -106,6 +105,13 @@ static void then_fork(void) {
   if (WIFEXITED(status) && !WEXITSTATUS(status)) puts("the child went on");
   else if (WIFSIGNALED(status)) printf("signal %d\n", WTERMSIG(status));
   else CHECK(!"the child found something else");
+}
+static void then_fork(void) { kept(), fork_and_say(); }
+// It may open its own memory again, and so may a child; what is refused is only what a capability was for.
+static void dumpable_then_fork(void) {
+  kept();
+  CHECK(!prctl(PR_SET_DUMPABLE, 1, 0, 0, 0));
+  fork_and_say();
 }
 // Each call is made by each of our threads: nobody waits for longer than that takes.
 static void often(void) {
@@ -121,7 +127,7 @@ static void filtered(void) {
 }
 static const struct one_case cases[] = {
   CASE(kept), CASE(by_number), CASE(by_the_library), CASE(amid_faults), CASE(often), CASE(another_threads_own), CASE(then_fork),
-  CASE(filtered)};
+  CASE(dumpable_then_fork),  CASE(filtered)};
 int main(int argc, char **argv) {
   if (!has_done(cases, sizeof cases / sizeof *cases, argc, argv)) return 2;
   same();

@@ -40,6 +40,11 @@ pub(crate) fn check(inner: &Inner) -> Result<()> {
             return Err(Error::new(Kind::Denied, "open", object, format!("{}; {REMEDY}", why.cause)));
         }
     }
+    if let Err(error) = descriptors::faults_can_be_told(&inner.config)
+        && matches!(error.kind(), Kind::Denied | Kind::Unsupported)
+    {
+        return Err(error.with("a forked child must open one anew: keep the right to that"));
+    }
     Ok(())
 }
 
