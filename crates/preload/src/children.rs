@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use selfpage::Kind;
 use selfpage_heap::next;
 
 use crate::space::PAGE;
@@ -31,7 +32,8 @@ pub fn begin(pages: Pages) {
     NEEDED.store(FOR_DOMAIN + if pages == Pages::InFile { FOR_FILE } else { 0 }, Ordering::Relaxed);
 }
 
-/// As in the C library, but `EAGAIN` or `ENOMEM` where limits would not let the child have its memory, and `EPERM` where it may not open it.
+/// As in the C library, but `EAGAIN` or `ENOMEM` where limits, or a store that has no room for another process, would not let the child have
+/// its memory, and `EPERM` where it may not open it.
 ///
 /// # Safety
 /// As C has it.
@@ -66,7 +68,8 @@ fn refusal(needed: usize) -> Option<(String, i32)> {
         return Some((lacking("memory for its pages: raise ulimit -d"), libc::ENOMEM));
     }
     let why = managed::get()?.domain.check_fork().err()?;
-    Some((why.to_string(), libc::EPERM))
+    let errno = if why.kind() == Kind::OutOfSpace { libc::EAGAIN } else { libc::EPERM };
+    Some((why.to_string(), errno))
 }
 
 /// Whether fewer than `needed` numbers below the limit are free. Nothing is opened to find that out: a child that another thread forks just

@@ -51,12 +51,14 @@ impl Limits {
         const RESERVED: u64 = (QUIET_BYTES + OWN_BYTES + BESIDE_BYTES) as u64;
         // What is known of each comes to less than a 64th.
         let frames = frames_bytes.saturating_add(frames_bytes / 64);
+        // A bitmap for each process that may come to share the file.
+        let in_file = if stored == Stored::InFile { MANAGED / 32 } else { 0 };
         let in_memory = if stored == Stored::InMemory { MANAGED } else { 0 };
         // Twelve bytes for each page, and as many for its place in a store.
         let tables = MANAGED / 4096 * if stored == Stored::Nowhere { 12 } else { 24 };
         // For threads of ours, and what the program itself begins with.
         let beside = 64 << 20;
-        let addresses = frames.saturating_add(RESERVED + MANAGED + MANAGED / 64 + in_memory);
+        let addresses = frames.saturating_add(RESERVED + MANAGED + MANAGED / 64 + in_file + in_memory);
         let data = frames.saturating_add(tables + beside + in_memory);
         let lack = |what, option, has_bytes, needs_bytes| {
             (has_bytes < needs_bytes).then_some(Lack { what, option, has_bytes, needs_bytes })

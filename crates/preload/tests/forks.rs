@@ -65,6 +65,27 @@ fn a_fork_fails_where_its_child_may_not_open_its_memory() {
 }
 
 #[test]
+fn three_hundred_children_at_a_time_have_their_memory() {
+    case("many_children");
+}
+
+#[test]
+fn a_fork_fails_where_the_store_has_no_room_for_another_process() {
+    if !run::possible() {
+        return;
+    }
+    let directory = run::directory();
+    let store = directory.path().join("store");
+    let store = store.to_str().unwrap();
+    let options = ["--frames", "8M", "--store", store];
+    let ran = run::run_with("/".as_ref(), &options, run::compile("forks", &[]), &["in_a_full_family", store]);
+    // Said once.
+    assert_eq!((ran.code(), ran.text().as_str(), ran.errors().lines().count()), (0, "ok\n", 1), "{}", ran.errors());
+    let says = ["selfpage: no fork: ", store, "processes share it", "--store memory"];
+    assert!(says.iter().all(|words| ran.errors().contains(words)), "{}", ran.errors());
+}
+
+#[test]
 fn a_fork_opens_little_beforehand() {
     case("opens_little");
 }

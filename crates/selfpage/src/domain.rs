@@ -196,14 +196,16 @@ impl Domain {
         Stats::read(&self.life.inner)
     }
 
-    /// Whether a child that the calling thread forked now could open what it needs of the domain: a thread that has limited itself since the
-    /// domain was built (Landlock) may not. Such a child gets no regions, or ends: better not to fork.
+    /// Whether a child that the calling thread forked now could have what it needs of the domain: a thread that has limited itself since the
+    /// domain was built (Landlock), or given up rights, may not open it, and a store has as many processes as it can. Such a child gets no
+    /// regions, or ends: better not to fork.
     ///
     /// # Context
     /// Normal.
     ///
     /// # Errors
-    /// The system refuses a file, which the message names. What else a fork may lack is not looked at.
+    /// [`Kind::OutOfSpace`](crate::Kind::OutOfSpace): there can be another child once one has ended. Else the system refuses a file, which the
+    /// message names. What else a fork may lack is not looked at.
     pub fn check_fork(&self) -> Result<()> {
         fork::check(&self.life.inner)
     }

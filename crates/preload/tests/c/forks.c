@@ -353,15 +353,48 @@ static void after_landlock(void) {
   CHECK(p && memset(p, 7, 12 * MIB) && !fork_at_limit(p));
 }
 
+// As many children at a time as a server or a shell may have, each with all its memory.
+enum { CHILDREN = 300 };
+static void many_children(void) {
+  char *p = malloc(12 * MIB);
+  int go[2];
+  static pid_t children[CHILDREN];
+  CHECK(p && memset(p, 7, 12 * MIB) && !pipe(go));
+  for (int i = 0; i < CHILDREN; i++) {
+    children[i] = fork();
+    CHECK(children[i] >= 0);
+    if (children[i]) continue;
+    char end;
+    p[i * P] = 8;
+    CHECK(!close(go[1]) && !read(go[0], &end, 1));
+    for (size_t at = i % 10 * MIB; at < (i % 10 + 2) * MIB; at += P) if (p[at] != 7 + (at == i * P)) _exit(1);
+    _exit(0);
+  }
+  CHECK(!close(go[1]));
+  for (int i = 0; i < CHILDREN; i++) wait_ok(children[i]);
+}
+
+// Where the store has as many processes as it can, here by their locks alone, a fork fails, and works again when there are fewer.
+static const char *store;
+static void in_a_full_family(void) {
+  char *p = malloc(12 * MIB);
+  int file = open(store, O_RDWR | O_CLOEXEC);
+  struct flock all = {.l_type = F_WRLCK, .l_start = (1l << 40) + 1, .l_len = 1 << 20};
+  CHECK(p && memset(p, 7, 12 * MIB) && file >= 0 && !fork_at_limit(p) && !fcntl(file, F_OFD_SETLK, &all));
+  for (int i = 0; i < 3; i++) CHECK(fork_at_limit(p) == EAGAIN);
+  CHECK(!close(file) && !fork_at_limit(p));
+}
+
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled},
   {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"at_limits", at_limits},
   {"at_data_limits", at_data_limits}, {"opens_little", opens_little}, {"with_pidfd", with_pidfd},
-  {"after_landlock", after_landlock}};
+  {"after_landlock", after_landlock}, {"many_children", many_children}, {"in_a_full_family", in_a_full_family}};
 int main(int argc, char **argv) {
   // Where it hangs it ends, with its children.
   alarm(60);
+  store = argv[2];
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    if (argc == 2 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); puts("ok"); return 0; }
+    if (argc > 1 && !strcmp(argv[1], cases[i].name)) { cases[i].what(); puts("ok"); return 0; }
   return 2;
 }

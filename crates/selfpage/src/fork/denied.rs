@@ -13,7 +13,8 @@ use crate::{descriptors, undisturbed};
 const REMEDY: &str = "a forked child must open it anew: keep the right to that, and have what limits this thread (Landlock) \
                       allow it to read below /proc, and to read and write the store's file or directory";
 
-/// Tries on the calling thread, whose limits a child will have. Anything but a refusal is for the fork to meet.
+/// Tries on the calling thread, whose limits a child will have. Anything but a refusal, and a store that as many processes share as can, is
+/// for the fork to meet.
 pub(crate) fn check(inner: &Inner) -> Result<()> {
     // fork(2) is no point of cancellation, and files are.
     let _uncancelled = Uncancelled::begin();
@@ -33,11 +34,13 @@ pub(crate) fn check(inner: &Inner) -> Result<()> {
             continue;
         }
         known.push(store.identity());
-        if let Err(why) = store.check_fork(table_of)
-            && is_refusal(&why.cause)
-        {
-            let object = format!("store {}", why.object);
-            return Err(Error::new(Kind::Denied, "open", object, format!("{}; {REMEDY}", why.cause)));
+        match store.check_fork(table_of) {
+            Err(why) if is_refusal(&why.cause) => {
+                let object = format!("store {}", why.object);
+                return Err(Error::new(Kind::Denied, "open", object, format!("{}; {REMEDY}", why.cause)));
+            }
+            Err(why) if why.cause.kind() == io::ErrorKind::QuotaExceeded => return Err(why.into()),
+            _ => {}
         }
     }
     if let Err(error) = descriptors::faults_can_be_told(&inner.config)

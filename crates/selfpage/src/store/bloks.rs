@@ -33,8 +33,8 @@ use selfpage_core::pager::PagerError;
 use super::Blok;
 use super::linux::mapping::{Mapping, Sharing};
 
-/// The most members of a family.
-pub(super) const MEMBERS: u32 = 256;
+/// The most members of a family. Each has addresses for a bitmap of its own, and memory only where there is such a member.
+pub(super) const MEMBERS: u32 = 1024;
 /// A claim that has found a run looks this many words further for a longer one.
 const SEARCH_WORDS: usize = 64;
 /// What may lie below the mark beyond twice what is taken.

@@ -19,7 +19,7 @@ use selfpage_core::pager::{Context, PagerError};
 use super::bloks::{Bloks, MEMBERS};
 use super::engine::{BEYOND_LIMIT, IoChoice, forget_engines, read_in_trap};
 use super::linux::anchor::Anchor;
-use super::linux::descriptor::{Descriptor, lock, unlock};
+use super::linux::descriptor::{Descriptor, is_locked, lock, unlock};
 use super::zeros::holds_nothing;
 use super::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok, blok_count};
 use crate::doctor::limits::TELL;
@@ -252,6 +252,14 @@ impl FileStore {
             remedy: "a child needs the file opened anew: mount /proc, keep the right to open it, raise ulimit -n",
         })
     }
+
+    /// There can be no further child.
+    fn full_family(&self) -> StoreError {
+        let cause = io::Error::new(io::ErrorKind::QuotaExceeded, format!("{MEMBERS} processes share it already"));
+        let remedy =
+            "have fewer forked children at a time, or keep pages in memory (MemoryStore; selfpage run --store memory)";
+        StoreError { object: self.object.clone(), cause, remedy }
+    }
 }
 
 impl BackingStore for FileStore {
@@ -307,7 +315,10 @@ impl BackingStore for FileStore {
     }
 
     fn check_fork(&self, table_of: i32) -> Result<(), StoreError> {
-        self.reopened(table_of).map(drop)
+        let file = self.reopened(table_of)?;
+        // What cannot be told is left to the fork. The last is the last to be given out, so few are looked at while there are few.
+        let is_free = |member: u32| !matches!(is_locked(file.borrow(), LOCKS_FROM + u64::from(member)), Ok(true));
+        if (0..MEMBERS).rev().any(is_free) { Ok(()) } else { Err(self.full_family()) }
     }
 
     fn before_fork(&self, table_of: i32) -> Result<(), StoreError> {
@@ -320,17 +331,13 @@ impl BackingStore for FileStore {
         let locked = |member: u32| match lock(file.borrow(), LOCKS_FROM + member as u64, 1) {
             Ok(false) => None,
             Ok(true) => Some(Ok(member)),
-            Err(cause) => Some(Err((cause, "a child needs a lock of its own, and the file system gives none"))),
+            Err(cause) => Some(Err(StoreError {
+                object: self.object.clone(),
+                cause,
+                remedy: "a child needs a lock of its own, and the file system gives none",
+            })),
         };
-        let all_taken = || {
-            let cause = io::Error::new(io::ErrorKind::QuotaExceeded, "256 processes share it already");
-            Err((cause, "have fewer forked children at a time"))
-        };
-        let member = (0..MEMBERS).find_map(locked).unwrap_or_else(all_taken).map_err(|(cause, remedy)| StoreError {
-            object: self.object.clone(),
-            cause,
-            remedy,
-        })?;
+        let member = (0..MEMBERS).find_map(locked).unwrap_or_else(|| Err(self.full_family()))?;
         self.bloks.hand_to(member);
         *self.child.lock().unwrap_or_else(PoisonError::into_inner) = Some(Child { file, member });
         Ok(())

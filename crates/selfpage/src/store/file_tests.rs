@@ -179,6 +179,33 @@ fn a_descriptor_closed_by_the_program_is_left_to_pager_threads() {
     });
 }
 
+#[test]
+fn a_family_that_is_full_says_so_before_a_fork() {
+    let dir = dir();
+    let path = dir.path().join("s");
+    let store = FileStore::create(&path, 1 << 20).unwrap();
+    let this = rustix::thread::gettid().as_raw_nonzero().get();
+    let others = File::options().write(true).open(&path).unwrap();
+    let hold = |members| lock(others.as_fd(), LOCKS_FROM + 1, members);
+    // All but one.
+    assert!(hold(u64::from(MEMBERS) - 2).unwrap());
+    store.check_fork(this).unwrap();
+    store.before_fork(this).unwrap();
+    let full = |checked: Result<(), StoreError>| {
+        let error = checked.unwrap_err();
+        assert_eq!(error.cause.kind(), io::ErrorKind::QuotaExceeded);
+        assert!(error.to_string().contains("MemoryStore"), "{error}");
+    };
+    full(store.check_fork(this));
+    full(store.before_fork(this));
+    store.after_fork_in_parent();
+    store.check_fork(this).unwrap();
+    assert!(hold(u64::from(MEMBERS) - 1).unwrap());
+    full(store.check_fork(this));
+    drop(others);
+    store.check_fork(this).unwrap();
+}
+
 #[allow(unsafe_code)]
 fn own_descriptor_table() {
     // SAFETY: fd-number: this thread only opens and closes descriptors of its own from here on.

@@ -133,14 +133,14 @@ pub trait BackingStore: Send + Sync {
         Ok(())
     }
 
-    /// Tries what [`before_fork`](BackingStore::before_fork) will open, and leaves all as it is. `table_of` is as there; no other thread
+    /// Tries what [`before_fork`](BackingStore::before_fork) will do, and leaves all as it is. `table_of` is as there; no other thread
     /// forks meanwhile.
     ///
     /// # Context
     /// Normal.
     ///
     /// # Errors
-    /// The file cannot be opened again.
+    /// As for that.
     fn check_fork(&self, table_of: i32) -> Result<(), StoreError> {
         let _ = table_of;
         Ok(())

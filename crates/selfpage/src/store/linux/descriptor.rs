@@ -429,14 +429,28 @@ pub fn unlock(file: BorrowedFd<'_>, first_byte: u64, count: u64) -> io::Result<(
     set_lock(file, libc::F_UNLCK, first_byte, count)
 }
 
-fn set_lock(file: BorrowedFd<'_>, kind: libc::c_int, first_byte: u64, count: u64) -> io::Result<()> {
-    let lock = libc::flock {
+/// Whether another open file description has a lock on this byte.
+pub fn is_locked(file: BorrowedFd<'_>, byte: u64) -> io::Result<bool> {
+    let mut lock = lock_of(libc::F_WRLCK, byte, 1);
+    // SAFETY: fd-number: the kernel reads `lock` and writes what is in its way there, and it outlives the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } {
+        0 => Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn lock_of(kind: libc::c_int, first_byte: u64, count: u64) -> libc::flock {
+    libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: first_byte as libc::off_t,
         l_len: count as libc::off_t,
         l_pid: 0,
-    };
+    }
+}
+
+fn set_lock(file: BorrowedFd<'_>, kind: libc::c_int, first_byte: u64, count: u64) -> io::Result<()> {
+    let lock = lock_of(kind, first_byte, count);
     // SAFETY: fd-number: the kernel only reads `lock`, which outlives the call.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
         0 => Ok(()),
