@@ -245,6 +245,7 @@ impl Writer {
                 self.put(WORKING_SET, [now_ns, set.bytes / page, bounds], 0, 0);
             }
         }
+        // Pages that somebody is at are left out: the queue is not emptied meanwhile.
         let unmap = |pages: &[(PageNo, Frame)]| sample::begin(inner.state(), pages);
         self.sample = Some((now_ns, Drawn::draw(inner, None, Sampling::Pages(SAMPLED), unmap)));
     }

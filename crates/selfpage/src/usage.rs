@@ -15,6 +15,9 @@ use crate::error::{Error, Kind, Result};
 use crate::region::{Bound, Region};
 use crate::trap::thread;
 
+/// How long a sample waits for pages that others are at: the end of a fault takes microseconds, or a busy machine's turn of its threads.
+const SETTLING_NS: u64 = 100_000_000;
+
 /// How many of the pages in core are looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sampling {
@@ -111,7 +114,11 @@ impl Sample {
         }
         let inner = &life.inner;
         let state = inner.state();
-        let unmap = |pages: &[(PageNo, Frame)]| inner.on_pager_thread(move || sample::begin(state, pages));
+        let deadline_ns = state.mmu.now_ns() + SETTLING_NS;
+        let unmap = |pages: &[(PageNo, Frame)]| {
+            inner.undisturbed(move || sample::await_settled(state, pages, deadline_ns));
+            inner.on_pager_thread(move || sample::begin(state, pages))
+        };
         let drawn = Drawn::draw(inner, region, sampling, unmap);
         Ok(Sample { life: life.clone(), drawn })
     }

@@ -1,7 +1,8 @@
 //! Which pages are used, as a sample shows it, on a real kernel.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use selfpage::store::MemoryStore;
 use selfpage::trace::{Record, Trace};
@@ -294,6 +295,126 @@ impl selfpage::pager::UserPager for Sevens {
     }
 
     fn forget(&self, _: u64) {}
+}
+
+/// A pager that is stuck in one of its calls for as long as a test holds this.
+#[derive(Clone, Default)]
+struct Stuck {
+    fill: Arc<Mutex<()>>,
+    save: Arc<Mutex<()>>,
+    begun: Arc<AtomicBool>,
+}
+
+impl Stuck {
+    fn wait_at(&self, lock: &Mutex<()>) {
+        if lock.try_lock().is_err() {
+            self.begun.store(true, Ordering::SeqCst);
+            drop(lock.lock());
+        }
+    }
+
+    /// Waits until it is stuck, and then sees that `work` ends all the same. `held` is let go of before the test fails, which would else
+    /// wait for it.
+    fn while_stuck(&self, held: MutexGuard<'_, ()>, what: &str, work: impl FnOnce() + Send) {
+        while !self.begun.swap(false, Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        std::thread::scope(|scope| {
+            let working = scope.spawn(work);
+            let began = Instant::now();
+            while !working.is_finished() && began.elapsed() < Duration::from_secs(30) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let ended = working.is_finished();
+            drop(held);
+            assert!(ended, "{what} waits for the pager");
+        });
+    }
+}
+
+impl selfpage::pager::UserPager for Stuck {
+    fn fill(&self, _: u64, bytes: &mut [u8; PAGE]) -> std::io::Result<()> {
+        bytes.fill(7);
+        self.wait_at(&self.fill);
+        Ok(())
+    }
+
+    fn save(&self, _: u64, _: &[u8; PAGE]) -> std::io::Result<()> {
+        self.wait_at(&self.save);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_sample_waits_for_no_pager() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let Some(domain) = domain(512) else { return };
+        let others = numbered(&domain, 16, trap);
+        let stuck = Stuck::default();
+        let mut region = domain.region(16 * PAGE).trap(trap).user(stuck.clone()).unwrap();
+        let sampled = |least, most| {
+            let sample = domain.sample(Sampling::Whole).unwrap();
+            let usage = sample.usage().unwrap();
+            assert!((least..=most).contains(&usage.sampled), "{trap:?}: {usage:?}");
+            assert_eq!(usage.in_core, usage.sampled);
+            assert_eq!(sample.is_referenced(others.as_ptr().addr() as u64 / PAGE as u64).unwrap(), Some(false));
+        };
+        let first = region.as_ptr().addr();
+        std::thread::scope(|scope| {
+            let held = stuck.fill.lock().unwrap();
+            // SAFETY: the region outlives the scope.
+            scope.spawn(move || unsafe { std::ptr::read_volatile(first as *const u8) });
+            stuck.while_stuck(held, "a sample beside a fill", || sampled(16, 16));
+        });
+        region.as_mut_slice::<u8>()[0] = 8;
+        std::thread::scope(|scope| {
+            let held = stuck.save.lock().unwrap();
+            scope.spawn(|| region.flush(0, PAGE).unwrap());
+            stuck.while_stuck(held, "a sample beside a flush", || sampled(16, 31));
+        });
+        sampled(17, 32);
+    }
+}
+
+#[test]
+fn a_trace_waits_for_no_pager_and_loses_nothing() {
+    const PAGES: usize = 256;
+    if domain(16).is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    for (at, trap) in [Trap::Worker, Trap::Upcall].into_iter().enumerate() {
+        let path = place.path().join(format!("trace {at}"));
+        // A working set each time that the queue is emptied.
+        let domain = Domain::with_frames(2 * PAGES * PAGE).trace(&path, Duration::from_nanos(1)).build().unwrap();
+        let mut others = numbered(&domain, PAGES, trap);
+        let stuck = Stuck::default();
+        let region = domain.region(PAGE).trap(trap).user(stuck.clone()).unwrap();
+        let first = region.as_ptr().addr();
+        std::thread::scope(|scope| {
+            let held = stuck.fill.lock().unwrap();
+            // SAFETY: the region outlives the scope.
+            scope.spawn(move || unsafe { std::ptr::read_volatile(first as *const u8) });
+            let (domain, others) = (&domain, &mut others);
+            stuck.while_stuck(held, "a trace", move || {
+                domain.flush_trace();
+                // More events than the queue has places for.
+                for round in 0..140 {
+                    others.discard(0, PAGES * PAGE).unwrap();
+                    (0..PAGES).for_each(|page| others.as_mut_slice::<u8>()[page * PAGE] = round);
+                    if round % 16 == 0 {
+                        domain.flush_trace();
+                    }
+                }
+            });
+        });
+        drop((region, others));
+        drop(domain);
+        let trace = Trace::read(&path).unwrap();
+        assert!(trace.records.iter().any(|record| matches!(record, Record::WorkingSet { .. })));
+        let lost = trace.records.iter().find(|record| matches!(record, Record::Dropped(_)));
+        assert_eq!(lost, None, "{trap:?}: of {} records", trace.records.len());
+    }
 }
 
 #[test]

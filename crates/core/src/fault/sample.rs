@@ -8,13 +8,13 @@
 use core::ops::Range;
 
 use super::evict::{is_mapped_over, mapped_over, unmap_each};
-use super::range::settle_step;
-use super::{Outcome, Step, lost};
+use super::lost;
 use crate::addr::{Frame, PageNo, PageRange};
 use crate::domain::DomainState;
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
 use crate::region::Region;
+use crate::sync::Ordering;
 use crate::trace::Counters;
 use crate::tracer::Kind;
 
@@ -60,8 +60,7 @@ pub fn in_core(domain: &DomainState, frames: Range<u32>, range: PageRange) -> St
                 State::Resident | State::Standby | State::Aside => {
                     seen.frame() == frame && seen.pins() == 0 && !seen.wishes().unmapped()
                 }
-                // Somebody ends the very fault that brought it in.
-                state => state == State::Busy,
+                state => state == State::Busy && may_be_used(domain, page),
             }
         {
             found.push(page, frame);
@@ -70,22 +69,46 @@ pub fn in_core(domain: &DomainState, frames: Range<u32>, range: PageRange) -> St
     found
 }
 
+/// Whether a page that somebody is at is mapped, or just being: the program may use it before its word says so, and after it says that
+/// it is about to go. A page that its pager still fills is not.
+fn may_be_used(domain: &DomainState, page: PageNo) -> bool {
+    let region = domain.regions.find(page);
+    let byte = region.and_then(|region| region.residency().get(region.index(page) as usize));
+    byte.is_some_and(|byte| byte.load(Ordering::Acquire) != 0)
+}
+
+/// Waits for those of `pages` that somebody is at while the program can use them already: whoever has used a page runs on before its
+/// word says so. For no longer than until `deadline_ns`: a flush has pages claimed while their pager saves them.
+///
+/// # Context
+/// Normal, outside the gate.
+pub fn await_settled(domain: &DomainState, pages: &[(PageNo, Frame)], deadline_ns: u64) {
+    for &(page, _) in pages {
+        loop {
+            let inside = domain.gate.enter(domain.mmu);
+            let Some(word) = domain.regions.find(page).and_then(|region| region.word(page)) else { break };
+            let seen = word.load();
+            if seen.state() != State::Busy || !may_be_used(domain, page) {
+                break;
+            }
+            let Some(seen) = word.await_change(seen) else { continue };
+            drop(inside);
+            let left_us = deadline_ns.saturating_sub(domain.mmu.now_ns()) / 1000;
+            if left_us == 0 {
+                return;
+            }
+            domain.mmu.sleep(word.low_half(), seen.low(), u32::try_from(left_us).unwrap_or(u32::MAX));
+        }
+    }
+}
+
 /// Unmaps those of `pages` (ascending) that still are where they were found, for their next use to be seen. A page that has been
-/// unmapped so since an earlier time need not be unmapped again. Which pages those are; a page that is pinned, being saved, or held
-/// by the kernel is not among them.
+/// unmapped so since an earlier time need not be unmapped again. Which pages those are; a page that is pinned, being saved, held by the
+/// kernel, or that somebody is at, is not among them.
 ///
 /// # Context
 /// PagerThread or Normal, outside the gate.
 pub fn begin(domain: &DomainState, pages: &[(PageNo, Frame)]) -> Stretch {
-    for &(page, _) in pages {
-        // Whoever has used a page runs on before its word says so.
-        settle_step(domain, page, |region| match region.word(page).map(|word| (word, word.load())) {
-            Some((word, seen)) if seen.state() == State::Busy => {
-                word.await_change(seen).map_or(Step::Again, Step::AwaitPage)
-            }
-            _ => Step::Done(Outcome::Resolved),
-        });
-    }
     let _inside = domain.gate.enter(domain.mmu);
     let (mut sample, mut claimed) = (Stretch::EMPTY, Stretch::EMPTY);
     for &(page, frame) in pages.iter().take(STRETCH) {

@@ -22,6 +22,9 @@ pub const PROGRAMS: usize = 3;
 /// Neighbouring pages with one owner, who alone writes them.
 const BLOCK: u64 = 4;
 
+/// How long a sample waits for pages that other threads are at.
+const SETTLING_NS: u64 = 1_000_000;
+
 /// Starts the program.
 pub fn spawn(world: &'static World) {
     for (me, name) in ["program 0", "program 1", "program 2"].into_iter().enumerate() {
@@ -452,6 +455,7 @@ impl Program {
         let found = sample::in_core(domain, 0..domain.frames.capacity(), self.any_range(24));
         let mut pages = found.pages().to_vec();
         pages.sort_unstable_by_key(|entry| entry.0);
+        sample::await_settled(domain, &pages, domain.mmu.now_ns() + SETTLING_NS);
         sample::begin(domain, &pages);
     }
 
