@@ -61,9 +61,10 @@ counters! {
     moved_total,
     /// Suggestions of the policy that did not hold.
     bad_victims_total,
-    /// Fills that failed.
+    /// Calls of a pager for contents, of one page or several, that failed: for whoever needed them, ahead of need, or for a snapshot or
+    /// a clone.
     fill_errors_total,
-    /// Saves that failed.
+    /// Of the pages handed to their pager to be saved, those that could not be: by the evictor or a flush.
     save_errors_total,
     /// Faults that had to wait for a frame.
     frame_waits_total,

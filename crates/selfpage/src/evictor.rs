@@ -172,7 +172,6 @@ pub(crate) fn save(inner: &Inner) {
     let state = inner.state();
     loop {
         let seen = state.to_save.count();
-        let errors = state.counters.read().save_errors_total;
         if inner.ends_samples.load(Ordering::SeqCst) {
             sample::end_all(state);
             // In this order: the fork goes on, and nobody ends the samples that begin after it.
@@ -180,10 +179,10 @@ pub(crate) fn save(inner: &Inner) {
         }
         // Odd: the saver is at work.
         inner.saver_turns.fetch_add(1, Ordering::SeqCst);
-        let saved = save::save(state);
+        let turn = save::save(state);
         inner.saver_turns.fetch_add(1, Ordering::SeqCst);
-        if saved > 0 {
-            if state.counters.read().save_errors_total > errors {
+        if turn.taken > 0 {
+            if turn.failed > 0 {
                 tell!(warn, error = ?state.save_error(), "pages could not be saved, and stay in core");
                 // A store that fails is not helped by haste.
                 std::thread::sleep(Duration::from_millis(2));

@@ -125,6 +125,7 @@ fn the_first_page_that_fails_is_named_and_those_before_it_are_saved() {
     assert!(error.contains(&format!("bytes {}..{}", 333 * PAGE, 334 * PAGE)), "{error}");
     let saved: BTreeSet<u64> = asked.batches.lock().unwrap().concat().into_iter().collect();
     assert!((0..333u64).filter(|index| !index.is_multiple_of(8)).all(|index| saved.contains(&index)));
+    assert_eq!(domain.stats().counts.save_errors_total, 1);
     // It is in core, and changed, still.
     assert_eq!(region.as_slice::<[u8; PAGE]>()[333][0], 1);
 }

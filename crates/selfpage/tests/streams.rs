@@ -5,11 +5,13 @@ mod physical;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
+use std::io;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Trap};
+use selfpage::{Domain, PageBytes, Trap};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 2048;
@@ -72,4 +74,34 @@ fn frames_that_come_in_order_are_neighbours_in_memory() {
     // The first frames come a few at a time, for small programs.
     let neighbours = physical::neighbours(&pages[2 * PAGES..]);
     assert!(neighbours > 2 * PAGES * 9 / 10, "{neighbours} of {} lie side by side", 2 * PAGES);
+}
+
+/// Has all but one of its pages.
+struct LacksOne;
+
+impl UserPager for LacksOne {
+    fn fill(&self, index: u64, _bytes: &mut PageBytes) -> io::Result<()> {
+        if index == 9 { Err(io::Error::from(io::ErrorKind::NotFound)) } else { Ok(()) }
+    }
+
+    fn save(&self, _index: u64, _bytes: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_fill_that_fails_counts_though_nobody_had_asked_for_it_yet() {
+    for trap in [Trap::Worker, Trap::Upcall] {
+        let domain = Domain::with_frames(4096 * PAGE).build().unwrap();
+        let region = domain.region(32 * PAGE).trap(trap).user(LacksOne).unwrap();
+        region.prefetch(0, 32 * PAGE).unwrap();
+        let began = Instant::now();
+        while domain.stats().counts.fill_errors_total == 0 {
+            assert!(began.elapsed() < Duration::from_secs(10), "{trap:?}: {:?}", domain.stats().counts);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(domain.stats().counts.fill_errors_total, 1, "{trap:?}");
+        assert!(region.pin(9 * PAGE, 1).is_err());
+        assert_eq!(domain.stats().counts.fill_errors_total, 2, "{trap:?}");
+    }
 }

@@ -178,7 +178,7 @@ impl<const N: usize> Batch<N> {
             domain.frames.set_zeroed(*frame, Zeroed::Unknown);
             domain.frames.set_owner(*frame, Some(*page));
         }
-        pager.fill(context, fills.get_mut(..self.len).unwrap_or(&mut []))
+        ask(domain, context, pager, fills.get_mut(..self.len).unwrap_or(&mut []))
     }
 
     /// Maps the pages in as few calls as their neighbourhood allows, and settles them.
@@ -210,6 +210,21 @@ impl<const N: usize> Batch<N> {
         }
         result
     }
+}
+
+/// Has a pager give pages their contents, whoever wants them, and counts where it cannot. How many bytes came from elsewhere.
+pub(super) fn ask(
+    domain: &DomainState,
+    context: Context,
+    pager: &dyn Pager,
+    pages: &mut [FillPage<'_>],
+) -> Result<u64, PagerError> {
+    let filled = pager.fill(context, pages);
+    // Of another context it is asked again in that.
+    if filled.is_err_and(|error| error != PagerError::WrongContext) {
+        Counters::add(&domain.counters.fill_errors_total, 1);
+    }
+    filled
 }
 
 fn stop(step: Step) -> Stop {
@@ -283,7 +298,6 @@ pub(super) fn fetch<const N: usize>(
             if error == PagerError::WrongContext && context == Context::Trap {
                 return Err(Stop::HandOver);
             }
-            Counters::add(&domain.counters.fill_errors_total, 1);
             return Err(Stop::Failed(Failure::Pager(error)));
         }
     };

@@ -6,6 +6,7 @@
 use core::ops::Range;
 
 use super::copy_first::wake;
+use super::fill::ask;
 use super::{Failure, Outcome, PAUSE_US, Step, inherit};
 use crate::addr::{Frame, PageBytes, PageNo};
 use crate::domain::DomainState;
@@ -236,12 +237,12 @@ fn read_absent<'a>(
     });
     (0..claimed).for_each(|step| domain.frames.set_zeroed(frame.plus(step as u32), Zeroed::Unknown));
     let mut done = claimed;
-    let mut filled = pager.fill(Context::PagerThread, fills.get_mut(..done).unwrap_or(&mut []));
+    let mut filled = ask(domain, Context::PagerThread, pager, fills.get_mut(..done).unwrap_or(&mut []));
     if filled.is_err() && claimed > 1 {
         // It may be a neighbour that cannot be had.
         done = 1;
         fills.iter_mut().for_each(|fill| fill.zeroed = false);
-        filled = pager.fill(Context::PagerThread, fills.get_mut(..done).unwrap_or(&mut []));
+        filled = ask(domain, Context::PagerThread, pager, fills.get_mut(..done).unwrap_or(&mut []));
     }
     for (step, (fill, entry)) in fills.iter().zip(into.iter_mut()).take(claimed).enumerate() {
         let page = first.plus(step as u64);

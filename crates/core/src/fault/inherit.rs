@@ -9,6 +9,7 @@
 use core::num::NonZeroU32;
 
 use super::evict::is_mapped_over;
+use super::fill::ask;
 use super::image::copy_resident;
 use super::{Failure, Outcome, Step};
 use crate::addr::{Frame, PageNo};
@@ -104,7 +105,7 @@ fn copy(domain: &DomainState, context: Context, source: &Region, page: PageNo, i
         }),
         State::Absent | State::Poisoned => {
             let mut fill = [FillPage { index: source.index(page), bytes: domain.lease(into), zeroed }];
-            pager.fill(context, &mut fill).map(drop).map_err(|error| match error {
+            ask(domain, context, pager, &mut fill).map(drop).map_err(|error| match error {
                 PagerError::WrongContext if context == Context::Trap => Step::HandOver,
                 error => Step::Done(Outcome::Failed(Failure::Pager(error))),
             })

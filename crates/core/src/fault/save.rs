@@ -45,14 +45,23 @@ pub(super) fn enqueue(domain: &DomainState, page: PageNo, frame: Frame) {
     domain.to_save.signal(domain.mmu);
 }
 
-/// Saves what is queued, up to a batch. How many pages it took from the queue.
+/// What one turn of the saver came to, in pages.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// They were taken from the queue.
+    pub taken: usize,
+    /// Of these, those that could not be saved.
+    pub failed: usize,
+}
+
+/// Saves what is queued, up to a batch.
 ///
 /// # Context
 /// The saver alone (PagerThread), outside the gate.
-pub fn save(domain: &DomainState) -> usize {
+pub fn save(domain: &DomainState) -> Turn {
     let _inside = domain.gate.enter(domain.mmu);
     let mut queued = [(PageNo(0), Frame(0)); BATCH];
-    let (mut len, mut gone) = (0, 0);
+    let (mut len, mut gone, mut failed) = (0, 0, 0);
     while let Some(entry) = queued.get_mut(len)
         && let Some((page, frame)) = domain.saves.pop()
     {
@@ -78,17 +87,19 @@ pub fn save(domain: &DomainState) -> usize {
         };
         let (now, later) = rest.split_at_checked(same).unwrap_or((rest, &[]));
         match region {
-            Some(region) => save_in(domain, region, now),
+            Some(region) => failed += save_in(domain, region, now),
             // A region goes only after its saves have ended.
             None => debug_assert!(false, "a page to be saved lost its region"),
         }
         rest = later;
     }
     domain.stack.leaves_saving((len + gone) as u32);
-    len + gone
+    Turn { taken: len + gone, failed }
 }
 
-fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
+/// Saves pages of one region. How many could not be.
+fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) -> usize {
+    let mut failed = 0;
     save_each(domain, region, pages, |page, frame, outcome| match outcome {
         // Taken away while the pager was at it: who knows what it saved.
         Ok(()) if !domain.mmu.holds(frame) => lose(domain, region, page, frame),
@@ -96,8 +107,12 @@ fn save_in(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
             domain.trace(page, Kind::Save);
             saved(domain, region, page, frame);
         }
-        Err(error) => unsaved(domain, region, page, frame, error),
+        Err(error) => {
+            failed += 1;
+            unsaved(domain, region, page, frame, error);
+        }
     });
+    failed
 }
 
 /// Saves pages together, a batch at most, each from its frame, and tells `then` what became of each.
@@ -115,9 +130,10 @@ pub(super) fn save_each(
     if let Some(pager) = region.pager() {
         pager.save(saves);
     }
+    let saved = saves.iter().filter(|save| save.outcome.is_ok()).count();
     Counters::add(&domain.counters.saves_total, pages.len() as u64);
-    let bytes = saves.iter().filter(|save| save.outcome.is_ok()).count() * PAGE_BYTES;
-    Counters::add(&domain.counters.bytes_saved, bytes as u64);
+    Counters::add(&domain.counters.save_errors_total, (pages.len() - saved) as u64);
+    Counters::add(&domain.counters.bytes_saved, (saved * PAGE_BYTES) as u64);
     for (&(page, frame), save) in pages.iter().zip(saves.iter()) {
         then(page, frame, save.outcome);
     }
@@ -140,7 +156,6 @@ fn saved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame) {
 
 /// The page could not be saved: its frame holds the only copy, and goes back where it came from.
 fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, error: PagerError) {
-    Counters::add(&domain.counters.save_errors_total, 1);
     domain.save_trouble.store(error.code(), Ordering::Relaxed);
     let Some(word) = region.word(page) else { return };
     let seen = word.load();

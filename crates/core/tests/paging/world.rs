@@ -234,7 +234,7 @@ impl World {
 
     /// Leaves nothing on its way to the store.
     pub fn save_all(&self) {
-        while save(&self.domain) > 0 {}
+        while save(&self.domain).taken > 0 {}
     }
 
     pub fn flush(&self, index: u64) -> Result<(), Failure> {

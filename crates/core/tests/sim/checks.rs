@@ -146,7 +146,7 @@ fn look_at(world: &World, part: &Part, page: PageNo, queue: &[(PageNo, Frame)], 
 pub fn at_the_end(world: &World) {
     world.mmu.check_wakes();
     world.weather.clear_up();
-    while save(&world.domain) > 0 {}
+    while save(&world.domain).taken > 0 {}
     at_rest(world);
     world.parts.iter().flat_map(|part| part.region.range.pages()).for_each(|page| world.unprotect(page));
     for part in &world.parts {
@@ -159,7 +159,7 @@ pub fn at_the_end(world: &World) {
     let mut last = 0;
     loop {
         let evicted = evict_some(world, 256);
-        while save(&world.domain) > 0 {}
+        while save(&world.domain).taken > 0 {}
         fault::evict::trim_standby(&world.domain, 0);
         match evicted.ready + evicted.queued {
             0 if last == 0 => break,
@@ -222,7 +222,7 @@ pub fn write(world: &World, page: PageNo, half: usize, value: u64) {
 fn come_closer(world: &World, page: PageNo, access: Access) {
     if world.domain.stack.ready() == 0 {
         evict_some(world, 8);
-        while save(&world.domain) > 0 {}
+        while save(&world.domain).taken > 0 {}
         return;
     }
     match fault::resolve(&world.domain, Context::PagerThread, Fault { addr: page.addr(), access, thread: 0 }) {

@@ -95,7 +95,7 @@ fn live(world: &World) {
                 world.shadow.turn(world.at(page), [0; 2]);
             }
         }
-        while save(&world.domain) > 0 {}
+        while save(&world.domain).taken > 0 {}
     }
     pages().for_each(|page| checks::read(world, page));
     checks::at_rest(world);

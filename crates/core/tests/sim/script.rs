@@ -43,7 +43,7 @@ impl Stage {
 
     fn evict(self) {
         range::evict(&self.world.domain, self.range());
-        while save(&self.world.domain) > 0 {}
+        while save(&self.world.domain).taken > 0 {}
         trim_standby(&self.world.domain, 0);
     }
 

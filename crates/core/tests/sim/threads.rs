@@ -141,7 +141,7 @@ pub fn evict_some(world: &World, want: u32) -> Evicted {
 fn saver(world: &'static World) {
     loop {
         let seen = world.domain.to_save.count();
-        while save(&world.domain) > 0 {}
+        while save(&world.domain).taken > 0 {}
         if world.stage.get() == Stage::Saver {
             break;
         }

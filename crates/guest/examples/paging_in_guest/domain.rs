@@ -168,7 +168,7 @@ impl Domain {
     pub fn clean(&self) {
         let cleaned = self.policy.with(|policy| {
             while evict(&self.state, policy, 256).queued > 0 {
-                while save(&self.state) > 0 {}
+                while save(&self.state).taken > 0 {}
             }
         });
         assert!(cleaned.is_some(), "nobody evicts meanwhile");
@@ -180,7 +180,7 @@ impl Domain {
         let asked = demand.wanted.count();
         let evicted = self.policy.with(|policy| (evict(&self.state, policy, 8), policy.standby_share()));
         let Some((evicted, standby_share)) = evicted else { return };
-        while save(&self.state) > 0 {}
+        while save(&self.state).taken > 0 {}
         trim_standby(&self.state, self.state.stack.budget() * u32::from(standby_share) / 256);
         if evicted.ready + evicted.queued > 0 {
             demand.end_shortage();
