@@ -39,7 +39,7 @@ counters! {
     sampled_total,
     /// Of these, pages that were used, and so mapped again.
     referenced_total,
-    /// Pages brought in by their pager.
+    /// Pages brought in by their pager, or given their contents by the program's handler.
     fills_total,
     /// Of these, pages that nobody had asked for yet.
     fills_ahead_total,

@@ -5,13 +5,15 @@ mod physical;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, PageBytes, Trap};
+use selfpage::trace::{Kind, Record, Trace};
+use selfpage::{Answer, Domain, FaultHandler, MemoryFault, PageBytes, Trap};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 2048;
@@ -103,5 +105,54 @@ fn a_fill_that_fails_counts_though_nobody_had_asked_for_it_yet() {
         assert_eq!(domain.stats().counts.fill_errors_total, 1, "{trap:?}");
         assert!(region.pin(9 * PAGE, 1).is_err());
         assert_eq!(domain.stats().counts.fill_errors_total, 2, "{trap:?}");
+    }
+}
+
+/// Gives every page its contents.
+struct Gives;
+
+impl FaultHandler for Gives {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        if fault.map(&[7; PAGE]).is_ok() { Answer::Handled } else { Answer::Pass }
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn each_page_that_comes_in_is_traced_once_before_its_first_use() {
+    let place = tempfile::tempdir().unwrap();
+    for (at, trap) in [Trap::Worker, Trap::Upcall].into_iter().enumerate() {
+        let path = place.path().join(format!("trace {at}"));
+        let domain = Domain::with_frames(4096 * PAGE).trace(&path, Duration::ZERO).build().unwrap();
+        let store = || MemoryStore::new(64 << 20).unwrap();
+        let mut read = domain.region(PAGES * PAGE).trap(trap).stored(store()).unwrap();
+        read.as_mut_slice::<u64>().iter_mut().step_by(512).for_each(|word| *word = 1);
+        // Once more, as read ahead: what was saved comes from a store.
+        read.flush(0, PAGES * PAGE).unwrap();
+        read.evict(0, PAGES * PAGE).unwrap();
+        assert!(read.as_slice::<u64>().iter().step_by(512).all(|word| *word == 1));
+        let given = domain.region(16 * PAGE).trap(trap).handler(Gives).stored(store()).unwrap();
+        assert!(given.as_slice::<u8>().iter().all(|byte| *byte == 7));
+        // What was asked of pager threads they may still be at.
+        std::thread::sleep(Duration::from_millis(100));
+        let counts = domain.stats().counts;
+        assert!(counts.fills_ahead_total > 0, "nothing was read ahead");
+        drop((read, given));
+        drop(domain);
+        let mut came = BTreeMap::new();
+        for record in Trace::read(&path).unwrap().records {
+            assert!(!matches!(record, Record::Dropped(_)), "{record:?}");
+            let Record::Event(event) = record else { continue };
+            let times = came.entry(event.page).or_insert(0u64);
+            match event.kind {
+                Kind::First | Kind::Fill | Kind::Ahead => *times += 1,
+                Kind::Soft => assert!(*times > 0, "{trap:?}: {event:?} of a page that never came"),
+                _ => {}
+            }
+        }
+        assert_eq!(came.values().sum::<u64>(), counts.fills_total, "{trap:?}: {counts:?}");
     }
 }

@@ -191,11 +191,12 @@ impl<const N: usize> Batch<N> {
             let run = neighbours(rest);
             let (done, refusal) = Partial::split(domain.map(region, page, frame, run as u32), run);
             for &(page, frame) in rest.get(..done).unwrap_or(rest) {
-                domain.settle(region, page, Word::new(State::Resident, frame));
-                domain.admit(region, frame, Use::First);
                 if waited_for != Some(page) {
+                    // Before it is settled, and others note what they do with it.
                     domain.trace(page, Kind::Ahead);
                 }
+                domain.settle(region, page, Word::new(State::Resident, frame));
+                domain.admit(region, frame, Use::First);
             }
             at += done;
             if let Some(why) = refusal
@@ -349,6 +350,7 @@ pub(super) fn read_ahead(
     if tripwire == Tripwire::Set
         && let Some(&(page, frame)) = batch.pages().get(at)
     {
+        domain.trace(page, Kind::Ahead);
         domain.settle_standby(region, page, Word::new(State::Standby, frame).with_trip());
         batch.drop_entry(at);
     }

@@ -210,6 +210,7 @@ fn supply_at(domain: &DomainState, context: Context, region: &Region, page: Page
     }
     // What a clone would have had from its source it has no more.
     region.sets.inherited.remove(region.index(page));
+    domain.trace(page, Kind::Ahead);
     domain.settle(region, page, Word::new(State::Resident, frame));
     domain.admit(region, frame, Use::First);
     Counters::add(&domain.counters.fills_total, 1);

@@ -313,9 +313,9 @@ impl Way<'_> {
             let (done, refusal) = Partial::split(domain.map(self.to, first, frame, run as u32), run);
             let (mapped, left) = rest.split_at_checked(done).unwrap_or((rest, &[]));
             for &(page, frame) in mapped {
+                domain.trace(page, Kind::Ahead);
                 domain.settle(self.to, page, Word::new(State::Resident, frame));
                 domain.admit(self.to, frame, Use::First);
-                domain.trace(page, Kind::Ahead);
             }
             rest = left;
             let (Some(why), Some(&(page, frame))) = (refusal, rest.first()) else { continue };
