@@ -338,7 +338,12 @@ impl Program {
         let end = world.waiting_for(from, || self.relocate_until_refused(from, to.first));
         for page in from.pages() {
             if page < end {
+                // What it was to have from its source may have been dropped there, before it moved.
+                let doubtful = world.shadow.doubtful(world.at(page));
                 world.shadow.finish(new(page));
+                if doubtful {
+                    world.shadow.doubt(new(page));
+                }
             } else {
                 world.shadow.stay(new(page));
                 world.shadow.stay(world.at(page));
