@@ -206,13 +206,14 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     let signals = listen()?;
     let program = program::find(&args.program[0]).map_err(bad)?;
     let store = args.store.as_deref().map(place).transpose().map_err(bad)?;
-    let library = loader::find("libselfpage_frames.so", "selfpage-preload").map_err(bad)?;
-    let preload = preload(&program, &library).map_err(bad)?;
-    let trace = args.trace.as_deref().map(replaceable).transpose().map_err(bad)?;
     let place = store.as_deref().unwrap_or(OsStr::new("/var/tmp"));
+    // Before the loader is asked: it says less of a limit, or nothing.
     if let Some(lack) = own_limits().lack(frames_bytes as u64, Stored::at(place.as_encoded_bytes())) {
         return Err(Refused { why: lack.to_string(), status: NOT_ENTERED });
     }
+    let library = loader::find("libselfpage_frames.so", "selfpage-preload").map_err(bad)?;
+    let preload = preload(&program, &library).map_err(bad)?;
+    let trace = args.trace.as_deref().map(replaceable).transpose().map_err(bad)?;
     can_page_to(Path::new(place))?;
     let records = Records::new().map_err(bad)?;
     let user = rustix::process::geteuid().as_raw();

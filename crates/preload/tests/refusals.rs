@@ -271,6 +271,18 @@ fn too_little_memory_to_write_to() {
 }
 
 #[test]
+fn a_limit_that_the_librarys_own_files_do_not_fit_is_named_too() {
+    if !run::possible() {
+        return;
+    }
+    for (limit, kib, line) in
+        [("ulimit -d", "5000", "too little memory to write to"), ("ulimit -v", "10000", "too few addresses")]
+    {
+        is_refusal(&under(limit, kib, ""), limit, 125, &[line, limit, "GiB"]);
+    }
+}
+
+#[test]
 fn what_the_program_alone_finds_out_leaves_the_counts_of_an_earlier_run() {
     if !run::possible() {
         return;
