@@ -16,9 +16,11 @@ mod tour;
 mod trace;
 
 use std::ffi::OsString;
+use std::sync::Arc;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
+use signal_hook::consts::SIGXFSZ;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -65,6 +67,7 @@ enum Verb {
 }
 
 fn main() {
+    hear_of_long_files();
     let cli = Cli::try_parse().unwrap_or_else(|error| std::process::exit(refuse(&error)));
     let status = match cli.verb {
         Verb::Tour(args) => tour::run(&args),
@@ -76,6 +79,15 @@ fn main() {
         Verb::Plot(args) => plot::run(&args),
     };
     std::process::exit(status);
+}
+
+/// Has a write beyond `ulimit -f` be an error, which is told, and no signal that ends this process with its files left behind. In programs
+/// that it starts nothing changes: no handler outlives an exec, and what our caller ignores stays ignored.
+fn hear_of_long_files() {
+    if !run::ignored::is(SIGXFSZ) {
+        // Without it a write ends us as it would have.
+        let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
+    }
 }
 
 /// Says in one line what is wrong with the arguments; or gives the help that was asked for. The status to end with.

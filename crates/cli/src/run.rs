@@ -1,7 +1,7 @@
 //! `selfpage run`: an unmodified program, with its heap and its anonymous mappings in regions of a domain of its own.
 
 mod blocked;
-mod ignored;
+pub mod ignored;
 #[path = "../../preload/src/limits.rs"]
 mod limits;
 mod program;

@@ -1,13 +1,16 @@
 //! Standard output and standard error that take no more: a disk that is full, and a reader that has gone away.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+#[path = "../../../tests/programs.rs"]
+mod programs;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 mod tool;
 
-use tool::{Place, text};
+use tool::{Place, selfpage, text};
 
 /// A directory with a trace of one fault in it.
 fn place(name: &str) -> Place {
@@ -153,6 +156,42 @@ fn a_bench_without_room_for_its_file_says_so_once() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), errors.lines().count()), (Some(1), 1), "{errors}");
     assert!(errors.contains(" MiB are free in ") && errors.contains("--dir"), "{errors}");
+}
+
+/// What a shell's line gives, with the tool as $0 and a directory as $1, where files may have no contents.
+fn without_contents(place: &Place, line: &str) -> (Output, String) {
+    let line = format!("ulimit -c 0; ulimit -f 0; {line}");
+    let mut run = Command::new("sh");
+    let output = run.args(["-c", &line, env!("CARGO_BIN_EXE_selfpage")]).arg(&place.0).output().unwrap();
+    let errors = text(&output.stderr);
+    (output, errors)
+}
+
+#[test]
+fn a_limit_on_the_length_of_files_is_an_error_and_no_signal() {
+    let place = Place::new("length");
+    let can_run = selfpage(&["doctor"]).status.code();
+    let (output, errors) = without_contents(&place, r#"exec "$0" doctor"#);
+    assert_eq!((output.status.code(), errors.as_str()), (can_run, ""));
+    assert!(text(&output.stdout).contains("ulimit -f"), "{}", text(&output.stdout));
+    for line in [
+        r#"exec "$0" doctor > "$1/found""#,
+        r#"exec "$0" bench paging --quick --case rnd-read-1t --system mmap-default --dir "$1""#,
+        r#"exec "$0" run --frames 8M --store memory --trace "$1/trace" -- true"#,
+    ] {
+        let (output, errors) = without_contents(&place, line);
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{line}: {errors}");
+        // Where no device counts what `bench` reads it says that.
+        assert!(errors.contains("File too large") || errors.contains("--dir"), "{line}: {errors}");
+        let _ = std::fs::remove_file(place.path("found"));
+        assert!(place.is_empty(), "{line} left something");
+    }
+    // To the program the signal is what it is without us.
+    programs::build(&["selfpage-malloc"]);
+    let (output, errors) = without_contents(&place, r#"exec "$0" run -- sh -c 'exec printf more > "$0"' "$1/file""#);
+    let by_itself = without_contents(&place, r#"exec sh -c 'exec printf more > "$0"' "$1/file""#).0;
+    let signal = by_itself.status.signal().unwrap();
+    assert_eq!((output.status.code(), signal), (Some(128 + libc::SIGXFSZ), libc::SIGXFSZ), "{errors}");
 }
 
 /// What works in memory and writes files all the same.

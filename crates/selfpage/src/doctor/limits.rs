@@ -158,7 +158,7 @@ fn mappings() -> Finding {
 }
 
 /// A limit that a filter of system calls has not told.
-fn untold(feature: &'static str) -> Finding {
+pub(super) fn untold(feature: &'static str) -> Finding {
     Finding::new(feature, State::Degraded, "unknown: prlimit64 is refused").remedy(TELL)
 }
 

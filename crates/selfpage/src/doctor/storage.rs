@@ -1,8 +1,10 @@
 //! Where saved pages would go by default, and how.
 
+use super::limits::untold;
 use super::{Finding, State, name, readable, setting};
 use rustix::fs::{Mode, OFlags, open, statvfs};
 use rustix::io::{Errno, pread, pwrite};
+use selfpage_core::linux::limit::{self, Resource};
 
 /// Where a store goes that has no path: unlike `/tmp`, a disk on every distribution.
 const DIRECTORY: &str = "/var/tmp";
@@ -48,6 +50,16 @@ fn write_directly() -> Result<(), Errno> {
 
 fn direct() -> Finding {
     const FEATURE: &str = "O_DIRECT";
+    // Beyond the limit the kernel would send SIGXFSZ.
+    match limit::of_this_process(Resource::FileSize) {
+        Err(_) => return untold(FEATURE),
+        Ok(Some(limit_bytes)) if limit_bytes < size_of::<Page>() as u64 => {
+            let why = format!("files may have {limit_bytes} bytes: nothing can be stored in {DIRECTORY}");
+            return Finding::new(FEATURE, State::Absent, why)
+                .remedy("raise `ulimit -f`, or selfpage run --store memory");
+        }
+        Ok(_) => {}
+    }
     match write_directly() {
         Ok(()) => Finding::new(FEATURE, State::Present, format!("stores in {DIRECTORY} go past the page cache")),
         Err(why) => {
