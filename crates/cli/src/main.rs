@@ -11,6 +11,7 @@ mod output;
 mod plot;
 mod process;
 mod run;
+mod stack;
 mod svg;
 mod tour;
 mod trace;
@@ -68,8 +69,22 @@ enum Verb {
 
 fn main() {
     hear_of_long_files();
+    let status = match stack::lack() {
+        Some(why) => {
+            output::tell(format_args!("selfpage: {why}"));
+            1
+        }
+        None => obey(),
+    };
+    std::process::exit(status);
+}
+
+/// Does what the arguments ask for. The status to end with.
+// Not within `main`, which would take as much stack at its first instruction.
+#[inline(never)]
+fn obey() -> i32 {
     let cli = Cli::try_parse().unwrap_or_else(|error| std::process::exit(refuse(&error)));
-    let status = match cli.verb {
+    match cli.verb {
         Verb::Tour(args) => tour::run(&args),
         Verb::Doctor { json } => doctor::run(if json { doctor::Form::Json } else { doctor::Form::Lines }),
         Verb::Bench(args) => bench::run(args),
@@ -77,8 +92,7 @@ fn main() {
         Verb::Trace(args) => trace::run(&args),
         Verb::Heatmap(args) => heatmap::run(&args),
         Verb::Plot(args) => plot::run(&args),
-    };
-    std::process::exit(status);
+    }
 }
 
 /// Has a write beyond `ulimit -f` be an error, which is told, and no signal that ends this process with its files left behind. In programs

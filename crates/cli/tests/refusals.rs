@@ -96,6 +96,30 @@ fn what_run_is_told_in_vain() {
     assert_eq!(line.matches(&fifo).count(), 1, "{line}");
 }
 
+/// The tool under a limit of the shell's: what it says in one line, with what status.
+fn under(limit: &str, arguments: &str) -> (Option<i32>, String) {
+    let line = format!(r#"{limit} && exec "$0" {arguments}"#);
+    let output = Command::new("sh").args(["-c", &line, env!("CARGO_BIN_EXE_selfpage")]).output().unwrap();
+    let errors = text(&output.stderr);
+    assert!(errors.lines().count() <= 1 && errors.is_empty() == output.status.success(), "{limit}: {errors}");
+    (output.status.code(), errors)
+}
+
+#[test]
+fn a_stack_that_is_too_small_is_told_with_the_remedy() {
+    programs::build(&["selfpage-malloc", "selfpage-preload"]);
+    for (kib, arguments) in [(16, "run -- true"), (32, "run -- true"), (48, "doctor"), (48, "--help")] {
+        let (status, errors) = under(&format!("ulimit -c 0; ulimit -s {kib}"), arguments);
+        assert!(status == Some(1) && errors.starts_with("selfpage: "), "{kib}: {status:?} {errors}");
+        assert!(errors.contains("`ulimit -s`") && errors.contains(&format!("{kib} KiB")), "{errors}");
+    }
+    // What the line asks for is enough.
+    for arguments in ["run -- true", "run --frames 8M -- true", "doctor"] {
+        let errors = under("ulimit -s 128", arguments).1;
+        assert!(!errors.contains("ulimit -s"), "{errors}");
+    }
+}
+
 #[test]
 fn a_store_that_is_refused_is_not_left() {
     programs::build(&["selfpage-preload"]);

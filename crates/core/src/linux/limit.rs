@@ -18,6 +18,8 @@ pub enum Resource {
     LockedMemory = raw::RLIMIT_MEMLOCK as isize,
     /// Open files, by number (`RLIMIT_NOFILE`).
     OpenFiles = raw::RLIMIT_NOFILE as isize,
+    /// The stack of a program's first thread, with its arguments and environment (`RLIMIT_STACK`).
+    Stack = raw::RLIMIT_STACK as isize,
 }
 
 /// The limit on a resource at present; `None`: there is none.
