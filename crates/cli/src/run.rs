@@ -10,14 +10,16 @@ pub mod traces;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, FileType};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 
+use rustix::net::SendFlags;
 use selfpage::store::{FileStore, StoreError};
 use selfpage::trace::RECORD_BYTES;
 use selfpage::{DescriptorTable, Domain, PAGE_BYTES, POLICIES};
@@ -242,7 +244,19 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
 
 /// Hears of the ends of children, also where whoever started us ignores them.
 fn listen() -> Result<SignalsInfo<WithOrigin>, Refused> {
-    SignalsInfo::new([SIGCHLD]).map_err(|cause| bad(format!("cannot listen for signals: {cause}")))
+    can_hear().and_then(|()| SignalsInfo::new([SIGCHLD])).map_err(|cause| {
+        bad(format!(
+            "cannot listen for signals: {cause}; allow socketpair, sendto and recvfrom in the container's seccomp profile"
+        ))
+    })
+}
+
+/// Sends and receives as a handler of a signal and [`SignalsInfo`] do: where a filter refuses it the one is silent, and we would wait for
+/// ever, and the other panics.
+fn can_hear() -> std::io::Result<()> {
+    let (mut heard, told) = UnixStream::pair()?;
+    rustix::net::send(told, b"X", SendFlags::DONTWAIT)?;
+    heard.read_exact(&mut [0])
 }
 
 /// From here on signals are the program's. What is ignored stays so, and the program ignores it as well: nohup(1) counts on that.
@@ -493,15 +507,25 @@ fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
     let cannot = |cause: std::io::Error| format!("cannot start {}: {cause}", program.display());
     // There may be no /dev/null for its input.
     let (nothing, _) = std::io::pipe().map_err(cannot)?;
+    // One pipe for its output and its errors: `Command::output` has two, and panics where a filter refuses `ioctl`.
+    let (mut said, saying) = std::io::pipe().map_err(cannot)?;
     let mut asked = Command::new(program);
-    asked.env("LD_PRELOAD", &list).env("LD_TRACE_LOADED_OBJECTS", "1").stdin(nothing);
-    let listed = asked.output().map_err(cannot)?;
-    let name = library.as_os_str().as_encoded_bytes();
-    if listed.stdout.windows(name.len()).any(|part| part == name) {
+    asked.env("LD_PRELOAD", &list).env("LD_TRACE_LOADED_OBJECTS", "1");
+    asked.stdin(nothing).stdout(saying.try_clone().map_err(cannot)?).stderr(saying);
+    let mut loader = asked.spawn().map_err(cannot)?;
+    // Its ends of the pipe, without which what it says has no end.
+    drop(asked);
+    let mut text = Vec::new();
+    said.read_to_end(&mut text).map_err(cannot)?;
+    let status = loader.wait().map_err(cannot)?;
+    // In the list each name has a tab before it; in a complaint it has not.
+    let listed = [b"\t", library.as_os_str().as_encoded_bytes()].concat();
+    if text.windows(listed.len()).any(|part| part == listed) {
         return Ok(list);
     }
-    let why = String::from_utf8_lossy(&listed.stderr);
-    let why = why.lines().find(|line| line.contains(&*library.to_string_lossy())).unwrap_or("it does not say why");
+    let text = String::from_utf8_lossy(&text);
+    let why = text.lines().find(|line| line.contains(&*library.to_string_lossy())).map(str::to_owned);
+    let why = why.unwrap_or_else(|| format!("it does not say why ({status})"));
     Err(format!("the loader of {} does not load {}: {why}", program.display(), library.display()))
 }
 

@@ -205,9 +205,16 @@ fn there_need_be_no_null_device() {
 /// `selfpage run` where a filter refuses a system call.
 fn without(call: Call, options: &[&str]) -> Output {
     let mut filtered = Command::new(env!("CARGO_BIN_EXE_selfpage"));
-    filtered.arg("run").args(options).args(["--", "echo", "ran"]);
-    // SAFETY: test: two system calls.
-    unsafe { filtered.pre_exec(move || call.fails(libc::EPERM)) }.output().unwrap()
+    filtered.arg("run").args(options).args(["--", "sh", "-c", "sleep 0.2; echo ran"]);
+    // SAFETY: test: three system calls.
+    let filtered = unsafe {
+        filtered.pre_exec(move || {
+            // It may be one without which the tool would wait for ever.
+            libc::alarm(20);
+            call.fails(libc::EPERM)
+        })
+    };
+    filtered.output().unwrap()
 }
 
 #[test]
@@ -239,4 +246,26 @@ fn a_call_that_a_filter_refuses_is_named_with_the_remedy_before_anything_begins(
     }
     // Without frames nothing is on record.
     assert_eq!(text(&without(memfd_create, &[]).stdout), "ran\n");
+}
+
+#[test]
+fn what_signals_are_heard_by_is_tried_before_anything_begins() {
+    programs::build(&["selfpage-malloc"]);
+    for (number, name) in [(libc::SYS_recvfrom, "recvfrom"), (libc::SYS_sendto, "sendto")] {
+        let output = without(Call::any(number), &[]);
+        let errors = text(&output.stderr);
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{name}: {errors}");
+        assert!(
+            errors.lines().count() == 1 && errors.starts_with("selfpage run: cannot listen for signals: "),
+            "{errors}"
+        );
+        assert!(errors.contains("allow socketpair, sendto and recvfrom in"), "{errors}");
+    }
+}
+
+#[test]
+fn a_filter_that_refuses_ioctl_keeps_no_program_from_our_allocator() {
+    programs::build(&["selfpage-malloc"]);
+    let output = without(Call::any(libc::SYS_ioctl), &[]);
+    assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("ran\n", ""));
 }
