@@ -1,6 +1,7 @@
 //! `selfpage run`: an unmodified program, with its heap and its anonymous mappings in regions of a domain of its own.
 
 mod blocked;
+mod cause;
 pub mod ignored;
 #[path = "../../preload/src/limits.rs"]
 mod limits;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use rustix::net::SendFlags;
 use selfpage::store::{FileStore, StoreError};
 use selfpage::trace::RECORD_BYTES;
@@ -219,7 +221,8 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     can_page_to(Path::new(place))?;
     let records = Records::new().map_err(bad)?;
     let user = rustix::process::geteuid().as_raw();
-    let record = records.name().map_err(|cause| bad(format!("cannot tell where records are: {cause}")))?;
+    let record =
+        records.name().map_err(|cause| bad(format!("cannot tell where records are: {}", cause::told(&cause))))?;
     // Last, when nothing else is refused: what earlier runs left is still whole then.
     let stats = args.stats.as_deref().map(Stats::open).transpose().map_err(bad)?;
     trace.as_deref().map_or(Ok(()), make_way).map_err(bad)?;
@@ -245,9 +248,9 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
 /// Hears of the ends of children, also where whoever started us ignores them.
 fn listen() -> Result<SignalsInfo<WithOrigin>, Refused> {
     can_hear().and_then(|()| SignalsInfo::new([SIGCHLD])).map_err(|cause| {
-        bad(format!(
-            "cannot listen for signals: {cause}; allow socketpair, sendto and recvfrom in the container's seccomp profile"
-        ))
+        let allow = "allow socketpair, sendto and recvfrom in the container's seccomp profile";
+        let remedy = Errno::from_io_error(&cause).and_then(cause::remedy).unwrap_or(allow);
+        bad(format!("cannot listen for signals: {cause}; {remedy}"))
     })
 }
 
@@ -273,7 +276,8 @@ fn start(
     }
     ignored::pass_on(&mut command);
     let program = command.get_program().to_owned();
-    let child = command.spawn().map_err(|cause| bad(format!("cannot start {}: {cause}", program.display())))?;
+    let child =
+        command.spawn().map_err(|cause| bad(format!("cannot start {}: {}", program.display(), cause::told(&cause))))?;
     // Not before: the program begins with what our caller has blocked, as it would without us.
     blocked::let_come(PASSED_ON.into_iter().chain([SIGCHLD]));
     Ok(Begun { child, signals, records, stats, traces })
@@ -308,7 +312,7 @@ impl Stats {
     fn open(path: &Path) -> Result<Stats, String> {
         let is_new = !path.exists();
         let file = File::options().write(true).create(true).truncate(false).open(path);
-        let failed = |cause: std::io::Error| format!("--stats {}: {cause}", path.display());
+        let failed = |cause: std::io::Error| format!("--stats {}: {}", path.display(), cause::told(&cause));
         let file = file.map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
         // By a name like /dev/stderr, where the program's output goes: it is not to be written over.
@@ -465,7 +469,7 @@ fn is_one_file(one: &Path, other: &Path) -> bool {
 
 /// The trace's file as the library is told it, absolute. One that is there may be replaced.
 fn replaceable(said: &Path) -> Result<OsString, String> {
-    let wrong = |cause: std::io::Error| format!("--trace {}: {cause}", said.display());
+    let wrong = |cause: std::io::Error| format!("--trace {}: {}", said.display(), cause::told(&cause));
     if said.as_os_str().as_encoded_bytes().contains(&b';') {
         return Err(format!("--trace {}: a name without a semicolon, please", said.display()));
     }
@@ -504,7 +508,7 @@ fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
         list.push(before);
     }
     // With this variable the loader lists what it loads, and the program does not begin.
-    let cannot = |cause: std::io::Error| format!("cannot start {}: {cause}", program.display());
+    let cannot = |cause: std::io::Error| format!("cannot start {}: {}", program.display(), cause::told(&cause));
     // There may be no /dev/null for its input.
     let (nothing, _) = std::io::pipe().map_err(cannot)?;
     // One pipe for its output and its errors: `Command::output` has two, and panics where a filter refuses `ioctl`.

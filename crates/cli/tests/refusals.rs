@@ -121,6 +121,32 @@ fn a_stack_that_is_too_small_is_told_with_the_remedy() {
 }
 
 #[test]
+fn a_limit_that_keeps_the_program_from_its_start_is_told_with_the_remedy() {
+    programs::build(&["selfpage-malloc", "selfpage-preload"]);
+    for open_files in 4..16 {
+        for arguments in ["run -- true", "run --frames 8M -- true"] {
+            let (status, errors) = under(&format!("ulimit -n {open_files}"), arguments);
+            assert!(status == Some(0) || errors.contains("ulimit -n"), "{open_files}: {arguments}: {errors}");
+        }
+    }
+    let place = Place::new("processes");
+    for file in ["selfpage", "libselfpage_malloc.so"] {
+        std::fs::copy(Path::new(env!("CARGO_BIN_EXE_selfpage")).with_file_name(file), place.path(file)).unwrap();
+    }
+    // A user with no other processes, for whom this one is all that may be.
+    let mut limited = Command::new("prlimit");
+    limited.args(["--nproc=1", "setpriv", "--reuid=64124", "--clear-groups", &place.path("selfpage")]);
+    let Ok(output) = limited.args(["run", "--", "true"]).current_dir("/").output() else {
+        return skip::skip("prlimit", "there is no prlimit(1): apt-get install util-linux");
+    };
+    let errors = text(&output.stderr);
+    if errors.contains("setpriv: ") || errors.contains("prlimit: ") {
+        return skip::skip("root", &errors);
+    }
+    assert!(output.status.code() == Some(2) && errors.contains("`ulimit -u`"), "{errors}");
+}
+
+#[test]
 fn a_store_that_is_refused_is_not_left() {
     programs::build(&["selfpage-preload"]);
     let place = Place::new("store");

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
 
+use super::cause;
+
 const LOADER: &str = "ld-linux-x86-64.so.2";
 /// A script's interpreter may be a script, so often.
 const MOST_SCRIPTS: usize = 4;
@@ -33,7 +35,7 @@ fn in_path(name: &OsStr) -> Result<PathBuf, String> {
 
 fn check(path: &Path, scripts: usize) -> Result<(), String> {
     let shown = path.display();
-    let cannot = |cause: io::Error| format!("cannot run {shown}: {cause}");
+    let cannot = |cause: io::Error| format!("cannot run {shown}: {}", cause::told(&cause));
     let about = std::fs::metadata(path).map_err(cannot)?;
     if !about.is_file() {
         return Err(format!("cannot run {shown}: it is no file"));

@@ -6,8 +6,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::MemfdFlags;
-use rustix::io::Errno;
 use serde_json::{Map, Value, json};
+
+use super::cause;
 
 /// Counts that add up over processes.
 const SUMS: [&str; 6] =
@@ -23,7 +24,8 @@ pub struct Records(File);
 impl Records {
     pub fn new() -> Result<Records, String> {
         let file = rustix::fs::memfd_create("selfpage-records", MemfdFlags::CLOEXEC);
-        let refused = |cause| format!("memfd_create: {cause}; {}", remedy(cause));
+        let allow = "allow memfd_create in the container's seccomp profile";
+        let refused = |cause| format!("memfd_create: {cause}; {}", cause::remedy(cause).unwrap_or(allow));
         Ok(Records(file.map_err(refused)?.into()))
     }
 
@@ -41,15 +43,6 @@ impl Records {
         self.0.rewind()?;
         self.0.read_to_string(&mut lines)?;
         Ok(Told::of(lines.lines().filter_map(|line| serde_json::from_str(line).ok())))
-    }
-}
-
-/// What lets a file without a name be made.
-fn remedy(cause: Errno) -> &'static str {
-    match cause {
-        Errno::MFILE => "raise `ulimit -n`",
-        Errno::NFILE => "raise fs.file-max (sysctl -w)",
-        _ => "allow memfd_create in the container's seccomp profile",
     }
 }
 
