@@ -1,6 +1,7 @@
 //! `selfpage run` as whoever starts it meets it. What it does to programs, the tests of what it preloads show.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -268,4 +269,52 @@ fn a_filter_that_refuses_ioctl_keeps_no_program_from_our_allocator() {
     programs::build(&["selfpage-malloc"]);
     let output = without(Call::any(libc::SYS_ioctl), &[]);
     assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("ran\n", ""));
+}
+
+/// Puts a program of somebody else's there, which has a user's or a group's rights by `mode`.
+fn somebodys(path: &str, mode: u32) -> std::io::Result<()> {
+    std::fs::copy("/bin/echo", path)?;
+    std::os::unix::fs::chown(path, Some(65534), Some(65534))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+#[test]
+fn a_program_that_gains_no_rights_is_run() {
+    programs::build(&["selfpage-malloc", "selfpage-preload"]);
+    let place = Place::new("rights");
+    let program = place.path("program");
+    for mode in [0o4755, 0o2755] {
+        if let Err(why) = somebodys(&program, mode) {
+            return skip::skip("root", &why.to_string());
+        }
+        let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+        run.args(["run", "--", &program, "ran"]);
+        assert_eq!(run.output().unwrap().status.code(), Some(2));
+        let gives_up = || {
+            // SAFETY: test: numbers.
+            unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            Ok(())
+        };
+        // SAFETY: test: one system call.
+        let output = unsafe { run.pre_exec(gives_up) }.output().unwrap();
+        assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("ran\n", ""));
+    }
+    // Where a file system gives none.
+    let (tool, mounted) = (env!("CARGO_BIN_EXE_selfpage"), place.path("mounted"));
+    std::fs::create_dir(&mounted).unwrap();
+    for how in [r#"-- "$2/program" ran"#, r#"--frames 8M -- sh -c '"$0" ran; exit' "$2/program""#] {
+        let line = format!(r#"mount -t tmpfs -o nosuid none "$2" && cp -p "$1" "$2" && exec "$0" run {how}"#);
+        let mut run = Command::new("unshare");
+        let Ok(output) = run.args(["-m", "sh", "-c", &line, tool, &program, &mounted]).output() else {
+            return skip::skip("mount", "there is no unshare(1): apt-get install util-linux");
+        };
+        let errors = text(&output.stderr);
+        if errors.contains("unshare: ") || errors.contains("mount: ") {
+            return skip::skip("mount", &errors);
+        }
+        if output.status.code() == Some(1) {
+            return skip::skip("uffd", &errors);
+        }
+        assert_eq!((text(&output.stdout).as_str(), errors.as_str()), ("ran\n", ""));
+    }
 }

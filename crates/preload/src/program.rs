@@ -109,10 +109,13 @@ fn why_not(path: &CStr) -> Option<&'static str> {
 
 /// Whether it is setuid or setgid to somebody else: the loader preloads nothing there.
 fn gains_rights(file: usize) -> bool {
-    // SAFETY: raw-call: the kernel fills a structure of its own; the other calls take numbers.
+    // SAFETY: raw-call: the kernel fills structures of its own; the other calls take numbers.
     unsafe {
-        let mut about: libc::stat = std::mem::zeroed();
+        let (mut about, mut mount): (libc::stat, libc::statfs64) = std::mem::zeroed();
         if call(libc::SYS_fstat, [file, &raw mut about as usize, 0, 0, 0, 0]) < 0
+            || call(libc::SYS_fstatfs, [file, &raw mut mount as usize, 0, 0, 0, 0]) < 0
+            // So mounted, a file system gives nobody rights.
+            || mount.f_flags & libc::ST_NOSUID.cast_signed() != 0
             || call(libc::SYS_prctl, [libc::PR_GET_NO_NEW_PRIVS as usize, 0, 0, 0, 0, 0]) == 1
         {
             return false;

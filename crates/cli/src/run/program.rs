@@ -1,13 +1,13 @@
 //! Whether a program can be entered by the preloaded library, and why not.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Access;
+use rustix::fs::{Access, StatVfsMountFlags};
 
 use super::cause;
 
@@ -42,16 +42,7 @@ fn check(path: &Path, scripts: usize) -> Result<(), String> {
     }
     rustix::fs::access(path, Access::EXEC_OK)
         .map_err(|_| format!("cannot run {shown}: it is not executable; chmod +x would make it so"))?;
-    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let changes_user = about.mode() & 0o4000 != 0 && about.uid() != user;
-    let changes_group = about.mode() & 0o2010 == 0o2010 && about.gid() != group;
-    let gains = user != 0 && rustix::fs::getxattr(path, "security.capability", &mut [0; 64]).is_ok();
-    if changes_user || changes_group || gains {
-        return Err(format!(
-            "cannot enter {shown}: it runs with more rights than yours (setuid, setgid or file capabilities), and the \
-             loader preloads nothing there; run it as the user that it becomes"
-        ));
-    }
+    may_be_preloaded(path, &about)?;
     let file = File::open(path).map_err(cannot)?;
     let mut head = [0; 256];
     let len = file.read_at(&mut head, 0).map_err(cannot)?;
@@ -63,6 +54,36 @@ fn check(path: &Path, scripts: usize) -> Result<(), String> {
         return Err(format!("cannot run {shown}: it is neither a program nor a script that begins with #!"));
     }
     check_elf(path, &file, head)
+}
+
+/// Whether the loader heeds `LD_PRELOAD` there: not where the kernel says that the program has rights which its caller has not.
+fn may_be_preloaded(path: &Path, about: &Metadata) -> Result<(), String> {
+    let mode = about.mode();
+    // So mounted, a file system gives nobody rights.
+    if rustix::fs::statvfs(path).is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID)) {
+        return Ok(());
+    }
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let gains_nothing = rustix::thread::no_new_privs().unwrap_or(false);
+    let changes_user = mode & 0o4000 != 0 && about.uid() != user;
+    let changes_group = mode & 0o2010 == 0o2010 && about.gid() != group;
+    if !gains_nothing && (changes_user || changes_group) {
+        return Err(format!(
+            "cannot enter {}: it runs with more rights than yours (setuid or setgid), and the loader preloads nothing there; run it as \
+             the user that it becomes",
+            path.display()
+        ));
+    }
+    // With those that are in effect from the beginning (the first bit) it counts as one with more rights, whether it gains them or not.
+    let mut capabilities = [0; 64];
+    let has_any = rustix::fs::getxattr(path, "security.capability", &mut capabilities).is_ok();
+    if user != 0 && has_any && (!gains_nothing || capabilities[0] & 1 == 1) {
+        return Err(format!(
+            "cannot enter {}: it has file capabilities, and the loader preloads nothing there; run a copy of it, which has none",
+            path.display()
+        ));
+    }
+    Ok(())
 }
 
 fn check_script(path: &Path, line: &[u8], scripts: usize) -> Result<(), String> {
