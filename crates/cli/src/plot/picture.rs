@@ -209,6 +209,12 @@ mod tests {
     }
 
     #[test]
+    fn the_least_and_the_most_that_a_run_may_have_are_drawn() {
+        let svg = draw(&[record("c", "s", "ns", 2e-30), record("d", "s", "ns", 5e29)], "extremes").unwrap();
+        assert!(svg.matches("class=\"value\"").count() == 2 && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
     fn figures_are_short() {
         assert_eq!(
             [0.0123, 1.2039, 31.5, 1000.0, 4_000_000.0].map(short),

@@ -1,8 +1,13 @@
 //! The lines of a run that a picture needs.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 
 use super::picture::distinct;
+
+/// What may be above zero in a run. Beyond it powers of ten have no numbers, and a scale no marks.
+const SHOWN: RangeInclusive<f64> = 1e-30..=1e30;
 
 /// What one system gave in one case.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,9 +43,19 @@ impl Record {
     fn of(line: &str) -> Result<Record, String> {
         let object: Value = serde_json::from_str(line).map_err(|why| why.to_string())?;
         let word = |key: &str| object[key].as_str().map(str::to_owned).ok_or_else(|| format!("it has no \"{key}\""));
-        let value = object.get("value").ok_or("it has no \"value\"")?.as_f64().unwrap_or(f64::NAN);
+        let figure = |key: &str| match object[key].as_f64().filter(|figure| *figure > 0.0) {
+            Some(figure) if !SHOWN.contains(&figure) => {
+                Err(format!("\"{key}\" is {}, and no figure of a bench", object[key]))
+            }
+            figure => Ok(figure),
+        };
+        object.get("value").ok_or("it has no \"value\"")?;
+        let value = figure("value")?.unwrap_or(f64::NAN);
         // What a picture can show of the range.
-        let bound = |key: &str| object[key].as_f64().filter(|bound| *bound > 0.0).unwrap_or(value);
+        let (min, max) = (figure("min")?.unwrap_or(value), figure("max")?.unwrap_or(value));
+        if value > 0.0 && !(min..=max).contains(&value) {
+            return Err(format!("its \"value\", {value}, is not between its \"min\", {min}, and its \"max\", {max}"));
+        }
         let says_no = |key: &str| object[key] == false;
         let flaw = match (says_no("counts"), says_no("constrained")) {
             (true, _) => {
@@ -57,8 +72,8 @@ impl Record {
             system: word("system")?,
             unit: word("unit")?,
             value,
-            min: bound("min"),
-            max: bound("max"),
+            min,
+            max,
             flaw,
         })
     }
@@ -92,6 +107,24 @@ mod tests {
         for (bad, why) in [("{", "line 2"), (r#"{"value":1}"#, "\"bench\""), ("{}", "\"value\"")] {
             let said = Record::parse(&format!("{LINE}\n{bad}\n")).unwrap_err();
             assert!(said.contains(why) && said.contains("line 2"), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_no_scale_has_a_place_for_is_refused() {
+        for (value, min, max, why) in [
+            ("5e-324", "5e-324", "5e-324", "\"value\" is 5e-324"),
+            ("1e300", "1", "1e300", "\"value\" is 1e+300"),
+            ("2", "1e-40", "3", "\"min\" is 1e-40"),
+            ("2", "1", "1e31", "\"max\" is 1e+31"),
+            ("2", "3", "4", "not between"),
+            ("2", "1", "1.5", "not between"),
+        ] {
+            let line = LINE.replace("\"value\":2", &format!("\"value\":{value}"));
+            let line =
+                line.replace("\"min\":0", &format!("\"min\":{min}")).replace("\"max\":3", &format!("\"max\":{max}"));
+            let said = Record::parse(&line).unwrap_err();
+            assert!(said.contains("line 1: ") && said.contains(why), "{said}");
         }
     }
 
