@@ -380,10 +380,14 @@ impl<R: Read> Records<R> {
         if version != VERSION {
             return Err(wrong(format!("it has version {version} of the format, and this program reads {VERSION}")));
         }
-        if half(&head, 12) == 0 || half(&head, 16) != RECORD_BYTES as u32 {
-            return Err(wrong("its header is damaged"));
+        let (page_bytes, record_bytes) = (half(&head, 12), half(&head, 16));
+        // No processor has others, and who reads a trace multiplies by it.
+        if !page_bytes.is_power_of_two() || page_bytes < PAGE_BYTES as u32 || record_bytes != RECORD_BYTES as u32 {
+            return Err(wrong(format!(
+                "its header is damaged: it has pages of {page_bytes} bytes and records of {record_bytes}"
+            )));
         }
-        let head = Head { pid: half(&head, 20), page_bytes: half(&head, 12), began_unix_ns: word(&head, 24) };
+        let head = Head { pid: half(&head, 20), page_bytes, began_unix_ns: word(&head, 24) };
         Ok(Records { head, source, last: None, count: 0, ended: false, failure: None })
     }
 
@@ -528,6 +532,13 @@ mod tests {
         {
             let why = parse(kind, [0, page, value]).unwrap_err().to_string();
             assert!(why.contains("record 0 is damaged: no address is that high"), "{why}");
+        }
+        for page_bytes in [0, 1, 2048, 4097, 12288, u32::MAX] {
+            let mut bytes = b"SELFPGTR\x01\0\0\0".to_vec();
+            bytes.extend_from_slice(&page_bytes.to_le_bytes());
+            bytes.extend_from_slice(b"\x20\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0");
+            let why = Trace::parse(&bytes).unwrap_err().to_string();
+            assert!(why.contains("its header is damaged"), "{page_bytes}: {why}");
         }
         assert!(parse(1, [0, last - 1, 0]).is_ok() && parse(REGION, [0, 1, last - 1]).is_ok());
         assert_eq!(parse(DROPPED, [0, 0, u64::MAX]).unwrap().dropped(), u64::MAX);
