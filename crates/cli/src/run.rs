@@ -82,7 +82,7 @@ Examples:
   selfpage run -- g++ -O2 -c large.cc
 
 Exit status: the program's own, or 128 and the signal that ended it; 1 where its faults may not be served (`selfpage doctor` says
-why), 2 for bad usage, 125 where it has too few addresses (`ulimit -v`), or too little memory (`ulimit -d`).";
+why), or when it has ended and --stats could not be written, 2 for bad usage, 125 where it has too few addresses (`ulimit -v`), or too little memory (`ulimit -d`).";
 
 /// Run a program in a fixed number of frames, or with selfpage's allocator alone.
 ///
