@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::locking::Why;
 use super::protecting::Key;
-use super::{Errno, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
+use super::{Errno, HIGHEST, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
@@ -99,7 +99,11 @@ impl Maps {
             }
             return Ok(start);
         }
-        if new_len == 0 || flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0 {
+        // No mapping is longer than all addresses.
+        if new_len == 0
+            || new_len > HIGHEST
+            || flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0
+        {
             return Err(libc::EINVAL);
         }
         if (fixed || stays) && !moves || stays && new_len != old.len() {

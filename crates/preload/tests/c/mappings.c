@@ -76,6 +76,13 @@ static void moving(void) {
   same(only, 0, 3 * MIB);
   CHECK(writes(only) == SIGSEGV && writes(only + 5 * MIB) == SIGSEGV);
   CHECK(mremap(wall, MIB, 0, 0) == MAP_FAILED && errno == EINVAL);
+  // Longer than all addresses.
+  size_t lengths[] = {1ul << 47, 1ul << 48, -2 * P, -P, -1};
+  for (int i = 0; i < 5; i++) {
+    CHECK(mremap(wall, MIB, lengths[i], 0) == MAP_FAILED && errno == EINVAL);
+    CHECK(mremap(wall, MIB, lengths[i], MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
+  }
+  CHECK(mremap(wall, MIB, 1ul << 46, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
 }
 // A mapping between others, so that it grows by moving.
 static char *walled(size_t n) {
