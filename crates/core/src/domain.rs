@@ -6,7 +6,7 @@ use crate::addr::{Frame, PageNo, PageRange};
 use crate::cut::Cut;
 use crate::fault::handover::Handovers;
 use crate::fault::{self, Request};
-use crate::frame::{FrameBytes, FrameTable, Use};
+use crate::frame::{FrameBytes, FrameTable, Use, Zeroed};
 use crate::mmu::{Mmu, Partial, Refusal, Trap};
 use crate::page::{PageWord, State, Word};
 use crate::region::{Region, RegionMap};
@@ -158,6 +158,18 @@ impl DomainState {
         self.frames.set_owner(frame, None);
         let _ = self.settle(region, page, Word::ABSENT);
         self.stack.give(self.mmu, frame, 1);
+    }
+
+    /// The memory of a frame is gone, which is nobody's now: it is given new memory.
+    pub(crate) fn renew(&self, frame: Frame) {
+        match self.mmu.populate(frame, 1) {
+            Ok(()) => {
+                // The slot should have been empty, but nothing has looked.
+                self.frames.set_zeroed(frame, Zeroed::Unknown);
+                self.stack.give(self.mmu, frame, 1);
+            }
+            Err(_) => self.stack.unclaim(self.mmu, frame, 1),
+        }
     }
 
     /// Lists a frame that a page of `region` has in core now, for the policy to learn of.

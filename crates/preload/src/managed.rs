@@ -162,20 +162,33 @@ impl Managed {
         promises::end(&range, || unsafe { self.drop_contents(range.clone()) });
     }
 
-    /// Moves what is in a range of a region to another place of the same length, or copies it to one outside of all regions. After an error
-    /// it is where it was.
+    /// Moves what is in a range of a region to another place of the same length in a region. After an error it is where it was.
     ///
     /// # Safety
-    /// *owned-range*: both are the program's, do not meet, and are open: the one to reading, the other to writing. Nobody uses them
-    /// meanwhile, and the old one is done with afterwards.
+    /// *owned-range*: both are the program's, and do not meet. Nobody needs what is at the new one.
     pub unsafe fn move_contents(&self, old: Range<usize>, new: usize) -> Result<(), Unmoved> {
-        let Some((from, offset)) = self.region_of(old.start) else { return Err(Unmoved::Unmanaged) };
-        let Some((to, to_offset)) = self.region_of(new) else {
-            // SAFETY: owned-range: passed on from our caller.
-            return unsafe { copy_out(from, offset, old, new) };
+        let (Some((from, offset)), Some((to, to_offset))) = (self.region_of(old.start), self.region_of(new)) else {
+            return Err(Unmoved::Unmanaged);
         };
         // SAFETY: owned-range: passed on from our caller.
         unsafe { from.move_contents(offset, old.len(), to, to_offset) }.map_err(|_| Unmoved::Short)
+    }
+
+    /// Copies what is in a range of a region to memory of the kernel's. Each page is kept in core meanwhile: one that cannot be had is an error,
+    /// and no signal to a thread that may hold our locks.
+    ///
+    /// # Safety
+    /// *owned-range*: both are ours alone, and open: the one to reading, the other to writing.
+    pub unsafe fn copy_out(&self, from: Range<usize>, to: usize) -> Result<(), Unmoved> {
+        let Some((region, offset)) = self.region_of(from.start) else { return Err(Unmoved::Unmanaged) };
+        for at in (0..from.len()).step_by(MOST_COPIED * PAGE) {
+            let len = (MOST_COPIED * PAGE).min(from.len() - at);
+            region.pin(offset + at, len).map_err(|_| Unmoved::Short)?;
+            // SAFETY: owned-range: passed on from our caller.
+            unsafe { sys::copy_bytes(from.start + at, to + at, len) };
+            let _ = region.unpin(offset + at, len);
+        }
+        Ok(())
     }
 
     /// Drops the contents of a range of a region.
@@ -191,19 +204,3 @@ impl Managed {
 
 /// Pages that are kept in core at a time to be copied.
 const MOST_COPIED: usize = 16;
-
-/// Copies what is in a range of a region to memory of the kernel's. Each page is kept in core meanwhile: one that cannot be had is an error,
-/// and no signal to a thread that may hold our locks.
-///
-/// # Safety
-/// *owned-range*: `old` is the region's from `offset` on, and both are as for [`Managed::move_contents`].
-unsafe fn copy_out(region: &Region, offset: usize, old: Range<usize>, new: usize) -> Result<(), Unmoved> {
-    for at in (0..old.len()).step_by(MOST_COPIED * PAGE) {
-        let len = (MOST_COPIED * PAGE).min(old.len() - at);
-        region.pin(offset + at, len).map_err(|_| Unmoved::Short)?;
-        // SAFETY: owned-range: passed on from our caller.
-        unsafe { sys::copy_bytes(old.start + at, new + at, len) };
-        let _ = region.unpin(offset + at, len);
-    }
-    Ok(())
-}

@@ -15,7 +15,8 @@ type Both = Option<[PathBuf; 2]>;
 /// The program of that name in tests/c.
 fn programs(source: &'static str) -> Both {
     static MADE: LazyLock<Mutex<HashMap<&'static str, Both>>> = LazyLock::new(Mutex::default);
-    let make = || run::possible().then(|| [run::compile(source, &[]), run::compile(source, &["-DRAW"])]);
+    let make =
+        || run::possible().then(|| [run::compile(source, &["-pthread"]), run::compile(source, &["-pthread", "-DRAW"])]);
     MADE.lock().unwrap_or_else(PoisonError::into_inner).entry(source).or_insert_with(make).clone()
 }
 
@@ -54,4 +55,9 @@ rows! {
     msync, bad_pointers, fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, lock_and_fork, populate, dump, fork_again, will_need,
     hints, near_the_program, pageout, dontneed_locked, other_advice, mremap_over_differing, mremap_smaller_over,
     other_clone, all_wishes, rounded_hints, map_locked, single_pages, many_wishes, in_system_calls, own_userfaultfd, own_namespace,
+}
+
+rows! {
+    of "steps":
+    taken_away, closed_on_its_way,
 }

@@ -525,14 +525,7 @@ fn lost(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, 
     region.sets.changed.insert(region.index(page));
     domain.frames.set_owner(frame, None);
     let _ = domain.settle(region, page, Word::ABSENT);
-    match domain.mmu.populate(frame, 1) {
-        Ok(()) => {
-            // The slot should have been empty, but nothing has looked.
-            domain.frames.set_zeroed(frame, Zeroed::Unknown);
-            domain.stack.give(domain.mmu, frame, 1);
-        }
-        Err(_) => domain.stack.unclaim(domain.mmu, frame, 1),
-    }
+    domain.renew(frame);
 }
 
 /// The machine would not map `frame`, whose contents the pager has too, at a claimed page.

@@ -378,7 +378,10 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         {
             // A device holds the page: leave it the memory, and give the frame new one.
             domain.mmu.drop_pages(page, 1);
-            super::lost(domain, region, pager, page, frame);
+            pager.forget(region.index(page), 1);
+            domain.frames.set_owner(frame, None);
+            let _ = domain.settle(region, page, Word::ABSENT);
+            domain.renew(frame);
             at += 1;
         }
     }

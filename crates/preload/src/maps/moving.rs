@@ -10,6 +10,7 @@ use super::{Errno, HIGHEST, Maps, Part, READ_WRITE, as_kernel, kernel, pages, se
 use crate::managed::{self, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
+use crate::space::PAGE;
 use crate::sys::{self, call};
 
 /// mremap(2).
@@ -46,6 +47,12 @@ struct Move {
 enum Afterwards {
     Gone,
     Empty,
+}
+
+/// The access that a mapping has at its new place as its contents come, which need none. Others find no more there than it is to have, and no
+/// code before it is there: what can be written and executed could not come back.
+fn access_on_the_way(prot: i32) -> i32 {
+    if prot & libc::PROT_WRITE != 0 { READ_WRITE } else { prot }
 }
 
 /// One of the sets of what was said.
@@ -140,15 +147,17 @@ impl Maps {
         if !moves {
             return Err(libc::ENOMEM);
         }
-        // What nobody has access to may never have had contents: no frames are kept for those.
-        let access = if prot == libc::PROT_NONE { libc::PROT_NONE } else { READ_WRITE };
+        let access = access_on_the_way(prot);
+        let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
+        if fixed && !self.touches_regions(&named) {
+            return self.move_out(managed, &Move { old, new: named, afterwards }, prot);
+        }
         let new = if fixed {
             self.make_room(managed, named.clone(), access)?;
             named
         } else {
             self.map_anywhere(managed, new_len, access).map_err(|_| libc::ENOMEM)?
         };
-        let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
         let moved = self.move_contents(managed, &Move { old, new: new.clone(), afterwards }, prot);
         if moved.is_err() {
             // As the kernel, which has unmapped what was at a place that the program named by then.
@@ -190,54 +199,39 @@ impl Maps {
         }
     }
 
-    /// An empty mapping at a place that the program names.
+    /// An empty mapping at a place in a region that the program names.
     fn make_room(&mut self, managed: &Managed, new: Range<usize>, prot: i32) -> Result<(), Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let args = [new.start, new.len(), prot as usize, flags as usize, usize::MAX, 0];
-        if self.touches_regions(&new) {
-            // SAFETY: raw-call: the program replaces what it has there.
-            return unsafe { self.map_over(managed, new, prot, true, args) }.map(drop);
-        }
-        // SAFETY: raw-call: as above.
-        kernel(unsafe { self.map_by_kernel(args) }).map(drop)
+        // SAFETY: raw-call: the program replaces what it has there.
+        unsafe { self.map_over(managed, new, prot, true, args) }.map(drop)
     }
 
-    /// Moves what is in `old` to `new`, which is empty and open as far as `old` is, with all that was said of it. After an error it is all in
+    /// Moves what is in `old` to `new`, which has the access that it has on the way, with all that was said of it. After an error it is all in
     /// `old`.
     fn move_contents(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<usize, Errno> {
         let old = wish.old.clone();
-        let opened = if prot == libc::PROT_NONE { self.open_both(managed, wish) } else { Ok(()) };
-        if let Err(why) = opened.and_then(|()| self.guard(managed, wish)) {
-            // SAFETY: owned-range: as it was before.
-            unsafe { managed.protect(old, prot) };
-            return Err(why);
+        if prot == libc::PROT_NONE {
+            self.promise(wish)?;
         }
+        self.guard(managed, wish)?;
         let mut moved_to = old.start;
-        let moved = (self.move_filled(managed, wish, &mut moved_to))
-            .and_then(|()| self.agree(managed, wish, prot))
-            .and_then(|()| self.give_up(managed, wish, prot));
+        let moved = (self.move_filled(managed, wish, prot, &mut moved_to))
+            .and_then(|()| self.agree(managed, wish, access_on_the_way(prot), prot))
+            .and_then(|()| self.move_wishes(managed, wish))
+            .and_then(|()| self.give_up(managed, wish));
         if moved.is_err() {
             self.bring_back(managed, wish, old.start..moved_to, prot);
         }
         moved.map(|()| wish.new.start)
     }
 
-    /// Opens both places of what nobody has access to, if there may be contents to move, for which there are frames at the new one then.
-    fn open_both(&self, managed: &Managed, wish: &Move) -> Result<(), Errno> {
-        let mut is_empty = true;
+    /// Has frames for what moves, if it may have contents, where they go.
+    fn promise(&self, wish: &Move) -> Result<(), Errno> {
         self.each_with_contents(wish.moved(), |part| {
-            is_empty = false;
             let there = wish.new.start + (part.start - wish.old.start);
             if promises::promise(&(there..there + part.len())) { Ok(()) } else { Err(libc::ENOMEM) }
-        })?;
-        if is_empty {
-            return Ok(());
-        }
-        // SAFETY: owned-range: the program's own, of which the one is about to go, and of the other it does not know yet.
-        unsafe {
-            kernel(managed.protect(wish.new.clone(), READ_WRITE))?;
-            kernel(managed.protect(wish.old.clone(), libc::PROT_READ)).map(drop)
-        }
+        })
     }
 
     /// Has guards in `new` where `old` has them: what they guard cannot be read.
@@ -251,20 +245,113 @@ impl Maps {
         Ok(())
     }
 
-    /// Has `new`, with the contents, be as `old` is.
-    fn agree(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
-        if prot != READ_WRITE {
-            self.protect(managed, wish.new.clone(), prot, Key::Unchanged)?;
+    /// Moves a mapping out of all regions. Its contents leave by their frames, so that what others write meanwhile is in what moves or in what
+    /// stays, for a place that the program does not know of. There they are copied.
+    fn move_out(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<usize, Errno> {
+        let aside = self.open_aside(managed, wish)?;
+        let away = Move { old: wish.old.clone(), new: aside.clone(), afterwards: wish.afterwards };
+        let mut moved_to = wish.old.start;
+        let moved = (self.move_filled(managed, &away, prot, &mut moved_to))
+            .and_then(|()| self.copy_out(managed, &away, wish, prot));
+        if moved.is_err() {
+            self.bring_back(managed, &away, wish.old.start..moved_to, prot);
         }
-        self.move_wishes(managed, wish)
+        // SAFETY: owned-range: ours, and what is left there is garbage.
+        unsafe { managed.close(aside) };
+        moved.map(|()| wish.new.start)
     }
 
-    /// Moves what is not empty, and has no guard and so can be read. `moved_to` is how far it came.
-    fn move_filled(&self, managed: &Managed, wish: &Move, moved_to: &mut usize) -> Result<(), Errno> {
-        self.each_with_contents(wish.moved(), |part| {
+    /// A place in the region of mappings for what moves, which nobody hears of.
+    fn open_aside(&self, managed: &Managed, wish: &Move) -> Result<Range<usize>, Errno> {
+        let moved = wish.moved();
+        let start = self.taken.gap(managed::maps_range(), moved.len(), PAGE).ok_or(libc::ENOMEM)?;
+        let aside = start..start + moved.len();
+        // The old place may be full again before it is done with.
+        let promised = self.promise(&Move { old: wish.old.clone(), new: aside.clone(), afterwards: wish.afterwards });
+        // SAFETY: owned-range: nobody has it.
+        let opened = promised.and_then(|()| kernel(unsafe { managed.protect(aside.clone(), READ_WRITE) }));
+        if opened.is_err() {
+            promises::end(&aside, || {});
+        }
+        opened.map(|_| aside)
+    }
+
+    /// Copies what has moved away to memory of the kernel's, which then replaces what is at the new place, in one step; and ends the old place.
+    fn copy_out(&mut self, managed: &Managed, away: &Move, wish: &Move, prot: i32) -> Result<(), Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let len = wish.new.len();
+        // SAFETY: raw-call: a new mapping replaces nothing.
+        let start =
+            kernel(unsafe { self.map_by_kernel([0, len, READ_WRITE as usize, flags as usize, usize::MAX, 0]) })?;
+        let beside = Move { old: wish.old.clone(), new: start..start + len, afterwards: wish.afterwards };
+        let copied = (self.guard(managed, &beside))
+            .and_then(|()| {
+                self.each_with_contents(wish.moved(), |part| {
+                    let offset = part.start - wish.old.start;
+                    let from = away.new.start + offset;
+                    // SAFETY: owned-range: the program knows of neither.
+                    unsafe { managed.copy_out(from..from + part.len(), start + offset) }.map_err(|_| libc::ENOMEM)
+                })
+            })
+            .and_then(|()| self.agree(managed, &beside, READ_WRITE, prot))
+            .and_then(|()| self.put(&beside.new, &wish.new));
+        if let Err(why) = copied {
+            let _ = self.unmap(managed, beside.new);
+            return Err(why);
+        }
+        // What is said of parts makes mappings of them, and the kernel moves one at a time.
+        let ended = self.move_wishes(managed, wish).and_then(|()| self.give_up(managed, wish));
+        if ended.is_err() {
+            let _ = self.unmap(managed, wish.new.clone());
+        }
+        ended
+    }
+
+    /// Puts a mapping of the kernel's that the program does not know of where it wants one.
+    fn put(&mut self, from: &Range<usize>, to: &Range<usize>) -> Result<(), Errno> {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: raw-call: the program replaces what it has there.
+        kernel(unsafe { call(libc::SYS_mremap, [from.start, from.len(), to.len(), flags as usize, to.start, 0]) })?;
+        let counted = self.unmanaged.covers(from);
+        self.forget(from.clone());
+        self.forget(to.clone());
+        if counted {
+            self.count_unmanaged(to.clone());
+        } else {
+            self.reserved.add(to.clone());
+        }
+        Ok(())
+    }
+
+    /// Has `new`, which has that access and the contents, be as `old` is.
+    fn agree(&mut self, managed: &Managed, wish: &Move, access: i32, prot: i32) -> Result<(), Errno> {
+        if prot != access {
+            self.protect(managed, wish.new.clone(), prot, Key::Unchanged)?;
+        }
+        Ok(())
+    }
+
+    /// Moves what is not empty, and has no guard. `moved_to` is how far it came.
+    fn move_filled(&self, managed: &Managed, wish: &Move, prot: i32, moved_to: &mut usize) -> Result<(), Errno> {
+        let moved = self.move_rest(managed, wish, moved_to);
+        if moved.is_ok() || prot & libc::PROT_READ != 0 {
+            return moved;
+        }
+        // A page that frames do not move is copied by this thread, which may read what everybody may.
+        // SAFETY: owned-range: the program's own, which is about to go.
+        kernel(unsafe { managed.protect(wish.old.clone(), libc::PROT_READ) })?;
+        let moved = self.move_rest(managed, wish, moved_to);
+        // SAFETY: owned-range: as it was before.
+        unsafe { managed.protect(wish.old.clone(), prot) };
+        moved
+    }
+
+    /// The same from `moved_to` on, of what can be read where it is copied.
+    fn move_rest(&self, managed: &Managed, wish: &Move, moved_to: &mut usize) -> Result<(), Errno> {
+        self.each_with_contents(*moved_to..wish.moved().end, |part| {
             let there = wish.new.start + (part.start - wish.old.start);
             *moved_to = part.start;
-            // SAFETY: owned-range: both are the program's, do not meet, and are open.
+            // SAFETY: owned-range: both are the program's, and do not meet.
             unsafe { managed.move_contents(part.clone(), there) }.map_err(|_| libc::ENOMEM)?;
             *moved_to = part.end;
             Ok(())
@@ -274,19 +361,13 @@ impl Maps {
     /// Puts the contents of a part back where they were, for a move that cannot be completed.
     fn bring_back(&mut self, managed: &Managed, wish: &Move, moved: Range<usize>, prot: i32) {
         let Move { old, new, .. } = wish;
-        // Out of all regions there are copies.
-        if managed::holds(new.start) {
-            // SAFETY: owned-range: both are the program's; the one is about to be as it was, the other to go.
-            unsafe {
-                managed.protect(old.clone(), READ_WRITE);
-                managed.protect(new.clone(), READ_WRITE);
-            }
-            let _ = self.each_with_contents(moved, |part| {
-                let there = new.start + (part.start - old.start);
-                return_contents(managed, there..there + part.len(), part.start);
-                Ok(())
-            });
-        }
+        // SAFETY: owned-range: it is about to go.
+        unsafe { managed.protect(new.clone(), access_on_the_way(prot)) };
+        let _ = self.each_with_contents(moved, |part| {
+            let there = new.start + (part.start - old.start);
+            return_contents(managed, there..there + part.len(), part.start);
+            Ok(())
+        });
         // SAFETY: owned-range: as it was before.
         unsafe { managed.protect(old.clone(), prot) };
         // Pins went with the contents.
@@ -311,21 +392,18 @@ impl Maps {
     }
 
     /// Ends the old place, or empties it.
-    fn give_up(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
+    fn give_up(&mut self, managed: &Managed, wish: &Move) -> Result<(), Errno> {
         let old = wish.old.clone();
-        match wish.afterwards {
+        if wish.afterwards == Afterwards::Gone {
             // SAFETY: owned-range: what is left there is garbage.
-            Afterwards::Gone => kernel(unsafe { managed.close(old.clone()) })?,
-            // SAFETY: owned-range: as it was before.
-            Afterwards::Empty => kernel(unsafe { managed.protect(old.clone(), prot) })?,
-        };
+            kernel(unsafe { managed.close(old.clone()) })?;
+        }
         // From here on nothing is refused any more.
         self.move_locks(managed, wish);
         self.remove_guards(managed, &old);
-        match wish.afterwards {
-            Afterwards::Gone => self.end(managed, old),
-            // SAFETY: owned-range: the program asked for an empty mapping to stay.
-            Afterwards::Empty => unsafe { managed.drop_contents(old) },
+        // One that is to be empty is so: what is there now came after its contents had left.
+        if wish.afterwards == Afterwards::Gone {
+            self.end(managed, old);
         }
         Ok(())
     }
@@ -373,7 +451,7 @@ const MOST_TRIES: u32 = 1000;
 /// Moves contents back where they came from.
 fn return_contents(managed: &Managed, from: Range<usize>, old: usize) {
     for _ in 0..MOST_TRIES {
-        // SAFETY: owned-range: both are the program's, do not meet, and are open.
+        // SAFETY: owned-range: both are the program's, and do not meet.
         if unsafe { managed.move_contents(from.clone(), old) }.is_ok() {
             return;
         }

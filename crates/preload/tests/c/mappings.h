@@ -55,8 +55,8 @@ static void on_segv(int s, siginfo_t *i, void *c) {
   siglongjmp(out, s);
 }
 // The signal that an access gets, 0 for none.
-static int reads(void *p) { int s = sigsetjmp(out, expected = 1); if (!s) (void)*(volatile char *)p; expected = 0; return s; }
-static int writes(void *p) { int s = sigsetjmp(out, expected = 1); if (!s) *(volatile char *)p = 7; expected = 0; return s; }
+__attribute__((unused)) static int reads(void *p) { int s = sigsetjmp(out, expected = 1); if (!s) (void)*(volatile char *)p; expected = 0; return s; }
+__attribute__((unused)) static int writes(void *p) { int s = sigsetjmp(out, expected = 1); if (!s) *(volatile char *)p = 7; expected = 0; return s; }
 static char *map(size_t n, int prot) {
   char *p = mmap(0, n, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   CHECK(p != MAP_FAILED);

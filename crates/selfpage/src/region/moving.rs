@@ -7,6 +7,7 @@ use std::time::Duration;
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
 use selfpage_core::fault::relocate::{Unmoved, relocate};
 use selfpage_core::fault::{Failure, Outcome, range};
+use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::mmu::Refusal;
 use selfpage_core::pager::Context;
 
@@ -25,21 +26,23 @@ const MOST_COPIED: u64 = 16;
 const MOST_TRIES: u32 = 1000;
 
 impl Region {
-    /// Moves the contents of `[offset, offset+len)` to `to_offset` of `to`, which may be the same region. What was there is dropped, and
-    /// what is left in the old place is garbage.
+    /// Moves the contents of `[offset, offset+len)` to `to_offset` of `to`, which may be the same region. What was there is dropped.
     ///
     /// Where both regions are of one domain and kept in the same store, or in none, neither the program nor the store sees a byte of it:
-    /// frames go along, and what is in the store stays where it is there. A page in core that the kernel holds, that is writable and executable,
-    /// or that has a protection key, is copied, and so is every page of other regions.
+    /// frames go along, and what is in the store stays where it is there. Each old page is as one that was never touched from the moment on
+    /// in which its contents leave: what others write there since then stays. A page in core that the kernel holds, that is writable and executable,
+    /// or that has a protection key, is copied: of such a page goes what others write between its copy and the moment in which it is dropped. Every
+    /// page of other regions is copied too, and left in the old place as garbage.
     ///
     /// # Errors
     /// A range is not in its region, or does not begin and end with a page; the two meet. Then nothing has moved. A page has to be copied,
-    /// and there is no frame for that: then all contents are where they were, but for their pins, and what was at the new place is gone.
+    /// and there is no frame for that, or the calling thread may not read it: then all contents are where they were, but for their pins, and
+    /// what was at the new place is gone.
     ///
     /// # Safety
     /// *region-contents*: nobody holds a reference into either range, and the program has mapped nothing of its own over them: that would not
-    /// be seen. The program may read all of the one and write all of the other: what
-    /// is copied is copied as by the program itself. A page of regions that are not kept in the same store is a `SIGBUS` if it cannot be had.
+    /// be seen. Where the two regions are not kept in the same store, the program
+    /// may read all of the one and write all of the other: what is copied there is copied as by the program itself. A page of regions that are not kept in the same store is a `SIGBUS` if it cannot be had.
     pub unsafe fn move_contents(
         &self,
         offset_bytes: usize,
@@ -60,7 +63,6 @@ impl Region {
         let is_one_domain = std::ptr::eq(inner, to.inner());
         let place_of = |page: PageNo| new.first.plus(page.0 - from.first.0);
         let mut at = from.first;
-        let mut copied = Vec::new();
         // Where one page has to be copied, the next ones may have to be, too.
         let mut count = 1;
         while at < from.end() {
@@ -77,15 +79,8 @@ impl Region {
                     // SAFETY: region-contents: as above.
                     let (next, stopped) =
                         unsafe { self.copy_in_core(PageRange { first: page, count: left }, place_of(page)) };
-                    copied.push(page..next);
                     if let Err(error) = stopped {
-                        // What was copied is where it was.
-                        let mut behind = from.first;
-                        for run in copied {
-                            let moved = PageRange { first: place_of(behind), count: run.start.0 - behind.0 };
-                            inner.take_back(moved, behind);
-                            behind = run.end;
-                        }
+                        inner.take_back(PageRange { first: new.first, count: next.0 - from.first.0 }, from.first);
                         return Err(error);
                     }
                     count = (2 * count).min(MOST_COPIED);
@@ -96,8 +91,8 @@ impl Region {
         Ok(())
     }
 
-    /// Copies pages in core that the machine would not move: the first of `from`, and those that follow it and are there. The first one that
-    /// it has not copied; an error if that one cannot be.
+    /// Copies pages in core that the machine would not move: the first of `from`, and those that follow it and are there, each of which is
+    /// dropped at once. The first one that it has not copied; an error if that one cannot be.
     unsafe fn copy_in_core(&self, from: PageRange, to: PageNo) -> (PageNo, Result<()>) {
         let first = self.core().index(from.first) as usize;
         let in_core = self.residency()[first + 1..].iter().take_while(|byte| byte.load(Ordering::Relaxed) == 1);
@@ -112,15 +107,29 @@ impl Region {
         let mut stopped = (run.end(), Ok(()));
         for page in run.pages() {
             // SAFETY: region-contents: passed on from our caller.
-            let contents = unsafe { std::ptr::read(page.addr().0 as *const PageBytes) };
-            if let Err(error) = self.supply_copy(page, to.plus(page.0 - run.first.0), contents) {
+            if let Err(error) = unsafe { self.copy_one(page, to.plus(page.0 - run.first.0)) } {
                 stopped = (page, Err(error));
                 break;
             }
+            // Its pins go too.
+            let _ = self.inner().discard(PageRange { first: page, count: 1 });
         }
         // They may have been dropped behind our back, and their pins with them.
-        let _ = self.unpin(offset, len);
+        let copied = (stopped.0.0 - run.first.0) as usize * PAGE_BYTES;
+        let _ = self.unpin(offset + copied, len - copied);
         stopped
+    }
+
+    /// Copies a page in core to an absent one.
+    unsafe fn copy_one(&self, page: PageNo, to: PageNo) -> Result<()> {
+        // SAFETY: region-contents: a page that is there keeps its contents.
+        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::PopulateRead) }.is_err() {
+            let cause = "it has to be copied, and this thread may not read it: allow it to (mprotect, pkey_set)";
+            return Err(Error::new(Kind::Invalid, "move", self.bound.page_name(page), cause));
+        }
+        // SAFETY: region-contents: passed on from our caller, and it may be read.
+        let contents = unsafe { std::ptr::read(page.addr().0 as *const PageBytes) };
+        self.supply_copy(page, to, contents)
     }
 
     /// Gives an absent page a frame with these contents, which are those of `page`.

@@ -1,0 +1,88 @@
+// What the kernel does to a mapping in one step is one step for the threads that use it meanwhile. With -DRAW the calls are made by number.
+#include "mappings.h"
+#include <pthread.h>
+enum { N = 64, LEN = N * 4096 };
+static char *volatile p;
+static volatile int stop;
+static pthread_t other;
+static void start(void *(*what)(void *)) { stop = 0; CHECK(!pthread_create(&other, 0, what, 0)); }
+static void end(void) { stop = 1; CHECK(!pthread_join(other, 0)); }
+static void pause_a_little(void) { for (volatile int i = 0; i < 20000; i++); }
+static char *sevens(int flags) {
+  char *q = mmap(0, LEN, 3, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+  CHECK(q != MAP_FAILED);
+  return memset(q, 7, LEN);
+}
+// A place in managed memory, or out of it.
+static char *place(int outside) { return sevens(outside ? MAP_STACK : 0); }
+
+// What the other thread may do, and what came of it.
+static __thread sigjmp_buf trap;
+static volatile long trapped, went;
+static void on_trap(int s) { siglongjmp(trap, 1); }
+static void count_traps(void) {
+  struct sigaction a = {.sa_handler = on_trap, .sa_flags = SA_NODEFER};
+  sigaction(SIGSEGV, &a, 0), sigaction(SIGBUS, &a, 0);
+  trapped = went = 0;
+}
+
+static unsigned long added, taken;
+static void *count(void *unused) {
+  for (unsigned k = 0; !stop; k = (k * 5 + 1) % N) __atomic_fetch_add((unsigned long *)(p + k * P), 1, __ATOMIC_RELAXED), added++;
+  return unused;
+}
+static void take(char *q) { for (int k = 0; k < N; k++) taken += *(word *)(q + k * P); }
+// No count is lost: it is in what is taken, or in what stays.
+static void taken_away(void) {
+  for (int kind = 0; kind < 3; kind++) {
+    p = map(LEN, 3), added = taken = 0;
+    if (kind == 2) madvise(p + 9 * P, P, MADV_PAGEOUT);
+    start(count);
+    for (int i = 0; i < 300; i++) {
+      int flags = MREMAP_MAYMOVE | MREMAP_DONTUNMAP | (kind ? MREMAP_FIXED : 0);
+      char *there = kind ? place(kind == 2) : 0, *q = mremap(p, LEN, LEN, flags, there);
+      CHECK(q != MAP_FAILED && (!there || q == there));
+      pause_a_little();
+      take(q);
+      CHECK(!munmap(q, LEN));
+    }
+    end();
+    take(p);
+    CHECK(added == taken);
+  }
+}
+
+static volatile int writing;
+static void *try(void *unused) {
+  for (volatile unsigned k = 0; !stop; k = (k + 1) % N) {
+    if (sigsetjmp(trap, 1)) { trapped++; continue; }
+    if (writing) p[k * P] = 9; else (void)*(volatile char *)(p + k * P);
+    went++;
+  }
+  return unused;
+}
+// What may not be accessed, or not written, is so on its way too.
+static void closed_on_its_way(void) {
+  count_traps();
+  for (int kind = 0; kind < 4; kind++) {
+    int outside = kind & 1, prot = (writing = kind >> 1) ? PROT_READ : PROT_NONE;
+    char *a = place(0), *b = place(outside);
+    CHECK(!mprotect(a, LEN, prot) && !mprotect(b, LEN, prot));
+    // From the beginning where it goes to, whichever that is.
+    for (int i = 0; i < 200; i++) {
+      p = i & 1 ? b : a;
+      start(try);
+      CHECK(mremap(a, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, b) == b);
+      end();
+      char *was = a;
+      if (outside) CHECK(!mprotect(a, LEN, 3) && memset(a, 7, LEN) && !mprotect(a, LEN, prot));
+      else a = b, b = was;
+    }
+    CHECK(went == 0 && trapped > 0 && !mprotect(a, LEN, 3));
+    for (size_t i = 0; i < LEN; i++) CHECK(a[i] == 7);
+  }
+}
+
+static struct row rows[] = {
+  {"taken_away", taken_away}, {"closed_on_its_way", closed_on_its_way}};
+int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
