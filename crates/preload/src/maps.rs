@@ -8,6 +8,7 @@ mod fork;
 mod locking;
 mod moving;
 mod protecting;
+mod replacing;
 mod room;
 mod sealing;
 mod syncing;
@@ -19,7 +20,6 @@ use crate::heap;
 use crate::limits::MAPS_BYTES;
 use crate::lock::{Held, Lock};
 use crate::managed::{self, Managed};
-use crate::promises::Offer;
 use crate::ranges::{Ranges, Standing};
 use crate::space::PAGE;
 use crate::sys::{Quiet, call};
@@ -33,7 +33,6 @@ pub use protecting::{mprotect, pkey_mprotect};
 use room::NoRoom;
 pub use sealing::mseal;
 pub use syncing::{msync, msync_in_c};
-use unmanaged::{map_elsewhere, rehearse, unmap_elsewhere};
 
 /// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.
 const MOST_BYTES: usize = MAPS_BYTES / 4;
@@ -227,16 +226,6 @@ impl Maps {
             false => prot,
         })
     }
-
-    /// A part of a region is to be the domain's again.
-    fn reclaim(&mut self, managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
-        let Some((region, offset)) = managed.region_of(range.start) else { return Ok(()) };
-        // SAFETY: owned-range: the program gives up what it mapped there.
-        unsafe { region.restore(offset, range.len()) }.map_err(|_| libc::ENOMEM)?;
-        self.foreign.remove(range.clone());
-        self.forget(range);
-        Ok(())
-    }
 }
 
 /// What the calls get as a range: whole pages.
@@ -337,94 +326,6 @@ impl Maps {
         managed.maps.set_reach(self.taken.end(start) - start);
     }
 
-    /// MAP_FIXED over a region: fresh managed memory, or something else, which is foreign from then on.
-    ///
-    /// # Safety
-    /// *raw-call*: `args` are those of an mmap(2) that the program asked for.
-    unsafe fn map_over(
-        &mut self,
-        managed: &Managed,
-        range: Range<usize>,
-        prot: i32,
-        ours: bool,
-        args: [usize; 6],
-    ) -> Result<usize, Errno> {
-        let whole = managed::ranges().iter().any(|region| region.start <= range.start && range.end <= region.end);
-        // A mapping across the edge of a region is not the domain's to give.
-        let (Some((region, offset)), true) = (managed.region_of(range.start), whole) else {
-            return Err(libc::ENOMEM);
-        };
-        self.unless_sealed(&range)?;
-        self.has_room(self.parts(range.clone()).count())?;
-        let opens = ours && prot & ACCESS != 0;
-        let offer = if opens { Some(Offer::of(&range).ok_or(libc::ENOMEM)?) } else { None };
-        // Before anything of the program's is lost: what the kernel refuses it refuses here.
-        if ours {
-            if self.foreign.first_within(&range).is_some() {
-                rehearse(range.len(), prot)?;
-                self.reclaim_all(managed, &range)?;
-            }
-            // SAFETY: owned-range: the program replaces what it has there.
-            kernel(unsafe { managed.protect_anew(range.clone(), prot) })?;
-            self.remove_guards(managed, &range);
-            // SAFETY: owned-range: as above.
-            unsafe { region.drop_contents(offset, range.len()) }.map_err(|_| libc::EINVAL)?;
-        } else {
-            let elsewhere = map_elsewhere(args)?;
-            if let Err(why) = self.move_over(managed, &range, elsewhere) {
-                unmap_elsewhere(elsewhere, range.len());
-                return Err(why);
-            }
-        }
-        match offer {
-            Some(offer) => offer.keep(),
-            None => promises::end(&range, || {}),
-        }
-        if managed::maps_range().contains(&range.start) {
-            self.taken.add(range.clone());
-            self.tell_reach(managed);
-        }
-        self.forget(range.clone());
-        if ours {
-            self.note_access(range.clone(), prot);
-            if args[3] as i32 & libc::MAP_LOCKED != 0 {
-                let _ = self.lock_managed(managed, range.clone(), locking::Why::Locked);
-            }
-        } else {
-            self.foreign.add(range.clone());
-            if args[3] as i32 & libc::MAP_ANONYMOUS != 0 {
-                self.count_unmanaged(range.clone());
-            }
-        }
-        Ok(range.start)
-    }
-
-    /// Moves a mapping of that length over a part of a region, with nothing of what the program had there left.
-    fn move_over(&mut self, managed: &Managed, range: &Range<usize>, elsewhere: usize) -> Result<(), Errno> {
-        let Some((region, offset)) = managed.region_of(range.start) else { return Err(libc::EINVAL) };
-        self.reclaim_all(managed, range)?;
-        self.remove_guards(managed, range);
-        let (start, len) = (range.start, range.len());
-        // A pager thread makes the change, which does not have the program's files: it is handed the mapping.
-        let change = move || {
-            let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-            // SAFETY: raw-call, owned-range: the program replaces what it has there, which is empty now.
-            unsafe { call(libc::SYS_mremap, [elsewhere, len, len, flags, start, 0]) }
-        };
-        // SAFETY: region-contents: the program gives up what it has there.
-        let moved = unsafe { region.while_empty(offset, len, change) };
-        moved.map_err(|_| libc::EINVAL).and_then(kernel).map(drop)
-    }
-
-    /// What the program mapped over a range itself goes, and nobody has access there.
-    fn reclaim_all(&mut self, managed: &Managed, range: &Range<usize>) -> Result<(), Errno> {
-        while let Some(part) = self.foreign.first_within(range) {
-            self.reclaim(managed, part.clone())?;
-            self.closed.add(part);
-        }
-        Ok(())
-    }
-
     fn unmap(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
         if left.start < HIGHEST && left.end > HIGHEST {
             return Err(libc::EINVAL);
@@ -438,7 +339,7 @@ impl Maps {
                 Part::Outside => unsafe {
                     kernel(call(libc::SYS_munmap, [range.start, range.len(), 0, 0, 0, 0]))?;
                 },
-                Part::Foreign => self.reclaim(managed, range.clone())?,
+                Part::Foreign => self.reclaim(managed, range.clone(), libc::PROT_NONE)?,
                 Part::Managed => {
                     // SAFETY: owned-range: the program gives it up.
                     kernel(unsafe { managed.close(range.clone()) })?;
@@ -509,7 +410,7 @@ pub fn forget(range: Range<usize>) -> bool {
     let maps = &mut *table.maps;
     // What the program mapped into the block ends with it. The next block must not be a part of a file.
     while let Some(part) = maps.foreign.first_within(&range) {
-        if maps.reclaim(managed, part).is_err() {
+        if maps.reclaim(managed, part, libc::PROT_NONE).is_err() {
             return false;
         }
     }

@@ -5,8 +5,9 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use selfpage_core::addr::PageRange;
+use selfpage_core::addr::{PAGE_BYTES, PageRange};
 use selfpage_core::fault::range::{self, Undone};
+use selfpage_core::fault::{self, Outcome};
 use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::pager::Context;
 
@@ -130,7 +131,7 @@ impl Region {
 
     /// Nothing from `len_bytes` on is fetched before it is asked for: the program has no access there.
     pub fn set_reach(&self, len_bytes: usize) {
-        let pages = len_bytes.div_ceil(selfpage_core::addr::PAGE_BYTES) as u64;
+        let pages = len_bytes.div_ceil(PAGE_BYTES) as u64;
         self.core().reach.store(pages, Ordering::Relaxed);
     }
 
@@ -146,27 +147,63 @@ impl Region {
         self.bound().discard(self.inner(), range)
     }
 
-    /// Makes the region's mapping of `[offset, offset+len)` anew, empty and without access, where something else was mapped
-    /// over it. Call it in [`Region::while_empty`]'s place.
+    /// Makes the region's mapping of `[offset, offset+len)` anew, empty and with that access, where something else was mapped
+    /// over it. Call it in [`Region::while_empty`]'s place. With access nobody is refused in between, and what other threads write there from
+    /// the moment on in which the mapping is new stays.
     ///
     /// # Errors
     /// The range is not in the region, or the kernel has no room for the mapping, or may no longer lock it.
     ///
     /// # Safety
     /// *region-contents*: nobody holds a reference into the range.
-    pub unsafe fn restore(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
-        let PageRange { first, count } = self.range("restore", offset_bytes, len_bytes)?;
-        let (start, len) = (first.addr().0, count as usize * selfpage_core::addr::PAGE_BYTES);
+    pub unsafe fn restore(&self, offset_bytes: usize, len_bytes: usize, access: Access) -> Result<()> {
+        let range = self.range("restore", offset_bytes, len_bytes)?;
+        let (start, len) = (range.first.addr().0, range.count as usize * PAGE_BYTES);
         let pool = &self.inner().pool;
         let mapped = self.while_still(move || {
             // SAFETY: owned-range, region-contents: the addresses are the region's, and what is there is done with.
             unsafe {
-                memory::map_anonymous(Place::Over(start), len, Access::None)?;
+                memory::map_anonymous(Place::Over(start), len, access)?;
                 memory::keep_hands_off(start, len)?;
             }
             pool.lock_alike(&(start..start + len))
         });
         mapped.map_err(|errno| Error::system("restore", format!("{len} bytes of a region"), errno))?;
-        self.register_part(start, len)
+        if let Err(error) = self.register_part(start, len) {
+            // SAFETY: owned-range: nobody answers faults there, and nobody is to take what is absent for zero.
+            let _ = unsafe { memory::protect(start, len, Access::None) };
+            return Err(error);
+        }
+        if access != Access::None {
+            self.take_up(range);
+        }
+        Ok(())
+    }
+
+    /// Takes up the pages that other threads have used before the region heard of faults there, and the kernel gave memory.
+    fn take_up(&self, range: PageRange) {
+        let (inner, state) = (self.inner(), self.inner().state());
+        let mut in_core = [0; 4096];
+        for at in (0..range.count).step_by(in_core.len()) {
+            let first = range.first.plus(at);
+            let some = &mut in_core[..(range.count - at).min(4096) as usize];
+            if memory::residency(first.addr().0, some).is_err() {
+                // What is not known is looked at.
+                some.fill(1);
+            }
+            let used = (0..).zip(some.iter()).filter(|(_, byte)| **byte & 1 != 0);
+            for page in used.map(|(index, _)| first.plus(index)) {
+                let taken = loop {
+                    match inner.on_pager_thread(move || range::take_up(state, page)) {
+                        Ok(outcome) => break outcome,
+                        Err(wait) => wait.sleep(&state.cut, state.mmu),
+                    }
+                };
+                if let Outcome::Failed(_) = taken {
+                    // As where there is no frame for a fault.
+                    inner.on_pager_thread(move || fault::poison(state, page));
+                }
+            }
+        }
     }
 }

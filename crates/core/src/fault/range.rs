@@ -172,11 +172,38 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
 /// As for [`Undone::AwaitCut`]; the page is as it was.
 pub fn supply(domain: &DomainState, context: Context, page: PageNo, contents: &PageBytes) -> Result<Outcome, CutWait> {
     settle_drop(domain, context, &mut FrameWait::default(), page, |region| {
-        supply_at(domain, context, region, page, contents)
+        supply_at(domain, context, region, page, |frame| {
+            *domain.lease(frame).get_mut() = *contents;
+            Ok(())
+        })
     })
 }
 
-fn supply_at(domain: &DomainState, context: Context, region: &Region, page: PageNo, contents: &PageBytes) -> Step {
+/// Has the domain own a page that the program has used where its region did not hear of it: what was written there stays.
+/// [`Outcome::Violation`]: the domain owns it already, or nobody may access it.
+///
+/// # Context
+/// Normal, on a pager thread.
+///
+/// # Errors
+/// As for [`supply`].
+pub fn take_up(domain: &DomainState, page: PageNo) -> Result<Outcome, CutWait> {
+    settle_drop(domain, Context::Normal, &mut FrameWait::default(), page, |region| {
+        if !domain.mmu.present(page) {
+            return Step::Done(Outcome::Resolved);
+        }
+        let unmap = |frame| domain.mmu.unmap(page, frame, 1).map_err(|partial| partial.why);
+        supply_at(domain, Context::Normal, region, page, unmap)
+    })
+}
+
+fn supply_at(
+    domain: &DomainState,
+    context: Context,
+    region: &Region,
+    page: PageNo,
+    fill: impl FnOnce(Frame) -> Result<(), Refusal>,
+) -> Step {
     let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
     let seen = word.load();
     match seen.state() {
@@ -200,7 +227,12 @@ fn supply_at(domain: &DomainState, context: Context, region: &Region, page: Page
     }
     domain.frames.set_zeroed(frame, Zeroed::Unknown);
     domain.frames.set_owner(frame, Some(page));
-    *domain.lease(frame).get_mut() = *contents;
+    if let Err(why) = fill(frame) {
+        domain.frames.set_owner(frame, None);
+        let _ = domain.settle(region, page, Word::ABSENT);
+        domain.renew(frame);
+        return Step::Done(Outcome::Failed(Failure::Machine(why)));
+    }
     if let Some(pager) = region.pager() {
         // Before the map, which lets the program go on; and nobody can evict a page that is claimed.
         pager.given(region.index(page));

@@ -83,6 +83,64 @@ static void closed_on_its_way(void) {
   }
 }
 
+static volatile long others;
+static void *read_back(void *unused) {
+  if (sigsetjmp(trap, 1)) { trapped++; return unused; }
+  for (word k = 1; !stop; k++) {
+    *(word *)p = k;
+    if (*(word *)p != k) others++;
+  }
+  return unused;
+}
+// A mapping of a file is mapped over: no access fails, and what is written is there, but for what was at the moment of the change.
+static void mapped_over_a_file(void) {
+  count_traps();
+  int file = memfd_create("file", 0), over = memfd_create("over", 0);
+  CHECK(file >= 0 && over >= 0 && !ftruncate(file, 16 * P) && !ftruncate(over, 16 * P));
+  for (int i = 0; i < 900; i++) {
+    p = map(16 * P, 3);
+    if (i % 3) CHECK(mmap(p, 16 * P, 3, MAP_SHARED | MAP_FIXED, file, 0) == p);
+    others = 0;
+    start(read_back);
+    usleep(200);
+    if (i % 3 == 1) CHECK(mmap(p, 16 * P, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+    else CHECK(mmap(p, 16 * P, 3, MAP_SHARED | MAP_FIXED, over, 0) == p);
+    usleep(100);
+    end();
+    CHECK(trapped == 0 && others <= 1);
+    // It is paged, where it is the domain's again.
+    if (i % 3 == 1 && i % 100 == 1) {
+      *(word *)p = 99, *(word *)(p + P) = 98;
+      flood();
+      CHECK(!in_core(p, 2 * P) && *(word *)p == 99 && *(word *)(p + P) == 98);
+    }
+    CHECK(!munmap(p, 16 * P));
+  }
+}
+
+static void *watch(void *unused) {
+  for (volatile unsigned k = 0; !stop; k = (k + 1) % N) {
+    if (sigsetjmp(trap, 1)) { trapped++; continue; }
+    if (p[k * P] == 7) went++;
+  }
+  return unused;
+}
+// Where nobody had access, what was there is not seen.
+static void mapped_over_what_is_closed(void) {
+  count_traps();
+  for (int i = 0; i < 300; i++) {
+    p = sevens(0);
+    CHECK(!mprotect(p, LEN, PROT_NONE));
+    start(watch);
+    pause_a_little(), pause_a_little();
+    CHECK(mmap(p, LEN, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+    end();
+    zero(p, 0, LEN);
+    CHECK(!munmap(p, LEN));
+  }
+  CHECK(went == 0);
+}
+
 static struct row rows[] = {
-  {"taken_away", taken_away}, {"closed_on_its_way", closed_on_its_way}};
+  {"taken_away", taken_away}, {"closed_on_its_way", closed_on_its_way}, {"mapped_over_a_file", mapped_over_a_file}, {"mapped_over_what_is_closed", mapped_over_what_is_closed}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use selfpage::store::{BackingStore, FileStore};
 use selfpage::trace::Trace;
 use selfpage::{DescriptorTable, Domain, Kind, Region, Rights};
+use selfpage_core::linux::memory::Access;
 
 use crate::descriptors::close_all;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, until};
@@ -155,9 +156,7 @@ fn a_part_is_restored_after_all_was_closed() {
             // SAFETY: test: nobody looks at the two pages meanwhile.
             unsafe {
                 region.while_empty(0, 2 * PAGE, || ()).unwrap();
-                region.restore(0, 2 * PAGE).unwrap();
-                let rights = libc::PROT_READ | libc::PROT_WRITE;
-                assert_eq!(libc::mprotect(region.as_ptr().cast(), 2 * PAGE, rights), 0);
+                region.restore(0, 2 * PAGE, Access::ReadWrite).unwrap();
             }
             let before = domain.stats().counts.faults_total;
             assert_eq!(region.as_slice::<u64>()[512], 0);

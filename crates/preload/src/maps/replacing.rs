@@ -1,0 +1,183 @@
+//! What is mapped over a part of a region: fresh managed memory, or something else of the program's.
+//!
+//! Other threads may use what is there meanwhile. They find what was there or what is there now, and nothing in between; and what they have
+//! written since it is there stays.
+
+use std::ops::Range;
+
+use selfpage_core::linux::memory::Access;
+
+use super::unmanaged::{map_elsewhere, rehearse, unmap_elsewhere};
+use super::{ACCESS, Errno, Maps, Part, kernel, locking};
+use crate::managed::{self, Managed};
+use crate::promises::{self, Offer};
+use crate::ranges::Standing;
+use crate::sys::call;
+
+impl Maps {
+    /// MAP_FIXED over a region: fresh managed memory, or something else, which is foreign from then on.
+    ///
+    /// # Safety
+    /// *raw-call*: `args` are those of an mmap(2) that the program asked for.
+    pub(super) unsafe fn map_over(
+        &mut self,
+        managed: &Managed,
+        range: Range<usize>,
+        prot: i32,
+        ours: bool,
+        args: [usize; 6],
+    ) -> Result<usize, Errno> {
+        if ours {
+            self.renew(managed, &range, prot, |maps| maps.drop_left(managed, &range, prot))?;
+            if args[3] as i32 & libc::MAP_LOCKED != 0 {
+                let _ = self.lock_managed(managed, range.clone(), locking::Why::Locked);
+            }
+            return Ok(range.start);
+        }
+        self.may_replace(&range)?;
+        let elsewhere = map_elsewhere(args)?;
+        if let Err(why) = self.move_over(managed, &range, elsewhere) {
+            unmap_elsewhere(elsewhere, range.len());
+            return Err(why);
+        }
+        promises::end(&range, || {});
+        self.begin(managed, &range);
+        self.foreign.add(range.clone());
+        if args[3] as i32 & libc::MAP_ANONYMOUS != 0 {
+            self.count_unmanaged(range.clone());
+        }
+        Ok(range.start)
+    }
+
+    /// An error where a range is not all of one region, or may not be replaced.
+    fn may_replace(&self, range: &Range<usize>) -> Result<(), Errno> {
+        // A mapping across the edge of a region is not the domain's to give.
+        if !managed::ranges().iter().any(|region| region.start <= range.start && range.end <= region.end) {
+            return Err(libc::ENOMEM);
+        }
+        self.unless_sealed(range)?;
+        self.has_room(self.parts(range.clone()).count())
+    }
+
+    /// A range is the program's, and nothing is said of it yet.
+    fn begin(&mut self, managed: &Managed, range: &Range<usize>) {
+        if managed::maps_range().contains(&range.start) {
+            self.taken.add(range.clone());
+            self.tell_reach(managed);
+        }
+        self.forget(range.clone());
+    }
+
+    /// Fresh managed memory over a part of a region, once `drop_left` has dropped what is still there. An error is the kernel's, or says that
+    /// the frames do not hold it: then what was there is there.
+    pub(super) fn renew(
+        &mut self,
+        managed: &Managed,
+        range: &Range<usize>,
+        prot: i32,
+        drop_left: impl FnOnce(&Maps) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.may_replace(range)?;
+        let opens = prot & ACCESS != 0;
+        let offer = if opens { Some(Offer::of(range).ok_or(libc::ENOMEM)?) } else { None };
+        // Before anything of the program's is lost: what the kernel refuses it refuses here.
+        let mut lost_bytes = 0;
+        self.foreign.within(range.clone(), |part| lost_bytes += part.len());
+        if opens {
+            self.each_managed(range, Standing::Out, |part| {
+                lost_bytes += part.len();
+                Ok(())
+            })?;
+        }
+        if lost_bytes > 0 {
+            rehearse(lost_bytes, prot)?;
+        }
+        if opens {
+            // Before somebody may read it who could not, or write what would be dropped with it.
+            self.each_managed(range, Standing::Out, |part| drop_contents(managed, part))?;
+        }
+        while let Some(part) = self.foreign.first_within(range) {
+            self.reclaim(managed, part.clone(), prot)?;
+            // Nothing is left in it.
+            self.closed.add(part);
+        }
+        // SAFETY: owned-range: the program replaces what it has there.
+        kernel(unsafe { managed.protect_anew(range.clone(), prot) })?;
+        self.remove_guards(managed, range);
+        drop_left(self)?;
+        match offer {
+            Some(offer) => offer.keep(),
+            None => promises::end(range, || {}),
+        }
+        self.begin(managed, range);
+        self.note_access(range.clone(), prot);
+        Ok(())
+    }
+
+    /// Drops what [`Maps::renew`] leaves of a range: what could be written. Where nobody has access any more it is all left.
+    pub(super) fn drop_left(&self, managed: &Managed, range: &Range<usize>, prot: i32) -> Result<(), Errno> {
+        if prot & ACCESS == libc::PROT_NONE {
+            return drop_contents(managed, range.clone());
+        }
+        self.each_managed(range, Standing::In, |part| drop_contents(managed, part))
+    }
+
+    /// Calls `visit` for each managed part of a range in which the program may write, or may not, until one fails.
+    fn each_managed(
+        &self,
+        range: &Range<usize>,
+        writable: Standing,
+        mut visit: impl FnMut(Range<usize>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        for (_, mut left) in self.parts(range.clone()).filter(|(part, _)| *part == Part::Managed) {
+            while !left.is_empty() {
+                let sets = [&self.closed, &self.read_only].map(|set| set.stretch(&left));
+                let end = sets[0].0.min(sets[1].0);
+                let refused = sets.iter().any(|(_, standing)| *standing == Standing::In);
+                if refused == (writable == Standing::Out) {
+                    visit(left.start..end)?;
+                }
+                left.start = end;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a mapping of that length over a part of a region, with nothing of what the program had there left.
+    fn move_over(&mut self, managed: &Managed, range: &Range<usize>, elsewhere: usize) -> Result<(), Errno> {
+        let Some((region, offset)) = managed.region_of(range.start) else { return Err(libc::EINVAL) };
+        self.remove_guards(managed, range);
+        let (start, len) = (range.start, range.len());
+        // A pager thread makes the change, which does not have the program's files: it is handed the mapping.
+        let change = move || {
+            let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+            // SAFETY: raw-call, owned-range: the program replaces what it has there; what is the domain's of it is empty now.
+            unsafe { call(libc::SYS_mremap, [elsewhere, len, len, flags, start, 0]) }
+        };
+        // SAFETY: region-contents: the program gives up what it has there.
+        let moved = unsafe { region.while_empty(offset, len, change) };
+        moved.map_err(|_| libc::EINVAL).and_then(kernel).map(drop)
+    }
+
+    /// A part of a region is to be the domain's again, with that access.
+    pub(super) fn reclaim(&mut self, managed: &Managed, range: Range<usize>, prot: i32) -> Result<(), Errno> {
+        let Some((region, offset)) = managed.region_of(range.start) else { return Ok(()) };
+        let access = match prot & ACCESS {
+            libc::PROT_NONE => Access::None,
+            some if some & libc::PROT_WRITE == 0 => Access::Read,
+            _ => Access::ReadWrite,
+        };
+        // SAFETY: owned-range: the program gives up what it mapped there.
+        unsafe { region.restore(offset, range.len(), access) }.map_err(|_| libc::ENOMEM)?;
+        self.foreign.remove(range.clone());
+        self.forget(range);
+        Ok(())
+    }
+}
+
+/// Drops what is in a part of a region.
+fn drop_contents(managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
+    let Some((region, offset)) = managed.region_of(range.start) else { return Ok(()) };
+    // SAFETY: owned-range: the program replaces it.
+    unsafe { region.drop_contents(offset, range.len()) }.map_err(|_| libc::EINVAL)
+}
