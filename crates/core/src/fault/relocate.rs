@@ -8,7 +8,7 @@
 //! Nemesis §6.3: an application maps its frames where it wants them. Douglas's user-mode page allocator: a block that outgrows its place
 //! moves by its page tables.
 
-use super::range::{Undone, discard, settle_drop, settle_step};
+use super::range::{settle_drop, settle_step};
 use super::{Failure, Outcome, Step, copy_first, fill, inherit, lost};
 use crate::addr::{Frame, PageNo, PageRange};
 use crate::cut::CutWait;
@@ -32,17 +32,8 @@ pub enum Unmoved {
     Apart,
     /// The machine would not unmap the page, or a clone needs one of the two and cannot have it.
     Failed(Failure),
-    /// The image of a snapshot needs one of the two pages first: as for [`Undone::AwaitCut`].
+    /// The image of a snapshot needs one of the two pages first: as for [`super::range::Undone::AwaitCut`].
     AwaitCut(CutWait),
-}
-
-impl From<Undone> for Unmoved {
-    fn from(undone: Undone) -> Unmoved {
-        match undone {
-            Undone::Failed(failure) => Unmoved::Failed(failure),
-            Undone::AwaitCut(wait) => Unmoved::AwaitCut(wait),
-        }
-    }
 }
 
 /// Moves the contents of `from` to as many pages from `to` on. The ranges do not meet, and each lies in one region. What was at the new
@@ -58,7 +49,7 @@ pub fn relocate(domain: &DomainState, context: Context, from: PageRange, to: Pag
     let mut at = from.first;
     while at < from.end() {
         let there = to.plus(at.0 - from.first.0);
-        make_way(domain, context, there).map_err(|why| (at, why))?;
+        make_way(domain, there).map_err(|why| (at, why))?;
         let rest = PageRange { first: at, count: from.end().0 - at.0 };
         let mut next = at;
         let outcome = settle_drop(domain, context, &mut FrameWait::default(), at, |region| {
@@ -75,25 +66,17 @@ pub fn relocate(domain: &DomainState, context: Context, from: PageRange, to: Pag
     Ok(())
 }
 
-/// Has nothing of `page` in core.
-fn make_way(domain: &DomainState, context: Context, page: PageNo) -> Result<(), Unmoved> {
-    loop {
-        let outcome = settle_step(domain, page, |region| {
-            let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
-            let seen = word.load();
-            match seen.state() {
-                State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-                _ if seen.in_save() => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-                State::Absent => Step::Done(Outcome::Resolved),
-                _ => Step::Done(Outcome::Retry),
-            }
-        });
-        match outcome {
-            Outcome::Retry => discard(domain, context, PageRange { first: page, count: 1 }).map_err(|(_, why)| why)?,
-            Outcome::NotOurs => return Err(Unmoved::Apart),
-            _ => return Ok(()),
+/// Waits until nobody is at `page`.
+fn make_way(domain: &DomainState, page: PageNo) -> Result<(), Unmoved> {
+    let outcome = settle_step(domain, page, |region| {
+        let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
+        let seen = word.load();
+        if seen.state() == State::Busy || seen.in_save() {
+            return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
         }
-    }
+        Step::Done(Outcome::Resolved)
+    });
+    if outcome == Outcome::NotOurs { Err(Unmoved::Apart) } else { Ok(()) }
 }
 
 /// Where contents come from, and where they go.
@@ -166,8 +149,8 @@ impl Way<'_> {
         PageNo(page.0.wrapping_add(self.shift))
     }
 
-    /// Claims a page and its new place, in which nothing is in core. What the page was; `None`: look again. `Err`: what must be done or
-    /// waited for first, with neither claimed; [`Outcome::Retry`]: the new place is to be emptied.
+    /// Claims a page and its new place, and empties that: nobody finds it empty before the contents come. What the page was; `None`: look
+    /// again. `Err`: what must be done or waited for first, with neither claimed; [`Outcome::Retry`]: somebody is at the new place.
     fn claim(&self, context: Context, page: PageNo) -> Result<Option<Word>, Step> {
         let (domain, there) = (self.domain, self.there(page));
         let (Some(word), Some(word_there)) = (self.from.word(page), self.to.word(there)) else {
@@ -177,7 +160,7 @@ impl Way<'_> {
         if seen.state() == State::Busy || seen.in_save() {
             return Err(word.await_change(seen).map_or(Step::Again, Step::AwaitPage));
         }
-        if seen_there.state() != State::Absent || seen_there.in_save() {
+        if seen_there.state() == State::Busy || seen_there.in_save() {
             return Err(Step::Done(Outcome::Retry));
         }
         if matches!(seen.state(), State::Absent | State::Poisoned)
@@ -202,7 +185,40 @@ impl Way<'_> {
         self.to.disarm(there);
         // What a clone would have had from its source goes.
         self.to.sets.inherited.remove(self.to.index(there));
+        self.drop_there(there, seen_there);
         Ok(Some(seen))
+    }
+
+    /// Drops what a claimed new page holds, which stays claimed.
+    fn drop_there(&self, there: PageNo, seen: Word) {
+        let (domain, frame) = (self.domain, seen.frame());
+        match seen.state() {
+            State::Resident => {
+                let unmapped = domain.mmu.unmap(there, frame, 1);
+                domain.frames.set_owner(frame, None);
+                domain.trace(there, Kind::Discard);
+                if unmapped.is_ok() {
+                    domain.stack.give(domain.mmu, frame, 1);
+                } else {
+                    // A device holds the page, or the program dropped it: the frame is given other memory.
+                    domain.mmu.drop_pages(there, 1);
+                    domain.renew(frame);
+                }
+            }
+            State::Standby | State::Aside => {
+                if seen.state() == State::Standby {
+                    domain.stack.leaves_standby();
+                } else {
+                    domain.leaves_aside(seen);
+                }
+                domain.frames.set_owner(frame, None);
+                domain.stack.give(domain.mmu, frame, 1);
+            }
+            State::Poisoned => domain.mmu.drop_pages(there, 1),
+            // What the pager has of an absent page it replaces.
+            State::Absent | State::Busy | State::Saving => return,
+        }
+        self.new.forget(self.to.index(there), 1);
     }
 
     /// A claimed page stays as it was.

@@ -153,7 +153,7 @@ impl Maps {
             return self.move_out(managed, &Move { old, new: named, afterwards }, prot);
         }
         let new = if fixed {
-            self.make_room(managed, named.clone(), access)?;
+            self.make_room(managed, &Move { old: old.clone(), new: named.clone(), afterwards }, access)?;
             named
         } else {
             self.map_anywhere(managed, new_len, access).map_err(|_| libc::ENOMEM)?
@@ -199,12 +199,19 @@ impl Maps {
         }
     }
 
-    /// An empty mapping at a place in a region that the program names.
-    fn make_room(&mut self, managed: &Managed, new: Range<usize>, prot: i32) -> Result<(), Errno> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        let args = [new.start, new.len(), prot as usize, flags as usize, usize::MAX, 0];
-        // SAFETY: raw-call: the program replaces what it has there.
-        unsafe { self.map_over(managed, new, prot, true, args) }.map(drop)
+    /// A mapping at a place in a region that the program names. What could be written there stays until the contents come, page by page.
+    fn make_room(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
+        let Move { old, new, .. } = wish;
+        self.renew(managed, new, prot, |maps| {
+            let mut end = new.start;
+            maps.each_with_contents(wish.moved(), |part| {
+                let there = new.start + (part.start - old.start);
+                maps.drop_left(managed, &(end..there), prot)?;
+                end = there + part.len();
+                Ok(())
+            })?;
+            maps.drop_left(managed, &(end..new.end), prot)
+        })
     }
 
     /// Moves what is in `old` to `new`, which has the access that it has on the way, with all that was said of it. After an error it is all in

@@ -141,6 +141,41 @@ static void mapped_over_what_is_closed(void) {
   CHECK(went == 0);
 }
 
+static void *see_others(void *unused) {
+  while (!stop) for (int k = 0; k < N; k++) if (*(volatile char *)(p + k * P + 9) != 7) others++;
+  return unused;
+}
+// Sevens are moved over sevens: nothing else is seen there.
+static void moved_over(void) {
+  for (int outside = 0; outside < 2; outside++) {
+    p = place(outside), others = 0;
+    start(see_others);
+    for (int i = 0; i < 400; i++) {
+      char *q = sevens(0);
+      CHECK(mremap(q, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
+    }
+    end();
+    CHECK(others == 0 && !munmap(p, LEN));
+  }
+}
+// Nor what was there where nobody had access, nor in what it grows by.
+static void moved_over_what_is_closed(void) {
+  count_traps();
+  for (int i = 0; i < 200; i++) {
+    p = sevens(0);
+    char *q = map(LEN / 2, 3);
+    CHECK(!mprotect(p, LEN, PROT_NONE));
+    start(watch);
+    CHECK(mremap(q, LEN / 2, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
+    end();
+    zero(p, 0, LEN);
+    CHECK(!munmap(p, LEN));
+  }
+  CHECK(went == 0);
+}
+
 static struct row rows[] = {
-  {"taken_away", taken_away}, {"closed_on_its_way", closed_on_its_way}, {"mapped_over_a_file", mapped_over_a_file}, {"mapped_over_what_is_closed", mapped_over_what_is_closed}};
+  {"taken_away", taken_away}, {"closed_on_its_way", closed_on_its_way}, {"mapped_over_a_file", mapped_over_a_file},
+  {"mapped_over_what_is_closed", mapped_over_what_is_closed}, {"moved_over", moved_over},
+  {"moved_over_what_is_closed", moved_over_what_is_closed}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
