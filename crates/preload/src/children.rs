@@ -13,7 +13,7 @@ use crate::{filters, managed};
 next!(FORK: c"fork" as fn() -> libc::pid_t, next_fork);
 
 /// What a child opens for its domain, and besides where its pages go to a file.
-const FOR_DOMAIN: usize = 7;
+const FOR_DOMAIN: usize = 9;
 const FOR_FILE: usize = 2;
 
 /// How many descriptors a child opens; 0 without a domain.

@@ -166,7 +166,7 @@ impl Inner {
                 if let Err(why) = share(*number) {
                     // What is at the others is a thread's of the domain's.
                     for number in numbers.iter().take(done) {
-                        vacate(*number, nowhere);
+                        vacate(*number);
                     }
                     return Err(why);
                 }
@@ -183,8 +183,7 @@ impl Inner {
     /// Takes the descriptors of a region that is gone from the pager threads.
     pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
         if !numbers.is_empty() {
-            let nowhere = self.nowhere.load(Ordering::Relaxed);
-            self.on_pager_thread(move || numbers.iter().for_each(|number| vacate(*number, nowhere)));
+            self.on_pager_thread(move || numbers.iter().for_each(|number| vacate(*number)));
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The descriptor table of a domain's pager threads: a program that closes every descriptor does not close ours.
 //!
-//! What the program lends them stands there at the number that it has in the program's own table, which is a low one as a rule. So no low
-//! number is ours, nor that of what a pager of the program's opens there: at each that nothing has stands what is nowhere. Every call
-//! on it is `EBADF`, as where there is nothing.
+//! What the program lends them stands there at the number that it has in the program's own table, which is a low one as a rule. So what of ours
+//! stays there has a high number, and where a standard stream is missing stands what is nowhere: every call on it is `EBADF`, as where there is
+//! nothing.
 //!
 //! # Context
 //! Normal, on the first of the threads.
@@ -43,7 +43,7 @@ pub(crate) fn leave_programs(keep: &[i32], table: DescriptorTable) -> Result<Alo
     }
     close(from, u32::MAX)?;
     let nowhere = nowhere()?;
-    nowhere.fill_low_numbers().map_err(|why| Error::no_threads("fcntl", why))?;
+    nowhere.fill_streams().map_err(|why| Error::no_threads("fcntl", why))?;
     Ok(nowhere)
 }
 

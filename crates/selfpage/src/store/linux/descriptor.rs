@@ -6,7 +6,10 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use rustix::fs::{Mode, OFlags, Stat, fstat, open, stat};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 
@@ -19,8 +22,12 @@ const NUMBERS: [RawFd; 3] = [700, 100, STREAMS];
 /// The standard streams have the numbers below this.
 const STREAMS: RawFd = 3;
 
-/// Below this a number of a pager threads' table is the program's, where the limit on open files leaves enough above.
-const LOW: RawFd = 256;
+/// What the program lends pager threads has numbers below this, as a rule.
+const LOW: usize = 256;
+
+/// How often, and for how long at a time, a number is waited for that a pager thread has for a moment.
+const TRIES: u32 = 50;
+const MOMENT: Duration = Duration::from_millis(1);
 
 /// No table has this number.
 const NO_NUMBER: RawFd = RawFd::MAX;
@@ -225,18 +232,15 @@ impl Alone {
         Alone(file)
     }
 
-    /// Has it at all low numbers of the table that nothing has yet: no descriptor of ours gets one of them, nor what a pager opens.
-    pub(crate) fn fill_low_numbers(&self) -> rustix::io::Result<()> {
+    /// Has it at the numbers of those standard streams that the table has not.
+    pub(crate) fn fill_streams(&self) -> rustix::io::Result<()> {
         loop {
             let file = fcntl_dupfd_cloexec(self, 0)?;
-            let number = file.as_raw_fd();
-            if number >= low_end(self.number()) {
+            if file.as_raw_fd() >= STREAMS {
                 return Ok(());
             }
-            if number < STREAMS {
-                // A program that is executed from there begins with its streams.
-                fcntl_setfd(&file, FdFlags::empty())?;
-            }
+            // A program that is executed from there begins with its streams.
+            fcntl_setfd(&file, FdFlags::empty())?;
             let _ = file.into_raw_fd();
         }
     }
@@ -244,11 +248,6 @@ impl Alone {
     pub(crate) fn number(&self) -> RawFd {
         self.0.as_raw_fd()
     }
-}
-
-/// How far numbers are low in a table that has something of ours alone at `number`: where that is high, enough are left above them.
-fn low_end(number: RawFd) -> RawFd {
-    if number >= NUMBERS[0] { LOW } else { STREAMS }
 }
 
 impl AsFd for Alone {
@@ -305,24 +304,49 @@ pub(crate) fn copied_descriptor(thread: u32, number: RawFd) -> io::Result<OwnedF
     }
 }
 
+/// Does `open` where the pager threads' table has something at each low number, so that what it opens gets a higher one: for what can have
+/// no other later. Where the limit on open files leaves nothing above, it is a low one all the same.
+pub(super) fn above_low_numbers<R>(open: impl FnOnce() -> R) -> R {
+    let taken = take_low_numbers();
+    let opened = open();
+    drop(taken);
+    opened
+}
+
+/// What somebody who writes there meanwhile meets is `EBADF`, as at numbers that nothing has.
+fn take_low_numbers() -> ArrayVec<OwnedFd, { LOW + 1 }> {
+    let mut taken = ArrayVec::new();
+    taken.extend(open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()));
+    while let Some(Ok(file)) = taken.first().map(|first| fcntl_dupfd_cloexec(first, 0)) {
+        if file.as_raw_fd() as usize >= LOW {
+            return taken;
+        }
+        taken.push(file);
+    }
+    ArrayVec::new()
+}
+
 /// Gives a descriptor of the calling thread's table this number there, where nothing has it.
 pub(crate) fn place_descriptor(taken: OwnedFd, number: RawFd) -> io::Result<()> {
     if taken.as_raw_fd() == number {
         let _ = taken.into_raw_fd();
         return Ok(());
     }
-    let placed = fcntl_dupfd_cloexec(&taken, number)?;
-    if placed.as_raw_fd() != number {
-        // Under a low limit numbers are small ones, which a store or pager of the program's own may have here for a file that it opened.
-        let cause = "a thread of the domain's has that number for something else; raise the limit on open files (ulimit -n), or \
-                     have the file at another number (dup(2))";
-        return Err(io::Error::other(cause));
+    for _ in 0..TRIES {
+        let placed = fcntl_dupfd_cloexec(&taken, number)?;
+        if placed.as_raw_fd() == number {
+            let _ = placed.into_raw_fd();
+            return Ok(());
+        }
+        thread::sleep(MOMENT);
     }
-    let _ = placed.into_raw_fd();
-    Ok(())
+    // Under a low limit numbers are small ones, which a store or pager of the program's own may have here for a file that it opened.
+    let cause = "a thread of the domain's has that number for something else; raise the limit on open files (ulimit -n), or \
+                 have the file at another number (dup(2))";
+    Err(io::Error::other(cause))
 }
 
-/// The same in a pager threads' table, where `nowhere` stands at low numbers that nothing else has.
+/// The same in a pager threads' table, where `nowhere` stands for standard streams that it has not.
 pub(crate) fn place_over(taken: OwnedFd, number: RawFd, nowhere: RawFd) -> io::Result<()> {
     let there = Identity::of_number(number).ok();
     if there.is_some() && there == Identity::of_number(nowhere).ok() {
@@ -336,9 +360,8 @@ pub(crate) fn place_over(taken: OwnedFd, number: RawFd, nowhere: RawFd) -> io::R
 }
 
 /// Takes what [`place_over`] has placed out of the calling thread's table. A standard stream stays as long as the table.
-pub(crate) fn vacate(number: RawFd, nowhere: RawFd) {
-    let is_low = number < low_end(nowhere);
-    if number >= STREAMS && (!is_low || put(nowhere, number).is_err()) {
+pub(crate) fn vacate(number: RawFd) {
+    if number >= STREAMS {
         let _ = selfpage_core::linux::descriptor::Descriptor::from_raw(number).close();
     }
 }

@@ -7,7 +7,7 @@ use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use rustix::thread::{Pid, gettid, sched_yield};
 
-use super::descriptor::{release_number, take_number};
+use super::descriptor::{above_low_numbers, release_number, take_number};
 use super::transfer::{Batch, Direction};
 
 /// How many requests are under way at a time: the disk gains nothing from more.
@@ -34,7 +34,8 @@ pub struct RingLost;
 impl Ring {
     /// A ring for the calling thread.
     pub fn new() -> std::io::Result<Ring> {
-        let ring = IoUring::builder().dontfork().build(DEPTH as u32)?;
+        // Its number is in what it keeps, and cannot be changed.
+        let ring = above_low_numbers(|| IoUring::builder().dontfork().build(DEPTH as u32))?;
         let number = Some(ring.as_raw_fd()).filter(|number| take_number(*number));
         Ok(Ring { ring: ManuallyDrop::new(ring), owner: gettid(), number, alone: 0 })
     }
