@@ -37,7 +37,7 @@ pub enum Unmoved {
 }
 
 /// Moves the contents of `from` to as many pages from `to` on. The ranges do not meet, and each lies in one region. What was at the new
-/// pages is dropped; the old ones are then as pages that were never touched. Pins on either go, as in a [`discard`].
+/// pages is dropped; the old ones are then as pages that were never touched. Pins on either go, as in a [`discard`](super::range::discard).
 ///
 /// # Context
 /// Normal; `context` as for [`super::range::pin`].
