@@ -394,7 +394,7 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         && let Some(&(page, frame)) = rest.first()
     {
         let run = fill::neighbours(rest);
-        let (done, _) = Partial::split(domain.mmu.unmap(page, frame, run as u32), run);
+        let (done, refusal) = Partial::split(domain.mmu.unmap(page, frame, run as u32), run);
         pager.forget(region.index(page), done as u64);
         for &(page, frame) in rest.get(..done).unwrap_or(&[]) {
             domain.frames.set_owner(frame, None);
@@ -405,18 +405,24 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
             domain.stack.give(domain.mmu, frame, done as u32);
         }
         at += done;
-        if done < run
-            && let Some(&(page, frame)) = pages.get(at)
-        {
-            // A device holds the page: leave it the memory, and give the frame new one.
-            domain.mmu.drop_pages(page, 1);
+        if let (Some(why), Some(&(page, frame))) = (refusal, pages.get(at)) {
+            drop_unmovable(domain, page, frame, why);
             pager.forget(region.index(page), 1);
-            domain.frames.set_owner(frame, None);
             let _ = domain.settle(region, page, Word::ABSENT);
-            domain.renew(frame);
             at += 1;
         }
     }
+}
+
+/// Drops a claimed page that the machine would not unmap: a device that holds it is left the memory, and what the program dropped or replaced
+/// itself is counted. The frame, which is given new memory, is nobody's.
+pub(super) fn drop_unmovable(domain: &DomainState, page: PageNo, frame: Frame, why: Refusal) {
+    if matches!(why, Refusal::Hole | Refusal::Foreign) {
+        Counters::add(&domain.counters.lost_total, 1);
+    }
+    domain.mmu.drop_pages(page, 1);
+    domain.frames.set_owner(frame, None);
+    domain.renew(frame);
 }
 
 /// Takes the frames of `range` back; changed pages are on their way to the store when it returns. Waits for the saver where

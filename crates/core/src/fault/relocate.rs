@@ -8,7 +8,7 @@
 //! Nemesis §6.3: an application maps its frames where it wants them. Douglas's user-mode page allocator: a block that outgrows its place
 //! moves by its page tables.
 
-use super::range::{settle_drop, settle_step};
+use super::range::{drop_unmovable, settle_drop, settle_step};
 use super::{Failure, Outcome, Step, copy_first, fill, inherit, lost};
 use crate::addr::{Frame, PageNo, PageRange};
 use crate::cut::CutWait;
@@ -194,16 +194,14 @@ impl Way<'_> {
         let (domain, frame) = (self.domain, seen.frame());
         match seen.state() {
             State::Resident => {
-                let unmapped = domain.mmu.unmap(there, frame, 1);
-                domain.frames.set_owner(frame, None);
-                domain.trace(there, Kind::Discard);
-                if unmapped.is_ok() {
-                    domain.stack.give(domain.mmu, frame, 1);
-                } else {
-                    // A device holds the page, or the program dropped it: the frame is given other memory.
-                    domain.mmu.drop_pages(there, 1);
-                    domain.renew(frame);
+                match domain.mmu.unmap(there, frame, 1) {
+                    Ok(()) => {
+                        domain.frames.set_owner(frame, None);
+                        domain.stack.give(domain.mmu, frame, 1);
+                    }
+                    Err(partial) => drop_unmovable(domain, there, frame, partial.why),
                 }
+                domain.trace(there, Kind::Discard);
             }
             State::Standby | State::Aside => {
                 if seen.state() == State::Standby {
