@@ -223,10 +223,10 @@ pub(crate) struct Asking {
     changes: AtomicU64,
     /// Pages whose mapping itself was made to refuse an access. What the program forbids with mprotect(2) is not among them, and stays.
     refused: PageSet,
-    /// How many came into it: while there was none, nobody looks.
-    refusals: AtomicU64,
     /// Pages whose contents had to go for an access to be refused.
     given_up: PageSet,
+    /// How many came into either: while there was none, nobody looks.
+    refusals: AtomicU64,
     /// What the program may do where nothing is protected.
     access: memory::Access,
     /// What rights of the whole process's leave of that, as the bits of mprotect(2). Changed with the gate closed.
@@ -372,6 +372,7 @@ impl Bound {
         let index = self.core().index(page);
         let is_first = !self.asking.given_up.contains(index);
         self.asking.given_up.insert(index);
+        self.asking.refusals.fetch_add(1, Ordering::SeqCst);
         // SAFETY: region-owned: a page that is refused to the program.
         let signal = match unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) } {
             Ok(()) => "SIGSEGV",
@@ -393,21 +394,26 @@ impl Bound {
         }
     }
 
+    /// Pages of a range that were given up.
+    fn given_up(&self, range: PageRange) -> impl Iterator<Item = PageNo> {
+        let count = if self.asking.refusals.load(Ordering::SeqCst) == 0 { 0 } else { range.count };
+        let is_given_up = |page: &PageNo| self.asking.given_up.contains(self.core().index(*page));
+        PageRange { count, ..range }.pages().filter(is_given_up)
+    }
+
     /// Refuses to work on a page that was given up.
     ///
     /// # Errors
     /// There is one.
     pub(crate) fn has_all(&self, operation: &'static str, range: PageRange) -> Result<()> {
-        let is_given_up = |page: &PageNo| self.asking.given_up.contains(self.core().index(*page));
-        let Some(page) = range.pages().find(is_given_up) else { return Ok(()) };
+        let Some(page) = self.given_up(range).next() else { return Ok(()) };
         let cause = "what it held was given up to refuse an access, as a line on standard error said; discard it to use it anew";
         Err(Error::new(Kind::Lost, operation, self.page_name(page), cause))
     }
 
     /// Makes pages usable again that were given up, and are discarded now.
     pub(crate) fn begin_anew(&self, inner: &Inner, range: PageRange) {
-        let is_given_up = |page: &PageNo| self.asking.given_up.contains(self.core().index(*page));
-        for page in range.pages().filter(is_given_up) {
+        for page in self.given_up(range) {
             self.asking.given_up.remove(self.core().index(page));
             if inner.in_handler(move |_| inner.is_ours(page)) {
                 // SAFETY: region-owned: the page is empty.
