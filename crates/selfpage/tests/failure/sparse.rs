@@ -49,6 +49,14 @@ fn frames_are_free(domain: &Domain, trap: Trap) {
     assert!(pinned.as_slice::<u64>().iter().all(|word| *word == 0));
 }
 
+/// That the end of a region of [`PAGES`] pages costs what was used of it, and leaves nothing.
+fn ends_as_a_small_one(domain: &Domain, store: &MemoryStore, region: Region, trap: Trap) {
+    use_some(&region);
+    looks_at_few("its end", || drop(region));
+    assert_eq!(store.taken_bloks(), 0);
+    frames_are_free(domain, trap);
+}
+
 /// A snapshot of a region of so many pages, all zero but page 1, which begins with 5. Its file says so: there never was such a region.
 fn snapshot_of(path: &Path, pages: usize) -> Snapshot {
     // docs/snapshots.md: in a header of one page the length of the first region, and the hash of what is before it.
@@ -74,10 +82,7 @@ fn a_large_region_ends_as_soon_as_a_small_one() {
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
             let region = domain.region(PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
-            use_some(&region);
-            looks_at_few("its end", || drop(region));
-            assert_eq!(store.taken_bloks(), 0);
-            frames_are_free(&domain, trap);
+            ends_as_a_small_one(&domain, &store, region, trap);
         })
         .well();
     }
@@ -94,10 +99,7 @@ fn a_large_restored_region_ends_as_soon_as_a_small_one() {
             let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
             let region = domain.region(0).trap(trap).restored(&snapshot, 0, store.clone()).unwrap();
             assert_eq!((region.len_bytes(), region.as_slice::<u64>()[PAGE / 8]), (PAGES * PAGE, 5));
-            use_some(&region);
-            looks_at_few("its end", || drop(region));
-            assert_eq!(store.taken_bloks(), 0);
-            frames_are_free(&domain, trap);
+            ends_as_a_small_one(&domain, &store, region, trap);
         })
         .well();
     }
