@@ -4,6 +4,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+#[path = "../../../tests/mounts.rs"]
+mod mounts;
 #[path = "../../../tests/programs.rs"]
 mod programs;
 #[path = "../../../tests/skip.rs"]
@@ -123,17 +125,8 @@ fn a_picture_does_not_replace_what_it_is_drawn_of() {
 /// What `line` of a shell, with the tool as $0, gives where $1 is a disk of one page. `None`, and said so, where there can be none.
 fn on_a_small_disk(place: &Place, line: &str) -> Option<Output> {
     let line = format!(r#"mount -t tmpfs -o size=4k none "$1" && {line}"#);
-    let mut run = Command::new("unshare");
-    let Ok(output) = run.args(["-m", "sh", "-c", &line, env!("CARGO_BIN_EXE_selfpage")]).arg(&place.0).output() else {
-        skip::skip("mount", "there is no unshare(1): apt-get install util-linux");
-        return None;
-    };
-    let errors = String::from_utf8_lossy(&output.stderr);
-    if errors.contains("unshare: ") || errors.contains("mount: ") {
-        skip::skip("mount", &errors);
-        return None;
-    }
-    Some(output)
+    let output = mounts::with_mounts(&line, [Path::new(env!("CARGO_BIN_EXE_selfpage")), &place.0]);
+    output.map_err(|why| skip::skip("mount", &why)).ok()
 }
 
 #[test]

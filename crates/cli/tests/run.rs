@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 #[path = "../../../tests/filter.rs"]
 mod filter;
+#[path = "../../../tests/mounts.rs"]
+mod mounts;
 #[path = "../../../tests/programs.rs"]
 mod programs;
 #[path = "../../../tests/skip.rs"]
@@ -15,6 +17,7 @@ mod skip;
 mod tool;
 
 use filter::Call;
+use mounts::with_mounts;
 use tool::{Place, text};
 
 #[test]
@@ -187,14 +190,11 @@ fn there_need_be_no_null_device() {
     programs::build(&["selfpage-malloc", "selfpage-preload"]);
     for options in ["", "--frames 8M"] {
         let line = format!(r#"mount -t tmpfs none /dev && echo said | "$0" run {options} -- cat"#);
-        let mut run = Command::new("unshare");
-        let Ok(output) = run.args(["-m", "sh", "-c", &line, env!("CARGO_BIN_EXE_selfpage")]).output() else {
-            return skip::skip("mount", "there is no unshare(1): apt-get install util-linux");
+        let output = match with_mounts(&line, [env!("CARGO_BIN_EXE_selfpage")]) {
+            Ok(output) => output,
+            Err(why) => return skip::skip("mount", &why),
         };
         let errors = text(&output.stderr);
-        if errors.contains("unshare: ") || errors.contains("mount: ") {
-            return skip::skip("mount", &errors);
-        }
         if output.status.code() == Some(1) {
             return skip::skip("uffd", &errors);
         }
@@ -304,14 +304,11 @@ fn a_program_that_gains_no_rights_is_run() {
     std::fs::create_dir(&mounted).unwrap();
     for how in [r#"-- "$2/program" ran"#, r#"--frames 8M -- sh -c '"$0" ran; exit' "$2/program""#] {
         let line = format!(r#"mount -t tmpfs -o nosuid none "$2" && cp -p "$1" "$2" && exec "$0" run {how}"#);
-        let mut run = Command::new("unshare");
-        let Ok(output) = run.args(["-m", "sh", "-c", &line, tool, &program, &mounted]).output() else {
-            return skip::skip("mount", "there is no unshare(1): apt-get install util-linux");
+        let output = match with_mounts(&line, [tool, &program, &mounted]) {
+            Ok(output) => output,
+            Err(why) => return skip::skip("mount", &why),
         };
         let errors = text(&output.stderr);
-        if errors.contains("unshare: ") || errors.contains("mount: ") {
-            return skip::skip("mount", &errors);
-        }
         if output.status.code() == Some(1) {
             return skip::skip("uffd", &errors);
         }

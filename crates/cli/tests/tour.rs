@@ -3,8 +3,11 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+#[path = "../../../tests/mounts.rs"]
+mod mounts;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 mod tool;
@@ -251,18 +254,9 @@ fn a_disk_without_room_is_one_line_and_status_1() {
 /// What a shell's `line` gives, with the tool as $0, where $1 is a directory that nobody else sees anything mounted on. `None`, and said so,
 /// where that or the tour cannot be had.
 fn on_mount(place: &Place, line: &str) -> Option<Output> {
-    let mut run = Command::new("unshare");
-    run.args(["-m", "sh", "-c", line, env!("CARGO_BIN_EXE_selfpage")]).arg(&place.0);
-    let Ok(output) = run.output() else {
-        let why = "there is no unshare(1) for a mount that nobody else sees: apt-get install util-linux";
-        skip::skip("mount", why);
-        return None;
-    };
+    let output = mounts::with_mounts(line, [Path::new(env!("CARGO_BIN_EXE_selfpage")), &place.0]);
+    let output = output.map_err(|why| skip::skip("mount", &why)).ok()?;
     let errors = text(&output.stderr);
-    if errors.contains("unshare: ") || errors.contains("mount: ") {
-        skip::skip("mount", &errors);
-        return None;
-    }
     if errors.contains("selfpage doctor") {
         skip::skip("uffd", &errors);
         return None;

@@ -1,5 +1,7 @@
 //! `selfpage run --trace`, `selfpage trace` and `selfpage heatmap`: what a trace has in it, and what is done with a bad one.
 
+#[path = "../../../tests/mounts.rs"]
+mod mounts;
 mod run;
 
 use std::io::Write;
@@ -284,17 +286,8 @@ fn a_link_in_the_traces_place_is_refused_and_stays() {
 
 /// Runs a line of the shell's with mounts of its own; `$0` is the tool, `$1` the directory. `None`: there is no mounting here.
 fn with_mounts(directory: &Path, line: &str) -> Option<Output> {
-    let Ok(ran) = Command::new("unshare").args(["-m", "sh", "-c", line]).arg(run::tool()).arg(directory).output()
-    else {
-        run::skip("mount", "there is no unshare(1): apt-get install util-linux");
-        return None;
-    };
-    let errors = String::from_utf8_lossy(&ran.stderr);
-    if errors.contains("unshare: ") || errors.contains("mount: ") {
-        run::skip("mount", &errors);
-        return None;
-    }
-    Some(ran)
+    let ran = mounts::with_mounts(line, [run::tool().as_ref(), directory]);
+    ran.map_err(|why| run::skip("mount", &why)).ok()
 }
 
 #[test]
