@@ -16,6 +16,10 @@ next!(FORK: c"fork" as fn() -> libc::pid_t, next_fork);
 const FOR_DOMAIN: usize = 9;
 const FOR_FILE: usize = 2;
 
+/// What the table of a child's pager threads has besides: at the numbers of the standard streams, and what stands there for those that are
+/// closed.
+const IN_TABLE: usize = 4;
+
 /// How many descriptors a child opens; 0 without a domain.
 static NEEDED: AtomicUsize = AtomicUsize::new(0);
 static TOLD: AtomicBool = AtomicBool::new(false);
@@ -72,15 +76,15 @@ fn refusal(needed: usize) -> Option<(String, i32)> {
     Some((why.to_string(), errno))
 }
 
-/// Whether fewer than `needed` numbers below the limit are free. Nothing is opened to find that out: a child that another thread forks just
+/// Whether fewer than `needed` numbers below the limit are free, or the table of pager threads would have no room. Nothing is opened to find that out: a child that another thread forks just
 /// then would have it too, and that thread itself might find no number free. Nor are the open ones counted (`/proc/self/fd`): some may
 /// lie above a limit that was lowered. The highest are asked for first, which are seldom in use. The limit of the whole system is for the
 /// child to find.
 fn lacks_descriptors(needed: usize) -> bool {
-    let numbers = 0..sys::limit(libc::RLIMIT_NOFILE).min(i32::MAX as u64) as usize;
+    let limit = sys::limit(libc::RLIMIT_NOFILE).min(i32::MAX as u64) as usize;
     // SAFETY: raw-call: no memory is passed.
     let is_free = |number: &usize| unsafe { call(libc::SYS_fcntl, [*number, libc::F_GETFD as usize, 0, 0, 0, 0]) < 0 };
-    numbers.rev().filter(is_free).take(needed).count() < needed
+    limit < needed + IN_TABLE || (0..limit).rev().filter(is_free).take(needed).count() < needed
 }
 
 /// Where `/proc/self/statm` has what a limit counts: addresses, and memory to write to, which is told with the first thread's stack.
