@@ -54,7 +54,8 @@ fn frames_and_places_in_the_store_move() {
     for trap in TRAPS {
         let Some(domain) = domain() else { return };
         let store = store();
-        let mut one = domain.region(3 * PAGES * PAGE).trap(trap).stored_in(store.clone()).unwrap();
+        // A handle of its own to the store.
+        let mut one = domain.region(3 * PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
         let mut other = domain.region(PAGES * PAGE).trap(Trap::Worker).stored_in(store).unwrap();
         number(&mut one, 2 * PAGES, 5000);
         number(&mut other, 0, 9000);

@@ -160,7 +160,7 @@ impl Pager for Stored {
     }
 
     fn keeps_in(&self) -> Option<usize> {
-        Some(Arc::as_ptr(&self.store).addr())
+        Some(self.store.identity())
     }
 
     fn keeps_untouched(&self) -> bool {
