@@ -13,11 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
+use selfpage_core::fault::claim::with_claim;
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::{Errno, thread};
 use selfpage_core::mmu::{Refusal, Trap};
+use selfpage_core::page::State;
 use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{Access, Rights};
 
@@ -413,12 +415,22 @@ impl Bound {
 
     /// Makes pages usable again that were given up, and are discarded now.
     pub(crate) fn begin_anew(&self, inner: &Inner, range: PageRange) {
+        let state = inner.state();
         for page in self.given_up(range) {
-            self.asking.given_up.remove(self.core().index(page));
-            if inner.in_handler(move |_| inner.is_ours(page)) {
-                // SAFETY: region-owned: the page is empty.
+            let index = self.core().index(page);
+            let clear = move |found| {
+                self.asking.given_up.remove(index);
+                if !inner.is_ours(page) {
+                    return;
+                }
+                if found == State::Absent {
+                    // Its word did not tell of the poison, so no discard took that away.
+                    state.mmu.drop_pages(page, 1);
+                }
+                // SAFETY: region-owned: a page that is claimed; what is in one that has none stays.
                 let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardRemove) };
-            }
+            };
+            inner.on_table(move |_| with_claim(state, page, clear));
         }
     }
 

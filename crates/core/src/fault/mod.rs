@@ -7,6 +7,7 @@
 //! Nemesis §6.4 and §6.5: a notification handler that does what it can at once, a worker thread for the rest, one
 //! code path for both.
 
+pub mod claim;
 pub mod copy_first;
 pub mod evict;
 mod fill;

@@ -13,6 +13,7 @@ mod filter;
 mod filtered;
 mod forked;
 mod forks_within;
+mod given_up;
 mod held;
 mod imaged;
 mod input;

@@ -8,14 +8,13 @@ use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Trap};
 use crate::filter::Call;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
 use crate::skip::skip;
-use crate::tried;
 
 const FRAMES: usize = 64;
 /// As many mappings as the kernel may be made to allow here: each takes a few hundred bytes of the kernel's.
 const MOST_MAPPINGS: usize = 1 << 20;
 
 /// How many mappings the process may have. `None`: they are too many to be made.
-fn mappings() -> Option<usize> {
+pub fn mappings() -> Option<usize> {
     let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse::<usize>().unwrap();
     if allowed > MOST_MAPPINGS {
         skip("mappings", &format!("{allowed} are allowed: sysctl -w vm.max_map_count={MOST_MAPPINGS}"));
@@ -24,7 +23,7 @@ fn mappings() -> Option<usize> {
 }
 
 /// Has the process have as many mappings as it may, but for `free`. `false`: they are too many to be made.
-fn use_up_mappings(free: usize) -> bool {
+pub fn use_up_mappings(free: usize) -> bool {
     let Some(allowed) = mappings() else { return false };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: test: fresh mappings, of which parts are protected.
@@ -122,54 +121,4 @@ fn a_protection_domain_that_cannot_be_left_names_the_remedy() {
         Mechanism::Keys => ended.well(),
         Mechanism::PageTables => ended.by(libc::SIGABRT, &["cannot be left", "memory vault", "vm.max_map_count"]),
     }
-}
-
-/// What refuses an access takes a mapping, as a rule.
-#[test]
-fn a_page_that_is_given_up_to_refuse_an_access_is_said_to_be_lost() {
-    for handler in [true, false] {
-        in_child(here!(), &format!("{handler}"), || {
-            tried::catch();
-            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let mut builder = domain.region(8 * PAGE).name("heap");
-            if handler {
-                builder = builder.handler(|_: &MemoryFault<'_>| Answer::Refuse);
-            }
-            let mut region = builder.zero().unwrap();
-            number_pages(&mut region);
-            let at = |page: usize| (region.as_ptr().addr() + page * PAGE) as *mut u64;
-            region.protect(PAGE, PAGE, Protection::Read).unwrap();
-            if !use_up_mappings(0) {
-                return;
-            }
-            assert!(tried::write(at(1), 6).is_err() && tried::write(at(1), 6).is_err());
-            let why = region.pin(PAGE, PAGE).unwrap_err();
-            assert_eq!(why.kind(), Kind::Lost, "{why}");
-            assert!(why.to_string().contains("discard it"), "{why}");
-            check_pages(&region, (0..8).filter(|page| *page != 1));
-            region.discard(PAGE, PAGE).unwrap();
-            region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
-            assert_eq!(region.as_slice::<u64>()[512], 0);
-            number_pages(&mut region);
-            check_pages(&region, 0..8);
-            region.pin(PAGE, PAGE).unwrap();
-        })
-        .well();
-    }
-}
-
-#[test]
-fn a_page_that_is_given_up_is_told() {
-    if mappings().is_none() {
-        return;
-    }
-    in_child(here!(), "", || {
-        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let mut region = domain.region(8 * PAGE).name("heap").zero().unwrap();
-        number_pages(&mut region);
-        region.protect(PAGE, PAGE, Protection::Read).unwrap();
-        assert!(use_up_mappings(0));
-        number_pages(&mut region);
-    })
-    .by_one_of(&[libc::SIGSEGV, libc::SIGBUS], &["region heap", "offset 4096", "given up", "vm.max_map_count"]);
 }

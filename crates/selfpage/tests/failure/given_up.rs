@@ -1,0 +1,148 @@
+//! Pages that are given up: an access to them is to be refused, and there is no mapping more to refuse it with.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use selfpage::store::MemoryStore;
+use selfpage::{Answer, Domain, FaultHandler, FaultKind, Kind, Locking, MemoryFault, Protection, Region};
+
+use crate::no_mappings::{mappings, use_up_mappings};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
+use crate::tried;
+
+const FRAMES: usize = 64;
+const PAGES: usize = 8;
+/// Locked pages take no guard.
+const LOCKINGS: [Locking; 2] = [Locking::WherePermitted, Locking::Never];
+
+/// What refuses an access takes a mapping, as a rule.
+#[test]
+fn a_page_that_is_given_up_to_refuse_an_access_is_said_to_be_lost() {
+    for handler in [true, false] {
+        in_child(here!(), &format!("{handler}"), || {
+            tried::catch();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut builder = domain.region(8 * PAGE).name("heap");
+            if handler {
+                builder = builder.handler(|_: &MemoryFault<'_>| Answer::Refuse);
+            }
+            let mut region = builder.zero().unwrap();
+            number_pages(&mut region);
+            let at = |page: usize| (region.as_ptr().addr() + page * PAGE) as *mut u64;
+            region.protect(PAGE, PAGE, Protection::Read).unwrap();
+            if !use_up_mappings(0) {
+                return;
+            }
+            assert!(tried::write(at(1), 6).is_err() && tried::write(at(1), 6).is_err());
+            let why = region.pin(PAGE, PAGE).unwrap_err();
+            assert_eq!(why.kind(), Kind::Lost, "{why}");
+            assert!(why.to_string().contains("discard it"), "{why}");
+            check_pages(&region, (0..8).filter(|page| *page != 1));
+            region.discard(PAGE, PAGE).unwrap();
+            region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
+            assert_eq!(region.as_slice::<u64>()[512], 0);
+            number_pages(&mut region);
+            check_pages(&region, 0..8);
+            region.pin(PAGE, PAGE).unwrap();
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_page_that_is_given_up_is_told() {
+    if mappings().is_none() {
+        return;
+    }
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let mut region = domain.region(8 * PAGE).name("heap").zero().unwrap();
+        number_pages(&mut region);
+        region.protect(PAGE, PAGE, Protection::Read).unwrap();
+        assert!(use_up_mappings(0));
+        number_pages(&mut region);
+    })
+    .by_one_of(&[libc::SIGSEGV, libc::SIGBUS], &["region heap", "offset 4096", "given up", "vm.max_map_count"]);
+}
+
+/// Refuses what is asked of page 1, until it is told to ask no more.
+struct Refusing {
+    first: bool,
+    refuses: Arc<AtomicBool>,
+}
+
+impl FaultHandler for Refusing {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        let refused = fault.offset_bytes() / PAGE == 1 && self.refuses.load(Ordering::Relaxed);
+        if refused || fault.kind() == FaultKind::Protection { Answer::Refuse } else { Answer::Pass }
+    }
+
+    fn asks_first(&self) -> bool {
+        self.first
+    }
+}
+
+/// Where the page is, and what is asked of it, when it is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    /// In core, and written to.
+    Resident,
+    /// In a frame that is mapped nowhere, since nobody may access it.
+    Aside,
+    /// In a frame, and in the store.
+    Standby,
+    /// Nowhere: the handler is asked first.
+    Absent,
+}
+
+const CASES: [Case; 4] = [Case::Resident, Case::Aside, Case::Standby, Case::Absent];
+
+/// Gives page 1 of a region up. `None`: more mappings are allowed than can be made. With it, what has its handler refuse no more.
+fn given_up(domain: &Domain, case: Case) -> Option<(Region, Arc<AtomicBool>)> {
+    tried::catch();
+    let refuses = Arc::new(AtomicBool::new(false));
+    let handler = Refusing { first: case == Case::Absent, refuses: refuses.clone() };
+    let store = MemoryStore::new((4 * PAGES * PAGE) as u64).unwrap();
+    let mut region = domain.region(PAGES * PAGE).name("heap").handler(handler).stored(store).unwrap();
+    number_pages(&mut region);
+    match case {
+        Case::Resident => region.protect(PAGE, PAGE, Protection::Read).unwrap(),
+        Case::Aside => region.protect(PAGE, PAGE, Protection::None).unwrap(),
+        Case::Standby => {
+            region.protect(PAGE, PAGE, Protection::Read).unwrap();
+            assert_eq!(region.evict(PAGE, PAGE).unwrap(), 1);
+            region.flush(PAGE, PAGE).unwrap();
+        }
+        Case::Absent => region.discard(PAGE, PAGE).unwrap(),
+    }
+    refuses.store(true, Ordering::Relaxed);
+    if !use_up_mappings(0) {
+        return None;
+    }
+    assert!(tried::write(at(&region, 1), 6).is_err() && tried::write(at(&region, 1), 6).is_err());
+    assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+    check_pages(&region, (0..PAGES).filter(|page| *page != 1));
+    Some((region, refuses))
+}
+
+fn at(region: &Region, page: usize) -> *mut u64 {
+    (region.as_ptr().addr() + page * PAGE) as *mut u64
+}
+
+#[test]
+fn a_page_that_is_given_up_is_as_new_once_it_is_discarded() {
+    for (locking, case) in LOCKINGS.into_iter().flat_map(|how| CASES.map(|case| (how, case))) {
+        in_child(here!(), &format!("{locking:?} {case:?}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let Some((mut region, refuses)) = given_up(&domain, case) else { return };
+            refuses.store(false, Ordering::Relaxed);
+            region.discard(PAGE, PAGE).unwrap();
+            region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
+            assert_eq!(tried::read(at(&region, 1)), Ok(0));
+            number_pages(&mut region);
+            check_pages(&region, 0..PAGES);
+            region.pin(PAGE, PAGE).unwrap();
+        })
+        .well();
+    }
+}
