@@ -27,6 +27,7 @@ use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::Inner;
 use crate::error::{self, Error, Kind, Result};
 use crate::region::{Bound, Region};
+use crate::trap::thread::is_pager_thread;
 use crate::trap::{handlers, upcall};
 
 /// Why the handler is asked.
@@ -372,19 +373,7 @@ impl Bound {
     /// takes a guard: what the page holds goes, until it is discarded.
     pub(crate) fn give_up(&self, inner: &Inner, page: PageNo, why: Errno) {
         let index = self.core().index(page);
-        let is_first = !self.asking.given_up.contains(index);
-        self.asking.given_up.insert(index);
-        self.asking.refusals.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: region-owned: a page that is refused to the program.
-        let signal = match unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) } {
-            Ok(()) => "SIGSEGV",
-            // Locked pages take no guard.
-            Err(_) => {
-                inner.state().mmu.poison(self.core().trap, page);
-                "SIGBUS"
-            }
-        };
-        if is_first {
+        if !self.asking.given_up.contains(index) {
             let remedy = match why {
                 Errno::PERM => "leave out mseal",
                 _ => MORE_MAPPINGS,
@@ -392,7 +381,35 @@ impl Bound {
             let why = format_args!(
                 "to refuse the access what the page holds is given up: mprotect fails with {why}; {remedy}"
             );
-            error::tell_of_signal(signal, self.given_name(), self.start(), index as usize * PAGE_BYTES, why);
+            let offset = index as usize * PAGE_BYTES;
+            // First: the signal may end the program.
+            error::tell_of_signal("SIGSEGV or SIGBUS", self.given_name(), self.start(), offset, why);
+        }
+        self.asking.given_up.insert(index);
+        self.asking.refusals.fetch_add(1, Ordering::SeqCst);
+        // Claimed: whoever met it empty in between would read zeros.
+        let close = move || with_claim(inner.state(), page, |_| self.close(inner, page));
+        // Threads for handlers may not have our descriptors, and a pager thread would wait for itself.
+        let _ = if is_pager_thread(thread::id()) { close() } else { inner.on_pager_thread(close) };
+    }
+
+    /// Has every access to a claimed page fail, whatever becomes of its mapping, unless the program has mapped something else over it.
+    fn close(&self, inner: &Inner, page: PageNo) {
+        let mmu = inner.state().mmu;
+        if !inner.is_ours(page) {
+            return;
+        }
+        // SAFETY: region-owned: a page that is claimed, and refused to the program.
+        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_ok() {
+            return;
+        }
+        // Locked pages take no guard. Our caller wakes whoever could not be woken.
+        let _ = mmu.poison(self.core().trap, page);
+        if !mmu.present(page) {
+            crate::die(
+                "a page was to be given up, and nothing refuses an access to it: a filter on system calls (seccomp) forbids \
+                 ioctl(UFFDIO_POISON); allow it, or set the filter before the domain is built",
+            );
         }
     }
 

@@ -1,17 +1,20 @@
 //! Pages that are given up: an access to them is to be refused, and there is no mapping more to refuse it with.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use selfpage::store::MemoryStore;
-use selfpage::{Answer, Domain, FaultHandler, FaultKind, Kind, Locking, MemoryFault, Protection, Region};
+use selfpage::{
+    Answer, DescriptorTable, Domain, FaultHandler, FaultKind, Kind, Locking, MemoryFault, Protection, Region,
+};
 
 use crate::no_mappings::{mappings, use_up_mappings};
-use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
+use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, until};
 use crate::tried;
 
 const FRAMES: usize = 64;
 const PAGES: usize = 8;
+const TABLES: [DescriptorTable; 2] = [DescriptorTable::Shared, DescriptorTable::Private];
 /// Locked pages take no guard.
 const LOCKINGS: [Locking; 2] = [Locking::WherePermitted, Locking::Never];
 
@@ -142,6 +145,49 @@ fn a_page_that_is_given_up_is_as_new_once_it_is_discarded() {
             number_pages(&mut region);
             check_pages(&region, 0..PAGES);
             region.pin(PAGE, PAGE).unwrap();
+        })
+        .well();
+    }
+}
+
+/// The thread that finds no mapping is one for handlers, which has no descriptors of ours.
+#[test]
+fn a_page_is_given_up_without_our_descriptors_and_nobody_reads_another_in_its_place() {
+    for (table, locking) in TABLES.into_iter().flat_map(|table| LOCKINGS.map(|locking| (table, locking))) {
+        in_child(here!(), &format!("{table:?} {locking:?}"), || {
+            static AT: AtomicUsize = AtomicUsize::new(0);
+            static ASKED: AtomicUsize = AtomicUsize::new(0);
+            static BEGINS: AtomicBool = AtomicBool::new(false);
+            tried::catch();
+            let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(table).locking(locking).build().unwrap();
+            // Now, since a thread takes mappings.
+            let reader = std::thread::spawn(|| {
+                until("there is a page to read", || AT.load(Ordering::Acquire) != 0);
+                let at = AT.load(Ordering::Acquire) as *const u64;
+                while let Ok(word) = tried::read(at) {
+                    assert_eq!(word, 2);
+                    BEGINS.store(true, Ordering::Release);
+                }
+            });
+            let refuse = |_: &MemoryFault<'_>| {
+                if ASKED.fetch_add(1, Ordering::Relaxed) > 1000 {
+                    // A handler that panics has refused, too.
+                    std::process::abort();
+                }
+                Answer::Refuse
+            };
+            let mut region = domain.region(PAGES * PAGE).handler(refuse).zero().unwrap();
+            number_pages(&mut region);
+            region.protect(PAGE, PAGE, Protection::Read).unwrap();
+            if !use_up_mappings(0) {
+                return;
+            }
+            AT.store(at(&region, 1).addr(), Ordering::Release);
+            until("the page is read", || BEGINS.load(Ordering::Acquire));
+            assert!(tried::write(at(&region, 1), 6).is_err());
+            reader.join().unwrap();
+            check_pages(&region, (0..PAGES).filter(|page| *page != 1));
+            assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
         })
         .well();
     }
