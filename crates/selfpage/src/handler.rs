@@ -385,8 +385,6 @@ impl Bound {
             // First: the signal may end the program.
             error::tell_of_signal("SIGSEGV or SIGBUS", self.given_name(), self.start(), offset, why);
         }
-        self.asking.given_up.insert(index);
-        self.asking.refusals.fetch_add(1, Ordering::SeqCst);
         // Claimed: whoever met it empty in between would read zeros.
         let close = move || with_claim(inner.state(), page, |_| self.close(inner, page));
         // Threads for handlers may not have our descriptors, and a pager thread would wait for itself.
@@ -399,6 +397,9 @@ impl Bound {
         if !inner.is_ours(page) {
             return;
         }
+        // With the claim: a page that somebody discards in between would be closed, and nobody would know.
+        self.asking.given_up.insert(self.core().index(page));
+        self.asking.refusals.fetch_add(1, Ordering::SeqCst);
         // SAFETY: region-owned: a page that is claimed, and refused to the program.
         if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_ok() {
             return;

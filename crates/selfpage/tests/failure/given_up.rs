@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use selfpage::store::MemoryStore;
 use selfpage::{
@@ -188,6 +189,40 @@ fn a_page_is_given_up_without_our_descriptors_and_nobody_reads_another_in_its_pl
             reader.join().unwrap();
             check_pages(&region, (0..PAGES).filter(|page| *page != 1));
             assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+        })
+        .well();
+    }
+}
+
+/// Whoever discards a page while it is given up finds it so, or has it given up afterwards: it is known in either case.
+#[test]
+fn a_page_that_is_given_up_while_it_is_discarded_can_be_discarded() {
+    for locking in LOCKINGS {
+        in_child(here!(), &format!("{locking:?}"), || {
+            tried::catch();
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let refuse = |_: &MemoryFault<'_>| Answer::Refuse;
+            let mut region = domain.region(PAGES * PAGE).handler(refuse).zero().unwrap();
+            number_pages(&mut region);
+            region.protect(PAGE, PAGE, Protection::Read).unwrap();
+            let address = at(&region, 1).addr();
+            static ENDS: AtomicBool = AtomicBool::new(false);
+            let writer = std::thread::spawn(move || {
+                while !ENDS.load(Ordering::Relaxed) {
+                    assert!(tried::write(address as *mut u64, 6).is_err());
+                }
+            });
+            if use_up_mappings(0) {
+                let ends = Instant::now() + Duration::from_millis(500);
+                while Instant::now() < ends {
+                    region.discard(PAGE, PAGE).unwrap();
+                }
+            }
+            ENDS.store(true, Ordering::Relaxed);
+            writer.join().unwrap();
+            region.discard(PAGE, PAGE).unwrap();
+            region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
+            assert_eq!(tried::read(at(&region, 1)), Ok(0));
         })
         .well();
     }
