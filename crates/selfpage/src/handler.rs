@@ -431,6 +431,11 @@ impl Bound {
         Err(Error::new(Kind::Lost, operation, self.page_name(page), cause))
     }
 
+    /// Discards those pages of a range that were given up, so that contents can come there.
+    pub(crate) fn discard_given_up(&self, inner: &Inner, range: PageRange) -> Result<()> {
+        self.given_up(range).try_for_each(|page| self.discard(inner, PageRange { first: page, count: 1 }))
+    }
+
     /// Makes pages usable again that were given up, and are discarded now.
     pub(crate) fn begin_anew(&self, inner: &Inner, range: PageRange) {
         let state = inner.state();

@@ -35,7 +35,8 @@ impl Region {
     /// page of other regions is copied too, and left in the old place as garbage.
     ///
     /// # Errors
-    /// A range is not in its region, or does not begin and end with a page; the two meet. Then nothing has moved. A page has to be copied,
+    /// A range is not in its region, or does not begin and end with a page; the two meet; what an old page held was given up to refuse an
+    /// access. Then nothing has moved. A page has to be copied,
     /// and there is no frame for that, or the calling thread may not read it: then all contents are where they were, but for their pins, and
     /// what was at the new place is gone.
     ///
@@ -57,7 +58,9 @@ impl Region {
         if from.first < new.end() && new.first < from.end() {
             return refused("the two places have pages in common");
         }
+        self.bound.has_all("move", from)?;
         let inner = self.inner();
+        to.bound.discard_given_up(to.inner(), new)?;
         self.bound.take_refusals_back(inner, from);
         to.bound.take_refusals_back(to.inner(), new);
         let is_one_domain = std::ptr::eq(inner, to.inner());

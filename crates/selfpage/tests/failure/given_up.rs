@@ -227,3 +227,24 @@ fn a_page_that_is_given_up_while_it_is_discarded_can_be_discarded() {
         .well();
     }
 }
+
+#[test]
+fn contents_move_to_a_page_that_was_given_up_and_not_from_there() {
+    for (locking, case) in LOCKINGS.into_iter().flat_map(|how| CASES.map(|case| (how, case))) {
+        in_child(here!(), &format!("{locking:?} {case:?}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let Some((region, refuses)) = given_up(&domain, case) else { return };
+            refuses.store(false, Ordering::Relaxed);
+            // SAFETY: test: nobody holds a reference into either range.
+            let why = unsafe { region.move_contents(0, 2 * PAGE, &region, 4 * PAGE) }.unwrap_err();
+            assert_eq!(why.kind(), Kind::Lost, "{why}");
+            check_pages(&region, (0..PAGES).filter(|page| *page != 1));
+            // SAFETY: test: as above.
+            unsafe { region.move_contents(4 * PAGE, 2 * PAGE, &region, 0) }.unwrap();
+            region.protect(PAGE, PAGE, Protection::ReadWrite).unwrap();
+            assert_eq!([0, 1].map(|page| tried::read(at(&region, page))), [Ok(5), Ok(6)]);
+            region.pin(PAGE, PAGE).unwrap();
+        })
+        .well();
+    }
+}
