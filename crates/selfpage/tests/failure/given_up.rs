@@ -248,3 +248,19 @@ fn contents_move_to_a_page_that_was_given_up_and_not_from_there() {
         .well();
     }
 }
+
+#[test]
+fn what_lies_behind_a_page_that_was_given_up_is_flushed() {
+    for locking in LOCKINGS {
+        in_child(here!(), &format!("{locking:?}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let Some((region, _)) = given_up(&domain, Case::Resident) else { return };
+            let why = region.flush(0, PAGES * PAGE).unwrap_err();
+            assert_eq!(why.kind(), Kind::Lost, "{why}");
+            assert!(why.to_string().contains("4096..8192"), "{why}");
+            assert_eq!(domain.stats().counts.saves_total as usize, PAGES - 1);
+            region.flush(2 * PAGE, (PAGES - 2) * PAGE).unwrap();
+        })
+        .well();
+    }
+}
