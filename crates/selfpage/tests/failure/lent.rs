@@ -287,6 +287,49 @@ fn a_standard_stream() {
     }
 }
 
+/// Pager threads of a domain that is made from here on have none.
+fn close_standard_input() {
+    // SAFETY: test: nobody reads from it.
+    assert_eq!(unsafe { libc::close(0) }, 0);
+}
+
+/// The program's file may have the number of what stands where pager threads have no stream.
+#[test]
+fn at_numbers_that_pager_threads_have_for_their_own() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            close_standard_input();
+            let domain = domain(table);
+            let file = numbered_file();
+            assert_eq!(file.as_raw_fd(), 0);
+            let mut refused = 0;
+            for number in 700..720 {
+                // SAFETY: test: a number, and then a descriptor that nobody else has.
+                let high = unsafe {
+                    if libc::fcntl(number, libc::F_GETFD) >= 0 {
+                        continue;
+                    }
+                    assert_eq!(libc::dup2(0, number), number);
+                    <File as std::os::fd::FromRawFd>::from_raw_fd(number)
+                };
+                match domain.region(PAGES * PAGE).trap(trap).user(ByFile(Arc::new(high))) {
+                    Ok(region) => check_pages(&region, 0..PAGES),
+                    Err(why) => {
+                        assert!(why.to_string().contains("dup(2)"), "{why}");
+                        refused += 1;
+                    }
+                }
+            }
+            assert!((1..20).contains(&refused), "{refused} refused");
+            for _ in 0..2 {
+                let region = domain.region(PAGES * PAGE).trap(trap).user(ByFile(file.clone())).unwrap();
+                check_pages(&region, 0..PAGES);
+            }
+        })
+        .well();
+    }
+}
+
 struct Names(RawFd);
 
 impl UserPager for Names {

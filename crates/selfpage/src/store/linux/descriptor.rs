@@ -349,7 +349,8 @@ pub(crate) fn place_descriptor(taken: OwnedFd, number: RawFd) -> io::Result<()> 
 /// The same in a pager threads' table, where `nowhere` stands for standard streams that it has not.
 pub(crate) fn place_over(taken: OwnedFd, number: RawFd, nowhere: RawFd) -> io::Result<()> {
     let there = Identity::of_number(number).ok();
-    if there.is_some() && there == Identity::of_number(nowhere).ok() {
+    // Not what stands at `nowhere` itself, where the program may have a file.
+    if number < STREAMS && there.is_some() && there == Identity::of_number(nowhere).ok() {
         return put(taken.as_raw_fd(), number);
     }
     // A stream that the table has had from its beginning.
