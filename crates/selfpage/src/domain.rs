@@ -8,7 +8,7 @@ pub(crate) mod threads;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -44,6 +44,7 @@ use crate::pthread::Pthread;
 use crate::region::Bound;
 use crate::snapshot::MOST_RUNS;
 use crate::stats::Stats;
+use crate::store::Nowhere;
 use crate::trap::handlers::Handlers;
 use crate::trap::{errand, stack, thread};
 use crate::turn::Turns;
@@ -79,7 +80,7 @@ pub(crate) struct Inner {
     /// A thread whose descriptor table has everything.
     pub(crate) table_thread: AtomicU32,
     /// What stands in its table where nothing does.
-    nowhere: AtomicI32,
+    nowhere: Nowhere,
     /// By first page. A region is added and removed by whoever holds this.
     pub(crate) regions: Mutex<BTreeMap<u64, Arc<Bound>>>,
     pub(crate) stop: AtomicBool,
@@ -324,7 +325,7 @@ impl Inner {
             held: Mutex::new(None),
             serves_system_calls: AtomicBool::new(reach == Reach::EveryFault),
             table_thread: AtomicU32::new(0),
-            nowhere: AtomicI32::new(-1),
+            nowhere: Nowhere::new(),
             regions: Mutex::new(BTreeMap::new()),
             stop: AtomicBool::new(false),
             threads: Mutex::default(),

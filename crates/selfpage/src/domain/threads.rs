@@ -15,7 +15,7 @@ use crate::config::DescriptorTable;
 use crate::error::{Error, Result};
 use crate::pthread::{self, PROGRAM_STACK_BYTES, Pthread};
 use crate::region::Bound;
-use crate::store::{borrow_number, copied_descriptor, move_descriptor, place_over, vacate};
+use crate::store::{borrow_number, copied_descriptor, move_descriptor};
 use crate::trap::{pager, table, thread, upcall, worker};
 use crate::{descriptors, evictor, trace};
 
@@ -34,6 +34,11 @@ impl Inner {
     /// descriptors in it, and starts the others, who share it.
     pub(super) fn start_threads(self: &Arc<Self>, kept: Kept) -> Result<()> {
         let Kept { all: mut keep, lent, astray } = kept;
+        let mut of_regions: Vec<RawFd> = astray.iter().map(|way| way.1).collect();
+        if self.config.descriptor_table == DescriptorTable::Private {
+            // No stream of theirs is the program's.
+            of_regions.extend(&keep);
+        }
         keep.extend(astray.iter().map(|way| way.0));
         let descriptors = *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         keep.extend(descriptors::numbers(&descriptors));
@@ -48,7 +53,7 @@ impl Inner {
         };
         let first = thread::start(c"selfpage-pager", move || {
             let begun = table::leave_programs(&keep, own.config.descriptor_table).and_then(|nowhere| {
-                own.nowhere.store(nowhere.number(), Ordering::Relaxed);
+                own.nowhere.begin(nowhere.number(), of_regions);
                 let moved = astray.into_iter().try_for_each(move_descriptor);
                 moved.map_err(|why| Error::no_threads("dup3", why))?;
                 own.table_thread.store(own_thread::id(), Ordering::Release);
@@ -154,19 +159,19 @@ impl Inner {
         if numbers.is_empty() {
             return Ok(());
         }
-        let (thread, nowhere) = (own_thread::id(), self.nowhere.load(Ordering::Relaxed));
+        let (thread, nowhere) = (own_thread::id(), &self.nowhere);
         let share = move |number: RawFd| {
             let failed = |cause| Error::system("share", format!("descriptor {number}"), cause);
             let copy = copied_descriptor(thread, number).map_err(failed)?;
             bound.check_descriptor(number, copy.as_fd())?;
-            place_over(copy, number, nowhere).map_err(failed)
+            nowhere.place_over(copy, number).map_err(failed)
         };
         let shared = self.on_pager_thread(move || {
             for (done, number) in numbers.iter().enumerate() {
                 if let Err(why) = share(*number) {
                     // What is at the others is a thread's of the domain's.
                     for number in numbers.iter().take(done) {
-                        vacate(*number);
+                        nowhere.vacate(*number);
                     }
                     return Err(why);
                 }
@@ -183,7 +188,8 @@ impl Inner {
     /// Takes the descriptors of a region that is gone from the pager threads.
     pub(crate) fn release_descriptors(&self, numbers: &[RawFd]) {
         if !numbers.is_empty() {
-            self.on_pager_thread(move || numbers.iter().for_each(|number| vacate(*number)));
+            let nowhere = &self.nowhere;
+            self.on_pager_thread(move || numbers.iter().for_each(|number| nowhere.vacate(*number)));
         }
     }
 }

@@ -28,8 +28,8 @@ pub use engine::IoChoice;
 pub(crate) use engine::{BEYOND_LIMIT, LOCKED, forget_engines, with_engines};
 pub use file::FileStore;
 pub(crate) use linux::descriptor::{
-    Alone, Descriptor, Lost, Numbered, borrow_number, copied_descriptor, forget_numbers, move_descriptor,
-    place_descriptor, place_over, raised, release_number, vacate,
+    Alone, Descriptor, Lost, Nowhere, Numbered, borrow_number, copied_descriptor, forget_numbers, move_descriptor,
+    place_descriptor, raised, release_number,
 };
 pub(crate) use linux::page_cache;
 pub use memory::MemoryStore;

@@ -5,7 +5,9 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::FileStore;
@@ -291,6 +293,47 @@ fn a_standard_stream() {
 fn close_standard_input() {
     // SAFETY: test: nobody reads from it.
     assert_eq!(unsafe { libc::close(0) }, 0);
+}
+
+/// What is lent where pager threads have no stream goes with its region, and another may come there.
+#[test]
+fn one_after_another_at_the_number_of_a_stream() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            close_standard_input();
+            let domain = domain(table);
+            let lend = || {
+                // The lowest number that is free.
+                let file = numbered_file();
+                assert_eq!(file.as_raw_fd(), 0);
+                let region = domain.region(PAGES * PAGE).trap(trap).user(ByFile(file)).unwrap();
+                check_pages(&region, 0..PAGES);
+                region
+            };
+            for _ in 0..3 {
+                drop(lend());
+            }
+            let mut last = Some(lend());
+            forked(|| {
+                check_pages(last.as_ref().unwrap(), (0..PAGES).rev());
+                drop(last.take());
+                drop(lend());
+            });
+            drop(last);
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            assert_eq!(ours.as_raw_fd(), 0);
+            let (tell, ended) = channel();
+            std::thread::spawn(move || {
+                serve(theirs);
+                tell.send(()).unwrap();
+            });
+            let region = domain.region(PAGES * PAGE).trap(trap).user(BySocket(Mutex::new(ours))).unwrap();
+            check_pages(&region, 0..PAGES);
+            drop(region);
+            ended.recv_timeout(Duration::from_secs(10)).expect("the socket is open in no table any more");
+        })
+        .well();
+    }
 }
 
 /// The program's file may have the number of what stands where pager threads have no stream.

@@ -5,7 +5,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -239,8 +239,7 @@ impl Alone {
             if file.as_raw_fd() >= STREAMS {
                 return Ok(());
             }
-            // A program that is executed from there begins with its streams.
-            fcntl_setfd(&file, FdFlags::empty())?;
+            stays_on_exec(file.as_fd())?;
             let _ = file.into_raw_fd();
         }
     }
@@ -346,25 +345,66 @@ pub(crate) fn place_descriptor(taken: OwnedFd, number: RawFd) -> io::Result<()> 
     Err(io::Error::other(cause))
 }
 
-/// The same in a pager threads' table, where `nowhere` stands for standard streams that it has not.
-pub(crate) fn place_over(taken: OwnedFd, number: RawFd, nowhere: RawFd) -> io::Result<()> {
-    let there = Identity::of_number(number).ok();
-    // Not what stands at `nowhere` itself, where the program may have a file.
-    if number < STREAMS && there.is_some() && there == Identity::of_number(nowhere).ok() {
-        return put(taken.as_raw_fd(), number);
-    }
-    // A stream that the table has had from its beginning.
-    if number < STREAMS && there == Some(Identity::of(&fstat(&taken)?)) {
-        return Ok(());
-    }
-    place_descriptor(taken, number)
+/// What stands in a pager threads' table for standard streams that it has not, and where something that a region uses stands in its place.
+pub(crate) struct Nowhere {
+    number: AtomicI32,
+    /// A bit for each standard stream.
+    covered: AtomicU8,
 }
 
-/// Takes what [`place_over`] has placed out of the calling thread's table. A standard stream stays as long as the table.
-pub(crate) fn vacate(number: RawFd) {
-    if number >= STREAMS {
-        let _ = selfpage_core::linux::descriptor::Descriptor::from_raw(number).close();
+impl Nowhere {
+    /// For a table that there is not yet.
+    pub(crate) const fn new() -> Nowhere {
+        Nowhere { number: AtomicI32::new(-1), covered: AtomicU8::new(0) }
     }
+
+    /// It has this number in the table, in which something of regions has these from the beginning. What it is covered by elsewhere a forked
+    /// child has of its parent.
+    pub(crate) fn begin(&self, number: RawFd, covered: impl IntoIterator<Item = RawFd>) {
+        self.number.store(number, Ordering::Relaxed);
+        let bits = covered.into_iter().filter(is_stream).fold(0, |bits, number| bits | 1 << number);
+        self.covered.fetch_or(bits, Ordering::Relaxed);
+    }
+
+    /// As [`place_descriptor`], in the calling thread's table, which is the pager threads': a standard stream that it has not is free.
+    pub(crate) fn place_over(&self, taken: OwnedFd, number: RawFd) -> io::Result<()> {
+        if is_stream(&number)
+            && let Ok(there) = Identity::of_number(number)
+        {
+            if Identity::of_number(self.number.load(Ordering::Relaxed)).is_ok_and(|nowhere| nowhere == there) {
+                put(taken.as_raw_fd(), number)?;
+                self.covered.fetch_or(1 << number, Ordering::Relaxed);
+                return Ok(());
+            }
+            // A stream that the table has had from its beginning.
+            if there == Identity::of(&fstat(&taken)?) {
+                self.covered.fetch_and(!(1 << number), Ordering::Relaxed);
+                return Ok(());
+            }
+        }
+        place_descriptor(taken, number)
+    }
+
+    /// Takes what [`Nowhere::place_over`] has placed out of the calling thread's table. A standard stream that the table has had from its
+    /// beginning stays as long as the table.
+    pub(crate) fn vacate(&self, number: RawFd) {
+        if !is_stream(&number) {
+            let _ = selfpage_core::linux::descriptor::Descriptor::from_raw(number).close();
+        } else if self.covered.fetch_and(!(1 << number), Ordering::Relaxed) & 1 << number != 0
+            && put(self.number.load(Ordering::Relaxed), number).is_ok()
+        {
+            let _ = stays_on_exec(borrow_number(number));
+        }
+    }
+}
+
+fn is_stream(number: &RawFd) -> bool {
+    (0..STREAMS).contains(number)
+}
+
+/// A program that is executed from there begins with its streams.
+fn stays_on_exec(file: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    fcntl_setfd(file, FdFlags::empty())
 }
 
 /// Has a number of the calling thread's table be of the same file as another, whatever it was of.
