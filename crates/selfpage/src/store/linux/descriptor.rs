@@ -12,6 +12,7 @@ use std::time::Duration;
 use arrayvec::ArrayVec;
 use rustix::fs::{Mode, OFlags, Stat, fstat, open, stat};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use selfpage_core::linux::limit::{self, Resource};
 
 use crate::task;
 
@@ -304,7 +305,7 @@ pub(crate) fn copied_descriptor(thread: u32, number: RawFd) -> io::Result<OwnedF
 }
 
 /// Does `open` where the pager threads' table has something at each low number, so that what it opens gets a higher one: for what can have
-/// no other later. Where the limit on open files leaves nothing above, it is a low one all the same.
+/// no other later. Where the limit on open files leaves little above, it is a low one all the same: nobody else could open a file meanwhile.
 pub(super) fn above_low_numbers<R>(open: impl FnOnce() -> R) -> R {
     let taken = take_low_numbers();
     let opened = open();
@@ -315,6 +316,10 @@ pub(super) fn above_low_numbers<R>(open: impl FnOnce() -> R) -> R {
 /// What somebody who writes there meanwhile meets is `EBADF`, as at numbers that nothing has.
 fn take_low_numbers() -> ArrayVec<OwnedFd, { LOW + 1 }> {
     let mut taken = ArrayVec::new();
+    let limit = limit::of_this_process(Resource::OpenFiles);
+    if !limit.is_ok_and(|most| most.is_none_or(|most| most >= 2 * LOW as u64)) {
+        return taken;
+    }
     taken.extend(open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()));
     while let Some(Ok(file)) = taken.first().map(|first| fcntl_dupfd_cloexec(first, 0)) {
         if file.as_raw_fd() as usize >= LOW {
