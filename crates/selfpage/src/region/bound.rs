@@ -188,16 +188,17 @@ impl Bound {
         };
         let (known, numbers): (Vec<RawFd>, Vec<RawFd>) = self.descriptors().into_iter().partition(known);
         let shared = inner.has_descriptors(self, &known).and_then(|()| inner.share_descriptors(self, &numbers));
+        if shared.is_ok() {
+            // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
+            inner.hide_descriptors_of(self, &numbers);
+        }
         drop(regions);
         if let Some(why) = unlocked {
             tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
         }
         tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
         match shared {
-            Ok(()) => {
-                self.shared.store(true, Ordering::Relaxed);
-                inner.hide_descriptors_of(self, &numbers);
-            }
+            Ok(()) => self.shared.store(true, Ordering::Relaxed),
             Err(_) => self.end(life),
         }
         shared
@@ -422,5 +423,72 @@ impl Drop for Bound {
             // SAFETY: owned-range: the region is in no map, and nobody holds a reference into it.
             let _ = unsafe { memory::unmap(part.start, part.len()) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use selfpage_core::addr::PAGE_BYTES;
+    use selfpage_core::linux::thread as own_thread;
+    use selfpage_core::pager::PagerError;
+
+    use super::*;
+    use crate::domain::Domain;
+    use crate::store::{Blok, MemoryStore, ReadBlok, StoreError, WriteBlok};
+
+    /// Whether its domain's regions were held, each time that a thread of the program's looked at its descriptor.
+    struct Looks {
+        store: MemoryStore,
+        domain: Arc<Inner>,
+        held: Mutex<Vec<bool>>,
+    }
+
+    impl BackingStore for Looks {
+        fn claim(&self, want: u32) -> std::result::Result<(Blok, u32), PagerError> {
+            self.store.claim(want)
+        }
+
+        fn release(&self, first: Blok, count: u32) {
+            self.store.release(first, count);
+        }
+
+        fn reads_in_trap(&self) -> bool {
+            true
+        }
+
+        fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> std::result::Result<(), PagerError> {
+            self.store.read(context, bloks)
+        }
+
+        fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+            self.store.write(bloks);
+        }
+
+        fn descriptors(&self) -> Vec<RawFd> {
+            vec![2]
+        }
+
+        fn check_descriptor(&self, _: RawFd, _: BorrowedFd<'_>) -> std::result::Result<(), StoreError> {
+            if !thread::is_pager_thread(own_thread::id()) {
+                self.held.lock().unwrap().push(self.domain.regions.try_lock().is_err());
+            }
+            Ok(())
+        }
+    }
+
+    /// A fork in the middle of that would give its child locks that nobody has there: a fork waits for the regions.
+    #[test]
+    fn a_regions_descriptors_are_looked_at_while_no_fork_can_be() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let store = Arc::new(Looks {
+            store: MemoryStore::new(16 * PAGE_BYTES as u64).unwrap(),
+            domain: domain.life().inner.clone(),
+            held: Mutex::default(),
+        });
+        drop(domain.region(PAGE_BYTES).stored_in(store.clone()).unwrap());
+        let held = store.held.lock().unwrap();
+        assert!(!held.is_empty() && held.iter().all(|held| *held), "{held:?}");
     }
 }
