@@ -160,20 +160,19 @@ impl Region {
         let range = self.range("restore", offset_bytes, len_bytes)?;
         let (start, len) = (range.first.addr().0, range.count as usize * PAGE_BYTES);
         let pool = &self.inner().pool;
-        let mapped = self.while_still(move || {
-            // SAFETY: owned-range, region-contents: the addresses are the region's, and what is there is done with.
-            unsafe {
-                memory::map_anonymous(Place::Over(start), len, access)?;
-                memory::keep_hands_off(start, len)?;
-            }
-            pool.lock_alike(&(start..start + len))
-        });
-        mapped.map_err(|errno| Error::system("restore", format!("{len} bytes of a region"), errno))?;
-        if let Err(error) = self.register_part(start, len) {
+        let close = || {
             // SAFETY: owned-range: nobody answers faults there, and nobody is to take what is absent for zero.
             let _ = unsafe { memory::protect(start, len, Access::None) };
-            return Err(error);
-        }
+        };
+        let mapped = self.while_still(move || {
+            // SAFETY: owned-range, region-contents: the addresses are the region's, and what is there is done with.
+            unsafe { memory::map_anonymous(Place::Over(start), len, access)? };
+            // SAFETY: owned-range: just mapped.
+            let kept = unsafe { memory::keep_hands_off(start, len) };
+            kept.and_then(|()| pool.lock_alike(&(start..start + len))).inspect_err(|_| close())
+        });
+        mapped.map_err(|errno| Error::system("restore", format!("{len} bytes of a region"), errno))?;
+        self.register_part(start, len).inspect_err(|_| close())?;
         if access != Access::None {
             self.take_up(range);
         }

@@ -6,8 +6,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use selfpage::store::MemoryStore;
 use selfpage::{Config, Domain, Locking, Region, Residence, Rights, Trap};
+use selfpage_core::linux::memory::Access;
 
 use crate::child::forked;
+use crate::filter::Call;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::skip::skip;
 use crate::tried;
@@ -345,6 +347,32 @@ fn a_violation_where_there_are_no_more_mappings() {
             }
             let signal = tried::write(page, 1).unwrap_err();
             assert!([libc::SIGSEGV, libc::SIGBUS].contains(&signal), "{signal}");
+        })
+        .well();
+    }
+}
+
+/// What is mapped anew and cannot be locked, or unlocked, as the pool is nobody hears of: it must not be there to be read as zero.
+#[test]
+fn a_part_that_cannot_be_locked_alike_when_it_is_restored() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let domain = config().build().unwrap();
+            let region = numbered(&domain, trap);
+            for call in [libc::SYS_mlock2, libc::SYS_munlock] {
+                Call::any(call).fails_everywhere(libc::EPERM).unwrap();
+            }
+            // SAFETY: test: nobody holds a reference into the pages.
+            let why = unsafe {
+                region.while_empty(8 * PAGE, 2 * PAGE, || ()).unwrap();
+                region.restore(8 * PAGE, 2 * PAGE, Access::ReadWrite).unwrap_err()
+            };
+            assert!(why.to_string().contains("restore"), "{why}");
+            for page in 8..10 {
+                assert_eq!(tried::read(region.as_ptr().wrapping_add(page * PAGE).cast()), Err(libc::SIGSEGV));
+            }
+            check_pages(&region, (0..pages(&region)).filter(|page| !(8..10).contains(page)));
         })
         .well();
     }
