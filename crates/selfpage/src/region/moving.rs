@@ -110,17 +110,25 @@ impl Region {
         let mut stopped = (run.end(), Ok(()));
         for page in run.pages() {
             // SAFETY: region-contents: passed on from our caller.
-            if let Err(error) = unsafe { self.copy_one(page, to.plus(page.0 - run.first.0)) } {
+            if let Err(error) = unsafe { self.move_one(page, to.plus(page.0 - run.first.0)) } {
                 stopped = (page, Err(error));
                 break;
             }
-            // Its pins go too.
-            let _ = self.inner().discard(PageRange { first: page, count: 1 });
         }
-        // They may have been dropped behind our back, and their pins with them.
+        // The pins of those that moved went too. The rest may have been dropped behind our back, and their pins with them.
         let copied = (stopped.0.0 - run.first.0) as usize * PAGE_BYTES;
         let _ = self.unpin(offset + copied, len - copied);
         stopped
+    }
+
+    /// Copies a page in core to an absent one, and drops it; an error if it is where it was, and nothing at the new place.
+    unsafe fn move_one(&self, page: PageNo, to: PageNo) -> Result<()> {
+        // SAFETY: region-contents: passed on from our caller.
+        unsafe { self.copy_one(page, to)? };
+        self.inner().discard(PageRange { first: page, count: 1 }).map_err(|(page, why)| {
+            let _ = self.inner().discard(PageRange { first: to, count: 1 });
+            Error::failure("move", format!("{}, which its clone needs", self.bound.page_name(page)), why)
+        })
     }
 
     /// Copies a page in core to an absent one.

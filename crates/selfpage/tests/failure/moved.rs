@@ -261,3 +261,38 @@ fn what_a_cut_store_has_no_more_is_lost() {
         .well();
     }
 }
+
+/// The frame of what was at the new place is enough for the copy, and none is left for the clone that needs the page too.
+#[test]
+fn a_copied_page_that_a_clone_cannot_be_given_stays() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let store = Failing::new();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let region = |name| domain.region(8 * PAGE).name(name).trap(trap).stored_in(store.clone()).unwrap();
+            let (mut old, mut new) = (region("old"), region("new"));
+            number_pages(&mut old);
+            new.as_mut_slice::<u64>().iter_mut().for_each(|word| *word = 5);
+            let clone = old.cow_clone(store.clone()).unwrap();
+            store.write.store(EIO, SeqCst);
+            let others = domain.region(FRAMES * PAGE).zero().unwrap();
+            let pinned = (0..FRAMES).take_while(|page| others.pin(page * PAGE, PAGE).is_ok()).count();
+            assert!(pinned >= FRAMES / 2, "{pinned}");
+            for _ in 0..2 {
+                // SAFETY: test: no reference into either range is held, and both may be read and written.
+                let error = unsafe { old.move_contents(0, 8 * PAGE, &new, 0) }.unwrap_err();
+                assert_eq!(error.kind(), Kind::Io, "{error}");
+                assert!(error.to_string().contains("region old, bytes "), "{error}");
+                check_pages(&old, 0..8);
+            }
+            store.write.store(0, SeqCst);
+            drop(others);
+            assert!([0, 5].contains(&new.as_slice::<u64>()[0]), "a copy stays behind");
+            check_pages(&clone, 0..8);
+            // No pin is left: every frame can be had.
+            let all = domain.region(FRAMES * PAGE).zero().unwrap();
+            all.pin(0, FRAMES * PAGE).unwrap();
+        })
+        .well();
+    }
+}
