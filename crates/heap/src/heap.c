@@ -369,7 +369,9 @@ void *selfpage_heap_calloc(size_t count, size_t size) {
 }
 
 void *selfpage_heap_aligned(size_t align, size_t size) {
-    prepare_for(size);
+    // Where an object does not lie at such an alignment by itself mimalloc looks for one in which it does.
+    size_t most = align > MI_MAX_ALIGN_SIZE && size <= SIZE_MAX - align ? size + align : size;
+    prepare_for(most);
     // mimalloc would ask the kernel for objects at large alignments, outside of the range.
     if (size < LARGE_BYTES && align < LARGE_BYTES) return handed_out(mi_malloc_aligned(at_least(size), align));
     return allocate_large(size, align);

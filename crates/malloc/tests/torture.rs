@@ -53,7 +53,7 @@ fn threads_find_and_free_what_others_filled() {
 #[test]
 fn a_thread_that_hands_its_objects_over_takes_little_more_than_is_live() {
     let program = compile("handed_over.c", &[]);
-    for way in ["malloc", "calloc", "aligned"] {
+    for way in ["malloc", "calloc", "aligned", "aligned_by_far"] {
         let output = preloaded(&program).arg(way).output().unwrap();
         assert!(output.status.success(), "{way}: {:?} {}", output.status, errors(&output));
         let bytes: usize = text(&output).trim().parse().unwrap();

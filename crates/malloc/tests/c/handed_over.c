@@ -1,4 +1,4 @@
-// One thread allocates objects of 256 KiB to 1 MiB, another frees them; at most 16 of them live. Says how many bytes were resident at most.
+// One thread allocates objects of 256 KiB to 1 MiB, or smaller ones at a large alignment, another frees them; at most 16 of them live. Says how many bytes were resident at most.
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -21,14 +21,15 @@ static void *take(void *unused) {
 }
 
 int main(int count, char **arguments) {
-    int zeroed = count > 1 && strcmp(arguments[1], "calloc") == 0, aligned = count > 1 && strcmp(arguments[1], "aligned") == 0;
+    const char *way = count > 1 ? arguments[1] : "malloc";
+    int zeroed = strcmp(way, "calloc") == 0, aligned = strcmp(way, "aligned") == 0, far = strcmp(way, "aligned_by_far") == 0;
     pthread_t taker;
     if (pthread_create(&taker, NULL, take, NULL)) abort();
     uint64_t state = 88172645463325252u;
     for (int i = 0; i < OBJECTS; i++) {
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        size_t size = (256 << 10) + state % (767 << 10);
-        char *object = zeroed ? calloc(1, size) : aligned ? aligned_alloc(64, size) : malloc(size);
+        size_t size = far ? 16 << 10 : (256 << 10) + state % (767 << 10);
+        char *object = zeroed ? calloc(1, size) : aligned || far ? aligned_alloc(far ? 512 << 10 : 64, size) : malloc(size);
         if (object == NULL) abort();
         object[0] = object[size - 1] = 1;
         while (slot[i % SLOTS] != NULL) sched_yield();
