@@ -7,6 +7,7 @@ use selfpage_core::linux::limit::{self, Resource};
 
 /// What reading the arguments takes at most, and with it what any verb takes before it begins.
 const NEEDS_BYTES: u64 = 60 << 10;
+const POINTER_BYTES: u64 = size_of::<usize>() as u64;
 /// In what steps a limit is proposed.
 const STEP_KIB: u64 = 64;
 
@@ -14,9 +15,10 @@ const STEP_KIB: u64 = 64;
 pub fn lack() -> Option<String> {
     // Where the limit is not told the stack may do.
     let limit_bytes = limit::of_this_process(Resource::Stack).ok().flatten()?;
+    // Each has a pointer to it there too.
     let len = |text: &OsStr| text.as_bytes().len() as u64 + 1;
-    let arguments: u64 = std::env::args_os().map(|argument| len(&argument)).sum();
-    let environment: u64 = std::env::vars_os().map(|(name, value)| len(&name) + len(&value)).sum();
+    let arguments: u64 = std::env::args_os().map(|argument| len(&argument) + POINTER_BYTES).sum();
+    let environment: u64 = std::env::vars_os().map(|(name, value)| len(&name) + len(&value) + POINTER_BYTES).sum();
     let needs_bytes = NEEDS_BYTES + arguments + environment;
     (limit_bytes < needs_bytes).then(|| {
         let (has_kib, needs_kib) = (limit_bytes >> 10, needs_bytes.div_ceil(STEP_KIB << 10) * STEP_KIB);

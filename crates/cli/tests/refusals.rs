@@ -113,6 +113,9 @@ fn a_stack_that_is_too_small_is_told_with_the_remedy() {
         assert!(status == Some(1) && errors.starts_with("selfpage: "), "{kib}: {status:?} {errors}");
         assert!(errors.contains("`ulimit -s`") && errors.contains(&format!("{kib} KiB")), "{errors}");
     }
+    // The kernel puts a pointer to each argument there too.
+    let (status, errors) = under("ulimit -c 0; ulimit -s 140", "run -- true $(yes a | head -11000)");
+    assert!(status == Some(1) && errors.contains("`ulimit -s` to 192"), "{status:?} {errors}");
     // What the line asks for is enough.
     for arguments in ["run -- true", "run --frames 8M -- true", "doctor"] {
         let errors = under("ulimit -s 128", arguments).1;
