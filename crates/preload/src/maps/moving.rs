@@ -263,8 +263,12 @@ impl Maps {
         if moved.is_err() {
             self.bring_back(managed, &away, wish.old.start..moved_to, prot);
         }
-        // SAFETY: owned-range: ours, and what is left there is garbage.
-        unsafe { managed.close(aside) };
+        // SAFETY: owned-range: ours, and what is left there is garbage. What cannot be closed is empty all the same for who comes next.
+        unsafe {
+            if managed.close(aside.clone()) < 0 {
+                managed.end(aside);
+            }
+        }
         moved.map(|()| wish.new.start)
     }
 
