@@ -42,6 +42,7 @@ fn memory_that_is_not_managed_is_counted() {
         "given_up",
         "one_at_a_time",
         "grown",
+        "moved_out_to_use",
         "huge",
     ] {
         let (bytes, ran) = unmanaged_bytes(name).unwrap();
@@ -51,7 +52,7 @@ fn memory_that_is_not_managed_is_counted() {
         }
         assert!(counted.contains(&bytes), "{name}: {bytes} bytes, {before} without");
     }
-    for name in ["reserved", "file"] {
+    for name in ["reserved", "moved_out_reserved", "file"] {
         let (bytes, _) = unmanaged_bytes(name).unwrap();
         assert!(bytes < before + (2 << 20), "{name}: {bytes} bytes, {before} without");
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::locking::Why;
 use super::protecting::Key;
-use super::{Errno, HIGHEST, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
+use super::unmanaged::{map_elsewhere, unmap_elsewhere};
+use super::{ACCESS, Errno, HIGHEST, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
@@ -291,9 +292,7 @@ impl Maps {
     fn copy_out(&mut self, managed: &Managed, away: &Move, wish: &Move, prot: i32) -> Result<(), Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let len = wish.new.len();
-        // SAFETY: raw-call: a new mapping replaces nothing.
-        let start =
-            kernel(unsafe { self.map_by_kernel([0, len, READ_WRITE as usize, flags as usize, usize::MAX, 0]) })?;
+        let start = map_elsewhere([0, len, READ_WRITE as usize, flags as usize, usize::MAX, 0])?;
         let beside = Move { old: wish.old.clone(), new: start..start + len, afterwards: wish.afterwards };
         let copied = (self.guard(managed, &beside))
             .and_then(|()| {
@@ -305,9 +304,9 @@ impl Maps {
                 })
             })
             .and_then(|()| self.agree(managed, &beside, READ_WRITE, prot))
-            .and_then(|()| self.put(&beside.new, &wish.new));
+            .and_then(|()| self.put(&beside.new, &wish.new, prot));
         if let Err(why) = copied {
-            let _ = self.unmap(managed, beside.new);
+            unmap_elsewhere(start, len);
             return Err(why);
         }
         // What is said of parts makes mappings of them, and the kernel moves one at a time.
@@ -319,17 +318,15 @@ impl Maps {
     }
 
     /// Puts a mapping of the kernel's that the program does not know of where it wants one.
-    fn put(&mut self, from: &Range<usize>, to: &Range<usize>) -> Result<(), Errno> {
+    fn put(&mut self, from: &Range<usize>, to: &Range<usize>, prot: i32) -> Result<(), Errno> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY: raw-call: the program replaces what it has there.
         kernel(unsafe { call(libc::SYS_mremap, [from.start, from.len(), to.len(), flags as usize, to.start, 0]) })?;
-        let counted = self.unmanaged.covers(from);
-        self.forget(from.clone());
         self.forget(to.clone());
-        if counted {
-            self.count_unmanaged(to.clone());
-        } else {
-            self.reserved.add(to.clone());
+        // From here on it counts: what it has replaced does no longer.
+        match prot & ACCESS {
+            libc::PROT_NONE => self.reserved.add(to.clone()),
+            _ => self.count_unmanaged(to.clone()),
         }
         Ok(())
     }

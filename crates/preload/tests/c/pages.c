@@ -144,6 +144,13 @@ static void grown(void) {
   CHECK(mremap(p, MIB, COUNTED, MREMAP_MAYMOVE) != MAP_FAILED);
 }
 static void reserved(void) { map(COUNTED, PROT_NONE, private | MAP_STACK, -1); }
+// What a mapping replaces counts no more, and one that nobody may access does not on its way either.
+static void moved_out(int prot) {
+  char *there = map(COUNTED, prot, private | MAP_STACK, -1), *p = map(COUNTED, prot, private, -1);
+  CHECK(mremap(p, COUNTED, COUNTED, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+}
+static void moved_out_to_use(void) { moved_out(3); }
+static void moved_out_reserved(void) { moved_out(PROT_NONE); }
 static void file(void) {
   int file = memfd_create("file", 0);
   CHECK(file >= 0 && !ftruncate(file, COUNTED));
@@ -183,7 +190,8 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"nothing", nothing}, {"shared", shared}, {"stack", stack}, {"low", low}, {"executable", executable},
   {"made_executable", made_executable}, {"fixed", fixed}, {"over_a_region", over_a_region}, {"committed", committed},
   {"committed_in_parts", committed_in_parts}, {"given_up", given_up},
-  {"one_at_a_time", one_at_a_time}, {"grown", grown}, {"reserved", reserved}, {"file", file}, {"huge", huge},
+  {"one_at_a_time", one_at_a_time}, {"grown", grown}, {"reserved", reserved}, {"moved_out_to_use", moved_out_to_use}, {"moved_out_reserved", moved_out_reserved},
+  {"file", file}, {"huge", huge},
   {"most_managed", most_managed}, {"beyond_managed", beyond_managed},
   {"small_child", small_child}};
 int main(int argc, char **argv) {
