@@ -61,3 +61,8 @@ rows! {
     of "steps":
     taken_away, closed_on_its_way, mapped_over_a_file, mapped_over_what_is_closed, moved_over, moved_over_what_is_closed,
 }
+
+rows! {
+    of "moves":
+    out_to_a_free_place,
+}

@@ -290,10 +290,8 @@ impl Maps {
 
     /// Copies what has moved away to memory of the kernel's, which then replaces what is at the new place, in one step; and ends the old place.
     fn copy_out(&mut self, managed: &Managed, away: &Move, wish: &Move, prot: i32) -> Result<(), Errno> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let len = wish.new.len();
-        let start = map_elsewhere([0, len, READ_WRITE as usize, flags as usize, usize::MAX, 0])?;
-        let beside = Move { old: wish.old.clone(), new: start..start + len, afterwards: wish.afterwards };
+        let start = map_beside(&wish.new)?;
+        let beside = Move { new: start..start + wish.new.len(), old: wish.old.clone(), afterwards: wish.afterwards };
         let copied = (self.guard(managed, &beside))
             .and_then(|()| {
                 self.each_with_contents(wish.moved(), |part| {
@@ -306,7 +304,7 @@ impl Maps {
             .and_then(|()| self.agree(managed, &beside, READ_WRITE, prot))
             .and_then(|()| self.put(&beside.new, &wish.new, prot));
         if let Err(why) = copied {
-            unmap_elsewhere(start, len);
+            unmap_elsewhere(start, beside.new.len());
             return Err(why);
         }
         // What is said of parts makes mappings of them, and the kernel moves one at a time.
@@ -450,6 +448,19 @@ impl Maps {
             }
         }
     }
+}
+
+/// Maps memory of the kernel's, as long as `new`, that has no part in common with it.
+fn map_beside(new: &Range<usize>) -> Result<usize, Errno> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let start = map_elsewhere([0, new.len(), READ_WRITE as usize, flags as usize, usize::MAX, 0])?;
+    if start >= new.end || start + new.len() <= new.start {
+        return Ok(start);
+    }
+    // As long as it is held the next one lies elsewhere. A second one may have a part of the other end of `new`, and a third one none.
+    let beside = map_beside(new);
+    unmap_elsewhere(start, new.len());
+    beside
 }
 
 /// How often contents are sent back, a millisecond apart. They came a moment ago, to a place that the program does not know of yet: nobody

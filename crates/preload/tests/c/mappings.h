@@ -70,12 +70,12 @@ static char *full(size_t n) {
 static void same(char *p, size_t from, size_t to) {
   for (size_t i = from; i < to; i += P) CHECK(*(word *)(p + i) == i + 1);
 }
-static void zero(char *p, size_t from, size_t to) {
+__attribute__((unused)) static void zero(char *p, size_t from, size_t to) {
   for (size_t i = from; i < to; i += P) CHECK(*(word *)(p + i) == 0);
 }
 // Has everything else go out of core.
-static void flood(void) { char *p = full(24 * MIB); same(p, 0, 24 * MIB); CHECK(!munmap(p, 24 * MIB)); }
-static int in_core(char *p, size_t n) {
+__attribute__((unused)) static void flood(void) { char *p = full(24 * MIB); same(p, 0, 24 * MIB); CHECK(!munmap(p, 24 * MIB)); }
+__attribute__((unused)) static int in_core(char *p, size_t n) {
   unsigned char v[4096];
   int count = 0;
   CHECK(n / P <= sizeof v && !mincore(p, n, v));
