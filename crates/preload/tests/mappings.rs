@@ -60,6 +60,7 @@ rows! {
 rows! {
     of "steps":
     taken_away, closed_on_its_way, mapped_over_a_file, mapped_over_what_is_closed, moved_over, moved_over_what_is_closed,
+    moved_over_what_is_protected,
 }
 
 rows! {

@@ -37,7 +37,7 @@ struct Wish {
 }
 
 /// Where a mapping goes.
-struct Move {
+pub(super) struct Move {
     old: Range<usize>,
     new: Range<usize>,
     afterwards: Afterwards,
@@ -153,13 +153,14 @@ impl Maps {
         if fixed && !self.touches_regions(&named) {
             return self.move_out(managed, &Move { old, new: named, afterwards }, prot);
         }
-        let new = if fixed {
-            self.make_room(managed, &Move { old: old.clone(), new: named.clone(), afterwards }, access)?;
-            named
+        let (new, access) = if fixed {
+            let coming = Move { old: old.clone(), new: named.clone(), afterwards };
+            self.renew(managed, &named, access, Some(&coming))?;
+            (named, None)
         } else {
-            self.map_anywhere(managed, new_len, access).map_err(|_| libc::ENOMEM)?
+            (self.map_anywhere(managed, new_len, access).map_err(|_| libc::ENOMEM)?, Some(access))
         };
-        let moved = self.move_contents(managed, &Move { old, new: new.clone(), afterwards }, prot);
+        let moved = self.move_contents(managed, &Move { old, new: new.clone(), afterwards }, access, prot);
         if moved.is_err() {
             // As the kernel, which has unmapped what was at a place that the program named by then.
             let _ = self.unmap(managed, new);
@@ -200,24 +201,34 @@ impl Maps {
         }
     }
 
-    /// A mapping at a place in a region that the program names. What could be written there stays until the contents come, page by page.
-    fn make_room(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<(), Errno> {
-        let Move { old, new, .. } = wish;
-        self.renew(managed, new, prot, |maps| {
-            let mut end = new.start;
-            maps.each_with_contents(wish.moved(), |part| {
-                let there = new.start + (part.start - old.start);
-                maps.drop_left(managed, &(end..there), prot)?;
+    /// Calls `visit` for each part of a new place that no contents come to, until one fails.
+    pub(super) fn each_fresh(
+        &self,
+        new: &Range<usize>,
+        coming: Option<&Move>,
+        mut visit: impl FnMut(Range<usize>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut end = new.start;
+        if let Some(wish) = coming {
+            self.each_with_contents(wish.moved(), |part| {
+                let there = new.start + (part.start - wish.old.start);
+                visit(end..there)?;
                 end = there + part.len();
                 Ok(())
             })?;
-            maps.drop_left(managed, &(end..new.end), prot)
-        })
+        }
+        visit(end..new.end)
     }
 
-    /// Moves what is in `old` to `new`, which has the access that it has on the way, with all that was said of it. After an error it is all in
-    /// `old`.
-    fn move_contents(&mut self, managed: &Managed, wish: &Move, prot: i32) -> Result<usize, Errno> {
+    /// Moves what is in `old` to `new`, with all that was said of it. `access` is what all of `new` has; `None`: parts of it are still as they
+    /// were before. After an error it is all in `old`.
+    fn move_contents(
+        &mut self,
+        managed: &Managed,
+        wish: &Move,
+        access: Option<i32>,
+        prot: i32,
+    ) -> Result<usize, Errno> {
         let old = wish.old.clone();
         if prot == libc::PROT_NONE {
             self.promise(wish)?;
@@ -225,7 +236,7 @@ impl Maps {
         self.guard(managed, wish)?;
         let mut moved_to = old.start;
         let moved = (self.move_filled(managed, wish, prot, &mut moved_to))
-            .and_then(|()| self.agree(managed, wish, access_on_the_way(prot), prot))
+            .and_then(|()| self.agree(managed, wish, access, prot))
             .and_then(|()| self.move_wishes(managed, wish))
             .and_then(|()| self.give_up(managed, wish));
         if moved.is_err() {
@@ -301,7 +312,7 @@ impl Maps {
                     unsafe { managed.copy_out(from..from + part.len(), start + offset) }.map_err(|_| libc::ENOMEM)
                 })
             })
-            .and_then(|()| self.agree(managed, &beside, READ_WRITE, prot))
+            .and_then(|()| self.agree(managed, &beside, Some(READ_WRITE), prot))
             .and_then(|()| self.put(&beside.new, &wish.new, prot));
         if let Err(why) = copied {
             unmap_elsewhere(start, beside.new.len());
@@ -329,10 +340,16 @@ impl Maps {
         Ok(())
     }
 
-    /// Has `new`, which has that access and the contents, be as `old` is.
-    fn agree(&mut self, managed: &Managed, wish: &Move, access: i32, prot: i32) -> Result<(), Errno> {
-        if prot != access {
-            self.protect(managed, wish.new.clone(), prot, Key::Unchanged)?;
+    /// Has `new`, which has the contents, be as `old` is. Its access is as for [`Maps::move_contents`].
+    fn agree(&mut self, managed: &Managed, wish: &Move, access: Option<i32>, prot: i32) -> Result<(), Errno> {
+        match access {
+            Some(access) if access == prot => {}
+            Some(_) => drop(self.protect(managed, wish.new.clone(), prot, Key::Unchanged)?),
+            None => {
+                // SAFETY: owned-range: what the program had there is gone.
+                kernel(unsafe { managed.protect_anew(wish.new.clone(), prot) })?;
+                self.note_access(wish.new.clone(), prot);
+            }
         }
         Ok(())
     }
@@ -367,8 +384,12 @@ impl Maps {
     /// Puts the contents of a part back where they were, for a move that cannot be completed.
     fn bring_back(&mut self, managed: &Managed, wish: &Move, moved: Range<usize>, prot: i32) {
         let Move { old, new, .. } = wish;
-        // SAFETY: owned-range: it is about to go.
-        unsafe { managed.protect(new.clone(), access_on_the_way(prot)) };
+        // And no more than that: what nobody had access to may still be in the rest.
+        let there = new.start..new.start + moved.len();
+        if !there.is_empty() {
+            // SAFETY: owned-range: it is about to go.
+            unsafe { managed.protect_anew(there, access_on_the_way(prot)) };
+        }
         let _ = self.each_with_contents(moved, |part| {
             let there = new.start + (part.start - old.start);
             return_contents(managed, there..there + part.len(), part.start);

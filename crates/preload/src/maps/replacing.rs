@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use selfpage_core::linux::memory::Access;
 
+use super::moving::Move;
 use super::unmanaged::{map_elsewhere, rehearse, unmap_elsewhere};
 use super::{ACCESS, Errno, Maps, Part, kernel, locking};
 use crate::managed::{self, Managed};
@@ -28,7 +29,7 @@ impl Maps {
         args: [usize; 6],
     ) -> Result<usize, Errno> {
         if ours {
-            self.renew(managed, &range, prot, |maps| maps.drop_left(managed, &range, prot))?;
+            self.renew(managed, &range, prot, None)?;
             if args[3] as i32 & libc::MAP_LOCKED != 0 {
                 let _ = self.lock_managed(managed, range.clone(), locking::Why::Locked);
             }
@@ -68,14 +69,15 @@ impl Maps {
         self.forget(range.clone());
     }
 
-    /// Fresh managed memory over a part of a region, once `drop_left` has dropped what is still there. An error is the kernel's, or says that
-    /// the frames do not hold it: then what was there is there.
+    /// Fresh managed memory over a part of a region. Where contents come, what is there stays for them to replace, and what could not be
+    /// written has the access that it had until the caller gives it the new one. An error is the kernel's, or says that the frames do not
+    /// hold it: then what was there is there.
     pub(super) fn renew(
         &mut self,
         managed: &Managed,
         range: &Range<usize>,
         prot: i32,
-        drop_left: impl FnOnce(&Maps) -> Result<(), Errno>,
+        coming: Option<&Move>,
     ) -> Result<(), Errno> {
         self.may_replace(range)?;
         let opens = prot & ACCESS != 0;
@@ -94,17 +96,25 @@ impl Maps {
         }
         if opens {
             // Before somebody may read it who could not, or write what would be dropped with it.
-            self.each_managed(range, Standing::Out, |part| drop_contents(managed, part))?;
+            self.each_fresh(range, coming, |part| {
+                self.each_managed(&part, Standing::Out, |part| drop_contents(managed, part))
+            })?;
         }
         while let Some(part) = self.foreign.first_within(range) {
             self.reclaim(managed, part.clone(), prot)?;
             // Nothing is left in it.
             self.closed.add(part);
         }
-        // SAFETY: owned-range: the program replaces what it has there.
-        kernel(unsafe { managed.protect_anew(range.clone(), prot) })?;
+        let protect = |part| {
+            // SAFETY: owned-range: the program replaces what it has there.
+            kernel(unsafe { managed.protect_anew(part, prot) }).map(drop)
+        };
+        match coming {
+            Some(_) if opens => self.each_managed(range, Standing::In, protect)?,
+            _ => protect(range.clone())?,
+        }
         self.remove_guards(managed, range);
-        drop_left(self)?;
+        self.each_fresh(range, coming, |part| self.drop_left(managed, &part, prot))?;
         match offer {
             Some(offer) => offer.keep(),
             None => promises::end(range, || {}),
@@ -115,7 +125,7 @@ impl Maps {
     }
 
     /// Drops what [`Maps::renew`] leaves of a range: what could be written. Where nobody has access any more it is all left.
-    pub(super) fn drop_left(&self, managed: &Managed, range: &Range<usize>, prot: i32) -> Result<(), Errno> {
+    fn drop_left(&self, managed: &Managed, range: &Range<usize>, prot: i32) -> Result<(), Errno> {
         if prot & ACCESS == libc::PROT_NONE {
             return drop_contents(managed, range.clone());
         }

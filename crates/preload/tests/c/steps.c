@@ -173,9 +173,35 @@ static void moved_over_what_is_closed(void) {
   }
   CHECK(went == 0);
 }
+// Nor where nobody could write, or had access at all, and what is written there since then stays.
+static volatile char wrote[N];
+static void *see_and_write(void *unused) {
+  for (volatile int k = 0; !stop; k = (k + 1) % N) {
+    if (sigsetjmp(trap, 1)) { trapped++; continue; }
+    if (*(volatile char *)(p + k * P + 9) != 7) others++;
+    p[k * P] = 8, wrote[k] = 1;
+  }
+  return unused;
+}
+static void moved_over_what_is_protected(void) {
+  int prots[] = {PROT_READ, PROT_NONE, PROT_READ | PROT_EXEC};
+  count_traps();
+  for (int i = 0; i < 450; i++) {
+    p = sevens(0), others = 0, memset((char *)wrote, 0, N);
+    char *q = sevens(0);
+    CHECK(!mprotect(p + (i & 1) * P, LEN - (i & 1) * P, prots[i % 3]));
+    start(see_and_write);
+    CHECK(mremap(q, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
+    end();
+    CHECK(others == 0);
+    for (int k = i & 1; k < N; k++) CHECK(p[k * P] == (wrote[k] ? 8 : 7));
+    CHECK(!munmap(p, LEN));
+  }
+}
 
 static struct row rows[] = {
   {"taken_away", taken_away}, {"closed_on_its_way", closed_on_its_way}, {"mapped_over_a_file", mapped_over_a_file},
   {"mapped_over_what_is_closed", mapped_over_what_is_closed}, {"moved_over", moved_over},
-  {"moved_over_what_is_closed", moved_over_what_is_closed}};
+  {"moved_over_what_is_closed", moved_over_what_is_closed},
+  {"moved_over_what_is_protected", moved_over_what_is_protected}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
