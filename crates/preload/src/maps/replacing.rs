@@ -12,7 +12,7 @@ use super::unmanaged::{map_elsewhere, rehearse, unmap_elsewhere};
 use super::{ACCESS, Errno, Maps, Part, kernel, locking};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Offer};
-use crate::ranges::Standing;
+use crate::ranges::{Ranges, Standing};
 use crate::sys::call;
 
 impl Maps {
@@ -69,7 +69,7 @@ impl Maps {
         self.forget(range.clone());
     }
 
-    /// Fresh managed memory over a part of a region. Where contents come, what is there stays for them to replace, and what could not be
+    /// Fresh managed memory over a part of a region. Where contents come, what could be read stays for them to replace, and what could not be
     /// written has the access that it had until the caller gives it the new one. An error is the kernel's, or says that the frames do not
     /// hold it: then what was there is there.
     pub(super) fn renew(
@@ -84,21 +84,18 @@ impl Maps {
         let offer = if opens { Some(Offer::of(range).ok_or(libc::ENOMEM)?) } else { None };
         // Before anything of the program's is lost: what the kernel refuses it refuses here.
         let mut lost_bytes = 0;
-        self.foreign.within(range.clone(), |part| lost_bytes += part.len());
-        if opens {
-            self.each_managed(range, Standing::Out, |part| {
-                lost_bytes += part.len();
-                Ok(())
-            })?;
+        let lost = [&self.foreign, &self.closed, &self.read_only];
+        for set in &lost[..if opens { lost.len() } else { 1 }] {
+            set.within(range.clone(), |part| lost_bytes += part.len());
         }
         if lost_bytes > 0 {
             rehearse(lost_bytes, prot)?;
         }
         if opens {
             // Before somebody may read it who could not, or write what would be dropped with it.
-            self.each_fresh(range, coming, |part| {
-                self.each_managed(&part, Standing::Out, |part| drop_contents(managed, part))
-            })?;
+            let drop_part = |part| drop_contents(managed, part);
+            each_part(&self.closed, range, Standing::In, drop_part)?;
+            self.each_fresh(range, coming, |part| each_part(&self.read_only, &part, Standing::In, drop_part))?;
         }
         while let Some(part) = self.foreign.first_within(range) {
             self.reclaim(managed, part.clone(), prot)?;
@@ -110,7 +107,8 @@ impl Maps {
             kernel(unsafe { managed.protect_anew(part, prot) }).map(drop)
         };
         match coming {
-            Some(_) if opens => self.each_managed(range, Standing::In, protect)?,
+            // Frames go where their page can be written alone: elsewhere contents are copied.
+            Some(_) if opens => each_part(&self.read_only, range, Standing::Out, protect)?,
             _ => protect(range.clone())?,
         }
         self.remove_guards(managed, range);
@@ -129,28 +127,11 @@ impl Maps {
         if prot & ACCESS == libc::PROT_NONE {
             return drop_contents(managed, range.clone());
         }
-        self.each_managed(range, Standing::In, |part| drop_contents(managed, part))
-    }
-
-    /// Calls `visit` for each managed part of a range in which the program may write, or may not, until one fails.
-    fn each_managed(
-        &self,
-        range: &Range<usize>,
-        writable: Standing,
-        mut visit: impl FnMut(Range<usize>) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        for (_, mut left) in self.parts(range.clone()).filter(|(part, _)| *part == Part::Managed) {
-            while !left.is_empty() {
-                let sets = [&self.closed, &self.read_only].map(|set| set.stretch(&left));
-                let end = sets[0].0.min(sets[1].0);
-                let refused = sets.iter().any(|(_, standing)| *standing == Standing::In);
-                if refused == (writable == Standing::Out) {
-                    visit(left.start..end)?;
-                }
-                left.start = end;
-            }
-        }
-        Ok(())
+        self.parts(range.clone()).filter(|(part, _)| *part == Part::Managed).try_for_each(|(_, part)| {
+            each_part(&self.closed, &part, Standing::Out, |part| {
+                each_part(&self.read_only, &part, Standing::Out, |part| drop_contents(managed, part))
+            })
+        })
     }
 
     /// Moves a mapping of that length over a part of a region, with nothing of what the program had there left.
@@ -183,6 +164,24 @@ impl Maps {
         self.forget(range);
         Ok(())
     }
+}
+
+/// Calls `visit` for each part of a range that stands so to a set, until one fails.
+fn each_part(
+    set: &Ranges,
+    range: &Range<usize>,
+    wanted: Standing,
+    mut visit: impl FnMut(Range<usize>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let mut left = range.clone();
+    while !left.is_empty() {
+        let (end, standing) = set.stretch(&left);
+        if standing == wanted {
+            visit(left.start..end)?;
+        }
+        left.start = end;
+    }
+    Ok(())
 }
 
 /// Drops what is in a part of a region.
