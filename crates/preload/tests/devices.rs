@@ -6,7 +6,7 @@ fn case(name: &str) {
     if !run::possible() {
         return;
     }
-    let ran = run::run("8M", run::compile("devices", &[]), &[name]).ok();
+    let ran = run::run("8M", run::compile("devices", &["-pthread"]), &[name]).ok();
     if ran.text() == "no io_uring\n" {
         return run::skip("io_uring", "the kernel refuses it: sysctl kernel.io_uring_disabled=0");
     }
@@ -21,4 +21,9 @@ fn buffers_stay_registered_while_their_pages_move() {
 #[test]
 fn pages_move_while_they_are_read_to() {
     case("in_flight");
+}
+
+#[test]
+fn behind_a_page_that_is_held_nobody_sees_the_new_place_empty() {
+    case("moved_over");
 }

@@ -2,7 +2,7 @@
 //! read from a store.
 //!
 //! Whoever moves a page owns both pages, the old one and the new one, from before its contents leave the one until they are in the
-//! other. What is unmapped and cannot be mapped at the new page is aside there: whoever uses the page has it mapped, or is told why not.
+//! other. The new one keeps what it has until the old one has let go: where that stays, so does this. What is unmapped and cannot be mapped at the new page is aside there: whoever uses the page has it mapped, or is told why not.
 //!
 //! # Source
 //! Nemesis §6.3: an application maps its frames where it wants them. Douglas's user-mode page allocator: a block that outgrows its place
@@ -108,26 +108,27 @@ fn relocate_stretch(
     }
     let way = Way { domain, from, to, old, new, shift: there.0.wrapping_sub(range.first.0) };
     let mut resident = [(PageNo(0), Frame(0)); STRETCH];
+    let mut replaced = [Word::ABSENT; STRETCH];
     let mut len = 0;
     let mut next = range.first;
     let mut step = Step::Done(Outcome::Resolved);
     while next < range.end()
-        && let Some(entry) = resident.get_mut(len)
+        && let (Some(entry), Some(was)) = (resident.get_mut(len), replaced.get_mut(len))
     {
         match way.claim(context, next) {
             Ok(None) => continue,
-            Ok(Some(seen)) if seen.state() == State::Resident => {
-                *entry = (next, seen.frame());
+            Ok(Some((seen, seen_there))) if seen.state() == State::Resident => {
+                (*entry, *was) = ((next, seen.frame()), seen_there);
                 len += 1;
             }
-            Ok(Some(seen)) => {
+            Ok(Some((seen, seen_there))) => {
                 // In order: where one stays, so do all after it.
-                if let Err((page, why)) = way.move_frames(resident.get(..len).unwrap_or(&[])) {
-                    way.put_back(next, seen);
+                if let Err((page, why)) = way.move_frames(upto(&resident, len), upto(&replaced, len)) {
+                    way.put_back(next, seen, seen_there);
                     return (page, Step::Done(Outcome::Failed(Failure::Machine(why))));
                 }
                 len = 0;
-                way.take_along(next, seen);
+                way.take_along(next, seen, seen_there);
             }
             Err(wait) => {
                 if next == range.first {
@@ -138,10 +139,14 @@ fn relocate_stretch(
         }
         next = next.plus(1);
     }
-    match way.move_frames(resident.get(..len).unwrap_or(&[])) {
+    match way.move_frames(upto(&resident, len), upto(&replaced, len)) {
         Ok(()) => (next, step),
         Err((page, why)) => (page, Step::Done(Outcome::Failed(Failure::Machine(why)))),
     }
+}
+
+fn upto<T>(entries: &[T], len: usize) -> &[T] {
+    entries.get(..len).unwrap_or(&[])
 }
 
 impl Way<'_> {
@@ -149,9 +154,9 @@ impl Way<'_> {
         PageNo(page.0.wrapping_add(self.shift))
     }
 
-    /// Claims a page and its new place, and empties that: nobody finds it empty before the contents come. What the page was; `None`: look
+    /// Claims a page and its new place: nobody finds that empty before the contents come. What the two were; `None`: look
     /// again. `Err`: what must be done or waited for first, with neither claimed; [`Outcome::Retry`]: somebody is at the new place.
-    fn claim(&self, context: Context, page: PageNo) -> Result<Option<Word>, Step> {
+    fn claim(&self, context: Context, page: PageNo) -> Result<Option<(Word, Word)>, Step> {
         let (domain, there) = (self.domain, self.there(page));
         let (Some(word), Some(word_there)) = (self.from.word(page), self.to.word(there)) else {
             return Err(Step::Done(Outcome::NotOurs));
@@ -183,15 +188,14 @@ impl Way<'_> {
         }
         self.from.disarm(page);
         self.to.disarm(there);
-        // What a clone would have had from its source goes.
-        self.to.sets.inherited.remove(self.to.index(there));
-        self.drop_there(there, seen_there);
-        Ok(Some(seen))
+        Ok(Some((seen, seen_there)))
     }
 
     /// Drops what a claimed new page holds, which stays claimed.
     fn drop_there(&self, there: PageNo, seen: Word) {
         let (domain, frame) = (self.domain, seen.frame());
+        // What a clone would have had from its source goes.
+        self.to.sets.inherited.remove(self.to.index(there));
         match seen.state() {
             State::Resident => {
                 match domain.mmu.unmap(there, frame, 1) {
@@ -219,10 +223,10 @@ impl Way<'_> {
         self.new.forget(self.to.index(there), 1);
     }
 
-    /// A claimed page stays as it was.
-    fn put_back(&self, page: PageNo, seen: Word) {
+    /// A claimed page and its new place stay as they were.
+    fn put_back(&self, page: PageNo, seen: Word, seen_there: Word) {
         self.domain.put_back(self.from, page, seen);
-        self.domain.settle(self.to, self.there(page), Word::ABSENT);
+        self.domain.put_back(self.to, self.there(page), seen_there);
     }
 
     /// The pager has the new page where it had the old one.
@@ -232,8 +236,9 @@ impl Way<'_> {
     }
 
     /// Moves a claimed page that is not mapped, and its frame, if it has one.
-    fn take_along(&self, page: PageNo, seen: Word) {
+    fn take_along(&self, page: PageNo, seen: Word, seen_there: Word) {
         let (domain, there, frame) = (self.domain, self.there(page), seen.frame());
+        self.drop_there(there, seen_there);
         match seen.state() {
             State::Standby => {
                 domain.stack.leaves_standby();
@@ -261,20 +266,22 @@ impl Way<'_> {
         }
     }
 
-    /// Unmaps claimed resident pages, ascending, and maps them at their new places, in as few calls as their neighbourhood allows.
+    /// Unmaps claimed resident pages, ascending, and maps them at their new places, which were `replaced`, in as few calls as their
+    /// neighbourhood allows.
     ///
     /// # Errors
-    /// The first that the machine would not unmap: it and those after it are as they were.
-    fn move_frames(&self, pages: &[(PageNo, Frame)]) -> Result<(), (PageNo, Refusal)> {
+    /// The first that the machine would not unmap: it and those after it are as they were, and so are their new places.
+    fn move_frames(&self, pages: &[(PageNo, Frame)], replaced: &[Word]) -> Result<(), (PageNo, Refusal)> {
         let domain = self.domain;
-        let mut rest = pages;
+        let (mut rest, mut there) = (pages, replaced.iter());
         while let Some(&(first, frame)) = rest.first() {
             let run = fill::neighbours(rest);
             let (done, refusal) = Partial::split(domain.mmu.unmap(first, frame, run as u32), run);
             let (moved, left) = rest.split_at_checked(done).unwrap_or((rest, &[]));
             rest = left;
             let mut arriving = [(PageNo(0), Frame(0)); STRETCH];
-            for (&(page, frame), place) in moved.iter().zip(arriving.iter_mut()) {
+            for ((&(page, frame), place), seen_there) in moved.iter().zip(arriving.iter_mut()).zip(there.by_ref()) {
+                self.drop_there(self.there(page), *seen_there);
                 self.leave(page, frame);
                 *place = (self.there(page), frame);
             }
@@ -282,11 +289,14 @@ impl Way<'_> {
             match (refusal, rest.first()) {
                 // Dropped behind our back, or no longer the region's: it is zero.
                 (Some(Refusal::Hole | Refusal::Foreign), Some(&(page, frame))) => {
+                    there.next().into_iter().for_each(|seen_there| self.drop_there(self.there(page), *seen_there));
                     self.lose(page, frame);
                     rest = rest.get(1..).unwrap_or(&[]);
                 }
                 (Some(why), Some(&(stays, _))) => {
-                    rest.iter().for_each(|entry| self.put_back(entry.0, Word::new(State::Resident, entry.1)));
+                    for (&(page, frame), seen_there) in rest.iter().zip(there) {
+                        self.put_back(page, Word::new(State::Resident, frame), *seen_there);
+                    }
                     return Err((stays, why));
                 }
                 _ => {}

@@ -11,8 +11,6 @@ pub struct Page {
     now: Halves,
     /// It is being discarded, or given other contents: it turns to these some time, once.
     fading: Option<Halves>,
-    /// And may turn to zero before that, once.
-    through_zero: bool,
     /// It may be zero instead: whoever looks first sees which.
     doubtful: bool,
     pins: u32,
@@ -25,7 +23,7 @@ pub struct Page {
 impl Page {
     /// What it may hold in the place of what it holds.
     fn others(&self) -> [Option<Halves>; 2] {
-        [self.fading, (self.doubtful || self.through_zero).then_some([0; 2])]
+        [self.fading, self.doubtful.then_some([0; 2])]
     }
 }
 
@@ -57,9 +55,6 @@ impl Shadow {
         self.with(at, |page| {
             if page.fading == Some(seen) || page.doubtful && seen == [0; 2] {
                 page.now = seen;
-            }
-            if page.through_zero && seen == [0; 2] {
-                (page.now, page.through_zero) = (seen, false);
             }
             page.doubtful = false;
             page.now == seen
@@ -98,16 +93,11 @@ impl Shadow {
 
     /// The page is so from now on.
     pub fn turn(&self, at: usize, into: Halves) {
-        self.with(at, |page| *page = Page { now: into, fading: None, through_zero: false, doubtful: false, ..*page });
+        self.with(at, |page| *page = Page { now: into, fading: None, doubtful: false, ..*page });
     }
 
     pub fn fade(&self, at: usize, into: Halves) {
         self.with(at, |page| page.fading = Some(into));
-    }
-
-    /// It is given other contents, and may be dropped before.
-    pub fn fade_through_zero(&self, at: usize, into: Halves) {
-        self.with(at, |page| (page.fading, page.through_zero) = (Some(into), true));
     }
 
     /// It has turned to what it was to turn to.
@@ -117,10 +107,7 @@ impl Shadow {
 
     /// What it was to turn to it has not, and will not.
     pub fn stay(&self, at: usize) {
-        self.with(at, |page| {
-            page.fading = None;
-            page.doubtful |= std::mem::take(&mut page.through_zero);
-        });
+        self.with(at, |page| page.fading = None);
     }
 
     /// Whether somebody is discarding it.

@@ -303,11 +303,14 @@ impl Program {
 
     /// Pages of one owner are as if nobody had touched them.
     fn are_zero(&mut self, range: PageRange) {
+        self.have_no_pins(range);
+        range.pages().for_each(|page| self.world.shadow.turn(self.world.at(page), [0; 2]));
+    }
+
+    /// The pins on pages of one owner went with what was there.
+    fn have_no_pins(&mut self, range: PageRange) {
         self.pinned.retain(|page| !range.contains(*page));
-        for page in range.pages() {
-            self.world.shadow.set_pins(self.world.at(page), 0);
-            self.world.shadow.turn(self.world.at(page), [0; 2]);
-        }
+        range.pages().for_each(|page| self.world.shadow.set_pins(self.world.at(page), 0));
     }
 
     /// Moves what some pages of one owner hold to others.
@@ -332,7 +335,7 @@ impl Program {
         let shift = to.first.0.wrapping_sub(from.first.0);
         let new = |page: PageNo| world.at(PageNo(page.0.wrapping_add(shift)));
         for page in from.pages() {
-            world.shadow.fade_through_zero(new(page), world.shadow.now(world.at(page)));
+            world.shadow.fade(new(page), world.shadow.now(world.at(page)));
             world.shadow.fade(world.at(page), [0; 2]);
         }
         let end = world.waiting_for(from, || self.relocate_until_refused(from, to.first));
@@ -349,7 +352,9 @@ impl Program {
                 world.shadow.stay(world.at(page));
             }
         }
-        self.are_zero(PageRange { count: end.0 - from.first.0, ..from });
+        let moved = end.0 - from.first.0;
+        self.have_no_pins(PageRange { count: moved, ..to });
+        self.are_zero(PageRange { count: moved, ..from });
     }
 
     /// The first page that has not moved.

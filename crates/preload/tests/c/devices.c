@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,7 +103,31 @@ static void in_flight(void) {
     CHECK(!munmap(q, MIB) && !munmap(p, MIB) && !munmap(next, MIB));
   }
 }
-static struct { const char *name; void (*what)(void); } cases[] = {{"registered", registered}, {"in_flight", in_flight}};
+
+// Sevens are moved over sevens while a device holds one of them: behind that one, nothing else is seen at the new place.
+enum { held = 5 };
+static char *volatile over;
+static volatile int stop;
+static volatile long others_seen;
+static void *see_others(void *unused) {
+  while (!stop) for (int k = held + 1; k < pages; k++) if (over[k * P + 9] != 7) others_seen++;
+  return unused;
+}
+static void moved_over(void) {
+  pthread_t other;
+  over = memset(map(pages * P), 7, pages * P);
+  CHECK(!pthread_create(&other, 0, see_others, 0));
+  for (int turn = 0; turn < 400; turn++) {
+    char *p = memset(map(pages * P), 7, pages * P);
+    struct iovec buffer = {p + held * P, P};
+    CHECK(!syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &buffer, 1));
+    CHECK(mremap(p, pages * P, pages * P, MREMAP_MAYMOVE | MREMAP_FIXED, over) == over);
+    CHECK(!syscall(SYS_io_uring_register, ring, IORING_UNREGISTER_BUFFERS, 0, 0));
+  }
+  stop = 1;
+  CHECK(!pthread_join(other, 0) && !others_seen);
+}
+static struct { const char *name; void (*what)(void); } cases[] = {{"registered", registered}, {"in_flight", in_flight}, {"moved_over", moved_over}};
 int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (argc == 2 && !strcmp(argv[1], cases[i].name)) { begin(), cases[i].what(); puts("ok"); return 0; }
