@@ -285,6 +285,11 @@ impl PageWord {
         seen.pins() > 0 && self.exchange(seen, Word(seen.0 - (1 << PIN_SHIFT)))
     }
 
+    /// Takes all pins of a claimed page back: they were on what is dropped there, and settling it would keep them.
+    pub fn drop_pins(&self) {
+        self.0.fetch_and(!(PIN_MASK << PIN_SHIFT), Ordering::AcqRel);
+    }
+
     /// Replaces the wishes. While a page is mapped only whoever has claimed it may: what the machine does must follow. `false`: the
     /// word changed.
     #[must_use]

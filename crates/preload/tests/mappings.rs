@@ -52,7 +52,7 @@ rows! {
 
 rows! {
     of "calls":
-    msync, bad_pointers, fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, lock_and_fork, populate, dump, fork_again, will_need,
+    msync, bad_pointers, fixed_noreplace, protection_key, posix_madvise, mlock2, munlockall, moved_over_locked, lock_and_fork, populate, dump, fork_again, will_need,
     hints, near_the_program, pageout, dontneed_locked, other_advice, mremap_over_differing, mremap_smaller_over,
     other_clone, all_wishes, rounded_hints, map_locked, single_pages, many_wishes, in_system_calls, own_userfaultfd, own_namespace,
 }

@@ -15,7 +15,7 @@ use crate::cut::CutWait;
 use crate::domain::DomainState;
 use crate::frame::Use;
 use crate::mmu::{Partial, Refusal};
-use crate::page::{State, Word};
+use crate::page::{PageWord, State, Word};
 use crate::pager::{Context, Pager};
 use crate::region::Region;
 use crate::shortage::FrameWait;
@@ -194,7 +194,8 @@ impl Way<'_> {
     /// Drops what a claimed new page holds, which stays claimed.
     fn drop_there(&self, there: PageNo, seen: Word) {
         let (domain, frame) = (self.domain, seen.frame());
-        // What a clone would have had from its source goes.
+        // Pins would be on the contents that come, and what a clone would have had from its source goes.
+        self.to.word(there).into_iter().for_each(PageWord::drop_pins);
         self.to.sets.inherited.remove(self.to.index(there));
         match seen.state() {
             State::Resident => {

@@ -328,8 +328,7 @@ impl Program {
         if meet || doubtful || kind(from.first) != kind(to.first) {
             return;
         }
-        let pinned = self.pinned.iter().any(|page| to.contains(*page));
-        if (pinned || dice::once_in(2)) && !self.drop_contents(to) {
+        if dice::once_in(2) && !self.drop_contents(to) {
             return;
         }
         let shift = to.first.0.wrapping_sub(from.first.0);

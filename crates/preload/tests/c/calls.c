@@ -101,6 +101,14 @@ static void unlock_all(void) {
   CHECK(!mlock(p + 6 * MIB, MIB));
   same(p, 0, 8 * MIB);
 }
+// What was locked where something is moved to ends with what was there: nobody could unlock it.
+static void moved_over_locked(void) {
+  char *p = full(MIB), *q = full(MIB);
+  CHECK(!mlock(p, MIB) && in_core(q, MIB) == 256);
+  CHECK(mremap(q, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, p) == p);
+  CHECK(!munlockall() && !madvise(p, MIB, MADV_PAGEOUT) && in_core(p, MIB) == 0);
+  same(p, 0, MIB);
+}
 static void lock_and_fork(void) { // a child has no locks
   char *p = full(8 * MIB);
   CHECK(!mlock(p, 3 * MIB));
@@ -570,7 +578,7 @@ static struct row rows[] = {
   {"in_system_calls", in_system_calls}, {"own_userfaultfd", own_userfaultfd}, {"own_namespace", own_namespace},
   {"single_pages", single_pages}, {"many_wishes", many_wishes},
   {"fixed_noreplace", fixed_noreplace},
-  {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all}, {"lock_and_fork", lock_and_fork},
+  {"protection_key", protection_key}, {"posix_madvise", posix_advice}, {"mlock2", on_fault}, {"munlockall", unlock_all}, {"moved_over_locked", moved_over_locked}, {"lock_and_fork", lock_and_fork},
   {"populate", populate}, {"dump", dump}, {"fork_again", fork_again}, {"will_need", will_need},
   {"hints", hints}, {"near_the_program", near_the_program}, {"pageout", pageout}, {"dontneed_locked", dontneed_locked},
   {"other_advice", other_advice}, {"mremap_over_differing", mremap_over_differing},
