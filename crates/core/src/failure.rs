@@ -21,7 +21,7 @@ impl Display for Failure {
         match self {
             Failure::Pager(error) => error.fmt(f),
             Failure::Shortage(shortage) => shortage.fmt(f),
-            Failure::Machine(refusal) => refusal.fmt(f),
+            Failure::Machine(refusal) | Failure::Writing(refusal) => refusal.fmt(f),
         }
     }
 }

@@ -123,7 +123,7 @@ impl Error {
             Failure::Shortage(Shortage::Unsaved(error)) => {
                 (kind_of(error), format!("no frame can be had: pages cannot be saved: {}", describe(error)))
             }
-            Failure::Machine(refusal) => (Kind::Io, refusal.to_string()),
+            Failure::Machine(refusal) | Failure::Writing(refusal) => (Kind::Io, refusal.to_string()),
         };
         Error::new(kind, operation, object, cause)
     }

@@ -19,6 +19,7 @@ const FAILED: u32 = 1 << 30;
 const RETRY: u32 = 1 << 27;
 const SHORTAGE: u32 = 1 << 29;
 const MACHINE: u32 = 1 << 28;
+const WRITING: u32 = SHORTAGE | MACHINE;
 
 /// The places where threads wait for the answer to a fault that they handed over: one word each, which only its thread and
 /// the pager thread that has its request know. So nobody is told what is meant for another, or what is long past.
@@ -96,6 +97,8 @@ const fn outcome(answer: u32) -> Outcome {
     let code = answer & !(ANSWERED | FAILED | SHORTAGE | MACHINE);
     if answer & FAILED == 0 {
         if answer & RETRY == 0 { Outcome::Resolved } else { Outcome::Retry }
+    } else if answer & WRITING == WRITING {
+        Outcome::Failed(Failure::Writing(Refusal::from_code(code)))
     } else if answer & MACHINE != 0 {
         Outcome::Failed(Failure::Machine(Refusal::from_code(code)))
     } else if answer & SHORTAGE != 0
@@ -112,6 +115,7 @@ const fn code(failure: Failure) -> u32 {
         Failure::Pager(error) => error.code(),
         Failure::Shortage(shortage) => SHORTAGE | shortage.code(),
         Failure::Machine(refusal) => MACHINE | refusal as u32,
+        Failure::Writing(refusal) => WRITING | refusal as u32,
     }
 }
 
@@ -126,6 +130,7 @@ mod tests {
         failures.extend(pager.map(|error| Failure::Shortage(Shortage::Unsaved(error))));
         failures.push(Failure::Shortage(Shortage::AllHeld));
         failures.extend([Refusal::NoDescriptor, Refusal::NoMemory, Refusal::Denied].map(Failure::Machine));
+        failures.extend([Refusal::NoMemory, Refusal::Denied].map(Failure::Writing));
         for failure in failures {
             assert_eq!(outcome(answer(Outcome::Failed(failure))), Outcome::Failed(failure));
         }

@@ -80,6 +80,8 @@ pub enum Failure {
     Shortage(Shortage),
     /// The machine refused the translation.
     Machine(Refusal),
+    /// The machine refused to let a page in core be written to.
+    Writing(Refusal),
 }
 
 /// How long whoever waits for a page sleeps that its own word does not tell of.

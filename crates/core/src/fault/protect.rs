@@ -4,7 +4,7 @@
 //! AVM §2.1 and Appel & Li: a program changes the protection of its own pages, and answers the faults. Nemesis §6.1 protects whole
 //! stretches; ours are pages.
 
-use super::{Outcome, Step, lost, range, refused_whole};
+use super::{Failure, Outcome, Step, lost, range, refused_whole};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::domain::DomainState;
 use crate::mmu::{Partial, Refusal, Writing};
@@ -191,7 +191,11 @@ pub(super) fn end_protection(
 /// What is to be done instead.
 pub(super) fn allow_writing(domain: &DomainState, region: &Region, page: PageNo) -> Result<(), Step> {
     let allowed = domain.mmu.set_writing(region.trap, page, 1, Writing::Allowed);
-    allowed.map_err(|partial| refused_whole(domain, region, page, partial.why))
+    allowed.map_err(|partial| match refused_whole(domain, region, page, partial.why) {
+        // What else fails may be of a page that was absent then, and is there by the time that somebody looks.
+        Step::Done(Outcome::Failed(Failure::Machine(why))) => Step::Done(Outcome::Failed(Failure::Writing(why))),
+        step => step,
+    })
 }
 
 /// Whether `page` is in core, and a write to it is a fault still. A page that somebody is at is waited for.

@@ -1,6 +1,7 @@
 //! The simulated machine: physical pages that move between slots and a page table, threads that stop on what is absent,
 //! and refusals by chance.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -72,6 +73,8 @@ pub struct SimMmu {
     first: PageNo,
     physical: Mutex<Physical>,
     weather: &'static Weather,
+    /// The call that the machine refused last, of each thread.
+    refused_last: Mutex<HashMap<Option<usize>, &'static str>>,
     /// What may run on a thread whose sleep is over, before it goes on: a signal handler.
     pub handler: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -84,6 +87,7 @@ impl SimMmu {
         SimMmu {
             first,
             weather,
+            refused_last: Mutex::default(),
             handler: OnceLock::new(),
             physical: Mutex::new(Physical {
                 memory: vec![[0; PAGE_BYTES]; frames].into(),
@@ -248,8 +252,25 @@ impl SimMmu {
         self.weather.closed.get() && scheduler::role() == Role::Trap
     }
 
-    /// Why the machine refuses just now, if it does.
-    fn refusal(&self) -> Option<Refusal> {
+    /// The call of the running thread that the machine refused last.
+    pub fn refused_last(&self) -> Option<&'static str> {
+        self.refused_last.try_lock().expect("one thread at a time").get(&scheduler::current()).copied()
+    }
+
+    fn refuses(&self, call: &'static str) {
+        self.refused_last.try_lock().expect("one thread at a time").insert(scheduler::current(), call);
+    }
+
+    /// Why the machine refuses this call just now, if it does.
+    fn refusal(&self, call: &'static str) -> Option<Refusal> {
+        let why = self.refusal_by_weather();
+        if why.is_some() {
+            self.refuses(call);
+        }
+        why
+    }
+
+    fn refusal_by_weather(&self) -> Option<Refusal> {
         let weather = self.weather;
         if self.descriptors_gone() {
             Some(Refusal::NoDescriptor)
@@ -279,7 +300,7 @@ impl SimMmu {
         let mut result = Ok(());
         for at in 0..count {
             let (index, slot) = (self.index(page.plus(at.into())), frame.plus(at).0 as usize);
-            if let Some(why) = self.refusal() {
+            if let Some(why) = self.refusal("map") {
                 result = Err(Partial { done: at, why });
                 break;
             }
@@ -323,14 +344,18 @@ impl Mmu for SimMmu {
             self.wake(page, done);
         }
         scheduler::step_aside("set_writing");
-        if refused { Err(Partial { done, why: Refusal::NoMemory }) } else { Ok(()) }
+        if !refused {
+            return Ok(());
+        }
+        self.refuses("set_writing");
+        Err(Partial { done, why: Refusal::NoMemory })
     }
 
     fn unmap(&self, page: PageNo, frame: Frame, count: u32) -> Result<(), Partial> {
         for at in 0..count {
             scheduler::step_aside("unmap");
             let (index, slot) = (self.index(page.plus(at.into())), frame.plus(at).0 as usize);
-            if let Some(why) = self.refusal() {
+            if let Some(why) = self.refusal("unmap") {
                 // What would not move may not be copied either, some of it: by no dice, for seeds to stay what they were.
                 let denied = why == Refusal::Pinned && index % 2 == 1;
                 return Err(Partial { done: at, why: if denied { Refusal::Denied } else { why } });

@@ -3,7 +3,7 @@
 use selfpage_core::addr::PageRange;
 use selfpage_core::fault::evict::{Evicted, evict, trim_standby};
 use selfpage_core::fault::save::save;
-use selfpage_core::fault::{self, Failure, Fault, Outcome, copy_first, protect};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, copy_first};
 use selfpage_core::mmu::{Mmu, Trap};
 use selfpage_core::pager::Context;
 use selfpage_core::policy::Policy;
@@ -61,9 +61,9 @@ fn reader(world: &'static World) {
             Outcome::Failed(_) if access == Access::Write && copy_first::is_owed(&world.domain, page) => {
                 world.mmu.refuse(page);
             }
-            Outcome::Failed(Failure::Machine(_))
-                if access == Access::Write && protect::traps_writes(&world.domain, page) =>
-            {
+            Outcome::Failed(Failure::Writing(_)) => {
+                let why = world.mmu.refused_last();
+                assert_eq!(why, Some("set_writing"), "{page:?}: a write is refused that may go on");
                 world.mmu.refuse(page);
             }
             Outcome::Failed(_) => {

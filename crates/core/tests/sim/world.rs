@@ -302,8 +302,12 @@ impl World {
                 assert!(waits.any(|wait| wait.since_ns <= failed_ns), "{page:?}: {error:?} is old: of {failed_ns}");
             }
             Failure::Shortage(shortage) => assert!(climate.starves(), "{page:?}: {shortage:?} for no reason"),
-            Failure::Machine(Refusal::NoMemory) => assert!(climate.no_memory, "{page:?}: memory was to be had"),
-            Failure::Machine(refusal) => panic!("{page:?}: {refusal:?} is nothing to tell the program"),
+            Failure::Machine(Refusal::NoMemory) | Failure::Writing(Refusal::NoMemory) => {
+                assert!(climate.no_memory, "{page:?}: memory was to be had")
+            }
+            Failure::Machine(refusal) | Failure::Writing(refusal) => {
+                panic!("{page:?}: {refusal:?} is nothing to tell the program")
+            }
         }
     }
 

@@ -193,19 +193,23 @@ pub(super) fn fetch(inner: &Inner, fault: Fault) {
 fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
     let state = inner.state();
     let page = fault.addr.page();
+    let outcome = match outcome {
+        Outcome::Failed(failure) if stays(inner, fault, failure) => {
+            fault::resolve_further(state, Context::PagerThread, fault)
+        }
+        outcome => outcome,
+    };
     match outcome {
         Outcome::Resolved | Outcome::Retry => {}
         // It has been protected since: its access meets that.
         Outcome::Protected | Outcome::Missing => wake(inner, Trap::Worker, page),
         Outcome::NotOurs => wake_any(inner, page),
         Outcome::Violation => violation(inner, page),
-        Outcome::Failed(failure) if fault.access == Access::Write && copy_first::is_owed(state, page) => {
+        Outcome::Failed(failure) if is_owed(inner, fault) => {
             inner.report("SIGSEGV", page, failure);
             refuse(inner, page, memory::Access::Read, || copy_first::is_owed(state, page));
         }
-        Outcome::Failed(failure @ Failure::Machine(_))
-            if fault.access == Access::Write && protect::traps_writes(state, page) =>
-        {
+        Outcome::Failed(failure @ Failure::Writing(_)) => {
             inner.report("SIGSEGV", page, failure);
             refuse(inner, page, memory::Access::Read, || protect::traps_writes(state, page));
         }
@@ -220,6 +224,17 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
             }
         }
     }
+}
+
+/// Whether a page keeps its contents now that an access to failed. It may have been absent as that failed, and another thread has brought it in
+/// since: so the access is refused only where it fails once more.
+fn stays(inner: &Inner, fault: Fault, failure: Failure) -> bool {
+    let by_machine = matches!(failure, Failure::Machine(_));
+    is_owed(inner, fault) || by_machine && save::is_in_frame_only(inner.state(), fault.addr.page())
+}
+
+fn is_owed(inner: &Inner, fault: Fault) -> bool {
+    fault.access == Access::Write && copy_first::is_owed(inner.state(), fault.addr.page())
 }
 
 /// The program's own fault: only writing can be against its rights. The kernel itself refuses the write when it is tried again; what is
