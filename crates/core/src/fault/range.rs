@@ -6,21 +6,17 @@
 use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
-use super::fill::Tripwire;
-use super::inherit::inherit;
-use super::requests::advised;
-use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, request, resolve, save, take_back};
+use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, request, resolve, save};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::cut::CutWait;
-use crate::domain::{DomainState, MOST_AHEAD};
+use crate::domain::DomainState;
 use crate::frame::{Use, Zeroed};
 use crate::mmu::{Partial, Refusal};
 use crate::page::{State, Word};
 use crate::pager::Context;
-use crate::region::{Access, Region, Serial};
+use crate::region::{Access, Region};
 use crate::shortage::FrameWait;
 use crate::stack;
-use crate::stream::Chunk;
 use crate::sync::Ordering;
 use crate::trace::Counters;
 use crate::tracer::Kind;
@@ -514,53 +510,6 @@ pub fn room(domain: &DomainState) -> u32 {
 pub fn prefetch(domain: &DomainState, region: &Region, range: PageRange) -> bool {
     let count = range.count.min(room(domain).into()) as u32;
     count == 0 || request(domain, Request::Prefetch(range.first, region.serial(), count))
-}
-
-/// Brings in the first piece of what the program will want, as frames can be had. The rest is advice again, for whichever pager thread
-/// has nothing better to do.
-///
-/// # Context
-/// PagerThread, outside the gate.
-pub(super) fn bring_in(domain: &DomainState, range: PageRange, of: Serial) {
-    // No more than is likely to be ready at a time.
-    let most = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD));
-    let (mut at, mut end) = (range.first, range.end());
-    if range.count > most && request(domain, Request::Prefetch(at.plus(most), of, (range.count - most) as u32)) {
-        end = at.plus(most);
-    }
-    let mut frame_wait = FrameWait::default();
-    while at < end {
-        let seen = domain.stack.demand.available.count();
-        let inside = domain.gate.enter(domain.mmu);
-        let Some(region) = advised(domain, at, of) else { return };
-        let Some(pager) = region.pager() else { return };
-        let piece = most.min(end.0 - at.0);
-        let mut lacks_frame = false;
-        for page in (PageRange { first: at, count: piece }).pages() {
-            // Whoever needs a page that cannot be mapped meets that again.
-            let step = match region.word(page).map(|word| word.load()) {
-                Some(seen) if seen.wishes().unmapped() => continue,
-                Some(seen) if seen.state() == State::Standby => super::soft_fault(domain, region, pager, page, seen),
-                Some(seen) if seen.state() == State::Aside => {
-                    take_back(domain, Context::PagerThread, region, pager, page, seen)
-                }
-                Some(seen) if seen.state() == State::Absent && region.sets.inherited.contains(region.index(page)) => {
-                    inherit(domain, Context::PagerThread, region, page)
-                }
-                _ => continue,
-            };
-            lacks_frame |= matches!(step, Step::AwaitFrame(_));
-        }
-        let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
-        let ahead = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
-        let short = if lacks_frame { Some(at) } else { ahead };
-        drop(inside);
-        match short {
-            None => at = at.plus(piece),
-            Some(_) if frame_wait.sleep(&domain.stack.demand, domain.mmu, seen).is_err() => return,
-            Some(next) => at = next,
-        }
-    }
 }
 
 /// Takes `count` frames out of the domain and gives their memory back to the system, as far as they can be freed.

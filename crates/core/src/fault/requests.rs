@@ -3,12 +3,15 @@
 
 use super::fill::{self, Tripwire};
 use super::handover::Place;
-use super::{Fault, Outcome, range, resolve_further};
+use super::inherit::inherit;
+use super::{Fault, Outcome, Step, resolve_further, soft_fault, take_back};
 use crate::addr::{PageNo, PageRange};
-use crate::domain::DomainState;
+use crate::domain::{DomainState, MOST_AHEAD};
 use crate::mmu::Trap;
+use crate::page::State;
 use crate::pager::Context;
 use crate::region::{Access, Region, Serial};
+use crate::shortage::FrameWait;
 use crate::stream::Chunk;
 
 /// Work that a thread hands to the pager threads.
@@ -58,7 +61,7 @@ const fn place(page: PageNo, of: Serial) -> u64 {
 ///
 /// # Context
 /// Any, inside the gate.
-pub(super) fn advised(domain: &DomainState, page: PageNo, of: Serial) -> Option<&Region> {
+fn advised(domain: &DomainState, page: PageNo, of: Serial) -> Option<&Region> {
     domain.regions.find(page).filter(|region| region.serial() == of)
 }
 
@@ -111,8 +114,55 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
             Outcome::Resolved
         }
         Request::Prefetch(page, of, count) => {
-            range::bring_in(domain, PageRange { first: page, count: u64::from(count) }, of);
+            bring_in(domain, PageRange { first: page, count: u64::from(count) }, of);
             Outcome::Resolved
+        }
+    }
+}
+
+/// Brings in the first piece of what the program will want, as frames can be had. The rest is advice again, for whichever pager thread
+/// has nothing better to do.
+///
+/// # Context
+/// PagerThread, outside the gate.
+fn bring_in(domain: &DomainState, range: PageRange, of: Serial) {
+    // No more than is likely to be ready at a time.
+    let most = u64::from((domain.stack.budget() / 32).clamp(1, MOST_AHEAD));
+    let (mut at, mut end) = (range.first, range.end());
+    if range.count > most && request(domain, Request::Prefetch(at.plus(most), of, (range.count - most) as u32)) {
+        end = at.plus(most);
+    }
+    let mut frame_wait = FrameWait::default();
+    while at < end {
+        let seen = domain.stack.demand.available.count();
+        let inside = domain.gate.enter(domain.mmu);
+        let Some(region) = advised(domain, at, of) else { return };
+        let Some(pager) = region.pager() else { return };
+        let piece = most.min(end.0 - at.0);
+        let mut lacks_frame = false;
+        for page in (PageRange { first: at, count: piece }).pages() {
+            // Whoever needs a page that cannot be mapped meets that again.
+            let step = match region.word(page).map(|word| word.load()) {
+                Some(seen) if seen.wishes().unmapped() => continue,
+                Some(seen) if seen.state() == State::Standby => soft_fault(domain, region, pager, page, seen),
+                Some(seen) if seen.state() == State::Aside => {
+                    take_back(domain, Context::PagerThread, region, pager, page, seen)
+                }
+                Some(seen) if seen.state() == State::Absent && region.sets.inherited.contains(region.index(page)) => {
+                    inherit(domain, Context::PagerThread, region, page)
+                }
+                _ => continue,
+            };
+            lacks_frame |= matches!(step, Step::AwaitFrame(_));
+        }
+        let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
+        let ahead = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);
+        let short = if lacks_frame { Some(at) } else { ahead };
+        drop(inside);
+        match short {
+            None => at = at.plus(piece),
+            Some(_) if frame_wait.sleep(&domain.stack.demand, domain.mmu, seen).is_err() => return,
+            Some(next) => at = next,
         }
     }
 }
