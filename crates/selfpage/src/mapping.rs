@@ -198,8 +198,9 @@ impl Region {
                         Err(wait) => wait.sleep(&state.cut, state.mmu),
                     }
                 };
-                if let Outcome::Failed(_) = taken {
+                if let Outcome::Failed(failure) = taken {
                     // As where there is no frame for a fault.
+                    inner.report("SIGBUS", page, failure);
                     inner.on_pager_thread(move || fault::poison(state, page));
                 }
             }

@@ -188,8 +188,16 @@ pub fn take_up(domain: &DomainState, page: PageNo) -> Result<Outcome, CutWait> {
         if !domain.mmu.present(page) {
             return Step::Done(Outcome::Resolved);
         }
-        let unmap = |frame| domain.mmu.unmap(page, frame, 1).map_err(|partial| partial.why);
-        supply_at(domain, Context::Normal, region, page, unmap)
+        let unmap = |frame| {
+            // The slot of a frame that was free has memory, and what moves there needs an empty one.
+            domain.mmu.release(frame, 1);
+            domain.mmu.unmap(page, frame, 1).map_err(|partial| partial.why)
+        };
+        match supply_at(domain, Context::Normal, region, page, unmap) {
+            // It has been dropped since: there is nothing to take up.
+            Step::Done(Outcome::Failed(Failure::Machine(Refusal::Hole))) => Step::Done(Outcome::Resolved),
+            step => step,
+        }
     })
 }
 

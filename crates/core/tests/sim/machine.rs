@@ -164,6 +164,16 @@ impl SimMmu {
         self.with(|p| p.table[index].is_some() && !std::mem::replace(&mut p.clean[index], true))
     }
 
+    /// The kernel gives an absent page memory that core does not hear of, and the program writes there.
+    pub fn put(&self, page: PageNo, value: u64) {
+        let index = self.index(page);
+        self.with(|p| {
+            let at = p.spare.pop().expect("not all frames have memory yet");
+            (0..2).for_each(|half| set_half(&mut p.memory[at as usize], half, value));
+            assert_eq!(p.table[index].replace(at), None, "the page is absent");
+        });
+    }
+
     /// The program drops a page behind core's back. Whether it was mapped.
     pub fn advise_away(&self, page: PageNo) -> bool {
         let index = self.index(page);

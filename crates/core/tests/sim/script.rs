@@ -145,6 +145,30 @@ fn a_page_that_was_armed_again_before_it_is_supplied_counts_as_changed() {
     the_next_snapshot_needs(State::Absent, prepare, supply, [come_and_go, Stage::snapshot]);
 }
 
+/// A page that the program has used where its region did not hear of it, and what may happen to it on the way.
+#[test]
+fn what_is_taken_up_is_as_it_was_or_absent() {
+    for drops in [false, true] {
+        on_stage(0, |stage| {
+            let (domain, mmu) = (&stage.world.domain, stage.world.mmu);
+            mmu.put(stage.page, 7);
+            scheduler::spawn("takes up", Role::Domain, move || {
+                assert_eq!(range::take_up(domain, stage.page), Ok(Outcome::Resolved));
+            });
+            if drops {
+                scheduler::spawn("drops", Role::Domain, move || {
+                    scheduler::block(Does::Watching);
+                    assert!(mmu.advise_away(stage.page));
+                });
+            }
+            scheduler::run_by_looks().unwrap();
+            let (state, held) = if drops { (State::Absent, None) } else { (State::Resident, Some([7; 2])) };
+            assert_eq!((stage.word().0, mmu.read(stage.page)), (state, held));
+            mmu.check();
+        });
+    }
+}
+
 /// A clone's cut, which comes in the middle of an image, arms a page that was written to since, and went: it looks as it did when the
 /// image still needed it.
 #[test]
