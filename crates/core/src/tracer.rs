@@ -20,8 +20,8 @@ pub enum Kind {
     Referenced = 4,
     /// A fault on a page that was being saved, which got a copy.
     CopyBack = 5,
-    /// Brought in with or ahead of a fault on another page, come from another page with its contents, or given them by the program's
-    /// handler.
+    /// Brought in with or ahead of a fault on another page, come from another page with its contents, given them by the program's
+    /// handler, or put back where it could not be saved.
     Ahead = 6,
     /// Unmapped to make room.
     Evict = 7,

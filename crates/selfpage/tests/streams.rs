@@ -156,3 +156,64 @@ fn each_page_that_comes_in_is_traced_once_before_its_first_use() {
         assert_eq!(came.values().sum::<u64>(), counts.fills_total, "{trap:?}: {counts:?}");
     }
 }
+
+/// Whatever has a page come in: a trace that misses it takes the page for gone.
+#[test]
+fn pages_that_come_by_clones_moves_and_advice_are_traced() {
+    const COUNT: usize = 16;
+    let place = tempfile::tempdir().unwrap();
+    for (at, trap) in [Trap::Worker, Trap::Upcall].into_iter().enumerate() {
+        let path = place.path().join(format!("trace {at}"));
+        let domain = Domain::with_frames(1024 * PAGE).trace(&path, Duration::ZERO).build().unwrap();
+        let store = || MemoryStore::new(64 << 20).unwrap();
+        let mut source = domain.region(3 * COUNT * PAGE).trap(trap).stored(store()).unwrap();
+        let write = |words: &mut [u64]| words.iter_mut().step_by(512).for_each(|word| *word += 1);
+        write(&mut source.as_mut_slice::<u64>()[..COUNT * 512]);
+        let clone = source.cow_clone(store()).unwrap();
+        // Of the clone's pages half come by faults on them, half by writes to the source's.
+        write(&mut source.as_mut_slice::<u64>()[..COUNT / 2 * 512]);
+        assert!(clone.as_slice::<u64>()[..COUNT * 512].iter().step_by(512).all(|word| *word == 1));
+        // On standby they move, and on standby they are asked for.
+        source.flush(0, COUNT * PAGE).unwrap();
+        source.evict(0, COUNT * PAGE).unwrap();
+        // SAFETY: region-contents: nobody refers to what is in there.
+        unsafe { source.move_contents(0, COUNT / 2 * PAGE, &source, 2 * COUNT * PAGE) }.unwrap();
+        assert!(
+            source.as_slice::<u64>()[2 * COUNT * 512..][..COUNT / 2 * 512].iter().step_by(512).all(|word| *word == 2)
+        );
+        source.prefetch(0, COUNT * PAGE).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        let mut in_core = Vec::new();
+        for region in [&source, &clone] {
+            let first = region.as_ptr() as u64 / PAGE as u64;
+            let bytes = (first..).zip(region.residency());
+            in_core.extend(bytes.filter(|(_, byte)| byte.load(Ordering::Relaxed) == 1).map(|(page, _)| page));
+        }
+        // Read before they end, which drops all pages; what happened is written by now.
+        let trace = Trace::read(&path).unwrap();
+        let mut came = BTreeMap::new();
+        for record in trace.records {
+            let Record::Event(event) = record else { continue };
+            match event.kind {
+                Kind::Soft | Kind::Referenced => {
+                    assert!(came.contains_key(&event.page.0), "{trap:?}: {event:?} never came")
+                }
+                _ => {}
+            }
+            came.insert(event.page.0, event.kind);
+        }
+        assert!(in_core.len() >= 2 * COUNT, "{trap:?}: {} pages are in core", in_core.len());
+        for page in in_core {
+            let last = came.get(&page);
+            let is_in = last.is_some_and(|kind| !matches!(kind, Kind::Evict | Kind::Save | Kind::Discard));
+            assert!(is_in, "{trap:?}: page {page:#x} is in core, and the last that is told of it is {last:?}");
+        }
+        let first = clone.as_ptr() as u64 / PAGE as u64;
+        let told: Vec<_> = (first..).take(COUNT).map(|page| came[&page]).collect();
+        assert_eq!(
+            told,
+            [[Kind::Ahead; COUNT / 2], [Kind::First; COUNT / 2]].concat(),
+            "{trap:?}: how the clone's came"
+        );
+    }
+}

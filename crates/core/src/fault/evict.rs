@@ -294,14 +294,15 @@ pub(super) fn decide(
         }
         Verdict::Clean => {
             domain.stack.joins_standby();
-            let _ = domain.settle(region, page, Word::new(State::Standby, frame));
+            // Before it is settled, and others note what they do with it.
             domain.trace(page, Kind::Evict);
+            let _ = domain.settle(region, page, Word::new(State::Standby, frame));
             evicted.ready += 1;
         }
         Verdict::Changed if room == Room::Promised || save::room(domain) > 0 => {
+            domain.trace(page, Kind::Evict);
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());
             save::enqueue(domain, page, frame);
-            domain.trace(page, Kind::Evict);
             evicted.queued += 1;
         }
         Verdict::Changed | Verdict::Stays => put_back(domain, region, pager, page, frame, evicted),
@@ -337,6 +338,7 @@ fn put_back(
         }
         Err(_) => {
             // It cannot be mapped, so nobody can use it; it must be saved, room or not.
+            domain.trace(page, Kind::Evict);
             domain.settle(region, page, Word::new(State::Saving, frame).with_save());
             save::enqueue(domain, page, frame);
             evicted.queued += 1;

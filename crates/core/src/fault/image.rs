@@ -143,7 +143,7 @@ fn read_at<'a>(domain: &DomainState, region: &'a Region, page: PageNo, into: &mu
     let absent = matches!(seen.state(), State::Absent | State::Poisoned);
     let want = if absent { MOST_FILLED.min(into.len()) } else { 1 };
     if absent && region.sets.inherited.contains(region.index(page)) {
-        return match inherit::inherit(domain, Context::PagerThread, region, page) {
+        return match inherit::inherit_ahead(domain, Context::PagerThread, region, page) {
             Step::Done(Outcome::Failed(failure)) => Read::Failed(failure),
             Step::AwaitFrame(_) => Read::AwaitFrame,
             Step::Pause => Read::Pause,

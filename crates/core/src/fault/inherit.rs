@@ -21,6 +21,21 @@ use crate::pager::{Context, FillPage, PagerError};
 use crate::region::Region;
 use crate::stack;
 use crate::trace::Counters;
+use crate::tracer::Kind;
+
+/// Gives a page of `clone` that it inherits a frame of its own, where no fault on that page asks for it.
+///
+/// # Context
+/// As for [`inherit`].
+pub(super) fn inherit_ahead(domain: &DomainState, context: Context, clone: &Region, page: PageNo) -> Step {
+    match inherit(domain, context, clone, page) {
+        Step::Brought(_) => {
+            domain.trace(page, Kind::Ahead);
+            Step::Done(Outcome::Resolved)
+        }
+        step => step,
+    }
+}
 
 /// Gives a page of `clone` that it inherits a frame of its own.
 ///
@@ -79,7 +94,7 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     match state {
         // Nobody may access it since the caller looked, who has to be told so: a thread that waits for the page is not woken.
         State::Aside => Step::Again,
-        _ => Step::Done(Outcome::Resolved),
+        _ => Step::Brought(Kind::First),
     }
 }
 
@@ -149,7 +164,7 @@ pub(super) fn give(domain: &DomainState, context: Context, source: &Region, page
     if !heir.sets.inherited.contains(index) {
         return None;
     }
-    let step = inherit(domain, context, heir, heir.range.first.plus(index));
+    let step = inherit_ahead(domain, context, heir, heir.range.first.plus(index));
     // It has the page, or has lost it.
     Some(if heir.sets.inherited.contains(index) { step } else { Step::Again })
 }

@@ -402,8 +402,9 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         pager.forget(region.index(page), done as u64);
         for &(page, frame) in rest.get(..done).unwrap_or(&[]) {
             domain.frames.set_owner(frame, None);
-            let _ = domain.settle(region, page, Word::ABSENT);
+            // Before it is settled, and others note what they do with it.
             domain.trace(page, Kind::Discard);
+            let _ = domain.settle(region, page, Word::ABSENT);
         }
         if done > 0 {
             domain.stack.give(domain.mmu, frame, done as u32);
@@ -412,6 +413,7 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         if let (Some(why), Some(&(page, frame))) = (refusal, pages.get(at)) {
             drop_unmovable(domain, page, frame, why);
             pager.forget(region.index(page), 1);
+            domain.trace(page, Kind::Discard);
             let _ = domain.settle(region, page, Word::ABSENT);
             at += 1;
         }

@@ -172,7 +172,7 @@ impl Way<'_> {
             && self.from.sets.inherited.contains(self.from.index(page))
         {
             // Its contents are another's still.
-            return match inherit::inherit(domain, context, self.from, page) {
+            return match inherit::inherit_ahead(domain, context, self.from, page) {
                 Step::Done(Outcome::Resolved) => Err(Step::Again),
                 step => Err(step),
             };
@@ -244,6 +244,7 @@ impl Way<'_> {
             State::Standby => {
                 domain.stack.leaves_standby();
                 self.leave(page, frame);
+                domain.trace(there, Kind::Ahead);
                 domain.settle_standby(self.to, there, Word::new(State::Standby, frame));
             }
             State::Aside => {
@@ -310,8 +311,8 @@ impl Way<'_> {
     fn leave(&self, page: PageNo, frame: Frame) {
         self.hand_on(page);
         self.domain.frames.set_owner(frame, Some(self.there(page)));
-        self.domain.settle(self.from, page, Word::ABSENT);
         self.domain.trace(page, Kind::Discard);
+        self.domain.settle(self.from, page, Word::ABSENT);
         Counters::add(&self.domain.counters.moved_total, 1);
     }
 

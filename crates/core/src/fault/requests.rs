@@ -3,7 +3,7 @@
 
 use super::fill::{self, Tripwire};
 use super::handover::Place;
-use super::inherit::inherit;
+use super::inherit::inherit_ahead;
 use super::{Fault, Outcome, Step, resolve_further, soft_fault, take_back};
 use crate::addr::{PageNo, PageRange};
 use crate::domain::{DomainState, MOST_AHEAD};
@@ -13,6 +13,7 @@ use crate::pager::Context;
 use crate::region::{Access, Region, Serial};
 use crate::shortage::FrameWait;
 use crate::stream::Chunk;
+use crate::tracer::Kind;
 
 /// Work that a thread hands to the pager threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,11 +150,14 @@ fn bring_in(domain: &DomainState, range: PageRange, of: Serial) {
                     take_back(domain, Context::PagerThread, region, pager, page, seen)
                 }
                 Some(seen) if seen.state() == State::Absent && region.sets.inherited.contains(region.index(page)) => {
-                    inherit(domain, Context::PagerThread, region, page)
+                    inherit_ahead(domain, Context::PagerThread, region, page)
                 }
                 _ => continue,
             };
-            lacks_frame |= matches!(step, Step::AwaitFrame(_));
+            match step {
+                Step::Brought(_) => domain.trace(page, Kind::Ahead),
+                step => lacks_frame |= matches!(step, Step::AwaitFrame(_)),
+            }
         }
         let chunk = Chunk { first: 0, count: piece as u32, stride: 1 };
         let ahead = fill::read_ahead(domain, region, pager, at, chunk, Tripwire::None);

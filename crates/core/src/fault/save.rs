@@ -167,6 +167,7 @@ fn unsaved(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, er
                 // The save has ended here, and the claim is ours.
                 let _ = word.end_save(Word::ABSENT);
                 let state = if unmapped { State::Aside } else { State::Resident };
+                domain.trace(page, Kind::Ahead);
                 domain.settle(region, page, Word::new(state, frame));
                 domain.admit(region, frame, Use::First);
             }
