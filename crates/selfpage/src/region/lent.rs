@@ -49,7 +49,7 @@ impl Lent {
                 let of_parent =
                     parents.iter().zip(&before).find(|(file, before)| file.number == number && **before == now);
                 // What the program has closed, or has another file in place of, pager threads have had all the same.
-                of_parent.map(|(file, _)| *file).or_else(|| now.inspect(|_| childs.push(number)))
+                of_parent.map(|(file, _)| file.clone()).or_else(|| now.inspect(|_| childs.push(number)))
             })
             .collect();
         childs

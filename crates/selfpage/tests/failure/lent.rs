@@ -17,6 +17,7 @@ use selfpage_core::addr::PageBytes;
 use crate::child::forked;
 use crate::descriptors::close_all;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
+use crate::skip::skip;
 
 const FRAMES: usize = 64;
 const PAGES: usize = 4 * FRAMES;
@@ -368,6 +369,102 @@ fn at_numbers_that_pager_threads_have_for_their_own() {
                 let region = domain.region(PAGES * PAGE).trap(trap).user(ByFile(file.clone())).unwrap();
                 check_pages(&region, 0..PAGES);
             }
+        })
+        .well();
+    }
+}
+
+/// Regions of these domains whose file is at a number, two of each domain's.
+fn lent_at(number: RawFd, file: &File, domains: &[&Domain], trap: Trap) -> Vec<Region> {
+    assert!(is_free(&number), "{number}");
+    // SAFETY: test: a number that is free, and then a descriptor that nobody else has.
+    let there = Arc::new(unsafe {
+        assert_eq!(libc::dup2(file.as_raw_fd(), number), number);
+        <File as std::os::fd::FromRawFd>::from_raw_fd(number)
+    });
+    let lend = |domain: &&Domain| domain.region(PAGES * PAGE).trap(trap).user(ByFile(there.clone())).unwrap();
+    domains.iter().chain(domains).map(lend).collect()
+}
+
+fn is_free(number: &RawFd) -> bool {
+    // SAFETY: test: numbers alone.
+    unsafe { libc::fcntl(*number, libc::F_GETFD) < 0 }
+}
+
+fn limit_open_files(most: u64) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: test: a limit of this process.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+}
+
+/// What is opened later, by a forked child for its domains or by anyone for a store, does not come to the number of a file that the program has
+/// closed, and pager threads have.
+#[test]
+fn at_numbers_that_are_free_for_what_is_opened_later() {
+    for (name, trap, table) in CASES {
+        for (most, from) in [(800, 700), (64, 3)] {
+            in_child(here!(), &format!("{name}-{most}"), || {
+                limit_open_files(most);
+                let first = domain(table);
+                let domains = [domain(table), domain(table)];
+                // Its numbers are free again.
+                drop(first);
+                let file = numbered_file();
+                let numbers: Vec<_> = (from..most as RawFd).filter(is_free).take(5).collect();
+                let lend = |number: &RawFd| lent_at(*number, &file, &[&domains[0], &domains[1]], trap);
+                let regions: Vec<_> = numbers.iter().flat_map(lend).collect();
+                close_all();
+                let look = || regions.iter().for_each(|region| check_pages(region, 0..PAGES));
+                let store = || {
+                    let store = FileStore::unnamed_in("/var/tmp", (16 * FRAMES * PAGE) as u64).unwrap();
+                    let mut stored = domains[0].region(4 * FRAMES * PAGE).trap(trap).stored(store).unwrap();
+                    number_pages(&mut stored);
+                    check_pages(&stored, 0..pages(&stored));
+                    stored
+                };
+                forked(|| {
+                    look();
+                    let stored: Vec<_> = (0..3).map(|_| store()).collect();
+                    forked(look);
+                    drop(stored);
+                });
+                let stored: Vec<_> = (0..3).map(|_| store()).collect();
+                forked(look);
+                look();
+                std::mem::forget((regions, stored, file));
+            })
+            .well();
+        }
+    }
+}
+
+/// Where all numbers are in use up to those that the program has closed, a copy for a child has no other.
+#[test]
+fn at_numbers_beyond_thousands_that_are_in_use() {
+    const FIRST: RawFd = 5000;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: test: the limit is written to a place for one.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
+    if limit.rlim_max < FIRST as u64 + 100 {
+        return skip("open-files", "the limit on open files is low: raise it (ulimit -Hn 6000)");
+    }
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            limit_open_files(FIRST as u64 + 100);
+            let domains = [domain(table), domain(table)];
+            let file = numbered_file();
+            let _rest: Vec<_> = (3..FIRST).filter(is_free).map(|_| file.try_clone().unwrap()).collect();
+            let lend = |number| lent_at(number, &file, &[&domains[0], &domains[1]], trap);
+            let regions: Vec<_> = (FIRST..FIRST + 3).rev().flat_map(lend).collect();
+            // SAFETY: test: whoever uses them must bear it.
+            assert_eq!(unsafe { libc::close_range(FIRST as u32, FIRST as u32 + 2, 0) }, 0);
+            let look = || regions.iter().for_each(|region| check_pages(region, 0..PAGES));
+            forked(|| {
+                look();
+                forked(look);
+            });
+            look();
+            std::mem::forget(regions);
         })
         .well();
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -64,20 +64,42 @@ impl Identity {
     }
 }
 
-/// A number, and which file it is to name.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// A number, and which file it is to name. Nothing of ours comes to the number as long as this lives: the program, which may have closed the
+/// descriptor, does not have it then, but pager threads do, and a forked child's are to have it.
+#[derive(PartialEq, Eq)]
 pub struct Numbered {
     pub number: RawFd,
     identity: Identity,
 }
 
+impl Clone for Numbered {
+    fn clone(&self) -> Numbered {
+        Numbered::reserving(self.number, self.identity)
+    }
+}
+
+impl Drop for Numbered {
+    fn drop(&mut self) {
+        if let Some(times) = named(self.number) {
+            times.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Numbered {
+    fn reserving(number: RawFd, identity: Identity) -> Numbered {
+        if let Some(times) = named(number) {
+            times.fetch_add(1, Ordering::Relaxed);
+        }
+        Numbered { number, identity }
+    }
+
     /// What the calling thread has at the number.
     pub fn of(number: RawFd) -> io::Result<Numbered> {
         if number < 0 {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         }
-        Ok(Numbered { number, identity: Identity::of_number(number)? })
+        Ok(Numbered::reserving(number, Identity::of_number(number)?))
     }
 
     /// That a descriptor which stands at the number in some table is of that file, or why not, in words.
@@ -112,7 +134,7 @@ impl Descriptor {
 
     /// The number, and which file it is to name.
     pub fn numbered(&self) -> Numbered {
-        Numbered { number: self.number(), identity: self.identity }
+        Numbered::reserving(self.number(), self.identity)
     }
 
     /// The descriptor for a system call.
@@ -190,6 +212,17 @@ impl Drop for Descriptor {
 static TAKEN: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 /// Those of them that stand in no other table. A forked child has none of these.
 static ALONE: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+/// How many [`Numbered`] there are of each number. Further than the others: where the program has thousands of descriptors, the next number that
+/// is free is the very one that it has closed.
+static NAMED: [AtomicU16; 1 << 16] = [const { AtomicU16::new(0) }; 1 << 16];
+
+fn named(number: RawFd) -> Option<&'static AtomicU16> {
+    NAMED.get(usize::try_from(number).ok()?)
+}
+
+fn is_named(number: RawFd) -> bool {
+    named(number).is_some_and(|times| times.load(Ordering::Relaxed) > 0)
+}
 
 fn bit(of: &'static [AtomicU64; 64], number: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let number = usize::try_from(number).ok()?;
@@ -269,7 +302,7 @@ fn raise(file: OwnedFd) -> OwnedFd {
         let mut min = min;
         loop {
             let file = fcntl_dupfd_cloexec(&file, min).ok()?;
-            if set(&TAKEN, file.as_raw_fd()) {
+            if !is_named(file.as_raw_fd()) && set(&TAKEN, file.as_raw_fd()) {
                 return Some(file);
             }
             min = file.as_raw_fd() + 1;
