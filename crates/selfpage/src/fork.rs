@@ -18,6 +18,7 @@ mod sealed;
 mod stack;
 mod streams;
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -388,8 +389,10 @@ impl PausedDomain {
 
     fn find_lost(&mut self) -> Result<(), String> {
         let table_of = self.inner.table_thread.load(Ordering::Acquire);
-        let numbers = self.regions.values().flat_map(|bound| bound.own_descriptors());
-        let lost = numbers.filter_map(|number| Lost::of(table_of, number).transpose()).collect::<Result<_, _>>();
+        // Two regions may use one file.
+        let numbers: BTreeSet<_> = self.regions.values().flat_map(|bound| bound.own_descriptors()).collect();
+        let lost =
+            numbers.into_iter().filter_map(|number| Lost::of(table_of, number).transpose()).collect::<Result<_, _>>();
         self.lost = lost.map_err(|why: std::io::Error| {
             let remedy = match why.raw_os_error() {
                 Some(libc::ENOENT) => ": mount /proc",

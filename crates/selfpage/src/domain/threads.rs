@@ -55,7 +55,7 @@ impl Inner {
             let begun = table::leave_programs(&keep, own.config.descriptor_table).and_then(|nowhere| {
                 own.nowhere.begin(nowhere.number(), of_regions);
                 let moved = astray.into_iter().try_for_each(move_descriptor);
-                moved.map_err(|why| Error::no_threads("dup3", why))?;
+                moved.map_err(|why| Error::no_threads("fcntl", why))?;
                 own.table_thread.store(own_thread::id(), Ordering::Release);
                 let queue = worker::Queue::over([descriptors.worker, descriptors.tracked_worker])?;
                 Ok((nowhere, Arc::new(queue)))

@@ -14,7 +14,7 @@ use selfpage::store::FileStore;
 use selfpage::{DescriptorTable, Domain, Kind, Region, Trap};
 use selfpage_core::addr::PageBytes;
 
-use crate::child::forked;
+use crate::child::{self, forked};
 use crate::descriptors::close_all;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::skip::skip;
@@ -463,6 +463,31 @@ fn at_numbers_beyond_thousands_that_are_in_use() {
                 look();
                 forked(look);
             });
+            look();
+            std::mem::forget(regions);
+        })
+        .well();
+    }
+}
+
+/// Where nothing is free but what the program has closed, a child gets nothing, rather than one file in place of another.
+#[test]
+fn at_the_only_numbers_that_are_free() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            limit_open_files(64);
+            let domain = domain(table);
+            let file = numbered_file();
+            let _rest: Vec<_> = (3..60).filter(is_free).map(|_| file.try_clone().unwrap()).collect();
+            let regions: Vec<_> = (60..64).flat_map(|number| lent_at(number, &file, &[&domain], trap)).collect();
+            // SAFETY: test: whoever uses them must bear it.
+            assert_eq!(unsafe { libc::close_range(60, 63, 0) }, 0);
+            let look = || regions.iter().for_each(|region| check_pages(region, 0..PAGES));
+            let ended = child::in_child(|| {
+                look();
+                true
+            });
+            assert_eq!(ended, libc::SIGSEGV);
             look();
             std::mem::forget(regions);
         })

@@ -470,6 +470,10 @@ impl Lost {
             taken => taken?,
         };
         let copy = Descriptor::new(copy)?;
+        if is_named(copy.number()) {
+            // No other number is free. The file that belongs here would be taken for one that is not lost, or would replace the copy.
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
         Ok(Some(Lost { copy, number }))
     }
 
@@ -479,12 +483,11 @@ impl Lost {
     }
 }
 
-/// Gives a descriptor another number, in a table that has nothing but what is ours.
+/// Gives a descriptor another number, in a table that has nothing but what is ours, and where a standard stream may stand at a stream's number.
 pub(crate) fn move_descriptor((from, to): (RawFd, RawFd)) -> io::Result<()> {
-    put(from, to)?;
     // SAFETY: fd-number: in this table it is ours, and nobody uses it yet.
-    unsafe { libc::close(from) };
-    Ok(())
+    let moving = unsafe { OwnedFd::from_raw_fd(from) };
+    if is_stream(&to) { put(from, to) } else { place_descriptor(moving, to) }
 }
 
 /// Opens the file of descriptor `number` of the thread's table once more, as it is open there.
