@@ -39,6 +39,7 @@ const STATE: u64 = 0xf;
 const WAITERS: u64 = 1 << 4;
 const IN_SAVE: u64 = 1 << 5;
 const TRIP: u64 = 1 << 6;
+const FAILED: u64 = 1 << 7;
 const PIN_SHIFT: u32 = 8;
 const PIN_MASK: u64 = 0xfff;
 const WISH_SHIFT: u32 = 20;
@@ -165,6 +166,10 @@ impl Word {
     pub const fn trip(self) -> bool {
         self.0 & TRIP != 0
     }
+    /// Whether it is absent, and whoever wanted it last could not have it.
+    pub const fn failed(self) -> bool {
+        self.0 & FAILED != 0
+    }
     /// Who wants accesses to trap.
     pub const fn wishes(self) -> Wishes {
         Wishes((self.0 >> WISH_SHIFT & WISH_MASK) as u8)
@@ -283,6 +288,13 @@ impl PageWord {
     #[must_use]
     pub fn unpin(&self, seen: Word) -> bool {
         seen.pins() > 0 && self.exchange(seen, Word(seen.0 - (1 << PIN_SHIFT)))
+    }
+
+    /// Notes that an absent page could not be had, until somebody has settled it anew. `false`: the word changed.
+    #[must_use]
+    pub fn fail(&self, seen: Word) -> bool {
+        debug_assert!(seen.state() == State::Absent);
+        self.exchange(seen, Word(seen.0 | FAILED))
     }
 
     /// Takes all pins of a claimed page back: they were on what is dropped there, and settling it would keep them.

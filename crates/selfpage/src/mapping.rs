@@ -201,7 +201,7 @@ impl Region {
                 if let Outcome::Failed(failure) = taken {
                     // As where there is no frame for a fault.
                     inner.report("SIGBUS", page, failure);
-                    inner.on_pager_thread(move || fault::poison(state, page));
+                    inner.on_pager_thread(move || fault::poison::poison(state, page));
                 }
             }
         }

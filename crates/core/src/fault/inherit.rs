@@ -11,6 +11,7 @@ use core::num::NonZeroU32;
 use super::evict::is_mapped_over;
 use super::fill::ask;
 use super::image::copy_resident;
+use super::poison::cure;
 use super::{Failure, Outcome, Step};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
@@ -54,7 +55,7 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     let seen = word.load();
     match seen.state() {
         State::Absent => {}
-        State::Poisoned => return super::cure(domain, clone, page, seen),
+        State::Poisoned => return cure(domain, clone, page, seen),
         _ => return Step::Pause,
     }
     let available = domain.stack.demand.available.count();

@@ -15,6 +15,7 @@ pub mod flush;
 pub mod handover;
 pub mod image;
 pub mod inherit;
+pub mod poison;
 pub mod protect;
 pub mod range;
 pub mod relocate;
@@ -159,6 +160,20 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
 }
 
 fn bring(domain: &DomainState, context: Context, fault: Fault, absent: Absent, began_ns: &mut Option<u64>) -> Outcome {
+    let outcome = try_to_bring(domain, context, fault, absent, began_ns);
+    if let Outcome::Failed(_) = outcome {
+        poison::note_failure(domain, fault.addr.page());
+    }
+    outcome
+}
+
+fn try_to_bring(
+    domain: &DomainState,
+    context: Context,
+    fault: Fault,
+    absent: Absent,
+    began_ns: &mut Option<u64>,
+) -> Outcome {
     let page = fault.addr.page();
     let mut frame_wait = FrameWait::default();
     loop {
@@ -288,7 +303,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
         }
         State::Resident => check_resident(domain, context, region, pager, page, seen, access),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-        State::Poisoned => cure(domain, region, page, seen),
+        State::Poisoned => poison::cure(domain, region, page, seen),
         State::Aside => take_back(domain, context, region, pager, page, seen),
     }
 }
@@ -547,49 +562,5 @@ fn refused(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, wh
         Refusal::Occupied | Refusal::Foreign | Refusal::Ending => Step::Done(Outcome::Retry),
         Refusal::NoDescriptor => Step::HandOver,
         Refusal::NoMemory | Refusal::Denied => Step::Done(Outcome::Failed(Failure::Machine(why))),
-    }
-}
-
-/// Somebody asks for a page that could not be had the last time: try anew.
-fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
-    if let Some(word) = region.word(page)
-        && word.claim(seen)
-    {
-        domain.mmu.drop_pages(page, 1);
-        domain.settle(region, page, Word::ABSENT);
-    }
-    Step::Again
-}
-
-/// Makes every access to a page fail whose contents could not be had, until somebody asks for it by name: whoever is stopped
-/// on it must be told, and must not see anything else in its place. A page that has been brought in meanwhile stays as it
-/// is. `false`: whoever is stopped there could not be woken.
-///
-/// # Context
-/// PagerThread, outside the gate.
-pub fn poison(domain: &DomainState, page: PageNo) -> bool {
-    loop {
-        let inside = domain.gate.enter(domain.mmu);
-        let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?)))
-        else {
-            return true;
-        };
-        let seen = word.load();
-        match seen.state() {
-            State::Absent if word.claim(seen) => {
-                let told = domain.mmu.poison(region.trap, page);
-                domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
-                return told;
-            }
-            State::Absent => {}
-            // Another thread may meet the same failure: if all only woke the stopped ones, they would all come again.
-            State::Busy => {
-                if let Some(seen) = word.await_change(seen) {
-                    drop(inside);
-                    domain.mmu.sleep(word.low_half(), seen.low(), 0);
-                }
-            }
-            _ => return domain.mmu.wake_faulters(region.trap, page, 1),
-        }
     }
 }

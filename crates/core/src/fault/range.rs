@@ -6,7 +6,7 @@
 use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
-use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, request, resolve, save};
+use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, poison, request, resolve, save};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::cut::CutWait;
 use crate::domain::DomainState;
@@ -184,7 +184,7 @@ pub fn supply(domain: &DomainState, context: Context, page: PageNo, contents: &P
 /// # Errors
 /// As for [`supply`].
 pub fn take_up(domain: &DomainState, page: PageNo) -> Result<Outcome, CutWait> {
-    settle_drop(domain, Context::Normal, &mut FrameWait::default(), page, |region| {
+    let taken = settle_drop(domain, Context::Normal, &mut FrameWait::default(), page, |region| {
         if !domain.mmu.present(page) {
             return Step::Done(Outcome::Resolved);
         }
@@ -198,7 +198,11 @@ pub fn take_up(domain: &DomainState, page: PageNo) -> Result<Outcome, CutWait> {
             Step::Done(Outcome::Failed(Failure::Machine(Refusal::Hole))) => Step::Done(Outcome::Resolved),
             step => step,
         }
-    })
+    });
+    if let Ok(Outcome::Failed(_)) = taken {
+        poison::note_failure(domain, page);
+    }
+    taken
 }
 
 fn supply_at(

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{DescriptorTable, Domain, Kind, Policy, Region, Trap, Use};
+use selfpage::{DescriptorTable, Domain, Failure, Kind, Policy, Region, Trap, Use};
 use selfpage_core::addr::{Frame, PageBytes, PageNo};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages, until};
@@ -219,6 +219,51 @@ fn fills_that_fail_and_then_do_not() {
         })
         .well();
     }
+}
+
+/// How many threads have told of a failure, and whether the second may go on.
+static TOLD: AtomicU32 = AtomicU32::new(0);
+static GOES_ON: AtomicBool = AtomicBool::new(false);
+
+/// The first goes on once another has come, and that one when it may.
+fn tell_late(_: usize, _: Failure) {
+    match TOLD.fetch_add(1, SeqCst) {
+        0 => until("another has come", || TOLD.load(SeqCst) == 2),
+        _ => until("it may", || GOES_ON.load(SeqCst)),
+    }
+}
+
+/// Since then the page was had, and is with its pager again.
+#[test]
+fn a_failure_that_is_told_of_late_is_not_met_again() {
+    in_child(here!(), "worker", || {
+        tried::catch();
+        let fails = Arc::<Fails>::default();
+        let domain = Domain::with_frames(FRAMES * PAGE).workers(2).on_failure(tell_late).build().unwrap();
+        let own = Own { fails: fails.clone(), ..Own::default() };
+        let mut region = domain.region(4 * FRAMES * PAGE).trap(Trap::Worker).user(own).unwrap();
+        number_pages(&mut region);
+        fails.page.store(0, SeqCst);
+        fails.fill.store(2, SeqCst);
+        let at = region.as_ptr() as usize;
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(move || assert_eq!(tried::read(at as *const u64), Err(libc::SIGBUS)));
+            }
+        });
+        assert_eq!(TOLD.load(SeqCst), 2);
+        fails.fill.store(0, SeqCst);
+        region.pin(0, PAGE).unwrap();
+        region.unpin(0, PAGE).unwrap();
+        // Out of core, and then off the list of those that come back as they are.
+        for _ in 0..2 {
+            region.evict(0, PAGE).unwrap();
+        }
+        GOES_ON.store(true, SeqCst);
+        std::thread::sleep(Duration::from_millis(100));
+        check_pages(&region, 0..pages(&region));
+    })
+    .well();
 }
 
 #[test]

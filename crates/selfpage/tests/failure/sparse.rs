@@ -161,7 +161,9 @@ fn what_was_never_used_is_neither_evicted_nor_flushed() {
             };
             let (region, store) = used();
             // Pinned: an evictor that has not had a CPU for a while may still take some.
-            [0, PAGES - 1].map(|page| region.pin(page * PAGE, PAGE).unwrap());
+            for page in [0, PAGES - 1] {
+                region.pin(page * PAGE, PAGE).unwrap();
+            }
             touch(&region);
             let saved = store.taken_bloks();
             looks_at_few("a flush", || region.flush(0, PAGES * PAGE).unwrap());

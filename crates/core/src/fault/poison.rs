@@ -1,0 +1,67 @@
+//! Pages whose contents could not be had: every access to one fails until somebody asks for it by name.
+
+use super::Step;
+use crate::addr::{Frame, PageNo};
+use crate::domain::DomainState;
+use crate::page::{State, Word};
+use crate::region::Region;
+
+/// Notes that whoever wanted `page` could not have it, for [`poison`] to tell whether that is so still.
+///
+/// # Context
+/// Any, outside the gate.
+pub(super) fn note_failure(domain: &DomainState, page: PageNo) {
+    let _inside = domain.gate.enter(domain.mmu);
+    let Some(word) = domain.regions.find(page).and_then(|region| region.word(page)) else { return };
+    loop {
+        let seen = word.load();
+        if seen.state() != State::Absent || word.fail(seen) {
+            return;
+        }
+    }
+}
+
+/// Somebody asks for a page that could not be had the last time: try anew.
+pub(super) fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+    if let Some(word) = region.word(page)
+        && word.claim(seen)
+    {
+        domain.mmu.drop_pages(page, 1);
+        domain.settle(region, page, Word::ABSENT);
+    }
+    Step::Again
+}
+
+/// Makes every access to a page fail whose contents could not be had, until somebody asks for it by name: whoever is stopped
+/// on it must be told, and must not see anything else in its place. A page that has been brought in meanwhile stays as it
+/// is, wherever it is by now. `false`: whoever is stopped there could not be woken.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub fn poison(domain: &DomainState, page: PageNo) -> bool {
+    loop {
+        let inside = domain.gate.enter(domain.mmu);
+        let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?)))
+        else {
+            return true;
+        };
+        let seen = word.load();
+        match seen.state() {
+            State::Absent if seen.failed() => {
+                if word.claim(seen) {
+                    let told = domain.mmu.poison(region.trap, page);
+                    domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
+                    return told;
+                }
+            }
+            // Another thread may meet the same failure: if all only woke the stopped ones, they would all come again.
+            State::Busy => {
+                if let Some(seen) = word.await_change(seen) {
+                    drop(inside);
+                    domain.mmu.sleep(word.low_half(), seen.low(), 0);
+                }
+            }
+            _ => return domain.mmu.wake_faulters(region.trap, page, 1),
+        }
+    }
+}
