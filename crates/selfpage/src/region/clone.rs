@@ -33,7 +33,7 @@ impl Region {
     ///
     /// # Errors
     /// The region is not anonymous memory, or shares pages with a clone or as one already; no address space, or too many regions;
-    /// the thread's protection domain lacks the right `META` on the region, or its stack lies there.
+    /// the thread's protection domain lacks the right `META` on the region, or its stack lies there; what a page held was given up.
     ///
     /// # Examples
     /// ```no_run
@@ -51,6 +51,7 @@ impl Region {
         let refused =
             |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
         self.bound.may_change(&self.life.inner, "clone")?;
+        self.bound.has_all("clone", self.core().range)?;
         self.bound.has_no_stack_of_this_thread("clone")?;
         if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
             return refused(Kind::Invalid, "clones are of regions that are stored, restored or zero at first");

@@ -162,7 +162,7 @@ impl Snapshots {
     /// signal is let in on this thread.
     ///
     /// # Errors
-    /// A region is gone, or the stack of this thread lies in one; a page cannot be had; the file cannot be written. Then the newest
+    /// A region is gone, or the stack of this thread lies in one; a page cannot be had, or was given up ([`Kind::Lost`]); the file cannot be written. Then the newest
     /// snapshot of the file is the one before, or this one where only the disk's last word is missing that it would survive; the program
     /// has gone on, and the next one is taken anew, with all pages.
     pub fn take(&mut self) -> Result<Taken> {
@@ -251,14 +251,19 @@ impl Subject {
         Ok(armed)
     }
 
-    /// Whether the regions are all there, the thread may protect their pages, and this is the process that they are of.
+    /// Whether the regions are all there, with all that was in them, the thread may protect their pages, and this is the process that they are
+    /// of.
     fn alive(&self) -> Result<()> {
         if self.process != std::process::id() {
             let cause = "a forked child takes snapshots of its own: make a `Snapshots` anew";
             return Err(Error::new(Kind::Invalid, "take", named(&self.path), cause));
         }
         self.all_there()?;
-        self.regions.iter().try_for_each(|bound| bound.may_change(&self.life.inner, "take a snapshot of"))
+        let operation = "take a snapshot of";
+        self.regions.iter().try_for_each(|bound| {
+            bound.may_change(&self.life.inner, operation)?;
+            bound.has_all(operation, bound.core().range)
+        })
     }
 
     /// Whether no region was dropped yet. After a cut: whether the image has all of them, since whoever drops one later waits for it.

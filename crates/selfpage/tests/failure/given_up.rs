@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{
     Answer, DescriptorTable, Domain, FaultHandler, FaultKind, Kind, Locking, MemoryFault, Protection, Region,
@@ -260,6 +261,27 @@ fn what_lies_behind_a_page_that_was_given_up_is_flushed() {
             assert!(why.to_string().contains("4096..8192"), "{why}");
             assert_eq!(domain.stats().counts.saves_total as usize, PAGES - 1);
             region.flush(2 * PAGE, (PAGES - 2) * PAGE).unwrap();
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_region_with_a_page_that_was_given_up_has_no_image() {
+    for locking in LOCKINGS {
+        in_child(here!(), &format!("{locking:?}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let (folder, of_clone) =
+                (tempfile::tempdir().unwrap(), MemoryStore::new((2 * PAGES * PAGE) as u64).unwrap());
+            let Some((mut region, refuses)) = given_up(&domain, Case::Resident) else { return };
+            let mut snapshots = Snapshots::of(&[&region], folder.path().join("snapshot")).unwrap();
+            for why in [snapshots.take().unwrap_err(), region.cow_clone(of_clone).unwrap_err()] {
+                assert_eq!(why.kind(), Kind::Lost, "{why}");
+                assert!(why.to_string().contains("4096..8192") && why.to_string().contains("discard it"), "{why}");
+            }
+            refuses.store(false, Ordering::Relaxed);
+            region.discard(PAGE, PAGE).unwrap();
+            snapshots.take().unwrap();
         })
         .well();
     }
