@@ -2,7 +2,7 @@
 //!
 //! Run it with `cargo run --example file_map -p selfpage`.
 
-use selfpage::{Domain, Rights};
+use selfpage::{Domain, FileAccess};
 
 const MIB: usize = 1 << 20;
 
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn capitalise(path: &std::path::Path) -> selfpage::Result<()> {
     let domain = Domain::with_frames(4 * MIB).policy("fifo").build()?;
-    let mut file = domain.region(0).file(path, 0, Rights::ReadWrite)?;
+    let mut file = domain.region(0).file(path, 0, FileAccess::ReadWrite)?;
     // The last page goes on behind the end of the file; that part is zero, and stays in memory.
     file.as_mut_slice::<u8>().iter_mut().for_each(|byte| byte.make_ascii_uppercase());
     // Returns when the file would survive a crash of the machine.

@@ -69,7 +69,9 @@ pub use selfpage_core::contract::Contract;
 pub use selfpage_core::fault::Failure;
 pub use selfpage_core::mmu::{Refusal, Trap};
 pub use selfpage_core::policy::{NAMES as POLICIES, Policy, Use};
-pub use selfpage_core::region::{Access, Rights};
+pub use selfpage_core::region::Access;
+/// For [`RegionBuilder::file`]. All other regions may be written.
+pub use selfpage_core::region::Rights as FileAccess;
 pub use selfpage_core::shortage::Shortage;
 pub use selfpage_core::trace::Counts;
 pub use stats::Stats;

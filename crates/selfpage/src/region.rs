@@ -23,6 +23,7 @@ use selfpage_core::pager::Pager;
 use selfpage_core::region::Rights;
 use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 
+use crate::FileAccess;
 use crate::arena::Arena;
 use crate::domain::Life;
 use crate::error::{Error, Kind, Result};
@@ -163,8 +164,8 @@ impl<'a> Builder<'a> {
     ///
     /// # Errors
     /// The file cannot be opened, the offset is not a page's, or the file is shorter than asked for; else as for [`Builder::zero`].
-    pub fn file(mut self, path: impl AsRef<Path>, offset_bytes: u64, rights: Rights) -> Result<Region> {
-        let opened = Opened::new(path.as_ref(), offset_bytes, rights)?;
+    pub fn file(mut self, path: impl AsRef<Path>, offset_bytes: u64, access: FileAccess) -> Result<Region> {
+        let opened = Opened::new(path.as_ref(), offset_bytes, access)?;
         if self.len_bytes == 0 {
             self.len_bytes = opened.len_bytes as usize;
         }
@@ -173,8 +174,8 @@ impl<'a> Builder<'a> {
             self.name = path.as_ref().display().to_string();
         }
         let means = Means { files: opened.files(), ..Means::default() };
-        self.bind_with(rights, means, |len, hash| {
-            let written = if rights == Rights::ReadWrite { len } else { 0 };
+        self.bind_with(access, means, |len, hash| {
+            let written = if access == FileAccess::ReadWrite { len } else { 0 };
             let bytes = Arena::bytes_for::<AtomicU64>(written) + Arena::bytes_for::<AtomicU16>(written);
             let mut arena = Arena::new(bytes)?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.

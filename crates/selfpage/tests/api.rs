@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Config, Domain, Kind, Region, Rights, Trap};
+use selfpage::{Config, Domain, FileAccess, Kind, Region, Trap};
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
@@ -195,7 +195,7 @@ fn prefetched_pages_are_in_core_and_do_not_fault() {
         // As much as the frames can take beside the reserve, in one call.
         let Some(domain) = domain(2048) else { return };
         let file = Marked::new(&format!("prefetch-{trap:?}"), 1500 * PAGE);
-        let region = domain.region(0).trap(trap).file(&file.0, 0, Rights::Read).unwrap();
+        let region = domain.region(0).trap(trap).file(&file.0, 0, FileAccess::Read).unwrap();
         prefetch_and_check(&domain, &region);
     }
 }
@@ -216,7 +216,7 @@ fn prefetch_makes_room_for_itself() {
     let mut other = stored(&domain, 4096, Trap::Upcall);
     write_marks(&mut other);
     let file = Marked::new("prefetch-room", 1000 * PAGE);
-    let region = domain.region(0).trap(Trap::Upcall).file(&file.0, 0, Rights::Read).unwrap();
+    let region = domain.region(0).trap(Trap::Upcall).file(&file.0, 0, FileAccess::Read).unwrap();
     eventually("prefetch", || {
         // Some of them may go again for pages of the other that cannot be saved as fast.
         region.prefetch(0, region.len_bytes()).unwrap();
@@ -294,7 +294,7 @@ fn a_flushed_file_has_what_was_written_and_its_own_length() {
         let len = 300 * PAGE + 123;
         let file = Marked::new(&format!("flush-{trap:?}"), len);
         let Some(domain) = domain(64) else { return };
-        let mut region = domain.region(0).trap(trap).file(&file.0, 0, Rights::ReadWrite).unwrap();
+        let mut region = domain.region(0).trap(trap).file(&file.0, 0, FileAccess::ReadWrite).unwrap();
         assert_eq!(region.len_bytes(), 301 * PAGE);
         check_marks(&region);
         let mut expected = std::fs::read(&file.0).unwrap();
@@ -316,15 +316,15 @@ fn a_flushed_file_has_what_was_written_and_its_own_length() {
 fn a_part_of_a_file_begins_at_its_offset() {
     let file = Marked::new("offset", 40 * PAGE);
     let Some(domain) = domain(64) else { return };
-    let region = domain.region(5 * PAGE).file(&file.0, 30 * PAGE as u64, Rights::Read).unwrap();
+    let region = domain.region(5 * PAGE).file(&file.0, 30 * PAGE as u64, FileAccess::Read).unwrap();
     assert_eq!(region.as_slice::<u64>()[4 * WORDS], mark(34));
-    let too_long = domain.region(11 * PAGE).file(&file.0, 30 * PAGE as u64, Rights::Read).unwrap_err();
+    let too_long = domain.region(11 * PAGE).file(&file.0, 30 * PAGE as u64, FileAccess::Read).unwrap_err();
     assert_eq!(too_long.kind(), Kind::Invalid, "{too_long}");
-    let odd = domain.region(PAGE).file(&file.0, 100, Rights::Read).unwrap_err();
+    let odd = domain.region(PAGE).file(&file.0, 100, FileAccess::Read).unwrap_err();
     assert!(odd.to_string().contains("multiple"), "{odd}");
-    let none = domain.region(PAGE).file("/nonexistent", 0, Rights::Read).unwrap_err();
+    let none = domain.region(PAGE).file("/nonexistent", 0, FileAccess::Read).unwrap_err();
     assert!(none.to_string().contains("/nonexistent"), "{none}");
-    let directory = domain.region(0).file("/", 0, Rights::Read).unwrap_err();
+    let directory = domain.region(0).file("/", 0, FileAccess::Read).unwrap_err();
     assert_eq!(directory.kind(), Kind::Invalid, "{directory}");
 }
 
@@ -333,7 +333,7 @@ fn a_part_of_a_file_begins_at_its_offset() {
 fn a_read_only_region_gives_no_slice_to_write_to() {
     let Some(domain) = domain(64) else { panic!("read-only") };
     let file = Marked::new("read-only", 4 * PAGE);
-    let mut region = domain.region(0).file(&file.0, 0, Rights::Read).unwrap();
+    let mut region = domain.region(0).file(&file.0, 0, FileAccess::Read).unwrap();
     check_marks(&region);
     region.as_mut_slice::<u64>()[0] = 1;
 }
@@ -343,7 +343,7 @@ fn a_write_to_a_read_only_page_is_the_programs_own_segv() {
     for trap in TRAPS {
         let Some(domain) = domain(64) else { return };
         let file = Marked::new(&format!("violation-{trap:?}"), 4 * PAGE);
-        let region = domain.region(0).trap(trap).file(&file.0, 0, Rights::Read).unwrap();
+        let region = domain.region(0).trap(trap).file(&file.0, 0, FileAccess::Read).unwrap();
         let output = alone("a_write_to_a_read_only_page_is_the_programs_own_segv", &format!("{trap:?}"), || {
             std::fs::remove_file(&file.0).unwrap();
             // SAFETY: none: that is the point.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Kind, Rights, Trap};
+use selfpage::{Domain, FileAccess, Kind, Trap};
 
 #[path = "../../../tests/skip.rs"]
 mod skip;
@@ -164,7 +164,7 @@ impl Drop for Scratch {
 /// the word; a few words of each page are checked.
 fn rereads_of_a_pass(policy: &str, trap: Trap, frames: usize, file: &Scratch, word: fn(u64) -> u64) -> Option<u64> {
     let domain = domain(frames, policy)?;
-    let region = domain.region(0).trap(trap).file(&file.0, 0, Rights::Read).unwrap();
+    let region = domain.region(0).trap(trap).file(&file.0, 0, FileAccess::Read).unwrap();
     let mut reads = Vec::new();
     for pass in 0..6 {
         let before = domain.stats().counts.bytes_filled;

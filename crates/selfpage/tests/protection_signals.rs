@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use selfpage::protection::{Mechanism, Memory, ProtectionDomain, Rights as Allowed, mechanism};
-use selfpage::{Domain, Kind, Rights, Trap};
+use selfpage::protection::{Mechanism, Memory, ProtectionDomain, Rights, mechanism};
+use selfpage::{Domain, FileAccess, Kind, Trap};
 
 mod child;
 #[path = "../../../tests/skip.rs"]
@@ -40,7 +40,7 @@ fn the_programs_own_handler_has_the_rights_of_its_thread() {
         unsafe { libc::signal(libc::SIGSEGV, looks as *const () as usize) };
         let (own, others) = (plain("own"), plain("others"));
         let domain = ProtectionDomain::new("faulting");
-        domain.set(&own, Allowed::READ).unwrap();
+        domain.set(&own, Rights::READ).unwrap();
         TO_SEE.store(own.range().start, SeqCst);
         let _entered = domain.enter().unwrap();
         // SAFETY: it is refused.
@@ -74,7 +74,7 @@ fn a_page_that_refuses_a_write_is_opened_to_no_domain() {
             domain => domain.unwrap(),
         };
         for trap in [Trap::Worker, Trap::Upcall] {
-            let region = Arc::new(domain.region(0).trap(trap).file(file.path(), 0, Rights::Read).unwrap());
+            let region = Arc::new(domain.region(0).trap(trap).file(file.path(), 0, FileAccess::Read).unwrap());
             let memory = Memory::of(&region).unwrap();
             let (start, stranger, stop) =
                 (memory.range().start, ProtectionDomain::new("stranger"), AtomicBool::new(false));
@@ -126,7 +126,7 @@ fn a_handler_that_comes_while_an_access_waits_may_wait_as_well() {
         let (own, others) = (plain("own"), plain("others"));
         REFUSED.store(others.range().start, SeqCst);
         let domain = ProtectionDomain::new("inside");
-        domain.set(&own, Allowed::READ).unwrap();
+        domain.set(&own, Rights::READ).unwrap();
         let entered = domain.enter().unwrap();
         let mut thread = 0;
         // On its own stack: std's threads have an alternate one, which is small.

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use selfpage::pager::PagerError;
-use selfpage::{Domain, Failure, Rights, Trap};
+use selfpage::{Domain, Failure, FileAccess, Trap};
 
 use super::scratch::Scratch;
 use super::screen::Screen;
@@ -111,7 +111,7 @@ fn compare(
     for (policy, keeps) in [("lru", "keeps what was used last"), ("mru", "gives up what was used last")] {
         screen.say(&format!("   {}: {keeps}.", policy.to_uppercase()));
         let domain = Domain::with_frames(frames_bytes).policy(policy).on_failure(end).build()?;
-        let region = domain.region(len_bytes).name("the file").trap(Trap::Upcall).file(path, 0, Rights::Read);
+        let region = domain.region(len_bytes).name("the file").trap(Trap::Upcall).file(path, 0, FileAccess::Read);
         if region.is_err() && fs::metadata(path).is_ok_and(|about| about.len() < len_bytes as u64) {
             return Err(Stop::BadFile(format!("{}: {CUT_SHORT}", path.display())));
         }

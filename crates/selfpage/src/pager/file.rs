@@ -15,10 +15,10 @@ use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
-use selfpage_core::region::Rights;
 use selfpage_core::sync::{AtomicU64, Ordering};
 
 use super::{NO_HASH, PageHash};
+use crate::FileAccess;
 use crate::error::{Error, Kind, Result};
 use crate::store::{Blok, Descriptor, IoChoice, LOCKED, Numbered, WriteBlok, forget_engines, page_cache};
 use crate::trap::thread;
@@ -46,7 +46,7 @@ pub struct File {
     buffered: Descriptor,
     /// Page 0 of the region is this page of the file.
     first: u64,
-    rights: Rights,
+    access: FileAccess,
     io: IoChoice,
     hash: Arc<PageHash>,
     /// The hash of each page as it was filled or saved last, unless it was given since; none where the program may not write.
@@ -74,7 +74,7 @@ pub(crate) struct Opened {
     direct: Option<Descriptor>,
     buffered: Descriptor,
     first: u64,
-    rights: Rights,
+    access: FileAccess,
     offset_bytes: u64,
     /// How long the file is.
     file_bytes: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Opened {
 
 impl Opened {
     /// Opens `path` to be a region from `offset_bytes` on.
-    pub(crate) fn new(path: &Path, offset_bytes: u64, rights: Rights) -> Result<Opened> {
+    pub(crate) fn new(path: &Path, offset_bytes: u64, access: FileAccess) -> Result<Opened> {
         let object = path.display().to_string();
         let failed = |cause: io::Error| Error::system("map", object.clone(), cause);
         if !offset_bytes.is_multiple_of(PAGE) {
@@ -98,16 +98,16 @@ impl Opened {
         }
         let mut options = fs::OpenOptions::new();
         // Opening a pipe must not wait for somebody who writes to it.
-        options.read(true).write(rights == Rights::ReadWrite).custom_flags(libc::O_NONBLOCK);
+        options.read(true).write(access == FileAccess::ReadWrite).custom_flags(libc::O_NONBLOCK);
         let buffered = options.open(path).map_err(failed)?;
         let meta = buffered.metadata().map_err(failed)?;
         // The kernel makes some up as they are read, as in /proc: they have bytes, and no length.
         if !meta.is_file() || meta.len() == 0 && buffered.read_at(&mut [0], 0).is_ok_and(|count| count > 0) {
             return Err(Error::new(Kind::Invalid, "map", object, "it is not a regular file with a length"));
         }
-        if rights == Rights::ReadWrite && !page_cache::takes_mappings(&buffered) {
+        if access == FileAccess::ReadWrite && !page_cache::takes_mappings(&buffered) {
             let cause = "it takes no shared mappings (its file system has none, or it is sealed), by which changed pages are saved where its lock \
-                         is taken; open it with Rights::Read, or copy it to another file system";
+                         is taken; open it with FileAccess::Read, or copy it to another file system";
             return Err(Error::new(Kind::Unsupported, "map", object, cause));
         }
         let buffered = Descriptor::new(buffered.into()).map_err(failed)?;
@@ -119,7 +119,7 @@ impl Opened {
             buffered,
             path: path.into(),
             first: offset_bytes / PAGE,
-            rights,
+            access,
             offset_bytes,
             file_bytes: meta.len(),
             len_bytes: meta.len().min(END_BYTES).saturating_sub(offset_bytes),
@@ -150,14 +150,14 @@ impl Opened {
 
 impl File {
     pub(crate) fn new(opened: Opened, hash: Arc<PageHash>, tables: Tables) -> File {
-        let Opened { path, direct, buffered, first, rights, .. } = opened;
+        let Opened { path, direct, buffered, first, access, .. } = opened;
         let Tables { hashes, tails } = tables;
         File {
             path,
             direct,
             buffered,
             first,
-            rights,
+            access,
             // What makes no sense there is what a store complains of.
             io: IoChoice::from_env().unwrap_or(IoChoice::Auto),
             hash,
@@ -253,7 +253,7 @@ impl File {
         {
             last.bytes.get_mut()[(there % PAGE) as usize..].fill(0);
         }
-        if self.rights == Rights::ReadWrite {
+        if self.access == FileAccess::ReadWrite {
             for (page, start) in pages.iter().zip((0..).step_by(PAGE_BYTES)) {
                 self.set_hash(page.index, page.bytes.get());
                 self.set_tail_len(page.index, PAGE.saturating_sub(there - start));
@@ -367,7 +367,7 @@ impl Pager for File {
     }
 
     fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {
-        if self.rights == Rights::Read {
+        if self.access == FileAccess::Read {
             return Verdict::Clean;
         }
         match self.hashes.get(index as usize) {
@@ -380,7 +380,7 @@ impl Pager for File {
     fn given(&self, index: u64) {
         self.forget_hash(index);
         // Where the length is not to be had, what was behind the end when the page was filled counts.
-        if self.rights == Rights::ReadWrite
+        if self.access == FileAccess::ReadWrite
             && let Ok(len) = self.file_len(Context::Trap)
         {
             let there = len.saturating_sub((self.first + index) * PAGE).min(PAGE);
@@ -531,7 +531,7 @@ mod tests {
     fn file() -> File {
         let named = tempfile::NamedTempFile::new().unwrap();
         named.as_file().set_len(PAGE).unwrap();
-        let opened = Opened::new(named.path(), 0, Rights::Read).unwrap();
+        let opened = Opened::new(named.path(), 0, FileAccess::Read).unwrap();
         let tables = Tables { hashes: Table::empty(), tails: Table::empty() };
         File::new(opened, Arc::new(PageHash::new()), tables)
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::BitOr;
 
-/// A set of rights: `Rights::READ | Rights::WRITE`. A region is made with the other [`Rights`](crate::Rights), of two kinds.
+/// A set of rights: `Rights::READ | Rights::WRITE`.
 ///
 /// # Source
 /// Nemesis §6.1: "a mapping from the set of valid stretches to a subset of { read, write, execute, meta }".

@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
     use crate::store::FileStore;
-    use crate::{Domain, Region, Rights};
+    use crate::{Domain, FileAccess, Region};
 
     /// Uses `bytes` of the stack and more, all of them written.
     fn go_down(bytes: usize) {
@@ -264,7 +264,7 @@ mod tests {
         wander(&mut region().stored(store).unwrap());
         let file = dir.path().join("file");
         std::fs::File::create(&file).unwrap().set_len(4 * FRAMES_BYTES as u64).unwrap();
-        wander(&mut region().file(&file, 0, Rights::ReadWrite).unwrap());
+        wander(&mut region().file(&file, 0, FileAccess::ReadWrite).unwrap());
         let deepest = deepest_bytes();
         assert!(deepest > 0 && deepest < STACK_BYTES / 2, "{deepest} of {STACK_BYTES} bytes");
     }

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Region, Rights, Trap};
+use selfpage::{Answer, Domain, FileAccess, Kind, MemoryFault, Protection, Region, Trap};
 
 use crate::bad::{refused, refuses_another};
 use crate::memory::{Memory, PAGE};
@@ -266,7 +266,7 @@ fn a_forked_child_tracks_what_another_thread_had_armed() {
 #[test]
 fn what_cannot_be_tracked_is_refused() {
     let Some((domain, region)) = region(Trap::Worker, FRAMES) else { return };
-    let refused = domain.region(0).tracked().file("/proc/self/exe", 0, Rights::Read).map(drop).unwrap_err();
+    let refused = domain.region(0).tracked().file("/proc/self/exe", 0, FileAccess::Read).map(drop).unwrap_err();
     assert!(refused.to_string().contains("only be read") || refused.kind() == Kind::Invalid, "{refused}");
     let plain = domain.region(FRAMES * PAGE).zero().unwrap();
     let tracker = DirtyTracker::new().unwrap();

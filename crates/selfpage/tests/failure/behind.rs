@@ -8,7 +8,7 @@ use std::time::Duration;
 use selfpage::pager::UserPager;
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Answer, Config, Domain, FaultHandler, Locking, MemoryFault, Protection, Region, Rights, Trap};
+use selfpage::{Answer, Config, Domain, FaultHandler, FileAccess, Locking, MemoryFault, Protection, Region, Trap};
 use selfpage_core::addr::PageBytes;
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
@@ -321,7 +321,7 @@ fn mapped_over_and_flushed() {
             let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
             std::fs::write(file.path(), vec![1; ALL * PAGE]).unwrap();
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let region = domain.region(0).trap(trap).file(file.path(), 0, Rights::ReadWrite).unwrap();
+            let region = domain.region(0).trap(trap).file(file.path(), 0, FileAccess::ReadWrite).unwrap();
             assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 1));
             let place = region.as_ptr().wrapping_add((ALL - TAIL) * PAGE);
             replace(place.cast(), libc::MAP_ANONYMOUS, -1);
@@ -339,7 +339,7 @@ fn mapped_over_a_page_that_could_not_be_had() {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         std::fs::write(file.path(), vec![1; ALL * PAGE]).unwrap();
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let mut region = domain.region(0).file(file.path(), 0, Rights::ReadWrite).unwrap();
+        let mut region = domain.region(0).file(file.path(), 0, FileAccess::ReadWrite).unwrap();
         file.as_file().set_len(((ALL - TAIL) * PAGE) as u64).unwrap();
         let place = region.as_ptr().wrapping_add((ALL - TAIL) * PAGE);
         for page in 0..TAIL {

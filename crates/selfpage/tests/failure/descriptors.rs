@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::FileStore;
-use selfpage::{DescriptorTable, Domain, Region, Rights, Trap};
+use selfpage::{DescriptorTable, Domain, FileAccess, Region, Trap};
 
 use crate::child::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
@@ -62,7 +62,7 @@ fn closed_then(case: &Case, then: fn() -> Vec<OwnedFd>) {
     let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(case.table).build().unwrap();
     let store = FileStore::unnamed_in("/var/tmp", (16 * FRAMES * PAGE) as u64).unwrap();
     let mut stored = domain.region(4 * FRAMES * PAGE).trap(case.trap).stored(store).unwrap();
-    let mut file = domain.region(0).trap(case.trap).file(&path, 0, Rights::ReadWrite).unwrap();
+    let mut file = domain.region(0).trap(case.trap).file(&path, 0, FileAccess::ReadWrite).unwrap();
     number_pages(&mut stored);
     number_pages(&mut file);
     close_all();
@@ -158,7 +158,7 @@ fn domains_and_regions_leave_none_behind() {
                 for _ in 0..10 {
                     let store = FileStore::unnamed_in("/var/tmp", 1 << 20).unwrap();
                     let one = domain.region(16 * PAGE).trap(case.trap).stored(store).unwrap();
-                    let two = domain.region(0).trap(case.trap).file(file.path(), 0, Rights::ReadWrite).unwrap();
+                    let two = domain.region(0).trap(case.trap).file(file.path(), 0, FileAccess::ReadWrite).unwrap();
                     drop((one, two));
                     counts.push(with_all());
                 }
@@ -227,7 +227,7 @@ fn files_of_a_child_whose_parent_has_no_descriptor() {
             let store = FileStore::unnamed_in("/var/tmp", (16 * FRAMES * PAGE) as u64).unwrap();
             let snapshot = Snapshot::open(&snap).unwrap();
             let restored = domain.region(0).trap(case.trap).restored(&snapshot, 0, store).unwrap();
-            let file = domain.region(0).trap(case.trap).file(&path, 0, Rights::ReadWrite).unwrap();
+            let file = domain.region(0).trap(case.trap).file(&path, 0, FileAccess::ReadWrite).unwrap();
             drop(snapshot);
             close_all();
             for _ in 0..2 {

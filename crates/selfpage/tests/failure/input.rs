@@ -9,7 +9,7 @@ use std::time::Duration;
 use selfpage::dirty::{Dirty, DirtyTracker};
 use selfpage::protection::Memory;
 use selfpage::store::{FileStore, MemoryStore};
-use selfpage::{DescriptorTable, Domain, Error, Kind, Protection, Region, Rights, Trap};
+use selfpage::{DescriptorTable, Domain, Error, FileAccess, Kind, Protection, Region, Trap};
 
 use crate::scenario::{PAGE, here, in_child, number_pages};
 
@@ -173,7 +173,7 @@ fn as_an_error_of_std() {
             assert!(error.get_ref().is_some_and(|inner| inner.is::<Error>()));
             error.kind()
         };
-        let missing = domain.region(0).file("/nowhere/to/be/found", 0, Rights::Read).unwrap_err();
+        let missing = domain.region(0).file("/nowhere/to/be/found", 0, FileAccess::Read).unwrap_err();
         assert_eq!(text(missing), std::io::ErrorKind::NotFound);
         assert_eq!(text(domain.add_frames(1).unwrap_err()), std::io::ErrorKind::Other);
     })
@@ -186,13 +186,13 @@ fn files() {
         let dir = tempfile::tempdir().unwrap();
         let domain = Domain::with_frames(16 * PAGE).build().unwrap();
         let before = running();
-        let map = |path: &Path, offset, len| domain.region(len).file(path, offset, Rights::ReadWrite);
+        let map = |path: &Path, offset, len| domain.region(len).file(path, offset, FileAccess::ReadWrite);
         let file = dir.path().join("data");
         std::fs::write(&file, vec![7; 3 * PAGE + 1]).unwrap();
         refused(map(&dir.path().join("none"), 0, 0), Kind::Io, &["none", "No such file"]);
         refused(map(dir.path(), 0, 0), Kind::Io, &["Is a directory"]);
         refused(map(Path::new("/dev/zero"), 0, 0), Kind::Invalid, &["/dev/zero", "not a regular file"]);
-        let made_up = domain.region(0).file("/proc/self/maps", 0, Rights::Read);
+        let made_up = domain.region(0).file("/proc/self/maps", 0, FileAccess::Read);
         refused(made_up, Kind::Invalid, &["/proc/self/maps", "not a regular file with a length"]);
         refused(map(Path::new("a\0b"), 0, 0), Kind::Invalid, &["a\0b"]);
         refused(map(&file, 1, 0), Kind::Invalid, &["no multiple of 4096"]);
@@ -212,7 +212,7 @@ fn files() {
         let name = CString::new(pipe.as_os_str().as_bytes()).unwrap();
         // SAFETY: test: a name that ends.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-        refused(domain.region(PAGE).file(&pipe, 0, Rights::Read), Kind::Invalid, &["pipe", "not a regular file"]);
+        refused(domain.region(PAGE).file(&pipe, 0, FileAccess::Read), Kind::Invalid, &["pipe", "not a regular file"]);
         assert_eq!(running(), before);
     })
     .well();

@@ -44,7 +44,7 @@ fn regions_that_go_while_they_are_read_ahead() {
             std::fs::write(file.path(), vec![1; 4 * FRAMES * PAGE]).unwrap();
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             for turn in 0..300 {
-                let region = domain.region(0).trap(trap).file(file.path(), 0, selfpage::Rights::ReadWrite).unwrap();
+                let region = domain.region(0).trap(trap).file(file.path(), 0, selfpage::FileAccess::ReadWrite).unwrap();
                 for part in 0..8 {
                     region.prefetch(part * 32 * PAGE, 32 * PAGE).unwrap();
                 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use selfpage::store::MemoryStore;
-use selfpage::{Config, Domain, Locking, Region, Residence, Rights, Trap};
+use selfpage::{Config, Domain, FileAccess, Locking, Region, Residence, Trap};
 use selfpage_core::linux::memory::Access;
 
 use crate::child::forked;
@@ -268,7 +268,7 @@ fn all_that_is_mapped_later_is_locked_by_the_program() {
             assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE) }, 0);
             let domain = config().locking(locking).build().unwrap();
             for (trap, _) in TRAPS {
-                let region = domain.region(0).trap(trap).file(file.path(), 0, Rights::Read).unwrap();
+                let region = domain.region(0).trap(trap).file(file.path(), 0, FileAccess::Read).unwrap();
                 assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 7), "{trap:?}: zeros of the kernel's");
                 let region = numbered(&domain, trap);
                 for _ in 0..2 {
@@ -333,7 +333,7 @@ fn a_violation_where_there_are_no_more_mappings() {
             let file = tempfile::NamedTempFile::new().unwrap();
             file.as_file().set_len(REGION as u64).unwrap();
             let domain = config().locking(locking).build().unwrap();
-            let region = domain.region(0).file(file.path(), 0, Rights::Read).unwrap();
+            let region = domain.region(0).file(file.path(), 0, FileAccess::Read).unwrap();
             let page = region.as_ptr().wrapping_add(8 * PAGE).cast::<u64>();
             assert_eq!(tried::read(page), Ok(0));
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

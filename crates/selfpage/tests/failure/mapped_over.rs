@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Region, Rights, Sampling, Trap};
+use selfpage::{Domain, FileAccess, Region, Sampling, Trap};
 
 use crate::child::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, until};
@@ -122,7 +122,7 @@ fn a_childs_page_of_a_file() {
             let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             let mut region =
-                domain.region(0).trap(trap).file(std::path::Path::new(&path), 0, Rights::ReadWrite).unwrap();
+                domain.region(0).trap(trap).file(std::path::Path::new(&path), 0, FileAccess::ReadWrite).unwrap();
             forked(|| {
                 region.as_mut_slice::<u8>()[3 * PAGE] = 2;
                 let sample = region.sample(Sampling::Whole).unwrap();
@@ -207,7 +207,7 @@ fn a_file_that_is_replaced_as_it_is_mapped() {
                 }
             });
             for _ in 0..1000 {
-                let region = domain.region(0).file(&path, 0, Rights::Read).unwrap();
+                let region = domain.region(0).file(&path, 0, FileAccess::Read).unwrap();
                 let (first, count) = (region.as_slice::<u8>()[0], pages(&region));
                 if usize::from(first) != count {
                     done.store(true, SeqCst);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 
 use selfpage::store::{BackingStore, FileStore, MemoryStore};
-use selfpage::{Domain, Kind, Region, Rights, Trap};
+use selfpage::{Domain, FileAccess, Kind, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages};
 use crate::store::Failing;
@@ -226,7 +226,7 @@ fn what_a_file_has_no_more_is_no_zero_when_it_moves() {
             let path = dir.path().join("data");
             std::fs::write(&path, vec![7; PAGES * PAGE]).unwrap();
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let file = domain.region(0).trap(trap).file(&path, 0, Rights::Read).unwrap();
+            let file = domain.region(0).trap(trap).file(&path, 0, FileAccess::Read).unwrap();
             let new = domain.region(PAGES * PAGE).zero().unwrap();
             OpenOptions::new().write(true).open(&path).unwrap().set_len((10 * PAGE) as u64).unwrap();
             drop(dir);

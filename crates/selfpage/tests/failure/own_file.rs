@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use selfpage::{Domain, Kind, Region, Rights, Trap};
+use selfpage::{Domain, FileAccess, Kind, Region, Trap};
 
 use crate::scenario::{PAGE, here, in_child, pages, until};
 use crate::tried;
@@ -32,7 +32,7 @@ fn cut_short_under_us() {
             let dir = on_disk();
             let path = numbered(&dir, 4 * FRAMES);
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let region = domain.region(0).trap(trap).file(&path, 0, Rights::Read).unwrap();
+            let region = domain.region(0).trap(trap).file(&path, 0, FileAccess::Read).unwrap();
             OpenOptions::new().write(true).open(&path).unwrap().set_len(10 * PAGE as u64 + 100).unwrap();
             drop(dir);
             for (index, page) in region.as_slice::<[u64; 512]>().iter().enumerate() {
@@ -52,7 +52,7 @@ fn cut_short_with_changes_behind_the_end() {
             let dir = on_disk();
             let path = numbered(&dir, 2 * FRAMES);
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+            let mut region = domain.region(0).trap(trap).file(&path, 0, FileAccess::ReadWrite).unwrap();
             for page in &mut region.as_mut_slice::<[u64; 512]>()[FRAMES..FRAMES + 8] {
                 page[1] = 77;
             }
@@ -133,7 +133,7 @@ fn nobody_has_written_to_it() {
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
     }
     let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-    let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+    let mut region = domain.region(0).file(&path, 0, FileAccess::ReadWrite).unwrap();
     let mut round = 0;
     until("saves go past the cache", || {
         round += 1;
@@ -160,7 +160,7 @@ fn the_last_part_of_a_page() {
             let path = dir.path().join("data");
             std::fs::write(&path, vec![7; 3 * PAGE + 100]).unwrap();
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+            let mut region = domain.region(0).trap(trap).file(&path, 0, FileAccess::ReadWrite).unwrap();
             assert_eq!(region.len_bytes(), 4 * PAGE);
             let bytes = region.as_mut_slice::<u8>();
             assert!(bytes[..3 * PAGE + 100].iter().all(|byte| *byte == 7));
@@ -193,7 +193,7 @@ fn appended_to_while_its_last_page_is_in_core() {
                     let path = dir.path().join("data");
                     std::fs::write(&path, vec![7; old]).unwrap();
                     let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-                    let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+                    let mut region = domain.region(0).trap(trap).file(&path, 0, FileAccess::ReadWrite).unwrap();
                     region.as_mut_slice::<u8>()[old - 1] = 8;
                     OpenOptions::new().append(true).open(&path).unwrap().write_all(&vec![5; more]).unwrap();
                     // What the program itself writes there is the file's, too: it was there already.
@@ -237,7 +237,7 @@ fn flushed_is_on_disk() {
     let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     file.sync_all().unwrap();
     let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-    let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+    let mut region = domain.region(0).file(&path, 0, FileAccess::ReadWrite).unwrap();
     // The last page is saved by way of the kernel's cache. So is what others write; a flush takes that along.
     region.as_mut_slice::<u8>()[3 * PAGE] = 8;
     file.write_all_at(&[9; 100], 0).unwrap();
@@ -263,7 +263,7 @@ fn over_its_own(dir: &tempfile::TempDir, count: usize) -> Option<(Domain, Region
         crate::skip::skip("uffd", "faults inside system calls cannot be served");
         return None;
     }
-    let region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+    let region = domain.region(0).file(&path, 0, FileAccess::ReadWrite).unwrap();
     let file = OpenOptions::new().write(true).open(&path).unwrap();
     Some((domain, region, file))
 }
@@ -356,7 +356,7 @@ fn saved_after_the_first_thread_has_ended() {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+            let mut region = domain.region(0).file(&path, 0, FileAccess::ReadWrite).unwrap();
             std::thread::spawn(move || {
                 let _domain = domain;
                 until("the first thread has ended", || {
@@ -421,7 +421,7 @@ fn what_a_disk_did_not_take_is_told_each_time() {
         assert_eq!(unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, (8 * PAGE + 100) as i64) }, 0);
         file.sync_all().unwrap();
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let mut region = domain.region(0).file(&path, 0, Rights::ReadWrite).unwrap();
+        let mut region = domain.region(0).file(&path, 0, FileAccess::ReadWrite).unwrap();
         // Somebody else takes all the room there is.
         let mut filler = File::create(dir.path().join("memory/filler")).unwrap();
         while filler.write_all(&[1; 1 << 12]).is_ok() {}
@@ -458,7 +458,7 @@ fn a_save_that_finds_no_room_names_what_is_in_the_way() {
             let dir = on_disk();
             let path = numbered(&dir, FRAMES / 2);
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+            let mut region = domain.region(0).trap(trap).file(&path, 0, FileAccess::ReadWrite).unwrap();
             limit_file_size(8 * PAGE);
             refused(&mut region, "raise `ulimit -f`");
         })
@@ -471,7 +471,7 @@ fn a_save_that_finds_no_room_names_what_is_in_the_way() {
             let path = dir.path().join("data");
             File::create(&path).unwrap().set_len((FRAMES / 2 * PAGE) as u64).unwrap();
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let mut region = domain.region(0).trap(trap).file(&path, 0, Rights::ReadWrite).unwrap();
+            let mut region = domain.region(0).trap(trap).file(&path, 0, FileAccess::ReadWrite).unwrap();
             let mut others = File::create(dir.path().join("others")).unwrap();
             while others.write_all(&[1; PAGE]).is_ok() {}
             refused(&mut region, "free space on the disk");

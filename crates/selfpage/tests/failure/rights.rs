@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use selfpage::dirty::{DirtyTracker, Mechanism};
 use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{
-    Answer, Config, DescriptorTable, Domain, FaultHandler, Kind, MemoryFault, Protection, Region, Rights, Trap,
+    Answer, Config, DescriptorTable, Domain, FaultHandler, FileAccess, Kind, MemoryFault, Protection, Region, Trap,
 };
 
 use crate::child::forked;
@@ -240,7 +240,7 @@ fn a_child_gets_a_file_where_no_threads_table_is_given() {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.as_file().set_len((4 * FRAMES * PAGE) as u64).unwrap();
         let domain = Domain::with_frames(FRAMES * PAGE).descriptor_table(DescriptorTable::Private).build().unwrap();
-        let mut region = domain.region(0).file(file.path(), 0, Rights::ReadWrite).unwrap();
+        let mut region = domain.region(0).file(file.path(), 0, FileAccess::ReadWrite).unwrap();
         number_pages(&mut region);
         region.flush(0, region.len_bytes()).unwrap();
         forked(|| check_pages(&region, 0..pages(&region)));
@@ -382,7 +382,7 @@ fn a_file_of_somebody_elses() {
         drop_rights();
         let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
         let why = [
-            domain.region(0).file(&file, 0, Rights::Read).unwrap_err(),
+            domain.region(0).file(&file, 0, FileAccess::Read).unwrap_err(),
             selfpage::snapshot::Snapshot::open(&file).map(drop).unwrap_err(),
         ];
         for why in why {

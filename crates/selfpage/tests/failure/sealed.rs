@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Protection, Region, Rights, Trap};
+use selfpage::{Domain, FileAccess, Protection, Region, Trap};
 
 use crate::child::forked;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
@@ -87,7 +87,7 @@ fn a_write_where_it_may_only_be_read() {
             let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
             std::fs::write(file.path(), vec![1; 4 * FRAMES * PAGE]).unwrap();
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let region = domain.region(0).trap(trap).file(file.path(), 0, Rights::Read).unwrap();
+            let region = domain.region(0).trap(trap).file(file.path(), 0, FileAccess::Read).unwrap();
             if !seal(&region) {
                 return;
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering:
 use selfpage::dirty::{DirtyTracker, Mechanism};
 use selfpage::protection::ProtectionDomain;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, Region, Rights, Trap};
+use selfpage::{Domain, FileAccess, Region, Trap};
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages, sevens};
 use crate::tried;
@@ -96,7 +96,7 @@ fn a_file_of_the_programs_own_that_was_cut_is_its_own_sigbus() {
 fn read_only(domain: &Domain, trap: Trap) -> Region {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     std::fs::write(file.path(), vec![1; 4 * FRAMES * PAGE]).unwrap();
-    domain.region(0).trap(trap).file(file.path(), 0, Rights::Read).unwrap()
+    domain.region(0).trap(trap).file(file.path(), 0, FileAccess::Read).unwrap()
 }
 
 fn poke(region: &Region, page: usize) {
@@ -204,7 +204,7 @@ fn a_handler_that_is_to_be_called_once_is() {
             let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
             let (file, path) = tempfile::NamedTempFile::new_in("/var/tmp").unwrap().into_parts();
             file.set_len(4 * PAGE as u64).unwrap();
-            let region = domain.region(0).trap(Trap::Upcall).file(&path, 0, Rights::ReadWrite).unwrap();
+            let region = domain.region(0).trap(Trap::Upcall).file(&path, 0, FileAccess::ReadWrite).unwrap();
             // Gone before the end that comes.
             drop(path);
             if signal == libc::SIGBUS {

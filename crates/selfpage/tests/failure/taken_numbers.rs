@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use selfpage::store::{BackingStore, FileStore};
 use selfpage::trace::Trace;
-use selfpage::{DescriptorTable, Domain, Kind, Region, Rights};
+use selfpage::{DescriptorTable, Domain, FileAccess, Kind, Region};
 use selfpage_core::linux::memory::Access;
 
 use crate::descriptors::close_all;
@@ -112,7 +112,8 @@ fn a_trace_under_a_low_limit_is_not_written_to_a_file_of_the_programs() {
         // What is opened from here on has the number 0 first, and so the lowest of the others in the end.
         // SAFETY: test: nobody reads from it.
         assert_eq!(unsafe { libc::close(0) }, 0);
-        let regions: Vec<_> = (0..40).map_while(|_| domain.region(0).file(&file, 0, Rights::ReadWrite).ok()).collect();
+        let regions: Vec<_> =
+            (0..40).map_while(|_| domain.region(0).file(&file, 0, FileAccess::ReadWrite).ok()).collect();
         assert!(!regions.is_empty());
         for region in &regions {
             assert!(region.as_slice::<u8>().iter().all(|byte| *byte == 7));

@@ -162,7 +162,7 @@ fn a_page_that_is_not_in_the_region_is_an_error() {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     std::fs::write(file.path(), vec![1; PAGE]).unwrap();
     let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-    let region = domain.region(0).file(file.path(), 0, selfpage::Rights::Read).unwrap();
+    let region = domain.region(0).file(file.path(), 0, selfpage::FileAccess::Read).unwrap();
     assert_eq!(region.protect(0, PAGE, Protection::ReadWrite).unwrap_err().kind(), selfpage::Kind::Invalid);
 }
 

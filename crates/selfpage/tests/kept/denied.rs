@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use selfpage::pager::{Context, PagerError};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
-use selfpage::{Domain, Locking, Protection, Region, Rights, Sampling};
+use selfpage::{Domain, FileAccess, Locking, Protection, Region, Sampling};
 
 use crate::filter::Call;
 use crate::scenario::{here, in_child, until};
@@ -120,7 +120,7 @@ fn a_flush_says_that_a_page_cannot_be_read() {
         let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         std::fs::write(file.path(), [5; 4 * PAGE]).unwrap();
         let domain = Domain::with_frames(256 * PAGE).locking(Locking::Never).build().unwrap();
-        let region = domain.region(0).file(file.path(), 0, Rights::ReadWrite).unwrap();
+        let region = domain.region(0).file(file.path(), 0, FileAccess::ReadWrite).unwrap();
         // SAFETY: test: a word of the region.
         unsafe { word(&region, 0).write_volatile(7) };
         Call::any(libc::SYS_pread64).fails_everywhere(libc::EPERM).unwrap();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use selfpage::pager::UserPager;
-use selfpage::{Answer, Domain, FaultHandler, FaultKind, MemoryFault, PageBytes, Rights};
+use selfpage::{Answer, Domain, FaultHandler, FaultKind, FileAccess, MemoryFault, PageBytes};
 
 use crate::{PAGE, TRAPS, take_frame, word};
 
@@ -78,7 +78,7 @@ fn what_a_file_has_no_more_is_saved_when_it_is_given() {
         std::fs::write(file.path(), [5; 4 * PAGE]).unwrap();
         let domain = Domain::with_frames(256 * PAGE).build().unwrap();
         let builder = domain.region(0).trap(trap).handler(gives.clone());
-        let region = builder.file(file.path(), 0, Rights::ReadWrite).unwrap();
+        let region = builder.file(file.path(), 0, FileAccess::ReadWrite).unwrap();
         // SAFETY: test: a word of the region.
         let read = || unsafe { region.as_ptr().read_volatile() };
         assert_eq!(read(), 5, "{name}");
@@ -100,7 +100,7 @@ fn what_is_appended_behind_given_contents_stays() {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     std::fs::write(file.path(), [6; PAGE + 8]).unwrap();
     let domain = Domain::with_frames(256 * PAGE).build().unwrap();
-    let region = domain.region(0).handler(Ends(gives)).file(file.path(), 0, Rights::ReadWrite).unwrap();
+    let region = domain.region(0).handler(Ends(gives)).file(file.path(), 0, FileAccess::ReadWrite).unwrap();
     // SAFETY: test: a word of the region.
     assert_eq!(unsafe { word(&region, 1).read_volatile() }, 0x0505_0505_0505_0505);
     file.as_file().write_all_at(&[8; PAGE - 8], PAGE as u64 + 8).unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::MemoryStore;
-use selfpage::{DescriptorTable, Domain, Kind, Rights, Trap};
+use selfpage::{DescriptorTable, Domain, FileAccess, Kind, Trap};
 
 use super::{PAGE, Words, child, saved, skip};
 
@@ -179,7 +179,7 @@ fn what_makes_no_sense_is_refused() {
     let foreign = elsewhere.region(PAGE).zero().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, [7; PAGE]).unwrap();
-    let mapped = domain.region(0).file(&file, 0, Rights::ReadWrite).unwrap();
+    let mapped = domain.region(0).file(&file, 0, FileAccess::ReadWrite).unwrap();
     assert_eq!(kind(Snapshots::of(&[], &path)), Some(Kind::Invalid));
     assert_eq!(kind(Snapshots::of(&[&one, &one], &path)), Some(Kind::Invalid));
     assert_eq!(kind(Snapshots::of(&[&one, &foreign], &path)), Some(Kind::Invalid));

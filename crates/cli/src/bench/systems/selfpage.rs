@@ -1,7 +1,7 @@
 //! selfpage itself: a region over the data file, over a store on the same disk, or over nothing.
 
 use selfpage::store::FileStore;
-use selfpage::{Domain, Region, Rights, Trap};
+use selfpage::{Domain, FileAccess, Region, Trap};
 
 use super::super::case::Pattern;
 use super::super::error::Error;
@@ -58,7 +58,7 @@ impl System for Selfpage {
         let domain = Domain::with_frames(frames_bytes).policy(policy).build()?;
         let builder = domain.region(setup.data_bytes).trap(self.trap);
         let mut region = match self.backing {
-            Backing::File => builder.file(setup.data_path, 0, Rights::ReadWrite),
+            Backing::File => builder.file(setup.data_path, 0, FileAccess::ReadWrite),
             Backing::Physical => builder.physical(),
             Backing::Zero => builder.zero(),
             Backing::Store => {
