@@ -46,6 +46,7 @@ mod skip;
 pub mod snapshot;
 mod stats;
 pub mod store;
+#[doc(hidden)]
 pub mod task;
 pub mod trace;
 pub mod trap;

@@ -65,11 +65,32 @@ impl Region {
     }
 
     /// Says that the program has guards (`MADV_GUARD_INSTALL`) in the place of the pages of `[offset, offset+len)`, or none any more.
-    /// Nothing is brought in over them: where the program may not write, the kernel would let a copy replace a guard. For use in a change
-    /// that installs or removes them ([`Region::while_empty`], [`Region::while_still`]).
+    /// Nothing is brought in over them: where the program may not write, the kernel would let a copy replace a guard.
+    ///
+    /// Call it in the change that installs guards ([`Region::while_empty`]) or removes them ([`Region::while_still`]).
     ///
     /// # Errors
     /// The range is not in the region.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// use selfpage::{Domain, Guards, PAGE_BYTES};
+    ///
+    /// const MADV_GUARD_INSTALL: i32 = 102;
+    /// # fn main() -> selfpage::Result<()> {
+    /// let domain = Domain::with_frames(1 << 20).build()?;
+    /// let region = domain.region(4 << 20).zero()?;
+    /// let start = region.as_ptr() as usize;
+    /// // SAFETY: nobody holds a reference into the first page, and its contents may go.
+    /// let installed = unsafe {
+    ///     region.while_empty(0, PAGE_BYTES, || {
+    ///         let refused = libc::madvise(start as *mut libc::c_void, PAGE_BYTES, MADV_GUARD_INSTALL);
+    ///         (refused == 0).then(|| region.set_guards(0, PAGE_BYTES, Guards::Installed))
+    ///     })?
+    /// };
+    /// installed.expect("Linux 6.13, and memory that is not locked")?;
+    /// # Ok(()) }
+    /// ```
     pub fn set_guards(&self, offset_bytes: usize, len_bytes: usize, guards: Guards) -> Result<()> {
         let range = self.range("guard", offset_bytes, len_bytes)?;
         for index in range.pages().map(|page| self.core().index(page)) {
@@ -130,6 +151,9 @@ impl Region {
     }
 
     /// Nothing from `len_bytes` on is fetched before it is asked for: the program has no access there.
+    ///
+    /// For `selfpage run` alone.
+    #[doc(hidden)]
     pub fn set_reach(&self, len_bytes: usize) {
         let pages = len_bytes.div_ceil(PAGE_BYTES) as u64;
         self.core().reach.store(pages, Ordering::Relaxed);
@@ -151,11 +175,14 @@ impl Region {
     /// over it. Call it in [`Region::while_empty`]'s place. With access nobody is refused in between, and what other threads write there from
     /// the moment on in which the mapping is new stays.
     ///
+    /// For `selfpage run` alone: `Access` is a type of core's.
+    ///
     /// # Errors
     /// The range is not in the region, or the kernel has no room for the mapping, or may no longer lock it.
     ///
     /// # Safety
     /// *region-contents*: nobody holds a reference into the range.
+    #[doc(hidden)]
     pub unsafe fn restore(&self, offset_bytes: usize, len_bytes: usize, access: Access) -> Result<()> {
         let range = self.range("restore", offset_bytes, len_bytes)?;
         let (start, len) = (range.first.addr().0, range.count as usize * PAGE_BYTES);

@@ -2,6 +2,8 @@
 //!
 //! It numbers them as its mount does: a process in a PID namespace of its own, under the /proc of an outer one, has other numbers there
 //! than gettid(2) says.
+//!
+//! For `selfpage run` alone.
 
 use std::io;
 use std::path::{Path, PathBuf};

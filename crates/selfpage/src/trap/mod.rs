@@ -16,5 +16,10 @@ pub(crate) mod thread;
 pub(crate) mod upcall;
 pub(crate) mod worker;
 
+// For `selfpage run` alone.
+#[doc(hidden)]
 pub use stack::run as on_own_stack;
-pub use thread::{is_pager_thread, on_pager_thread, pager_threads, starts_own_threads};
+pub use thread::{is_pager_thread, on_pager_thread};
+// For `selfpage run` alone, which counts the program's threads without them and tells them from those that it starts.
+#[doc(hidden)]
+pub use thread::{pager_threads, starts_own_threads};
