@@ -33,6 +33,9 @@ mod fork;
 mod handler;
 mod mapping;
 mod maps;
+#[cfg(test)]
+#[path = "../../../tests/over_memory.rs"]
+mod over_memory;
 pub mod pager;
 mod placement;
 mod pool;

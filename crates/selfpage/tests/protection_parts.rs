@@ -10,10 +10,14 @@ use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, StoreError, Wri
 use selfpage::{DescriptorTable, Domain, Kind, Region};
 
 mod child;
+#[path = "../../../tests/over_memory.rs"]
+mod over_memory;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 #[path = "failure/tried.rs"]
 mod tried;
+
+use over_memory::over_memory;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 16;
@@ -80,21 +84,8 @@ fn a_part_keeps_its_own_protection(table: DescriptorTable) {
 struct Alone(MemoryStore);
 
 impl BackingStore for Alone {
-    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.0.claim(want)
-    }
-    fn release(&self, first: Blok, count: u32) {
-        self.0.release(first, count);
-    }
-    fn reads_in_trap(&self) -> bool {
-        self.0.reads_in_trap()
-    }
-    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        self.0.read(context, bloks)
-    }
-    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        self.0.write(bloks);
-    }
+    over_memory!(0: claim, release, reads_in_trap, read, write);
+
     fn before_fork(&self, _: i32) -> Result<(), StoreError> {
         Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" })
     }

@@ -436,6 +436,7 @@ mod tests {
 
     use super::*;
     use crate::domain::Domain;
+    use crate::over_memory::over_memory;
     use crate::store::{Blok, MemoryStore, ReadBlok, StoreError, WriteBlok};
 
     /// Whether its domain's regions were held, each time that a thread of the program's looked at its descriptor.
@@ -446,25 +447,7 @@ mod tests {
     }
 
     impl BackingStore for Looks {
-        fn claim(&self, want: u32) -> std::result::Result<(Blok, u32), PagerError> {
-            self.store.claim(want)
-        }
-
-        fn release(&self, first: Blok, count: u32) {
-            self.store.release(first, count);
-        }
-
-        fn reads_in_trap(&self) -> bool {
-            true
-        }
-
-        fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> std::result::Result<(), PagerError> {
-            self.store.read(context, bloks)
-        }
-
-        fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-            self.store.write(bloks);
-        }
+        over_memory!(store: claim, release, reads_in_trap, read, write);
 
         fn descriptors(&self) -> Vec<RawFd> {
             vec![2]

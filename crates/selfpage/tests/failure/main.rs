@@ -29,6 +29,8 @@ mod mapped_over;
 mod moved;
 mod no_mappings;
 mod outlived;
+#[path = "../../../../tests/over_memory.rs"]
+mod over_memory;
 mod own_code;
 mod own_fault;
 mod own_file;

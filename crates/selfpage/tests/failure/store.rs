@@ -12,6 +12,7 @@ use selfpage::pager::{Context, PagerError};
 use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region, Trap};
 
+use crate::over_memory::over_memory;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, number_what_fits, pages, until};
 use crate::skip::skip;
 use crate::{disk, tried};
@@ -119,15 +120,8 @@ impl Failing {
 }
 
 impl BackingStore for Failing {
-    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.store.claim(want)
-    }
-    fn release(&self, first: Blok, count: u32) {
-        self.store.release(first, count);
-    }
-    fn reads_in_trap(&self) -> bool {
-        true
-    }
+    over_memory!(store: claim, release, reads_in_trap);
+
     fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
         match self.read.load(SeqCst) {
             0 => self.store.read(context, bloks),

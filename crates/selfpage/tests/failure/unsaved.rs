@@ -9,6 +9,7 @@ use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region, Trap};
 
+use crate::over_memory::over_memory;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_what_fits, pages, until};
 use crate::store::Failing;
 
@@ -123,20 +124,13 @@ fn errors_of_numbers_that_none_has_are_told_like_others() {
 struct Senseless(MemoryStore, (Blok, u32));
 
 impl BackingStore for Senseless {
+    over_memory!(0: reads_in_trap, read, write);
+
     fn claim(&self, _want: u32) -> Result<(Blok, u32), PagerError> {
         Ok(self.1)
     }
     fn release(&self, first: Blok, count: u32) {
         panic!("{first:?} and {count} were never claimed");
-    }
-    fn reads_in_trap(&self) -> bool {
-        true
-    }
-    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        self.0.read(context, bloks)
-    }
-    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        self.0.write(bloks);
     }
     fn descriptors(&self) -> Vec<i32> {
         if self.1.1 == u32::MAX { vec![-1] } else { vec![] }

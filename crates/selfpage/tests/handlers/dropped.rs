@@ -9,6 +9,7 @@ use selfpage::snapshot::{Snapshot, Snapshots};
 use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{DescriptorTable, Domain, Kind, MemoryFault, Protection, Trap};
 
+use crate::over_memory::over_memory;
 use crate::scenario::{here, in_child};
 use crate::{FRAMES, PAGE, TRAPS, read, unprotect, word, write};
 
@@ -67,13 +68,7 @@ impl Slow {
 }
 
 impl BackingStore for Slow {
-    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.store.claim(want)
-    }
-
-    fn release(&self, first: Blok, count: u32) {
-        self.store.release(first, count);
-    }
+    over_memory!(store: claim, release, write);
 
     fn reads_in_trap(&self) -> bool {
         false
@@ -85,10 +80,6 @@ impl BackingStore for Slow {
             self.go_on.wait();
         }
         self.store.read(context, bloks)
-    }
-
-    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        self.store.write(bloks);
     }
 }
 

@@ -2,6 +2,8 @@
 
 #[path = "../child/mod.rs"]
 mod child;
+#[path = "../../../../tests/over_memory.rs"]
+mod over_memory;
 #[allow(dead_code)]
 #[path = "../failure/scenario.rs"]
 mod scenario;

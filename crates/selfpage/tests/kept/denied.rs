@@ -9,6 +9,7 @@ use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, FileAccess, Locking, Protection, Region, Sampling};
 
 use crate::filter::Call;
+use crate::over_memory::over_memory;
 use crate::scenario::{here, in_child, until};
 use crate::{PAGE, TRAPS, tried, word};
 
@@ -70,20 +71,10 @@ struct Waits {
 }
 
 impl BackingStore for Waits {
-    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.store.claim(want)
-    }
-
-    fn release(&self, first: Blok, count: u32) {
-        self.store.release(first, count);
-    }
+    over_memory!(store: claim, release, read);
 
     fn reads_in_trap(&self) -> bool {
         false
-    }
-
-    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
-        self.store.read(context, bloks)
     }
 
     fn write(&self, bloks: &mut [WriteBlok<'_>]) {

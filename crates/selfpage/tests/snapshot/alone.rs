@@ -12,6 +12,7 @@ use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{Domain, Kind, Region};
 
 use super::{PAGE, Words, child, saved};
+use crate::over_memory::over_memory;
 
 /// Two domains with a region each.
 fn two() -> [(Domain, Region); 2] {
@@ -129,12 +130,8 @@ struct Reacting {
 type Reaction = Box<dyn FnOnce() + Send>;
 
 impl BackingStore for Reacting {
-    fn claim(&self, want: u32) -> Result<(Blok, u32), PagerError> {
-        self.store.claim(want)
-    }
-    fn release(&self, first: Blok, count: u32) {
-        self.store.release(first, count);
-    }
+    over_memory!(store: claim, release, write);
+
     fn reads_in_trap(&self) -> bool {
         false
     }
@@ -142,9 +139,6 @@ impl BackingStore for Reacting {
         let reaction = self.reaction.lock().unwrap().take();
         reaction.into_iter().for_each(|reaction| reaction());
         self.store.read(context, bloks)
-    }
-    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
-        self.store.write(bloks);
     }
 }
 

@@ -15,6 +15,8 @@ mod child;
 mod disk;
 #[path = "../../../../tests/filter.rs"]
 mod filter;
+#[path = "../../../../tests/over_memory.rs"]
+mod over_memory;
 #[path = "../alloc/random.rs"]
 mod random;
 #[allow(dead_code)]
