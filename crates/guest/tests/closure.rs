@@ -12,11 +12,12 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use domain::Domain;
+use possible::run;
 use selfpage_core::capability::Handle;
 use selfpage_core::fault::{Failure, Fault, Outcome};
 use selfpage_core::mmu::Refusal;
 use selfpage_core::region::Access;
-use selfpage_guest::{Call, Guest, Handler, Kind, Machine, Parts, Stopped, host_call};
+use selfpage_guest::{Call, Guest, Kind, Machine, Parts, Stopped, host_call};
 
 /// 64 frames, and a region of 512 pages at an address where no process has anything.
 const FRAMES_LOG2_BYTES: u8 = 18;
@@ -25,15 +26,6 @@ const REGION: usize = 0x1234_5678_9000;
 
 fn guest() -> Option<(Guest<'static>, Parts<'static>)> {
     possible::here(Guest::new(Box::leak(Box::new(Machine::new(16 << 20, 8 << 20).unwrap()))))
-}
-
-fn run<R: 'static>(
-    guest: Guest<'static>,
-    handler: impl Handler + 'static,
-    closure: impl FnOnce() -> R + 'static,
-) -> Result<R, Stopped> {
-    // SAFETY: no test makes anything of what the guest has for itself.
-    unsafe { guest.run(handler, |call| panic!("nobody asks: {call:?}"), closure) }
 }
 
 /// A word of page `page` of the region.

@@ -11,6 +11,7 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use possible::run;
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::capability::{Handle, Object, Rights, Type};
 use selfpage_core::fault::{Fault, Outcome};
@@ -30,15 +31,6 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 fn guest() -> Option<(Guest<'static>, Parts<'static>)> {
     possible::here(Guest::new(Box::leak(Box::new(Machine::new(16 << 20, 1 << 20).unwrap()))))
-}
-
-fn run<R: 'static>(
-    guest: Guest<'static>,
-    handler: impl Handler + 'static,
-    closure: impl FnOnce() -> R + 'static,
-) -> Result<R, Stopped> {
-    // SAFETY: no test makes anything of what the guest has for itself.
-    unsafe { guest.run(handler, |call| panic!("nobody asks: {call:?}"), closure) }
 }
 
 fn word(page: usize) -> *mut u64 {

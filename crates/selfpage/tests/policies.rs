@@ -1,20 +1,17 @@
-//! Policies by what they save, through the whole library.
+//! Policies by what they save, through the whole library. Tests that count pages run one at a time: an evictor that gets no processor gives
+//! no second chance.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, FileAccess, Kind, Trap};
 
+#[path = "../../../tests/alone.rs"]
+mod alone;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
-/// These count pages, and an evictor that gets no processor gives no second chance: one at a time.
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use alone::alone;
 
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;

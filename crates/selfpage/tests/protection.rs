@@ -4,28 +4,27 @@
 use std::io::{PipeReader, PipeWriter, Write};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
 use selfpage::protection::{Access, Ended, Mechanism, Memory, ProtectionDomain, Rights, mechanism, refresh};
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Region, Trap};
 
+#[path = "../../../tests/alone.rs"]
+mod alone;
 #[path = "../examples/sandbox.rs"]
 mod sandbox;
 #[path = "../../../tests/skip.rs"]
 mod skip;
+
+use alone::alone;
 
 const PAGE: usize = 4096;
 const READ_WRITE: [Rights; 2] = [Rights::READ, Rights::WRITE];
 
 fn read_write() -> Rights {
     READ_WRITE[0] | READ_WRITE[1]
-}
-
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// That rights are enforced by keys, or else why not.

@@ -18,6 +18,7 @@ mod skip;
 mod tried;
 
 use over_memory::over_memory;
+use tried::word;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 16;
@@ -34,10 +35,6 @@ fn region(table: DescriptorTable, store: impl BackingStore + 'static) -> Option<
     let mut region = domain.region(PAGES * PAGE).stored(store).unwrap();
     region.as_mut_slice::<u64>().fill(7);
     Some(Arc::new(region))
-}
-
-fn word(region: &Region, page: usize) -> *mut u64 {
-    region.as_ptr().wrapping_add(page * PAGE).cast()
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! time, in a process of their own.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use selfpage::protection::{Ended, Mechanism, Memory, ProtectionDomain, Rights, mechanism};
@@ -10,15 +10,14 @@ use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Answer, Domain, Kind, MemoryFault, Protection, Region, Sampling, Trap};
 
+#[path = "../../../tests/alone.rs"]
+mod alone;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
-const PAGE: usize = 4096;
+use alone::alone;
 
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+const PAGE: usize = 4096;
 
 /// Has the calling thread run on one CPU with the others that ask for it, and give way to them at once.
 fn crowd(policy: i32) {

@@ -1,6 +1,6 @@
-//! Tests of virtual machines skip where there can be none.
+//! Tests of virtual machines skip where there can be none, and run closures that ask for nothing.
 
-use selfpage_guest::{Error, Kind};
+use selfpage_guest::{Error, Guest, Handler, Kind, Stopped};
 
 #[path = "../../../../tests/skip.rs"]
 mod skip;
@@ -21,4 +21,15 @@ pub fn here<T>(made: Result<T, Error>) -> Option<T> {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Runs a closure that asks the process for nothing.
+#[allow(dead_code)]
+pub fn run<R: 'static>(
+    guest: Guest<'static>,
+    handler: impl Handler + 'static,
+    closure: impl FnOnce() -> R + 'static,
+) -> Result<R, Stopped> {
+    // SAFETY: no test makes anything of what the guest has for itself.
+    unsafe { guest.run(handler, |call| panic!("nobody asks: {call:?}"), closure) }
 }

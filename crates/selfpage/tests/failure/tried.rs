@@ -4,6 +4,13 @@
 use std::cell::Cell;
 use std::sync::Once;
 
+use selfpage::{PAGE_BYTES, Region};
+
+/// The first word of a page.
+pub fn word(region: &Region, page: usize) -> *mut u64 {
+    region.as_ptr().wrapping_add(page * PAGE_BYTES).cast()
+}
+
 thread_local! {
     static TRYING: Cell<*mut JumpBuffer> = const { Cell::new(std::ptr::null_mut()) };
 }

@@ -27,6 +27,8 @@ mod uses;
 use selfpage::store::MemoryStore;
 use selfpage::{Answer, Domain, FaultHandler, MemoryFault, Protection, Region, Trap};
 
+use tried::word;
+
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 const FRAMES: usize = 64;
@@ -52,11 +54,6 @@ fn unprotect(fault: &MemoryFault<'_>) -> Answer {
 fn thread_id() -> u32 {
     // SAFETY: test: takes nothing.
     unsafe { libc::gettid() as u32 }
-}
-
-/// The first word of a page.
-fn word(region: &Region, page: usize) -> *mut u64 {
-    region.as_ptr().wrapping_add(page * PAGE).cast()
 }
 
 fn write(region: &Region, page: usize, value: u64) {

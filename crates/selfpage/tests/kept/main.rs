@@ -20,13 +20,10 @@ mod undefined;
 
 use selfpage::{Region, Trap};
 
+use tried::word;
+
 const PAGE: usize = 4096;
 const TRAPS: [(Trap, &str); 2] = [(Trap::Worker, "worker"), (Trap::Upcall, "upcall")];
-
-/// The first word of a page.
-fn word(region: &Region, page: usize) -> *mut u64 {
-    region.as_ptr().wrapping_add(page * PAGE).cast()
-}
 
 /// Takes a page's frame, and has it used for another: the page is with its pager alone then.
 fn take_frame(region: &Region, page: usize) {
