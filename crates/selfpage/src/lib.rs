@@ -1,8 +1,8 @@
 //! A program owns its frames and pages itself.
 //!
-//! A [`Domain`] holds a fixed number of frames. [`Region`]s are memory that may be larger than they are: each is bound to a
-//! pager, which says where contents come from and go to; the domain's policy says which page makes room for another. The
-//! domain answers its own faults, on its own threads or on the faulting thread itself, with its own frames.
+//! A [`Domain`] holds a fixed number of frames. A [`Region`] is memory that may be larger than the frames. Its pager says where a page's
+//! contents come from, and where they go. The domain's policy says which page makes room for another. The domain answers its own faults
+//! with its own frames, on its own threads or on the faulting thread itself.
 //!
 //! # Examples
 //! ```no_run
@@ -57,7 +57,7 @@ mod turn;
 mod undisturbed;
 mod usage;
 
-/// What values in a region are: plain bytes (`Pod`, `AnyBitPattern`), for [`Region::as_slice`] and [`Region::as_mut_slice`].
+/// Values in a region are plain bytes: its traits `Pod` and `AnyBitPattern` are for [`Region::as_slice`] and [`Region::as_mut_slice`].
 pub use bytemuck;
 pub use config::{Config, DescriptorTable, Locking};
 pub use domain::Domain;
