@@ -224,11 +224,13 @@ impl FileStore {
         }
         for member in self.bloks.others() {
             let byte = LOCKS_FROM + member as u64;
-            // A lock on another file, at our number, would say nothing.
-            if let Ok(true) = lock(self.file.borrow(), byte, 1)
-                && self.file.is_ours()
+            // A lock on another file, at our number, would say nothing, and be in that file's way.
+            if self.file.is_ours()
+                && let Ok(true) = lock(self.file.borrow(), byte, 1)
             {
-                self.bloks.forget(member);
+                if self.file.is_ours() {
+                    self.bloks.forget(member);
+                }
                 let _ = unlock(self.file.borrow(), byte, 1);
             }
         }

@@ -166,11 +166,12 @@ fn a_descriptor_closed_by_the_program_is_left_to_pager_threads() {
             let number = store.descriptors()[0];
             close_number(number);
             let absent = read(store, Context::Trap, Blok(1));
-            let other = tempfile::tempfile().unwrap();
-            let raised = rustix::io::fcntl_dupfd_cloexec(&other, number).unwrap();
+            let other = tempfile::NamedTempFile::new().unwrap();
+            let raised = rustix::io::fcntl_dupfd_cloexec(other.as_file(), number).unwrap();
             assert_eq!(std::os::fd::AsRawFd::as_raw_fd(&raised), number);
-            // Nobody has locked that one.
+            // Nobody has locked that one, and nobody does.
             store.reclaim_dead();
+            assert!(!is_locked(other.reopen().unwrap().as_fd(), LOCKS_FROM + 9).unwrap());
             closed.send(()).unwrap();
             absent
         });
