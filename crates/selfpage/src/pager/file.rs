@@ -20,7 +20,7 @@ use selfpage_core::sync::{AtomicU64, Ordering};
 use super::{NO_HASH, PageHash};
 use crate::FileAccess;
 use crate::error::{Error, Kind, Result};
-use crate::store::{Blok, Descriptor, IoChoice, LOCKED, Numbered, WriteBlok, forget_engines, page_cache};
+use crate::store::{Alone, Blok, Descriptor, IoChoice, LOCKED, Numbered, WriteBlok, forget_engines, page_cache};
 use crate::trap::thread;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -302,6 +302,8 @@ impl File {
         }
         // Of its own: the region may go while it waits.
         let Ok(file) = rustix::io::fcntl_dupfd_cloexec(self.buffered.borrow(), 0) else { return };
+        // At a low number it would be in the way of what the program lends, for as long as the lock is held.
+        let file = Alone::raised(file);
         let offset = (self.first + page.index) * PAGE;
         let _ = thread::start(c"selfpage-way", move || {
             let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, offset, 1);

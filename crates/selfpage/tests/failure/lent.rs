@@ -495,7 +495,7 @@ fn at_the_only_numbers_that_are_free() {
     }
 }
 
-struct Names(RawFd);
+pub struct Names(pub RawFd);
 
 impl UserPager for Names {
     fn fill(&self, _: u64, _: &mut PageBytes) -> io::Result<()> {

@@ -1,12 +1,17 @@
 //! Files under regions: cut short, or written to from the very pages that map them.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
+use selfpage::pager::UserPager;
 use selfpage::{Domain, FileAccess, Kind, Region, Trap};
+use selfpage_core::addr::PageBytes;
 
+use crate::lent::Names;
 use crate::scenario::{PAGE, here, in_child, pages, until};
 use crate::tried;
 
@@ -341,6 +346,60 @@ fn written_into_its_own_file_while_others_change_everything() {
             assert_eq!(region.as_slice::<[u64; 512]>()[index][0], index as u64 + 1, "page {index}");
         }
         println!("{:?}", domain.stats().counts);
+    })
+    .well();
+}
+
+/// Says that a page is wanted, which comes once the test has seen enough.
+struct Later(Mutex<(Sender<()>, Receiver<()>)>);
+
+impl UserPager for Later {
+    fn fill(&self, _: u64, _: &mut PageBytes) -> io::Result<()> {
+        let (wanted, enough) = &*self.0.lock().unwrap();
+        let _ = wanted.send(());
+        let _ = enough.recv();
+        Ok(())
+    }
+
+    fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whoever waits for a file's lock has no number that the program lends another at.
+#[test]
+fn files_are_lent_while_another_is_locked() {
+    in_child(here!(), "", || {
+        let Some(dir) = on_ext4() else { return };
+        let Some((domain, mut region, file)) = over_its_own(&dir, 2 * FRAMES) else { return };
+        let ((wants, wanted), (enough, told)) = (channel(), channel());
+        let other = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let later = other.region(PAGE).user(Later(Mutex::new((wants, told)))).unwrap();
+        std::thread::scope(|scope| {
+            // So that it goes on whatever becomes of this thread.
+            let (enough, file) = (enough, &file);
+            let writer = scope.spawn(|| write_own(file, &later, 0, PAGE, 2 * FRAMES * PAGE));
+            wanted.recv().unwrap();
+            region.as_mut_slice::<u64>()[1] = 7;
+            region.evict(0, PAGE).unwrap();
+            until("somebody waits for the lock", || {
+                let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+                let comm = |task: io::Result<std::fs::DirEntry>| std::fs::read_to_string(task?.path().join("comm"));
+                tasks.map(comm).any(|name| name.is_ok_and(|name| name.trim() == "selfpage-way"))
+            });
+            for number in 3..30 {
+                // SAFETY: test: a number that is free, and then a descriptor that nobody else has.
+                unsafe {
+                    if libc::fcntl(number, libc::F_GETFD) < 0 {
+                        assert_eq!(libc::dup2(file.as_raw_fd(), number), number);
+                    }
+                }
+                drop(domain.region(PAGE).user(Names(number)).unwrap());
+            }
+            drop(enough);
+            assert_eq!(writer.join().unwrap(), PAGE as isize);
+        });
+        assert_eq!(region.as_slice::<u64>()[1], 7);
     })
     .well();
 }

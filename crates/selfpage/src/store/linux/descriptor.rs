@@ -378,8 +378,8 @@ pub(crate) fn place_descriptor(taken: OwnedFd, number: RawFd) -> io::Result<()> 
         thread::sleep(MOMENT);
     }
     // Under a low limit numbers are small ones, which a store or pager of the program's own may have here for a file that it opened.
-    let cause = "a thread of the domain's has that number for something else; raise the limit on open files (ulimit -n), or \
-                 have the file at another number (dup(2))";
+    let cause = "a thread of the domain's has that number for something else; have the file at another number, below 256 \
+                 (dup(2)), or where the limit on open files is low raise that (ulimit -n)";
     Err(io::Error::other(cause))
 }
 
