@@ -390,7 +390,8 @@ impl PausedDomain {
     fn find_lost(&mut self) -> Result<(), String> {
         let table_of = self.inner.table_thread.load(Ordering::Acquire);
         // Two regions may use one file.
-        let numbers: BTreeSet<_> = self.regions.values().flat_map(|bound| bound.own_descriptors()).collect();
+        let regions = self.regions.values().filter(|bound| bound.is_shared());
+        let numbers: BTreeSet<_> = regions.flat_map(|bound| bound.own_descriptors()).collect();
         let lost =
             numbers.into_iter().filter_map(|number| Lost::of(table_of, number).transpose()).collect::<Result<_, _>>();
         self.lost = lost.map_err(|why: std::io::Error| {

@@ -193,9 +193,10 @@ impl Inner {
         state.tracer.restart(monotonic_ns());
         self.writing.restart();
         self.forget_threads();
-        let mut keep: Vec<_> = regions.values().flat_map(|bound| bound.descriptors()).collect();
+        let shared = || regions.values().filter(|bound| bound.is_shared());
+        let mut keep: Vec<_> = shared().flat_map(|bound| bound.descriptors()).collect();
         keep.retain(|number| astray.iter().all(|way| way.1 != *number));
-        let lent = regions.values().flat_map(|bound| bound.lent_descriptors()).collect();
+        let lent = shared().flat_map(|bound| bound.lent_descriptors()).collect();
         self.start_threads(Kept { all: keep, lent, astray })?;
         let asks = |bound: &&Arc<Bound>| bound.handler().is_some() && bound.core().trap == Trap::Worker;
         regions.values().find(asks).map_or(Ok(()), |_| start_one(self))

@@ -56,7 +56,7 @@ pub(crate) struct Bound {
     pub(super) len_bytes: usize,
     /// Its pages may be dropped from now on. Changed and asked for with the domain's regions held.
     leaving: AtomicBool,
-    /// Whether the pager threads have its descriptors.
+    /// Whether the pager threads have its descriptors. Changed and asked for with the domain's regions held.
     shared: AtomicBool,
     left: OnceLock<Left>,
     /// Whose its dirty bits are.
@@ -183,12 +183,11 @@ impl Bound {
         }
         regions.insert(self.region.range.first.0, self.clone());
         // What another region's pager has in common with ours, pager threads have already, and of a store's file the program no more.
-        let known = |number: &RawFd| {
-            regions.values().any(|bound| !Arc::ptr_eq(bound, self) && bound.descriptors().contains(number))
-        };
+        let known = |number: &RawFd| regions.values().any(|bound| bound.shared_descriptors().contains(number));
         let (known, numbers): (Vec<RawFd>, Vec<RawFd>) = self.descriptors().into_iter().partition(known);
         let shared = inner.has_descriptors(self, &known).and_then(|()| inner.share_descriptors(self, &numbers));
         if shared.is_ok() {
+            self.shared.store(true, Ordering::Relaxed);
             // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
             inner.hide_descriptors_of(self, &numbers);
         }
@@ -197,9 +196,8 @@ impl Bound {
             tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
         }
         tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
-        match shared {
-            Ok(()) => self.shared.store(true, Ordering::Relaxed),
-            Err(_) => self.end(life),
+        if shared.is_err() {
+            self.end(life);
         }
         shared
     }
@@ -272,13 +270,11 @@ impl Bound {
                 regions.remove(&core.range.first.0);
                 let parts = inner.on_pager_thread(move || inner.parts_of(self));
                 let _ = self.left.set(Left { parts, process: std::process::id() });
-                let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.descriptors()).collect();
-                let mut numbers = self.descriptors();
+                let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.shared_descriptors()).collect();
+                let mut numbers = self.shared_descriptors();
                 numbers.retain(|number| !used.contains(number));
-                if self.shared.load(Ordering::Relaxed) {
-                    // Still under the lock: the next region's descriptors may come at these numbers.
-                    inner.release_descriptors(&numbers);
-                }
+                // Still under the lock: the next region's descriptors may come at these numbers.
+                inner.release_descriptors(&numbers);
                 return;
             }
         }
@@ -395,6 +391,17 @@ impl Bound {
         self.own_descriptors().into_iter().chain(stores).collect()
     }
 
+    /// Whether pager threads have its descriptors. A region that was refused is in the map for a moment without. The caller has the domain's
+    /// regions.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
+    }
+
+    /// The descriptors that pager threads have for it. The caller has the domain's regions.
+    fn shared_descriptors(&self) -> Vec<RawFd> {
+        if self.is_shared() { self.descriptors() } else { Vec::new() }
+    }
+
     /// Whether a forked child gets a part of the region.
     pub(crate) fn give_to_child(&self, part: &Range<usize>, child: Advice) -> std::result::Result<(), Errno> {
         // SAFETY: owned-range: the region is ours; only what a child gets of it changes.
@@ -428,16 +435,20 @@ impl Drop for Bound {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::os::fd::AsRawFd;
     use std::sync::Mutex;
 
-    use selfpage_core::addr::PAGE_BYTES;
+    use rustix::io::fcntl_getfd;
+    use selfpage_core::addr::{PAGE_BYTES, PageBytes};
     use selfpage_core::linux::thread as own_thread;
     use selfpage_core::pager::PagerError;
 
     use super::*;
     use crate::domain::Domain;
     use crate::over_memory::over_memory;
-    use crate::store::{Blok, MemoryStore, ReadBlok, StoreError, WriteBlok};
+    use crate::pager::UserPager;
+    use crate::store::{Blok, MemoryStore, ReadBlok, StoreError, WriteBlok, borrow_number};
 
     /// Whether its domain's regions were held, each time that a thread of the program's looked at its descriptor.
     struct Looks {
@@ -473,5 +484,43 @@ mod tests {
         drop(domain.region(PAGE_BYTES).stored_in(store.clone()).unwrap());
         let held = store.held.lock().unwrap();
         assert!(!held.is_empty() && held.iter().all(|held| *held), "{held:?}");
+    }
+
+    struct Names(Vec<RawFd>);
+
+    impl UserPager for Names {
+        fn fill(&self, _: u64, _: &mut PageBytes) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn save(&self, _: u64, _: &PageBytes) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn descriptors(&self) -> Vec<RawFd> {
+            self.0.clone()
+        }
+    }
+
+    /// Until it has left the map, others come and go.
+    #[test]
+    fn what_a_region_names_that_was_refused_pager_threads_do_not_have_for_it() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let inner = domain.life().inner.clone();
+        let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        let numbers = files.each_ref().map(AsRawFd::as_raw_fd);
+        let lend = |numbers: &[RawFd]| domain.region(PAGE_BYTES).user(Names(numbers.to_vec())).unwrap();
+        let is_there = |number| inner.on_pager_thread(move || fcntl_getfd(borrow_number(number)).is_ok());
+        let (first, refused) = (lend(&numbers[..1]), lend(&numbers));
+        // As where something else is at the second number.
+        inner.release_descriptors(&numbers[1..]);
+        refused.bound().shared.store(false, Ordering::Relaxed);
+        let second = lend(&numbers[1..]);
+        assert!(numbers.into_iter().all(is_there));
+        drop(first);
+        assert!(!is_there(numbers[0]));
+        drop(second);
+        assert!(!is_there(numbers[1]));
+        drop(refused);
     }
 }
