@@ -4,6 +4,7 @@
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -167,6 +168,10 @@ impl Inner {
             let anew = bound.pager_over_fork();
             astray.retain(|way| !anew.contains(&way.1));
         }
+        let shared = || regions.values().filter(|bound| bound.is_shared());
+        // What no pager names any more nobody would let go of.
+        let own: Vec<RawFd> = shared().flat_map(|bound| bound.own_descriptors()).collect();
+        astray.retain(|way| own.contains(&way.1));
         let mut protected = Vec::new();
         let here = |addr: usize| {
             let at = parts.partition_point(|(_, part)| part.end <= addr);
@@ -193,7 +198,6 @@ impl Inner {
         state.tracer.restart(monotonic_ns());
         self.writing.restart();
         self.forget_threads();
-        let shared = || regions.values().filter(|bound| bound.is_shared());
         let mut keep: Vec<_> = shared().flat_map(|bound| bound.descriptors()).collect();
         keep.retain(|number| astray.iter().all(|way| way.1 != *number));
         let lent = shared().flat_map(|bound| bound.lent_descriptors()).collect();

@@ -19,16 +19,16 @@ use crate::descriptors::close_all;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::skip::skip;
 
-const FRAMES: usize = 64;
-const PAGES: usize = 4 * FRAMES;
-const CASES: [(&str, Trap, DescriptorTable); 3] = [
+pub const FRAMES: usize = 64;
+pub const PAGES: usize = 4 * FRAMES;
+pub const CASES: [(&str, Trap, DescriptorTable); 3] = [
     ("worker", Trap::Worker, DescriptorTable::Shared),
     ("private", Trap::Worker, DescriptorTable::Private),
     ("upcall", Trap::Upcall, DescriptorTable::Shared),
 ];
 
 /// Its pages are a file's.
-struct ByFile(Arc<File>);
+pub struct ByFile(pub Arc<File>);
 
 impl UserPager for ByFile {
     fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {
@@ -46,20 +46,20 @@ impl UserPager for ByFile {
 }
 
 /// What [`number_pages`] writes.
-fn numbered_page(index: u64) -> [u8; PAGE] {
+pub fn numbered_page(index: u64) -> [u8; PAGE] {
     let mut bytes = [0; PAGE];
     bytes[..8].copy_from_slice(&(index + 1).to_ne_bytes());
     bytes[PAGE - 8..].copy_from_slice(&(!index).to_ne_bytes());
     bytes
 }
 
-fn numbered_file() -> Arc<File> {
+pub fn numbered_file() -> Arc<File> {
     let mut file = tempfile::tempfile_in("/var/tmp").unwrap();
     (0..PAGES as u64).for_each(|index| file.write_all(&numbered_page(index)).unwrap());
     Arc::new(file)
 }
 
-fn domain(table: DescriptorTable) -> Domain {
+pub fn domain(table: DescriptorTable) -> Domain {
     Domain::with_frames(FRAMES * PAGE).descriptor_table(table).build().unwrap()
 }
 
@@ -72,7 +72,7 @@ fn has(file: &File, word: u64) {
     }
 }
 
-fn write(region: &mut Region, word: u64) {
+pub fn write(region: &mut Region, word: u64) {
     region.as_mut_slice::<[u64; 512]>().iter_mut().for_each(|page| page[0] = word);
     region.flush(0, region.len_bytes()).unwrap();
 }
@@ -207,7 +207,7 @@ fn has_numbers(file: &File) {
 }
 
 /// It has a file of its own in each process.
-struct Anew(Mutex<Arc<File>>);
+pub struct Anew(pub Mutex<Arc<File>>);
 
 impl UserPager for Anew {
     fn fill(&self, index: u64, bytes: &mut PageBytes) -> io::Result<()> {

@@ -19,6 +19,7 @@ mod imaged;
 mod input;
 mod inspected;
 mod lent;
+mod lent_over_forks;
 mod lifetime;
 #[path = "../../../../tests/limited_group.rs"]
 mod limited_group;
