@@ -39,7 +39,7 @@ use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::{Inner, Open, Part, Regions};
 use crate::error::Error;
 use crate::region::Bound;
-use crate::store::{BackingStore, Descriptor, Lost, StoreError, forget_numbers};
+use crate::store::{BackingStore, Descriptor, Lost, Reserved, StoreError, forget_numbers};
 use crate::trap::{thread, upcall};
 use crate::undisturbed::{self, Locked};
 use crate::{descriptors, dirty, protection, snapshot};
@@ -213,12 +213,16 @@ extern "C" fn child() {
             crate::die(&format!("a forked child cannot go on: {why}; {remedy}"));
         }
     }
+    // Before code of the program's opens anything.
+    let lost = pause.domains.iter().flat_map(|domain| &domain.lost);
+    let reserved = Reserved::of(&lost.map(|lost| lost.way().1).collect());
     for paused in pause.stores.iter().filter(|paused| paused.ready.is_ok()) {
         paused.store.after_fork_in_child();
     }
     for domain in pause.domains {
         domain.resume_in_child();
     }
+    drop(reserved);
     protection::fork::forked(&mut pause.locks.rights);
     dirty::traps::forked();
     drop(pause.stack);

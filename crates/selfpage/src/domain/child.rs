@@ -9,19 +9,21 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use rustix::io::fcntl_getfd;
 use selfpage_core::addr::{Frame, PAGE_BYTES, PageBytes, PageNo};
 use selfpage_core::fault::{Failure, copy_first, protect};
 use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::linux::mmu::Descriptors;
 use selfpage_core::linux::uffd::Reach;
 use selfpage_core::mmu::Trap;
+use selfpage_core::pager::Pager;
 use selfpage_core::stack;
 
 use super::threads::Kept;
 use super::{Inner, monotonic_ns};
 use crate::error::{Error, Result};
 use crate::region::Bound;
-use crate::store::Lost;
+use crate::store::{Lost, borrow_number};
 use crate::trap::handlers::start_one;
 use crate::{descriptors, maps};
 
@@ -161,17 +163,11 @@ impl Inner {
         for (bound, part) in parts {
             bound.register(descriptors, part)?;
         }
-        let mut astray: Vec<_> = lost.iter().map(Lost::way).collect();
         for bound in regions.values() {
             bound.core().let_all_go();
             bound.tracker.forget();
-            let anew = bound.pager_over_fork();
-            astray.retain(|way| !anew.contains(&way.1));
         }
-        let shared = || regions.values().filter(|bound| bound.is_shared());
-        // What no pager names any more nobody would let go of.
-        let own: Vec<RawFd> = shared().flat_map(|bound| bound.own_descriptors()).collect();
-        astray.retain(|way| own.contains(&way.1));
+        let kept = tell_pagers(regions, lost)?;
         let mut protected = Vec::new();
         let here = |addr: usize| {
             let at = parts.partition_point(|(_, part)| part.end <= addr);
@@ -198,10 +194,7 @@ impl Inner {
         state.tracer.restart(monotonic_ns());
         self.writing.restart();
         self.forget_threads();
-        let mut keep: Vec<_> = shared().flat_map(|bound| bound.descriptors()).collect();
-        keep.retain(|number| astray.iter().all(|way| way.1 != *number));
-        let lent = shared().flat_map(|bound| bound.lent_descriptors()).collect();
-        self.start_threads(Kept { all: keep, lent, astray })?;
+        self.start_threads(kept)?;
         let asks = |bound: &&Arc<Bound>| bound.handler().is_some() && bound.core().trap == Trap::Worker;
         regions.values().find(asks).map_or(Ok(()), |_| start_one(self))
     }
@@ -239,6 +232,38 @@ impl Inner {
     fn forget_threads(&self) {
         std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
     }
+}
+
+/// In a forked child: tells all pagers so, and says what pager threads are to have of the regions, which are the files that these mean.
+fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, lost: &[Lost]) -> Result<Kept> {
+    // Before the first is told, who may come by a file for others, too.
+    let before: Vec<_> = regions.values().map(|bound| (bound, bound.lent_now())).collect();
+    regions.values().filter_map(|bound| bound.core().pager()).for_each(Pager::forked);
+    let anew: Vec<RawFd> = before.iter().flat_map(|(bound, before)| bound.lent_over_fork(before)).collect();
+    let shared = || regions.values().filter(|bound| bound.is_shared());
+    // What no pager names any more nobody would let go of.
+    let own: Vec<RawFd> = shared().flat_map(|bound| bound.own_descriptors()).collect();
+    let mut astray: Vec<_> = lost.iter().map(Lost::way).collect();
+    astray.retain(|way| own.contains(&way.1) && !anew.contains(&way.1));
+    let mut all = Vec::new();
+    for bound in shared() {
+        let own = bound.own_descriptors();
+        for number in bound.descriptors() {
+            let way = astray.iter().find(|way| way.1 == number);
+            // The parent's pager threads may have had what a pager put in its place there.
+            let is_kept = way.is_some() && own.contains(&number);
+            let found = borrow_number(way.map_or(number, |way| way.0));
+            // What is closed is noticed by whoever uses it.
+            if !is_kept && fcntl_getfd(found).is_ok() {
+                bound.check_descriptor(number, found)?;
+            }
+            if way.is_none() {
+                all.push(number);
+            }
+        }
+    }
+    let lent = shared().flat_map(|bound| bound.lent_descriptors()).collect();
+    Ok(Kept { all, lent, astray })
 }
 
 #[cfg(test)]

@@ -360,23 +360,22 @@ impl Bound {
         self.means.lent.as_ref().map_or_else(Vec::new, Lent::files)
     }
 
-    /// In a forked child: what its pager has there. Returns those of its descriptors that are no file of the parent's any more.
-    pub(crate) fn pager_over_fork(&self) -> Vec<RawFd> {
-        let tell = || self.region.pager().into_iter().for_each(Pager::forked);
-        match &self.means.lent {
-            Some(lent) => lent.over_fork(tell),
-            None => {
-                tell();
-                Vec::new()
-            }
-        }
+    /// What the calling thread has at the numbers of what its pager was lent.
+    pub(crate) fn lent_now(&self) -> Vec<Option<Numbered>> {
+        self.means.lent.as_ref().map_or_else(Vec::new, Lent::now)
+    }
+
+    /// In a forked child, as [`Lent::over_fork`].
+    pub(crate) fn lent_over_fork(&self, before: &[Option<Numbered>]) -> Vec<RawFd> {
+        self.means.lent.as_ref().map_or_else(Vec::new, |lent| lent.over_fork(before))
     }
 
     /// That `found`, which a thread of the program's has at `number`, is what the pager uses at that number.
     pub(crate) fn check_descriptor(&self, number: RawFd, found: BorrowedFd<'_>) -> Result<()> {
         let refused = |object, cause, remedy| Error::new(Kind::Invalid, "share", object, format!("{cause}; {remedy}"));
         if let Some(file) = self.means.files.iter().chain(&self.lent()).find(|file| file.number == number) {
-            let remedy = "make the region anew, and close no descriptors meanwhile";
+            let remedy =
+                "make the region anew, and close no descriptors meanwhile, nor in a child before its regions are there";
             let object = || format!("the file of region {}", self.name);
             return file.check(found).map_err(|cause| refused(object(), cause, remedy));
         }

@@ -35,19 +35,22 @@ impl Lent {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// In a forked child, which has what the forking thread had: tells the pager so by `tell`. It may open files of the child's own. Returns
-    /// those of its numbers that are no file of the parent's any more.
-    pub(super) fn over_fork(&self, tell: impl FnOnce()) -> Vec<RawFd> {
+    /// What the calling thread has at their numbers.
+    pub(super) fn now(&self) -> Vec<Option<Numbered>> {
+        self.held().iter().map(|file| Numbered::of(file.number).ok()).collect()
+    }
+
+    /// In a forked child, which has what the forking thread had: asks again, after pagers have been told and may have opened files of the
+    /// child's own. `before` is what there was until then. Returns those of its numbers that are no file of the parent's any more.
+    pub(super) fn over_fork(&self, before: &[Option<Numbered>]) -> Vec<RawFd> {
         let parents = self.files();
-        let before: Vec<_> = parents.iter().map(|file| Numbered::of(file.number).ok()).collect();
-        tell();
         let mut childs = Vec::new();
         let numbers = unless_it_panics(|| self.pager.descriptors()).unwrap_or_default();
         *self.held() = each_once(numbers)
             .filter_map(|number| {
                 let now = Numbered::of(number).ok();
                 let of_parent =
-                    parents.iter().zip(&before).find(|(file, before)| file.number == number && **before == now);
+                    parents.iter().zip(before).find(|(file, before)| file.number == number && **before == now);
                 // What the program has closed, or has another file in place of, pager threads have had all the same.
                 of_parent.map(|(file, _)| file.clone()).or_else(|| now.inspect(|_| childs.push(number)))
             })

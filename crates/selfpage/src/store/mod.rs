@@ -28,8 +28,8 @@ pub use engine::IoChoice;
 pub(crate) use engine::{BEYOND_LIMIT, LOCKED, forget_engines, with_engines};
 pub use file::FileStore;
 pub(crate) use linux::descriptor::{
-    Alone, Descriptor, Lost, Nowhere, Numbered, borrow_number, copied_descriptor, forget_numbers, move_descriptor,
-    place_descriptor, raised, release_number,
+    Alone, Descriptor, Lost, Nowhere, Numbered, Reserved, borrow_number, copied_descriptor, forget_numbers,
+    move_descriptor, place_descriptor, raised, release_number,
 };
 pub(crate) use linux::page_cache;
 pub use memory::MemoryStore;
@@ -121,7 +121,8 @@ pub trait BackingStore: Send + Sync {
     }
 
     /// That `found`, which a thread of the program's has at `number`, one of [`descriptors`](BackingStore::descriptors), is the store's: the
-    /// program may have closed that, and opened a file of its own, which nobody else would keep from being written to or closed.
+    /// program may have closed that, and opened a file of its own, which nobody else would keep from being written to or closed. A forked
+    /// child asks as well, after [`after_fork_in_child`](BackingStore::after_fork_in_child), and ends where it is something else.
     ///
     /// # Context
     /// PagerThread or Normal.

@@ -1,16 +1,228 @@
 //! Whose file stands at a number that is lent, in a forked child: what runs there first opens and closes files of its own.
 
-use std::fs;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use selfpage::pager::UserPager;
+use selfpage::store::{BackingStore, Blok, ReadBlok, StoreError, WriteBlok};
+use selfpage::{DescriptorTable, Region};
 use selfpage_core::addr::PageBytes;
+use selfpage_core::pager::{Context, PagerError};
 
-use crate::child::forked;
+use crate::child::{self, forked};
 use crate::descriptors::close_all;
-use crate::lent::{ByFile, CASES, PAGES, domain, numbered_file};
+use crate::lent::{Anew, ByFile, CASES, FRAMES, PAGES, domain, numbered_file, write};
 use crate::scenario::{PAGE, check_pages, here, in_child};
+
+/// What a region's file is, page by page: every page comes anew from it.
+fn has_words(region: &Region, word: u64) {
+    region.evict(0, region.len_bytes()).unwrap();
+    for (index, page) in region.as_slice::<[u64; 512]>().iter().enumerate() {
+        assert_eq!(page[0], word, "page {index}");
+    }
+}
+
+/// What `forked` opens has the lowest number that is free, and the program has closed those of others' files.
+#[test]
+fn a_pager_that_opens_its_own_beside_a_file_that_was_closed() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            close_all();
+            let domain = domain(table);
+            let lend = || domain.region(PAGES * PAGE).trap(trap).user(ByFile(numbered_file())).unwrap();
+            let (mut first, file) = (lend(), numbered_file());
+            let mut anew = domain.region(PAGES * PAGE).trap(trap).user(Anew(Mutex::new(file.clone()))).unwrap();
+            let mut last = lend();
+            write(&mut first, 100);
+            write(&mut last, 102);
+            close_all();
+            let mut look = |round| {
+                check_pages(&anew, 0..PAGES);
+                for (region, word) in [(&mut first, 100), (&mut last, 102)] {
+                    has_words(region, word);
+                    write(region, word + 100);
+                }
+                write(&mut anew, round);
+                has_words(&anew, round);
+                for (region, word) in [(&mut first, 100), (&mut last, 102)] {
+                    has_words(region, word + 100);
+                    write(region, word);
+                }
+            };
+            forked(|| {
+                look(7);
+                forked(|| look(8));
+            });
+            look(9);
+            std::mem::forget((first, anew, last, file));
+        })
+        .well();
+    }
+}
+
+/// A store over a file, which has another one in each process. Its bloks are never free again.
+struct OwnStore {
+    number: AtomicI32,
+    next: AtomicU32,
+}
+
+impl OwnStore {
+    fn new() -> OwnStore {
+        OwnStore { number: OwnStore::open().into(), next: 1.into() }
+    }
+
+    fn open() -> RawFd {
+        std::os::fd::IntoRawFd::into_raw_fd(tempfile::tempfile_in("/var/tmp").unwrap())
+    }
+
+    fn file(&self) -> std::mem::ManuallyDrop<File> {
+        // SAFETY: test: it is not dropped, and so not closed.
+        std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(self.number.load(Ordering::SeqCst)) })
+    }
+}
+
+impl BackingStore for OwnStore {
+    fn claim(&self, _: u32) -> Result<(Blok, u32), PagerError> {
+        Ok((Blok(self.next.fetch_add(1, Ordering::SeqCst)), 1))
+    }
+
+    fn release(&self, _: Blok, _: u32) {}
+
+    fn reads_in_trap(&self) -> bool {
+        false
+    }
+
+    fn read(&self, _: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        let read =
+            |blok: &mut ReadBlok<'_>| self.file().read_exact_at(blok.bytes, u64::from(blok.blok.0) * PAGE as u64);
+        bloks.iter_mut().try_for_each(read).map_err(|_| PagerError::Io(libc::EIO))
+    }
+
+    fn write(&self, bloks: &mut [WriteBlok<'_>]) {
+        for blok in bloks {
+            let written = self.file().write_all_at(blok.bytes, u64::from(blok.blok.0) * PAGE as u64);
+            blok.outcome = written.map_err(|_| PagerError::Io(libc::EIO));
+        }
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        vec![self.number.load(Ordering::SeqCst)]
+    }
+
+    fn check_descriptor(&self, _: RawFd, _: BorrowedFd<'_>) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn after_fork_in_child(&self) {
+        self.number.store(OwnStore::open(), Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_store_that_opens_its_own_beside_a_file_that_was_closed() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            close_all();
+            let domain = domain(table);
+            let mut lent = domain.region(PAGES * PAGE).trap(trap).user(ByFile(numbered_file())).unwrap();
+            let mut stored = domain.region(4 * FRAMES * PAGE).trap(trap).stored_in(Arc::new(OwnStore::new())).unwrap();
+            write(&mut lent, 100);
+            close_all();
+            forked(|| {
+                write(&mut stored, 5);
+                has_words(&lent, 100);
+                has_words(&stored, 5);
+            });
+            has_words(&lent, 100);
+            std::mem::forget((lent, stored));
+        })
+        .well();
+    }
+}
+
+/// The number whose file a handler of forks replaces.
+static REPLACED: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn replace() {
+    let file = numbered_file();
+    // SAFETY: test: what the program has there is what is to go.
+    unsafe { libc::dup2(file.as_raw_fd(), REPLACED.load(Ordering::SeqCst)) };
+}
+
+/// A handler that was there before the first domain runs before the child has its regions.
+#[test]
+fn a_handler_of_forks_that_has_another_file_at_the_number() {
+    in_child(here!(), "", || {
+        // SAFETY: test: a handler of forks.
+        unsafe { libc::pthread_atfork(None, None, Some(replace)) };
+        let (file, domain) = (numbered_file(), domain(DescriptorTable::Shared));
+        let region = domain.region(PAGES * PAGE).name("mine").user(ByFile(file.clone())).unwrap();
+        REPLACED.store(file.as_raw_fd(), Ordering::SeqCst);
+        let ended = child::in_child(|| {
+            check_pages(&region, 0..PAGES);
+            true
+        });
+        assert_eq!(ended & 0x7f, libc::SIGABRT, "{ended:#x}");
+        std::process::abort();
+    })
+    .by(libc::SIGABRT, &["a forked child cannot go on", "file of region mine", "another file has the number"]);
+}
+
+/// One for two regions, which comes by a file of its own once in each process, at the number of the old one.
+struct Once(Anew, AtomicU32);
+
+impl UserPager for Once {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> std::io::Result<()> {
+        self.0.fill(index, bytes)
+    }
+
+    fn save(&self, index: u64, bytes: &PageBytes) -> std::io::Result<()> {
+        self.0.save(index, bytes)
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.0.descriptors()
+    }
+
+    fn forked(&self) {
+        if self.1.swap(std::process::id(), Ordering::SeqCst) != std::process::id() {
+            let number = self.0.descriptors()[0];
+            // SAFETY: test: the number is the pager's, whose file goes on being owned by it.
+            assert_eq!(unsafe { libc::dup2(numbered_file().as_raw_fd(), number) }, number);
+        }
+    }
+}
+
+#[test]
+fn a_pager_of_two_regions_that_comes_by_its_own_at_the_old_number() {
+    for (name, trap, table) in CASES {
+        for closed in [false, true] {
+            in_child(here!(), &format!("{name}-{closed}"), || {
+                close_all();
+                let domain = domain(table);
+                let shared = Arc::new(Once(Anew(Mutex::new(numbered_file())), std::process::id().into()));
+                let lend = || domain.region(PAGES * PAGE).trap(trap).user(shared.clone()).unwrap();
+                let mut regions = [lend(), lend()];
+                write(&mut regions[0], 100);
+                if closed {
+                    close_all();
+                }
+                forked(|| {
+                    regions[1].evict(0, PAGES * PAGE).unwrap();
+                    check_pages(&regions[1], 0..PAGES);
+                    write(&mut regions[1], 5);
+                    has_words(&regions[0], 5);
+                });
+                regions.iter().for_each(|region| has_words(region, 100));
+                std::mem::forget((regions, shared));
+            })
+            .well();
+        }
+    }
+}
 
 /// Whether a pager thread has something at the number.
 fn pagers_have(number: RawFd) -> bool {

@@ -1,5 +1,6 @@
 //! A file known by the number of its descriptor, and locks that the kernel drops with the last descriptor.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -480,6 +481,41 @@ impl Lost {
     /// Where the copy is, and where it is to be.
     pub(crate) fn way(&self) -> (RawFd, RawFd) {
         (self.copy.number(), self.number)
+    }
+}
+
+/// Numbers of a forked child's that are free, and that its pager threads are to have something at, taken meanwhile: what stores and pagers of
+/// the program's open does not come there, where it would be taken for that. Whoever uses one meets `EBADF`, as where there is nothing.
+pub(crate) struct Reserved(Vec<Numbered>);
+
+impl Reserved {
+    /// Where none can be had, nobody else can open anything there either.
+    pub(crate) fn of(numbers: &BTreeSet<RawFd>) -> Reserved {
+        let mut taken = Vec::new();
+        let Ok(nothing) = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else { return Reserved(taken) };
+        let mut take = |file: OwnedFd| {
+            if numbers.contains(&file.as_raw_fd()) {
+                taken.extend(Numbered::of(file.into_raw_fd()));
+            }
+        };
+        for number in numbers {
+            if let Ok(file) = fcntl_dupfd_cloexec(&nothing, *number)
+                && file.as_raw_fd() == *number
+            {
+                take(file);
+            }
+        }
+        take(nothing);
+        Reserved(taken)
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // A pager may have put a file of its own there.
+        for there in self.0.iter().filter(|there| there.check(borrow_number(there.number)).is_ok()) {
+            let _ = selfpage_core::linux::descriptor::Descriptor::from_raw(there.number).close();
+        }
     }
 }
 
