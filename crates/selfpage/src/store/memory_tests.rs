@@ -96,20 +96,3 @@ fn sizes_that_make_no_sense_are_refused() {
     let error = blok_count("", most + PAGE_BYTES as u64).unwrap_err();
     assert!(error.remedy.contains("16 TiB - 8 KiB"), "{error}");
 }
-
-#[test]
-fn faults_are_as_told() {
-    use crate::store::faulty::{Faults, FaultyStore};
-    let store = FaultyStore::new(1 << 20);
-    store.set(Faults { write: Some((Blok(2), PagerError::Full)), flipped: Some(Blok(1)), ..Faults::default() });
-    let page = [0; PAGE_BYTES];
-    let mut writes = [1, 2, 3].map(|blok| WriteBlok { blok: Blok(blok), bytes: &page, outcome: Ok(()) });
-    store.write(&mut writes);
-    assert_eq!(writes.map(|write| write.outcome), [Ok(()), Err(PagerError::Full), Err(PagerError::Full)]);
-    let mut bytes = [0; PAGE_BYTES];
-    store.read(Context::PagerThread, &mut [ReadBlok { blok: Blok(1), bytes: &mut bytes }]).unwrap();
-    assert_eq!(bytes[0], 1);
-    store.set(Faults { read: Some(PagerError::Io(5)), ..Faults::default() });
-    let read = store.read(Context::PagerThread, &mut [ReadBlok { blok: Blok(1), bytes: &mut bytes }]);
-    assert_eq!(read, Err(PagerError::Io(5)));
-}

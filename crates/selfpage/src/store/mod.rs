@@ -16,10 +16,7 @@ use selfpage_core::pager::{Context, PagerError};
 
 mod bloks;
 mod engine;
-#[cfg(test)]
-pub(crate) mod faulty;
 mod file;
-
 mod linux;
 mod memory;
 mod zeros;
