@@ -89,11 +89,6 @@ mod waiting {
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
         }
-
-        /// Whether somebody sleeps on it now.
-        pub fn awaited(&self) -> bool {
-            self.sleepers.load(Ordering::SeqCst) != 0
-        }
     }
 
     const CLOSED: u32 = 1 << 31;

@@ -554,8 +554,3 @@ pub fn give_up(domain: &DomainState, count: u32) -> Result<(), Failure> {
     }
     Ok(())
 }
-
-/// How many pages one fault fetches at most, for those who want to state it.
-pub const fn most_at_once() -> u32 {
-    fill::MOST_NOW
-}

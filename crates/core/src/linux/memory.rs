@@ -89,8 +89,6 @@ pub enum Advice {
     GuardInstall = raw::MADV_GUARD_INSTALL,
     /// Undo `GuardInstall`.
     GuardRemove = raw::MADV_GUARD_REMOVE,
-    /// Swap the pages out now.
-    PageOut = raw::MADV_PAGEOUT,
     /// Swap the pages out before others.
     Cold = raw::MADV_COLD,
 }
@@ -162,27 +160,14 @@ pub unsafe fn unmap(addr: usize, len_bytes: usize) -> Result<(), Errno> {
     unsafe { call(raw::__NR_munmap, [addr, len_bytes, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Moves a mapping, page tables and all, to `to`; what was there is replaced.
+/// Moves what a mapping holds, page tables and all, to `to`; what was there is replaced, and an empty mapping stays at `from`. Where
+/// `from` is registered with a userfaultfd this goes page by page.
 ///
 /// # Errors
 /// What mremap(2) says.
 ///
 /// # Safety
 /// owned-range: both ranges are the caller's, and no reference into either lives on.
-pub unsafe fn remap_over(from: usize, len_bytes: usize, to: usize) -> Result<(), Errno> {
-    let flags = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED) as usize;
-    // SAFETY: owned-range: passed on from our caller.
-    unsafe { call(raw::__NR_mremap, [from, len_bytes, len_bytes, flags, to, 0]) }.map(drop)
-}
-
-/// As [`remap_over`], and an empty mapping stays at `from`. Where `from` is registered with a userfaultfd this goes page
-/// by page.
-///
-/// # Errors
-/// What mremap(2) says.
-///
-/// # Safety
-/// As for [`remap_over`].
 pub unsafe fn remap_contents(from: usize, len_bytes: usize, to: usize) -> Result<(), Errno> {
     let flags = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP) as usize;
     // SAFETY: owned-range: passed on from our caller.

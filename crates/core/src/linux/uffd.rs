@@ -337,24 +337,6 @@ impl Uffd {
         })
     }
 
-    /// Maps the page of zeros all over a range.
-    ///
-    /// # Errors
-    /// `EEXIST`: populated. `ENOENT`: not registered here.
-    ///
-    /// # Safety
-    /// owned-range: the range is the caller's to fill.
-    pub unsafe fn map_zeros(self, addr: usize, len_bytes: usize, waiters: Waiters) -> Result<(), Stopped> {
-        resuming(len_bytes, |done, rest| {
-            let range = range(addr.wrapping_add(done), rest);
-            let mode = mode(waiters, Writing::Allowed);
-            let mut argument = raw::uffdio_zeropage { range, mode, zeropage: 0 };
-            // SAFETY: owned-range: passed on from our caller.
-            let result = unsafe { self.0.control(ioctl::UFFDIO_ZEROPAGE, &mut argument) };
-            (result, argument.zeropage)
-        })
-    }
-
     /// Makes every access to the absent pages of a range `SIGBUS`, and wakes whoever waits there.
     ///
     /// # Errors

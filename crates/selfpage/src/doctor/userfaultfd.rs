@@ -68,8 +68,8 @@ pub(super) fn examine() -> Vec<Finding> {
         probed(
             "UFFDIO_CONTINUE",
             probe::maps_existing(),
-            "pages of shared memory are mapped on demand (MINOR_SHMEM)",
-            "no shared frames",
+            "not used yet: pages of shared memory can be mapped on demand (MINOR_SHMEM)",
+            "nothing is lost yet: no frames are shared between processes",
             "boot Linux 5.14 or newer, built with CONFIG_HAVE_ARCH_USERFAULTFD_MINOR=y",
         ),
     ]
