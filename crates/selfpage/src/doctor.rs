@@ -8,7 +8,6 @@ mod kvm;
 pub(crate) mod limits;
 mod memory;
 mod storage;
-mod trial;
 pub(crate) mod userfaultfd;
 
 use selfpage_core::linux::Errno;

@@ -20,7 +20,6 @@ const ROOMS: &[(&str, &str)] = &[
     ("crates/selfpage/src/protection", "protections and keys of mappings, the register of keys, a handler of signals"),
     ("crates/selfpage/src/handler", "protections of a region's mapping, and contents that the program drops"),
     ("crates/selfpage/src/mapping", "changes of a region's mapping"),
-    ("crates/selfpage/src/doctor/trial", "scratch memory that the kernel is tried on"),
     ("crates/selfpage/src/domain", "core's state, put together from tables, pool and machine"),
     ("crates/selfpage/src/fork", "what runs between fork and the child's first line"),
     ("crates/selfpage/src/trap", "signal handlers, their stacks, and pager threads"),

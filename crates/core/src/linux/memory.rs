@@ -197,14 +197,17 @@ pub unsafe fn protect(addr: usize, len_bytes: usize, access: Access) -> Result<(
 
 /// Gives the populated page at `addr` memory of its own if it is shared with a forked child, without writing to it: whoever is to
 /// be told of writes is told of none. The kernel does so for those who pin a page to read it. The process goes by the calling thread's
-/// number: its own is that of the first thread, which may have ended.
-pub fn own_to_read(addr: usize) {
+/// number: its own is that of the first thread, which may have ended. Returns the byte at `addr`.
+///
+/// # Errors
+/// What process_vm_readv(2) says: `EFAULT` where nothing can be read.
+pub fn own_to_read(addr: usize) -> Result<u8, Errno> {
     let mut byte = 0u8;
     let to = raw::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let from = raw::iovec { iov_base: addr as *mut _, iov_len: 1 };
     let (to, from) = (&raw const to as usize, &raw const from as usize);
     // SAFETY: syscall-contract: one byte is written, to our own variable; what cannot be read at `addr` is an error.
-    let _ = unsafe { call(raw::__NR_process_vm_readv, [super::thread::id() as usize, to, 1, from, 1, 0]) };
+    unsafe { call(raw::__NR_process_vm_readv, [super::thread::id() as usize, to, 1, from, 1, 0]) }.map(|_| byte)
 }
 
 /// Gives the kernel `advice` on a range.

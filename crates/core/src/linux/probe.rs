@@ -267,6 +267,36 @@ pub fn poisons() -> Answer {
     expect(scratch.written_by_kernel(0).is_err())
 }
 
+/// Whether a write to a protected page is a fault, until the protection is taken off.
+///
+/// # Errors
+/// [`Shortfall`].
+pub fn protects() -> Answer {
+    // With signals nobody has to answer: what the kernel is to write, and may not, fails.
+    let Trial { scratch, uffd } = &Trial::new(Features::SIGBUS.and(Features::WP), Modes::WP)?;
+    scratch.mark(0)?;
+    let set = |writing| {
+        // SAFETY: owned-range: the page is ours.
+        unsafe { uffd.set_writing(scratch.page(0), PAGE_BYTES, writing) }
+    };
+    set(Writing::Protected)?;
+    let stopped = scratch.written_by_kernel(0) == Err(Errno::FAULT);
+    set(Writing::Allowed)?;
+    expect(stopped && scratch.written_by_kernel(0).is_ok())
+}
+
+/// Whether an absent page can be given a copy of another.
+///
+/// # Errors
+/// [`Shortfall`].
+pub fn copies() -> Answer {
+    let Trial { scratch, uffd } = &Trial::new(Features::SIGBUS, Modes::MISSING)?;
+    scratch.mark(1)?;
+    // SAFETY: owned-range: both pages are ours.
+    unsafe { uffd.copy(scratch.page(0), scratch.page(1), PAGE_BYTES, Waiters::Wake, Writing::Allowed) }?;
+    expect(scratch.is_marked(0))
+}
+
 /// Whether the kernel notes which pages are written, without stopping the writer (`WP_ASYNC`), and tells (`PAGEMAP_SCAN`).
 ///
 /// # Errors
@@ -373,6 +403,15 @@ pub fn reads_protected() -> Answer {
     let read = unsafe { file.read_at(scratch.page(1), PAGE_BYTES, scratch.page(0)) };
     let _ = file.close();
     expect(read? == PAGE_BYTES && scratch.is_marked(1))
+}
+
+/// Whether this process may have its own memory read by the kernel as another's (process_vm_readv(2)).
+///
+/// # Errors
+/// [`Shortfall`].
+pub fn reads_itself() -> Answer {
+    let byte = MARK;
+    expect(memory::own_to_read((&raw const byte) as usize)? == MARK)
 }
 
 /// Whether a range can be kept free of huge pages.

@@ -1,7 +1,7 @@
 //! What the kernel does with memory that is ours.
 
 use super::limits::has_sys;
-use super::{Finding, State, name, probed, setting, trial};
+use super::{Finding, State, name, probed, setting};
 use selfpage_core::linux::probe::{self, Shortfall};
 
 /// More addresses than any machine has memory, fewer than an address space.
@@ -26,7 +26,7 @@ pub(super) fn examine() -> Vec<Finding> {
         ),
         probed(
             "process_vm_readv",
-            trial::reads_itself(),
+            probe::reads_itself(),
             "a write-protected page that a forked child shares can be evicted",
             "a write-protected page stays in its frame while a forked child shares it",
             "allow process_vm_readv in the container's seccomp profile",

@@ -1,6 +1,6 @@
 //! userfaultfd and what its descriptors do.
 
-use super::{Finding, State, name, probed, state, trial};
+use super::{Finding, State, name, probed, state};
 use crate::pthread;
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::probe::{self, Answer, Shortfall, ThreadTrial, Toucher};
@@ -44,14 +44,14 @@ pub(super) fn examine() -> Vec<Finding> {
         ),
         probed(
             "UFFD_FEATURE_PAGEFAULT_FLAG_WP",
-            trial::protects(),
+            probe::protects(),
             "a write to a protected page is a fault: Region::protect, snapshots",
             "Region::protect and snapshots fail",
             "boot Linux 5.7 or newer; in a container allow the ioctl UFFDIO_WRITEPROTECT in the seccomp profile",
         ),
         probed(
             "UFFDIO_COPY",
-            trial::copies(),
+            probe::copies(),
             "pages come in where the program may not write, or may not yet",
             "pages that the program may not write cannot come in",
             "allow the ioctl UFFDIO_COPY in the container's seccomp profile",

@@ -263,7 +263,9 @@ impl LinuxMmu {
     fn break_sharing(&self, addr: usize) {
         // Populating an absent page, or writing to one that traps, would make this thread wait for itself.
         match self.categories(addr) {
-            Some(known) if known.contains(Categories::PRESENT) && traps_writes(known) => memory::own_to_read(addr),
+            Some(known) if known.contains(Categories::PRESENT) && traps_writes(known) => {
+                let _ = memory::own_to_read(addr);
+            }
             Some(known) if known.contains(Categories::PRESENT) => {
                 // SAFETY: pool-owned, region-owned: a populated page keeps its contents.
                 let _ = unsafe { memory::advise(addr, PAGE_BYTES, Advice::PopulateWrite) };
