@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use selfpage_core::linux::thread;
 use selfpage_heap::next;
 
 use crate::maps;
@@ -170,7 +171,7 @@ impl Fork {
                 sys::store(self.parent, pid);
             }
             if pid == 0 && self.asks(libc::CLONE_CHILD_SETTID) {
-                sys::store(self.child, sys::tid() as i32);
+                sys::store(self.child, thread::id() as i32);
             }
             if pid == 0 && self.asks(libc::CLONE_CHILD_CLEARTID) {
                 call(libc::SYS_set_tid_address, [self.child, 0, 0, 0, 0, 0]);

@@ -5,7 +5,7 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use selfpage_core::linux::thread;
+use selfpage_core::linux::{futex, thread};
 
 use crate::sys;
 
@@ -60,7 +60,7 @@ impl<T> Lock<T> {
                 // Room for what a panic says is made before we hear of it, in a heap that may be locked.
                 sys::abort("a bug of ours: a panic while memory is locked")
             } else if now & AWAITED != 0 || self.turn(now, now | AWAITED) {
-                sys::sleep(self.half(), (now | AWAITED) as u32);
+                let _ = futex::wait(self.half(), (now | AWAITED) as u32, 0);
             }
         }
     }
@@ -124,7 +124,7 @@ impl<T> DerefMut for Held<'_, T> {
 impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
         if self.0.word.swap(FREE, Ordering::Release) & AWAITED != 0 {
-            sys::rouse(self.0.half());
+            futex::wake(self.0.half(), 1);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::sys::{self, Quiet, call};
 use crate::{heap, threads, watch};
 
 /// The C library's signal for setuid(3) and its like: the one that pager threads have open, since it has them follow too.
-pub const SIGNAL: c_int = 33;
+const SIGNAL: c_int = 33;
 
 /// How long one who asks sleeps before he looks whether the pager thread has ended.
 const LOOK_US: u32 = 100_000;

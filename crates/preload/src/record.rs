@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use selfpage_core::linux::futex;
+use selfpage_core::linux::{futex, thread};
 
 use crate::lock::Lock;
 use crate::managed;
@@ -372,7 +372,7 @@ impl Who {
     fn calls(pid: u32) -> Who {
         let mut name = [0; 16];
         // Other threads may have names of their own.
-        if sys::tid() == pid || sys::read_small(c"/proc/self/comm", &mut name).is_empty() {
+        if thread::id() == pid || sys::read_small(c"/proc/self/comm", &mut name).is_empty() {
             // SAFETY: raw-call: the kernel writes at most 16 bytes, the last of them NUL.
             unsafe { call(libc::SYS_prctl, [libc::PR_GET_NAME as usize, name.as_mut_ptr() as usize, 0, 0, 0, 0]) };
         }

@@ -5,6 +5,7 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use selfpage_core::linux::thread;
 use selfpage_heap::next;
 
 use crate::sys::{self, call};
@@ -124,7 +125,7 @@ pub fn is_own_process() -> bool {
 
 /// A child after vfork is not: its rights are its own, and the memory its parent's.
 fn is_first() -> bool {
-    sys::tid() == FIRST.load(Ordering::SeqCst)
+    thread::id() == FIRST.load(Ordering::SeqCst)
 }
 
 /// Functions of the C library that have all threads follow, after which the file for records may be out of reach.

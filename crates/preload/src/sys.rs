@@ -2,7 +2,11 @@
 
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::AtomicU32;
+
+use selfpage_core::linux::die;
+use selfpage_core::linux::signal::{self, SignalSet};
+
+use crate::heap;
 
 /// Makes system call `number`. Errors are negative, as the kernel returns them.
 ///
@@ -54,12 +58,6 @@ pub fn set_errno(errno: i32) {
 pub fn pid() -> u32 {
     // SAFETY: raw-call: no arguments.
     unsafe { call(libc::SYS_getpid, [0; 6]) as u32 }
-}
-
-/// The thread's number.
-pub fn tid() -> u32 {
-    // SAFETY: raw-call: no arguments.
-    unsafe { call(libc::SYS_gettid, [0; 6]) as u32 }
 }
 
 /// Writes a number where the program wants it, as the kernel does: a place that cannot be written is an error, `EFAULT`.
@@ -128,20 +126,6 @@ pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
     limit.rlim_cur
 }
 
-/// Sleeps while `*word == seen`.
-pub fn sleep(word: &AtomicU32, seen: u32) {
-    let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: raw-call: the word outlives the call.
-    unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, operation, seen as usize, 0, 0, 0]) };
-}
-
-/// Wakes one sleeper.
-pub fn rouse(word: &AtomicU32) {
-    let operation = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: raw-call: the word outlives the call.
-    unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, operation, 1, 0, 0, 0]) };
-}
-
 /// Changes the access of a range.
 ///
 /// # Safety
@@ -159,25 +143,19 @@ pub fn reserve(len: usize) -> Option<usize> {
     (start > 0).then_some(start as usize)
 }
 
-/// All signals of the calling thread, blocked until this is dropped.
-pub struct Quiet(u64);
+/// While it lives, no handler of a signal runs on the thread that made it, but the C library's for setuid(3).
+pub struct Quiet(SignalSet);
 
 impl Quiet {
-    /// Blocks them.
+    /// From now on.
     pub fn begin() -> Quiet {
-        let (all, mut before) = (u64::MAX, 0u64);
-        let how = libc::SIG_SETMASK as usize;
-        // SAFETY: raw-call: both masks outlive the call, and have the kernel's 8 bytes.
-        unsafe { call(libc::SYS_rt_sigprocmask, [how, &raw const all as usize, &raw mut before as usize, 8, 0, 0]) };
-        Quiet(before)
+        Quiet(signal::block_all())
     }
 }
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        let how = libc::SIG_SETMASK as usize;
-        // SAFETY: raw-call: the mask outlives the call.
-        unsafe { call(libc::SYS_rt_sigprocmask, [how, &raw const self.0 as usize, 0, 8, 0, 0]) };
+        signal::restore(self.0);
     }
 }
 
@@ -189,10 +167,13 @@ pub fn say(line: &str) {
 
 /// Ends the process with a line that says why.
 pub fn abort(why: &str) -> ! {
-    say("selfpage: ");
-    say(why);
-    say("\n");
-    // SAFETY: raw-call: ends the process.
-    unsafe { call(libc::SYS_kill, [pid() as usize, libc::SIGABRT as usize, 0, 0, 0, 0]) };
-    std::process::abort()
+    let line = ["selfpage: ", why, "\n"];
+    if heap::is_pager() {
+        // The process's own standard error: the table of pager threads has none.
+        die::tell(&line);
+    } else {
+        // To look for that would be the end where the program filters its calls.
+        line.into_iter().for_each(say);
+    }
+    die::end()
 }

@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use selfpage_core::linux::thread;
 use selfpage_heap::next;
 
 use crate::sys::Quiet;
@@ -70,7 +71,7 @@ fn counts() -> bool {
 fn watch() {
     let key = KEY.load(Ordering::Relaxed);
     if key != u32::MAX {
-        COUNTED.set(sys::tid());
+        COUNTED.set(thread::id());
         // SAFETY: c-library: a key that was created; the value is a number, the round to come.
         unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(1)) };
     }
@@ -110,7 +111,7 @@ fn is_last() -> bool {
 /// Ends the calling thread as exit(2) does, and with the same status the process where it was the last.
 pub fn exit(status: c_int) -> ! {
     // Under a filter this may be the only call that is left: the watch ends the process.
-    if !filters::are_set() && COUNTED.get() == sys::tid() && is_last() {
+    if !filters::are_set() && COUNTED.get() == thread::id() && is_last() {
         process::exit(status);
     }
     loop {
@@ -127,7 +128,7 @@ pub fn is_own(tid: u32) -> bool {
 /// Whether there are threads of the program's beside the calling one, also such as nobody counted: made by clone(2), past the C library.
 /// `None` where there is no telling.
 pub fn others_run() -> Option<bool> {
-    let (own, mut all_known) = (sys::tid(), true);
+    let (own, mut all_known) = (thread::id(), true);
     for (tid, folder) in selfpage::task::each().ok()? {
         if tid == own || is_own(tid) {
             continue;
@@ -156,7 +157,7 @@ pub fn settle_in_child() {
     watch::settle_in_child();
 }
 
-/// Starts a thread of ours with all signals blocked, which is not counted. Whether there is one.
+/// Starts a thread of ours with signals blocked, which is not counted. Whether there is one.
 pub fn start_own(body: Start) -> bool {
     let _quiet = Quiet::begin();
     let (mut thread, mut attributes) = (0, MaybeUninit::uninit());

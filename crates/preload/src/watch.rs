@@ -7,8 +7,10 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use selfpage_core::linux::{futex, thread};
+
 use crate::sys::{self, call};
-use crate::{filters, heap, pagers, process, record, threads};
+use crate::{filters, heap, process, record, threads};
 
 /// How often it looks once the first thread has ended and others run.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -50,7 +52,7 @@ pub fn begin() {
     // Two threads that come here at once start one each, and the second ends.
     if TID.load(Ordering::SeqCst) == 0 && threads::start_own(watch) {
         while TID.load(Ordering::SeqCst) == 0 {
-            sys::sleep(&TID, 0);
+            let _ = futex::wait(&TID, 0, 0);
         }
     }
 }
@@ -63,8 +65,8 @@ pub fn tid() -> Option<u32> {
 unsafe extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
     heap::is_pager_from_now_on();
     prepare();
-    let is_only = TID.compare_exchange(0, sys::tid(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
-    sys::rouse(&TID);
+    let is_only = TID.compare_exchange(0, thread::id(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    futex::wake(&TID, 1);
     // SAFETY: c-library: the lock was set up before there was another thread.
     if is_only && unsafe { libc::pthread_mutex_lock(FIRST_LIVES.0.get()) } == libc::EOWNERDEAD {
         while threads::others_run() != Some(false) {
@@ -77,8 +79,6 @@ unsafe extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
 
 /// What is to be done before the program goes on.
 fn prepare() {
-    // This thread follows with its rights, too.
-    open_signal(pagers::SIGNAL);
     // /proc must be within reach even where the program changes its root later. A child of a filtered process may not ask.
     // SAFETY: raw-call: the string ends with NUL.
     unsafe {
@@ -100,7 +100,7 @@ fn end_as_first() -> ! {
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
             open_signal(signal);
-            call(libc::SYS_tgkill, [sys::pid() as usize, sys::tid() as usize, signal as usize, 0, 0, 0]);
+            call(libc::SYS_tgkill, [sys::pid() as usize, thread::id() as usize, signal as usize, 0, 0, 0]);
         }
     }
     process::exit(status >> 8 & 0xff)

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use run::Ran;
 
 const SIGSYS: i32 = 128 + libc::SIGSYS;
+const SIGABRT: i32 = 128 + libc::SIGABRT;
 
 fn program() -> Option<&'static Path> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
@@ -109,4 +110,16 @@ fn a_program_that_is_executed_under_a_filter_runs_without_a_domain() {
     let says = "selfpage: not managed, because a filter forbids it system calls: ";
     assert!(ran.errors().starts_with(says) && ran.errors().lines().count() == 1, "{}", ran.errors());
     assert!(matches!(evictions(&ran)[..], [count] if BEFORE.contains(&count)), "{}", ran.stats);
+}
+
+/// Its table of descriptors has no standard error.
+#[test]
+fn a_panic_of_a_pager_thread_says_what_it_was() {
+    let Some(program) = program() else { return };
+    // Nobody filters what io_uring writes.
+    let ran =
+        run::run_under(&["env", "SELFPAGE_IO=pool"], Path::new("/"), &["--frames", "8M"], program, &["saver_panics"]);
+    assert_eq!((ran.code(), ran.text().as_str()), (SIGABRT, ""), "{}", ran.errors());
+    let errors = ran.errors();
+    assert!(errors.lines().any(|line| line.starts_with("selfpage: a bug of ours: ")), "{errors}");
 }

@@ -42,7 +42,7 @@ macro_rules! cases {
     )* };
 }
 
-cases! { kept, by_number, by_the_library, amid_faults, often, another_threads_own, filtered, }
+cases! { kept, by_number, by_the_library, amid_faults, often, another_threads_own, filtered, never_blocked, }
 
 /// Where the store has threads of its own, since io_uring is refused.
 #[test]

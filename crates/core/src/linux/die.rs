@@ -27,6 +27,14 @@ pub fn tell(parts: &[&str]) {
 /// Any.
 pub fn die(epitaph: &str) -> ! {
     tell(&["selfpage: ", epitaph, "\n"]);
+    end()
+}
+
+/// Ends the process with `SIGABRT`, which no handler of the program's meets.
+///
+/// # Context
+/// Any.
+pub fn end() -> ! {
     // The default, whatever the program made of it, and not blocked, as it is on pager threads.
     let (default, mask) = ([0usize; 4], 1u64 << (raw::SIGABRT - 1));
     let (default, mask) = (default.as_ptr() as usize, &raw const mask as usize);

@@ -143,6 +143,12 @@ static void unreadable(int prot) {
 }
 static void unreadable_to_read(void) { unreadable(PROT_READ); }
 static void unreadable_to_nobody(void) { unreadable(PROT_NONE); }
+// Pages cannot be saved, and the saver, which waits a moment then, may not: Rust's own library panics.
+static void saver_panics(void) {
+  const int calls[] = {SYS_pwrite64, SYS_pwritev, SYS_pwritev2, SYS_nanosleep, SYS_clock_nanosleep};
+  CHECK(!filter(FOR_ALL_THREADS, calls, sizeof calls / sizeof *calls, SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_ALLOW));
+  for (size_t i = 0; i < LEN / 8; i += P / 8) block[i] = ~i;
+}
 static void executed(void) {
   forbid(SYS_unshare, SECCOMP_RET_ERRNO | ENOSYS);
   execl("/bin/echo", "echo", "ok", (char *)0);
@@ -152,7 +158,7 @@ static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
-  CASE(executed), CASE(unreadable_to_read), CASE(unreadable_to_nobody)};
+  CASE(executed), CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
 int main(int argc, char **argv) {
   self = argv[0];
   return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2;
