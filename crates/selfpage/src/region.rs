@@ -28,7 +28,7 @@ use crate::arena::Arena;
 use crate::domain::Life;
 use crate::error::{Error, Kind, Result};
 use crate::handler::{Asking, FaultHandler};
-use crate::pager::{Custom, File, Opened, PageHash, Physical, Stored, Tables, UserPager, Zero};
+use crate::pager::{Custom, File, Noted, Opened, PageHash, Physical, Stored, UserPager, Zero};
 use crate::placement::Placement;
 use crate::store::{BackingStore, Numbered};
 
@@ -155,7 +155,7 @@ impl<'a> Builder<'a> {
         self.bind_with(Rights::ReadWrite, means, move |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU32>(len) + Arena::bytes_for::<AtomicU64>(len))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
-            let pager = unsafe { Stored::new(store, hash, arena.table(len), arena.table(len)) };
+            let pager = unsafe { Stored::new(store, arena.table(len), Noted::new(hash, arena.table(len))) };
             Ok((Box::new(pager), Some(arena)))
         })
     }
@@ -179,8 +179,8 @@ impl<'a> Builder<'a> {
             let bytes = Arena::bytes_for::<AtomicU64>(written) + Arena::bytes_for::<AtomicU16>(written);
             let mut arena = Arena::new(bytes)?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
-            let tables = unsafe { Tables { hashes: arena.table(written), tails: arena.table(written) } };
-            Ok((Box::new(File::new(opened, hash, tables)), Some(arena)))
+            let pager = unsafe { File::new(opened, Noted::new(hash, arena.table(written)), arena.table(written)) };
+            Ok((Box::new(pager), Some(arena)))
         })
     }
 
@@ -196,7 +196,7 @@ impl<'a> Builder<'a> {
         self.bind_with(Rights::ReadWrite, means, |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU64>(len))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
-            let pager = unsafe { Custom::new(pager, hash, arena.table(len)) };
+            let pager = unsafe { Custom::new(pager, Noted::new(hash, arena.table(len))) };
             Ok((Box::new(pager), Some(arena)))
         })
     }

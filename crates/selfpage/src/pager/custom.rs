@@ -6,11 +6,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
-use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
-use selfpage_core::sync::{AtomicU64, Ordering};
 
-use super::{NO_HASH, PageHash};
+use super::Noted;
 use crate::error::unless_it_panics;
 use crate::trap::thread;
 
@@ -99,20 +97,13 @@ impl<P: UserPager + ?Sized> UserPager for Arc<P> {
 /// Makes a [`UserPager`] a pager.
 pub struct Custom<P> {
     user: P,
-    hash: Arc<PageHash>,
-    /// The hash of each page as it was filled or saved last, unless it was given since.
-    hashes: Table<AtomicU64>,
+    /// Of a page that was given, nothing.
+    noted: Noted,
 }
 
 impl<P: UserPager> Custom<P> {
-    pub(crate) fn new(user: P, hash: Arc<PageHash>, hashes: Table<AtomicU64>) -> Custom<P> {
-        Custom { user, hash, hashes }
-    }
-
-    fn set_hash(&self, index: u64, hash: u64) {
-        if let Some(entry) = self.hashes.get(index as usize) {
-            entry.store(hash, Ordering::Relaxed);
-        }
+    pub(crate) fn new(user: P, noted: Noted) -> Custom<P> {
+        Custom { user, noted }
     }
 }
 
@@ -163,29 +154,28 @@ impl<P: UserPager> Pager for Custom<P> {
             }
             let (index, bytes) = (page.index, page.bytes.get_mut());
             guarded(|| self.user.fill(index, bytes))?;
-            self.set_hash(index, self.hash.of(bytes));
+            self.noted.note(index, bytes);
         }
         Ok(pages.len() as u64 * PAGE_BYTES as u64)
     }
 
     fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {
-        match self.hashes.get(index as usize) {
-            Some(hash) if hash.load(Ordering::Relaxed) == self.hash.of(bytes) => Verdict::Clean,
-            _ => Verdict::Changed,
-        }
+        if self.noted.is_as_noted(index, bytes) { Verdict::Clean } else { Verdict::Changed }
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
         for page in pages {
             page.outcome = guarded(|| self.user.save(page.index, page.bytes.get()));
-            // Where it failed, who knows what was kept.
-            let hash = if page.outcome.is_ok() { self.hash.of(page.bytes.get()) } else { NO_HASH };
-            self.set_hash(page.index, hash);
+            match page.outcome {
+                Ok(()) => self.noted.note(page.index, page.bytes.get()),
+                // Who knows what was kept.
+                Err(_) => self.noted.forget(page.index),
+            }
         }
     }
 
     fn given(&self, index: u64) {
-        self.set_hash(index, NO_HASH);
+        self.noted.forget(index);
     }
 
     fn forked(&self) {

@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16};
 
 use arrayvec::ArrayVec;
@@ -15,9 +14,9 @@ use rustix::io::{Errno, ReadWriteFlags, preadv, preadv2};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
 use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
-use selfpage_core::sync::{AtomicU64, Ordering};
+use selfpage_core::sync::Ordering;
 
-use super::{NO_HASH, PageHash};
+use super::Noted;
 use crate::FileAccess;
 use crate::error::{Error, Kind, Result};
 use crate::store::{Alone, Blok, Descriptor, IoChoice, LOCKED, Numbered, WriteBlok, forget_engines, page_cache};
@@ -48,10 +47,10 @@ pub struct File {
     first: u64,
     access: FileAccess,
     io: IoChoice,
-    hash: Arc<PageHash>,
-    /// The hash of each page as it was filled or saved last, unless it was given since; none where the program may not write.
-    hashes: Table<AtomicU64>,
-    /// How many bytes at the end of each page lay behind the end of the file when it was filled or given; as long as `hashes`.
+    /// Of a page that was given, nothing; of none where the program may not write.
+    noted: Noted,
+    /// How many bytes at the end of each page lay behind the end of the file when it was filled or given: a zeroed table of an entry a page,
+    /// empty where the program may not write.
     tails: Table<AtomicU16>,
     /// In a forked child: the file is the parent's to write, and what the child changes stays with it.
     detached: AtomicBool,
@@ -60,12 +59,6 @@ pub struct File {
     /// Why the disk did not take what the page cache had; 0: it took all. The kernel says so once, and keeps those pages as if it had: no
     /// sync after that says anything of them.
     lost: AtomicI32,
-}
-
-/// What a [`File`] keeps of each page: an entry a page, zeroed. Empty where the program may not write.
-pub(crate) struct Tables {
-    pub(crate) hashes: Table<AtomicU64>,
-    pub(crate) tails: Table<AtomicU16>,
 }
 
 /// What a [`File`] is made of, opened and checked.
@@ -149,9 +142,8 @@ impl Opened {
 }
 
 impl File {
-    pub(crate) fn new(opened: Opened, hash: Arc<PageHash>, tables: Tables) -> File {
+    pub(crate) fn new(opened: Opened, noted: Noted, tails: Table<AtomicU16>) -> File {
         let Opened { path, direct, buffered, first, access, .. } = opened;
-        let Tables { hashes, tails } = tables;
         File {
             path,
             direct,
@@ -160,8 +152,7 @@ impl File {
             access,
             // What makes no sense there is what a store complains of.
             io: IoChoice::from_env().unwrap_or(IoChoice::Auto),
-            hash,
-            hashes,
+            noted,
             tails,
             detached: false.into(),
             way_opened: false.into(),
@@ -172,19 +163,6 @@ impl File {
     /// The file's path, as it was opened.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    fn set_hash(&self, index: u64, bytes: &PageBytes) {
-        if let Some(hash) = self.hashes.get(index as usize) {
-            hash.store(self.hash.of(bytes), Ordering::Relaxed);
-        }
-    }
-
-    /// Nobody knows what a fill would bring.
-    fn forget_hash(&self, index: u64) {
-        if let Some(hash) = self.hashes.get(index as usize) {
-            hash.store(NO_HASH, Ordering::Relaxed);
-        }
     }
 
     fn tail_len(&self, index: u64) -> u64 {
@@ -255,7 +233,7 @@ impl File {
         }
         if self.access == FileAccess::ReadWrite {
             for (page, start) in pages.iter().zip((0..).step_by(PAGE_BYTES)) {
-                self.set_hash(page.index, page.bytes.get());
+                self.noted.note(page.index, page.bytes.get());
                 self.set_tail_len(page.index, PAGE.saturating_sub(there - start));
             }
         }
@@ -372,15 +350,17 @@ impl Pager for File {
         if self.access == FileAccess::Read {
             return Verdict::Clean;
         }
-        match self.hashes.get(index as usize) {
-            Some(hash) if hash.load(Ordering::Relaxed) == self.hash.of(bytes) => Verdict::Clean,
-            _ if self.detached.load(Ordering::Relaxed) => Verdict::Stays,
-            _ => Verdict::Changed,
+        if self.noted.is_as_noted(index, bytes) {
+            Verdict::Clean
+        } else if self.detached.load(Ordering::Relaxed) {
+            Verdict::Stays
+        } else {
+            Verdict::Changed
         }
     }
 
     fn given(&self, index: u64) {
-        self.forget_hash(index);
+        self.noted.forget(index);
         // Where the length is not to be had, what was behind the end when the page was filled counts.
         if self.access == FileAccess::ReadWrite
             && let Ok(len) = self.file_len(Context::Trap)
@@ -432,9 +412,9 @@ impl Pager for File {
                     page.outcome = Err(PagerError::Io(libc::ENOSPC));
                 }
                 match page.outcome {
-                    Ok(()) => self.set_hash(page.index, page.bytes.get()),
+                    Ok(()) => self.noted.note(page.index, page.bytes.get()),
                     // A part of it may have been written: what the file has is not what it had.
-                    Err(_) => self.forget_hash(page.index),
+                    Err(_) => self.noted.forget(page.index),
                 }
             }
         }
@@ -496,11 +476,13 @@ impl AsFd for File {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
     use super::*;
     use crate::domain::Domain;
+    use crate::pager::PageHash;
 
     /// A file that the disk takes until the test has seen enough.
     struct Slow {
@@ -534,8 +516,8 @@ mod tests {
         let named = tempfile::NamedTempFile::new().unwrap();
         named.as_file().set_len(PAGE).unwrap();
         let opened = Opened::new(named.path(), 0, FileAccess::Read).unwrap();
-        let tables = Tables { hashes: Table::empty(), tails: Table::empty() };
-        File::new(opened, Arc::new(PageHash::new()), tables)
+        let noted = Noted::new(Arc::new(PageHash::new()), Table::empty());
+        File::new(opened, noted, Table::empty())
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod custom;
 mod file;
+mod noted;
 mod physical;
 mod restored;
 mod stored;
@@ -13,7 +14,8 @@ mod zero;
 
 pub use custom::{Custom, UserPager, error_of};
 pub use file::File;
-pub(crate) use file::{Opened, Tables};
+pub(crate) use file::Opened;
+pub(crate) use noted::Noted;
 pub use physical::Physical;
 pub use restored::Restored;
 pub use selfpage_core::pager::{Context, FillPage, Kept, Pager, PagerError, SavePage, Verdict};
@@ -23,9 +25,6 @@ pub use zero::Zero;
 use xxhash_rust::xxh3::xxh3_64_with_secret;
 
 use selfpage_core::addr::PageBytes;
-
-/// The hash of a page of which nobody knows what a fill would bring, or that was never filled: an entry of a zeroed table.
-pub(crate) const NO_HASH: u64 = 0;
 
 /// The secret of a domain's page hashes: contents cannot be made to collide from outside.
 pub(crate) struct PageHash([u8; 192]);

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use rustix::io::{Errno, preadv};
 use selfpage_core::addr::{PAGE_BYTES, PageBytes};
-use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Pager, PagerError, SavePage, Verdict};
-use selfpage_core::sync::{AtomicU64, Ordering};
+use selfpage_core::pageset::PageSet;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{Stored, is_zero};
@@ -28,32 +27,15 @@ pub struct Restored {
     index: Arc<Index>,
     /// The number of the region's first page in the snapshot.
     first: u64,
-    /// A bit for each page that is [`Stored`]'s.
-    changed: Table<AtomicU64>,
+    /// The pages that are [`Stored`]'s.
+    changed: PageSet,
     stored: Stored,
 }
 
 impl Restored {
-    /// A pager over a zeroed table of a bit a page.
-    pub(crate) fn new(
-        file: Descriptor,
-        index: Arc<Index>,
-        first: u64,
-        changed: Table<AtomicU64>,
-        stored: Stored,
-    ) -> Restored {
+    /// A pager of which no page has changed yet.
+    pub(crate) fn new(file: Descriptor, index: Arc<Index>, first: u64, changed: PageSet, stored: Stored) -> Restored {
         Restored { file, index, first, changed, stored }
-    }
-
-    fn is_stored(&self, index: u64) -> bool {
-        let word = self.changed.get(index as usize / 64);
-        word.is_some_and(|word| word.load(Ordering::Acquire) & (1 << (index % 64)) != 0)
-    }
-
-    fn set_stored(&self, index: u64) {
-        if let Some(word) = self.changed.get(index as usize / 64) {
-            word.fetch_or(1 << (index % 64), Ordering::AcqRel);
-        }
     }
 
     fn placed(&self, index: u64) -> Option<Placed> {
@@ -103,14 +85,14 @@ impl Restored {
             if self.placed(page.index).is_none_or(|placed| xxh3_128(bytes) != placed.hash) {
                 return Err(PagerError::Corrupt);
             }
-            self.stored.note(page.index, bytes);
+            self.stored.noted.note(page.index, bytes);
         }
         Ok(())
     }
 
     /// Whether the page is as it came from the snapshot. The hash in the file has no secret: other contents could be made to have it.
     fn is_as_filled(&self, index: u64, bytes: &PageBytes) -> bool {
-        if self.placed(index).is_some() { self.stored.is_as_noted(index, bytes) } else { is_zero(bytes) }
+        if self.placed(index).is_some() { self.stored.noted.is_as_noted(index, bytes) } else { is_zero(bytes) }
     }
 }
 
@@ -120,14 +102,14 @@ impl Pager for Restored {
     }
 
     fn extent(&self, index: u64, want: u32) -> u32 {
-        if self.is_stored(index) {
+        if self.changed.contains(index) {
             return self.stored.extent(index, want);
         }
         let place = self.placed(index).map(|placed| placed.place);
         let follows = |step: &u32| {
             let next = index + u64::from(*step);
             let wanted = place.map(|place| place + u64::from(*step) * PAGE_BYTES as u64);
-            !self.is_stored(next) && self.placed(next).map(|placed| placed.place) == wanted
+            !self.changed.contains(next) && self.placed(next).map(|placed| placed.place) == wanted
         };
         1 + (1..want).take_while(follows).count() as u32
     }
@@ -139,8 +121,8 @@ impl Pager for Restored {
     fn fill(&self, context: Context, pages: &mut [FillPage<'_>]) -> Result<u64, PagerError> {
         let mut rest = pages;
         let mut filled = 0;
-        while let Some(stored) = rest.first().map(|page| self.is_stored(page.index)) {
-            let alike = rest.iter().take_while(|page| self.is_stored(page.index) == stored).count();
+        while let Some(stored) = rest.first().map(|page| self.changed.contains(page.index)) {
+            let alike = rest.iter().take_while(|page| self.changed.contains(page.index) == stored).count();
             let (now, later) = rest.split_at_mut(alike);
             filled += if stored { self.stored.fill(context, now)? } else { self.fill_from_snapshot(now)? };
             rest = later;
@@ -149,7 +131,7 @@ impl Pager for Restored {
     }
 
     fn changed(&self, index: u64, bytes: &PageBytes) -> Verdict {
-        if self.is_stored(index) {
+        if self.changed.contains(index) {
             return self.stored.changed(index, bytes);
         }
         if self.is_as_filled(index, bytes) {
@@ -157,7 +139,7 @@ impl Pager for Restored {
         }
         if is_zero(bytes) {
             // The store gives zeros for what it was never given.
-            self.set_stored(index);
+            self.changed.insert(index);
             return Verdict::Clean;
         }
         Verdict::Changed
@@ -165,7 +147,7 @@ impl Pager for Restored {
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
         self.stored.save(pages);
-        pages.iter().filter(|page| page.outcome.is_ok()).for_each(|page| self.set_stored(page.index));
+        pages.iter().filter(|page| page.outcome.is_ok()).for_each(|page| self.changed.insert(page.index));
     }
 
     /// The snapshot's file keeps what it has, whoever ends.
@@ -174,11 +156,11 @@ impl Pager for Restored {
     }
 
     fn keeps(&self, index: u64) -> bool {
-        if self.is_stored(index) { self.stored.keeps(index) } else { self.placed(index).is_some() }
+        if self.changed.contains(index) { self.stored.keeps(index) } else { self.placed(index).is_some() }
     }
 
     fn forget(&self, index: u64, count: u64) {
         self.stored.forget(index, count);
-        (index..index + count).for_each(|index| self.set_stored(index));
+        (index..index + count).for_each(|index| self.changed.insert(index));
     }
 }

@@ -9,7 +9,7 @@ use selfpage_core::frame::Table;
 use selfpage_core::pager::{Context, FillPage, Kept, Pager, PagerError, SavePage, Verdict};
 use selfpage_core::sync::{AtomicU32, AtomicU64, Ordering};
 
-use super::{PageHash, is_zero};
+use super::{Noted, is_zero};
 use crate::store::{BEYOND_LIMIT, BackingStore, Blok, ReadBlok, WriteBlok};
 
 /// Pages read or written at once, at most.
@@ -26,24 +26,18 @@ const MOST_IN_TRAP: usize = 16;
 /// Nemesis §6.6, the paged stretch driver; bloks are §6.7's.
 pub struct Stored {
     store: Arc<dyn BackingStore>,
-    hash: Arc<PageHash>,
     /// Where each page is saved; 0: nowhere, it is zero.
     bloks: Table<AtomicU32>,
     /// How many are saved: the end of a large region of which none is looks at no more of them.
     saved: AtomicU64,
-    /// The hash of what is saved there.
-    hashes: Table<AtomicU64>,
+    /// What is saved there, and for [`super::Restored`] what is not.
+    pub(super) noted: Noted,
 }
 
 impl Stored {
-    /// A pager over zeroed tables of one entry a page.
-    pub(crate) fn new(
-        store: Arc<dyn BackingStore>,
-        hash: Arc<PageHash>,
-        bloks: Table<AtomicU32>,
-        hashes: Table<AtomicU64>,
-    ) -> Stored {
-        Stored { store, hash, bloks, saved: AtomicU64::new(0), hashes }
+    /// A pager over a zeroed table of one entry a page.
+    pub(crate) fn new(store: Arc<dyn BackingStore>, bloks: Table<AtomicU32>, noted: Noted) -> Stored {
+        Stored { store, bloks, saved: AtomicU64::new(0), noted }
     }
 
     fn blok(&self, index: u64) -> u32 {
@@ -51,8 +45,8 @@ impl Stored {
     }
 
     fn keep(&self, index: u64, blok: u32, hash: u64) {
-        if let (Some(kept), Some(hashed)) = (self.bloks.get(index as usize), self.hashes.get(index as usize)) {
-            hashed.store(hash, Ordering::Relaxed);
+        if let Some(kept) = self.bloks.get(index as usize) {
+            self.noted.note_hash(index, hash);
             if blok != 0 {
                 self.saved.fetch_add(1, Ordering::Relaxed);
             }
@@ -62,18 +56,6 @@ impl Stored {
                 self.store.release(Blok(old), 1);
             }
         }
-    }
-
-    /// Keeps the hash of a page that is not saved here, for [`Stored::is_as_noted`].
-    pub(super) fn note(&self, index: u64, bytes: &PageBytes) {
-        if let Some(hash) = self.hashes.get(index as usize) {
-            hash.store(self.hash.of(bytes), Ordering::Relaxed);
-        }
-    }
-
-    /// Whether a page is as it was saved, or noted.
-    pub(super) fn is_as_noted(&self, index: u64, bytes: &PageBytes) -> bool {
-        self.hashes.get(index as usize).is_some_and(|hash| hash.load(Ordering::Relaxed) == self.hash.of(bytes))
     }
 
     /// Fills `N` pages at a time. Never a part of its caller: a trap's stack has no room for the many of a pager thread.
@@ -96,7 +78,7 @@ impl Stored {
             self.store.read(context, &mut reads)?;
             drop(reads);
             for page in part.iter() {
-                if self.blok(page.index) != 0 && !self.is_as_noted(page.index, page.bytes.get()) {
+                if self.blok(page.index) != 0 && !self.noted.is_as_noted(page.index, page.bytes.get()) {
                     // In a trap the descriptor may be somebody else's by now; a pager thread knows.
                     return Err(if context == Context::Trap { PagerError::WrongContext } else { PagerError::Corrupt });
                 }
@@ -136,7 +118,7 @@ impl Pager for Stored {
             self.keep(index, 0, 0);
             return Verdict::Clean;
         }
-        if self.blok(index) != 0 && self.is_as_noted(index, bytes) { Verdict::Clean } else { Verdict::Changed }
+        if self.blok(index) != 0 && self.noted.is_as_noted(index, bytes) { Verdict::Clean } else { Verdict::Changed }
     }
 
     fn save(&self, pages: &mut [SavePage<'_>]) {
@@ -172,12 +154,11 @@ impl Pager for Stored {
     }
 
     fn hand_out(&self, index: u64) -> Kept {
-        let entry = self.bloks.get(index as usize).zip(self.hashes.get(index as usize));
         // A page that was never saved has no entry: reading it takes no memory, writing it would.
-        match entry.filter(|(blok, _)| blok.load(Ordering::Acquire) != 0) {
-            Some((blok, hash)) => {
+        match self.bloks.get(index as usize).filter(|blok| blok.load(Ordering::Acquire) != 0) {
+            Some(blok) => {
                 self.saved.fetch_sub(1, Ordering::Relaxed);
-                Kept { place: blok.swap(0, Ordering::AcqRel).into(), check: hash.load(Ordering::Relaxed) }
+                Kept { place: blok.swap(0, Ordering::AcqRel).into(), check: self.noted.noted_hash(index) }
             }
             None => Kept::default(),
         }
@@ -223,7 +204,7 @@ impl Stored {
         for (page, (blok, outcome)) in pages.into_iter().zip(outcomes) {
             page.outcome = outcome;
             match outcome {
-                Ok(()) => self.keep(page.index, blok.0, self.hash.of(page.bytes.get())),
+                Ok(()) => self.keep(page.index, blok.0, self.noted.hash_of(page.bytes.get())),
                 Err(_) => self.store.release(blok, 1),
             }
         }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use selfpage_core::addr::{PAGE_BYTES, PageRange};
 use selfpage_core::fault::range;
+use selfpage_core::pageset::PageSet;
 use selfpage_core::region::Rights;
 use selfpage_core::sync::{AtomicU32, AtomicU64};
 
 use super::{Builder, Means, Region};
 use crate::arena::Arena;
 use crate::error::{Error, Kind, Result};
-use crate::pager::{Restored, Stored};
+use crate::pager::{Noted, Restored, Stored};
 use crate::snapshot::Snapshot;
 use crate::store::{BackingStore, Descriptor};
 
@@ -45,16 +46,16 @@ impl Builder<'_> {
         let store: Arc<dyn BackingStore> = Arc::new(store);
         let means = Means { files: vec![file.numbered()], store: Some(store.clone()), lent: None };
         let region = self.bind_with(Rights::ReadWrite, means, move |len, hash| {
-            let bits = len.div_ceil(64);
+            let words = PageSet::words(len);
             let mut arena = Arena::new(
                 Arena::bytes_for::<AtomicU32>(len)
                     + Arena::bytes_for::<AtomicU64>(len)
-                    + Arena::bytes_for::<AtomicU64>(bits),
+                    + Arena::bytes_for::<AtomicU64>(words),
             )?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
             let pager = unsafe {
-                let stored = Stored::new(store, hash, arena.table(len), arena.table(len));
-                Restored::new(file, index, first, arena.table(bits), stored)
+                let stored = Stored::new(store, arena.table(len), Noted::new(hash, arena.table(len)));
+                Restored::new(file, index, first, PageSet::new(arena.table(words)), stored)
             };
             Ok((Box::new(pager), Some(arena)))
         })?;
