@@ -146,6 +146,16 @@ impl<T> GrowVec<T> {
     ///
     /// # Errors
     /// The item, where there is no memory.
+    ///
+    /// # Examples
+    /// ```
+    /// # use selfpage::alloc::GrowVec;
+    /// let mut lines = GrowVec::new();
+    /// if let Err(line) = lines.try_push(String::from("one")) {
+    ///     eprintln!("no memory for {line}");
+    /// }
+    /// assert_eq!(lines, ["one"]);
+    /// ```
     pub fn try_push(&mut self, item: T) -> Result<(), T> {
         if self.try_reserve(1).is_err() {
             return Err(item);
@@ -245,15 +255,41 @@ impl<T> GrowVec<T> {
     }
 
     /// The room behind the items; see [`GrowVec::set_len`].
+    ///
+    /// # Examples
+    /// ```
+    /// # use selfpage::alloc::GrowVec;
+    /// let mut squares = GrowVec::with_capacity(1000);
+    /// for (n, place) in (0..1000u64).zip(squares.spare_capacity_mut()) {
+    ///     place.write(n * n);
+    /// }
+    /// // SAFETY: there is room for as many, and each was written.
+    /// unsafe { squares.set_len(1000) };
+    /// assert_eq!(squares[30], 900);
+    /// ```
     pub fn spare_capacity_mut(&mut self) -> &mut [MaybeUninit<T>] {
         // SAFETY: grow-vec: room that is ours; what is uninitialised may hold anything.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(self.len).cast().as_ptr(), self.capacity() - self.len) }
     }
 
-    /// Says how many items there are.
+    /// Says how many items there are: more, where somebody else has written some, and fewer, where somebody else has taken them. None is
+    /// dropped.
     ///
     /// # Safety
     /// *grow-vec*: `len` is within the capacity, and the first `len` items are initialised.
+    ///
+    /// # Examples
+    /// ```
+    /// # use selfpage::alloc::GrowVec;
+    /// # use std::io::Read;
+    /// let mut bytes: GrowVec<u8> = GrowVec::new();
+    /// bytes.resize(10, 0);
+    /// let read = (&b"seven"[..]).read(&mut bytes)?;
+    /// // SAFETY: fewer than there were, and bytes need not be dropped.
+    /// unsafe { bytes.set_len(read) };
+    /// assert_eq!(bytes, b"seven"[..]);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub unsafe fn set_len(&mut self, len: usize) {
         debug_assert!(len <= self.capacity());
         self.len = len;

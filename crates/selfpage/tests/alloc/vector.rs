@@ -172,3 +172,52 @@ fn bytes_are_written_behind_those_that_are_there() {
     write!(bytes, ", {}", 2).unwrap();
     assert_eq!(bytes, *b"one, 2");
 }
+
+#[test]
+fn an_item_that_there_is_no_memory_for_comes_back() {
+    own_process::run("vector::an_item_that_there_is_no_memory_for_comes_back", || {
+        let count = Rc::new(());
+        let mut vec = GrowVec::new();
+        assert_eq!(vec.try_push((1, count.clone())), Ok(()));
+        // More than this process has already: it is given no more.
+        let none = libc::rlimit { rlim_cur: 1 << 20, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: it outlives the call.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const none) }, 0);
+        let refused = (2..).find_map(|at| vec.try_push((at, count.clone())).err()).unwrap();
+        assert_eq!((refused.0, vec.len(), vec.capacity()), (vec.len() + 1, vec.len(), vec.len()));
+        assert_eq!(Rc::strong_count(&count), 2 + vec.len());
+        assert!(vec.iter().map(|(at, _)| *at).eq(1..=vec.len()));
+        // There is room for what is taken out.
+        assert!(vec.pop().is_some() && vec.try_push(refused).is_ok());
+    });
+}
+
+#[test]
+fn items_are_written_to_the_room_behind_and_counted() {
+    let count = Rc::new(());
+    let mut vec = GrowVec::from(vec![count.clone()]);
+    assert_eq!(GrowVec::<u64>::new().spare_capacity_mut().len(), 0);
+    vec.reserve(1000);
+    let capacity = vec.capacity();
+    let room = vec.spare_capacity_mut();
+    assert_eq!(room.len(), capacity - 1);
+    for place in room {
+        place.write(count.clone());
+    }
+    // SAFETY: all of its room was written.
+    unsafe { vec.set_len(capacity) };
+    assert!(vec.spare_capacity_mut().is_empty() && vec.iter().all(|item| Rc::ptr_eq(item, &count)));
+    // SAFETY: an item of its own, which is none of the vector's any more.
+    let last = unsafe {
+        vec.set_len(capacity - 1);
+        vec.spare_capacity_mut()[0].assume_init_read()
+    };
+    assert_eq!((vec.len(), Rc::strong_count(&count)), (capacity - 1, 1 + capacity));
+    drop((vec, last));
+    assert_eq!(Rc::strong_count(&count), 1);
+    let mut none = GrowVec::new();
+    assert_eq!(none.spare_capacity_mut().len(), usize::MAX);
+    // SAFETY: items without a size.
+    unsafe { none.set_len(3) };
+    assert_eq!(none, [(); 3]);
+}
