@@ -2,20 +2,7 @@
 
 use std::fmt::Write;
 
-/// A line of text in place: there is no allocator to take memory from.
-struct Line {
-    bytes: [u8; 160],
-    len: usize,
-}
-
-impl Write for Line {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        let room = self.bytes.get_mut(self.len..self.len + text.len()).ok_or(std::fmt::Error)?;
-        room.copy_from_slice(text.as_bytes());
-        self.len += text.len();
-        Ok(())
-    }
-}
+use arrayvec::ArrayString;
 
 /// What a pointer is that is no block: of this allocator's, or of one that stands on it or beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +29,8 @@ impl Culprit {
     /// As for [`super::allocate`].
     #[cold]
     pub fn die(self, call: &str, addr: usize) -> ! {
-        let mut line = Line { bytes: [0; 160], len: 0 };
+        // There is no allocator to take memory from.
+        let mut line = ArrayString::<160>::new();
         let _ = match self {
             Culprit::Foreign => write!(line, "{call}({addr:#x}): no block of this allocator"),
             Culprit::Freed => write!(line, "{call}({addr:#x}): a block that was freed already"),
@@ -51,6 +39,6 @@ impl Culprit {
                 write!(line, "{call}({addr:#x}): inside of the block at {block:#x}, which is {len_bytes} bytes long")
             }
         };
-        crate::die(std::str::from_utf8(&line.bytes[..line.len]).unwrap_or("a pointer that is no block"))
+        crate::die(&line)
     }
 }
