@@ -53,6 +53,16 @@ pub(crate) enum Choice {
     Own(Box<dyn Policy>),
 }
 
+impl Choice {
+    /// The policy, whose name was checked, over a zeroed table of one link for each frame that there can be.
+    pub(crate) fn over(self, links: Table<Link>) -> Box<dyn Policy> {
+        match self {
+            Choice::Own(policy) => policy,
+            Choice::Named(name) => Box::new(policy::by_name(&name, links).expect("one of core's")),
+        }
+    }
+}
+
 /// What stays settled while a domain lives.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -178,11 +188,6 @@ impl Config {
     /// mappings or addresses.
     pub fn build(self) -> Result<Domain> {
         self.check()?;
-        if let Choice::Named(name) = &self.policy
-            && !policy::NAMES.contains(&name.as_str())
-        {
-            return Err(no_such_policy(name));
-        }
         Domain::build(self.settings, self.policy)
     }
 
@@ -209,15 +214,13 @@ impl Config {
         if !(1..=MOST_WORKERS).contains(&workers) {
             return refused(format!("a domain with {workers} workers"), format!("a domain has 1 to {MOST_WORKERS}"));
         }
-        Ok(())
-    }
-
-    /// The policy, over a zeroed table of one link for each frame that there can be.
-    pub(crate) fn policy_over(policy: Choice, links: Table<Link>) -> Result<Box<dyn Policy>> {
-        match policy {
-            Choice::Own(policy) => Ok(policy),
-            Choice::Named(name) => policy_by_name(&name, links),
+        if let Choice::Named(name) = &self.policy
+            && !policy::NAMES.contains(&name.as_str())
+        {
+            let cause = format!("there is no such policy; there are {}", policy::NAMES.join(", "));
+            return Err(Error::new(Kind::Invalid, "use", format!("policy {name:?}"), cause));
         }
+        Ok(())
     }
 }
 
@@ -233,16 +236,4 @@ impl fmt::Debug for Config {
 
 fn frames_of(bytes: usize) -> u32 {
     u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX)
-}
-
-fn policy_by_name(name: &str, links: Table<Link>) -> Result<Box<dyn Policy>> {
-    match policy::by_name(name, links) {
-        Some(policy) => Ok(Box::new(policy)),
-        None => Err(no_such_policy(name)),
-    }
-}
-
-fn no_such_policy(name: &str) -> Error {
-    let cause = format!("there is no such policy; there are {}", policy::NAMES.join(", "));
-    Error::new(Kind::Invalid, "use", format!("policy {name:?}"), cause)
 }

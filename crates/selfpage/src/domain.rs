@@ -313,7 +313,7 @@ impl Inner {
             let handlers = Handlers::new(calls(), calls(), calls());
             (state, Ring::new(arena.table(ERRANDS)), handlers, links)
         };
-        let policy = Config::policy_over(policy, links)?;
+        let policy = policy.over(links);
         let standby_share = policy.standby_share();
         let inner = Inner {
             state,
