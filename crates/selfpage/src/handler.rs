@@ -283,7 +283,7 @@ impl Region {
     pub fn protect(&self, offset_bytes: usize, len_bytes: usize, protection: Protection) -> Result<()> {
         let inner = self.inner();
         let range = self.whole_pages("protect", offset_bytes, len_bytes)?;
-        self.bound().protect(inner, range, protection, || {
+        self.bound.protect(inner, range, protection, || {
             let state = inner.state();
             inner.on_table(move |_| protect::protect(state, range, protection))
         })
@@ -294,7 +294,7 @@ impl Region {
     /// # Errors
     /// It is not in the region.
     pub fn protection(&self, offset_bytes: usize) -> Result<Protection> {
-        self.bound().protection(self.inner(), offset_bytes)
+        self.bound.protection(self.inner(), offset_bytes)
     }
 }
 

@@ -142,7 +142,7 @@ impl Region {
                             PageRange { first: page, count: range.end().0 - page.0 }
                         }
                         Some((page, Undone::Failed(why))) => {
-                            return Err(Error::failure("empty", self.bound().page_name(page), why));
+                            return Err(Error::failure("empty", self.bound.page_name(page), why));
                         }
                     }
                 }
@@ -168,7 +168,7 @@ impl Region {
     /// *region-contents*: nobody holds a reference into the range whose contents must stay.
     pub unsafe fn drop_contents(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.whole_pages("discard", offset_bytes, len_bytes)?;
-        self.bound().discard(self.inner(), range)
+        self.bound.discard(self.inner(), range)
     }
 
     /// Makes the region's mapping of `[offset, offset+len)` anew, empty and with that access, where something else was mapped

@@ -94,8 +94,8 @@ impl Region {
     /// # Errors
     /// The thread's protection domain lacks the right `META` on the region. A pager, policy or store of the program's own asks for it.
     pub fn sample(&self, sampling: Sampling) -> Result<Sample> {
-        self.bound().may_change(self.inner(), "sample")?;
-        Sample::begin(self.life(), Some(self.bound()), sampling)
+        self.bound.may_change(self.inner(), "sample")?;
+        Sample::begin(self.life(), Some(&self.bound), sampling)
     }
 }
 

@@ -276,7 +276,7 @@ mod tests {
         const PAGES: usize = 37;
         let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
         let region = domain.region(PAGES * PAGE_BYTES).zero().unwrap();
-        let (inner, all) = (&domain.life().inner, region.bound().addresses());
+        let (inner, all) = (&domain.life().inner, region.bound.addresses());
         let before = || Mappings::new(read_mappings);
         let stale = before();
         LazyCell::force(&stale);
@@ -284,14 +284,14 @@ mod tests {
             // SAFETY: owned-range: rights of the test's own region, which nobody uses.
             unsafe { memory::protect(all.start + page * PAGE_BYTES, PAGE_BYTES, Access::Read) }.unwrap();
         }
-        assert_eq!(inner.parts_among(region.bound(), &stale), std::slice::from_ref(&all));
-        assert_eq!(inner.parts_among(region.bound(), &before()), std::slice::from_ref(&all));
+        assert_eq!(inner.parts_among(&region.bound, &stale), std::slice::from_ref(&all));
+        assert_eq!(inner.parts_among(&region.bound, &before()), std::slice::from_ref(&all));
         // What the program has mapped over a part of it since is not.
         let at = all.start + 9 * PAGE_BYTES;
         // SAFETY: owned-range: as above.
         unsafe { memory::map_anonymous(Place::Over(at), PAGE_BYTES, Access::ReadWrite) }.unwrap();
         let around = [all.start..at, at + PAGE_BYTES..all.end];
-        assert_eq!(inner.parts_among(region.bound(), &stale), around);
-        assert_eq!(inner.parts_among(region.bound(), &before()), around);
+        assert_eq!(inner.parts_among(&region.bound, &stale), around);
+        assert_eq!(inner.parts_among(&region.bound, &before()), around);
     }
 }

@@ -20,10 +20,6 @@ impl Region {
         &self.life.inner
     }
 
-    pub(crate) fn bound(&self) -> &Arc<Bound> {
-        &self.bound
-    }
-
     pub(crate) fn life(&self) -> &Arc<Life> {
         &self.life
     }

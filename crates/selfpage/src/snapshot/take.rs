@@ -113,12 +113,12 @@ impl Snapshots {
             return Err(invalid("its regions are of several domains, which stop for nothing together"));
         }
         let again = |(at, region): (usize, &&Region)| {
-            regions.iter().take(at).any(|other| Arc::ptr_eq(other.bound(), region.bound()))
+            regions.iter().take(at).any(|other| Arc::ptr_eq(&other.bound, &region.bound))
         };
         if regions.iter().enumerate().any(again) {
             return Err(invalid("a region is named twice"));
         }
-        let anonymous = |region: &&Region| region.core().rights == Rights::ReadWrite && region.bound().is_anonymous();
+        let anonymous = |region: &&Region| region.core().rights == Rights::ReadWrite && region.bound.is_anonymous();
         if !regions.iter().all(anonymous) {
             return Err(invalid("snapshots are of regions that are stored, restored or zero at first"));
         }
@@ -131,10 +131,10 @@ impl Snapshots {
                 "they need a domain whose descriptors the program's threads have (DescriptorTable::Shared)",
             ));
         }
-        regions.iter().try_for_each(|region| region.bound().may_change(inner, "take snapshots of"))?;
+        regions.iter().try_for_each(|region| region.bound.may_change(inner, "take snapshots of"))?;
         let subject = Subject {
             life: first.life().clone(),
-            regions: regions.iter().map(|region| region.bound().clone()).collect(),
+            regions: regions.iter().map(|region| region.bound.clone()).collect(),
             path: path.clone(),
             process: std::process::id(),
         };
