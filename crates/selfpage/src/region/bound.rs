@@ -513,7 +513,7 @@ mod tests {
         let (first, refused) = (lend(&numbers[..1]), lend(&numbers));
         // As where something else is at the second number.
         inner.release_descriptors(&numbers[1..]);
-        refused.bound().shared.store(false, Ordering::Relaxed);
+        refused.bound.shared.store(false, Ordering::Relaxed);
         let second = lend(&numbers[1..]);
         assert!(numbers.into_iter().all(is_there));
         drop(first);
