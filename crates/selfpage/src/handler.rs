@@ -459,7 +459,8 @@ impl Bound {
 
     /// Has the mapping allow so much in a range, and no more than the rights that are in force leave of it.
     fn allow(&self, inner: &Inner, range: PageRange, access: memory::Access) -> std::result::Result<(), Errno> {
-        inner.undisturbed(|| {
+        // What it uses has moved into it: inside the gate nobody waits for a stack.
+        inner.undisturbed(move || {
             let state = inner.state();
             let _inside = state.gate.enter(state.mmu);
             let left = self.asking.left.load(Ordering::Relaxed).cast_signed();

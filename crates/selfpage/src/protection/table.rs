@@ -138,7 +138,8 @@ impl Record {
         match self.region.as_ref().and_then(Weak::upgrade) {
             // A page that moves must find one protection from beginning to end; and nobody opens one again meanwhile.
             Some(region) if !same_access => {
-                region.while_parts_are_still(|parts| change(parts).inspect(|()| region.bound.leave_access(prot)))?;
+                let bound = &*region.bound;
+                region.while_parts_are_still(move |parts| change(parts).inspect(|()| bound.leave_access(prot)))?;
             }
             Some(region) => change(&region.parts())?,
             None => change(std::slice::from_ref(&all))?,

@@ -384,7 +384,7 @@ fn follow(inner: &Inner, asked: Asked, fault: Fault, kind: FaultKind, answer: An
         }
         Answer::Pass => {
             drop(asked);
-            inner.on_pager_thread(|| worker::fetch(inner, fault));
+            inner.on_pager_thread(move || worker::fetch(inner, fault));
         }
         Answer::Refuse => refuse(inner, asked, fault, kind),
     }
