@@ -3,6 +3,7 @@
 use super::Step;
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
+use crate::mmu::Trap;
 use crate::page::{State, Word};
 use crate::region::Region;
 
@@ -43,7 +44,8 @@ pub fn poison(domain: &DomainState, page: PageNo) -> bool {
         let inside = domain.gate.enter(domain.mmu);
         let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?)))
         else {
-            return true;
+            // It went meanwhile: its accesses meet whatever is there now.
+            return [Trap::Worker, Trap::TrackedWorker].iter().all(|trap| domain.mmu.wake_faulters(*trap, page, 1));
         };
         let seen = word.load();
         match seen.state() {
