@@ -6,7 +6,9 @@
 use core::num::NonZeroU32;
 
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
-use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, poison, request, resolve, save};
+use super::{
+    Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, poison, refused, request, resolve, save,
+};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::cut::CutWait;
 use crate::domain::DomainState;
@@ -168,10 +170,11 @@ pub fn unpin(domain: &DomainState, page: PageNo) -> bool {
 /// As for [`Undone::AwaitCut`]; the page is as it was.
 pub fn supply(domain: &DomainState, context: Context, page: PageNo, contents: &PageBytes) -> Result<Outcome, CutWait> {
     settle_drop(domain, context, &mut FrameWait::default(), page, |region| {
-        supply_at(domain, context, region, page, |frame| {
+        let fill = |frame| {
             *domain.lease(frame).get_mut() = *contents;
             Ok(())
-        })
+        };
+        supply_at(domain, context, region, page, fill, |frame, why| refused(domain, region, page, frame, why))
     })
 }
 
@@ -193,7 +196,8 @@ pub fn take_up(domain: &DomainState, page: PageNo) -> Result<Outcome, CutWait> {
             domain.mmu.release(frame, 1);
             domain.mmu.unmap(page, frame, 1).map_err(|partial| partial.why)
         };
-        match supply_at(domain, Context::Normal, region, page, unmap) {
+        let keep = |frame, why| keep_aside(domain, region, page, frame, why);
+        match supply_at(domain, Context::Normal, region, page, unmap, keep) {
             // It has been dropped since: there is nothing to take up.
             Step::Done(Outcome::Failed(Failure::Machine(Refusal::Hole))) => Step::Done(Outcome::Resolved),
             step => step,
@@ -205,12 +209,26 @@ pub fn take_up(domain: &DomainState, page: PageNo) -> Result<Outcome, CutWait> {
     taken
 }
 
+/// The machine would not map a claimed page back, and `frame` has the only copy of it: whoever uses the page meets what is the matter.
+fn keep_aside(domain: &DomainState, region: &Region, page: PageNo, frame: Frame, why: Refusal) -> Step {
+    if why == Refusal::Hole {
+        return refused(domain, region, page, frame, why);
+    }
+    region.sets.inherited.remove(region.index(page));
+    domain.stack.joins_sampled();
+    domain.settle(region, page, Word::new(State::Aside, frame));
+    domain.admit(region, frame, Use::First);
+    Step::Done(Outcome::Resolved)
+}
+
+/// Gives an absent page a frame with what `fill` puts there. `unmapped` settles it where the machine would not map that.
 fn supply_at(
     domain: &DomainState,
     context: Context,
     region: &Region,
     page: PageNo,
     fill: impl FnOnce(Frame) -> Result<(), Refusal>,
+    unmapped: impl FnOnce(Frame, Refusal) -> Step,
 ) -> Step {
     let Some(word) = region.word(page) else { return Step::Done(Outcome::NotOurs) };
     let seen = word.load();
@@ -246,7 +264,7 @@ fn supply_at(
         pager.given(region.index(page));
     }
     if let Err(partial) = domain.map(region, page, frame, 1) {
-        return super::refused(domain, region, page, frame, partial.why);
+        return unmapped(frame, partial.why);
     }
     // What a clone would have had from its source it has no more.
     region.sets.inherited.remove(region.index(page));

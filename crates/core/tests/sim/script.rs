@@ -169,6 +169,29 @@ fn what_is_taken_up_is_as_it_was_or_absent() {
     }
 }
 
+/// From the moment on in which it is unmapped its frame has the only copy.
+#[test]
+fn what_is_taken_up_is_not_lost_where_it_cannot_be_mapped() {
+    on_stage(0, |stage| {
+        let (domain, mmu, pinned) = (&stage.world.domain, stage.world.mmu, &stage.world.weather.pinned_once_in);
+        mmu.put(stage.page, 7);
+        scheduler::spawn("takes up", Role::Domain, move || {
+            assert_eq!(range::take_up(domain, stage.page), Ok(Outcome::Resolved));
+        });
+        scheduler::spawn("refuses", Role::Domain, move || {
+            while mmu.read(stage.page).is_some() {
+                scheduler::block(Does::Watching);
+            }
+            pinned.set(1);
+        });
+        scheduler::run_by_looks().unwrap();
+        pinned.set(0);
+        let word = stage.region.word(stage.page).unwrap().load();
+        assert_eq!((word.state(), mmu.in_slot(word.frame())), (State::Aside, Some([7; 2])));
+        mmu.check();
+    });
+}
+
 /// A clone's cut, which comes in the middle of an image, arms a page that was written to since, and went: it looks as it did when the
 /// image still needed it.
 #[test]
