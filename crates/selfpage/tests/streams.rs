@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use selfpage::pager::UserPager;
 use selfpage::store::MemoryStore;
 use selfpage::trace::{Kind, Record, Trace};
-use selfpage::{Answer, Domain, FaultHandler, MemoryFault, PageBytes, Trap};
+use selfpage::{Answer, Domain, FaultHandler, MemoryFault, PageBytes, Protection, Trap};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 2048;
@@ -181,8 +181,13 @@ fn pages_that_come_by_clones_moves_and_advice_are_traced() {
         assert!(
             source.as_slice::<u64>()[2 * COUNT * 512..][..COUNT / 2 * 512].iter().step_by(512).all(|word| *word == 2)
         );
+        // The last of them is in core, aside, and then gone.
+        source.as_mut_slice::<u64>()[(3 * COUNT - 1) * 512] = 1;
+        source.protect((3 * COUNT - 1) * PAGE, PAGE, Protection::None).unwrap();
+        source.discard((3 * COUNT - 1) * PAGE, PAGE).unwrap();
         source.prefetch(0, COUNT * PAGE).unwrap();
         std::thread::sleep(Duration::from_millis(200));
+        let gone = source.as_ptr() as u64 / PAGE as u64 + 3 * COUNT as u64 - 1;
         let mut in_core = Vec::new();
         for region in [&source, &clone] {
             let first = region.as_ptr() as u64 / PAGE as u64;
@@ -208,6 +213,7 @@ fn pages_that_come_by_clones_moves_and_advice_are_traced() {
             let is_in = last.is_some_and(|kind| !matches!(kind, Kind::Evict | Kind::Save | Kind::Discard));
             assert!(is_in, "{trap:?}: page {page:#x} is in core, and the last that is told of it is {last:?}");
         }
+        assert_eq!(came.get(&gone), Some(&Kind::Discard), "{trap:?}");
         let first = clone.as_ptr() as u64 / PAGE as u64;
         let told: Vec<_> = (first..).take(COUNT).map(|page| came[&page]).collect();
         assert_eq!(

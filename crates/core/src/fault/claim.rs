@@ -1,10 +1,15 @@
-//! A page that is claimed for the moment in which somebody outside of this crate changes what stands in its place.
+//! A page that is claimed: dropped, or for the moment in which somebody outside of this crate changes what stands in its place.
 
 use super::range::settle_step;
 use super::{Outcome, Step};
-use crate::addr::PageNo;
+use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
-use crate::page::State;
+use crate::mmu::Refusal;
+use crate::page::{State, Word};
+use crate::pager::Pager;
+use crate::region::Region;
+use crate::trace::Counters;
+use crate::tracer::Kind;
 
 /// Does `work` while nobody else is at `page`, and tells it what it found there; the word says the same afterwards. `None`: the page is in
 /// no region.
@@ -28,4 +33,45 @@ pub fn with_claim<T>(domain: &DomainState, page: PageNo, work: impl FnOnce(State
         Step::Done(Outcome::Resolved)
     });
     result
+}
+
+/// Drops what a claimed page holds, which stays claimed.
+pub(super) fn drop_claimed(domain: &DomainState, region: &Region, pager: &dyn Pager, page: PageNo, seen: Word) {
+    let frame = seen.frame();
+    match seen.state() {
+        State::Resident => {
+            match domain.mmu.unmap(page, frame, 1) {
+                Ok(()) => {
+                    domain.frames.set_owner(frame, None);
+                    domain.stack.give(domain.mmu, frame, 1);
+                }
+                Err(partial) => drop_unmovable(domain, page, frame, partial.why),
+            }
+            domain.trace(page, Kind::Discard);
+        }
+        State::Standby | State::Aside => {
+            if seen.state() == State::Standby {
+                domain.stack.leaves_standby();
+            } else {
+                domain.leaves_aside(seen);
+            }
+            domain.frames.set_owner(frame, None);
+            domain.stack.give(domain.mmu, frame, 1);
+            domain.trace(page, Kind::Discard);
+        }
+        State::Poisoned => domain.mmu.drop_pages(page, 1),
+        State::Absent | State::Busy | State::Saving => {}
+    }
+    pager.forget(region.index(page), 1);
+}
+
+/// Drops a claimed page that the machine would not unmap: a device that holds it is left the memory, and what the program dropped or replaced
+/// itself is counted. The frame, which is given new memory, is nobody's.
+pub(super) fn drop_unmovable(domain: &DomainState, page: PageNo, frame: Frame, why: Refusal) {
+    if matches!(why, Refusal::Hole | Refusal::Foreign) {
+        Counters::add(&domain.counters.lost_total, 1);
+    }
+    domain.mmu.drop_pages(page, 1);
+    domain.frames.set_owner(frame, None);
+    domain.renew(frame);
 }

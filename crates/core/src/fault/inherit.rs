@@ -55,7 +55,7 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
     let seen = word.load();
     match seen.state() {
         State::Absent => {}
-        State::Poisoned => return cure(domain, clone, page, seen),
+        State::Poisoned => return cure(domain, context, clone, page, seen),
         _ => return Step::Pause,
     }
     let available = domain.stack.demand.available.count();

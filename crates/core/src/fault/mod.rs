@@ -303,7 +303,7 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
         }
         State::Resident => check_resident(domain, context, region, pager, page, seen, access),
         State::Busy => word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-        State::Poisoned => poison::cure(domain, region, page, seen),
+        State::Poisoned => poison::cure(domain, context, region, page, seen),
         State::Aside => take_back(domain, context, region, pager, page, seen),
     }
 }

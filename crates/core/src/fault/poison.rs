@@ -5,6 +5,7 @@ use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::mmu::Trap;
 use crate::page::{State, Word};
+use crate::pager::Context;
 use crate::region::Region;
 
 /// Notes that whoever wanted `page` could not have it, for [`poison`] to tell whether that is so still.
@@ -22,8 +23,12 @@ pub(super) fn note_failure(domain: &DomainState, page: PageNo) {
     }
 }
 
-/// Somebody asks for a page that could not be had the last time: try anew.
-pub(super) fn cure(domain: &DomainState, region: &Region, page: PageNo, seen: Word) -> Step {
+/// Somebody asks for a page that could not be had the last time: try anew. What takes the poison away would take what the program has mapped
+/// over it, which only a pager thread tells for sure.
+pub(super) fn cure(domain: &DomainState, context: Context, region: &Region, page: PageNo, seen: Word) -> Step {
+    if context == Context::Trap {
+        return Step::HandOver;
+    }
     if let Some(word) = region.word(page)
         && word.claim(seen)
     {

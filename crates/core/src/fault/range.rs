@@ -5,6 +5,7 @@
 
 use core::num::NonZeroU32;
 
+use super::claim::{drop_claimed, drop_unmovable};
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::{
     Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, poison, refused, request, resolve, save,
@@ -340,7 +341,8 @@ pub fn is_absent(domain: &DomainState, range: PageRange) -> bool {
     range.pages().filter_map(|page| region.word(page)).all(|word| word.load().is_away())
 }
 
-/// Discards pages from the front of `range` on, until there are many of them or one must be waited for. How far it came.
+/// Discards pages from the front of `range` on, until there are many of them, or one must be waited for or left to a pager thread. How far it
+/// came.
 fn discard_stretch(domain: &DomainState, context: Context, region: &Region, range: PageRange) -> (PageNo, Step) {
     let mut resident = [(PageNo(0), Frame(0)); STRETCH];
     let mut len = 0;
@@ -366,7 +368,12 @@ fn discard_stretch(domain: &DomainState, context: Context, region: &Region, rang
             next = next.plus(1);
             continue;
         }
-        let _dropping = match copy_first::begin_drop(domain, context, region, next, seen) {
+        let dropping = match seen.state() {
+            // What takes the poison away would take what the program has mapped over it, which only a pager thread tells for sure.
+            State::Poisoned if context == Context::Trap => Err(Step::HandOver),
+            _ => copy_first::begin_drop(domain, context, region, next, seen),
+        };
+        let _dropping = match dropping {
             Ok(dropping) => dropping,
             Err(wait) => {
                 if next == range.first {
@@ -381,40 +388,25 @@ fn discard_stretch(domain: &DomainState, context: Context, region: &Region, rang
         region.disarm(next);
         // What a clone would have had from its source goes too.
         region.sets.inherited.remove(region.index(next));
-        match seen.state() {
-            State::Resident => {
-                *entry = (next, seen.frame());
-                len += 1;
-            }
-            State::Standby => {
-                domain.stack.leaves_standby();
-                pager.forget(region.index(next), 1);
-                domain.settle_absent(region, next, seen.frame());
-            }
-            State::Aside => {
-                domain.leaves_aside(seen);
-                pager.forget(region.index(next), 1);
-                domain.settle_absent(region, next, seen.frame());
-            }
-            State::Poisoned => {
-                domain.mmu.drop_pages(next, 1);
-                pager.forget(region.index(next), 1);
-                domain.settle(region, next, Word::ABSENT);
-            }
-            State::Absent | State::Busy | State::Saving => {
-                pager.forget(region.index(next), 1);
-                domain.settle(region, next, Word::ABSENT);
-            }
+        if seen.state() == State::Resident {
+            *entry = (next, seen.frame());
+            len += 1;
+        } else {
+            drop_claimed(domain, region, pager, next, seen);
+            domain.settle(region, next, Word::ABSENT);
         }
         next = next.plus(1);
     }
-    drop_resident(domain, region, resident.get(..len).unwrap_or(&[]));
-    (next, step)
+    match drop_resident(domain, region, resident.get(..len).unwrap_or(&[])) {
+        None => (next, step),
+        Some(page) => (page, Step::HandOver),
+    }
 }
 
-/// Drops claimed resident pages, in as few calls as their neighbourhood allows.
-fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) {
-    let Some(pager) = region.pager() else { return };
+/// Drops claimed resident pages, in as few calls as their neighbourhood allows. `Some`: this thread has no descriptors to do it by, nor to
+/// tell whether a page is the region's still; this one and those behind it are as they were.
+fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)]) -> Option<PageNo> {
+    let pager = region.pager()?;
     let mut at = 0;
     while let Some(rest) = pages.get(at..)
         && let Some(&(page, frame)) = rest.first()
@@ -433,6 +425,12 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
         }
         at += done;
         if let (Some(why), Some(&(page, frame))) = (refusal, pages.get(at)) {
+            if why == Refusal::NoDescriptor {
+                for &(page, frame) in pages.get(at..).unwrap_or(&[]) {
+                    domain.put_back(region, page, Word::new(State::Resident, frame));
+                }
+                return Some(page);
+            }
             drop_unmovable(domain, page, frame, why);
             pager.forget(region.index(page), 1);
             domain.trace(page, Kind::Discard);
@@ -440,17 +438,7 @@ fn drop_resident(domain: &DomainState, region: &Region, pages: &[(PageNo, Frame)
             at += 1;
         }
     }
-}
-
-/// Drops a claimed page that the machine would not unmap: a device that holds it is left the memory, and what the program dropped or replaced
-/// itself is counted. The frame, which is given new memory, is nobody's.
-pub(super) fn drop_unmovable(domain: &DomainState, page: PageNo, frame: Frame, why: Refusal) {
-    if matches!(why, Refusal::Hole | Refusal::Foreign) {
-        Counters::add(&domain.counters.lost_total, 1);
-    }
-    domain.mmu.drop_pages(page, 1);
-    domain.frames.set_owner(frame, None);
-    domain.renew(frame);
+    None
 }
 
 /// Takes the frames of `range` back; changed pages are on their way to the store when it returns. Waits for the saver where

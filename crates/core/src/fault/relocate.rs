@@ -8,7 +8,8 @@
 //! Nemesis §6.3: an application maps its frames where it wants them. Douglas's user-mode page allocator: a block that outgrows its place
 //! moves by its page tables.
 
-use super::range::{drop_unmovable, settle_drop, settle_step};
+use super::claim::drop_claimed;
+use super::range::{settle_drop, settle_step};
 use super::{Failure, Outcome, Step, copy_first, fill, inherit, lost};
 use crate::addr::{Frame, PageNo, PageRange};
 use crate::cut::CutWait;
@@ -193,35 +194,13 @@ impl Way<'_> {
 
     /// Drops what a claimed new page holds, which stays claimed.
     fn drop_there(&self, there: PageNo, seen: Word) {
-        let (domain, frame) = (self.domain, seen.frame());
         // Pins would be on the contents that come, and what a clone would have had from its source goes.
         self.to.word(there).into_iter().for_each(PageWord::drop_pins);
         self.to.sets.inherited.remove(self.to.index(there));
-        match seen.state() {
-            State::Resident => {
-                match domain.mmu.unmap(there, frame, 1) {
-                    Ok(()) => {
-                        domain.frames.set_owner(frame, None);
-                        domain.stack.give(domain.mmu, frame, 1);
-                    }
-                    Err(partial) => drop_unmovable(domain, there, frame, partial.why),
-                }
-                domain.trace(there, Kind::Discard);
-            }
-            State::Standby | State::Aside => {
-                if seen.state() == State::Standby {
-                    domain.stack.leaves_standby();
-                } else {
-                    domain.leaves_aside(seen);
-                }
-                domain.frames.set_owner(frame, None);
-                domain.stack.give(domain.mmu, frame, 1);
-            }
-            State::Poisoned => domain.mmu.drop_pages(there, 1),
-            // What the pager has of an absent page it replaces.
-            State::Absent | State::Busy | State::Saving => return,
+        // What the pager has of an absent page it replaces.
+        if seen.state() != State::Absent {
+            drop_claimed(self.domain, self.to, self.new, there, seen);
         }
-        self.new.forget(self.to.index(there), 1);
     }
 
     /// A claimed page and its new place stay as they were.

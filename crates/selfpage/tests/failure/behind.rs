@@ -11,6 +11,7 @@ use selfpage::store::MemoryStore;
 use selfpage::{Answer, Config, Domain, FaultHandler, FileAccess, Locking, MemoryFault, Protection, Region, Trap};
 use selfpage_core::addr::PageBytes;
 
+use crate::descriptors::close_all;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
 
@@ -314,6 +315,25 @@ fn mapped_over_what_is_in_core() {
     }
 }
 
+/// No thread of the program's can tell then whose memory it is.
+#[test]
+fn mapped_over_what_is_in_core_where_our_descriptors_are_closed() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let (domain, mut region) = numbered(trap);
+            let place = tail(&region);
+            close_all();
+            let own = replace(place, libc::MAP_ANONYMOUS, -1);
+            region.discard((ALL - TAIL / 4) * PAGE, TAIL / 4 * PAGE).unwrap();
+            still_the_programs_own(own);
+            drop(region);
+            still_the_programs_own(own);
+            no_frame_is_lost(&domain);
+        })
+        .well();
+    }
+}
+
 #[test]
 fn mapped_over_and_flushed() {
     for (trap, name) in TRAPS {
@@ -334,26 +354,32 @@ fn mapped_over_and_flushed() {
 
 #[test]
 fn mapped_over_a_page_that_could_not_be_had() {
-    in_child(here!(), "worker", || {
-        tried::catch();
-        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
-        std::fs::write(file.path(), vec![1; ALL * PAGE]).unwrap();
-        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-        let mut region = domain.region(0).file(file.path(), 0, FileAccess::ReadWrite).unwrap();
-        file.as_file().set_len(((ALL - TAIL) * PAGE) as u64).unwrap();
-        let place = region.as_ptr().wrapping_add((ALL - TAIL) * PAGE);
-        for page in 0..TAIL {
-            assert_eq!(tried::read(place.wrapping_add(page * PAGE).cast()), Err(libc::SIGBUS));
-        }
-        let own = replace(place.cast(), libc::MAP_ANONYMOUS, -1);
-        for page in ALL - TAIL..ALL {
-            assert!(region.pin(page * PAGE, PAGE).is_err());
-        }
-        still_the_programs_own(own);
-        region.discard(0, ALL * PAGE).unwrap();
-        still_the_programs_own(own);
-    })
-    .well();
+    for (closes, name) in [(false, "worker"), (true, "worker, our descriptors are closed")] {
+        in_child(here!(), name, || {
+            tried::catch();
+            let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+            std::fs::write(file.path(), vec![1; ALL * PAGE]).unwrap();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(0).file(file.path(), 0, FileAccess::ReadWrite).unwrap();
+            file.as_file().set_len(((ALL - TAIL) * PAGE) as u64).unwrap();
+            let place = region.as_ptr().wrapping_add((ALL - TAIL) * PAGE);
+            for page in 0..TAIL {
+                assert_eq!(tried::read(place.wrapping_add(page * PAGE).cast()), Err(libc::SIGBUS));
+            }
+            let _path = file.into_temp_path();
+            if closes {
+                close_all();
+            }
+            let own = replace(place.cast(), libc::MAP_ANONYMOUS, -1);
+            for page in (ALL - TAIL..ALL).step_by(2) {
+                assert!(region.pin(page * PAGE, PAGE).is_err());
+            }
+            still_the_programs_own(own);
+            region.discard(0, ALL * PAGE).unwrap();
+            still_the_programs_own(own);
+        })
+        .well();
+    }
 }
 
 #[test]
