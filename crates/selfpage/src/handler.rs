@@ -6,6 +6,8 @@
 //! its own.
 #![allow(unsafe_code)]
 
+mod given_up;
+
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -13,21 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use selfpage_core::addr::{PAGE_BYTES, PageBytes, PageNo, PageRange};
-use selfpage_core::fault::claim::with_claim;
 pub use selfpage_core::fault::protect::Protection;
 use selfpage_core::fault::{Failure, Outcome, protect, range};
-use selfpage_core::linux::memory::{self, Advice};
-use selfpage_core::linux::{Errno, thread};
+use selfpage_core::linux::{Errno, memory, thread};
 use selfpage_core::mmu::{Refusal, Trap};
-use selfpage_core::page::State;
 use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{Access, Rights};
 
-use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::Inner;
 use crate::error::{self, Error, Kind, Result};
 use crate::region::{Bound, Region};
-use crate::trap::thread::is_pager_thread;
 use crate::trap::{handlers, upcall};
 
 /// Why the handler is asked.
@@ -367,94 +364,6 @@ impl Bound {
     /// There are as many mappings as there can be.
     pub(crate) fn refuse_writes(&self, inner: &Inner, page: PageNo) -> std::result::Result<(), Errno> {
         self.allow(inner, PageRange { first: page, count: 1 }, memory::Access::Read)
-    }
-
-    /// Refuses every access to a page whose mapping cannot be changed, because of `why`. A guard changes no mapping, but only an empty page
-    /// takes a guard: what the page holds goes, until it is discarded.
-    pub(crate) fn give_up(&self, inner: &Inner, page: PageNo, why: Errno) {
-        let index = self.core().index(page);
-        if !self.asking.given_up.contains(index) {
-            let remedy = match why {
-                Errno::PERM => "leave out mseal",
-                _ => MORE_MAPPINGS,
-            };
-            let why = format_args!(
-                "to refuse the access what the page holds is given up: mprotect fails with {why}; {remedy}"
-            );
-            let offset = index as usize * PAGE_BYTES;
-            // First: the signal may end the program.
-            error::tell_of_signal("SIGSEGV or SIGBUS", self.given_name(), self.start(), offset, why);
-        }
-        // Claimed: whoever met it empty in between would read zeros.
-        let close = move || with_claim(inner.state(), page, |_| self.close(inner, page));
-        // Threads for handlers may not have our descriptors, and a pager thread would wait for itself.
-        let _ = if is_pager_thread(thread::id()) { close() } else { inner.on_pager_thread(close) };
-    }
-
-    /// Has every access to a claimed page fail, whatever becomes of its mapping, unless the program has mapped something else over it.
-    fn close(&self, inner: &Inner, page: PageNo) {
-        let mmu = inner.state().mmu;
-        if !inner.is_ours(page) {
-            return;
-        }
-        // With the claim: a page that somebody discards in between would be closed, and nobody would know.
-        self.asking.given_up.insert(self.core().index(page));
-        self.asking.refusals.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: region-owned: a page that is claimed, and refused to the program.
-        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_ok() {
-            return;
-        }
-        // Locked pages take no guard. Our caller wakes whoever could not be woken.
-        let _ = mmu.poison(self.core().trap, page);
-        if !mmu.present(page) {
-            crate::die(
-                "a page was to be given up, and nothing refuses an access to it: a filter on system calls (seccomp) forbids \
-                 ioctl(UFFDIO_POISON); allow it, or set the filter before the domain is built",
-            );
-        }
-    }
-
-    /// Pages of a range that were given up.
-    fn given_up(&self, range: PageRange) -> impl Iterator<Item = PageNo> {
-        let count = if self.asking.refusals.load(Ordering::SeqCst) == 0 { 0 } else { range.count };
-        let is_given_up = |page: &PageNo| self.asking.given_up.contains(self.core().index(*page));
-        PageRange { count, ..range }.pages().filter(is_given_up)
-    }
-
-    /// Refuses to work on a page that was given up.
-    ///
-    /// # Errors
-    /// There is one.
-    pub(crate) fn has_all(&self, operation: &'static str, range: PageRange) -> Result<()> {
-        let Some(page) = self.given_up(range).next() else { return Ok(()) };
-        let cause = "what it held was given up to refuse an access, as a line on standard error said; discard it to use it anew";
-        Err(Error::new(Kind::Lost, operation, self.page_name(page), cause))
-    }
-
-    /// Discards those pages of a range that were given up, so that contents can come there.
-    pub(crate) fn discard_given_up(&self, inner: &Inner, range: PageRange) -> Result<()> {
-        self.given_up(range).try_for_each(|page| self.discard(inner, PageRange { first: page, count: 1 }))
-    }
-
-    /// Makes pages usable again that were given up, and are discarded now.
-    pub(crate) fn begin_anew(&self, inner: &Inner, range: PageRange) {
-        let state = inner.state();
-        for page in self.given_up(range) {
-            let index = self.core().index(page);
-            let clear = move |found| {
-                self.asking.given_up.remove(index);
-                if !inner.is_ours(page) {
-                    return;
-                }
-                if found == State::Absent {
-                    // Its word did not tell of the poison, so no discard took that away.
-                    state.mmu.drop_pages(page, 1);
-                }
-                // SAFETY: region-owned: a page that is claimed; what is in one that has none stays.
-                let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardRemove) };
-            };
-            inner.on_table(move |_| with_claim(state, page, clear));
-        }
     }
 
     /// Has the mapping allow so much in a range, and no more than the rights that are in force leave of it.

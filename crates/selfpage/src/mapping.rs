@@ -187,6 +187,7 @@ impl Region {
         let range = self.range("restore", offset_bytes, len_bytes)?;
         let (start, len) = (range.first.addr().0, range.count as usize * PAGE_BYTES);
         let pool = &self.inner().pool;
+        self.bound.begin_anew(self.inner(), range);
         // A pager thread does it: what it uses has moved into it.
         let close = move || {
             // SAFETY: owned-range: nobody answers faults there, and nobody is to take what is absent for zero.

@@ -413,7 +413,7 @@ impl Region {
         let range = self.range("flush", offset_bytes, len_bytes)?;
         let (inner, bound) = (&*self.life.inner, &*self.bound);
         let state = inner.state();
-        let (mut part, mut rest, mut all) = (PageRange { count: 0, ..range }, range, Ok(()));
+        let (mut part, mut rest) = (PageRange { count: 0, ..range }, range);
         while part.count + rest.count > 0 {
             // A batch in each errand: with all of them in one, whoever handed a fault over would wait for all of it.
             let batch = move || {
@@ -423,19 +423,11 @@ impl Region {
             (part, rest) = match inner.on_pager_thread(batch) {
                 Ok(Some(left)) => left,
                 Ok(None) => break,
-                Err((page, failure)) => {
-                    let lost = bound.has_all("flush", PageRange { first: page, count: 1 });
-                    if lost.is_ok() {
-                        return Err(Error::failure("flush", bound.page_name(page), failure));
-                    }
-                    // Nobody has what it held: what lies behind it is saved all the same.
-                    all = all.and(lost);
-                    let first = page.plus(1);
-                    (PageRange { first, count: 0 }, PageRange { first, count: range.end().0 - first.0 })
-                }
+                Err((page, failure)) => return Err(Error::failure("flush", bound.page_name(page), failure)),
             };
         }
-        let Some(pager) = &bound.pager else { return all };
+        let all = || bound.has_all("flush", range);
+        let Some(pager) = &bound.pager else { return all() };
         // Here, for what may take as long as a disk: on pager threads those of several flushes would leave none for anything else.
         let _turn = pager.syncs_over_forks().then(|| inner.syncing.begin());
         let sync = move || {
@@ -445,7 +437,7 @@ impl Region {
         };
         (inner.on_pager_thread(sync))
             .map_err(|error| Error::failure("flush", bound.range_name(range), Failure::Pager(error)))
-            .and(all)
+            .and_then(|()| all())
     }
 
     /// The region's standing with the `priority` policy, for pages that come in from now on.

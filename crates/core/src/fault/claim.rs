@@ -1,13 +1,15 @@
 //! A page that is claimed: dropped, or for the moment in which somebody outside of this crate changes what stands in its place.
 
-use super::range::settle_step;
+use super::copy_first::begin_drop;
+use super::range::{Undone, settle_drop, settle_step};
 use super::{Outcome, Step};
 use crate::addr::{Frame, PageNo};
 use crate::domain::DomainState;
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
-use crate::pager::Pager;
+use crate::pager::{Context, Pager};
 use crate::region::Region;
+use crate::shortage::FrameWait;
 use crate::trace::Counters;
 use crate::tracer::Kind;
 
@@ -33,6 +35,43 @@ pub fn with_claim<T>(domain: &DomainState, page: PageNo, work: impl FnOnce(State
         Step::Done(Outcome::Resolved)
     });
     result
+}
+
+/// Drops what `page` holds, as a discard does, and does `work` before anybody else may find it empty. `None`: the page is in no region.
+///
+/// # Context
+/// As for [`with_claim`], on a thread that has the domain's descriptors.
+///
+/// # Errors
+/// As for [`super::range::discard`]: the page is as it was, and `work` has not run.
+pub fn with_emptied<T>(domain: &DomainState, page: PageNo, work: impl FnOnce() -> T) -> Result<Option<T>, Undone> {
+    let (mut work, mut result) = (Some(work), None);
+    let outcome = settle_drop(domain, Context::Normal, &mut FrameWait::default(), page, |region| {
+        let (Some(word), Some(pager)) = (region.word(page), region.pager()) else {
+            return Step::Done(Outcome::NotOurs);
+        };
+        let seen = word.load();
+        if seen.state() == State::Busy || seen.in_save() {
+            return word.await_change(seen).map_or(Step::Again, Step::AwaitPage);
+        }
+        let _dropping = match begin_drop(domain, Context::Normal, region, page, seen) {
+            Ok(dropping) => dropping,
+            Err(wait) => return wait,
+        };
+        if !word.claim(seen) {
+            return Step::Again;
+        }
+        region.disarm(page);
+        region.sets.inherited.remove(region.index(page));
+        drop_claimed(domain, region, pager, page, seen);
+        result = work.take().map(|work| work());
+        domain.settle(region, page, Word::ABSENT);
+        Step::Done(Outcome::Resolved)
+    });
+    match outcome.map_err(Undone::AwaitCut)? {
+        Outcome::Failed(failure) => Err(Undone::Failed(failure)),
+        _ => Ok(result),
+    }
 }
 
 /// Drops what a claimed page holds, which stays claimed.

@@ -287,7 +287,8 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
         return step;
     }
     match seen.state() {
-        State::Absent if region.guarded.contains(region.index(page)) => {
+        // Where the program has taken the guard away the page is as one without.
+        State::Absent if region.guarded.contains(region.index(page)) && domain.mmu.present(page) => {
             // A copy would replace the guard.
             domain.mmu.wake_faulters(region.trap, page, 1);
             Step::Done(Outcome::Retry)

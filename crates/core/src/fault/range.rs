@@ -235,7 +235,7 @@ fn supply_at(
     let seen = word.load();
     match seen.state() {
         State::Busy => return word.await_change(seen).map_or(Step::Again, Step::AwaitPage),
-        State::Absent if !seen.wishes().unmapped() => {}
+        State::Absent if !seen.wishes().unmapped() && !region.guarded.contains(region.index(page)) => {}
         _ => return Step::Done(Outcome::Violation),
     }
     // What the page reads as now is dropped: an image or a clone that needs it has it first.

@@ -60,7 +60,7 @@ impl Region {
         }
         self.bound.has_all("move", from)?;
         let inner = self.inner();
-        to.bound.discard_given_up(to.inner(), new)?;
+        to.bound.begin_anew(to.inner(), new);
         self.bound.take_refusals_back(inner, from);
         to.bound.take_refusals_back(to.inner(), new);
         let is_one_domain = std::ptr::eq(inner, to.inner());
@@ -91,6 +91,8 @@ impl Region {
                 }
             };
         }
+        // What was given up there meanwhile has contents now.
+        to.bound.begin_anew(to.inner(), new);
         Ok(())
     }
 

@@ -110,9 +110,8 @@ impl Bound {
         let stays =
             |(page, why)| Error::failure("discard", format!("{}, which its clone needs", self.page_name(page)), why);
         let done = inner.discard(range).map_err(stays);
-        if done.is_ok() {
-            self.begin_anew(inner, range);
-        }
+        // Also where another page of the range stays: those that were given up hold nothing that anybody needs.
+        self.begin_anew(inner, range);
         self.take_refusals_back(inner, range);
         done
     }

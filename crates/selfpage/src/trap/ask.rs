@@ -28,9 +28,9 @@ pub(super) fn kind(outcome: Outcome) -> Option<FaultKind> {
 /// A region whose handler is asked, and its domain, kept while it is: nothing else is held then. A thread of the domain's drops it before
 /// it lets the stopped thread go on: that one may drop the region at once, and what goes with the last hold of it is better done by a thread
 /// that has the program's descriptors, and may wait for those of the domain. (Another one that was stopped on the same page may still be first.)
-pub(super) struct Asked {
+pub(crate) struct Asked {
     pub(super) inner: Arc<Inner>,
-    pub(super) bound: Arc<Bound>,
+    pub(crate) bound: Arc<Bound>,
 }
 
 impl Asked {
@@ -38,7 +38,7 @@ impl Asked {
     ///
     /// # Context
     /// Trap.
-    pub(super) fn about(inner: &Inner, page: PageNo) -> Option<Asked> {
+    pub(crate) fn about(inner: &Inner, page: PageNo) -> Option<Asked> {
         let state = inner.state();
         let _inside = state.gate.enter(state.mmu);
         let keeper = state.regions.find(page)?.keeper.load(Ordering::Acquire).cast_const().cast::<Bound>();

@@ -4,7 +4,7 @@
 //! Nemesis §6.4: fault dispatch to the faulting domain, in its own time and on its own resources.
 #![allow(unsafe_code)]
 
-mod ask;
+pub(crate) mod ask;
 pub(crate) mod errand;
 pub(crate) mod handler_stack;
 pub(crate) mod handlers;

@@ -12,6 +12,7 @@ use selfpage::{
 
 use crate::no_mappings::{mappings, use_up_mappings};
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, until};
+use crate::store::Failing;
 use crate::tried;
 
 const FRAMES: usize = 64;
@@ -252,15 +253,120 @@ fn contents_move_to_a_page_that_was_given_up_and_not_from_there() {
 
 #[test]
 fn what_lies_behind_a_page_that_was_given_up_is_flushed() {
-    for locking in LOCKINGS {
-        in_child(here!(), &format!("{locking:?}"), || {
+    for (locking, case) in LOCKINGS.into_iter().flat_map(|how| CASES.map(|case| (how, case))) {
+        in_child(here!(), &format!("{locking:?} {case:?}"), || {
             let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
-            let Some((region, _)) = given_up(&domain, Case::Resident) else { return };
+            let Some((region, _)) = given_up(&domain, case) else { return };
+            let before = domain.stats().counts.saves_total as usize;
             let why = region.flush(0, PAGES * PAGE).unwrap_err();
             assert_eq!(why.kind(), Kind::Lost, "{why}");
             assert!(why.to_string().contains("4096..8192"), "{why}");
-            assert_eq!(domain.stats().counts.saves_total as usize, PAGES - 1);
+            assert_eq!(domain.stats().counts.saves_total as usize, before + PAGES - 1);
             region.flush(2 * PAGE, (PAGES - 2) * PAGE).unwrap();
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_page_that_is_given_up_can_be_protected() {
+    for (locking, case) in LOCKINGS.into_iter().flat_map(|how| CASES.map(|case| (how, case))) {
+        in_child(here!(), &format!("{locking:?} {case:?}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let Some((mut region, refuses)) = given_up(&domain, case) else { return };
+            refuses.store(false, Ordering::Relaxed);
+            for protection in [Protection::None, Protection::ReadWrite] {
+                region.protect(0, PAGES * PAGE, protection).unwrap();
+                assert!(tried::write(at(&region, 1), 6).is_err(), "{protection:?}");
+            }
+            check_pages(&region, (0..PAGES).filter(|page| *page != 1));
+            region.discard(PAGE, PAGE).unwrap();
+            assert_eq!(tried::read(at(&region, 1)), Ok(0));
+        })
+        .well();
+    }
+}
+
+/// A copy would replace what refuses the access.
+#[test]
+fn a_page_that_is_given_up_does_not_come_back_before_it_is_discarded() {
+    for (locking, case) in LOCKINGS.into_iter().flat_map(|how| [Case::Standby, Case::Absent].map(|case| (how, case))) {
+        in_child(here!(), &format!("{locking:?} {case:?}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let Some((region, _)) = given_up(&domain, case) else { return };
+            region.protect(0, PAGES * PAGE, Protection::Read).unwrap();
+            // To the store, and out of their frames.
+            region.evict(0, PAGES * PAGE).unwrap();
+            region.flush(2 * PAGE, (PAGES - 2) * PAGE).unwrap();
+            let _ = region.evict(0, PAGES * PAGE);
+            region.prefetch(0, PAGES * PAGE).unwrap();
+            until("the others are in core", || {
+                (0..PAGES).all(|page| page == 1 || region.residency()[page].load(Ordering::Relaxed) == 1)
+            });
+            check_pages(&region, (0..PAGES).filter(|page| *page != 1));
+            assert!(tried::read(at(&region, 1)).is_err());
+            assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+        })
+        .well();
+    }
+}
+
+/// A region whose page 1 may not be written to, and whose handler refuses all that it is asked of; and its clone.
+fn with_a_clone(domain: &Domain) -> (Region, Region, Arc<Failing>) {
+    tried::catch();
+    let store = Failing::new();
+    let refuse = |_: &MemoryFault<'_>| Answer::Refuse;
+    let mut source = domain.region(PAGES * PAGE).name("heap").handler(refuse).stored_in(store.clone()).unwrap();
+    number_pages(&mut source);
+    source.protect(PAGE, PAGE, Protection::Read).unwrap();
+    let clone = source.cow_clone(MemoryStore::new((4 * PAGES * PAGE) as u64).unwrap()).unwrap();
+    (source, clone, store)
+}
+
+#[test]
+fn a_clone_has_what_its_source_gives_up() {
+    for locking in LOCKINGS {
+        in_child(here!(), &format!("{locking:?}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let (mut source, clone, _) = with_a_clone(&domain);
+            if !use_up_mappings(0) {
+                return;
+            }
+            assert!(tried::write(at(&source, 1), 6).is_err());
+            assert_eq!(source.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+            check_pages(&clone, 0..PAGES);
+            source.discard(0, 2 * PAGE).unwrap();
+            assert_eq!([0, 1].map(|page| tried::read(at(&source, page))), [Ok(0), Ok(0)]);
+            check_pages(&clone, 0..PAGES);
+        })
+        .well();
+    }
+}
+
+/// Nobody has it then: not its source, and not the clone, which says so as its source does.
+#[test]
+fn what_a_clone_cannot_have_of_what_its_source_gives_up_is_given_up_there() {
+    for locking in LOCKINGS {
+        in_child(here!(), &format!("{locking:?}"), || {
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let (mut source, mut clone, store) = with_a_clone(&domain);
+            // To the store, and out of its frame.
+            source.evict(PAGE, PAGE).unwrap();
+            source.flush(PAGE, PAGE).unwrap();
+            source.evict(PAGE, PAGE).unwrap();
+            store.read.store(libc::EIO as u32, Ordering::SeqCst);
+            if !use_up_mappings(0) {
+                return;
+            }
+            assert!(tried::write(at(&source, 1), 6).is_err());
+            store.read.store(0, Ordering::SeqCst);
+            for region in [&mut source, &mut clone] {
+                assert!(tried::read(at(region, 1)).is_err());
+                assert_eq!(region.pin(PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+                check_pages(region, (0..PAGES).filter(|page| *page != 1));
+                region.discard(PAGE, PAGE).unwrap();
+                assert_eq!(tried::read(at(region, 1)), Ok(0));
+            }
         })
         .well();
     }

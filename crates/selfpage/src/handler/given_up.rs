@@ -1,0 +1,133 @@
+//! Pages that are given up: an access to one is to be refused, and its mapping cannot be changed to do that. They hold nothing, and nothing
+//! comes there before they are discarded.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::fault::claim::{with_claim, with_emptied};
+use selfpage_core::fault::range::Undone;
+use selfpage_core::linux::memory::{self, Advice};
+use selfpage_core::linux::{Errno, thread};
+use selfpage_core::page::State;
+
+use crate::doctor::limits::MORE_MAPPINGS;
+use crate::domain::Inner;
+use crate::error::{self, Error, Kind, Result};
+use crate::region::Bound;
+use crate::trap::ask::Asked;
+use crate::trap::thread::is_pager_thread;
+
+impl Bound {
+    /// Refuses every access to a page whose mapping cannot be changed, because of `why`. A guard changes no mapping, but only an empty page
+    /// takes a guard: what the page holds goes, once a clone and the image of a snapshot that need it have it, and nothing comes there until it
+    /// is discarded. Where a pager thread would have to wait for that image it gives nothing up: the access is tried again.
+    pub(crate) fn give_up(&self, inner: &Inner, page: PageNo, why: Errno) {
+        let (state, index, on_pager_thread) = (inner.state(), self.core().index(page), is_pager_thread(thread::id()));
+        if on_pager_thread && self.core().sets.pending.contains(index) {
+            return;
+        }
+        if !self.asking.given_up.contains(index) {
+            let remedy = match why {
+                Errno::PERM => "leave out mseal",
+                _ => MORE_MAPPINGS,
+            };
+            let why = format_args!(
+                "to refuse the access what the page holds is given up: mprotect fails with {why}; {remedy}"
+            );
+            let offset = index as usize * PAGE_BYTES;
+            // First: the signal may end the program.
+            error::tell_of_signal("SIGSEGV or SIGBUS", self.given_name(), self.start(), offset, why);
+        }
+        // Emptied and closed in one: whoever met it empty in between would read zeros.
+        let close = move || with_emptied(state, page, || self.close(inner, page));
+        loop {
+            // Threads for handlers may not have our descriptors, and a pager thread would wait for itself.
+            match if on_pager_thread { close() } else { inner.on_pager_thread(close) } {
+                Err(Undone::AwaitCut(wait)) if !on_pager_thread => wait.sleep(&state.cut, state.mmu),
+                // Its clone cannot have it, so nobody has: there it is given up too, and is owed no more.
+                Err(Undone::Failed(_)) => match self.heir_of(inner, page) {
+                    Some((clone, there)) => clone.bound.give_up(inner, there, why),
+                    None => return,
+                },
+                _ => return,
+            }
+        }
+    }
+
+    /// Where the clone has the page that lacks it still.
+    fn heir_of(&self, inner: &Inner, page: PageNo) -> Option<(Asked, PageNo)> {
+        let state = inner.state();
+        let inside = state.gate.enter(state.mmu);
+        let index = self.core().index(page);
+        let heir = self.core().heir().filter(|heir| heir.sets.inherited.contains(index));
+        let there = heir?.range.first.plus(index);
+        drop(inside);
+        Some((Asked::about(inner, there)?, there))
+    }
+
+    /// Has every access to a page fail that is claimed, and empty, unless the program has mapped something else over it.
+    fn close(&self, inner: &Inner, page: PageNo) {
+        let (mmu, index) = (inner.state().mmu, self.core().index(page));
+        if !inner.is_ours(page) {
+            return;
+        }
+        // With the claim: a page that somebody discards in between would be closed, and nobody would know.
+        self.asking.given_up.insert(index);
+        self.asking.refusals.fetch_add(1, Ordering::SeqCst);
+        // A copy would replace what refuses the access.
+        self.core().guarded.insert(index);
+        // SAFETY: region-owned: a page that is claimed, and refused to the program.
+        if unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardInstall) }.is_ok() {
+            return;
+        }
+        // Locked pages take no guard. Our caller wakes whoever could not be woken.
+        let _ = mmu.poison(self.core().trap, page);
+        if !mmu.present(page) {
+            crate::die(
+                "a page was to be given up, and nothing refuses an access to it: a filter on system calls (seccomp) forbids \
+                 ioctl(UFFDIO_POISON); allow it, or set the filter before the domain is built",
+            );
+        }
+    }
+
+    /// Pages of a range that were given up.
+    fn given_up(&self, range: PageRange) -> impl Iterator<Item = PageNo> {
+        let count = if self.asking.refusals.load(Ordering::SeqCst) == 0 { 0 } else { range.count };
+        let is_given_up = |page: &PageNo| self.asking.given_up.contains(self.core().index(*page));
+        PageRange { count, ..range }.pages().filter(is_given_up)
+    }
+
+    /// Refuses to work on a page that was given up.
+    ///
+    /// # Errors
+    /// There is one.
+    pub(crate) fn has_all(&self, operation: &'static str, range: PageRange) -> Result<()> {
+        let Some(page) = self.given_up(range).next() else { return Ok(()) };
+        let cause = "what it held was given up to refuse an access, as a line on standard error said; discard it to use it anew";
+        Err(Error::new(Kind::Lost, operation, self.page_name(page), cause))
+    }
+
+    /// Makes those pages of a range usable again that were given up, and hold nothing.
+    pub(crate) fn begin_anew(&self, inner: &Inner, range: PageRange) {
+        let state = inner.state();
+        for page in self.given_up(range) {
+            let index = self.core().index(page);
+            let clear = move |found| {
+                self.asking.given_up.remove(index);
+                self.core().guarded.remove(index);
+                if !inner.is_ours(page) {
+                    return;
+                }
+                if found != State::Resident {
+                    // Poison, which locked pages have in place of a guard. Something is there only where the program took it away itself.
+                    state.mmu.drop_pages(page, 1);
+                }
+                // SAFETY: region-owned: a page that is claimed; what is in one that has none stays.
+                let _ = unsafe { memory::advise(page.addr().0, PAGE_BYTES, Advice::GuardRemove) };
+            };
+            // A thread of the program's could not tell whether it is ours, where the program has closed our descriptors.
+            inner.on_pager_thread(move || with_claim(state, page, clear));
+        }
+    }
+}
