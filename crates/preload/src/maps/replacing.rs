@@ -89,6 +89,9 @@ impl Maps {
             set.within(range.clone(), |part| lost_bytes += part.len());
         }
         if lost_bytes > 0 {
+            // A hole between them is opened with them.
+            let holes = self.parts(range.clone()).filter(|(part, _)| opens && *part == Part::Free);
+            lost_bytes += holes.map(|(_, part)| part.len()).sum::<usize>();
             rehearse(lost_bytes, prot)?;
         }
         if opens {

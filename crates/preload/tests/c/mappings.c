@@ -33,6 +33,13 @@ static void fixed_over(void) {
   CHECK(reads(p + 4 * MIB) == SIGSEGV);
 }
 // What the kernel refuses changes nothing, whatever is there.
+static size_t data_bytes(void) {
+  char line[200]; size_t kib = 0;
+  FILE *f = fopen("/proc/self/status", "r");
+  while (f && !kib && fgets(line, sizeof line, f)) sscanf(line, "VmData: %zu", &kib);
+  CHECK(f && !fclose(f) && kib);
+  return kib * 1024;
+}
 static void fixed_over_refused(void) {
   char *p = full(8 * P), *shared = p + 2 * P, *file = p + 5 * P;
   int f = open("/proc/self/exe", O_RDONLY), directory = open("/", O_RDONLY);
@@ -53,6 +60,14 @@ static void fixed_over_refused(void) {
     CHECK(!reads(file) && *(word *)file == 100);
     same(p, 0, 2 * P), same(p, 4 * P, 5 * P), same(p, 6 * P, 8 * P);
   }
+  // There is room for what nobody has access to, and none for the hole beside it as well.
+  char *q = full(16 * MIB), *moved = map(16 * MIB, 3);
+  CHECK(!mprotect(q, MIB, PROT_NONE) && !munmap(q + MIB, 15 * MIB));
+  CHECK(!setrlimit(RLIMIT_DATA, &(struct rlimit){data_bytes() + 8 * MIB, data.rlim_max}));
+  CHECK(mmap(q, 16 * MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
+  CHECK(mremap(moved, 16 * MIB, 16 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, q) == MAP_FAILED && errno == ENOMEM);
+  CHECK(!setrlimit(RLIMIT_DATA, &data) && !mprotect(q, MIB, 3));
+  same(q, 0, MIB);
 }
 static void moving(void) {
   char *p = full(4 * MIB);
