@@ -65,5 +65,5 @@ rows! {
 
 rows! {
     of "moves":
-    out_to_a_free_place,
+    smaller_on_the_way, out_to_a_free_place,
 }

@@ -81,11 +81,11 @@ impl Maps {
     unsafe fn remap(&mut self, managed: &Managed, wish: Wish, args: [usize; 6]) -> Result<usize, Errno> {
         let Wish { old, new_len, flags, new_address } = wish;
         let first = self.parts(old.start..old.end.max(old.start + 1)).next();
-        let (part, is_whole) = first.map_or((Part::Free, false), |(part, range)| (part, range.end >= old.end));
+        let (part, part_end) = first.map_or((Part::Free, old.start), |(part, range)| (part, range.end));
         let fixed = flags & libc::MREMAP_FIXED != 0;
         let moves = flags & libc::MREMAP_MAYMOVE != 0;
         let stays = flags & libc::MREMAP_DONTUNMAP != 0;
-        if is_whole && matches!(part, Part::Foreign | Part::Outside) {
+        if part_end >= old.end && matches!(part, Part::Foreign | Part::Outside) {
             // Its new place is not to be in a region.
             if fixed && self.touches_regions(&(new_address..new_address.saturating_add(new_len))) {
                 return Err(libc::EINVAL);
@@ -133,9 +133,12 @@ impl Maps {
         if old.is_empty() {
             return Err(libc::EINVAL);
         }
-        if !is_whole {
+        // What is cut off on the way may be anything, and goes last: after an error it is there.
+        let (old, cut) = if fixed { split(&old, new_len) } else { (old.clone(), old.end..old.end) };
+        if part_end < old.end {
             return Err(libc::EFAULT);
         }
+        self.may_lose(&cut)?;
         // For a while all that was said of parts is said twice.
         self.has_room(self.sets().iter().map(|set| set.count_within(&old)).max().unwrap_or(0))?;
         let prot = self.access(&old)?;
@@ -150,20 +153,28 @@ impl Maps {
         }
         let access = access_on_the_way(prot);
         let afterwards = if stays { Afterwards::Empty } else { Afterwards::Gone };
-        if fixed && !self.touches_regions(&named) {
-            return self.move_out(managed, &Move { old, new: named, afterwards }, prot);
+        if !fixed {
+            let new = self.map_anywhere(managed, new_len, access).map_err(|_| libc::ENOMEM)?;
+            return self.move_in(managed, &Move { old, new, afterwards }, Some(access), prot);
         }
-        let (new, access) = if fixed {
-            let coming = Move { old: old.clone(), new: named.clone(), afterwards };
-            self.renew(managed, &named, access, Some(&coming))?;
-            (named, None)
+        let wish = Move { old, new: named, afterwards };
+        let moved = if self.touches_regions(&wish.new) {
+            self.renew(managed, &wish.new, access, Some(&wish))?;
+            self.move_in(managed, &wish, None, prot)?
         } else {
-            (self.map_anywhere(managed, new_len, access).map_err(|_| libc::ENOMEM)?, Some(access))
+            self.move_out(managed, &wish, prot)?
         };
-        let moved = self.move_contents(managed, &Move { old, new: new.clone(), afterwards }, access, prot);
+        // What the kernel has no room to close is left as it is.
+        let _ = self.unmap(managed, cut);
+        Ok(moved)
+    }
+
+    /// As [`Maps::move_contents`], with nothing at the new place after an error.
+    fn move_in(&mut self, managed: &Managed, wish: &Move, access: Option<i32>, prot: i32) -> Result<usize, Errno> {
+        let moved = self.move_contents(managed, wish, access, prot);
         if moved.is_err() {
             // As the kernel, which has unmapped what was at a place that the program named by then.
-            let _ = self.unmap(managed, new);
+            let _ = self.unmap(managed, wish.new.clone());
         }
         moved
     }
@@ -469,6 +480,12 @@ impl Maps {
             }
         }
     }
+}
+
+/// What of a range `len` bytes hold, and the rest.
+fn split(range: &Range<usize>, len: usize) -> (Range<usize>, Range<usize>) {
+    let end = range.end.min(range.start.saturating_add(len));
+    (range.start..end, end..range.end)
 }
 
 /// Maps memory of the kernel's, as long as `new`, that has no part in common with it.

@@ -1,4 +1,4 @@
-// Moves to places outside of managed memory. With -DRAW the calls are made by number.
+// Moves that become smaller on the way, and moves to places outside of managed memory. With -DRAW the calls are made by number.
 #include "mappings.h"
 
 static char *place(size_t n) {
@@ -20,5 +20,23 @@ static void out_to_a_free_place(void) {
     CHECK(reads(p) == SIGSEGV && !munmap(whole, 3 * MIB));
   }
 }
-static struct row rows[] = {{"out_to_a_free_place", out_to_a_free_place}};
+// What is cut off may have another access than what moves, be the program's own, or a hole.
+static void smaller_on_the_way(void) {
+  for (int kind = 0; kind < 6; kind++) {
+    char *p = full(4 * MIB), *cut = p + 2 * MIB, *there = kind & 1 ? place(MIB) : map(MIB, 3);
+    if (kind / 2 == 0) CHECK(!mprotect(cut, MIB, PROT_READ));
+    if (kind / 2 == 1) CHECK(mmap(cut, MIB, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == cut);
+    if (kind / 2 == 2) CHECK(!munmap(cut, MIB));
+    CHECK(mremap(p, 4 * MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+    same(there, 0, MIB);
+    for (int i = 0; i < 4; i++) CHECK(reads(p + i * MIB) == SIGSEGV);
+    // One that differs in what moves stays.
+    char *q = full(2 * MIB);
+    CHECK(!mprotect(q, P, PROT_READ));
+    CHECK(mremap(q, 2 * MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, there) == MAP_FAILED && errno == EFAULT);
+    same(q, 0, 2 * MIB);
+    CHECK(!munmap(there, MIB) && !munmap(q, 2 * MIB));
+  }
+}
+static struct row rows[] = {{"smaller_on_the_way", smaller_on_the_way}, {"out_to_a_free_place", out_to_a_free_place}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
