@@ -43,6 +43,13 @@ fn memory_that_is_not_managed_is_counted() {
         "one_at_a_time",
         "grown",
         "moved_out_to_use",
+        "reserved_moved",
+        "reserved_grown",
+        "executable_moved",
+        "executable_moved_out",
+        "executable_stays",
+        "committed_over_a_region",
+        "moved_over_counted",
         "huge",
     ] {
         let (bytes, ran) = unmanaged_bytes(name).unwrap();
@@ -52,7 +59,7 @@ fn memory_that_is_not_managed_is_counted() {
         }
         assert!(counted.contains(&bytes), "{name}: {bytes} bytes, {before} without");
     }
-    for name in ["reserved", "moved_out_reserved", "file"] {
+    for name in ["reserved", "moved_out_reserved", "reserved_over_a_region", "file"] {
         let (bytes, _) = unmanaged_bytes(name).unwrap();
         assert!(bytes < before + (2 << 20), "{name}: {bytes} bytes, {before} without");
     }

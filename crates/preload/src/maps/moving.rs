@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::locking::Why;
 use super::protecting::Key;
-use super::unmanaged::{map_elsewhere, unmap_elsewhere};
-use super::{ACCESS, Errno, HIGHEST, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
+use super::unmanaged::{Counted, map_elsewhere, unmap_elsewhere};
+use super::{Errno, HIGHEST, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
@@ -91,20 +91,27 @@ impl Maps {
                 return Err(libc::EINVAL);
             }
             self.has_room(1)?;
-            // SAFETY: raw-call: passed on from our caller.
-            let start = kernel(unsafe { call(libc::SYS_mremap, args) })?;
-            let counted = self.unmanaged.covers(&old);
+            let counted = self.counted(&old);
             if !stays {
-                let left = if start == old.start { old.start + new_len..old.end } else { old.clone() };
-                // Those addresses are the region's again, before the kernel gives them to somebody else.
-                if part == Part::Foreign && left.start < left.end {
-                    let _ = self.unmap(managed, left);
+                // It is not in two places.
+                self.forget(old.clone());
+            }
+            // SAFETY: raw-call: passed on from our caller.
+            let start = match kernel(unsafe { call(libc::SYS_mremap, args) }) {
+                Ok(start) => start,
+                Err(why) => {
+                    self.count(old, counted);
+                    return Err(why);
                 }
-                self.forget(old);
+            };
+            let left = if start == old.start { old.start + new_len..old.end } else { old };
+            // Those addresses are the region's again, before the kernel gives them to somebody else.
+            if !stays && part == Part::Foreign && left.start < left.end {
+                let _ = self.unmap(managed, left);
             }
-            if counted {
-                self.count_unmanaged(start..start + new_len);
-            }
+            // What was there before has been replaced.
+            self.forget(start..start + new_len);
+            self.count(start..start + new_len, counted);
             return Ok(start);
         }
         // No mapping is longer than all addresses.
@@ -344,15 +351,16 @@ impl Maps {
         kernel(unsafe { call(libc::SYS_mremap, [from.start, from.len(), to.len(), flags as usize, to.start, 0]) })?;
         self.forget(to.clone());
         // From here on it counts: what it has replaced does no longer.
-        match prot & ACCESS {
-            libc::PROT_NONE => self.reserved.add(to.clone()),
-            _ => self.count_unmanaged(to.clone()),
-        }
+        self.count(to.clone(), Counted::of(libc::MAP_ANONYMOUS, prot));
         Ok(())
     }
 
     /// Has `new`, which has the contents, be as `old` is. Its access is as for [`Maps::move_contents`].
     fn agree(&mut self, managed: &Managed, wish: &Move, access: Option<i32>, prot: i32) -> Result<(), Errno> {
+        if wish.afterwards == Afterwards::Gone {
+            // Where it counts, it does not at two places.
+            self.unmanaged.remove(wish.old.clone());
+        }
         match access {
             Some(access) if access == prot => {}
             Some(_) => drop(self.protect(managed, wish.new.clone(), prot, Key::Unchanged)?),
@@ -408,6 +416,8 @@ impl Maps {
         });
         // SAFETY: owned-range: as it was before.
         unsafe { managed.protect(old.clone(), prot) };
+        self.unmanaged.remove(new.clone());
+        self.note_access(old.clone(), prot);
         // Pins went with the contents.
         self.lock_again(managed, old.clone());
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use selfpage_core::linux::memory::Access;
 
 use super::moving::Move;
-use super::unmanaged::{map_elsewhere, rehearse, unmap_elsewhere};
+use super::unmanaged::{Counted, map_elsewhere, rehearse, unmap_elsewhere};
 use super::{ACCESS, Errno, Maps, Part, kernel, locking};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Offer};
@@ -44,9 +44,7 @@ impl Maps {
         promises::end(&range, || {});
         self.begin(managed, &range);
         self.foreign.add(range.clone());
-        if args[3] as i32 & libc::MAP_ANONYMOUS != 0 {
-            self.count_unmanaged(range.clone());
-        }
+        self.count(range.clone(), Counted::of(args[3] as i32, prot));
         Ok(range.start)
     }
 

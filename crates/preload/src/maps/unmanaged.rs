@@ -17,11 +17,7 @@ impl Maps {
         let result = unsafe { call(libc::SYS_mmap, args) };
         if let Ok(range) = kernel(result).and_then(|start| pages(start, len)) {
             self.forget(range.clone());
-            match (flags as i32 & libc::MAP_ANONYMOUS, prot as i32 & ACCESS) {
-                (0, _) => {}
-                (_, libc::PROT_NONE) => self.reserved.add(range),
-                _ => self.count_unmanaged(range),
-            }
+            self.count(range, Counted::of(flags as i32, prot as i32));
         }
         result
     }
@@ -41,9 +37,48 @@ impl Maps {
         }
     }
 
+    /// How one mapping counts.
+    pub(super) fn counted(&self, range: &Range<usize>) -> Counted {
+        if self.unmanaged.covers(range) {
+            Counted::Used
+        } else if self.reserved.covers(range) {
+            Counted::Reserved
+        } else {
+            Counted::Not
+        }
+    }
+
+    pub(super) fn count(&mut self, range: Range<usize>, counted: Counted) {
+        match counted {
+            Counted::Used => self.count_unmanaged(range),
+            Counted::Reserved => self.reserved.add(range),
+            Counted::Not => {}
+        }
+    }
+
     pub(super) fn count_unmanaged(&mut self, range: Range<usize>) {
         self.unmanaged.add(range);
         self.unmanaged_max_bytes = self.unmanaged_max_bytes.max(self.unmanaged.bytes());
+    }
+}
+
+/// How a mapping that is not managed counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Counted {
+    Used,
+    /// Not before somebody has access.
+    Reserved,
+    Not,
+}
+
+impl Counted {
+    /// What mmap(2) was asked for with those flags.
+    pub(super) fn of(flags: i32, prot: i32) -> Counted {
+        match (flags & libc::MAP_ANONYMOUS, prot & ACCESS) {
+            (0, _) => Counted::Not,
+            (_, libc::PROT_NONE) => Counted::Reserved,
+            _ => Counted::Used,
+        }
     }
 }
 

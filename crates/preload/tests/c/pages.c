@@ -151,6 +151,40 @@ static void moved_out(int prot) {
 }
 static void moved_out_to_use(void) { moved_out(3); }
 static void moved_out_reserved(void) { moved_out(PROT_NONE); }
+static char *reservation(void) { return map(COUNTED, PROT_NONE, private | MAP_STACK, -1); }
+static void reserved_moved(void) { // and used then
+  char *p = mremap(reservation(), COUNTED, COUNTED, MREMAP_MAYMOVE | MREMAP_FIXED, 0x200000000000);
+  CHECK(p != MAP_FAILED && !mprotect(p, COUNTED, 3));
+}
+static void reserved_grown(void) {
+  char *p = mremap(map(MIB, PROT_NONE, private | MAP_STACK, -1), MIB, COUNTED, MREMAP_MAYMOVE);
+  CHECK(p != MAP_FAILED && !mprotect(p, COUNTED, 3));
+}
+// What moves is not in two places.
+static void executable_moved_to(char *there) {
+  char *p = managed(COUNTED);
+  CHECK(!mprotect(p, COUNTED, 7) && mremap(p, COUNTED, COUNTED, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+}
+static void executable_moved(void) { executable_moved_to(managed(COUNTED)); }
+static void executable_moved_out(void) { executable_moved_to(reservation()); }
+static void executable_stays(void) { // and its new place is one more
+  char *p = managed(COUNTED / 2);
+  CHECK(!mprotect(p, COUNTED / 2, 7) && mremap(p, COUNTED / 2, COUNTED / 2, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0) != MAP_FAILED);
+}
+static void reserved_over_a_region(void) {
+  CHECK(mmap(managed(COUNTED), COUNTED, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
+}
+static void committed_over_a_region(void) {
+  char *p = mmap(managed(COUNTED), COUNTED, PROT_NONE, private | MAP_STACK | MAP_FIXED, -1, 0);
+  CHECK(p != MAP_FAILED && !mprotect(p, COUNTED, 3));
+}
+static void moved_over_counted(void) { // what a file is moved over counts no more
+  int file = memfd_create("file", 0);
+  CHECK(file >= 0 && !ftruncate(file, COUNTED));
+  char *p = map(COUNTED, 3, MAP_SHARED, file), *there = map(COUNTED, 3, private | MAP_STACK, -1);
+  CHECK(mremap(p, COUNTED, COUNTED, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+  map(COUNTED, 3, private | MAP_STACK, -1);
+}
 static void file(void) {
   int file = memfd_create("file", 0);
   CHECK(file >= 0 && !ftruncate(file, COUNTED));
@@ -191,6 +225,9 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"made_executable", made_executable}, {"fixed", fixed}, {"over_a_region", over_a_region}, {"committed", committed},
   {"committed_in_parts", committed_in_parts}, {"given_up", given_up},
   {"one_at_a_time", one_at_a_time}, {"grown", grown}, {"reserved", reserved}, {"moved_out_to_use", moved_out_to_use}, {"moved_out_reserved", moved_out_reserved},
+  {"reserved_moved", reserved_moved}, {"reserved_grown", reserved_grown}, {"executable_moved", executable_moved},
+  {"executable_moved_out", executable_moved_out}, {"executable_stays", executable_stays}, {"reserved_over_a_region", reserved_over_a_region},
+  {"committed_over_a_region", committed_over_a_region}, {"moved_over_counted", moved_over_counted},
   {"file", file}, {"huge", huge},
   {"most_managed", most_managed}, {"beyond_managed", beyond_managed},
   {"small_child", small_child}};
