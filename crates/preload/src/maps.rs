@@ -33,6 +33,7 @@ pub use protecting::{mprotect, pkey_mprotect};
 use room::NoRoom;
 pub use sealing::mseal;
 pub use syncing::{msync, msync_in_c};
+use unmanaged::map_by_kernel;
 
 /// A larger mapping is address space for later, as runtimes reserve it, and stays the kernel's.
 const MOST_BYTES: usize = MAPS_BYTES / 4;
@@ -270,30 +271,32 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
     };
     let anonymous = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
     let ours = anonymous && prot & libc::PROT_EXEC == 0 && range.len() <= MOST_BYTES;
-    let mut table = table();
-    let maps = &mut *table.maps;
-    if let Err(why) = maps.has_room(1) {
+    let mut held = table();
+    if let Err(why) = held.maps.has_room(1) {
         return -why as isize;
     }
-    if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED && maps.touches_regions(&range) {
+    if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED && held.maps.touches_regions(&range) {
+        if ours && flags & NEVER == libc::MAP_FIXED {
+            return as_kernel(held.maps.map_anew(managed, range, prot, flags));
+        }
         // SAFETY: raw-call: passed on from our caller.
-        return as_kernel(unsafe {
-            maps.map_over(managed, range, prot, ours && flags & NEVER == libc::MAP_FIXED, args)
-        });
+        return as_kernel(unsafe { replacing::map_over(held, managed, range, args) });
     }
     if ours && flags & NEVER == 0 {
         if program::may_want_for_code(&range) {
+            drop(held);
             let there = (flags | libc::MAP_FIXED_NOREPLACE) as usize;
             // SAFETY: raw-call: as our caller's, at the place that it hints at, if that is free.
-            let result = unsafe { maps.map_by_kernel([range.start, len, prot as usize, there, file as usize, offset]) };
+            let result = unsafe { map_by_kernel([range.start, len, prot as usize, there, file as usize, offset]) };
             if result >= 0 {
                 return result;
             }
+            held = table();
         }
-        match maps.map_anywhere(managed, range.len(), prot) {
+        match held.maps.map_anywhere(managed, range.len(), prot) {
             Ok(range) => {
                 if flags & libc::MAP_LOCKED != 0 {
-                    let _ = maps.lock_managed(managed, range.clone(), locking::Why::Locked);
+                    let _ = held.maps.lock_managed(managed, range.clone(), locking::Why::Locked);
                 }
                 return range.start as isize;
             }
@@ -302,8 +305,9 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
             Err(_) => return -libc::ENOMEM as isize,
         }
     }
+    drop(held);
     // SAFETY: raw-call: passed on from our caller.
-    unsafe { maps.map_by_kernel(args) }
+    unsafe { map_by_kernel(args) }
 }
 
 impl Maps {

@@ -30,6 +30,11 @@ fn row(source: &'static str, name: &str) {
         if ran.text() == "no mseal\n" {
             return run::skip("mseal", "the kernel is older than 6.10");
         }
+        if ran.text() == "no faults of the kernel's\n" {
+            let why =
+                "the kernel's own faults are nothing that this user may answer: sysctl vm.unprivileged_userfaultfd=1";
+            return run::skip("userfaultfd", why);
+        }
         if ran.text() == "not 0\n" {
             return run::skip("address-0", "this user may map nothing at address 0: it takes root");
         }
@@ -66,4 +71,9 @@ rows! {
 rows! {
     of "moves":
     smaller_on_the_way, out_to_a_free_place,
+}
+
+rows! {
+    of "waits":
+    locked_by_faults, grown_by_faults,
 }

@@ -98,30 +98,18 @@ impl Maps {
         self.locked.first_within(range).is_some()
     }
 
-    /// mlock2(2) on each part.
-    pub(super) fn lock(&mut self, managed: &Managed, range: Range<usize>, flags: usize) -> Result<usize, Errno> {
+    /// mlock(2) on each part, of which what is not managed is there.
+    pub(super) fn lock(&mut self, managed: &Managed, range: Range<usize>) -> Result<usize, Errno> {
         let lock = |range: Range<usize>| {
             // SAFETY: raw-call: the program asked for it.
-            unsafe { call(libc::SYS_mlock2, [range.start, range.len(), flags, 0, 0, 0]) }
+            unsafe { call(libc::SYS_mlock, [range.start, range.len(), 0, 0, 0, 0]) }
         };
-        self.each_to_kernel(range, lock, |maps, range| {
-            let fits = maps.locked.has_room(1);
-            if fits { maps.lock_managed(managed, range, Why::Locked) } else { Err(libc::ENOMEM) }
-        })
+        self.each_to_kernel(range, lock, |maps, range| maps.lock_mapped(managed, range))
     }
 
-    /// As the kernel: what nobody has access to cannot be brought in, which is an error, and the rest is locked all the same.
-    fn lock_open(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
-        let mut result = Ok(0);
-        while !left.is_empty() {
-            let (end, closed) = self.closed.stretch(&left);
-            match closed {
-                Standing::In => result = Err(libc::ENOMEM),
-                Standing::Out => drop(self.lock(managed, left.start..end, 0)?),
-            }
-            left.start = end;
-        }
-        result
+    fn lock_mapped(&mut self, managed: &Managed, range: Range<usize>) -> Result<(), Errno> {
+        let fits = self.locked.has_room(1);
+        if fits { self.lock_managed(managed, range, Why::Locked) } else { Err(libc::ENOMEM) }
     }
 
     fn each_to_kernel(
@@ -140,6 +128,35 @@ impl Maps {
             }
         }
         Ok(0)
+    }
+}
+
+/// mlock2(2) on each part. As the kernel: what nobody has access to cannot be brought in, which is an error but for MLOCK_ONFAULT, and the
+/// rest is locked all the same.
+fn lock_parts(managed: &Managed, mut left: Range<usize>, flags: usize) -> Result<usize, Errno> {
+    let mut result = Ok(0);
+    loop {
+        let mut held = table();
+        match held.maps.next(&mut left) {
+            None => return result,
+            Some((Part::Free, _)) => return Err(libc::ENOMEM),
+            Some((Part::Managed, range)) => {
+                let (end, closed) = held.maps.closed.stretch(&range);
+                left.start = end;
+                if closed == Standing::In && flags == 0 {
+                    result = Err(libc::ENOMEM);
+                } else {
+                    held.maps.lock_mapped(managed, range.start..end)?;
+                }
+            }
+            Some((Part::Foreign | Part::Outside, range)) => {
+                // The kernel brings pages in by faults, which a thread of the program's may have to answer: not under our lock, for which that
+                // may be waiting.
+                drop(held);
+                // SAFETY: raw-call: the program asked for it.
+                kernel(unsafe { call(libc::SYS_mlock2, [range.start, range.len(), flags, 0, 0, 0]) })?;
+            }
+        }
     }
 }
 
@@ -162,9 +179,8 @@ fn touched(address: usize, len: usize) -> Result<Range<usize>, Errno> {
 /// *raw-call*: as for the call.
 pub unsafe fn mlock(address: usize, len: usize, flags: usize) -> isize {
     match (serving(), touched(address, len)) {
-        (Some(managed), Ok(range)) if flags == 0 => as_kernel(table().maps.lock_open(managed, range)),
-        (Some(managed), Ok(range)) if flags == libc::MLOCK_ONFAULT as usize => {
-            as_kernel(table().maps.lock(managed, range, flags))
+        (Some(managed), Ok(range)) if flags & !(libc::MLOCK_ONFAULT as usize) == 0 => {
+            as_kernel(lock_parts(managed, range, flags))
         }
         // SAFETY: raw-call: passed on from our caller.
         _ => unsafe { call(libc::SYS_mlock2, [address, len, flags, 0, 0, 0]) },

@@ -7,7 +7,7 @@ use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::locking::Why;
 use super::protecting::Key;
 use super::unmanaged::{Counted, map_elsewhere, unmap_elsewhere};
-use super::{Errno, HIGHEST, Maps, Part, READ_WRITE, as_kernel, kernel, pages, serving, table};
+use super::{Errno, HIGHEST, Maps, Part, READ_WRITE, Table, as_kernel, kernel, pages, serving, table};
 use crate::managed::{self, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
@@ -25,8 +25,68 @@ pub unsafe fn mremap(args: [usize; 6]) -> isize {
         return unsafe { call(libc::SYS_mremap, args) };
     };
     let wish = Wish { old, new_len: new.end, flags: flags as i32, new_address };
+    let mut held = table();
+    let first = held.maps.parts(wish.old.start..wish.old.end.max(wish.old.start + 1)).next();
+    let (part, part_end) = first.map_or((Part::Free, wish.old.start), |(part, range)| (part, range.end));
+    as_kernel(match part {
+        Part::Foreign | Part::Outside if part_end >= wish.old.end => {
+            // SAFETY: raw-call: passed on from our caller.
+            unsafe { remap_by_kernel(held, managed, part, wish, args) }
+        }
+        _ => held.maps.remap(managed, wish, part, part_end),
+    })
+}
+
+/// The same for a mapping that is not managed.
+///
+/// # Safety
+/// *raw-call*: `args` are those of an mremap(2) that the program asked for.
+unsafe fn remap_by_kernel(
+    mut held: Table,
+    managed: &Managed,
+    part: Part,
+    wish: Wish,
+    args: [usize; 6],
+) -> Result<usize, Errno> {
+    let Wish { old, new_len, flags, new_address } = wish;
+    let stays = flags & libc::MREMAP_DONTUNMAP != 0;
+    // Its new place is not to be in a region.
+    let named = new_address..new_address.saturating_add(new_len);
+    if flags & libc::MREMAP_FIXED != 0 && held.maps.touches_regions(&named) {
+        return Err(libc::EINVAL);
+    }
+    held.maps.has_room(1)?;
+    let counted = held.maps.counted(&old);
+    if !stays {
+        // It is not in two places, and the old one may be somebody else's before we hear of it.
+        held.maps.forget(old.clone());
+    }
+    // Where it is locked, what it grows by comes in by faults, which a thread of the program's may have to answer: not under our lock, for which
+    // that may be waiting. Only what leaves a region does so under it: nobody else gets those addresses.
+    let held = if part == Part::Foreign {
+        Some(held)
+    } else {
+        drop(held);
+        None
+    };
     // SAFETY: raw-call: passed on from our caller.
-    as_kernel(unsafe { table().maps.remap(managed, wish, args) })
+    let moved = kernel(unsafe { call(libc::SYS_mremap, args) });
+    let mut held = held.unwrap_or_else(table);
+    let start = match moved {
+        Ok(start) => start,
+        Err(why) => {
+            held.maps.count(old, counted);
+            return Err(why);
+        }
+    };
+    let left = if start == old.start { old.start + new_len..old.end } else { old };
+    if !stays && part == Part::Foreign && left.start < left.end {
+        let _ = held.maps.unmap(managed, left);
+    }
+    // What was there before has been replaced.
+    held.maps.forget(start..start + new_len);
+    held.maps.count(start..start + new_len, counted);
+    Ok(start)
 }
 
 struct Wish {
@@ -76,44 +136,12 @@ impl Move {
 }
 
 impl Maps {
-    /// # Safety
-    /// *raw-call*: `args` are those of an mremap(2) that the program asked for.
-    unsafe fn remap(&mut self, managed: &Managed, wish: Wish, args: [usize; 6]) -> Result<usize, Errno> {
+    /// mremap(2) of a range that begins with such a part.
+    fn remap(&mut self, managed: &Managed, wish: Wish, part: Part, part_end: usize) -> Result<usize, Errno> {
         let Wish { old, new_len, flags, new_address } = wish;
-        let first = self.parts(old.start..old.end.max(old.start + 1)).next();
-        let (part, part_end) = first.map_or((Part::Free, old.start), |(part, range)| (part, range.end));
         let fixed = flags & libc::MREMAP_FIXED != 0;
         let moves = flags & libc::MREMAP_MAYMOVE != 0;
         let stays = flags & libc::MREMAP_DONTUNMAP != 0;
-        if part_end >= old.end && matches!(part, Part::Foreign | Part::Outside) {
-            // Its new place is not to be in a region.
-            if fixed && self.touches_regions(&(new_address..new_address.saturating_add(new_len))) {
-                return Err(libc::EINVAL);
-            }
-            self.has_room(1)?;
-            let counted = self.counted(&old);
-            if !stays {
-                // It is not in two places.
-                self.forget(old.clone());
-            }
-            // SAFETY: raw-call: passed on from our caller.
-            let start = match kernel(unsafe { call(libc::SYS_mremap, args) }) {
-                Ok(start) => start,
-                Err(why) => {
-                    self.count(old, counted);
-                    return Err(why);
-                }
-            };
-            let left = if start == old.start { old.start + new_len..old.end } else { old };
-            // Those addresses are the region's again, before the kernel gives them to somebody else.
-            if !stays && part == Part::Foreign && left.start < left.end {
-                let _ = self.unmap(managed, left);
-            }
-            // What was there before has been replaced.
-            self.forget(start..start + new_len);
-            self.count(start..start + new_len, counted);
-            return Ok(start);
-        }
         // No mapping is longer than all addresses.
         if new_len == 0
             || new_len > HIGHEST
@@ -482,7 +510,7 @@ impl Maps {
                         // What it grows by may be more than may be locked.
                         let place = wish.place_of(&part);
                         for range in [place.start..place.start + part.len(), place] {
-                            let _ = self.lock(managed, range, 0);
+                            let _ = self.lock(managed, range);
                         }
                     }
                     Why::Kept => self.keep(managed, wish.place_of(&part)),

@@ -9,42 +9,25 @@ use selfpage_core::linux::memory::Access;
 
 use super::moving::Move;
 use super::unmanaged::{Counted, map_elsewhere, rehearse, unmap_elsewhere};
-use super::{ACCESS, Errno, Maps, Part, kernel, locking};
+use super::{ACCESS, Errno, Maps, Part, Table, kernel, locking, table};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Offer};
 use crate::ranges::{Ranges, Standing};
 use crate::sys::call;
 
 impl Maps {
-    /// MAP_FIXED over a region: fresh managed memory, or something else, which is foreign from then on.
-    ///
-    /// # Safety
-    /// *raw-call*: `args` are those of an mmap(2) that the program asked for.
-    pub(super) unsafe fn map_over(
+    /// MAP_FIXED over a region: fresh managed memory.
+    pub(super) fn map_anew(
         &mut self,
         managed: &Managed,
         range: Range<usize>,
         prot: i32,
-        ours: bool,
-        args: [usize; 6],
+        flags: i32,
     ) -> Result<usize, Errno> {
-        if ours {
-            self.renew(managed, &range, prot, None)?;
-            if args[3] as i32 & libc::MAP_LOCKED != 0 {
-                let _ = self.lock_managed(managed, range.clone(), locking::Why::Locked);
-            }
-            return Ok(range.start);
+        self.renew(managed, &range, prot, None)?;
+        if flags & libc::MAP_LOCKED != 0 {
+            let _ = self.lock_managed(managed, range.clone(), locking::Why::Locked);
         }
-        self.may_replace(&range)?;
-        let elsewhere = map_elsewhere(args)?;
-        if let Err(why) = self.move_over(managed, &range, elsewhere) {
-            unmap_elsewhere(elsewhere, range.len());
-            return Err(why);
-        }
-        promises::end(&range, || {});
-        self.begin(managed, &range);
-        self.foreign.add(range.clone());
-        self.count(range.clone(), Counted::of(args[3] as i32, prot));
         Ok(range.start)
     }
 
@@ -165,6 +148,32 @@ impl Maps {
         self.forget(range);
         Ok(())
     }
+}
+
+/// MAP_FIXED over a region: something else, which is foreign from then on.
+///
+/// # Safety
+/// *raw-call*: `args` are those of an mmap(2) that the program asked for.
+pub(super) unsafe fn map_over(
+    held: Table,
+    managed: &Managed,
+    range: Range<usize>,
+    args: [usize; 6],
+) -> Result<usize, Errno> {
+    held.maps.may_replace(&range)?;
+    // As for a mapping that goes anywhere: not under the lock.
+    drop(held);
+    let elsewhere = map_elsewhere(args)?;
+    let maps = &mut *table().maps;
+    if let Err(why) = maps.may_replace(&range).and_then(|()| maps.move_over(managed, &range, elsewhere)) {
+        unmap_elsewhere(elsewhere, range.len());
+        return Err(why);
+    }
+    promises::end(&range, || {});
+    maps.begin(managed, &range);
+    maps.foreign.add(range.clone());
+    maps.count(range.clone(), Counted::of(args[3] as i32, args[2] as i32));
+    Ok(range.start)
 }
 
 /// Calls `visit` for each part of a range that stands so to a set, until one fails.

@@ -2,26 +2,11 @@
 
 use std::ops::Range;
 
-use super::{ACCESS, Errno, Maps, kernel, pages};
+use super::{ACCESS, Errno, Maps, kernel, pages, table};
 use crate::space::PAGE;
 use crate::sys::{self, call};
 
 impl Maps {
-    /// Makes a mapping that is not managed.
-    ///
-    /// # Safety
-    /// *raw-call*: as for mmap(2).
-    pub(super) unsafe fn map_by_kernel(&mut self, args: [usize; 6]) -> isize {
-        let [_, len, prot, flags, ..] = args;
-        // SAFETY: raw-call: our caller's.
-        let result = unsafe { call(libc::SYS_mmap, args) };
-        if let Ok(range) = kernel(result).and_then(|start| pages(start, len)) {
-            self.forget(range.clone());
-            self.count(range, Counted::of(flags as i32, prot as i32));
-        }
-        result
-    }
-
     /// Anonymous memory counts as long as it can be accessed.
     pub(super) fn note_unmanaged_access(&mut self, range: &Range<usize>, prot: i32) {
         if prot & ACCESS == libc::PROT_NONE {
@@ -80,6 +65,23 @@ impl Counted {
             _ => Counted::Used,
         }
     }
+}
+
+/// Makes a mapping that is not managed. Its pages may come in at once (MAP_POPULATE, MAP_LOCKED), from whoever serves its file: not under our
+/// lock, for which that may be waiting.
+///
+/// # Safety
+/// *raw-call*: as for mmap(2).
+pub(super) unsafe fn map_by_kernel(args: [usize; 6]) -> isize {
+    let [_, len, prot, flags, ..] = args;
+    // SAFETY: raw-call: our caller's.
+    let result = unsafe { call(libc::SYS_mmap, args) };
+    if let Ok(range) = kernel(result).and_then(|start| pages(start, len)) {
+        let maps = &mut *table().maps;
+        maps.forget(range.clone());
+        maps.count(range, Counted::of(flags as i32, prot as i32));
+    }
+    result
 }
 
 /// Makes the mapping that mmap(2) was asked for with MAP_FIXED at some other place.

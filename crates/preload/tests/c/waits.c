@@ -1,0 +1,48 @@
+// The kernel waits, in a call on what is not managed, for a thread of the program's that maps memory meanwhile. With -DRAW the calls are made by
+// number.
+#include "mappings.h"
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <sys/ioctl.h>
+
+static int faults;
+static void *serve(void *unused) {
+  for (struct uffd_msg m; read(faults, &m, sizeof m) == sizeof m;) {
+    char *page = memset(map(P, 3), 7, P);
+    struct uffdio_copy copy = {.dst = m.arg.pagefault.address & -P, .src = (uintptr_t)page, .len = P};
+    CHECK(!ioctl(faults, UFFDIO_COPY, &copy) && !munmap(page, P));
+  }
+  return unused;
+}
+// Memory of the kernel's at some place, or over managed memory, whose faults the other thread answers.
+static char *served(size_t n, int over) {
+  char *p = mmap(over ? map(n, 3) : 0, n, 3, MAP_SHARED | MAP_ANONYMOUS | (over ? MAP_FIXED : 0), -1, 0);
+  struct uffdio_register all = {.range = {(uintptr_t)p, n}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+  CHECK(p != MAP_FAILED && !ioctl(faults, UFFDIO_REGISTER, &all));
+  return p;
+}
+static void begin(void) {
+  faults = syscall(SYS_userfaultfd, O_CLOEXEC);
+  if (faults < 0) { puts("no faults of the kernel's"); exit(0); }
+  struct uffdio_api api = {.api = UFFD_API};
+  pthread_t other;
+  CHECK(!ioctl(faults, UFFDIO_API, &api) && !pthread_create(&other, 0, serve, 0));
+}
+
+static void locked_by_faults(void) {
+  begin();
+  for (int over = 0; over < 2; over++) {
+    char *p = served(16 * P, over);
+    CHECK(!mlock(p, 16 * P));
+    for (int i = 0; i < 16; i++) CHECK(p[i * P] == 7);
+    CHECK(!munmap(p, 16 * P));
+  }
+}
+static void grown_by_faults(void) {
+  begin();
+  char *p = served(32 * P, 0);
+  CHECK(!munmap(p + 16 * P, 16 * P) && !mlock(p, 16 * P) && mremap(p, 16 * P, 32 * P, 0) == p);
+}
+
+static struct row rows[] = {{"locked_by_faults", locked_by_faults}, {"grown_by_faults", grown_by_faults}};
+int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
