@@ -5,9 +5,9 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use selfpage_core::addr::{PAGE_BYTES, PageRange};
+use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::range::{self, Undone};
-use selfpage_core::fault::{self, Outcome};
+use selfpage_core::fault::{self, Outcome, presence};
 use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::pager::Context;
 
@@ -28,6 +28,17 @@ pub enum Guards {
 /// not get it: what reserves its addresses there is to stay closed.
 fn parts_of(inner: &Inner, bound: &Bound) -> Vec<Range<usize>> {
     if inner.stopping() { Vec::new() } else { inner.parts_of(bound) }
+}
+
+/// Pages that [`Region::while_empty`] drops again at once, at most.
+const MOST_LEFT: usize = 64;
+
+/// Why a range is not empty.
+enum Left {
+    /// So many pages of it are there.
+    There([PageRange; MOST_LEFT], usize),
+    /// In the part of that number a page is as it was.
+    Undone(usize, PageNo, Undone),
 }
 
 fn with_gate_closed<T>(inner: &Inner, change: impl FnOnce() -> T) -> T {
@@ -119,34 +130,42 @@ impl Region {
         let range = self.range("empty", offset_bytes, len_bytes)?;
         let inner = self.inner();
         let state = inner.state();
-        let (mut change, mut left) = (change, range);
+        let mut change = change;
+        let (mut left, mut count) = ([range; MOST_LEFT], 1);
         loop {
             let tried = inner.on_pager_thread(move || {
-                if let Err(undone) = range::discard(state, Context::Normal, left) {
-                    return Err((change, Some(undone)));
+                for (at, part) in left[..count].iter().enumerate() {
+                    if let Err((page, undone)) = range::discard(state, Context::Normal, *part) {
+                        return Err((change, Left::Undone(at, page, undone)));
+                    }
                 }
                 inner.close_gate();
-                // A stream that is read ahead may have brought a page back.
-                let tried = if range::is_absent(state, range) { Ok(change()) } else { Err((change, None)) };
+                // Others may have used a page since, or a stream that is read ahead have brought it back.
+                let (mut left, mut count) = ([range; MOST_LEFT], 0);
+                for (place, page) in left.iter_mut().zip(presence::not_away(state, range)) {
+                    *place = PageRange { first: page, count: 1 };
+                    count += 1;
+                }
+                let tried = if count == 0 { Ok(change()) } else { Err((change, Left::There(left, count))) };
                 state.gate.open(state.mmu);
                 tried
             });
-            left = match tried {
+            let why;
+            (change, why) = match tried {
                 Ok(result) => return Ok(result),
-                Err((again, undone)) => {
-                    change = again;
-                    match undone {
-                        None => range,
-                        Some((page, Undone::AwaitCut(wait))) => {
-                            wait.sleep(&state.cut, state.mmu);
-                            PageRange { first: page, count: range.end().0 - page.0 }
-                        }
-                        Some((page, Undone::Failed(why))) => {
-                            return Err(Error::failure("empty", self.bound.page_name(page), why));
-                        }
-                    }
-                }
+                Err(again) => again,
             };
+            match why {
+                // Those alone: all of a long range once more would give others the time to use them again.
+                Left::There(pages, number) => (left, count) = (pages, number),
+                Left::Undone(at, page, Undone::AwaitCut(wait)) => {
+                    wait.sleep(&state.cut, state.mmu);
+                    left[at] = PageRange { first: page, count: left[at].end().0 - page.0 };
+                }
+                Left::Undone(_, page, Undone::Failed(why)) => {
+                    return Err(Error::failure("empty", self.bound.page_name(page), why));
+                }
+            }
         }
     }
 

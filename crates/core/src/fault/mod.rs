@@ -16,6 +16,7 @@ pub mod handover;
 pub mod image;
 pub mod inherit;
 pub mod poison;
+pub mod presence;
 pub mod protect;
 pub mod range;
 pub mod relocate;

@@ -7,6 +7,7 @@ use core::num::NonZeroU32;
 
 use super::claim::{drop_claimed, drop_unmovable};
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
+use super::presence::not_away;
 use super::{
     Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, poison, refused, request, resolve, save,
 };
@@ -335,10 +336,7 @@ pub fn discard_waiting(
 /// # Context
 /// Any; the answer lasts only with the gate closed.
 pub fn is_absent(domain: &DomainState, range: PageRange) -> bool {
-    let Some(region) = domain.regions.find(range.first) else {
-        return true;
-    };
-    range.pages().filter_map(|page| region.word(page)).all(|word| word.load().is_away())
+    not_away(domain, range).next().is_none()
 }
 
 /// Discards pages from the front of `range` on, until there are many of them, or one must be waited for or left to a pager thread. How far it

@@ -118,6 +118,21 @@ static void mapped_over_a_file(void) {
   }
 }
 
+static void *use_first(void *unused) {
+  for (time_t until = time(0) + 8; !stop; *(word *)p = 9) if (time(0) > until) stop = 1;
+  return unused;
+}
+// Something else is mapped over much of which another thread uses the first page: it does not take until that thread leaves off.
+static void mapped_over_what_is_used(void) {
+  size_t much = 15000 * MIB;
+  p = mmap(0, much, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CHECK(p != MAP_FAILED);
+  start(use_first);
+  usleep(100000);
+  CHECK(mmap(p, much, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == p && !stop);
+  end();
+}
+
 static void *watch(void *unused) {
   for (volatile unsigned k = 0; !stop; k = (k + 1) % N) {
     if (sigsetjmp(trap, 1)) { trapped++; continue; }
@@ -201,7 +216,8 @@ static void moved_over_what_is_protected(void) {
 
 static struct row rows[] = {
   {"taken_away", taken_away}, {"closed_on_its_way", closed_on_its_way}, {"mapped_over_a_file", mapped_over_a_file},
-  {"mapped_over_what_is_closed", mapped_over_what_is_closed}, {"moved_over", moved_over},
+  {"mapped_over_what_is_closed", mapped_over_what_is_closed}, {"mapped_over_what_is_used", mapped_over_what_is_used},
+  {"moved_over", moved_over},
   {"moved_over_what_is_closed", moved_over_what_is_closed},
   {"moved_over_what_is_protected", moved_over_what_is_protected}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
