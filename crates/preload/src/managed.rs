@@ -174,19 +174,23 @@ impl Managed {
         unsafe { from.move_contents(offset, old.len(), to, to_offset) }.map_err(|_| Unmoved::Short)
     }
 
-    /// Copies what is in a range of a region to memory of the kernel's. Each page is kept in core meanwhile: one that cannot be had is an error,
-    /// and no signal to a thread that may hold our locks.
+    /// Copies what is in a range of a region to memory of the kernel's that is zero: no page that nobody has touched. Each page is kept in core
+    /// meanwhile: one that cannot be had is an error, and no signal to a thread that may hold our locks.
     ///
     /// # Safety
     /// *owned-range*: both are ours alone, and open: the one to reading, the other to writing.
     pub unsafe fn copy_out(&self, from: Range<usize>, to: usize) -> Result<(), Unmoved> {
         let Some((region, offset)) = self.region_of(from.start) else { return Err(Unmoved::Unmanaged) };
-        for at in (0..from.len()).step_by(MOST_COPIED * PAGE) {
-            let len = (MOST_COPIED * PAGE).min(from.len() - at);
-            region.pin(offset + at, len).map_err(|_| Unmoved::Short)?;
-            // SAFETY: owned-range: passed on from our caller.
-            unsafe { sys::copy_bytes(from.start + at, to + at, len) };
-            let _ = region.unpin(offset + at, len);
+        let (mut left, end) = (offset, offset + from.len());
+        while let Some(held) = region.first_held(left, end - left).map_err(|_| Unmoved::Short)? {
+            for start in held.clone().step_by(MOST_COPIED * PAGE) {
+                let len = (MOST_COPIED * PAGE).min(held.end - start);
+                region.pin(start, len).map_err(|_| Unmoved::Short)?;
+                // SAFETY: owned-range: passed on from our caller.
+                unsafe { sys::copy_bytes(from.start + (start - offset), to + (start - offset), len) };
+                let _ = region.unpin(start, len);
+            }
+            left = held.end;
         }
         Ok(())
     }

@@ -169,6 +169,20 @@ impl Region {
         }
     }
 
+    /// The first stretch of `[offset, offset+len)` whose pages hold something, as far as is known: what nobody has touched holds nothing. For
+    /// whoever copies a range, or looks through it, and brings in no more than there is. With a pager of the program's own every page may.
+    ///
+    /// # Errors
+    /// The range is not in the region, or does not begin and end with a page.
+    pub fn first_held(&self, offset_bytes: usize, len_bytes: usize) -> Result<Option<Range<usize>>> {
+        let range = self.whole_pages("look at", offset_bytes, len_bytes)?;
+        let held = presence::first_held(self.inner().state(), range);
+        Ok(held.map(|held| {
+            let start = self.core().index(held.first) as usize * PAGE_BYTES;
+            start..start + held.count as usize * PAGE_BYTES
+        }))
+    }
+
     /// Nothing from `len_bytes` on is fetched before it is asked for: the program has no access there.
     ///
     /// For `selfpage run` alone.

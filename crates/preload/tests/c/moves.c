@@ -38,5 +38,30 @@ static void smaller_on_the_way(void) {
     CHECK(!munmap(there, MIB) && !munmap(q, 2 * MIB));
   }
 }
-static struct row rows[] = {{"smaller_on_the_way", smaller_on_the_way}, {"out_to_a_free_place", out_to_a_free_place}};
+static size_t resident_bytes(void) {
+  size_t pages = 0;
+  FILE *f = fopen("/proc/self/statm", "r");
+  CHECK(f && fscanf(f, "%*u %zu", &pages) == 1 && !fclose(f));
+  return pages * P;
+}
+// What nobody has touched takes no memory at the new place, and makes nothing else go.
+static void out_untouched(void) {
+  for (int kind = 0; kind < 2; kind++) {
+    int prot = kind ? 3 : PROT_NONE;
+    char *p = map(512 * MIB, 3), *there = mmap(0, 512 * MIB, 0, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // A few that are: in core, and out of it.
+    size_t touched[] = {0, P, 100 * MIB, 300 * MIB + P, 512 * MIB - P};
+    CHECK(there != MAP_FAILED);
+    for (int i = 0; i < 5; i++) *(word *)(p + touched[i]) = i + 1;
+    CHECK(!madvise(p + touched[2], P, MADV_PAGEOUT) && !mprotect(p, 512 * MIB, prot));
+    char *others = full(2 * MIB);
+    size_t before = resident_bytes();
+    CHECK(mremap(p, 512 * MIB, 512 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+    CHECK(resident_bytes() < before + 8 * MIB && in_core(others, 2 * MIB) == 2 * MIB / P);
+    CHECK(!mprotect(there, 512 * MIB, 3));
+    for (int i = 0; i < 5; i++) CHECK(*(word *)(there + touched[i]) == i + 1);
+    CHECK(!there[2 * P] && !there[200 * MIB] && !munmap(there, 512 * MIB) && !munmap(others, 2 * MIB));
+  }
+}
+static struct row rows[] = {{"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"out_to_a_free_place", out_to_a_free_place}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
