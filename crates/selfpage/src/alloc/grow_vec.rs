@@ -154,7 +154,7 @@ impl<T> GrowVec<T> {
     /// if let Err(line) = lines.try_push(String::from("one")) {
     ///     eprintln!("no memory for {line}");
     /// }
-    /// assert_eq!(lines, ["one"]);
+    /// assert_eq!(lines[0], "one");
     /// ```
     pub fn try_push(&mut self, item: T) -> Result<(), T> {
         if self.try_reserve(1).is_err() {
