@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::addr::{PAGE_BYTES, PageRange};
 use selfpage_core::fault::range::{self, Undone};
 use selfpage_core::fault::{self, Outcome, presence};
 use selfpage_core::linux::memory::{self, Access, Place};
@@ -32,14 +32,6 @@ fn parts_of(inner: &Inner, bound: &Bound) -> Vec<Range<usize>> {
 
 /// Pages that [`Region::while_empty`] drops again at once, at most.
 const MOST_LEFT: usize = 64;
-
-/// Why a range is not empty.
-enum Left {
-    /// So many pages of it are there.
-    There([PageRange; MOST_LEFT], usize),
-    /// In the part of that number a page is as it was.
-    Undone(usize, PageNo, Undone),
-}
 
 fn with_gate_closed<T>(inner: &Inner, change: impl FnOnce() -> T) -> T {
     inner.close_gate();
@@ -136,7 +128,7 @@ impl Region {
             let tried = inner.on_pager_thread(move || {
                 for (at, part) in left[..count].iter().enumerate() {
                     if let Err((page, undone)) = range::discard(state, Context::Normal, *part) {
-                        return Err((change, Left::Undone(at, page, undone)));
+                        return (left, count, Err((change, Some((at, page, undone)))));
                     }
                 }
                 inner.close_gate();
@@ -146,23 +138,24 @@ impl Region {
                     *place = PageRange { first: page, count: 1 };
                     count += 1;
                 }
-                let tried = if count == 0 { Ok(change()) } else { Err((change, Left::There(left, count))) };
+                let tried = if count == 0 { Ok(change()) } else { Err((change, None)) };
                 state.gate.open(state.mmu);
-                tried
+                (left, count, tried)
             });
-            let why;
-            (change, why) = match tried {
+            let (undone, result);
+            // Those pages alone: all of a long range once more would give others the time to use them again.
+            (left, count, result) = tried;
+            (change, undone) = match result {
                 Ok(result) => return Ok(result),
                 Err(again) => again,
             };
-            match why {
-                // Those alone: all of a long range once more would give others the time to use them again.
-                Left::There(pages, number) => (left, count) = (pages, number),
-                Left::Undone(at, page, Undone::AwaitCut(wait)) => {
+            match undone {
+                None => {}
+                Some((at, page, Undone::AwaitCut(wait))) => {
                     wait.sleep(&state.cut, state.mmu);
                     left[at] = PageRange { first: page, count: left[at].end().0 - page.0 };
                 }
-                Left::Undone(_, page, Undone::Failed(why)) => {
+                Some((_, page, Undone::Failed(why))) => {
                     return Err(Error::failure("empty", self.bound.page_name(page), why));
                 }
             }
