@@ -64,7 +64,7 @@ rows! {
 
 rows! {
     of "steps":
-    taken_away, closed_on_its_way, mapped_over_a_file, mapped_over_what_is_closed, mapped_over_what_is_used, moved_over, moved_over_what_is_closed,
+    taken_away, closed_on_its_way, mapped_over_a_file, mapped_over_what_is_closed, mapped_over_what_is_used, moved_over, moved_over_by_copies, moved_over_what_is_closed,
     moved_over_what_is_protected,
 }
 

@@ -539,8 +539,7 @@ fn map_beside(new: &Range<usize>) -> Result<usize, Errno> {
     beside
 }
 
-/// How often contents are sent back, a millisecond apart. They came a moment ago, to a place that the program does not know of yet: nobody
-/// holds them there for long.
+/// How often contents are sent back, a millisecond apart: a page has to be copied, and there is no frame for that, or it cannot be read.
 const MOST_TRIES: u32 = 1000;
 
 /// Moves contents back where they came from.

@@ -104,13 +104,17 @@ static void in_flight(void) {
   }
 }
 
-// Sevens are moved over sevens while a device holds one of them: behind that one, nothing else is seen at the new place.
+// Sevens are moved over sevens while a device holds one of them: but for that one, nothing else is seen at the new place, and there no more than
+// zero for a moment.
 enum { held = 5 };
 static char *volatile over;
 static volatile int stop;
 static volatile long others_seen;
 static void *see_others(void *unused) {
-  while (!stop) for (int k = held + 1; k < pages; k++) if (over[k * P + 9] != 7) others_seen++;
+  while (!stop) for (int k = held; k < pages; k++) {
+    char c = *(volatile char *)(over + k * P + 9);
+    if (c != 7 && (c || k > held)) others_seen++;
+  }
   return unused;
 }
 static void moved_over(void) {

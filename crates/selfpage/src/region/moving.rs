@@ -21,8 +21,8 @@ const MOST_PAGES: u64 = 4096;
 /// Pages that are copied at a time, at most, once some in a row could not move: each takes a second frame.
 const MOST_COPIED: u64 = 16;
 
-/// How often it is tried, a millisecond apart, to move a page back that moved a moment ago. Nobody knows of its new place, so nobody holds
-/// it there for long.
+/// How often it is tried, a millisecond apart, to move a page back that moved a moment ago, or to copy it: who holds it at its new place, where
+/// others may use it, does so for longer. And how often a page that is copied is given to a place that others use.
 const MOST_TRIES: u32 = 1000;
 
 impl Region {
@@ -83,7 +83,10 @@ impl Region {
                     let (next, stopped) =
                         unsafe { self.copy_in_core(PageRange { first: page, count: left }, place_of(page)) };
                     if let Err(error) = stopped {
-                        inner.take_back(PageRange { first: new.first, count: next.0 - from.first.0 }, from.first);
+                        // SAFETY: region-contents: as above.
+                        unsafe {
+                            to.take_back(PageRange { first: new.first, count: next.0 - from.first.0 }, from.first)
+                        };
                         return Err(error);
                     }
                     count = (2 * count).min(MOST_COPIED);
@@ -148,14 +151,53 @@ impl Region {
     /// Gives an absent page a frame with these contents, which are those of `page`.
     fn supply_copy(&self, page: PageNo, to: PageNo, contents: PageBytes) -> Result<()> {
         let (inner, state) = (self.inner(), self.inner().state());
-        let given = inner.on_table(move |context| range::supply(state, context, to, &contents));
-        match inner.go_on_supplying(given, to, &contents) {
+        let give = || {
+            let given = inner.on_table(move |context| range::supply(state, context, to, &contents));
+            inner.go_on_supplying(given, to, &contents)
+        };
+        let mut given = give();
+        for _ in 0..MOST_TRIES {
+            if given != Outcome::Violation {
+                break;
+            }
+            // Others that use the new place have had a page there since it was dropped.
+            let _ = inner.discard(PageRange { first: to, count: 1 });
+            given = give();
+        }
+        match given {
             Outcome::Resolved => Ok(()),
             Outcome::Failed(failure) => Err(Error::failure("move", self.bound.page_name(page), failure)),
             _ => {
                 let cause = "its new place is in use, or nobody may access it";
                 Err(Error::new(Kind::Invalid, "move", self.bound.page_name(page), cause))
             }
+        }
+    }
+}
+
+impl Region {
+    /// Moves contents back to `to` that came from there a moment ago.
+    unsafe fn take_back(&self, from: PageRange, to: PageNo) {
+        let (mut at, mut tries) = (from.first, 0);
+        while at < from.end() {
+            let place_of = |page: PageNo| to.plus(page.0 - from.first.0);
+            let rest = PageRange { first: at, count: from.end().0 - at.0 };
+            let (next, stays) = match self.inner().relocate(rest, place_of(at)) {
+                Ok(next) => (next, false),
+                Err((page, _)) => {
+                    // SAFETY: region-contents: passed on from our caller.
+                    let copied = unsafe { self.copy_in_core(PageRange { first: page, count: 1 }, place_of(page)) };
+                    (copied.0, copied.1.is_err())
+                }
+            };
+            tries = if next == at { tries + u32::from(stays) } else { 0 };
+            if tries > MOST_TRIES {
+                crate::die("contents can neither move on nor back");
+            }
+            if stays {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            at = next;
         }
     }
 }
@@ -169,25 +211,6 @@ unsafe fn copy(from: PageNo, to: PageNo, count: u64) -> PageNo {
 }
 
 impl Inner {
-    /// Moves contents back to `to` that were moved from there a moment ago.
-    fn take_back(&self, from: PageRange, to: PageNo) {
-        let (mut at, mut tries) = (from.first, 0);
-        while at < from.end() {
-            let rest = PageRange { first: at, count: from.end().0 - at.0 };
-            match self.relocate(rest, to.plus(at.0 - from.first.0)) {
-                Ok(next) => (at, tries) = (next, 0),
-                Err((next, _)) => {
-                    tries = if next == at { tries + 1 } else { 1 };
-                    if tries > MOST_TRIES {
-                        crate::die("contents can neither move on nor back");
-                    }
-                    std::thread::sleep(Duration::from_millis(1));
-                    at = next;
-                }
-            }
-        }
-    }
-
     /// Moves as many pages from the front of `from` as one errand does. The first one behind them.
     ///
     /// # Errors
