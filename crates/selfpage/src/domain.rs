@@ -245,16 +245,19 @@ impl Inner {
         // The first call finds the vDSO, which a trap could not.
         monotonic_ns();
         stack::lay_out()?;
+        let hash = Arc::new(PageHash::new()?);
         let most = config.most_frames;
         let pool = FramePool::reserve(most)?;
         pool.lock(config.locking);
         let (descriptors, reach) = descriptors::open(&config)?;
-        Inner::over(config, policy, pool, descriptors, reach).inspect_err(|_| descriptors::close_ours(&descriptors))
+        Inner::over(config, policy, hash, pool, descriptors, reach)
+            .inspect_err(|_| descriptors::close_ours(&descriptors))
     }
 
     fn over(
         config: Settings,
         policy: Choice,
+        hash: Arc<PageHash>,
         pool: FramePool,
         descriptors: Descriptors,
         reach: Reach,
@@ -331,7 +334,7 @@ impl Inner {
             threads: Mutex::default(),
             handlers,
             runs_own_code: AtomicBool::new(false),
-            hash: Arc::new(PageHash::new()),
+            hash,
             policy: Mutex::new(policy),
             standby_share,
             samples: AtomicU64::new(0),

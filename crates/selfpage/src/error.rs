@@ -136,6 +136,14 @@ impl Error {
         if is_filtered { error.with(unfilter(call)) } else { error }
     }
 
+    /// The same, with the remedy where a filter has refused `call`: the kernel itself does not refuse it so.
+    pub(crate) fn if_filtered(self, call: &str) -> Error {
+        match self.source.as_ref().and_then(io::Error::raw_os_error) {
+            Some(libc::EPERM | libc::ENOSYS) => self.with(unfilter(call)),
+            _ => self,
+        }
+    }
+
     /// The same, and what else there is to say.
     pub(crate) fn with(self, more: impl fmt::Display) -> Error {
         Error { cause: format!("{}; {more}", self.cause), ..self }

@@ -109,7 +109,7 @@ fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     // Few bytes come whole, once the machine has any.
     getrandom(&mut bytes, GetRandomFlags::empty())
-        .map_err(|errno| Error::system("choose", "a random address", std::io::Error::from(errno)))?;
+        .map_err(|errno| Error::system("choose", "a random address", errno).if_filtered("getrandom"))?;
     Ok(u64::from_ne_bytes(bytes))
 }
 

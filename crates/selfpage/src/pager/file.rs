@@ -516,7 +516,7 @@ mod tests {
         let named = tempfile::NamedTempFile::new().unwrap();
         named.as_file().set_len(PAGE).unwrap();
         let opened = Opened::new(named.path(), 0, FileAccess::Read).unwrap();
-        let noted = Noted::new(Arc::new(PageHash::new()), Table::empty());
+        let noted = Noted::new(Arc::new(PageHash::new().unwrap()), Table::empty());
         File::new(opened, noted, Table::empty())
     }
 

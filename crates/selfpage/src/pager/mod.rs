@@ -26,21 +26,27 @@ use xxhash_rust::xxh3::xxh3_64_with_secret;
 
 use selfpage_core::addr::PageBytes;
 
+use crate::error::{Error, Result};
+
 /// The secret of a domain's page hashes: contents cannot be made to collide from outside.
 pub(crate) struct PageHash([u8; 192]);
 
 impl PageHash {
-    pub(crate) fn new() -> PageHash {
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub(crate) fn new() -> Result<PageHash> {
         let mut secret = [0; 192];
         let mut filled = 0;
         while filled < secret.len() {
             match rustix::rand::getrandom(&mut secret[filled..], rustix::rand::GetRandomFlags::empty()) {
                 Ok(count) => filled += count,
                 Err(rustix::io::Errno::INTR) => {}
-                Err(_) => crate::die("the kernel gives no random bytes"),
+                Err(why) => {
+                    return Err(Error::system("choose", "a secret for hashes of pages", why).if_filtered("getrandom"));
+                }
             }
         }
-        PageHash(secret)
+        Ok(PageHash(secret))
     }
 
     /// The hash of a page.

@@ -99,7 +99,7 @@ impl Target {
     /// Begins a new file, which takes the place of the one that is there when its first snapshot is whole.
     pub(super) fn begin_file(&mut self) -> Result<()> {
         rustix::rand::getrandom(&mut self.header.identity, rustix::rand::GetRandomFlags::empty())
-            .map_err(|errno| Error::system("make", named(self.place.path()), io::Error::from(errno)))?;
+            .map_err(|errno| Error::system("make", named(self.place.path()), errno).if_filtered("getrandom"))?;
         self.place.begin()?;
         (self.current, self.end) = (Current::NONE, data_at(&self.header));
         let header = self.header.encode();

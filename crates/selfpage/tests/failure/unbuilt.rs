@@ -59,3 +59,20 @@ fn a_call_of_pager_threads_that_a_filter_refuses_is_named() {
         .well();
     }
 }
+
+/// A domain wants some for the hashes of its pages, and a region that is far from all for its address.
+#[test]
+fn random_bytes_that_a_filter_refuses_are_named() {
+    let is_named = |error: selfpage::Error| {
+        assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+        let said = error.to_string();
+        assert!(said.contains("allow getrandom in the container's seccomp profile"), "{said}");
+    };
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(16 * PAGE).build().unwrap();
+        Call::any(libc::SYS_getrandom).fails(libc::EPERM).unwrap();
+        is_named(Domain::with_frames(16 * PAGE).build().unwrap_err());
+        is_named(domain.region(PAGE).far_from_all().zero().unwrap_err());
+    })
+    .well();
+}
