@@ -63,7 +63,7 @@ impl Place {
             if place.old.is_none() {
                 place.new = Some(made(&place.unnamed).inspect_err(|_| close_unused())?);
             }
-            if place.is_ours() {
+            if place.is_ours()? {
                 return Ok(place);
             }
         }
@@ -71,17 +71,15 @@ impl Place {
     }
 
     /// Whether both names still have the files that this process has locked.
-    pub(super) fn is_ours(&self) -> bool {
-        let old = match &self.old {
-            Some(file) => file.has_name(&self.path),
-            None => self.new.is_some() && matches!(std::fs::exists(&self.path), Ok(false)),
-        };
-        old && self.new.as_ref().is_none_or(|file| file.has_name(&self.unnamed))
+    pub(super) fn is_ours(&self) -> Result<bool> {
+        let is_free = self.old.is_some()
+            || self.new.is_some() && !std::fs::exists(&self.path).map_err(|cause| unseen(&self.path, cause))?;
+        Ok(is_free && has_name(self.old.as_deref(), &self.path)? && has_name(self.new.as_deref(), &self.unnamed)?)
     }
 
     /// Begins a new file, which has nothing yet. Where somebody has removed or replaced what was there, the place is taken anew.
     pub(super) fn begin(&mut self) -> Result<()> {
-        if !self.is_ours() {
+        if !self.is_ours()? {
             let path = self.path.clone();
             self.close();
             *self = Place::take(&path)?;
@@ -105,7 +103,7 @@ impl Place {
                     Err(error) => return Err(error),
                 }
             }
-            if self.is_ours() {
+            if self.is_ours()? {
                 return Ok(());
             }
             self.remove_new();
@@ -132,7 +130,7 @@ impl Place {
         if self.new.is_none() {
             return Ok(());
         }
-        if !self.is_ours() {
+        if !self.is_ours()? {
             return Err(io::Error::other("somebody else has put a file there, or taken it away, meanwhile"));
         }
         let file = self.file()?;
@@ -154,7 +152,7 @@ impl Place {
 
     fn remove_new(&mut self) {
         if let Some(new) = self.new.take() {
-            if self.process == std::process::id() && new.has_name(&self.unnamed) {
+            if self.process == std::process::id() && matches!(new.has_name(&self.unnamed), Ok(true)) {
                 let _ = std::fs::remove_file(&self.unnamed);
             }
             self.part_with(new);
@@ -318,6 +316,19 @@ fn lock(file: &File, path: &Path) -> Result<()> {
         TryLockError::WouldBlock => held(path),
         TryLockError::Error(cause) => Error::system("lock", named(path), cause),
     })
+}
+
+/// Whether the file, if there is one, still has this name. What is not known does not make it somebody else's.
+fn has_name(file: Option<&Descriptor>, path: &Path) -> Result<bool> {
+    match file.map(|file| file.has_name(path)) {
+        None => Ok(true),
+        Some(Err(cause)) if cause.kind() != io::ErrorKind::NotFound => Err(unseen(path, cause)),
+        Some(found) => Ok(found.unwrap_or(false)),
+    }
+}
+
+fn unseen(path: &Path, cause: io::Error) -> Error {
+    Error::system("look at", named(path), cause).if_filtered("newfstatat and statx")
 }
 
 fn held(path: &Path) -> Error {

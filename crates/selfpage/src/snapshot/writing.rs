@@ -125,7 +125,7 @@ impl Target {
     fn check(&self, len_bytes: u64) -> Result<()> {
         let path = self.place.path();
         let failed = |cause| failed(path, cause);
-        if !self.place.is_ours() {
+        if !self.place.is_ours()? {
             return Err(failed(changed()));
         }
         let file = self.place.file().map_err(failed)?;

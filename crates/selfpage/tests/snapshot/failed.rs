@@ -230,3 +230,22 @@ fn one_that_is_not_whole_yet_is_told() {
     let _snapshots = Snapshots::of(&[&region], &path).unwrap();
     assert!(missing().contains("one.snap.new is there: no snapshot was whole yet"), "{}", missing());
 }
+
+#[test]
+fn a_place_whose_names_cannot_be_looked_at_is_nobody_elses() {
+    let dir = tempfile::tempdir().unwrap();
+    let domain = Domain::with_frames(64 * PAGE).build().unwrap();
+    let region = domain.region(16 * PAGE).zero().unwrap();
+    let made = |name: &str| {
+        Call::any(libc::SYS_newfstatat).fails(libc::EPERM).map(|()| Snapshots::of(&[&region], dir.path().join(name)))
+    };
+    let error = match std::thread::scope(|scope| scope.spawn(|| made("one.snap")).join().unwrap()) {
+        Ok(made) => made.unwrap_err(),
+        Err(why) => return skip::skip("seccomp", &format!("system calls cannot be made to fail: {why}")),
+    };
+    assert_eq!(error.kind(), Kind::Unsupported, "{error}");
+    let said = error.to_string();
+    assert!(said.contains("one.snap") && said.contains("os error 1") && said.contains("newfstatat"), "{said}");
+    // Nothing is left of it.
+    Snapshots::of(&[&region], dir.path().join("one.snap")).unwrap().take().unwrap();
+}

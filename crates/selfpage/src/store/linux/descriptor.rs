@@ -178,9 +178,9 @@ impl Descriptor {
         self.stat().is_some()
     }
 
-    /// Whether `path` is a name of our file, which the number names.
-    pub fn has_name(&self, path: &Path) -> bool {
-        self.is_ours() && stat(path).is_ok_and(|stat| self.is(&stat))
+    /// Whether `path` is a name of our file, which the number names. `Err`: there is nothing of this name, or it cannot be looked at.
+    pub fn has_name(&self, path: &Path) -> io::Result<bool> {
+        Ok(self.is(&stat(path)?) && self.is_ours())
     }
 
     /// Whether it is the same file, by another descriptor.
