@@ -57,13 +57,13 @@ pub struct DomainState {
 }
 
 impl DomainState {
-    /// Every page that has a frame to itself, in core or set aside, and its word: as long a walk as there are frames, however many
-    /// pages regions have.
+    /// Every page that has a frame to itself, in core or set aside, and its word: as long a walk as there were ever frames in use, however
+    /// many there may be, and pages of regions.
     ///
     /// # Context
     /// Normal, with the gate closed.
     pub fn each_held(&self, mut visit: impl FnMut(&Region, PageNo, Word)) {
-        for frame in (0..self.frames.capacity()).map(Frame) {
+        for frame in (0..self.stack.begun()).map(Frame) {
             if let Some(page) = self.frames.owner(frame)
                 && let Some(region) = self.regions.find(page)
                 && let Some(seen) = region.word(page).map(PageWord::load)

@@ -288,6 +288,11 @@ impl Unpopulated {
         })
     }
 
+    /// Frames from this one on never had memory.
+    pub(crate) fn begun(&self) -> u32 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
     /// How many frames are left of the group in which the next one without memory is.
     pub fn rest_of_group(&self) -> u32 {
         GROUP - self.begun.load(Ordering::Relaxed) % GROUP

@@ -74,6 +74,11 @@ impl FrameStack {
         self.holding.held().claimed
     }
 
+    /// No page ever held this frame or a later one.
+    pub fn begun(&self) -> u32 {
+        self.unpopulated.begun()
+    }
+
     /// Frames on standby, about.
     pub fn on_standby(&self) -> u32 {
         self.on_standby.load(Ordering::Relaxed)

@@ -192,7 +192,7 @@ impl Drawn {
         let region = region.cloned();
         let range = range_of(region.as_deref());
         let state = inner.state();
-        let frames = state.frames.capacity();
+        let frames = state.stack.begun();
         let mut pages = Vec::new();
         for first in (0..frames).step_by(STRETCH) {
             let stretch = inner.undisturbed(|| sample::in_core(state, first..frames, range));

@@ -188,9 +188,9 @@ pub fn unused(domain: &DomainState, pages: &[(PageNo, Frame)]) -> usize {
 /// PagerThread, outside the gate.
 pub fn end_all(domain: &DomainState) {
     let mut first = 0;
-    while domain.stack.sampled() > 0 && first < domain.frames.capacity() {
+    while domain.stack.sampled() > 0 && first < domain.stack.begun() {
         let _inside = domain.gate.enter(domain.mmu);
-        for frame in (first..domain.frames.capacity()).take(STRETCH).map(Frame) {
+        for frame in (first..domain.stack.begun()).take(STRETCH).map(Frame) {
             if let Some(page) = domain.frames.owner(frame)
                 && let Some(region) = domain.regions.find(page)
             {

@@ -181,3 +181,27 @@ fn what_was_never_used_is_neither_evicted_nor_flushed() {
         .well();
     }
 }
+
+/// The tables of frames are looked at where frames were used.
+#[test]
+fn a_fork_costs_the_frames_that_were_used() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(PAGES * PAGE).build().unwrap();
+            let mut region = domain.region(PAGES * PAGE).trap(trap).zero().unwrap();
+            region.as_mut_slice::<u64>()[0] = 7;
+            let mut child = 0;
+            // SAFETY: test: a child that looks at a word.
+            looks_at_few("a fork", || child = unsafe { libc::fork() });
+            if child == 0 {
+                let right = region.as_slice::<u64>()[0] == 7;
+                // SAFETY: test: no destructors in the child.
+                unsafe { libc::_exit(i32::from(!right)) };
+            }
+            let mut status = 0;
+            // SAFETY: test: our child, and a number of ours.
+            assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+        })
+        .well();
+    }
+}
