@@ -218,6 +218,15 @@ pub trait Pager: Send + Sync {
         true
     }
 
+    /// Whether [`Pager::forget`] drops something of pages that were never in core where the program discards them: then a discard takes as
+    /// long as its range has pages, used or not.
+    ///
+    /// # Context
+    /// Any.
+    fn forgets_untouched(&self) -> bool {
+        self.keeps_untouched()
+    }
+
     /// Parts with a page, for another pager to take in: from now on this one is as never touched.
     ///
     /// # Context

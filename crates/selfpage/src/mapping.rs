@@ -134,7 +134,8 @@ impl Region {
                 inner.close_gate();
                 // Others may have used a page since, or a stream that is read ahead have brought it back.
                 let (mut left, mut count) = ([range; MOST_LEFT], 0);
-                for (place, page) in left.iter_mut().zip(presence::not_away(state, range)) {
+                let there = self.bound.touched(inner, range).flat_map(|part| presence::not_away(state, part));
+                for (place, page) in left.iter_mut().zip(there) {
                     *place = PageRange { first: page, count: 1 };
                     count += 1;
                 }
@@ -194,7 +195,7 @@ impl Region {
     /// *region-contents*: nobody holds a reference into the range whose contents must stay.
     pub unsafe fn drop_contents(&self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.whole_pages("discard", offset_bytes, len_bytes)?;
-        self.bound.discard(self.inner(), range)
+        self.bound.discard_large(self.inner(), range)
     }
 
     /// Makes the region's mapping of `[offset, offset+len)` anew, empty and with that access, where something else was mapped

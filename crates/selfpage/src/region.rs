@@ -374,12 +374,15 @@ impl Region {
     /// too, however many: they are not to be taken back. What the program has mapped over a part of it stays. Where others use the region
     /// too, so that there is no `&mut` to be had: [`Region::drop_contents`].
     ///
+    /// It takes as long as pages of the range were used; as long as there are pages, where the region is restored, tracked, a clone, or has a
+    /// pager of the program's own.
+    ///
     /// # Errors
     /// As for [`Region::prefetch`], or the range begins or ends within a page. A page that a clone still needs cannot be given to it: it is as it
     /// was, and the others are dropped.
     pub fn discard(&mut self, offset_bytes: usize, len_bytes: usize) -> Result<()> {
         let range = self.whole_pages("discard", offset_bytes, len_bytes)?;
-        self.bound.discard(&self.life.inner, range)
+        self.bound.discard_large(&self.life.inner, range)
     }
 
     /// Takes the frames of `[offset, offset+len)` back; changed pages are on their way to the store. Returns how many pages

@@ -126,6 +126,17 @@ impl Pagemap {
         self.scan(start, end, wanted, stretches)
     }
 
+    /// Finds the pages of a range that have memory of their own, in order: what was only read has the kernel's page of zeros.
+    ///
+    /// # Errors
+    /// As for [`Pagemap::categories`].
+    pub fn written_to(self, start: usize, end: usize, stretches: &mut [Stretch]) -> Result<Scanned, Errno> {
+        let zero = Categories::ZERO;
+        let any_of = populated();
+        let wanted = Wanted { inverted: zero, all_of: zero, any_of, reported: any_of, ..Wanted::EVERYTHING };
+        self.scan(start, end, wanted, stretches)
+    }
+
     /// Finds the pages of a range, registered with `WP_ASYNC`, that were written since they were protected. Swapped pages
     /// that are not protected are among them; holes are not, and are not protected either.
     ///

@@ -155,6 +155,11 @@ impl Pager for Restored {
         false
     }
 
+    /// What the program has discarded does not come from there any more.
+    fn forgets_untouched(&self) -> bool {
+        true
+    }
+
     fn keeps(&self, index: u64) -> bool {
         if self.changed.contains(index) { self.stored.keeps(index) } else { self.placed(index).is_some() }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
 use selfpage_core::cut::PageSets;
-use selfpage_core::fault::{inherit, range};
+use selfpage_core::fault::{Failure, inherit, range};
 use selfpage_core::linux::Errno;
 use selfpage_core::linux::memory::{self, Advice};
 use selfpage_core::linux::mmu::Descriptors;
@@ -36,6 +36,9 @@ use crate::store::{BackingStore, Numbered};
 use crate::trap::thread;
 use crate::trap::upcall::{self, MOST_DOMAINS};
 
+/// To look at the words of fewer pages takes less than to have the kernel tell which were written to.
+const LARGE: u64 = 4096;
+
 /// Where a pager is, at an address that core can keep in one word.
 struct PagerAt(&'static dyn Pager);
 
@@ -59,6 +62,8 @@ pub(crate) struct Bound {
     /// Whether the pager threads have its descriptors. Changed and asked for with the domain's regions held.
     shared: AtomicBool,
     left: OnceLock<Left>,
+    /// It has or had contents of another region's, at pages that nobody has used.
+    pub(super) is_clone: AtomicBool,
     /// Whose its dirty bits are.
     pub(crate) tracker: Owner,
 }
@@ -144,6 +149,7 @@ impl Bound {
             leaving: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             left: OnceLock::new(),
+            is_clone: AtomicBool::new(false),
             tracker: Owner::default(),
         };
         // SAFETY: pager-outlives: as above.
@@ -247,7 +253,7 @@ impl Bound {
             let closed = inner.on_pager_thread(move || {
                 inner.try_close_gate().ok()?;
                 // Nobody is inside: what pager threads have read ahead since then shows now.
-                let empty = self.touched(inner, core.range).all(|part| range::is_absent(state, part));
+                let empty = self.is_absent(inner, core.range);
                 if empty || tried {
                     // What its clone could not be given by now it does not get.
                     inherit::part(core);
@@ -282,22 +288,49 @@ impl Bound {
 
     /// Drops all of its pages, also what is pinned: nobody may use the region any more.
     fn discard_all(&self, inner: &Inner) {
-        let mut rest = self.region.range;
-        if self.pager.as_ref().is_some_and(|pager| pager.keeps_untouched()) {
-            let _ = inner.discard(rest);
-            return;
-        }
+        let all = self.region.range;
+        let _ = match self.pager.as_ref().is_some_and(|pager| pager.keeps_untouched()) {
+            true => inner.discard(all),
+            false => self.discard_touched(inner, all),
+        };
+    }
+
+    /// Drops what the pages of a range hold, of which those that nobody has used are passed over where they hold nothing.
+    ///
+    /// # Errors
+    /// As for [`Inner::discard`].
+    pub(super) fn discard_used(&self, inner: &Inner, range: PageRange) -> std::result::Result<(), (PageNo, Failure)> {
+        // A tracker that has armed pages is told of all of them.
+        let looks_at_all = range.count < LARGE
+            || self.region.trap.is_tracked()
+            || self.is_clone.load(Ordering::Relaxed)
+            || self.pager.as_ref().is_some_and(|pager| pager.forgets_untouched());
+        if looks_at_all { inner.discard(range) } else { self.discard_touched(inner, range) }
+    }
+
+    fn discard_touched(&self, inner: &Inner, range: PageRange) -> std::result::Result<(), (PageNo, Failure)> {
+        let (mut rest, mut done) = (range, Ok(()));
         while let Some((part, behind)) = inner.on_pager_thread(move || self.next_touched(inner, rest)) {
-            let _ = inner.discard(part);
+            done = done.and(inner.discard(part));
             rest = behind;
         }
+        done
+    }
+
+    /// Whether no page of a range of the region is in core, on its way, or on its way out.
+    ///
+    /// # Context
+    /// PagerThread; the answer lasts only with the gate closed.
+    fn is_absent(&self, inner: &Inner, range: PageRange) -> bool {
+        let is_absent = |part| range::is_absent(inner.state(), part);
+        if range.count < LARGE { is_absent(range) } else { self.touched(inner, range).all(is_absent) }
     }
 
     /// The parts of `range`, a range of the region, that may have pages in core, in order.
     ///
     /// # Context
     /// PagerThread.
-    pub(super) fn touched(&self, inner: &Inner, range: PageRange) -> impl Iterator<Item = PageRange> {
+    pub(crate) fn touched(&self, inner: &Inner, range: PageRange) -> impl Iterator<Item = PageRange> {
         let mut rest = range;
         std::iter::from_fn(move || {
             let part;
@@ -323,7 +356,7 @@ impl Bound {
         let at = word(rest.first) / PAGE_BYTES * PAGE_BYTES;
         let end = word(rest.end()).next_multiple_of(PAGE_BYTES);
         let mut found = [Stretch::default()];
-        let (begin, end) = match inner.mmu.pagemap().populated(at, end, &mut found) {
+        let (begin, end) = match inner.mmu.pagemap().written_to(at, end, &mut found) {
             Ok(Scanned { stretches: 0, .. }) => return None,
             Ok(_) => (page(found[0].start()).max(rest.first), page(found[0].end()).min(rest.end())),
             Err(_) => (rest.first, rest.end()),

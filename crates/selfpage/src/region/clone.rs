@@ -1,6 +1,8 @@
 //! Clones of regions: copy-on-write by the application.
 #![allow(unsafe_code)]
 
+use std::sync::atomic::Ordering;
+
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::copy_first::{self, AtBusy};
 use selfpage_core::region::{self, Rights};
@@ -99,6 +101,7 @@ impl Bound {
             return Err((Kind::Held, cause));
         }
         self.region.part();
+        clone.is_clone.store(true, Ordering::Relaxed);
         // SAFETY: region-in-map: both are there, and `leave` parts them.
         unsafe { clone.region.link(&self.region) };
         Ok(())

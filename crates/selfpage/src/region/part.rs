@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
+use selfpage_core::fault::Failure;
 use selfpage_core::pager::Pager;
 use selfpage_core::region;
 
@@ -105,11 +106,25 @@ impl Bound {
         Err(Error::new(Kind::Invalid, operation, format!("region {}", self.name), cause))
     }
 
-    /// Drops the contents of a range.
+    /// Drops the contents of a range, in a handler: that waits for no pager thread where it need not.
     pub(crate) fn discard(&self, inner: &Inner, range: PageRange) -> Result<()> {
+        self.discarded(inner, range, inner.discard(range))
+    }
+
+    /// The same, outside of handlers. Of a large range it costs what was used of that.
+    pub(crate) fn discard_large(&self, inner: &Inner, range: PageRange) -> Result<()> {
+        self.discarded(inner, range, self.discard_used(inner, range))
+    }
+
+    fn discarded(
+        &self,
+        inner: &Inner,
+        range: PageRange,
+        done: std::result::Result<(), (PageNo, Failure)>,
+    ) -> Result<()> {
         let stays =
             |(page, why)| Error::failure("discard", format!("{}, which its clone needs", self.page_name(page)), why);
-        let done = inner.discard(range).map_err(stays);
+        let done = done.map_err(stays);
         // Also where another page of the range stays: those that were given up hold nothing that anybody needs.
         self.begin_anew(inner, range);
         self.take_refusals_back(inner, range);

@@ -63,8 +63,11 @@ fn snapshot_of(path: &Path, pages: usize) -> Snapshot {
     const LEN: std::ops::Range<usize> = 44..52;
     const HASH: std::ops::Range<usize> = PAGE - 16..PAGE;
     let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-    let mut small = domain.region(8 * PAGE).zero().unwrap();
+    let mut small = domain.region(8 * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
     small.as_mut_slice::<u64>()[PAGE / 8] = 5;
+    // What was in core is fetched into it at once.
+    small.flush(0, 8 * PAGE).unwrap();
+    small.evict(0, 8 * PAGE).unwrap();
     Snapshots::of(&[&small], path).unwrap().take().unwrap();
     let mut bytes = std::fs::read(path).unwrap();
     assert_eq!(bytes[LEN], 8_u64.to_le_bytes());
@@ -177,6 +180,68 @@ fn what_was_never_used_is_neither_evicted_nor_flushed() {
             // Behind what was used but for the end.
             evicted = region.evict(200_000 * PAGE, 1_000_000 * PAGE).unwrap();
             assert_eq!(evicted, 0);
+        })
+        .well();
+    }
+}
+
+#[test]
+fn what_was_never_used_is_not_discarded() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
+            let mut region = domain.region(PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
+            use_some(&region);
+            looks_at_few("a discard", || region.discard(0, PAGES * PAGE).unwrap());
+            assert_eq!(store.taken_bloks(), 0);
+            assert!([0, 511, PAGES - 1].iter().all(|page| region.as_slice::<u8>()[page * PAGE] == 0));
+            frames_are_free(&domain, trap);
+            ends_as_a_small_one(&domain, &store, region, trap);
+        })
+        .well();
+    }
+}
+
+/// What is only looked at has the kernel's page of zeros in the table.
+#[test]
+fn words_that_were_only_looked_at_count_as_never_used() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
+            let region = domain.region(PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
+            // Of a part of them it says so.
+            let looked_at = PAGES / 2;
+            region.protect(0, looked_at * PAGE, selfpage::Protection::ReadWrite).unwrap();
+            looks_at_few("an eviction", || assert_eq!(region.evict(0, PAGES * PAGE).unwrap(), 0));
+            ends_as_a_small_one(&domain, &store, region, trap);
+        })
+        .well();
+    }
+}
+
+/// A clone, or a region that is restored, has contents that were never in core.
+#[test]
+fn what_was_never_in_core_is_discarded_where_it_has_contents() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            let dir = tempfile::tempdir().unwrap();
+            let snapshot = snapshot_of(&dir.path().join("sparse.snap"), 4096);
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = || MemoryStore::new(1 << 24).unwrap();
+            let restored = domain.region(0).trap(trap).restored(&snapshot, 0, store()).unwrap();
+            let mut clone = restored.cow_clone(store()).unwrap();
+            clone.discard(0, clone.len_bytes()).unwrap();
+            assert_eq!((clone.as_slice::<u64>()[PAGE / 8], restored.as_slice::<u64>()[PAGE / 8]), (0, 5));
+            drop(clone);
+            let mut clone = restored.cow_clone(store()).unwrap();
+            drop(restored);
+            clone.discard(0, clone.len_bytes()).unwrap();
+            assert_eq!(clone.as_slice::<u64>()[PAGE / 8], 0);
+            let mut restored = domain.region(0).trap(trap).restored(&snapshot, 0, store()).unwrap();
+            restored.discard(0, restored.len_bytes()).unwrap();
+            assert_eq!(restored.as_slice::<u64>()[PAGE / 8], 0);
         })
         .well();
     }
