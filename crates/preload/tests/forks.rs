@@ -48,6 +48,24 @@ fn a_fork_fails_where_its_child_could_not_have_its_memory() {
     }
 }
 
+/// The pager threads' table is full then, and a child has one of its own.
+#[test]
+fn a_fork_under_a_limit_from_before_the_start() {
+    if !run::possible() {
+        return;
+    }
+    let program = run::compile("forks", &[]);
+    for most in 15..25 {
+        for (store, frames) in [("/var/tmp", "4M"), ("memory", "8M")] {
+            let limit = format!("--nofile={most}:{most}");
+            let options = ["--frames", frames, "--store", store];
+            let ran = run::run_under(&["prlimit", &limit], "/".as_ref(), &options, &program, &["at_this_limit"]);
+            assert_eq!((ran.code(), ran.text().as_str()), (0, "ok\n"), "{most}, {store}: {}", ran.errors());
+            assert!(ran.errors().lines().all(|line| line.contains("no fork")), "{most}, {store}: {}", ran.errors());
+        }
+    }
+}
+
 #[test]
 fn a_fork_fails_where_its_child_may_not_open_its_memory() {
     if !run::possible() {

@@ -37,7 +37,7 @@ use selfpage_core::policy::Policy;
 
 use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::{Inner, Open, Part, Regions};
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::region::Bound;
 use crate::store::{BackingStore, Descriptor, Lost, Reserved, StoreError, forget_numbers};
 use crate::trap::{thread, upcall};
@@ -272,6 +272,11 @@ fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
         let (own, map) = (&*inner, &*regions);
         // There, where the program has not closed the descriptors that tell what is ours.
         let (parts, openable) = own.on_pager_thread(move || (own.own_parts(map), descriptors::memory_can_be_opened()));
+        // What fills the table of ours a child does not have: its pager threads begin with what this thread has.
+        let openable = openable.or_else(|why| match why.kind() {
+            Kind::OutOfSpace => descriptors::memory_can_be_opened(),
+            _ => Err(why),
+        });
         with_parts.push((regions, parts, openable, inner));
     }
     let mut domains = Vec::new();
@@ -472,7 +477,6 @@ mod tests {
     use super::*;
     use crate::config::DescriptorTable;
     use crate::domain::Domain;
-    use crate::error::Kind;
     use crate::handler::Protection;
     use crate::region::Region;
 

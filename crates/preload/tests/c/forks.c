@@ -206,6 +206,24 @@ static void at_limits(void) {
   CHECK(!setrlimit(RLIMIT_AS, &few) && fork_at_limit(p) == ENOMEM && !setrlimit(RLIMIT_AS, &addresses) && !fork_at_limit(p));
 }
 
+// The same at the one that this program was started under, while pager threads have all that they open.
+static void *fill_block(void *unused) {
+  char *block = malloc(4 * MIB);
+  for (int value = 0; value < 8; value++) memset(block, value, 4 * MIB);
+  free(block);
+  return unused;
+}
+static void at_this_limit(void) {
+  pthread_t threads[3];
+  char *p = malloc(12 * MIB);
+  memset(p, 7, 12 * MIB);
+  for (int i = 0; i < 3; i++) CHECK(!pthread_create(threads + i, 0, fill_block, 0));
+  for (int forks = 0; forks < 3; forks++) {
+    int why = fork_at_limit(p);
+    CHECK(!why || why == EAGAIN);
+  }
+  for (int i = 0; i < 3; i++) CHECK(!pthread_join(threads[i], 0));
+}
 
 // The same at limits on data: from less than there is to more than a child needs.
 static size_t data_kib(void) {
@@ -391,7 +409,7 @@ static void in_a_full_family(void) {
 
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"in_a_handler", in_a_handler}, {"on_a_coroutine", on_a_coroutine}, {"on_a_signal_stack", on_a_signal_stack}, {"cancelled", cancelled},
-  {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"at_limits", at_limits},
+  {"wiped_before_handlers", wiped_before_handlers}, {"errno_is_kept", errno_is_kept}, {"at_limits", at_limits}, {"at_this_limit", at_this_limit},
   {"at_data_limits", at_data_limits}, {"opens_little", opens_little}, {"with_pidfd", with_pidfd},
   {"after_landlock", after_landlock}, {"many_children", many_children}, {"in_a_full_family", in_a_full_family}};
 int main(int argc, char **argv) {
