@@ -9,7 +9,12 @@ use crate::mmu::Refusal;
 use crate::pager::PagerError;
 use crate::shortage::Shortage;
 
+const EPERM: i32 = 1;
 const EFBIG: i32 = 27;
+const ENOSYS: i32 = 38;
+
+/// What files are read and written by.
+const IO: &str = "pread64, pwrite64, preadv, pwritev or io_uring_enter";
 
 impl Error for Failure {}
 impl Error for Shortage {}
@@ -59,6 +64,13 @@ impl Display for PagerError {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.write_str(match *self {
             PagerError::Io(EFBIG) => "the limit on the size of files is reached (EFBIG); raise `ulimit -f`",
+            PagerError::Io(number @ (EPERM | ENOSYS)) => {
+                let number = Errno::from_raw_os_error(number);
+                return write!(
+                    f,
+                    "the pager failed with {number}: a filter on system calls (seccomp) may forbid {IO}; allow them"
+                );
+            }
             PagerError::Io(number) => return write!(f, "the pager failed with {}", Errno::from_raw_os_error(number)),
             PagerError::Corrupt => "the store gave back other bytes than were saved",
             PagerError::Truncated => "the file ends before this page",
@@ -82,6 +94,8 @@ mod tests {
     fn a_number_has_its_name_where_it_is_known() {
         assert_eq!(PagerError::Io(5).to_string(), "the pager failed with EIO");
         assert!(PagerError::Io(27).to_string().contains("(EFBIG); raise `ulimit -f`"));
+        let said = PagerError::Io(1).to_string();
+        assert!(said.contains("EPERM") && said.contains("seccomp") && said.contains("preadv"), "{said}");
         assert_eq!(PagerError::Io(133).to_string(), "the pager failed with errno 133");
         let unsaved = Failure::Shortage(Shortage::Unsaved(PagerError::Full));
         assert_eq!(unsaved.to_string(), "no frame, because pages cannot be saved: the store is full (ENOSPC)");

@@ -205,6 +205,7 @@ pub(crate) fn describe(error: PagerError) -> String {
             match errno {
                 libc::ENOSPC | libc::EDQUOT => format!("{cause}; free space on the disk that it is saved to"),
                 libc::EFBIG => format!("{cause}; raise `ulimit -f`"),
+                libc::EPERM | libc::ENOSYS => format!("{cause}; {error}"),
                 _ => cause.to_string(),
             }
         }

@@ -209,7 +209,10 @@ extern "C" fn child() {
         if domain.shared.is_err() {
             domain.inner.reserve_in_child(&domain.parts);
         } else if let Err(why) = domain.inner.pool.map_in_child() {
-            let remedy = "a handler of forks (pthread_atfork) that maps memory must be installed after attend_forks";
+            let remedy = match why.kind() {
+                Kind::Unsupported => "allow mmap in the filter of system calls (seccomp)",
+                _ => "a handler of forks (pthread_atfork) that maps memory must be installed after attend_forks",
+            };
             crate::die(&format!("a forked child cannot go on: {why}; {remedy}"));
         }
     }

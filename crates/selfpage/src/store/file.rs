@@ -333,11 +333,15 @@ impl BackingStore for FileStore {
         let locked = |member: u32| match lock(file.borrow(), LOCKS_FROM + member as u64, 1) {
             Ok(false) => None,
             Ok(true) => Some(Ok(member)),
-            Err(cause) => Some(Err(StoreError {
-                object: self.object.clone(),
-                cause,
-                remedy: "a child needs a lock of its own, and the file system gives none",
-            })),
+            Err(cause) => {
+                let remedy = match cause.raw_os_error() {
+                    Some(libc::EPERM | libc::ENOSYS) => {
+                        "a child needs a lock of its own: allow fcntl in the filter of system calls (seccomp)"
+                    }
+                    _ => "a child needs a lock of its own, and the file system gives none",
+                };
+                Some(Err(StoreError { object: self.object.clone(), cause, remedy }))
+            }
         };
         let member = (0..MEMBERS).find_map(locked).unwrap_or_else(|| Err(self.full_family()))?;
         self.bloks.hand_to(member);

@@ -1,7 +1,7 @@
 //! A filter on system calls that comes after the domain: what it forbids fails with a line and a signal, and nobody waits for ever.
 
 use selfpage::snapshot::Snapshots;
-use selfpage::store::MemoryStore;
+use selfpage::store::{FileStore, MemoryStore};
 use selfpage::{Answer, Domain, MemoryFault, Protection, Region, Trap};
 
 use crate::filter::Call;
@@ -40,6 +40,28 @@ fn a_filter_that_forbids_moves() {
             check_pages(&region, 0..pages(&region));
         })
         .by(libc::SIGBUS, &["heap", "the kernel refused", "seccomp"]);
+    }
+}
+
+/// Another one than those that map pages, on which the kernel's errno comes as any disk's would.
+#[test]
+fn a_filter_that_forbids_what_a_store_reads_and_writes_by() {
+    for (call, name) in [(libc::SYS_preadv, "read"), (libc::SYS_pwritev, "write")] {
+        in_child(here!(), name, || {
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let store = FileStore::unnamed_in("/var/tmp", 1 << 20).unwrap();
+            let mut region = domain.region(4 * FRAMES * PAGE).name("heap").stored(store).unwrap();
+            if name == "read" {
+                number_pages(&mut region);
+            }
+            // Where there is io_uring, a filter of it comes first.
+            Call::any(libc::SYS_io_uring_enter).fails_everywhere(libc::EPERM).unwrap();
+            Call::any(call).fails_everywhere(libc::EPERM).unwrap();
+            limit_time();
+            number_pages(&mut region);
+            check_pages(&region, 0..pages(&region));
+        })
+        .by(libc::SIGBUS, &["heap", "EPERM", "seccomp"]);
     }
 }
 

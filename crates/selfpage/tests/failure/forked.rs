@@ -480,6 +480,34 @@ fn a_handler_of_forks_that_maps_memory_before_the_pool_is_there() {
     );
 }
 
+#[test]
+fn what_a_filter_refuses_a_child_is_named() {
+    const LOCK: Call = Call::with(libc::SYS_fcntl, 1, libc::F_OFD_SETLK as u32);
+    const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    let anonymous = Call::with(libc::SYS_mmap, 3, FLAGS as u32);
+    for (call, name, ends) in [(anonymous, "mmap", true), (LOCK, "fcntl", false)] {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            in_child(here!(), &format!("{name} {errno}"), || {
+                let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+                let _region = numbered(&domain, Trap::Worker, Arc::new(file_store()));
+                call.fails_everywhere(errno).unwrap();
+                // SAFETY: test: a child that ends at once, in its handlers or here.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: test: no destructors in the child.
+                    unsafe { libc::_exit(0) };
+                }
+                let mut status = 0;
+                // SAFETY: test: waits for a child.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                assert_eq!(libc::WIFSIGNALED(status), ends, "{status:#x}");
+                std::process::abort();
+            })
+            .by(libc::SIGABRT, &["selfpage: ", &format!("allow {name}")]);
+        }
+    }
+}
+
 /// There is no more to be done than to say what would help.
 #[test]
 fn a_region_that_cannot_be_kept_from_children_names_the_remedy() {
