@@ -1,8 +1,10 @@
 //! The mmap family, what lends memory, and what changes a thread's rights, or the files that it sees, as C has them; and `syscall(2)`,
 //! which reaches the same calls by number.
 
+use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
+use crate::caller::Caller;
 use crate::sys::{call, in_c};
 use crate::{clone, filters, futex, lending, maps, process, rights, threads};
 
@@ -26,10 +28,6 @@ macro_rules! exports {
 }
 
 exports! {
-    mmap(at: *mut c_void, len: usize, prot: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void
-        = maps::mmap(at as usize, len, prot, flags, file, offset as usize);
-    mmap64(at: *mut c_void, len: usize, prot: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void
-        = maps::mmap(at as usize, len, prot, flags, file, offset as usize);
     munmap(at: *mut c_void, len: usize) -> c_int = maps::munmap(at as usize, len);
     mprotect(at: *mut c_void, len: usize, prot: c_int) -> c_int = maps::mprotect(at as usize, len, prot);
     pkey_mprotect(at: *mut c_void, len: usize, prot: c_int, key: c_int) -> c_int
@@ -70,6 +68,40 @@ exports! {
     prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int = rights::prctl([option as usize, a, b, c, d]);
 }
 
+/// Exported functions that pass the address they return to on, as one more argument, behind the six in registers.
+macro_rules! mappers {
+    ($($name:ident)*) => {
+        $(
+            /// As in the C library.
+            ///
+            /// # Safety
+            /// As C has it.
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            pub unsafe extern "C" fn $name(
+                _: *mut c_void, _: usize, _: c_int, _: c_int, _: c_int, _: i64,
+            ) -> *mut c_void {
+                naked_asm!("push [rsp]", "call {to}", "add rsp, 8", "ret", to = sym mmap_for)
+            }
+        )*
+    };
+}
+
+mappers! { mmap mmap64 }
+
+unsafe extern "C" fn mmap_for(
+    at: usize,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: usize,
+    returns_to: usize,
+) -> isize {
+    // SAFETY: raw-call: C promises what the call needs.
+    in_c(unsafe { maps::mmap(at, len, prot, flags, file, offset, Caller(returns_to)) })
+}
+
 /// As in the C library: the error is what it returns, and `POSIX_MADV_DONTNEED` does nothing.
 ///
 /// # Safety
@@ -92,7 +124,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
     // SAFETY: raw-call: the program promises what the call needs.
     let result = unsafe {
         match number {
-            libc::SYS_mmap => maps::mmap(a, b, c as i32, d as i32, e as i32, f),
+            libc::SYS_mmap => maps::mmap(a, b, c as i32, d as i32, e as i32, f, Caller::BY_NUMBER),
             libc::SYS_munmap => maps::munmap(a, b),
             libc::SYS_mprotect => maps::mprotect(a, b, c as i32),
             libc::SYS_pkey_mprotect if d as i32 == -1 => maps::mprotect(a, b, c as i32),

@@ -4,6 +4,7 @@
 //! Without `SELFPAGE_RUN` in the environment it hands out memory as any malloc does, and leaves mappings to the kernel.
 
 mod by_handle;
+mod caller;
 mod calls;
 mod children;
 mod clone;

@@ -16,6 +16,7 @@ mod unmanaged;
 
 use std::ops::Range;
 
+use crate::caller::Caller;
 use crate::heap;
 use crate::limits::MAPS_BYTES;
 use crate::lock::{Held, Lock};
@@ -256,7 +257,15 @@ fn as_kernel(result: Result<usize, Errno>) -> isize {
 ///
 /// # Safety
 /// *raw-call*: as for the call.
-pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32, offset: usize) -> isize {
+pub unsafe fn mmap(
+    address: usize,
+    len: usize,
+    prot: i32,
+    flags: i32,
+    file: i32,
+    offset: usize,
+    caller: Caller,
+) -> isize {
     let args = [address, len, prot as usize, flags as usize, file as usize, offset];
     // Of other bits mmap(2) takes no notice. We give access by mprotect(2), which does.
     let prot = prot & ACCESS;
@@ -270,7 +279,11 @@ pub unsafe fn mmap(address: usize, len: usize, prot: i32, flags: i32, file: i32,
         return unsafe { call(libc::SYS_mmap, args) };
     };
     let anonymous = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
-    let ours = anonymous && prot & libc::PROT_EXEC == 0 && range.len() <= MOST_BYTES;
+    let ours = anonymous
+        && prot & libc::PROT_EXEC == 0
+        && range.len() <= MOST_BYTES
+        // Without a store no page is out of core: what is dropped past us is gone.
+        && (promises::are_counted() || !caller.is_go());
     let mut held = table();
     if let Err(why) = held.maps.has_room(1) {
         return -why as isize;

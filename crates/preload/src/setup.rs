@@ -15,7 +15,7 @@ use crate::children::{self, Pages};
 use crate::limits::{LARGE_BYTES, Limits, MANAGED_BYTES, MAPS_BYTES, OBJECTS_BYTES, Stored};
 use crate::managed::{self, Managed};
 use crate::promises::{self, Staying};
-use crate::{filters, malloc, process, ranges, record, rights, sys, threads, watch};
+use crate::{caller, filters, malloc, process, ranges, record, rights, sys, threads, watch};
 
 /// What the environment says, in one variable: `frames=BYTES;policy=NAME;user=UID;store=PLACE;record=FILE;stats=asked;trace=PATH;sample=MS`.
 const VARIABLE: &CStr = c"SELFPAGE_RUN";
@@ -85,6 +85,7 @@ extern "C" fn at_load() {
         refuse("selfpage: no room for tables of mappings: raise the limits (ulimit -d, ulimit -v)\n");
     }
     malloc::find_libraries();
+    caller::begin();
     process::attend_forks();
     let Some(said) = said else { return };
     let set_up = Wishes::read(OsStr::from_bytes(said)).and_then(|wishes| wishes.set_up());
