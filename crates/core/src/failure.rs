@@ -35,7 +35,10 @@ impl Display for Shortage {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
             Shortage::AllHeld => {
-                f.write_str("no frame: every page in core is held there, or the policy names none that can go")
+                f.write_str(
+                    "no frame: every page in core is held there, or the policy names none that can go; give it more frames, or hold fewer \
+                     pages at a time",
+                )
             }
             Shortage::NoMemory => f.write_str("no frame: the system has no memory to give"),
             Shortage::Unsaved(error) => write!(f, "no frame, because pages cannot be saved: {error}"),

@@ -55,6 +55,15 @@ fn fork_and_go_on() {
     assert!(processes.iter().all(|process| process["evictions_total"].as_u64().unwrap() > 100), "{}", ran.stats);
 }
 
+/// A line says that there was no frame for the reader, who has less than it asked for; the process that it read goes on.
+#[test]
+fn a_process_goes_on_of_which_another_read_more_at_once_than_the_frames_hold() {
+    let Some(program) = programs() else { return };
+    let ran = run::run("2M", program, &["read_by_another"]);
+    assert_eq!((ran.text().as_str(), ran.code()), ("ok\n", 0), "{}", ran.errors());
+    assert!(ran.errors().contains("no frame") && ran.errors().lines().count() == 1, "{}", ran.errors());
+}
+
 /// Where the store has threads of its own, since io_uring is refused.
 #[test]
 fn threads_that_move_data_keep_no_program_from_ending() {

@@ -43,6 +43,7 @@ use crate::pool::FramePool;
 use crate::pthread::Pthread;
 use crate::region::Bound;
 use crate::snapshot::MOST_RUNS;
+use crate::starved::Starved;
 use crate::stats::Stats;
 use crate::store::Nowhere;
 use crate::trap::handlers::Handlers;
@@ -98,6 +99,8 @@ pub(crate) struct Inner {
     pub(crate) drawing: Turns,
     /// Whether a pager thread waits for a disk ([`Pager::syncs_over_forks`](selfpage_core::pager::Pager::syncs_over_forks)).
     pub(crate) syncing: Turns,
+    /// Pages that fail because no frame could be had.
+    pub(crate) starved: Starved,
     /// How often the saver has begun and ended a turn.
     pub(crate) saver_turns: AtomicU64,
     /// Whether the saver is to end all samples of pages: a fork waits for that.
@@ -340,6 +343,7 @@ impl Inner {
             samples: AtomicU64::new(0),
             drawing: Turns::default(),
             syncing: Turns::default(),
+            starved: Starved::new(),
             saver_turns: AtomicU64::new(0),
             ends_samples: AtomicBool::new(false),
             snapshots: AtomicBool::new(false),

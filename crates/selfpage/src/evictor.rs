@@ -26,6 +26,9 @@ macro_rules! tell {
 const PATIENCE_NS: u64 = 500_000_000;
 /// The same when it is asked again after it has said so.
 const PATIENCE_ASKED_AGAIN_NS: u64 = 10_000_000;
+/// How long until it tries by itself what was in vain, while pages fail for want of a frame: each time twice as long, up to a second.
+const UNASKED_US: u32 = 1000;
+const UNASKED_MOST_US: u32 = 1_000_000;
 /// An instruction may need several pages at once: with fewer frames than this to be had it could go on for ever, bringing each in where
 /// another was.
 const FEWEST: u32 = 8;
@@ -41,6 +44,7 @@ pub(crate) fn run(inner: &Inner) {
     let stack = &state.stack;
     let mut vain: Option<Vain> = None;
     let mut patience_ns = PATIENCE_NS;
+    let mut unasked_us = UNASKED_US;
     while let Some(seen) = stack.demand.wanted.count_unless(|| inner.stopping()) {
         let reserve = stack.reserve.load(Ordering::Relaxed);
         let keep = inner.standby_target();
@@ -49,7 +53,9 @@ pub(crate) fn run(inner: &Inner) {
         }
         if stack.ready() >= reserve {
             (vain, patience_ns) = (None, PATIENCE_NS);
+            unasked_us = UNASKED_US;
             stack.demand.end_shortage();
+            inner.starved.end(state);
             stack.demand.wanted.wait(state.mmu, seen, 0);
             continue;
         }
@@ -79,6 +85,10 @@ pub(crate) fn run(inner: &Inner) {
         }
         if enough || evicted.ready > 0 {
             stack.demand.end_shortage();
+            if enough {
+                unasked_us = UNASKED_US;
+                inner.starved.end(state);
+            }
             continue;
         }
         let Some(since) = vain else { continue };
@@ -100,7 +110,13 @@ pub(crate) fn run(inner: &Inner) {
             let Some(seen) = stack.demand.wanted.count_unless(|| inner.stopping()) else { return };
             stack.demand.state_shortage(state.mmu, since.asked, why);
             // Whoever asked later, or asks next, is given another look.
-            stack.demand.wanted.wait(state.mmu, seen, 0);
+            if inner.starved.is_empty() {
+                stack.demand.wanted.wait(state.mmu, seen, 0);
+            } else {
+                // Pages that fail are asked for by nobody, and the pins may have ended.
+                stack.demand.wanted.wait(state.mmu, seen, unasked_us);
+                unasked_us = (2 * unasked_us).min(UNASKED_MOST_US);
+            }
             (vain, patience_ns) = (None, PATIENCE_ASKED_AGAIN_NS);
         }
     }

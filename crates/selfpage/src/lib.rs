@@ -47,6 +47,7 @@ mod residence;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 pub mod snapshot;
+mod starved;
 mod stats;
 pub mod store;
 #[doc(hidden)]

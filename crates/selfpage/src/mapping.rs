@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::{PAGE_BYTES, PageRange};
 use selfpage_core::fault::range::{self, Undone};
-use selfpage_core::fault::{self, Outcome, presence};
+use selfpage_core::fault::{Outcome, presence};
 use selfpage_core::linux::memory::{self, Access, Place};
 use selfpage_core::pager::Context;
 
@@ -257,7 +257,7 @@ impl Region {
                 if let Outcome::Failed(failure) = taken {
                     // As where there is no frame for a fault.
                     inner.report("SIGBUS", page, failure);
-                    inner.on_pager_thread(move || fault::poison::poison(state, page));
+                    inner.on_pager_thread(move || inner.starved.poison(state, page, failure));
                 }
             }
         }

@@ -38,6 +38,20 @@ pub(super) fn cure(domain: &DomainState, context: Context, region: &Region, page
     Step::Again
 }
 
+/// Lets accesses to a page find out anew whether its contents can be had, if they fail now.
+///
+/// # Context
+/// PagerThread, outside the gate.
+pub fn try_anew(domain: &DomainState, page: PageNo) {
+    let _inside = domain.gate.enter(domain.mmu);
+    if let Some(region) = domain.regions.find(page)
+        && let Some(seen) = region.word(page).map(|word| word.load())
+        && seen.state() == State::Poisoned
+    {
+        cure(domain, region, page, seen);
+    }
+}
+
 /// Makes every access to a page fail whose contents could not be had, until somebody asks for it by name: whoever is stopped
 /// on it must be told, and must not see anything else in its place. A page that has been brought in meanwhile stays as it
 /// is, wherever it is by now. `false`: whoever is stopped there could not be woken.

@@ -287,6 +287,19 @@ static void close_all(void) {
   if (!child) { same(p, 24 * MIB, 8); _exit(0); }
   wait_ok(child);
 }
+// The kernel holds more of this process's pages at once, for another, than there are frames.
+static void read_by_another(void) {
+  char *p = full(8 * MIB, 1);
+  pid_t child = fork();
+  if (!child) {
+    struct iovec to = {malloc(4 * MIB), 4 * MIB}, from = {p, 4 * MIB};
+    ssize_t got = process_vm_readv(getppid(), &to, 1, &from, 1, 0);
+    _exit(got > 0 && got < (ssize_t)(4 * MIB) ? 0 : 1);
+  }
+  wait_ok(child);
+  usleep(1000000);
+  same(p, 8 * MIB, 1);
+}
 static void calls_on_absent_pages(void) {
   char name[] = "/var/tmp/selfpage-absent-XXXXXX", *p = full(16 * MIB, 2);
   int file = mkstemp(name);
@@ -549,7 +562,7 @@ static void status_seven(void) { flood(); exit(7); }
 static struct { const char *name; void (*what)(void); } cases[] = {
   {"storm", storm}, {"threads", threads}, {"fork_and_go_on", fork_and_go_on}, {"fork_amid", fork_amid}, {"fork_often", fork_often}, {"fork_amid_signals", fork_amid_signals}, {"fork_from_thread", fork_from_thread}, {"fork_exec", fork_exec}, {"exec_at", exec_at}, {"fork_end_early", fork_end_early},
   {"dlopen_tls", dlopen_tls}, {"fork_with_libraries", fork_with_libraries}, {"own_segv", own_segv}, {"beyond_the_heap", beyond_the_heap}, {"own_handler", own_handler},
-  {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages},
+  {"close_all", close_all}, {"calls_on_absent_pages", calls_on_absent_pages}, {"read_by_another", read_by_another},
   {"zero_copy", zero_copy}, {"lend_to_pipe", lend_to_pipe},
   {"vfork_search", vfork_search}, {"robust_again", robust_again},
   {"robust", robust}, {"robust_unlocked", robust_unlocked}, {"own_stacks", own_stacks},

@@ -219,7 +219,7 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
         }
         Outcome::Failed(failure) => {
             inner.report("SIGBUS", page, failure);
-            if !fault::poison::poison(state, page) {
+            if !inner.starved.poison(state, page, failure) {
                 die_unwoken();
             }
         }
