@@ -234,8 +234,7 @@ pub(crate) struct Asking {
 }
 
 /// Why a tracked region is refused by whoever needs writes to be faults.
-pub(crate) const ONE_CLIENT: &str =
-    "a page has one bit that makes writes to it known, and tracking uses it: leave `tracked` out";
+pub(crate) const ONE_CLIENT: &str = "a page has one bit that makes writes to it known, and tracking uses it: leave `tracked` out, and note writes by a handler";
 
 impl Asking {
     pub(crate) fn of(handler: Option<Box<dyn FaultHandler>>, access: memory::Access) -> Asking {

@@ -234,8 +234,8 @@ fn register(uffd: Uffd, operation: &'static str, range: &Range<usize>) -> Result
         let why = SystemError::into_io(errno);
         let cause = match errno {
             Errno::BUSY => format!(
-                "another userfaultfd watches part of it ({why}): a region of a domain, or another tracker; disarm it there, or \
-                 leave that part out"
+                "another userfaultfd watches part of it ({why}): a region of a domain (make it with `RegionBuilder::tracked`), \
+                 or another tracker (disarm it there); or leave that part out"
             ),
             Errno::INVAL => format!("it cuts a huge page of hugetlb ({why}); round both bounds to its size"),
             Errno::PERM => format!(

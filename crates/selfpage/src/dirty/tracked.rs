@@ -28,6 +28,10 @@ impl Builder<'_> {
     /// only be read.
     ///
     /// A page that came into core since it was armed counts as written, and so does one that left.
+    ///
+    /// A page has one bit that makes writes to it known, and tracking uses it. So a tracked region has no snapshots, clones, handler,
+    /// [`Region::protect`](crate::Region::protect), or rights by protection keys. A program that wants those and the written pages leaves `tracked`
+    /// out, protects the region with [`Protection::Read`](crate::Protection::Read), and has a [handler](Builder::handler) note the pages.
     pub fn tracked(mut self) -> Self {
         self.trap = self.trap.tracked();
         self

@@ -101,7 +101,8 @@ impl Snapshots {
     /// first snapshot is whole.
     ///
     /// # Errors
-    /// A path that names no file, or a directory; no region, or one that has no right to be written, or regions of several domains, or one that is not anonymous memory;
+    /// A path that names no file, or a directory; no region, or one that has no right to be written, or regions of several domains, or one that is not anonymous memory, or that is
+    /// [tracked](crate::RegionBuilder::tracked);
     /// a domain that has a `Snapshots` already, or private descriptors; a file that holds something else, or that somebody writes to;
     /// a thread whose protection domain lacks the right `META` on a region.
     pub fn of(regions: &[&Region], path: impl AsRef<Path>) -> Result<Snapshots> {

@@ -62,13 +62,28 @@ fn who_needs_that_bit_too_is_refused_and_the_tracker_goes_on() {
             domain.region(PAGE).trap(trap).tracked().handler(handler).stored(store()).unwrap_err(),
         ];
         for why in refusals {
-            assert!(why.kind() == Kind::Invalid && why.to_string().contains("leave `tracked` out"), "{why}");
+            assert!(
+                why.kind() == Kind::Invalid
+                    && why.to_string().contains("leave `tracked` out, and note writes by a handler"),
+                "{why}"
+            );
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         memory.write(7, 2);
         tracker.scan(memory.range(), &mut found).unwrap();
         assert_eq!(pages(&memory, &found), [3, 7]);
     }
+}
+
+#[test]
+fn arming_a_region_that_is_not_tracked_names_what_makes_it_so() {
+    let Some((domain, _tracked)) = region(Trap::Worker, 1) else { return };
+    let plain = domain.region(4 * PAGE).zero().unwrap();
+    refused(
+        &DirtyTracker::with(Mechanism::WriteProtection).unwrap(),
+        Memory::of(&plain).range(),
+        "`RegionBuilder::tracked`",
+    );
 }
 
 #[test]
