@@ -182,5 +182,7 @@ mod tests {
     fn every_kind_has_a_word_of_its_own() {
         let words: std::collections::BTreeSet<&str> = Kind::ALL.into_iter().map(word).collect();
         assert_eq!(words.len(), Kind::ALL.len());
+        let guide = include_str!("../../../docs/monitoring.md");
+        assert!(Kind::ALL.into_iter().all(|kind| guide.contains(&format!("\n| {} | `{}` | ", kind as u8, word(kind)))));
     }
 }
