@@ -213,7 +213,10 @@ fn without_the_right_to_serve_the_kernels_faults() {
         return run::skip("unprivileged", "this user may do it, or cannot reach what was built");
     }
     assert_eq!(output.status.code(), Some(1), "{errors}");
-    assert!(errors.contains("system calls cannot be served") && errors.contains("CAP_SYS_PTRACE"), "{errors}");
+    assert!(
+        errors.contains("system calls cannot be served") && errors.contains("--ambient-caps +sys_ptrace"),
+        "{errors}"
+    );
     assert!(output.stdout.is_empty());
 }
 

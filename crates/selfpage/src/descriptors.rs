@@ -88,7 +88,8 @@ pub(crate) fn no_userfaultfd(reach: Reach, errno: Errno) -> Error {
         (Errno::NOSYS, _) => format!("this kernel has none ({why}); {}", remedy::BUILD),
         (_, Reach::UserFaults) => format!("refused ({why}); {}", remedy::UNFILTER),
         (_, Reach::EveryFault) => format!(
-            "faults inside system calls cannot be served ({why}); {}, or give the program CAP_SYS_PTRACE, or the right to \
+            "faults inside system calls cannot be served ({why}); {}, or give the program CAP_SYS_PTRACE \
+             (`selfpage run`: as an ambient capability, by setpriv --inh-caps +sys_ptrace --ambient-caps +sys_ptrace), or the right to \
              open /dev/userfaultfd",
             remedy::ALLOW
         ),

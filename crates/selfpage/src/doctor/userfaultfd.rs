@@ -121,7 +121,7 @@ fn descriptors() -> Finding {
         Ok(()) => Finding::new(
             UFFD,
             State::Degraded,
-            format!("user mode only ({every}): a system call on an absent page fails with EFAULT, and `selfpage run` cannot start; pin around system calls"),
+            format!("user mode only ({every}): a system call on an absent page fails with EFAULT, and `selfpage run --frames` cannot start; pin around system calls"),
         )
         .remedy(format!("{ALLOW} (or see /dev/userfaultfd; for a program that links the library: setcap cap_sys_ptrace+ep PROGRAM, which calls prctl(PR_SET_DUMPABLE, 1) before its first domain: else its files in /proc are root's)")),
         Err(shortfall) => {
