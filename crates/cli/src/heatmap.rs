@@ -25,7 +25,7 @@ pub struct Args {
     /// The trace.
     #[arg(value_name = "FILE")]
     trace: PathBuf,
-    /// Where the picture goes; standard output unless stated otherwise.
+    /// Where the picture goes; standard output (`-`) unless stated otherwise.
     #[arg(short, long, value_name = "SVG")]
     output: Option<PathBuf>,
 }

@@ -25,7 +25,7 @@ pub struct Args {
     /// The directory of the run, with raw.jsonl in it.
     #[arg(value_name = "RUN_DIR")]
     run: PathBuf,
-    /// Where the picture goes; standard output unless stated otherwise.
+    /// Where the picture goes; standard output (`-`) unless stated otherwise.
     #[arg(short, long, value_name = "SVG")]
     output: Option<PathBuf>,
 }

@@ -115,7 +115,7 @@ pub struct Args {
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     sample_ms: Option<u64>,
     /// The program, and what it is told.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
@@ -205,6 +205,11 @@ fn begin(args: &Args, frames: &str) -> Result<Begun, Refused> {
     }
     if args.sample_ms.is_some() && args.trace.is_none() {
         return Err(bad("--sample-ms says how a trace is made: name its file too, --trace FILE".into()));
+    }
+    let written = [("--stats", args.stats.as_deref()), ("--trace", args.trace.as_deref())];
+    let written = written.into_iter().chain([("--store", args.store.as_deref().map(Path::new))]);
+    if let Some((option, _)) = written.into_iter().find(|(_, path)| *path == Some(Path::new("-"))) {
+        return Err(bad(format!("{option} -: standard output cannot be that; name a file (./- if that is its name)")));
     }
     are_apart(args).map_err(bad)?;
     let signals = listen()?;
@@ -400,13 +405,16 @@ fn place(said: &OsStr) -> Result<OsString, String> {
         return Err(format!("--store {shown}: a name without a semicolon, please"));
     }
     if said.is_empty() {
-        return Err("--store: its name is empty; name a store file, a directory, or `memory`".into());
+        return Err("--store: its name is empty; name a file, a block device, a directory, `memory`, or `none`".into());
+    }
+    if let Some(meant) = ["memory", NO_STORE].into_iter().find(|word| said.eq_ignore_ascii_case(word)) {
+        return Err(format!("--store {shown}: did you mean `{meant}`? A file of that name is ./{shown}"));
     }
     let path = std::path::absolute(said).map_err(|cause| format!("--store {shown}: {cause}"))?;
     let can_hold = |kind: FileType| kind.is_file() || kind.is_dir() || kind.is_block_device();
     if std::fs::metadata(&path).is_ok_and(|about| !can_hold(about.file_type())) {
         return Err(format!(
-            "--store {shown}: neither a file nor a block device; name a file, a block device, a directory, or `memory`"
+            "--store {shown}: neither a file nor a block device; name a file, a block device, a directory, `memory`, or `none`"
         ));
     }
     let directory = if path.is_dir() { &path } else { path.parent().unwrap_or(&path) };

@@ -37,7 +37,7 @@ pub fn escaped(text: &str) -> String {
 
 /// Writes the picture that `verb` drew of `input` to a file, or to standard output. The status to end with.
 pub fn put(verb: &str, picture: &str, input: &Path, to: Option<&Path>) -> i32 {
-    let Some(path) = to else { return output::print(verb, picture) };
+    let Some(path) = to.filter(|path| path.as_os_str() != "-") else { return output::print(verb, picture) };
     if identity::at(path).is_some_and(|one| identity::at(input) == Some(one)) {
         let shown = path.display();
         output::tell(format_args!("selfpage {verb}: {shown}: the picture is drawn of this file; name another with -o"));

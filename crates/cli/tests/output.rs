@@ -52,6 +52,15 @@ fn run(arguments: &[String], stdout: Stdio) -> (Output, String) {
 }
 
 #[test]
+fn a_picture_for_a_dash_goes_to_standard_output() {
+    let place = place("dash");
+    let mut drawn = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+    let drawn = drawn.args(["heatmap", "trace", "-o", "-"]).current_dir(&place.0).output().unwrap();
+    assert!(drawn.status.success() && text(&drawn.stdout).starts_with("<svg"), "{}", text(&drawn.stderr));
+    assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 1, "a file has that name");
+}
+
+#[test]
 fn a_full_disk_is_one_line_and_status_1() {
     let place = place("full");
     for (verb, arguments) in commands(&place) {

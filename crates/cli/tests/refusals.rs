@@ -30,6 +30,11 @@ fn bad_usage_is_one_line_with_the_verb() {
     refused(&["tuor"], "selfpage: ", &["'tuor'", "there is tour", "`selfpage --help`"]);
     refused(&["tour", "--quik"], "selfpage tour: ", &["--quik", "there is --quick", "`selfpage tour --help`"]);
     refused(&["run"], "selfpage run: ", &["<PROGRAM>", "`selfpage run --help`"]);
+    let mistyped = ["run", "--frame", "64M", "--store", "/nonexistent/store", "--", "true"];
+    refused(&mistyped, "selfpage run: ", &["--frame", "there is --frames", "`selfpage run --help`"]);
+    refused(&["run", "--", "--frame"], "selfpage run: ", &["there is no program --frame"]);
+    // What follows the program is the program's.
+    refused(&["run", "/nonexistent", "--frame"], "selfpage run: ", &["cannot run /nonexistent"]);
     let unreadable = Command::new(env!("CARGO_BIN_EXE_selfpage")).arg(OsStr::from_bytes(b"\xff")).output().unwrap();
     let errors = text(&unreadable.stderr);
     assert_eq!(unreadable.status.code(), Some(2), "{errors}");
@@ -91,9 +96,22 @@ fn what_run_is_told_in_vain() {
     assert!(!Path::new(&file).exists(), "something was left");
     run(&["--frames", "16M", "--", ""], &["the name of the program is empty"]);
     run(&["--frames", "16M", "--", &own], &["chain of its interpreters does not end"]);
-    run(&["--frames", "16M", "--store", "", "--", "true"], &["store file, a directory, or `memory`"]);
-    let line = run(&["--frames", "16M", "--store", &fifo, "--", "true"], &["neither", "a directory, or `memory`"]);
+    run(
+        &["--frames", "16M", "--store", "", "--", "true"],
+        &["a file, a block device, a directory, `memory`, or `none`"],
+    );
+    let line =
+        run(&["--frames", "16M", "--store", &fifo, "--", "true"], &["neither", "a directory, `memory`, or `none`"]);
     assert_eq!(line.matches(&fifo).count(), 1, "{line}");
+    for (mistyped, meant) in [("Memory", "`memory`"), ("NONE", "`none`")] {
+        run(
+            &["--frames", "16M", "--store", mistyped, "--", "true"],
+            &["did you mean ", meant, &format!("./{mistyped}")],
+        );
+    }
+    for option in ["--stats", "--trace", "--store"] {
+        run(&["--frames", "16M", option, "-", "--", "true"], &[option, " -: ", "name a file", "./-"]);
+    }
 }
 
 /// The tool under a limit of the shell's: what it says in one line, with what status.
