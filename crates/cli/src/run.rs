@@ -545,7 +545,11 @@ fn preload(program: &Path, library: &Path) -> Result<OsString, String> {
 /// anything runs.
 fn can_page_to(place: &Path) -> Result<(), Refused> {
     let refused = |error: selfpage::Error| Refused { why: error.to_string(), status: 1 };
-    let no_store = |StoreError { cause, remedy, .. }| bad(format!("--store {}: {cause}; {remedy}", place.display()));
+    let no_store = |StoreError { cause, remedy, .. }| match (cause.raw_os_error(), cause.kind()) {
+        // The place can hold a store, as was looked at: it is what the environment asks of I/O.
+        (None, ErrorKind::InvalidInput) => bad(format!("{cause}; {remedy}")),
+        _ => bad(format!("--store {}: {cause}; {remedy}", place.display())),
+    };
     let wanted = Domain::with_frames(LEAST_BYTES).descriptor_table(DescriptorTable::Private).needs_system_calls();
     let domain = wanted.build().map_err(refused)?;
     match small_store(place).map_err(no_store)? {

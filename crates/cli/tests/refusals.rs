@@ -114,6 +114,23 @@ fn what_run_is_told_in_vain() {
     }
 }
 
+#[test]
+fn io_that_there_is_not_is_no_fault_of_the_place() {
+    programs::build(&["selfpage-preload"]);
+    for (arguments, elsewhere) in
+        [(&["tour", "--quick"][..], "TMPDIR"), (&["run", "--frames", "16M", "--", "true"], "--store")]
+    {
+        let mut tool = Command::new(env!("CARGO_BIN_EXE_selfpage"));
+        let output = tool.args(arguments).env("SELFPAGE_IO", "poll").output().unwrap();
+        let errors = text(&output.stderr);
+        if errors.contains("userfaultfd") {
+            return skip::skip("uffd", &errors);
+        }
+        assert!(errors.contains("SELFPAGE_IO=poll; set it to auto or pool"), "{errors}");
+        assert!(!output.status.success() && !errors.contains(elsewhere), "{errors}");
+    }
+}
+
 /// The tool under a limit of the shell's: what it says in one line, with what status.
 fn under(limit: &str, arguments: &str) -> (Option<i32>, String) {
     let line = format!(r#"{limit} && exec "$0" {arguments}"#);

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use selfpage::store::FileStore;
 
 use super::screen::Screen;
@@ -29,7 +30,13 @@ pub fn check_room(len_bytes: usize) -> Result<(), Stop> {
 /// A store without a name.
 pub fn store(len_bytes: usize) -> Result<FileStore, Stop> {
     let store = FileStore::unnamed_in(directory(), len_bytes as u64);
-    store.map_err(|error| Stop::Failed(format!("{}; {REMEDY}", selfpage::Error::from(error))))
+    store.map_err(|error| {
+        // Another place is no remedy for this process's limits, or for what it asks of I/O, which is no error of the system's.
+        let is_of_place = Errno::from_io_error(&error.cause)
+            .is_some_and(|errno| ![Errno::MFILE, Errno::NFILE, Errno::NOMEM].contains(&errno));
+        let remedy = if is_of_place { format!("; {REMEDY}") } else { String::new() };
+        Stop::Failed(format!("{}{remedy}", selfpage::Error::from(error)))
+    })
 }
 
 /// A file of data that has no name.

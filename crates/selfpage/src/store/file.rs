@@ -90,7 +90,12 @@ impl FileStore {
         let object = path.display().to_string();
         let count = blok_count(&object, capacity_bytes)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let mut file = open(path, flags | OFlags::CREATE, Mode::from_raw_mode(0o600)).map_err(refused(&object))?;
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = open(path, flags | OFlags::CREATE, Mode::from_raw_mode(0o600)).map_err(|errno| {
+            // Of a link it is the directory of what it names that is missing.
+            let dir = if path.is_symlink() { path } else { dir };
+            not_made(&object, dir, errno)
+        })?;
         let kind = FileType::from_raw_mode(fstat(&file).map_err(refused(&object))?.st_mode);
         match kind {
             FileType::RegularFile => {}
@@ -126,7 +131,7 @@ impl FileStore {
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => briefly_named(dir, mode),
             file => file,
         };
-        let file = file.map_err(refused(&object))?;
+        let file = file.map_err(|errno| not_made(&object, dir, errno))?;
         FileStore::lock_all(&object, &file)?;
         FileStore::new(object, file, FileType::RegularFile, count)
     }
@@ -446,6 +451,15 @@ fn write_mark(file: &OwnedFd) -> io::Result<bool> {
         }
     }
     Err(Errno::INVAL.into())
+}
+
+/// The error for a file that cannot be made in `dir`. Some file systems say of a directory that is there, as of one that is not, that there is none.
+fn not_made(object: &str, dir: &Path, errno: Errno) -> StoreError {
+    let error = refused(object)(errno);
+    match errno == Errno::NOENT && dir.is_dir() {
+        true => StoreError { remedy: "name another: the directory is there, and no files can be made in it", ..error },
+        false => error,
+    }
 }
 
 /// The error for a system call that said no.

@@ -53,6 +53,21 @@ fn an_unnamed_store_has_no_name() {
 }
 
 #[test]
+fn a_directory_without_files_of_ours_is_not_called_missing() {
+    for made in [FileStore::unnamed_in("/proc", 1 << 20), FileStore::create("/proc/selfpage-store", 1 << 20)] {
+        let why = refusal(made);
+        assert!(why.contains("no files can be made") && !why.contains("make its directory"), "{why}");
+    }
+    let dir = dir();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(dir.path().join("none/store"), &link).unwrap();
+    for missing in [dir.path().join("none/store"), link] {
+        assert!(refusal(FileStore::create(missing, 1 << 20)).ends_with("make its directory first, or name another"));
+    }
+    assert!(refusal(FileStore::unnamed_in(dir.path().join("none"), 1 << 20)).contains("make its directory"));
+}
+
+#[test]
 fn names_that_a_killed_process_left_are_passed_over() {
     let dir = dir();
     let left = |at| dir.path().join(format!(".selfpage-{}-{at}", process::id()));
