@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 /// How this program was built, and what stands beside it is.
 const PROFILE: &str = if cfg!(debug_assertions) { "" } else { "--release " };
+/// Where cargo puts what is built so.
+const BUILT: &str = if cfg!(debug_assertions) { "target/debug" } else { "target/release" };
 
 /// A library of ours: beside this program, or in the lib directory beside its own.
 pub fn find(file: &str, package: &str) -> Result<PathBuf, String> {
@@ -11,7 +13,11 @@ pub fn find(file: &str, package: &str) -> Result<PathBuf, String> {
     let here = own.parent().unwrap_or(Path::new("/"));
     let places = [here.join(file), here.join("../lib").join(file), here.join("../lib/selfpage").join(file)];
     places.into_iter().find(|path| path.is_file()).ok_or_else(|| {
-        format!("{file} is not in {} nor in ../lib; build it with `cargo build {PROFILE}-p {package}`", here.display())
+        format!(
+            "{file} is not in {} nor in ../lib; build it with `cargo build {PROFILE}-p {package}`, and copy it there from {BUILT}, or run \
+             the tool from there",
+            here.display()
+        )
     })
 }
 
