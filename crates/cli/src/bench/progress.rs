@@ -1,8 +1,10 @@
 //! Progress on stderr: a bar on a terminal, plain lines elsewhere.
 
+use std::fmt::Write;
 use std::io::IsTerminal;
+use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::output;
 
@@ -21,8 +23,11 @@ impl Progress {
             return Progress::Lines { done: 0, total };
         }
         let bar = ProgressBar::new(total);
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}, {eta} left: {wide_msg}") {
-            bar.set_style(style);
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}{left}: {wide_msg}") {
+            let left = |state: &ProgressState, out: &mut dyn Write| {
+                let _ = out.write_str(&left(state.pos(), state.eta())); // What is shown cannot fail.
+            };
+            bar.set_style(style.with_key("left", left));
         }
         bar.enable_steady_tick(std::time::Duration::from_millis(200));
         Progress::Bar(bar)
@@ -59,5 +64,21 @@ impl Progress {
         if let Progress::Bar(bar) = self {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// How long it will take. Nobody knows before the first job has ended, and 0 would be said then.
+fn left(done: u64, time: Duration) -> String {
+    if done == 0 { String::new() } else { format!(", {:#} left", HumanDuration(time)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_said_of_the_time_before_a_job_has_ended() {
+        assert_eq!(left(0, Duration::ZERO), "");
+        assert_eq!(left(1, Duration::from_secs(7)), ", 7s left");
     }
 }
