@@ -47,8 +47,10 @@ pub fn try_anew(domain: &DomainState, page: PageNo) {
     if let Some(region) = domain.regions.find(page)
         && let Some(seen) = region.word(page).map(|word| word.load())
         && seen.state() == State::Poisoned
+        // One that was given up since stays so.
+        && !region.guarded.contains(region.index(page))
     {
-        cure(domain, region, page, seen);
+        cure(domain, Context::PagerThread, region, page, seen);
     }
 }
 
