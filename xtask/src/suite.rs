@@ -170,7 +170,7 @@ fn plan(root: &Path, extent: Extent) -> Plans {
         take("link", 10, [check("link")]),
         // What tests of whole programs start, in the profile that they start it in.
         take("build", 15, [cargo(root, "build --workspace")]),
-        take("test", 15, [cargo(root, "test --workspace --no-fail-fast -- --show-output")]),
+        take("test", 20, [cargo(root, "test --workspace --no-fail-fast -- --show-output")]),
     ];
     let mut at_once = Vec::new();
     if extent == Extent::Full {

@@ -46,7 +46,9 @@ impl Starved {
     /// # Context
     /// PagerThread, outside the gate.
     pub(crate) fn end(&self, state: &DomainState) {
-        self.pages.iter().for_each(|known| cure(state, known.swap(0, Ordering::SeqCst)));
+        if !self.is_empty() {
+            self.pages.iter().for_each(|known| cure(state, known.swap(0, Ordering::SeqCst)));
+        }
     }
 }
 
