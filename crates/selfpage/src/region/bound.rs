@@ -322,8 +322,7 @@ impl Bound {
     /// # Context
     /// PagerThread; the answer lasts only with the gate closed.
     fn is_absent(&self, inner: &Inner, range: PageRange) -> bool {
-        let is_absent = |part| range::is_absent(inner.state(), part);
-        if range.count < LARGE { is_absent(range) } else { self.touched(inner, range).all(is_absent) }
+        self.touched(inner, range).all(|part| range::is_absent(inner.state(), part))
     }
 
     /// The parts of `range`, a range of the region, that may have pages in core, in order.
@@ -340,7 +339,7 @@ impl Bound {
     }
 
     /// The first of them in `rest`, and what is behind it. A large region that is hardly used has few: the kernel gave memory to the words that
-    /// were written to, and of all others knows at once that it did not. Where it does not tell, it is all of `rest`. What a clone or the
+    /// were written to, and of all others knows at once that it did not. Where it does not tell, or few pages are left, it is all of `rest`. What a clone or the
     /// image of a snapshot needs is among them: their pages are armed, each by its word.
     ///
     /// # Context
@@ -348,6 +347,9 @@ impl Bound {
     pub(super) fn next_touched(&self, inner: &Inner, rest: PageRange) -> Option<(PageRange, PageRange)> {
         if rest.count == 0 {
             return None;
+        }
+        if rest.count < LARGE {
+            return Some((rest, PageRange { first: rest.end(), count: 0 }));
         }
         let all = self.region.range;
         let first = ptr::from_ref(self.region.word(all.first)?).addr();

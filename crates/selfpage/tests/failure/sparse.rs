@@ -43,6 +43,14 @@ fn use_some(region: &Region) {
     }
 }
 
+/// A region of [`PAGES`] pages, and whose it is.
+fn over_a_store(trap: Trap) -> (Domain, Arc<MemoryStore>, Region) {
+    let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+    let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
+    let region = domain.region(PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
+    (domain, store, region)
+}
+
 /// That no page holds a frame of the domain's.
 fn frames_are_free(domain: &Domain, trap: Trap) {
     let pinned = domain.region((FRAMES - 8) * PAGE).trap(trap).pinned().unwrap();
@@ -82,9 +90,7 @@ fn snapshot_of(path: &Path, pages: usize) -> Snapshot {
 fn a_large_region_ends_as_soon_as_a_small_one() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
-            let region = domain.region(PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
+            let (domain, store, region) = over_a_store(trap);
             ends_as_a_small_one(&domain, &store, region, trap);
         })
         .well();
@@ -189,9 +195,7 @@ fn what_was_never_used_is_neither_evicted_nor_flushed() {
 fn what_was_never_used_is_not_discarded() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
-            let mut region = domain.region(PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
+            let (domain, store, mut region) = over_a_store(trap);
             use_some(&region);
             looks_at_few("a discard", || region.discard(0, PAGES * PAGE).unwrap());
             assert_eq!(store.taken_bloks(), 0);
@@ -208,9 +212,7 @@ fn what_was_never_used_is_not_discarded() {
 fn words_that_were_only_looked_at_count_as_never_used() {
     for (trap, name) in TRAPS {
         in_child(here!(), name, || {
-            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
-            let store = Arc::new(MemoryStore::new(1 << 26).unwrap());
-            let region = domain.region(PAGES * PAGE).trap(trap).stored(store.clone()).unwrap();
+            let (domain, store, region) = over_a_store(trap);
             // Of a part of them it says so.
             let looked_at = PAGES / 2;
             region.protect(0, looked_at * PAGE, selfpage::Protection::ReadWrite).unwrap();
