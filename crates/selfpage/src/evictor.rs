@@ -77,7 +77,7 @@ pub(crate) fn run(inner: &Inner) {
         let mut enough = saves && evicted.ready + evicted.queued > 0;
         if !enough {
             let since = vain.get_or_insert_with(|| Vain::from_now(inner, seen, patience_ns));
-            since.note(evicted, stack.claimed(), seen);
+            since.note(evicted, stack.begun(), seen);
             enough = since.freed >= FEWEST;
         }
         if enough {
@@ -150,8 +150,9 @@ impl Vain {
         Vain { deadline_ns, asked, turns, looked_at: 0, freed: 0, freed_any: false, tried_all: false, tried_to_save }
     }
 
-    /// An eviction of a domain with so many frames in use came to this, begun when the count of those who had asked was `seen`. Each frame
-    /// is listed once at most, but a policy may say anything.
+    /// An eviction of a domain with so many frames, those that are gone again among them, came to this, begun when the count of those who
+    /// had asked was `seen`. Each frame is listed once at most, also where its page was dropped and the frame given up: nobody tells the
+    /// policy. But it may say anything.
     fn note(&mut self, evicted: Evicted, frames: u32, seen: u32) {
         if self.looked_at == 0 {
             self.freed = 0;
