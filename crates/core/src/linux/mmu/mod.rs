@@ -242,21 +242,19 @@ impl LinuxMmu {
     }
 
     /// Moves one page that a batch stopped at because of `why`, if a little patience is all it takes.
-    fn coax(&self, uffd: Uffd, to: usize, from: usize, waiters: Waiters, mut why: Errno) -> Result<(), Errno> {
-        let mut tries = 0;
-        while (why == Errno::BUSY && tries < BUSY_TRIES) || (why == Errno::INVAL && tries == 0) {
-            match (why, tries) {
-                (Errno::BUSY, 0) => self.break_sharing(from),
-                (Errno::BUSY, _) => thread::give_way(),
-                _ => {} // The batch may have crossed into another mapping: one page alone does not.
+    fn coax(&self, uffd: Uffd, to: usize, from: usize, waiters: Waiters, why: Errno) -> Result<(), Errno> {
+        let alone = || self.move_pages(uffd, to, from, PAGE_BYTES, waiters).map_err(|stopped| stopped.why);
+        // The batch may have crossed into another mapping: one page alone does not.
+        let mut moved = if why == Errno::INVAL { alone() } else { Err(why) };
+        for tries in 0..BUSY_TRIES {
+            match (moved, tries) {
+                (Err(Errno::BUSY), 0) => self.break_sharing(from),
+                (Err(Errno::BUSY), _) => thread::give_way(),
+                _ => break,
             }
-            match self.move_pages(uffd, to, from, PAGE_BYTES, waiters) {
-                Ok(()) => return Ok(()),
-                Err(stopped) => why = stopped.why,
-            }
-            tries += 1;
+            moved = alone();
         }
-        Err(why)
+        moved
     }
 
     /// Gives the page at `addr` memory of its own if it is shared with a forked child, as a write would.
