@@ -98,14 +98,25 @@ impl Bound {
         PageRange { count, ..range }.pages().filter(is_given_up)
     }
 
+    /// The first page that was given up. It costs no look at each page: whoever asks may keep writers waiting.
+    pub(crate) fn first_given_up(&self) -> Option<PageNo> {
+        let was_any = self.asking.refusals.load(Ordering::SeqCst) != 0;
+        let index = was_any.then(|| self.asking.given_up.next(0)).flatten()?;
+        Some(self.core().range.first.plus(index))
+    }
+
     /// Refuses to work on a page that was given up.
     ///
     /// # Errors
     /// There is one.
     pub(crate) fn has_all(&self, operation: &'static str, range: PageRange) -> Result<()> {
-        let Some(page) = self.given_up(range).next() else { return Ok(()) };
+        self.given_up(range).next().map_or(Ok(()), |page| Err(self.lacks(operation, page)))
+    }
+
+    /// That a page was given up.
+    pub(crate) fn lacks(&self, operation: &'static str, page: PageNo) -> Error {
         let cause = "what it held was given up to refuse an access, as a line on standard error said; discard it to use it anew";
-        Err(Error::new(Kind::Lost, operation, self.page_name(page), cause))
+        Error::new(Kind::Lost, operation, self.page_name(page), cause)
     }
 
     /// Makes those pages of a range usable again that were given up, and hold nothing.

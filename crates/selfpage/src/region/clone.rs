@@ -53,6 +53,7 @@ impl Region {
         let refused =
             |kind, cause: &str| Err(Error::new(kind, "clone", format!("region {}", self.bound.name()), cause));
         self.bound.may_change(&self.life.inner, "clone")?;
+        // Where one is there may be no mapping for a clone either. One that is given up from here on is found at the cut.
         self.bound.has_all("clone", self.core().range)?;
         self.bound.has_no_stack_of_this_thread("clone")?;
         if self.core().rights != Rights::ReadWrite || !self.bound.is_anonymous() {
@@ -78,10 +79,19 @@ impl Region {
         for _ in 0..2 {
             inner.on_table_or_pager(move || copy_first::arm(state, source, AtBusy::Skip)).map_err(failed)?;
         }
-        let all = move || heir.sets.inherited.fill(source.range.count);
-        inner.on_table_or_pager(move || copy_first::cut(state, &[source], all)).map_err(failed)?;
+        let bound = &*self.bound;
+        let cut = move || {
+            let mut given_up = None;
+            copy_first::cut(state, &[source], || match bound.first_given_up() {
+                // One that is given up from here on goes to the clone first.
+                None => heir.sets.inherited.fill(source.range.count),
+                page => given_up = page,
+            })?;
+            Ok(given_up)
+        };
+        let given_up = inner.on_table_or_pager(cut).map_err(failed)?;
         drop(turn);
-        Ok(clone)
+        given_up.map_or(Ok(clone), |page| Err(bound.lacks("clone", page)))
     }
 }
 

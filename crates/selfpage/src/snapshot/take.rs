@@ -24,6 +24,7 @@ use crate::error::{Error, Kind, Result, pages};
 use crate::handler::ONE_CLIENT;
 use crate::region::{Bound, Region};
 
+const OPERATION: &str = "take a snapshot of";
 /// Pages read for the image at a time.
 const BATCH: usize = 64;
 /// Frames that are to be ready for copies: more than are made while a batch is read and written.
@@ -196,15 +197,27 @@ impl Snapshots {
         let quiet = signal::Quiet::begin();
         let turn = inner.cutting.begin();
         let cut = Instant::now();
-        let note_image = move || copy_first::note_image(cut_cores);
-        let armed_in_cut = inner.on_table_or_pager(move || copy_first::cut(state, cut_cores, note_image));
+        let bounds = &subject.regions[..];
+        let cut_now = move || {
+            let mut given_up = None;
+            let armed = copy_first::cut(state, cut_cores, || match first_given_up(bounds) {
+                // One that is given up from here on waits until the image has it.
+                None => copy_first::note_image(cut_cores),
+                lacking => given_up = lacking,
+            })?;
+            Ok((armed, given_up))
+        };
+        let done = inner.on_table_or_pager(cut_now);
         let pause = cut.elapsed();
         drop(turn);
-        let armed_in_cut =
-            armed_in_cut.map_err(|why| Error::failure("take", named(&subject.path), Failure::Machine(why)))?;
+        let (armed_in_cut, given_up) =
+            done.map_err(|why| Error::failure("take", named(&subject.path), Failure::Machine(why)))?;
         let image = Reading { subject, cores, _quiet: quiet };
         // One that was being dropped at the cut had lost pages already, or all.
         image.subject.all_there()?;
+        if let Some((bound, page)) = given_up {
+            return Err(bound.lacks(OPERATION, page));
+        }
         let mut writing = target.begin();
         let (pages, copies) = image.write(&mut writing)?;
         let in_core = image.in_core();
@@ -221,6 +234,11 @@ impl Snapshots {
     }
 }
 
+/// The first page that was given up, and whose it is.
+fn first_given_up(regions: &[Arc<Bound>]) -> Option<(&Bound, PageNo)> {
+    regions.iter().find_map(|bound| Some((&**bound, bound.first_given_up()?)))
+}
+
 /// What snapshots are of.
 struct Subject {
     life: Arc<Life>,
@@ -233,7 +251,7 @@ struct Subject {
 impl Subject {
     fn arm(&self) -> Result<u64> {
         self.alive()?;
-        self.regions.iter().try_for_each(|bound| bound.has_no_stack_of_this_thread("take a snapshot of"))?;
+        self.regions.iter().try_for_each(|bound| bound.has_no_stack_of_this_thread(OPERATION))?;
         let state = self.life.inner.state();
         let _turn = self.life.inner.cutting.begin();
         let (mut armed, mut left) = (0, u64::MAX);
@@ -252,19 +270,14 @@ impl Subject {
         Ok(armed)
     }
 
-    /// Whether the regions are all there, with all that was in them, the thread may protect their pages, and this is the process that they are
-    /// of.
+    /// Whether the regions are all there, the thread may protect their pages, and this is the process that they are of.
     fn alive(&self) -> Result<()> {
         if self.process != std::process::id() {
             let cause = "a forked child takes snapshots of its own: make a `Snapshots` anew";
             return Err(Error::new(Kind::Invalid, "take", named(&self.path), cause));
         }
         self.all_there()?;
-        let operation = "take a snapshot of";
-        self.regions.iter().try_for_each(|bound| {
-            bound.may_change(&self.life.inner, operation)?;
-            bound.has_all(operation, bound.core().range)
-        })
+        self.regions.iter().try_for_each(|bound| bound.may_change(&self.life.inner, OPERATION))
     }
 
     /// Whether no region was dropped yet. After a cut: whether the image has all of them, since whoever drops one later waits for it.
@@ -289,7 +302,7 @@ impl Subject {
             Some(page) => pages(bound.name(), bound.core().index(page), 1),
             None => format!("region {}", bound.name()),
         };
-        Error::failure("take a snapshot of", object, failure)
+        Error::failure(OPERATION, object, failure)
     }
 }
 

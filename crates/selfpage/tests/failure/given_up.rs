@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use selfpage::pager::{Context, PagerError};
 use selfpage::snapshot::Snapshots;
-use selfpage::store::MemoryStore;
+use selfpage::store::{BackingStore, Blok, MemoryStore, ReadBlok, WriteBlok};
 use selfpage::{
     Answer, DescriptorTable, Domain, FaultHandler, FaultKind, Kind, Locking, MemoryFault, Protection, Region,
 };
 
 use crate::no_mappings::{mappings, use_up_mappings};
+use crate::over_memory::over_memory;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, until};
+use crate::sealed::seal;
 use crate::store::Failing;
 use crate::tried;
 
@@ -388,6 +391,101 @@ fn a_region_with_a_page_that_was_given_up_has_no_image() {
             refuses.store(false, Ordering::Relaxed);
             region.discard(PAGE, PAGE).unwrap();
             snapshots.take().unwrap();
+        })
+        .well();
+    }
+}
+
+/// A store that does not give back the pages that [`number_pages`] has numbered and that are held.
+struct Holding {
+    store: MemoryStore,
+    held: [AtomicBool; PAGES],
+    asked: AtomicUsize,
+}
+
+impl BackingStore for Holding {
+    over_memory!(store: claim, release, write);
+
+    fn reads_in_trap(&self) -> bool {
+        false
+    }
+
+    fn read(&self, context: Context, bloks: &mut [ReadBlok<'_>]) -> Result<(), PagerError> {
+        self.store.read(context, bloks)?;
+        for read in bloks {
+            let page = read.bytes[0] as usize - 1;
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            until("the page is held no more", || !self.held[page].load(Ordering::SeqCst));
+        }
+        Ok(())
+    }
+}
+
+/// What is not armed yet a cut arms, one page after the other. Each waits for those before it, and may be given up meanwhile.
+#[test]
+fn a_region_with_a_page_that_is_given_up_in_the_cut_has_no_image() {
+    const FIRST: usize = 1;
+    const GIVEN_UP: usize = 5;
+    const WRITTEN: usize = 7;
+    for (locking, is_clone) in LOCKINGS.into_iter().flat_map(|how| [true, false].map(|is_clone| (how, is_clone))) {
+        in_child(here!(), &format!("{locking:?} {is_clone}"), || {
+            tried::catch();
+            let store = MemoryStore::new((2 * PAGES * PAGE) as u64).unwrap();
+            let held = [const { AtomicBool::new(false) }; PAGES];
+            let store = Arc::new(Holding { store, held, asked: AtomicUsize::new(0) });
+            let domain = Domain::with_frames(FRAMES * PAGE).locking(locking).build().unwrap();
+            let refuse = |_: &MemoryFault<'_>| Answer::Refuse;
+            let builder = domain.region(PAGES * PAGE).name("heap").handler(refuse);
+            let mut region = builder.stored_in(store.clone()).unwrap();
+            number_pages(&mut region);
+            region.protect(GIVEN_UP * PAGE, PAGE, Protection::Read).unwrap();
+            if !seal(&region) {
+                return;
+            }
+            for page in [FIRST, GIVEN_UP] {
+                // To the store, and out of its frame.
+                region.evict(page * PAGE, PAGE).unwrap();
+                region.flush(page * PAGE, PAGE).unwrap();
+                region.evict(page * PAGE, PAGE).unwrap();
+                store.held[page].store(true, Ordering::SeqCst);
+            }
+            let (folder, of_clone) =
+                (tempfile::tempdir().unwrap(), MemoryStore::new((2 * PAGES * PAGE) as u64).unwrap());
+            let mut snapshots = Snapshots::of(&[&region], folder.path().join("snapshot")).unwrap();
+            let (region, store) = (&region, &store);
+            let (writes, ended) = (&AtomicUsize::new(0), &AtomicBool::new(false));
+            let why = std::thread::scope(|scope| {
+                let read = |page| move || tried::read(tried::word(region, page));
+                scope.spawn(read(FIRST));
+                let given_up = scope.spawn(read(GIVEN_UP));
+                until("both pages are coming", || store.asked.load(Ordering::SeqCst) == 2);
+                scope.spawn(move || {
+                    while !ended.load(Ordering::SeqCst) {
+                        tried::write(tried::word(region, WRITTEN), 1).unwrap();
+                        writes.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+                until("somebody writes", || writes.load(Ordering::SeqCst) > 0);
+                let taken = scope.spawn(move || {
+                    if is_clone { region.cow_clone(of_clone).map(drop) } else { snapshots.take().map(drop) }
+                });
+                until("nobody writes, since the cut is made", || {
+                    let before = writes.load(Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(50));
+                    writes.load(Ordering::SeqCst) == before
+                });
+                store.held[GIVEN_UP].store(false, Ordering::SeqCst);
+                assert_eq!(given_up.join().unwrap(), Ok(GIVEN_UP as u64 + 1));
+                assert!(tried::write(tried::word(region, GIVEN_UP), 1).is_err());
+                assert_eq!(region.pin(GIVEN_UP * PAGE, PAGE).unwrap_err().kind(), Kind::Lost);
+                assert!(!taken.is_finished(), "it waits for a page");
+                store.held[FIRST].store(false, Ordering::SeqCst);
+                let taken = taken.join().unwrap();
+                ended.store(true, Ordering::SeqCst);
+                taken.unwrap_err()
+            });
+            assert_eq!(why.kind(), Kind::Lost, "{why}");
+            assert!(why.to_string().contains("20480..24576") && why.to_string().contains("discard it"), "{why}");
         })
         .well();
     }

@@ -20,7 +20,7 @@ fn numbered(domain: &Domain, trap: Trap) -> Region {
 }
 
 /// Whether it could be done.
-fn seal(region: &Region) -> bool {
+pub fn seal(region: &Region) -> bool {
     seal_pages(region, 0..pages(region))
 }
 
