@@ -61,6 +61,15 @@ impl Choice {
             Choice::Named(name) => Box::new(policy::by_name(&name, links).expect("one of core's")),
         }
     }
+
+    /// The part of the frames that it wants on standby, in 1/256: half at most. A policy may say anything, and a domain needs frames in use.
+    pub(crate) fn standby_share(&self) -> u8 {
+        let share = match self {
+            Choice::Own(policy) => policy.standby_share(),
+            Choice::Named(name) => policy::by_name(name, Table::empty()).expect("one of core's").standby_share(),
+        };
+        share.min(128)
+    }
 }
 
 /// What stays settled while a domain lives.

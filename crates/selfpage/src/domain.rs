@@ -271,14 +271,17 @@ impl Inner {
         let mmu = unsafe { LinuxMmu::new(pool.first_slot(), most, descriptors, monotonic_ns) };
         let frames = most as usize;
         let words = frames.div_ceil(64);
-        let standby = (frames / 4).next_power_of_two().max(64);
+        let copies = (frames / 4).next_power_of_two().max(64);
+        // A page that came back leaves its entry. There is room for as many of those as for pages on standby.
+        let standby_share = policy.standby_share();
+        let standby = copies.max((frames * usize::from(standby_share) / 128).next_power_of_two());
         let saves = (frames / 4).next_power_of_two().clamp(1024, 8192);
         let traced = config.trace.as_ref().map_or(0, |_| trace::PLACES);
         let bytes = Arena::bytes_for::<selfpage_core::frame::FrameRecord>(frames)
             + 2 * Arena::bytes_for::<u64>(words)
             + 2 * Arena::bytes_for::<u64>(words.div_ceil(64))
             + 2 * Arena::bytes_for::<selfpage_core::region::Line>(MOST_REGIONS)
-            + [standby, standby, REQUESTS, ADVICE, saves, ERRANDS, CALLS, CALLS, CALLS, traced]
+            + [standby, copies, REQUESTS, ADVICE, saves, ERRANDS, CALLS, CALLS, CALLS, traced]
                 .map(Arena::bytes_for::<Slot>)
                 .iter()
                 .sum::<usize>()
@@ -309,8 +312,7 @@ impl Inner {
                 to_save: Event::default(),
                 draining: AtomicBool::new(false),
                 save_trouble: AtomicU32::new(0),
-                // As many copies as pages may be on standby.
-                cut: Cut::new(Ring::new(arena.table(standby))),
+                cut: Cut::new(Ring::new(arena.table(copies))),
                 counters: Counters::default(),
                 tracer,
             };
@@ -320,7 +322,6 @@ impl Inner {
             (state, Ring::new(arena.table(ERRANDS)), handlers, links)
         };
         let policy = policy.over(links);
-        let standby_share = policy.standby_share();
         let inner = Inner {
             state,
             errands,
@@ -378,9 +379,7 @@ impl Inner {
 
     /// How many frames the policy wants on standby.
     pub(crate) fn standby_target(&self) -> u32 {
-        // A policy may say anything; a domain needs frames in use.
-        let share = u64::from(self.standby_share.min(128));
-        (u64::from(self.state.stack.budget()) * share / 256) as u32
+        (u64::from(self.state.stack.budget()) * u64::from(self.standby_share) / 256) as u32
     }
 
     /// Closes the gate, however long it takes. Where one inside waits for a kernel lock whose holder waits to get in, it is

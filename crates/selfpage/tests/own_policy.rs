@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use selfpage::store::MemoryStore;
 use selfpage::{Config, Domain, Frame, Kind, PageNo, Policy, Region, Use};
@@ -142,4 +142,23 @@ fn a_policy_with_many_frames_that_are_gone_is_asked_on_until_it_names_one_that_i
         second.as_mut_slice::<[u64; PAGE / 8]>()[page][0] = page as u64;
     }
     assert_eq!(slow.load(SeqCst), 0, "it had no frames listed that were gone");
+}
+
+#[test]
+fn as_many_frames_are_on_standby_as_it_wants() {
+    for standby_share in [16, 64, 128] {
+        let policy = Plain { standby_share, ..Plain::default() };
+        let Some(domain) = built(Domain::with_frames(FRAMES * PAGE).own_policy(Box::new(policy))) else { return };
+        let mut region = region(&domain, 2 * FRAMES);
+        (0..2).for_each(|_| number(&mut region));
+        let wanted = (FRAMES * usize::from(standby_share) / 256) as u32;
+        // Some have come back, or were taken for other pages, and the evictor sees to others.
+        let end = Instant::now() + Duration::from_secs(10);
+        while domain.stats().frames_standby < wanted * 3 / 4 {
+            let stats = domain.stats();
+            let (standby, free) = (stats.frames_standby, stats.frames_free);
+            assert!(Instant::now() < end, "of {wanted} wanted {standby} are on standby, and {free} free");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 }

@@ -51,7 +51,7 @@ pub trait Policy: Send {
     fn victim(&mut self) -> Option<Frame>;
 
     /// The part of the frames, in 1/256, that is kept unmapped with contents intact, so that a second use is seen
-    /// (a soft fault). 0: no standby list.
+    /// (a soft fault). 0: no standby list. The library keeps half of the frames so at most, and asks once.
     fn standby_share(&self) -> u8 {
         0
     }
