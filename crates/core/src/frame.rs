@@ -186,6 +186,16 @@ impl FrameSet {
         }
     }
 
+    /// The same of frames too that are hidden from other threads: it looks at every word.
+    fn take_hidden(&self, want: NonZeroU32) -> Option<FrameRun> {
+        let has_some =
+            |index: &u32| self.words.get(*index as usize).is_some_and(|word| word.load(Ordering::Relaxed) != 0);
+        let words = 0..self.words.len() as u32;
+        let run = words.filter(has_some).find_map(|index| self.take_at(index, want.get(), &|| {}))?;
+        self.count.fetch_sub(run.count.get(), Ordering::SeqCst);
+        Some(run)
+    }
+
     /// The first word from `at` on that may hold a free frame.
     fn next_word(&self, at: u32) -> Option<u32> {
         let mut group = at / 64;
@@ -278,14 +288,15 @@ impl Unpopulated {
         Unpopulated { slots, begun: AtomicU32::new(0), given_up }
     }
 
-    /// Takes up to `want` neighbours. `None`: none can be seen just now; those that were given up can escape a look while
-    /// others take and give some.
+    /// Takes up to `want` neighbours. `None`: those that were given up escaped the look, while others took and gave some.
     pub fn take(&self, want: NonZeroU32) -> Option<FrameRun> {
-        self.given_up.take(want, || {}).or_else(|| {
+        let begin = || {
             let next = |begun: u32| (begun < self.slots).then(|| begun.saturating_add(want.get()).min(self.slots));
             let first = self.begun.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).ok()?;
             Some(FrameRun { first: Frame(first), count: NonZeroU32::new(want.get().min(self.slots - first))? })
-        })
+        };
+        // Who hides some may be stopped in the middle of it, and not go on before this thread sleeps.
+        self.given_up.take(want, || {}).or_else(begin).or_else(|| self.given_up.take_hidden(want))
     }
 
     /// Frames from this one on never had memory.

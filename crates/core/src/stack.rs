@@ -211,7 +211,7 @@ pub fn claim(domain: &DomainState, most: u32) -> Option<()> {
     while let Some(want) = NonZeroU32::new(left) {
         let Some(run) = stack.unpopulated.take(want) else {
             stack.holding.unclaim(left);
-            // There are some: whoever waits looks again.
+            // Others were refused meanwhile what was counted here.
             stack.demand.available.signal(domain.mmu);
             return (left < count).then_some(());
         };
