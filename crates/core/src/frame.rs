@@ -327,10 +327,13 @@ pub struct FrameRecord {
 
 const LISTED: u32 = 1;
 const ZEROED: u32 = 2;
+/// The page came back since the policy was last told.
 const AGAIN: u32 = 4;
 const USED: u32 = 8;
 /// Whether the page that was sampled in the frame still has it.
 const SAMPLED: u32 = 16;
+/// What is said of a page, and not of the next one in the frame.
+const OF_ITS_PAGE: u32 = AGAIN | SAMPLED;
 
 /// The frames of a domain, by number.
 pub struct FrameTable {
@@ -359,8 +362,8 @@ impl FrameTable {
     pub fn set_owner(&self, frame: Frame, page: Option<PageNo>) {
         if let Some(record) = self.records.get(frame.0 as usize) {
             record.owner.store(page.map_or(0, |page| page.0 + 1), Ordering::Release);
-            if record.marks.load(Ordering::Relaxed) & SAMPLED != 0 {
-                record.marks.fetch_and(!SAMPLED, Ordering::AcqRel);
+            if record.marks.load(Ordering::Relaxed) & OF_ITS_PAGE != 0 {
+                record.marks.fetch_and(!OF_ITS_PAGE, Ordering::AcqRel);
             }
         }
     }
@@ -560,5 +563,17 @@ mod tests {
         seen.clear();
         frames.drain_admitted(|frame, use_| seen.push((frame.0, use_)));
         assert_eq!(seen, [(3, Use::First)]);
+    }
+
+    #[test]
+    fn a_page_in_a_frame_of_one_that_was_used_again_is_not_said_to_be() {
+        let frames = FrameTable::new(table(8));
+        let mut seen = Vec::new();
+        for (page, use_) in [(10, Use::First), (10, Use::Again), (11, Use::First)] {
+            frames.set_owner(Frame(0), Some(PageNo(page)));
+            frames.admit(Frame(0), use_);
+        }
+        frames.drain_admitted(|frame, use_| seen.push((frame.0, use_)));
+        assert_eq!(seen, [(0, Use::First)]);
     }
 }
