@@ -408,7 +408,7 @@ impl FrameTable {
     }
 
     /// Puts `frame` on the list of those that became resident, for the policy to learn of. The list cannot overflow: each
-    /// frame is on it at most once.
+    /// frame is on it at most once, and stays where it is on it if it is admitted again, with another page perhaps.
     ///
     /// # Context
     /// Trap.
@@ -430,7 +430,7 @@ impl FrameTable {
         }
     }
 
-    /// Takes the admitted list and gives it to `tell` in the order of admission.
+    /// Takes the admitted list and gives it to `tell` in the order in which the frames were listed.
     ///
     /// # Context
     /// The evictor alone.

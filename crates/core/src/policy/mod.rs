@@ -45,6 +45,9 @@ pub use links::Link;
 pub trait Policy: Send {
     /// `frame` holds `page` now. A frame that the policy still lists under an older page is listed anew: that is also how
     /// a policy learns of a second use, when a page comes back from the standby list ([`Use::Again`]).
+    ///
+    /// The calls come when frames run low, in the order in which frames were first given a page since the last of them. What happened to a
+    /// frame more often than once in that time is told once, in the first one's place: its page may have come in later.
     fn admitted(&mut self, frame: Frame, page: PageNo, priority: u8, used: Use);
 
     /// The frame that should go next; it is no longer listed. `None`: nothing is listed.
