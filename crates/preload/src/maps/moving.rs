@@ -20,41 +20,68 @@ use crate::sys::{self, call};
 /// *raw-call*: as for the call.
 pub unsafe fn mremap(args: [usize; 6]) -> isize {
     let [address, len, new_len, flags, new_address, _] = args;
-    let (Some(managed), Ok(old), Ok(new)) = (serving(), pages(address, len), pages(0, new_len)) else {
+    let flags = flags as i32;
+    let named = if flags & libc::MREMAP_FIXED != 0 { pages(new_address, new_len) } else { Ok(0..0) };
+    let (Some(managed), Ok(whole), Ok(new), Ok(named)) = (serving(), pages(address, len), pages(0, new_len), named)
+    else {
         // SAFETY: raw-call: passed on from our caller.
         return unsafe { call(libc::SYS_mremap, args) };
     };
-    let wish = Wish { old, new_len: new.end, flags: flags as i32, new_address };
+    if named.start < whole.end && whole.start < named.end {
+        return -libc::EINVAL as isize;
+    }
     let mut held = table();
-    let first = held.maps.parts(wish.old.start..wish.old.end.max(wish.old.start + 1)).next();
-    let (part, part_end) = first.map_or((Part::Free, wish.old.start), |(part, range)| (part, range.end));
-    as_kernel(match part {
+    let first = held.maps.parts(whole.start..whole.end.max(whole.start + 1)).next();
+    let (part, part_end) = first.map_or((Part::Free, whole.start), |(part, range)| (part, range.end));
+    let (old, cut) = match part {
+        // The kernel cuts it off.
+        Part::Outside if part_end >= whole.end => (whole.clone(), whole.end..whole.end),
+        _ => split(&whole, new.end),
+    };
+    let wish = Wish { old, cut: cut.clone(), new_len: new.end, flags, named };
+    let moved = match part {
         Part::Foreign | Part::Outside if part_end >= wish.old.end => {
             // SAFETY: raw-call: passed on from our caller.
             unsafe { remap_by_kernel(held, managed, part, wish, args) }
         }
-        _ => held.maps.remap(managed, wish, part, part_end),
-    })
+        _ => {
+            let moved = held.maps.remap(managed, wish, part, part_end);
+            drop(held);
+            moved
+        }
+    };
+    let Ok(start) = moved else { return as_kernel(moved) };
+    if cut.is_empty() {
+        return start as isize;
+    }
+    match table().maps.unmap(managed, cut) {
+        // It stays where it is, as long as it was.
+        Err(why) if start == whole.start => -why as isize,
+        // What the kernel has no room to close is left as it is.
+        _ => start as isize,
+    }
 }
 
 /// The same for a mapping that is not managed.
 ///
 /// # Safety
-/// *raw-call*: `args` are those of an mremap(2) that the program asked for.
+/// *raw-call*: `args` are those of an mremap(2) that the program asked for, of which the wish is what is not cut off.
 unsafe fn remap_by_kernel(
     mut held: Table,
     managed: &Managed,
     part: Part,
     wish: Wish,
-    args: [usize; 6],
+    mut args: [usize; 6],
 ) -> Result<usize, Errno> {
-    let Wish { old, new_len, flags, new_address } = wish;
+    let Wish { old, cut, new_len, flags, named } = wish;
     let stays = flags & libc::MREMAP_DONTUNMAP != 0;
     // Its new place is not to be in a region.
-    let named = new_address..new_address.saturating_add(new_len);
-    if flags & libc::MREMAP_FIXED != 0 && held.maps.touches_regions(&named) {
+    if held.maps.touches_regions(&named) {
         return Err(libc::EINVAL);
     }
+    held.maps.unless_sealed(&cut)?;
+    held.maps.may_lose(&cut)?;
+    args[1] = old.len();
     held.maps.has_room(1)?;
     let counted = held.maps.counted(&old);
     if !stays {
@@ -91,9 +118,12 @@ unsafe fn remap_by_kernel(
 
 struct Wish {
     old: Range<usize>,
+    /// What was behind it, and goes last: after an error it is there. It may be anything.
+    cut: Range<usize>,
     new_len: usize,
     flags: i32,
-    new_address: usize,
+    /// The new place, if that was named.
+    named: Range<usize>,
 }
 
 /// Where a mapping goes.
@@ -136,9 +166,9 @@ impl Move {
 }
 
 impl Maps {
-    /// mremap(2) of a range that begins with such a part.
+    /// mremap(2) of a range that begins with such a part. What is cut off is there still.
     fn remap(&mut self, managed: &Managed, wish: Wish, part: Part, part_end: usize) -> Result<usize, Errno> {
-        let Wish { old, new_len, flags, new_address } = wish;
+        let Wish { old, cut, new_len, flags, named } = wish;
         let fixed = flags & libc::MREMAP_FIXED != 0;
         let moves = flags & libc::MREMAP_MAYMOVE != 0;
         let stays = flags & libc::MREMAP_DONTUNMAP != 0;
@@ -149,27 +179,19 @@ impl Maps {
         {
             return Err(libc::EINVAL);
         }
-        if (fixed || stays) && !moves || stays && new_len != old.len() {
-            return Err(libc::EINVAL);
-        }
-        let named = if fixed { pages(new_address, new_len).map_err(|_| libc::EINVAL)? } else { 0..0 };
-        if named.start < old.end && old.start < named.end {
+        if (fixed || stays) && !moves || stays && (new_len != old.len() || !cut.is_empty()) {
             return Err(libc::EINVAL);
         }
         if part == Part::Free {
             return Err(libc::EFAULT);
         }
-        self.unless_sealed(&old)?;
+        self.unless_sealed(&(old.start..cut.end))?;
         if !fixed && !stays && new_len <= old.len() {
-            // Whatever the rest of it is: the kernel would take it out of a region, too.
-            self.unmap(managed, old.start + new_len..old.end)?;
             return Ok(old.start);
         }
         if old.is_empty() {
             return Err(libc::EINVAL);
         }
-        // What is cut off on the way may be anything, and goes last: after an error it is there.
-        let (old, cut) = if fixed { split(&old, new_len) } else { (old.clone(), old.end..old.end) };
         if part_end < old.end {
             return Err(libc::EFAULT);
         }
@@ -193,15 +215,11 @@ impl Maps {
             return self.move_in(managed, &Move { old, new, afterwards }, Some(access), prot);
         }
         let wish = Move { old, new: named, afterwards };
-        let moved = if self.touches_regions(&wish.new) {
+        if self.touches_regions(&wish.new) {
             self.renew(managed, &wish.new, access, Some(&wish))?;
-            self.move_in(managed, &wish, None, prot)?
-        } else {
-            self.move_out(managed, &wish, prot)?
-        };
-        // What the kernel has no room to close is left as it is.
-        let _ = self.unmap(managed, cut);
-        Ok(moved)
+            return self.move_in(managed, &wish, None, prot);
+        }
+        self.move_out(managed, &wish, prot)
     }
 
     /// As [`Maps::move_contents`], with nothing at the new place after an error.

@@ -38,6 +38,24 @@ static void smaller_on_the_way(void) {
     CHECK(!munmap(there, MIB) && !munmap(q, 2 * MIB));
   }
 }
+// The part that moves may be the program's own, and what is cut off managed. It does not move into managed memory.
+static void not_managed_and_smaller_on_the_way(void) {
+  for (int kind = 0; kind < 3; kind++) {
+    char *p = full(4 * MIB), *there = kind == 2 ? map(MIB, 3) : place(MIB);
+    CHECK(mmap(p, MIB, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+    for (size_t i = 0; i < MIB; i += P) *(word *)(p + i) = i + 1;
+    if (kind == 1) CHECK(mremap(p, 4 * MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, p + 2 * MIB) == MAP_FAILED && errno == EINVAL);
+    char *moved = mremap(p, 4 * MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, there);
+    if (kind == 2) { CHECK(moved == MAP_FAILED && errno == EINVAL); same(p, 0, 4 * MIB), zero(there, 0, MIB); continue; }
+    CHECK(moved == there);
+    same(there, 0, MIB);
+    for (int i = 0; i < 4; i++) CHECK(reads(p + i * MIB) == SIGSEGV);
+    // And there is room for others again.
+    CHECK(mmap(p, 4 * MIB, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+    zero(p, 0, 4 * MIB);
+    CHECK(!munmap(there, MIB) && !munmap(p, 4 * MIB));
+  }
+}
 static size_t resident_bytes(void) {
   size_t pages = 0;
   FILE *f = fopen("/proc/self/statm", "r");
@@ -63,5 +81,6 @@ static void out_untouched(void) {
     CHECK(!there[2 * P] && !there[200 * MIB] && !munmap(there, 512 * MIB) && !munmap(others, 2 * MIB));
   }
 }
-static struct row rows[] = {{"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"out_to_a_free_place", out_to_a_free_place}};
+static struct row rows[] = {{"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"not_managed_and_smaller_on_the_way", not_managed_and_smaller_on_the_way},
+  {"out_to_a_free_place", out_to_a_free_place}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
