@@ -480,7 +480,7 @@ static void lock_release(mi_lock_t *lock) {
     is_of_list(lock) ? let_go_of_list() : mi_lock_release(lock);
 }
 
-void selfpage_heap_hold_over_fork(void) { hold_list(); }
+bool selfpage_heap_try_hold_over_fork(void) { return try_hold_list(); }
 
 void selfpage_heap_let_go_after_fork(void) { let_go_of_list(); }
 

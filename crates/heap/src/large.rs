@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use selfpage::alloc::fork::Outer;
 use selfpage::alloc::{self, keeper, limit};
 
 use crate::RANGE_ALIGN;
@@ -26,11 +27,34 @@ pub fn trim() -> bool {
 /// Has the C library's fork take care of all blocks, large or not: called once, for the first of them.
 #[unsafe(no_mangle)]
 extern "C" fn selfpage_prepare_for_forks() {
-    alloc::fork::register();
-    let (prepare, parent) = (crate::selfpage_heap_hold_over_fork, crate::selfpage_heap_let_go_after_fork);
-    // SAFETY: c-library: functions that stay loaded.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(crate::settle_in_child)) };
-    hold_streams_over_forks();
+    alloc::fork::register_with(Outer { try_hold, let_go, let_go_in_child });
+}
+
+/// The list of streams, as in [`hold_streams_over_forks`], and then mimalloc's of what threads leave.
+fn try_hold() -> bool {
+    // SAFETY: no-pointers: nothing is passed. What is taken is given back, here or by the two below.
+    unsafe {
+        crate::selfpage_streams_hold_over_fork();
+        let held = crate::selfpage_heap_try_hold_over_fork();
+        if !held {
+            crate::selfpage_streams_let_go_after_fork();
+        }
+        held
+    }
+}
+
+fn let_go() {
+    // SAFETY: no-pointers: nothing is passed. `try_hold` came before.
+    unsafe {
+        crate::selfpage_heap_let_go_after_fork();
+        crate::selfpage_streams_let_go_after_fork();
+    }
+}
+
+fn let_go_in_child() {
+    crate::settle_in_child();
+    // SAFETY: no-pointers: as above, in the parent.
+    unsafe { crate::selfpage_streams_let_go_in_child() };
 }
 
 /// Has the C library's list of streams locked over forks, as it does itself after all handlers: nobody who has it, or waits for a stream

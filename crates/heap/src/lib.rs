@@ -61,7 +61,7 @@ unsafe extern "C" {
     fn selfpage_heap_collect();
     fn selfpage_heap_look_around_soon();
     fn selfpage_heap_stats(now: *mut usize, most: *mut usize);
-    fn selfpage_heap_hold_over_fork();
+    fn selfpage_heap_try_hold_over_fork() -> bool;
     fn selfpage_heap_let_go_after_fork();
     fn selfpage_heap_settle_in_child();
     fn selfpage_streams_hold_over_fork();

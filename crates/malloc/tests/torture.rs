@@ -108,6 +108,18 @@ fn forks_by_a_handler_of_a_signal_in_the_middle_of_a_fork() {
 }
 
 #[test]
+fn forks_by_handlers_of_signals_on_several_threads_at_once() {
+    let program = compile("two_forks.c", &["-fno-builtin"]);
+    for limit in ["unlimited", "8000000"] {
+        let limited = format!("ulimit -v {limit}; exec \"$0\"");
+        let mut command = preloaded("/bin/sh");
+        let output = command.args(["-c", &limited]).arg(&program).env("SELFPAGE_RETAIN", "0").output().unwrap();
+        assert!(output.status.success(), "{limit}: {:?} {}", output.status, errors(&output));
+        assert_eq!(text(&output), "done\n", "{limit}");
+    }
+}
+
+#[test]
 fn forks_while_a_thread_ends_whose_number_the_childs_thread_gets() {
     comes_through_with_and_without_a_range(&compile("ended_at_fork.c", &[]));
 }

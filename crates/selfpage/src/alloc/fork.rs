@@ -9,6 +9,28 @@ use super::workers::WORKERS;
 use crate::fork::Once;
 
 static REGISTERED: Once<()> = Once::new();
+static OUTER: Once<Outer> = Once::new();
+
+/// What else comes to rest over a fork: locks under which somebody may wait for the allocator, and which so are taken before it. Who has some of
+/// it may fork in a handler of a signal, and so may who has the allocator: nothing of all this is kept while a fork waits for the rest.
+#[derive(Clone, Copy, Debug)]
+pub struct Outer {
+    /// Takes it. False: there was something that somebody has, who may wait for the allocator; and nothing was taken.
+    pub try_hold: fn() -> bool,
+    /// Gives it back, in the parent or before another try.
+    pub let_go: fn(),
+    /// Gives it back in the child.
+    pub let_go_in_child: fn(),
+}
+
+/// As [`register`], and of what stands on the allocator as well. The first call counts.
+///
+/// # Context
+/// May allocate.
+pub fn register_with(outer: Outer) {
+    OUTER.get_or_make(|| outer);
+    register();
+}
 
 /// Has forks of this process take care of the allocator. Once is enough; who calls [`prepare`], [`parent`] and [`child`] himself
 /// does not need it.
@@ -37,19 +59,48 @@ extern "C" fn child_after() {
 /// A handler of a signal may have interrupted this thread where it has the lock. Then nothing comes to rest: it goes on with what it was
 /// doing on both sides, and until then neither may use the allocator.
 pub fn prepare() {
+    bring_to_rest(OUTER.get());
+}
+
+fn bring_to_rest(outer: Option<&Outer>) {
     WORKERS.begin_fork();
     let mut rounds = Rounds::new();
-    while PAGES.hold() == Rest::Whole && WORKERS.has_others() {
-        // Somebody drops frames of a slot: in the child nobody would put it back.
-        PAGES.let_go();
+    while !try_to_rest(outer) {
         rounds.pass();
     }
     WORKERS.end_fork();
 }
 
+/// Whether all is at rest. Else this thread has nothing: whoever it waits for may fork, too, and wait for what it would have.
+fn try_to_rest(outer: Option<&Outer>) -> bool {
+    WORKERS.pass_over_own();
+    if outer.is_some_and(|outer| !(outer.try_hold)()) {
+        return false;
+    }
+    match PAGES.try_hold() {
+        // Somebody drops frames of a slot: in the child nobody would put it back.
+        Some(Rest::Whole) if WORKERS.has_others() => _ = PAGES.let_go(),
+        Some(_) => return true,
+        None => {}
+    }
+    if let Some(outer) = outer {
+        (outer.let_go)();
+    }
+    false
+}
+
 /// After a fork, in the parent.
 pub fn parent() {
-    if PAGES.let_go() == Rest::Whole {
+    go_on(OUTER.get());
+}
+
+fn go_on(outer: Option<&Outer>) {
+    let rest = PAGES.let_go();
+    // First: who gets the allocator now may be interrupted by a handler that forks.
+    if let Some(outer) = outer {
+        (outer.let_go)();
+    }
+    if rest == Rest::Whole {
         // What became too much while the fork waited.
         block::settle(PAGES.take());
     }
@@ -66,11 +117,15 @@ pub fn child() {
         pages.retention.most_bytes = usize::MAX;
         block::settle(pages);
     }
+    if let Some(outer) = OUTER.get() {
+        (outer.let_go_in_child)();
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use selfpage_core::linux::thread::{self, CpuSet};
 
@@ -93,6 +148,70 @@ mod tests {
             libc::getrusage(libc::RUSAGE_THREAD, used.as_mut_ptr());
             used.assume_init().ru_nvcsw
         }
+    }
+
+    /// As the C library's list of streams.
+    static LIST: AtomicUsize = AtomicUsize::new(0);
+    static TRIES: AtomicUsize = AtomicUsize::new(0);
+    const OVER_LIST: Outer = Outer { try_hold: take_list, let_go: let_go_of_list, let_go_in_child: let_go_of_list };
+
+    fn take_list() -> bool {
+        while LIST.compare_exchange(0, thread::block(), Ordering::Acquire, Ordering::Relaxed).is_err() {
+            thread::give_way();
+        }
+        TRIES.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    fn let_go_of_list() {
+        LIST.store(0, Ordering::Release);
+    }
+
+    /// As the handler of a signal does, on a thread that it has interrupted. It comes back.
+    fn forks(outer: Option<&Outer>) {
+        bring_to_rest(outer);
+        go_on(outer);
+    }
+
+    /// Runs `work`, which ends soon, or never.
+    fn ends(work: impl FnOnce()) {
+        child::forked(|| {
+            // SAFETY: test: ends this child where it hangs.
+            unsafe { libc::alarm(20) };
+            work();
+        });
+    }
+
+    #[test]
+    fn two_threads_that_were_interrupted_at_work_and_fork_do_not_wait_for_each_other() {
+        ends(|| {
+            let begun = Barrier::new(2);
+            let works_and_forks = || {
+                let work = WORKERS.begin().unwrap();
+                begun.wait();
+                forks(None);
+                WORKERS.end(work);
+            };
+            std::thread::scope(|scope| {
+                (0..2).for_each(|_| _ = scope.spawn(works_and_forks));
+            });
+        });
+    }
+
+    #[test]
+    fn who_has_the_allocator_and_forks_gets_what_another_fork_would_hold_over_it() {
+        ends(|| {
+            std::thread::scope(|scope| {
+                let held = PAGES.take();
+                let other = scope.spawn(|| forks(Some(&OVER_LIST)));
+                while TRIES.load(Ordering::Relaxed) == 0 {
+                    thread::give_way();
+                }
+                forks(Some(&OVER_LIST));
+                drop(held);
+                other.join().unwrap();
+            });
+        });
     }
 
     #[test]

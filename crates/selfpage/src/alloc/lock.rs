@@ -98,18 +98,18 @@ impl<T> Lock<T> {
         self.word.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes the lock over a fork, for this thread, until [`Lock::let_go`].
-    pub(super) fn hold(&self) -> Rest {
+    /// Takes the lock over a fork, for this thread, until [`Lock::let_go`]. `None`: somebody has it for longer than a moment.
+    pub(super) fn try_hold(&self) -> Option<Rest> {
         if self.is_own() {
             self.interrupted.store(self.interrupted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            return Rest::Interrupted;
+            return Some(Rest::Interrupted);
         }
-        std::mem::forget(self.take());
+        std::mem::forget(self.try_take()?);
         self.over_fork.store(true, Ordering::Relaxed);
-        Rest::Whole
+        Some(Rest::Whole)
     }
 
-    /// Ends [`Lock::hold`], in the process that called it and in its child. Where this thread was interrupted it still has the lock.
+    /// Ends [`Lock::try_hold`], in the process that called it and in its child. Where this thread was interrupted it still has the lock.
     pub(super) fn let_go(&self) -> Rest {
         let interrupted = self.interrupted.load(Ordering::Relaxed);
         if interrupted > 0 {

@@ -7,6 +7,9 @@ use selfpage_core::linux::thread;
 /// So many at a time. What further ones would drop these do, who go on until nothing is too many.
 const PLACES: usize = 64;
 
+/// In a place, beside the thread: a handler of a signal has interrupted it, and forks. It may wait for other forks, which do not wait for it.
+const INTERRUPTED: usize = 1;
+
 /// Those of [`super::block::PAGES`].
 pub(super) static WORKERS: Workers = Workers::new();
 
@@ -47,6 +50,15 @@ impl Workers {
         self.forks.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// The calling thread is about to wait for others so that it can fork. Where it is at work, a handler of a signal has interrupted it: until that
+    /// returns nobody is to wait for it, or two such threads would wait for each other.
+    pub(super) fn pass_over_own(&self) {
+        let own = thread::block();
+        for place in &self.places {
+            let _ = place.compare_exchange(own, own | INTERRUPTED, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
     /// It waits no longer. In a child nothing waits, though a handler of a signal may have forked in the middle of this.
     pub(super) fn end_fork(&self) {
         let _ = self.forks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |forks| forks.checked_sub(1));
@@ -60,12 +72,12 @@ impl Workers {
     /// Those of other threads.
     fn of_others(&self) -> impl Iterator<Item = &AtomicUsize> {
         let own = thread::block();
-        self.places.iter().filter(move |worker| ![0, own].contains(&worker.load(Ordering::Relaxed)))
+        self.places.iter().filter(move |worker| ![0, own].contains(&(worker.load(Ordering::Relaxed) & !INTERRUPTED)))
     }
 
-    /// Whether other threads are at work.
+    /// Whether other threads are at work that a fork can wait for.
     pub(super) fn has_others(&self) -> bool {
-        self.of_others().next().is_some()
+        self.of_others().any(|worker| worker.load(Ordering::Relaxed) & INTERRUPTED == 0)
     }
 
     /// The child of a fork has no other threads. Slots that they were working on stay as they are, and are not used again.
@@ -78,7 +90,7 @@ impl Workers {
     #[cfg(test)]
     pub(super) fn own(&self) -> usize {
         let own = thread::block();
-        self.places.iter().filter(|worker| worker.load(Ordering::Relaxed) == own).count()
+        self.places.iter().filter(|worker| worker.load(Ordering::Relaxed) & !INTERRUPTED == own).count()
     }
 }
 
@@ -107,6 +119,39 @@ mod tests {
         });
         workers.end(own);
         assert_eq!(workers.own(), 0);
+    }
+
+    #[test]
+    fn whoever_forks_in_the_middle_of_work_is_waited_for_by_nobody() {
+        let workers = Workers::new();
+        let begun = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let work = workers.begin().unwrap();
+                begun.wait();
+                begun.wait();
+                workers.pass_over_own();
+                begun.wait();
+                begun.wait();
+                assert_eq!(workers.own(), 1);
+                workers.end(work);
+                // It is as any other in what it does next.
+                workers.begin().unwrap();
+                begun.wait();
+                begun.wait();
+            });
+            begun.wait();
+            assert!(workers.has_others());
+            begun.wait();
+            begun.wait();
+            assert!(!workers.has_others());
+            begun.wait();
+            begun.wait();
+            assert!(workers.has_others());
+            workers.forget_others();
+            assert!(!workers.has_others());
+            begun.wait();
+        });
     }
 
     #[test]
