@@ -179,7 +179,7 @@ pub unsafe fn resize(block: NonNull<u8>, len_bytes: usize) -> Option<NonNull<u8>
     if !pages.may_ever_have(len_bytes) {
         return None;
     }
-    let now = if pages.resize_in_place(id, len_bytes) { addr } else { pages.relocate(id, len_bytes)? };
+    let now = pages.resize(id, len_bytes)?;
     settle(pages);
     NonNull::new(now as *mut u8)
 }
@@ -199,7 +199,8 @@ pub unsafe fn resize_in_place(block: NonNull<u8>, len_bytes: usize) -> bool {
         Ok(id) => id,
         Err(culprit) => blame(pages, culprit, "realloc", addr),
     };
-    let done = pages.may_ever_have(len_bytes) && pages.resize_in_place(id, len_bytes);
+    let done = pages.may_ever_have(len_bytes)
+        && (pages.resize_in_place(id, len_bytes) || pages.resize_among_closed(id, len_bytes));
     settle(pages);
     done
 }

@@ -346,6 +346,25 @@ impl Pages {
         }
     }
 
+    /// Makes a block longer or shorter, and returns where it is then. `None`: it is as it was.
+    pub(super) fn resize(&mut self, id: SlotId, len_bytes: usize) -> Option<usize> {
+        let addr = self.reservation.as_ref()?.addr(id);
+        if self.resize_in_place(id, len_bytes) {
+            return Some(addr);
+        }
+        // Elsewhere all of it has to be opened; where it is, what it lacks.
+        self.relocate(id, len_bytes).or_else(|| self.resize_among_closed(id, len_bytes).then_some(addr))
+    }
+
+    /// As [`Pages::resize_in_place`], with all closed first that is open for nobody.
+    pub(super) fn resize_among_closed(&mut self, id: SlotId, len_bytes: usize) -> bool {
+        if len_bytes > Reservation::room(id.rank()) {
+            return false;
+        }
+        self.close_free();
+        self.resize_in_place(id, len_bytes)
+    }
+
     /// Makes a block longer or shorter where it is. What is new holds anything. False: there is no room.
     pub(super) fn resize_in_place(&mut self, id: SlotId, len_bytes: usize) -> bool {
         let before = self.len_bytes(id);

@@ -165,7 +165,40 @@ fn a_block_grows_as_far_as_a_limit_lets_it() {
     });
 }
 
-/// The line that the process says before it aborts.
+/// What it needs beside its own memory is open for a freed block. All of it elsewhere would be too much.
+fn grows_into_what_another_left(test: &str, grows: impl FnOnce(NonNull<u8>, usize) -> bool) {
+    own_process::run(test, || {
+        let [block, freed] = [(); 2].map(|()| alloc::allocate(300 << 20, 1).unwrap());
+        let limit = libc::rlimit { rlim_cur: data_bytes() + (100 << 20), rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit.
+        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
+        // SAFETY: ours, and forgotten.
+        unsafe { alloc::free(freed) };
+        assert!(grows(block, 420 << 20));
+        // SAFETY: ours, and this long.
+        unsafe { block.add((420 << 20) - 1).write(1) };
+    });
+}
+
+#[test]
+fn a_block_that_may_move_grows_into_what_another_left() {
+    grows_into_what_another_left("input::a_block_that_may_move_grows_into_what_another_left", |block, len_bytes| {
+        // SAFETY: ours, and where it was.
+        unsafe { alloc::resize(block, len_bytes) == Some(block) }
+    });
+}
+
+#[test]
+fn a_block_that_may_not_move_grows_into_what_another_left() {
+    grows_into_what_another_left(
+        "input::a_block_that_may_not_move_grows_into_what_another_left",
+        |block, len_bytes| {
+            // SAFETY: ours.
+            unsafe { alloc::resize_in_place(block, len_bytes) }
+        },
+    );
+}
+
 /// What a block is lent must not need more than a limit leaves: the kernel would have unmapped its addresses before it says so.
 #[test]
 fn a_block_is_lent_no_more_than_a_limit_leaves_room_for() {
@@ -189,7 +222,7 @@ fn a_block_is_lent_no_more_than_a_limit_leaves_room_for() {
     });
 }
 
-/// The mistake ends the process, after one line of ours.
+/// The mistake ends the process, after one line of ours: the line that it says before it aborts.
 fn says(test: &str, words: &str, body: impl FnOnce()) {
     let Some(output) = own_process::output(test, body) else { return };
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
