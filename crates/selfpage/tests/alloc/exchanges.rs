@@ -189,6 +189,82 @@ fn it_goes_on_where_no_more_may_be_opened() {
     });
 }
 
+/// Where what is kept of a freed block is in the way.
+#[test]
+fn it_goes_on_where_only_a_freed_block_leaves_memory() {
+    own_process::run("exchanges::it_goes_on_where_only_a_freed_block_leaves_memory", || {
+        small_pages();
+        let len = 150 * MIB;
+        let (a, b) = (marked(len, 1), marked(len, 2));
+        let freed = marked(2 * len, 3);
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
+        let data = line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10;
+        let limit = libc::rlimit { rlim_cur: data + (100 << 20), rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit; freed is ours, and forgotten.
+        unsafe {
+            libc::setrlimit(libc::RLIMIT_DATA, &raw const limit);
+            alloc::free(freed);
+        }
+        for _ in 0..3 {
+            // SAFETY: both are ours.
+            assert!(unsafe { alloc::exchange(a, b) });
+        }
+        assert!(holds(a, len, 2) && holds(b, len, 1));
+    });
+}
+
+/// The place to change places by is any free slot: of another length, one with frames, or one that is kept closed.
+#[test]
+fn it_goes_on_where_slots_of_that_length_are_used_up() {
+    own_process::run("exchanges::it_goes_on_where_slots_of_that_length_are_used_up", || {
+        small_pages();
+        let limit = libc::rlimit { rlim_cur: 20 << 30, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        let len = 40 * MIB;
+        let (a, b) = (marked(len, 1), marked(len, 2));
+        let others: Vec<_> = std::iter::from_fn(|| alloc::allocate(len, 1)).collect();
+        // SAFETY: ours; the others are forgotten.
+        let swapped = unsafe {
+            let alone = alloc::exchange(a, b);
+            others.iter().for_each(|other| alloc::free(*other));
+            let again = [(); 2].map(|()| alloc::exchange(a, b));
+            (others.len() > 9, alone, again)
+        };
+        assert_eq!(swapped, (true, false, [true; 2]));
+        assert!(holds(a, len, 1) && holds(b, len, 2));
+        let others: Vec<_> = std::iter::from_fn(|| alloc::allocate(len, 1)).collect();
+        // SAFETY: as above. The last one's slot is no longer than need be.
+        let swapped = unsafe {
+            alloc::free(others[others.len() - 1]);
+            alloc::exchange(a, b)
+        };
+        assert!(swapped && holds(a, len, 2) && holds(b, len, 1));
+    });
+}
+
+#[test]
+fn it_goes_on_where_all_free_slots_are_kept_closed() {
+    if std::fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2") {
+        return skip("overcommit", "blocks of 4 GiB count in full: sysctl -w vm.overcommit_memory=0");
+    }
+    own_process::run("exchanges::it_goes_on_where_all_free_slots_are_kept_closed", || {
+        small_pages();
+        alloc::set_retention(Some(0));
+        alloc::trap_on_use_after_free();
+        let len = 4096 * MIB;
+        let [a, b] = [(); 2].map(|()| alloc::allocate(len, 1).unwrap());
+        for freed in 0..1100 {
+            // SAFETY: ours, and forgotten.
+            unsafe {
+                assert!(alloc::exchange(a, b), "{freed} blocks were freed");
+                alloc::free(alloc::allocate(len, 1).unwrap());
+            }
+        }
+    });
+}
+
 #[test]
 fn locked_memory_does_not_grow() {
     own_process::run("exchanges::locked_memory_does_not_grow", || {

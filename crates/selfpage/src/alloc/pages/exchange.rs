@@ -2,7 +2,7 @@
 
 use super::Pages;
 use crate::alloc::frames::{self, ENTRY_BYTES, TABLE_BYTES};
-use crate::alloc::reservation::{FIRST_LARGE, Reservation};
+use crate::alloc::reservation::{FIRST_LARGE, RANKS, Reservation};
 use crate::alloc::slot::SlotId;
 
 /// Blocks shorter than this swap table by table: opening their slots and closing them again costs more than it spares.
@@ -19,14 +19,40 @@ impl Pages {
             unsafe { std::ptr::swap_nonoverlapping(first as *mut u64, second as *mut u64, len / size_of::<u64>()) };
             return true;
         }
-        let rank = a.rank().max(b.rank());
-        let Some(between) = self.cache.bare(rank) else {
-            // A slot to put frames down in.
-            let Some(between) = reservation.fresh(rank) else { return false };
-            self.cache.put(reservation, between);
-            return self.exchange(a, b);
-        };
-        (len >= WHOLE_FROM_BYTES && self.exchange_entries(a, b, between)) || self.exchange_tables(a, b, between)
+        let Some(between) = self.place_between(a.rank().max(b.rank()), len) else { return false };
+        (len >= WHOLE_FROM_BYTES && self.exchange_entries(a, b, between))
+            || self.exchange_tables(a, b, between)
+            // As for a block that finds no memory.
+            || (self.close_free() && self.exchange_tables(a, b, between))
+    }
+
+    /// A free slot without frames, to put down `len_bytes` of them in: best one of `rank`, or with more room, so that they can be whole entries. It
+    /// stays in the cache.
+    fn place_between(&mut self, rank: usize, len_bytes: usize) -> Option<SlotId> {
+        loop {
+            let (reservation, cache) = self.ready()?;
+            let least = reservation.rank_for(len_bytes)?.max(FIRST_LARGE);
+            for rank in (rank..RANKS).chain((least..rank).rev()) {
+                if let Some(id) = cache.bare(rank) {
+                    return Some(id);
+                }
+                if let Some(id) = reservation.fresh(rank) {
+                    cache.put(reservation, id);
+                    return Some(id);
+                }
+            }
+            if let Some(id) = cache.largest(reservation, usize::MAX, Reservation::room(least)) {
+                cache.remove(reservation, id);
+                self.mend(id);
+                let (reservation, cache) = self.ready()?;
+                cache.put(reservation, id);
+                return (reservation.slot(id).framed_bytes == 0).then_some(id);
+            }
+            // Where addresses are used up, those that are kept closed have to do.
+            if !self.release() {
+                return None;
+            }
+        }
     }
 
     /// By whole page tables. False: there is no memory.
@@ -95,7 +121,7 @@ impl Pages {
         }
         let Some(reservation) = &mut self.reservation else { return false };
         let span = reservation.slot(a).reached().max(reservation.slot(b).reached()).next_multiple_of(ENTRY_BYTES);
-        if Reservation::room(a.rank().min(b.rank())) < span {
+        if [a, b, between].iter().any(|id| Reservation::room(id.rank()) < span) {
             return false;
         }
         let slots = [a, b, between].map(|id| (reservation.addr(id), reservation.slot(id).open_bytes));
