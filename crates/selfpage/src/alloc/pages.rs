@@ -444,16 +444,15 @@ impl Pages {
         let (source, target) = (reservation.addr(id), reservation.addr(to));
         // To and between small slots contents are copied: what is moved stays a mapping of its own for ever, and a part of a huge
         // page would split it.
-        let given = if to.rank() < FIRST_LARGE || id.rank() < FIRST_ROOMY {
-            let given = self.hand_out(to, len_bytes);
-            // SAFETY: slot-held: two blocks of one owner, each as long as this at least.
+        let moved = if to.rank() < FIRST_LARGE || id.rank() < FIRST_ROOMY {
+            // SAFETY: slot-held: a block, and a slot that is open for a longer one.
             unsafe { std::ptr::copy_nonoverlapping(source as *const u8, target as *mut u8, before) };
-            given
+            false
         } else {
             // With all of the last table, where that can be: a mapping that ends in it would keep it from ever being lent.
             let whole = before.next_multiple_of(TABLE_BYTES);
             let end = if reservation.has_table(id, whole) && reservation.open(to, whole) { whole } else { before };
-            // SAFETY: slot-held: as above; nobody needs what is in the new one.
+            // SAFETY: slot-held: as above; nobody needs what is in the slot.
             let moved = unsafe { frames::shift(source, target, end) };
             let slot = reservation.slot_mut(to);
             if slot.pieces == 0 {
@@ -473,10 +472,17 @@ impl Pages {
                 reservation.slot_mut(id).clear(0, end);
             }
             self.borrow_tables(to, len_bytes);
-            self.hand_out(to, len_bytes)
+            moved
         };
         self.counts.moved += 1;
-        self.free(id);
-        Some(given.addr)
+        // What was copied is live twice for a moment; frames that have moved are not.
+        if moved {
+            self.free(id);
+        }
+        self.hand_out(to, len_bytes);
+        if !moved {
+            self.free(id);
+        }
+        Some(target)
     }
 }

@@ -151,6 +151,18 @@ fn severe_pressure_takes_what_was_left_to_the_kernel_too() {
 }
 
 #[test]
+fn a_block_whose_frames_move_is_live_once() {
+    own_process::run("bounds::a_block_whose_frames_move_is_live_once", || {
+        let block = alloc::allocate(64 << 20, 1).unwrap();
+        // SAFETY: ours; where it was is forgotten.
+        let moved = unsafe { [256, 257].map(|mib| alloc::resize(block, mib << 20).unwrap()) };
+        assert_ne!(moved[0], moved[1]);
+        let stats = alloc::stats();
+        assert_eq!((stats.live_bytes >> 20, stats.peak_bytes >> 20), (257, 257));
+    });
+}
+
+#[test]
 fn the_peak_is_forgotten_when_it_is_long_ago() {
     own_process::run("bounds::the_peak_is_forgotten_when_it_is_long_ago", || {
         use_up(64 << 20);
