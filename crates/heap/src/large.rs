@@ -171,9 +171,9 @@ impl Drop for Errno {
     }
 }
 
-/// Where the process would pass its limit with a block of `bytes`, what is free of objects goes back, now and then.
+/// Where the process would pass its limit with `bytes` more in blocks, what is free of objects goes back, now and then.
 fn make_room(bytes: usize) {
-    if limit::would_pass(crate::object_bytes().0, bytes) && collects_again() {
+    if bytes != 0 && limit::would_pass(crate::object_bytes().0, bytes) && collects_again() {
         // SAFETY: heap-block: frees what nobody has. It leaves errno as it is.
         unsafe { crate::selfpage_heap_collect() };
     }
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn selfpage_large_reallocate(block: *mut c_void, size: usi
     let block = NonNull::new(block.cast()).filter(|_| size <= isize::MAX as usize);
     let resized = or_enomem(block.and_then(|block| {
         begin_to_keep();
-        make_room(size);
+        make_room(size.saturating_sub(alloc::usable_bytes(block).unwrap_or(0)));
         // SAFETY: heap-block: the caller found it to be a block of the page allocator.
         unsafe { alloc::resize(block, size) }
     }));

@@ -43,6 +43,31 @@ fn what_objects_have_freed_makes_room_for_blocks_below_the_limit() {
     });
 }
 
+fn resident_mib() -> usize {
+    let smaps = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let anonymous = smaps.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
+    anonymous.trim().trim_end_matches(" kB").parse::<usize>().unwrap() >> 10
+}
+
+#[test]
+fn what_objects_have_freed_stays_where_a_block_needs_little_more_below_the_limit() {
+    own_process::run("what_objects_have_freed_stays_where_a_block_needs_little_more_below_the_limit", || {
+        let Some(group) = Group::limited(256 * MIB) else { return skip::skip("cgroup", REASON) };
+        group.join();
+        let mut block: Vec<u8> = Vec::with_capacity(120 * MIB);
+        // The limit is known from here on.
+        drop(std::hint::black_box(vec![1u8; MIB]));
+        let objects: Vec<Vec<u8>> = (0..160).map(|_| vec![1; 250_000]).collect();
+        drop(std::hint::black_box(objects));
+        // Nobody has touched the block.
+        let freed_mib = resident_mib();
+        block.reserve_exact(125 * MIB);
+        block.shrink_to(110 * MIB);
+        let left_mib = resident_mib();
+        assert!(freed_mib >= 38 && left_mib >= 38, "{left_mib} MiB of {freed_mib} are left");
+    });
+}
+
 #[test]
 fn what_shrinks_stays_where_it_is_if_nothing_smaller_is_to_be_had() {
     own_process::run("what_shrinks_stays_where_it_is_if_nothing_smaller_is_to_be_had", || {
