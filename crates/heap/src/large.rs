@@ -230,12 +230,12 @@ pub unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
     NonNull::new(block).is_some_and(|block| unsafe { alloc::resize_in_place(block, size) })
 }
 
-/// Whether it was one of these blocks.
+/// Whether its address is of these blocks'.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn selfpage_large_free(block: *mut c_void) -> bool {
     match NonNull::new(block.cast()) {
-        Some(block) if alloc::usable_bytes(block).is_some() => {
-            // SAFETY: heap-block: passed on from our caller.
+        Some(block) if alloc::owns(block.addr().get()) => {
+            // SAFETY: heap-block: passed on from our caller; what is no block is found there.
             unsafe { alloc::free(block) };
             // Where memory was used up there is some for it now. And it may be the last large one: the next object will do.
             if limit::is_due() || keeper_is_due() {
@@ -254,7 +254,7 @@ extern "C" fn selfpage_large_is_all() -> bool {
     alloc::has_all_addresses()
 }
 
-/// How long one of these blocks is; 0: it is none of them.
+/// How long one of these blocks is; 0: it is none of them, or was freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn selfpage_large_usable(block: *const c_void) -> usize {
     NonNull::new(block.cast_mut().cast()).and_then(alloc::usable_bytes).unwrap_or(0)

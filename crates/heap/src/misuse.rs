@@ -17,11 +17,8 @@ unsafe fn name(call: *const c_char) -> &'static str {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn selfpage_foreign(call: *const c_char, block: *const c_void) -> ! {
     let addr = block.addr();
-    let culprit = match alloc::block_around(addr) {
-        Some((start, len_bytes)) => Culprit::Inside { block: start.as_ptr().addr(), len_bytes },
-        None if alloc::owns(addr) => Culprit::Freed,
-        None => Culprit::Foreign,
-    };
+    // What another thread has made a block meanwhile was none.
+    let culprit = alloc::culprit(addr).unwrap_or(Culprit::Freed);
     // SAFETY: c-library: a literal of `heap.c`.
     culprit.die(unsafe { name(call) }, addr)
 }

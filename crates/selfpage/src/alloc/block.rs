@@ -10,7 +10,7 @@ use super::lock::{Held, Lock};
 use super::pages::{Given, Pages};
 use super::reservation::{LEAST_ROOM, may_contain};
 use super::rounds::Rounds;
-use super::run;
+use super::run::Run;
 use super::stats::Stats;
 use super::workers::WORKERS;
 
@@ -125,7 +125,7 @@ fn free_item(pages: Held<'static, Pages>, culprit: Culprit, addr: usize) {
     match pages.run(addr) {
         Some(run) => {
             drop(pages);
-            run::Run::at(run).free(&[NonNull::new(addr as *mut u8)]);
+            Run::at(run).free(&[NonNull::new(addr as *mut u8)]);
         }
         None => blame(pages, culprit, "free", addr),
     }
@@ -210,14 +210,24 @@ fn pages_of(addr: usize) -> Option<Held<'static, Pages>> {
     may_contain(addr).then(|| PAGES.take())
 }
 
-/// How long a block is, in whole pages, or an item of a batch. `None`: `block` is none.
+/// How long a block is, in whole pages, or an item of a batch. `None`: `block` is none, or was freed.
 pub fn usable_bytes(block: NonNull<u8>) -> Option<usize> {
     let addr = block.as_ptr() as usize;
     let pages = pages_of(addr)?;
     match pages.block(addr) {
         Ok(id) => Some(pages.len_bytes(id)),
-        Err(_) => pages.run(addr).map(|run| run::Run::at(run).item_bytes()),
+        Err(_) => {
+            let run = Run::at(pages.run(addr)?);
+            run.culprit(addr).is_none().then(|| run.item_bytes())
+        }
     }
+}
+
+/// What a pointer is that no block begins at, nor an item of a batch. `None`: one does.
+pub fn culprit(addr: usize) -> Option<Culprit> {
+    let Some(pages) = pages_of(addr) else { return Some(Culprit::Foreign) };
+    let culprit = pages.block(addr).err()?;
+    pages.run(addr).map_or(Some(culprit), |run| Run::at(run).culprit(addr))
 }
 
 /// Whether `addr` is of this allocator's addresses, in use or not.

@@ -87,6 +87,21 @@ impl Run {
         first..first + header.count * header.item_bytes
     }
 
+    /// What an address within the run is, if no item begins there that is live.
+    pub(super) fn culprit(&self, addr: usize) -> Option<Culprit> {
+        let (range, len_bytes) = (self.range(), self.item_bytes());
+        if !range.contains(&addr) {
+            return Some(Culprit::Item);
+        }
+        let index = (addr - range.start) / len_bytes;
+        let block = range.start + index * len_bytes;
+        if block != addr {
+            return Some(Culprit::Inside { block, len_bytes });
+        }
+        let freed = self.word(index / BITS).load(Ordering::Acquire) >> (index % BITS) & 1 == 1;
+        freed.then_some(Culprit::Freed)
+    }
+
     /// How many of `items`, from the first on, lie in this run.
     pub(super) fn share(&self, items: &[Option<NonNull<u8>>]) -> usize {
         let range = self.range();
@@ -146,8 +161,7 @@ impl Run {
             if addr != expected {
                 index = addr.wrapping_sub(start) / header.item_bytes;
                 if index >= header.count || start + index * header.item_bytes != addr {
-                    let block = start + index.min(header.count - 1) * header.item_bytes;
-                    Culprit::Inside { block, len_bytes: header.item_bytes }.die("free", addr);
+                    self.culprit(addr).unwrap_or(Culprit::Item).die("free", addr);
                 }
             }
             let bit = 1u64 << (index % BITS);

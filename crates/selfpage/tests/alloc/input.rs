@@ -271,6 +271,56 @@ fn resizing_an_item_as_a_block_is_named() {
     });
 }
 
+fn batch_of_items() -> Vec<Option<NonNull<u8>>> {
+    let mut items = vec![None; 10_000];
+    assert_eq!(batch::allocate(&Blocks, 48, 16, &mut items), 10_000);
+    items
+}
+
+#[test]
+fn freeing_what_lies_before_a_batchs_items_is_named() {
+    says("input::freeing_what_lies_before_a_batchs_items_is_named", "of a batch's items", || {
+        let first = batch_of_items()[0].unwrap();
+        // SAFETY: within the run, but no item, which is the mistake.
+        unsafe { alloc::free(first.sub(16)) };
+    });
+}
+
+#[test]
+fn freeing_what_lies_behind_a_batchs_items_is_named() {
+    says("input::freeing_what_lies_behind_a_batchs_items_is_named", "of a batch's items", || {
+        let last = batch_of_items()[9_999].unwrap();
+        // SAFETY: as above.
+        unsafe { alloc::free(last.add(48)) };
+    });
+}
+
+#[test]
+fn freeing_the_middle_of_an_item_is_named() {
+    says("input::freeing_the_middle_of_an_item_is_named", "which is 48 bytes long", || {
+        // SAFETY: as above.
+        unsafe { alloc::free(batch_of_items()[5].unwrap().add(16)) };
+    });
+}
+
+#[test]
+fn only_an_item_that_is_live_has_a_length() {
+    let items = batch_of_items();
+    let at = |index: usize| items[index].unwrap();
+    // SAFETY: within the run; ours.
+    let none = unsafe {
+        batch::free(&Blocks, &items[7..8]);
+        [at(0).sub(16), at(5).add(16), at(7), at(9_999).add(48)]
+    };
+    assert_eq!(none.map(alloc::usable_bytes), [None; 4]);
+    assert_eq!([6, 8, 9_999].map(|index| alloc::usable_bytes(at(index))), [Some(48); 3]);
+    // SAFETY: ours.
+    unsafe {
+        batch::free(&Blocks, &items[..7]);
+        batch::free(&Blocks, &items[8..]);
+    }
+}
+
 #[test]
 fn freeing_an_item_twice_is_named() {
     says("input::freeing_an_item_twice_is_named", "freed already", || {
