@@ -88,17 +88,12 @@ unsafe fn remap_by_kernel(
         // It is not in two places, and the old one may be somebody else's before we hear of it.
         held.maps.forget(old.clone());
     }
-    // Where it is locked, what it grows by comes in by faults, which a thread of the program's may have to answer: not under our lock, for which
-    // that may be waiting. Only what leaves a region does so under it: nobody else gets those addresses.
-    let held = if part == Part::Foreign {
-        Some(held)
-    } else {
-        drop(held);
-        None
-    };
+    // The kernel may wait for a thread of the program's that answers faults, or is told of the move: where the mapping is locked, what it grows by
+    // comes in at once. Not under our lock, for which that may be waiting.
+    drop(held);
     // SAFETY: raw-call: passed on from our caller.
     let moved = kernel(unsafe { call(libc::SYS_mremap, args) });
-    let mut held = held.unwrap_or_else(table);
+    let mut held = table();
     let start = match moved {
         Ok(start) => start,
         Err(why) => {
@@ -106,9 +101,8 @@ unsafe fn remap_by_kernel(
             return Err(why);
         }
     };
-    let left = if start == old.start { old.start + new_len..old.end } else { old };
-    if !stays && part == Part::Foreign && left.start < left.end {
-        let _ = held.maps.unmap(managed, left);
+    if !stays && part == Part::Foreign && start != old.start {
+        held.maps.close_holes(managed, old);
     }
     // What was there before has been replaced.
     held.maps.forget(start..start + new_len);

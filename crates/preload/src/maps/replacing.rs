@@ -148,6 +148,20 @@ impl Maps {
         self.forget(range);
         Ok(())
     }
+
+    /// What the kernel has moved out of a region leaves holes, which are the domain's again. The kernel may have given one to somebody else by now:
+    /// what is there is the program's, as other things that it mapped over a region, and stays.
+    pub(super) fn close_holes(&mut self, managed: &Managed, mut left: Range<usize>) {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+        while let Some((_, hole)) = self.next(&mut left) {
+            let args = [hole.start, hole.len(), libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];
+            // SAFETY: raw-call: it replaces nothing.
+            let filled = kernel(unsafe { call(libc::SYS_mmap, args) });
+            if filled.is_ok() && self.reclaim(managed, hole.clone(), libc::PROT_NONE).is_ok() {
+                self.end(managed, hole);
+            }
+        }
+    }
 }
 
 /// MAP_FIXED over a region: something else, which is foreign from then on.

@@ -2,6 +2,7 @@
 // number.
 #include "mappings.h"
 #include <linux/userfaultfd.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/ioctl.h>
 
@@ -21,13 +22,14 @@ static char *served(size_t n, int over) {
   CHECK(p != MAP_FAILED && !ioctl(faults, UFFDIO_REGISTER, &all));
   return p;
 }
-static void begin(void) {
-  faults = syscall(SYS_userfaultfd, O_CLOEXEC);
+static void begin_with(int flags, int features, void *(*answer)(void *)) {
+  faults = syscall(SYS_userfaultfd, O_CLOEXEC | flags);
   if (faults < 0) { puts("no faults of the kernel's"); exit(0); }
-  struct uffdio_api api = {.api = UFFD_API};
+  struct uffdio_api api = {.api = UFFD_API, .features = features};
   pthread_t other;
-  CHECK(!ioctl(faults, UFFDIO_API, &api) && !pthread_create(&other, 0, serve, 0));
+  CHECK(!ioctl(faults, UFFDIO_API, &api) && !pthread_create(&other, 0, answer, 0));
 }
+static void begin(void) { begin_with(0, 0, serve); }
 
 static void locked_by_faults(void) {
   begin();
@@ -44,5 +46,28 @@ static void grown_by_faults(void) {
   CHECK(!munmap(p + 16 * P, 16 * P) && !mlock(p, 16 * P) && mremap(p, 16 * P, 32 * P, 0) == p);
 }
 
-static struct row rows[] = {{"locked_by_faults", locked_by_faults}, {"grown_by_faults", grown_by_faults}};
+// Where a mapping was, another thread has one by the time that mremap is back.
+static char *place;
+static void *maps_there(void *unused) {
+  struct pollfd event = {faults, POLLIN, 0};
+  struct uffd_msg m;
+  CHECK(poll(&event, 1, -1) == 1);
+  CHECK(mmap(place, 16 * P, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == place);
+  memset(place, 7, 16 * P);
+  CHECK(read(faults, &m, sizeof m) == sizeof m && m.event == UFFD_EVENT_REMAP);
+  return unused;
+}
+static void left_to_others(void) {
+  begin_with(O_NONBLOCK, UFFD_FEATURE_EVENT_REMAP, maps_there);
+  place = served(16 * P, 1);
+  char *moved = mremap(place, 16 * P, 32 * P, MREMAP_MAYMOVE);
+  CHECK(moved != MAP_FAILED && moved != place);
+  for (int i = 0; i < 16; i++) CHECK(place[i * P] == 7);
+  CHECK(!munmap(place, 16 * P) && reads(place) == SIGSEGV);
+  char *again = mmap(place, 16 * P, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  CHECK(again == place);
+  zero(again, 0, 16 * P);
+}
+
+static struct row rows[] = {{"locked_by_faults", locked_by_faults}, {"grown_by_faults", grown_by_faults}, {"left_to_others", left_to_others}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
