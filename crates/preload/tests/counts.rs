@@ -45,6 +45,8 @@ fn memory_that_is_not_managed_is_counted() {
         "moved_out_to_use",
         "reserved_moved",
         "reserved_grown",
+        "refused",
+        "shrunk",
         "executable_moved",
         "executable_moved_out",
         "executable_stays",

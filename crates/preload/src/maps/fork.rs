@@ -1,6 +1,7 @@
 //! Mappings over a fork: none changes meanwhile, and a child has those that are for it.
 
 use super::locking::Why;
+use super::unmanaged::ASIDE;
 use super::{MAPS, Table, serving, table};
 use crate::sys::Quiet;
 
@@ -29,6 +30,8 @@ pub fn settle_in_child() {
     let maps = &mut *table.maps;
     // As the kernel: what the program locked is not locked in a child.
     maps.unlock_managed(managed, 0..usize::MAX, Why::Locked);
+    // The calls that it was set aside for come to no end here.
+    maps.forget(ASIDE..usize::MAX);
     while let Some(range) = maps.not_for_child.all().first().cloned() {
         if maps.unmap(managed, range.clone()).is_err() {
             // SAFETY: owned-range: the program said that it is not for a child. What cannot be closed is empty all the same.

@@ -84,29 +84,39 @@ unsafe fn remap_by_kernel(
     args[1] = old.len();
     held.maps.has_room(1)?;
     let counted = held.maps.counted(&old);
-    if !stays {
-        // It is not in two places, and the old one may be somebody else's before we hear of it.
-        held.maps.forget(old.clone());
-    }
+    let shrinks = !stays && flags & libc::MREMAP_FIXED == 0 && new_len <= old.len();
+    let leaving = match () {
+        () if stays => old.end..old.end,
+        () if shrinks => split(&old, new_len).1,
+        () => old.clone(),
+    };
+    let aside = held.maps.set_aside(&leaving);
     // The kernel may wait for a thread of the program's that answers faults, or is told of the move: where the mapping is locked, what it grows by
     // comes in at once. Not under our lock, for which that may be waiting.
     drop(held);
     // SAFETY: raw-call: passed on from our caller.
     let moved = kernel(unsafe { call(libc::SYS_mremap, args) });
-    let mut held = table();
+    let maps = &mut *table().maps;
     let start = match moved {
         Ok(start) => start,
         Err(why) => {
-            held.maps.count(old, counted);
+            maps.carry_counts(&aside, leaving.start);
             return Err(why);
         }
     };
+    if shrinks {
+        maps.forget(aside);
+        return Ok(start);
+    }
     if !stays && part == Part::Foreign && start != old.start {
-        held.maps.close_holes(managed, old);
+        maps.close_holes(managed, old);
     }
     // What was there before has been replaced.
-    held.maps.forget(start..start + new_len);
-    held.maps.count(start..start + new_len, counted);
+    maps.forget(start..start + new_len);
+    let come = split(&aside, new_len).0;
+    maps.carry_counts(&come, start);
+    maps.forget(aside);
+    maps.count(start + come.len()..start + new_len, counted);
     Ok(start)
 }
 

@@ -6,6 +6,9 @@ use super::{ACCESS, Errno, Maps, kernel, pages, table};
 use crate::space::PAGE;
 use crate::sys::{self, call};
 
+/// No program has addresses from here on.
+pub(super) const ASIDE: usize = 1 << 63;
+
 impl Maps {
     /// Anonymous memory counts as long as it can be accessed.
     pub(super) fn note_unmanaged_access(&mut self, range: &Range<usize>, prot: i32) {
@@ -38,6 +41,25 @@ impl Maps {
             Counted::Used => self.count_unmanaged(range),
             Counted::Reserved => self.reserved.add(range),
             Counted::Not => {}
+        }
+    }
+
+    /// What counts of memory that a call may take from its place counts aside meanwhile: the place may be somebody else's before we hear of it.
+    /// Where that is.
+    pub(super) fn set_aside(&mut self, range: &Range<usize>) -> Range<usize> {
+        let range = range.start.min(ASIDE - 1)..range.end.min(ASIDE - 1);
+        self.carry_counts(&range, range.start | ASIDE);
+        (range.start | ASIDE)..(range.end | ASIDE)
+    }
+
+    /// What counts of a range counts at another place.
+    pub(super) fn carry_counts(&mut self, from: &Range<usize>, to: usize) {
+        for set in [&mut self.unmanaged, &mut self.reserved] {
+            while let Some(part) = set.first_within(from) {
+                set.remove(part.clone());
+                let start = to + (part.start - from.start);
+                set.add(start..start + part.len());
+            }
         }
     }
 

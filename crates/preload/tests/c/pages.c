@@ -171,6 +171,21 @@ static void executable_stays(void) { // and its new place is one more
   char *p = managed(COUNTED / 2);
   CHECK(!mprotect(p, COUNTED / 2, 7) && mremap(p, COUNTED / 2, COUNTED / 2, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0) != MAP_FAILED);
 }
+// A reservation of which a part is used counts as it did, whatever becomes of a call that would move it or takes its end.
+static char *half_used(void) {
+  char *p = map(4 * COUNTED, PROT_NONE, private | MAP_STACK, -1);
+  CHECK(!mprotect(p, COUNTED / 4, 3) && !mprotect(p + COUNTED, COUNTED / 4, 3));
+  return p;
+}
+static void refused(void) {
+  CHECK(mremap(half_used(), 4 * COUNTED, 8 * COUNTED, MREMAP_MAYMOVE) == MAP_FAILED);
+  map(COUNTED / 2, 3, private | MAP_STACK, -1);
+}
+static void shrunk(void) {
+  char *p = half_used();
+  CHECK(mremap(p, 4 * COUNTED, COUNTED, 0) == p && !mprotect(p, COUNTED / 2, 3));
+  map(COUNTED / 2, 3, private | MAP_STACK, -1);
+}
 static void reserved_over_a_region(void) {
   CHECK(mmap(managed(COUNTED), COUNTED, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
 }
@@ -225,7 +240,7 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"made_executable", made_executable}, {"fixed", fixed}, {"over_a_region", over_a_region}, {"committed", committed},
   {"committed_in_parts", committed_in_parts}, {"given_up", given_up},
   {"one_at_a_time", one_at_a_time}, {"grown", grown}, {"reserved", reserved}, {"moved_out_to_use", moved_out_to_use}, {"moved_out_reserved", moved_out_reserved},
-  {"reserved_moved", reserved_moved}, {"reserved_grown", reserved_grown}, {"executable_moved", executable_moved},
+  {"refused", refused}, {"shrunk", shrunk}, {"reserved_moved", reserved_moved}, {"reserved_grown", reserved_grown}, {"executable_moved", executable_moved},
   {"executable_moved_out", executable_moved_out}, {"executable_stays", executable_stays}, {"reserved_over_a_region", reserved_over_a_region},
   {"committed_over_a_region", committed_over_a_region}, {"moved_over_counted", moved_over_counted},
   {"file", file}, {"huge", huge},
