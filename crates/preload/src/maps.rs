@@ -343,29 +343,35 @@ impl Maps {
         managed.maps.set_reach(self.taken.end(start) - start);
     }
 
-    fn unmap(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
-        if left.start < HIGHEST && left.end > HIGHEST {
+    fn unmap(&mut self, managed: &Managed, mut left: Range<usize>) -> Result<(), Errno> {
+        self.may_unmap(&left)?;
+        while let Some((part, range)) = self.next(&mut left) {
+            self.unmap_part(managed, part, range)?;
+        }
+        Ok(())
+    }
+
+    fn may_unmap(&self, range: &Range<usize>) -> Result<(), Errno> {
+        if range.start < HIGHEST && range.end > HIGHEST {
             return Err(libc::EINVAL);
         }
-        self.unless_sealed(&left)?;
-        self.may_lose(&left)?;
-        while let Some((part, range)) = self.next(&mut left) {
-            match part {
-                Part::Free => {}
-                // SAFETY: raw-call: the program asked for it.
-                Part::Outside => unsafe {
-                    kernel(call(libc::SYS_munmap, [range.start, range.len(), 0, 0, 0, 0]))?;
-                },
-                Part::Foreign => self.reclaim(managed, range.clone(), libc::PROT_NONE)?,
-                Part::Managed => {
-                    // SAFETY: owned-range: the program gives it up.
-                    kernel(unsafe { managed.close(range.clone()) })?;
-                    self.remove_guards(managed, &range);
-                }
+        self.unless_sealed(range)?;
+        self.may_lose(range)
+    }
+
+    fn unmap_part(&mut self, managed: &Managed, part: Part, range: Range<usize>) -> Result<(), Errno> {
+        match part {
+            Part::Free => {}
+            Part::Outside => drop(unmap_by_kernel(&range)?),
+            Part::Foreign => self.reclaim(managed, range.clone(), libc::PROT_NONE)?,
+            Part::Managed => {
+                // SAFETY: owned-range: the program gives it up.
+                kernel(unsafe { managed.close(range.clone()) })?;
+                self.remove_guards(managed, &range);
             }
-            self.end(managed, range);
         }
-        Ok(0)
+        self.end(managed, range);
+        Ok(())
     }
 
     /// A range that is closed is no mapping of the program's any more.
@@ -376,13 +382,41 @@ impl Maps {
     }
 }
 
+fn unmap_by_kernel(range: &Range<usize>) -> Result<usize, Errno> {
+    // SAFETY: raw-call: the program asked for it.
+    kernel(unsafe { call(libc::SYS_munmap, [range.start, range.len(), 0, 0, 0, 0]) })
+}
+
+/// munmap(2) of each part.
+fn unmap_parts(managed: &Managed, mut left: Range<usize>) -> Result<usize, Errno> {
+    let mut held = table();
+    held.maps.may_unmap(&left)?;
+    while let Some((part, range)) = held.maps.next(&mut left) {
+        if part != Part::Outside {
+            held.maps.unmap_part(managed, part, range)?;
+            continue;
+        }
+        let aside = held.maps.set_aside(&range);
+        // The kernel may wait for a thread of the program's that is told of it: not under our lock, for which that may be waiting.
+        drop(held);
+        let unmapped = unmap_by_kernel(&range);
+        held = table();
+        if unmapped.is_err() {
+            held.maps.carry_counts(&aside, range.start);
+            return unmapped;
+        }
+        held.maps.forget(aside);
+    }
+    Ok(0)
+}
+
 /// munmap(2).
 ///
 /// # Safety
 /// *raw-call*: as for the call.
 pub unsafe fn munmap(address: usize, len: usize) -> isize {
     match (serving(), pages(address, len)) {
-        (Some(managed), Ok(range)) if len != 0 => as_kernel(table().maps.unmap(managed, range)),
+        (Some(managed), Ok(range)) if len != 0 => as_kernel(unmap_parts(managed, range)),
         // SAFETY: raw-call: passed on from our caller.
         _ => unsafe { call(libc::SYS_munmap, [address, len, 0, 0, 0, 0]) },
     }

@@ -75,5 +75,5 @@ rows! {
 
 rows! {
     of "waits":
-    locked_by_faults, grown_by_faults, left_to_others,
+    locked_by_faults, grown_by_faults, left_to_others, told_of_its_end, told_of_advice,
 }

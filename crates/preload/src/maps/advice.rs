@@ -29,6 +29,9 @@ const DROPS: [i32; 6] = [
     MADV_GUARD_INSTALL,
 ];
 
+/// Of these a thread of the program's may be told, for which the kernel waits (userfaultfd): not under our lock, for which that may be waiting.
+const WAITS: [i32; 4] = [libc::MADV_DONTNEED, libc::MADV_FREE, libc::MADV_REMOVE, MADV_DONTNEED_LOCKED];
+
 /// madvise(2).
 ///
 /// # Safety
@@ -50,31 +53,49 @@ pub unsafe fn madvise(address: usize, len: usize, advice: i32) -> isize {
         // SAFETY: raw-call: passed on from our caller.
         return unsafe { call(libc::SYS_madvise, [address, len, advice as usize, 0, 0, 0]) };
     }
-    as_kernel(table().maps.advise(managed, range, advice))
+    as_kernel(advise_parts(managed, range, advice))
+}
+
+/// madvise(2) of each part.
+fn advise_parts(managed: &Managed, mut left: Range<usize>, advice: i32) -> Result<usize, Errno> {
+    let mut result = Ok(0);
+    loop {
+        let mut held = table();
+        let Some((part, range)) = held.maps.next(&mut left) else { return result };
+        let waits = part == Part::Outside || part == Part::Foreign && WAITS.contains(&advice);
+        let advised = if waits {
+            drop(held);
+            advise_by_kernel(range, advice)
+        } else {
+            held.maps.advise_part(managed, part, range, advice)
+        };
+        match advised {
+            // The kernel has advised what there is, beside a hole, and the rest is advised all the same.
+            Err(libc::ENOMEM) if part != Part::Managed => result = Err(libc::ENOMEM),
+            advised => advised?,
+        }
+    }
+}
+
+fn advise_by_kernel(range: Range<usize>, advice: i32) -> Result<(), Errno> {
+    // SAFETY: raw-call: the program asked for it.
+    kernel(unsafe { call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0]) }).map(drop)
 }
 
 impl Maps {
-    pub(super) fn advise(&mut self, managed: &Managed, mut left: Range<usize>, advice: i32) -> Result<usize, Errno> {
-        let mut result = Ok(0);
+    pub(super) fn advise(&mut self, managed: &Managed, mut left: Range<usize>, advice: i32) -> Result<(), Errno> {
         while let Some((part, range)) = self.next(&mut left) {
-            match part {
-                Part::Managed => {
-                    self.advise_managed(managed, range, advice)?;
-                }
-                Part::Free | Part::Foreign | Part::Outside => {
-                    let range = if part == Part::Free { NOWHERE } else { range };
-                    // SAFETY: raw-call: the program asked for it.
-                    match kernel(unsafe {
-                        call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0])
-                    }) {
-                        // It has advised what there is, beside a hole, and the rest is advised all the same.
-                        Err(libc::ENOMEM) => result = Err(libc::ENOMEM),
-                        advised => drop(advised?),
-                    }
-                }
-            }
+            self.advise_part(managed, part, range, advice)?;
         }
-        result
+        Ok(())
+    }
+
+    fn advise_part(&mut self, managed: &Managed, part: Part, range: Range<usize>, advice: i32) -> Result<(), Errno> {
+        match part {
+            Part::Managed => self.advise_managed(managed, range, advice),
+            Part::Free => advise_by_kernel(NOWHERE, advice),
+            Part::Foreign | Part::Outside => advise_by_kernel(range, advice),
+        }
     }
 
     fn advise_managed(&mut self, managed: &Managed, range: Range<usize>, advice: i32) -> Result<(), Errno> {

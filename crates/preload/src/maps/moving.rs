@@ -7,7 +7,7 @@ use super::advice::{MADV_GUARD_INSTALL, MADV_WIPEONFORK};
 use super::locking::Why;
 use super::protecting::Key;
 use super::unmanaged::{Counted, map_elsewhere, unmap_elsewhere};
-use super::{Errno, HIGHEST, Maps, Part, READ_WRITE, Table, as_kernel, kernel, pages, serving, table};
+use super::{Errno, HIGHEST, Maps, Part, READ_WRITE, Table, as_kernel, kernel, pages, serving, table, unmap_parts};
 use crate::managed::{self, Managed};
 use crate::promises;
 use crate::ranges::{Ranges, Standing};
@@ -54,7 +54,7 @@ pub unsafe fn mremap(args: [usize; 6]) -> isize {
     if cut.is_empty() {
         return start as isize;
     }
-    match table().maps.unmap(managed, cut) {
+    match unmap_parts(managed, cut) {
         // It stays where it is, as long as it was.
         Err(why) if start == whole.start => -why as isize,
         // What the kernel has no room to close is left as it is.

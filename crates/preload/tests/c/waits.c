@@ -69,5 +69,27 @@ static void left_to_others(void) {
   zero(again, 0, 16 * P);
 }
 
-static struct row rows[] = {{"locked_by_faults", locked_by_faults}, {"grown_by_faults", grown_by_faults}, {"left_to_others", left_to_others}};
+// A thread that is told what becomes of memory, and maps some before it hears of it.
+static void *maps_first(void *unused) {
+  for (struct pollfd event = {faults, POLLIN, 0}; poll(&event, 1, -1) == 1;) {
+    struct uffd_msg m;
+    CHECK(!munmap(map(P, 3), P) && read(faults, &m, sizeof m) == sizeof m);
+  }
+  return unused;
+}
+static void told_of_its_end(void) {
+  begin_with(O_NONBLOCK, UFFD_FEATURE_EVENT_UNMAP, maps_first);
+  char *p = served(16 * P, 0), *there = served(4 * P, 0);
+  CHECK(mremap(p, 16 * P, 8 * P, 0) == p && mremap(p, 8 * P, 4 * P, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+  CHECK(mmap(there, P, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == there);
+  CHECK(!munmap(served(16 * P, 0), 16 * P));
+}
+static void told_of_advice(void) {
+  begin_with(O_NONBLOCK, UFFD_FEATURE_EVENT_REMOVE, maps_first);
+  for (int over = 0; over < 2; over++) CHECK(!madvise(served(16 * P, over), 16 * P, MADV_DONTNEED));
+  CHECK(!madvise(served(16 * P, 0), 16 * P, MADV_REMOVE));
+}
+
+static struct row rows[] = {{"locked_by_faults", locked_by_faults}, {"grown_by_faults", grown_by_faults}, {"left_to_others", left_to_others},
+  {"told_of_its_end", told_of_its_end}, {"told_of_advice", told_of_advice}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
