@@ -149,14 +149,28 @@ fn lock_parts(managed: &Managed, mut left: Range<usize>, flags: usize) -> Result
                     held.maps.lock_mapped(managed, range.start..end)?;
                 }
             }
-            Some((Part::Foreign | Part::Outside, range)) => {
+            Some((part @ (Part::Foreign | Part::Outside), range)) => {
                 // The kernel brings pages in by faults, which a thread of the program's may have to answer: not under our lock, for which that
                 // may be waiting.
                 drop(held);
                 // SAFETY: raw-call: the program asked for it.
-                kernel(unsafe { call(libc::SYS_mlock2, [range.start, range.len(), flags, 0, 0, 0]) })?;
+                let locked = kernel(unsafe { call(libc::SYS_mlock2, [range.start, range.len(), flags, 0, 0, 0]) });
+                if part == Part::Foreign {
+                    unlock_reclaimed(range);
+                }
+                locked?;
             }
         }
+    }
+}
+
+/// Who unmapped a range in the moment before the kernel locked it has left the domain's memory there, which is not to be locked: frames do not
+/// move into it.
+fn unlock_reclaimed(range: Range<usize>) {
+    let table = table();
+    for (_, part) in table.maps.parts(range).filter(|(part, _)| *part != Part::Foreign) {
+        // SAFETY: raw-call: the domain's memory is never locked in the kernel.
+        unsafe { call(libc::SYS_munlock, [part.start, part.len(), 0, 0, 0, 0]) };
     }
 }
 
