@@ -90,18 +90,27 @@ macro_rules! by_handle {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
+            // Who unwinds through a naked function finds no more than is said here.
             std::arch::naked_asm!(
+                ".cfi_startproc",
                 "lea rax, [rdi + 1]",
                 "cmp rax, 1",
                 "ja {look_up}",
                 "push rdi",
+                ".cfi_adjust_cfa_offset 8",
                 "push rsi",
+                ".cfi_adjust_cfa_offset 8",
                 "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 8",
                 "call {next}",
                 "add rsp, 8",
+                ".cfi_adjust_cfa_offset -8",
                 "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
                 "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
                 "jmp rax",
+                ".cfi_endproc",
                 look_up = sym look_up,
                 next = sym $crate::next_dlsym,
             )

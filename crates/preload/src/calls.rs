@@ -81,7 +81,18 @@ macro_rules! mappers {
             pub unsafe extern "C" fn $name(
                 _: *mut c_void, _: usize, _: c_int, _: c_int, _: c_int, _: i64,
             ) -> *mut c_void {
-                naked_asm!("push [rsp]", "call {to}", "add rsp, 8", "ret", to = sym mmap_for)
+                // Who unwinds through a naked function finds no more than is said here.
+                naked_asm!(
+                    ".cfi_startproc",
+                    "push [rsp]",
+                    ".cfi_adjust_cfa_offset 8",
+                    "call {to}",
+                    "add rsp, 8",
+                    ".cfi_adjust_cfa_offset -8",
+                    "ret",
+                    ".cfi_endproc",
+                    to = sym mmap_for,
+                )
             }
         )*
     };

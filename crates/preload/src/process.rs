@@ -283,20 +283,37 @@ macro_rules! in_a_row {
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             pub unsafe extern "C" fn $name() -> c_int {
+                // Who unwinds through a naked function finds no more than is said here.
                 naked_asm!(
+                    ".cfi_startproc",
                     "pop rax",
+                    ".cfi_adjust_cfa_offset -8",
+                    ".cfi_register rip, rax",
                     "push r9",
+                    ".cfi_adjust_cfa_offset 8",
                     "push r8",
+                    ".cfi_adjust_cfa_offset 8",
                     "push rcx",
+                    ".cfi_adjust_cfa_offset 8",
                     "push rdx",
+                    ".cfi_adjust_cfa_offset 8",
                     "push rsi",
+                    ".cfi_adjust_cfa_offset 8",
                     "mov rsi, rsp",
                     "push rax",
+                    ".cfi_adjust_cfa_offset 8",
+                    ".cfi_rel_offset rip, 0",
                     "call {to}",
                     "pop rcx",
+                    ".cfi_adjust_cfa_offset -8",
+                    ".cfi_register rip, rcx",
                     "add rsp, 40",
+                    ".cfi_adjust_cfa_offset -40",
                     "push rcx",
+                    ".cfi_adjust_cfa_offset 8",
+                    ".cfi_rel_offset rip, 0",
                     "ret",
+                    ".cfi_endproc",
                     to = sym $to,
                 )
             }

@@ -74,6 +74,11 @@ rows! {
 }
 
 rows! {
+    of "unwinding":
+    through_mmap, through_execl, each_has_rules,
+}
+
+rows! {
     of "waits":
     locked_by_faults, grown_by_faults, left_to_others, told_of_its_end, told_of_advice,
 }

@@ -1,0 +1,66 @@
+// Who unwinds from within a call that is ours comes to who called it: profilers, debuggers, handlers that print where they are. The kernel hands
+// the call back in its midst. With -DRAW it is made by number.
+#include "mappings.h"
+#include <execinfo.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <ucontext.h>
+#undef mmap
+#undef execve
+
+#define LEN (1234 * P)
+static void *caller;
+static int found;
+static void on_sigsys(int s, siginfo_t *i, void *context) {
+  void *frames[64];
+  for (int at = backtrace(frames, 64); at--;) found += frames[at] == caller;
+  ((ucontext_t *)context)->uc_mcontext.gregs[REG_RAX] = -EPERM;
+}
+static void begin(void) {
+  void *frames[4];
+  struct sigaction a = {.sa_sigaction = on_sigsys, .sa_flags = SA_SIGINFO};
+  struct sock_filter code[] = {
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_execve, 3, 0),
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 3),
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, LEN, 0, 1),
+    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  struct sock_fprog program = {sizeof code / sizeof *code, code};
+  CHECK(backtrace(frames, 4) > 0 && !sigaction(SIGSYS, &a, 0)); // the first one loads a library
+  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+}
+__attribute__((noinline)) static void maps(void) {
+  caller = __builtin_return_address(0);
+#ifdef RAW
+  CHECK(syscall(SYS_mmap, 0, LEN, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0) == -1 && errno == EPERM);
+#else
+  CHECK(mmap(0, LEN, 3, MAP_SHARED | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EPERM);
+#endif
+}
+static void through_mmap(void) {
+  begin(), maps();
+  CHECK(found == 1);
+}
+__attribute__((noinline)) static void executes(void) {
+  caller = __builtin_return_address(0);
+  CHECK(execl("/bin/true", "true", "1", "2", "3", "4", "5", "6", (char *)0) == -1 && errno == EPERM);
+}
+static void through_execl(void) {
+  begin(), executes();
+  CHECK(found == 1);
+}
+// What has something on the stack as it calls another function has rules for it.
+extern void *_Unwind_Find_FDE(void *, void *);
+static void each_has_rules(void) {
+  void *of_bases[3];
+  char *names[] = {"mmap", "mmap64", "execl", "execlp", "execle", "dlsym"};
+  for (int i = 0; i < 6; i++) CHECK(_Unwind_Find_FDE((char *)dlsym(RTLD_DEFAULT, names[i]) + 1, of_bases));
+}
+static struct row rows[] = {{"through_mmap", through_mmap}, {"through_execl", through_execl}, {"each_has_rules", each_has_rules}};
+int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
