@@ -120,7 +120,7 @@ impl Region {
         change: impl FnOnce() -> T + Send,
     ) -> Result<T> {
         let range = self.range("empty", offset_bytes, len_bytes)?;
-        let inner = self.inner();
+        let (inner, bound) = (self.inner(), &*self.bound);
         let state = inner.state();
         let mut change = change;
         let (mut left, mut count) = ([range; MOST_LEFT], 1);
@@ -134,7 +134,7 @@ impl Region {
                 inner.close_gate();
                 // Others may have used a page since, or a stream that is read ahead have brought it back.
                 let (mut left, mut count) = ([range; MOST_LEFT], 0);
-                let there = self.bound.touched(inner, range).flat_map(|part| presence::not_away(state, part));
+                let there = bound.touched(inner, range).flat_map(|part| presence::not_away(state, part));
                 for (place, page) in left.iter_mut().zip(there) {
                     *place = PageRange { first: page, count: 1 };
                     count += 1;
@@ -157,7 +157,7 @@ impl Region {
                     left[at] = PageRange { first: page, count: left[at].end().0 - page.0 };
                 }
                 Some((_, page, Undone::Failed(why))) => {
-                    return Err(Error::failure("empty", self.bound.page_name(page), why));
+                    return Err(Error::failure("empty", bound.page_name(page), why));
                 }
             }
         }

@@ -163,3 +163,16 @@ fn the_stack_itself_is_protected() {
         .well();
     }
 }
+
+#[test]
+fn a_region_that_lies_on_it_is_emptied() {
+    in_child(here!(), "", || {
+        let domain = domain_with(DescriptorTable::Shared);
+        on_evicted_stack(&domain, 2000, || {
+            let region = domain.region(PAGE).zero().unwrap();
+            // SAFETY: test: nobody looks at the page.
+            (0..10).for_each(|_| unsafe { region.while_empty(0, PAGE, || ()) }.unwrap());
+        });
+    })
+    .well();
+}
