@@ -18,7 +18,6 @@ mod sealed;
 mod stack;
 mod streams;
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +38,7 @@ use crate::doctor::limits::MORE_MAPPINGS;
 use crate::domain::{Inner, Open, Part, Regions};
 use crate::error::{Error, Kind};
 use crate::region::Bound;
-use crate::store::{BackingStore, Descriptor, Lost, Reserved, StoreError, forget_numbers};
+use crate::store::{BackingStore, Descriptor, OwnFiles, Reserved, StoreError, forget_numbers};
 use crate::trap::{thread, upcall};
 use crate::undisturbed::{self, Locked};
 use crate::{descriptors, dirty, protection, snapshot};
@@ -86,8 +85,7 @@ struct PausedDomain {
     parts: Vec<Part>,
     /// What is in frames alone, which the child does not get: pages that nobody may access.
     aside: Vec<(Frame, PageBytes)>,
-    /// Files of its regions that the forking thread does not have.
-    lost: Vec<Lost>,
+    files: OwnFiles,
     /// Whether the child can have it, else why not.
     shared: Result<(), String>,
     inner: Arc<Inner>,
@@ -217,8 +215,8 @@ extern "C" fn child() {
         }
     }
     // Before code of the program's opens anything.
-    let lost = pause.domains.iter().flat_map(|domain| &domain.lost);
-    let reserved = Reserved::of(&lost.map(|lost| lost.way().1).collect());
+    let lost = pause.domains.iter().flat_map(|domain| domain.files.ways());
+    let reserved = Reserved::of(&lost.map(|way| way.1).collect());
     for paused in pause.stores.iter().filter(|paused| paused.ready.is_ok()) {
         paused.store.after_fork_in_child();
     }
@@ -291,7 +289,7 @@ fn hold(inners: Vec<Arc<Inner>>) -> Vec<PausedDomain> {
             regions,
             parts,
             aside: Vec::new(),
-            lost: Vec::new(),
+            files: OwnFiles::default(),
             shared: openable.map_err(|why| why.to_string()),
             inner,
         });
@@ -380,7 +378,7 @@ impl PausedDomain {
             let refused = self.stores().find_map(refusal);
             self.shared = match refused {
                 Some(why) => Err(why.to_string()),
-                None => self.find_lost().and_then(|()| self.let_child_have()),
+                None => self.find_files().and_then(|()| self.let_child_have()),
             };
         }
         if self.shared.is_err() {
@@ -399,14 +397,12 @@ impl PausedDomain {
         given.map_err(|why| Error::system("fork with", "its regions", why).to_string())
     }
 
-    fn find_lost(&mut self) -> Result<(), String> {
+    fn find_files(&mut self) -> Result<(), String> {
         let table_of = self.inner.table_thread.load(Ordering::Acquire);
         // Two regions may use one file.
         let regions = self.regions.values().filter(|bound| bound.is_shared());
-        let numbers: BTreeSet<_> = regions.flat_map(|bound| bound.own_descriptors()).collect();
-        let lost =
-            numbers.into_iter().filter_map(|number| Lost::of(table_of, number).transpose()).collect::<Result<_, _>>();
-        self.lost = lost.map_err(|why: std::io::Error| {
+        let numbers = regions.flat_map(|bound| bound.own_descriptors()).collect();
+        self.files = OwnFiles::of(table_of, &numbers).map_err(|why| {
             let remedy = match why.raw_os_error() {
                 Some(libc::ENOENT) => ": mount /proc",
                 Some(libc::EMFILE | libc::ENFILE) => ": raise ulimit -n",
@@ -441,7 +437,7 @@ impl PausedDomain {
             return self.open_gate();
         }
         let _ = keep_parts_from_child(&self.parts);
-        if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.parts, &self.aside, &self.lost) {
+        if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.parts, &self.aside, &self.files) {
             crate::die(&format!("a forked child cannot go on: {why}"));
         }
         drop(self.policy);

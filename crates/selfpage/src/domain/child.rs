@@ -23,7 +23,7 @@ use super::threads::Kept;
 use super::{Inner, monotonic_ns};
 use crate::error::{Error, Result};
 use crate::region::Bound;
-use crate::store::{Lost, borrow_number};
+use crate::store::{OwnFiles, borrow_number};
 use crate::trap::handlers::start_one;
 use crate::{descriptors, maps};
 
@@ -139,7 +139,7 @@ impl Inner {
         regions: &BTreeMap<u64, Arc<Bound>>,
         parts: &[Part],
         aside: &[(Frame, PageBytes)],
-        lost: &[Lost],
+        files: &OwnFiles,
     ) -> Result<()> {
         let state = &self.state;
         let refused = |why| Error::failure("make", "the pages of a forked child", Failure::Machine(why));
@@ -167,7 +167,7 @@ impl Inner {
             bound.core().let_all_go();
             bound.tracker.forget();
         }
-        let kept = tell_pagers(regions, lost)?;
+        let kept = tell_pagers(regions, files)?;
         let mut protected = Vec::new();
         let here = |addr: usize| {
             let at = parts.partition_point(|(_, part)| part.end <= addr);
@@ -235,7 +235,7 @@ impl Inner {
 }
 
 /// In a forked child: tells all pagers so, and says what pager threads are to have of the regions, which are the files that these mean.
-fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, lost: &[Lost]) -> Result<Kept> {
+fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, files: &OwnFiles) -> Result<Kept> {
     // Before the first is told, who may come by a file for others, too.
     let before: Vec<_> = regions.values().map(|bound| (bound, bound.lent_now())).collect();
     regions.values().filter_map(|bound| bound.core().pager()).for_each(Pager::forked);
@@ -243,7 +243,7 @@ fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, lost: &[Lost]) -> Result<Kep
     let shared = || regions.values().filter(|bound| bound.is_shared());
     // What no pager names any more nobody would let go of.
     let own: Vec<RawFd> = shared().flat_map(|bound| bound.own_descriptors()).collect();
-    let mut astray: Vec<_> = lost.iter().map(Lost::way).collect();
+    let mut astray: Vec<_> = files.ways().collect();
     astray.retain(|way| own.contains(&way.1) && !anew.contains(&way.1));
     let mut all = Vec::new();
     for bound in shared() {
@@ -255,7 +255,11 @@ fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, lost: &[Lost]) -> Result<Kep
             let found = borrow_number(way.map_or(number, |way| way.0));
             // What is closed is noticed by whoever uses it.
             if !is_kept && fcntl_getfd(found).is_ok() {
-                bound.check_descriptor(number, found)?;
+                match files.here(number).filter(|_| own.contains(&number) && !anew.contains(&number)) {
+                    // Which it need not have been when the region was made.
+                    Some(file) => bound.check_file(file, found)?,
+                    None => bound.check_descriptor(number, found)?,
+                }
             }
             if way.is_none() {
                 all.push(number);

@@ -407,16 +407,19 @@ impl Bound {
 
     /// That `found`, which a thread of the program's has at `number`, is what the pager uses at that number.
     pub(crate) fn check_descriptor(&self, number: RawFd, found: BorrowedFd<'_>) -> Result<()> {
-        let refused = |object, cause, remedy| Error::new(Kind::Invalid, "share", object, format!("{cause}; {remedy}"));
         if let Some(file) = self.means.files.iter().chain(&self.lent()).find(|file| file.number == number) {
-            let remedy =
-                "make the region anew, and close no descriptors meanwhile, nor in a child before its regions are there";
-            let object = || format!("the file of region {}", self.name);
-            return file.check(found).map_err(|cause| refused(object(), cause, remedy));
+            return self.check_file(file, found);
         }
         let Some(store) = self.store() else { return Ok(()) };
         let checked = store.check_descriptor(number, found);
-        checked.map_err(|why| refused(format!("store {}", why.object), why.cause, why.remedy))
+        checked.map_err(|why| not_its_own(format!("store {}", why.object), why.cause, why.remedy))
+    }
+
+    /// The same of a file that is no store's.
+    pub(crate) fn check_file(&self, file: &Numbered, found: BorrowedFd<'_>) -> Result<()> {
+        let remedy =
+            "make the region anew, and close no descriptors meanwhile, nor in a child before its regions are there";
+        file.check(found).map_err(|cause| not_its_own(format!("the file of region {}", self.name), cause, remedy))
     }
 
     /// The descriptors that its pager uses now.
@@ -465,6 +468,11 @@ impl Drop for Bound {
             let _ = unsafe { memory::unmap(part.start, part.len()) };
         }
     }
+}
+
+/// The error for a descriptor that is not of what it is to be of.
+fn not_its_own(object: String, cause: std::io::Error, remedy: &str) -> Error {
+    Error::new(Kind::Invalid, "share", object, format!("{cause}; {remedy}"))
 }
 
 #[cfg(test)]

@@ -24,9 +24,10 @@ mod zeros;
 pub use engine::IoChoice;
 pub(crate) use engine::{BEYOND_LIMIT, LOCKED, forget_engines, with_engines};
 pub use file::FileStore;
+pub(crate) use linux::descriptor::over_fork::{OwnFiles, Reserved};
 pub(crate) use linux::descriptor::{
-    Alone, Descriptor, Lost, Nowhere, Numbered, Reserved, borrow_number, copied_descriptor, forget_numbers,
-    move_descriptor, place_descriptor, raised, release_number,
+    Alone, Descriptor, Nowhere, Numbered, borrow_number, copied_descriptor, forget_numbers, move_descriptor,
+    place_descriptor, raised, release_number,
 };
 pub(crate) use linux::page_cache;
 pub use memory::MemoryStore;

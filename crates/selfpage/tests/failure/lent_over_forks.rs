@@ -1,9 +1,11 @@
 //! Whose file stands at a number that is lent, in a forked child: what runs there first opens and closes files of its own.
 
 use std::fs::{self, File};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, RawFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use selfpage::pager::UserPager;
@@ -14,7 +16,7 @@ use selfpage_core::pager::{Context, PagerError};
 
 use crate::child::{self, forked};
 use crate::descriptors::close_all;
-use crate::lent::{Anew, ByFile, CASES, FRAMES, PAGES, domain, numbered_file, write};
+use crate::lent::{Anew, ByFile, CASES, FRAMES, PAGES, domain, numbered_file, numbered_page, write};
 use crate::scenario::{PAGE, check_pages, here, in_child};
 
 /// What a region's file is, page by page: every page comes anew from it.
@@ -75,12 +77,12 @@ impl OwnStore {
     }
 
     fn open() -> RawFd {
-        std::os::fd::IntoRawFd::into_raw_fd(tempfile::tempfile_in("/var/tmp").unwrap())
+        tempfile::tempfile_in("/var/tmp").unwrap().into_raw_fd()
     }
 
-    fn file(&self) -> std::mem::ManuallyDrop<File> {
+    fn file(&self) -> ManuallyDrop<File> {
         // SAFETY: test: it is not dropped, and so not closed.
-        std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(self.number.load(Ordering::SeqCst)) })
+        ManuallyDrop::new(unsafe { File::from_raw_fd(self.number.load(Ordering::SeqCst)) })
     }
 }
 
@@ -274,6 +276,72 @@ fn a_file_that_is_named_no_more_is_open_no_more() {
                 check_pages(&region, 0..PAGES);
             });
             drop(own);
+        })
+        .well();
+    }
+}
+
+/// Its file is opened anew, at the old one's number, in the next fill after somebody says so.
+struct Reopens {
+    path: PathBuf,
+    number: RawFd,
+    reopen: AtomicBool,
+}
+
+impl UserPager for Reopens {
+    fn fill(&self, index: u64, bytes: &mut PageBytes) -> std::io::Result<()> {
+        if self.reopen.swap(false, Ordering::SeqCst) {
+            put_anew(&self.path, self.number);
+        }
+        // SAFETY: test: it is not dropped, and so not closed.
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(self.number) });
+        file.read_exact_at(bytes, index * PAGE as u64)
+    }
+
+    fn save(&self, _: u64, _: &PageBytes) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        vec![self.number]
+    }
+}
+
+/// Has the file of this name at the number, in the calling thread's table.
+fn put_anew(path: &Path, number: RawFd) {
+    let anew = File::open(path).unwrap();
+    // SAFETY: test: the number is the pager's, whose file goes.
+    assert_eq!(unsafe { libc::dup3(anew.as_raw_fd(), number, libc::O_CLOEXEC) }, number);
+}
+
+/// A file full of what [`numbered_page`] says.
+fn write_numbered(path: &Path) {
+    fs::write(path, (0..PAGES as u64).flat_map(numbered_page).collect::<Vec<u8>>()).unwrap();
+}
+
+#[test]
+fn a_file_that_was_replaced_in_both_tables() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+            let [path, new] = ["data", "new"].map(|name| dir.path().join(name));
+            write_numbered(&path);
+            let number = File::open(&path).unwrap().into_raw_fd();
+            let pager = Arc::new(Reopens { path: path.clone(), number, reopen: false.into() });
+            let domain = domain(table);
+            let region = domain.region(PAGES * PAGE).trap(trap).user(pager.clone()).unwrap();
+            check_pages(&region, 0..PAGES);
+            write_numbered(&new);
+            fs::rename(new, &path).unwrap();
+            put_anew(&path, number);
+            pager.reopen.store(true, Ordering::SeqCst);
+            region.evict(0, PAGES * PAGE).unwrap();
+            check_pages(&region, 0..PAGES);
+            assert!(!pager.reopen.load(Ordering::SeqCst));
+            forked(|| {
+                check_pages(&region, 0..PAGES);
+                forked(|| check_pages(&region, 0..PAGES));
+            });
         })
         .well();
     }

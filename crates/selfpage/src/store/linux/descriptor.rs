@@ -1,6 +1,5 @@
 //! A file known by the number of its descriptor, and locks that the kernel drops with the last descriptor.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -16,6 +15,8 @@ use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use selfpage_core::linux::limit::{self, Resource};
 
 use crate::task;
+
+pub(crate) mod over_fork;
 
 /// Numbers from here on are out of the way of programs that count on small ones; the second is for those that live under a
 /// low limit. Where even that is too high there is still one, above the standard streams, that is free in pager threads' tables as well.
@@ -452,87 +453,11 @@ fn put(from: RawFd, to: RawFd) -> io::Result<()> {
     checked(libc::c_long::from(unsafe { libc::dup3(from, to, libc::O_CLOEXEC) })).map(drop)
 }
 
-/// A file that a forking thread does not have under the number that pager threads know it by: how a child comes by it.
-pub(crate) struct Lost {
-    copy: Descriptor,
-    number: RawFd,
-}
-
-impl Lost {
-    /// Copies descriptor `number` of `thread`'s table. `None`: it is in the calling thread's too, and so in a child's.
-    pub(crate) fn of(thread: u32, number: RawFd) -> io::Result<Option<Lost>> {
-        let theirs = Identity::of(&stat(name_in_table(thread, number))?);
-        if fstat(borrow_number(number)).is_ok_and(|ours| Identity::of(&ours) == theirs) {
-            return Ok(None);
-        }
-        let copy = match of_table(thread, PIDFD_THREAD, number) {
-            // Before Linux 6.9 only the first thread's can be had, whose table is not this one.
-            Err(cause) if cause.raw_os_error() == Some(libc::EINVAL) => opened_anew(thread, number)?,
-            taken => taken?,
-        };
-        let copy = Descriptor::new(copy)?;
-        if is_named(copy.number()) {
-            // No other number is free. The file that belongs here would be taken for one that is not lost, or would replace the copy.
-            return Err(io::Error::from_raw_os_error(libc::EMFILE));
-        }
-        Ok(Some(Lost { copy, number }))
-    }
-
-    /// Where the copy is, and where it is to be.
-    pub(crate) fn way(&self) -> (RawFd, RawFd) {
-        (self.copy.number(), self.number)
-    }
-}
-
-/// Numbers of a forked child's that are free, and that its pager threads are to have something at, taken meanwhile: what stores and pagers of
-/// the program's open does not come there, where it would be taken for that. Whoever uses one meets `EBADF`, as where there is nothing.
-pub(crate) struct Reserved(Vec<Numbered>);
-
-impl Reserved {
-    /// Where none can be had, nobody else can open anything there either.
-    pub(crate) fn of(numbers: &BTreeSet<RawFd>) -> Reserved {
-        let mut taken = Vec::new();
-        let Ok(nothing) = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else { return Reserved(taken) };
-        let mut take = |file: OwnedFd| {
-            if numbers.contains(&file.as_raw_fd()) {
-                taken.extend(Numbered::of(file.into_raw_fd()));
-            }
-        };
-        for number in numbers {
-            if let Ok(file) = fcntl_dupfd_cloexec(&nothing, *number)
-                && file.as_raw_fd() == *number
-            {
-                take(file);
-            }
-        }
-        take(nothing);
-        Reserved(taken)
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        // A pager may have put a file of its own there.
-        for there in self.0.iter().filter(|there| there.check(borrow_number(there.number)).is_ok()) {
-            let _ = selfpage_core::linux::descriptor::Descriptor::from_raw(there.number).close();
-        }
-    }
-}
-
 /// Gives a descriptor another number, in a table that has nothing but what is ours, and where a standard stream may stand at a stream's number.
 pub(crate) fn move_descriptor((from, to): (RawFd, RawFd)) -> io::Result<()> {
     // SAFETY: fd-number: in this table it is ours, and nobody uses it yet.
     let moving = unsafe { OwnedFd::from_raw_fd(from) };
     if is_stream(&to) { put(from, to) } else { place_descriptor(moving, to) }
-}
-
-/// Opens the file of descriptor `number` of the thread's table once more, as it is open there.
-fn opened_anew(thread: u32, number: RawFd) -> io::Result<OwnedFd> {
-    let info = std::fs::read_to_string(task::folder(thread).join("fdinfo").join(number.to_string()))?;
-    let flags = info.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
-    // That it was made without a name is no way to open it.
-    let flags = OFlags::from_bits_retain(flags.ok_or(io::ErrorKind::InvalidData)?).difference(OFlags::TMPFILE);
-    Ok(open(name_in_table(thread, number), flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// A copy of descriptor `number` of the thread's table.
