@@ -3,9 +3,9 @@
 use std::fs::{self, File};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, RawFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use selfpage::pager::UserPager;
@@ -65,19 +65,31 @@ fn a_pager_that_opens_its_own_beside_a_file_that_was_closed() {
     }
 }
 
-/// A store over a file, which has another one in each process. Its bloks are never free again.
+/// A store over a file. Its bloks are never free again.
 struct OwnStore {
     number: AtomicI32,
+    inode: AtomicU64,
     next: AtomicU32,
+    /// What its number is in a child, where it is another one.
+    in_child: fn() -> Option<RawFd>,
 }
 
 impl OwnStore {
-    fn new() -> OwnStore {
-        OwnStore { number: OwnStore::open().into(), next: 1.into() }
+    fn new(in_child: fn() -> Option<RawFd>) -> OwnStore {
+        let store = OwnStore { number: (-1).into(), inode: 0.into(), next: 1.into(), in_child };
+        store.go_on_as(OwnStore::open());
+        store
     }
 
     fn open() -> RawFd {
         tempfile::tempfile_in("/var/tmp").unwrap().into_raw_fd()
+    }
+
+    fn go_on_as(&self, number: RawFd) {
+        self.number.store(number, Ordering::SeqCst);
+        if number >= 0 {
+            self.inode.store(self.file().metadata().unwrap().ino(), Ordering::SeqCst);
+        }
     }
 
     fn file(&self) -> ManuallyDrop<File> {
@@ -114,12 +126,14 @@ impl BackingStore for OwnStore {
         vec![self.number.load(Ordering::SeqCst)]
     }
 
-    fn check_descriptor(&self, _: RawFd, _: BorrowedFd<'_>) -> Result<(), StoreError> {
+    fn check_descriptor(&self, _: RawFd, found: BorrowedFd<'_>) -> Result<(), StoreError> {
+        let inode = File::from(found.try_clone_to_owned().unwrap()).metadata().unwrap().ino();
+        assert_eq!(inode, self.inode.load(Ordering::SeqCst));
         Ok(())
     }
 
     fn after_fork_in_child(&self) {
-        self.number.store(OwnStore::open(), Ordering::SeqCst);
+        (self.in_child)().into_iter().for_each(|number| self.go_on_as(number));
     }
 }
 
@@ -130,7 +144,11 @@ fn a_store_that_opens_its_own_beside_a_file_that_was_closed() {
             close_all();
             let domain = domain(table);
             let mut lent = domain.region(PAGES * PAGE).trap(trap).user(ByFile(numbered_file())).unwrap();
-            let mut stored = domain.region(4 * FRAMES * PAGE).trap(trap).stored_in(Arc::new(OwnStore::new())).unwrap();
+            let mut stored = domain
+                .region(4 * FRAMES * PAGE)
+                .trap(trap)
+                .stored_in(Arc::new(OwnStore::new(|| Some(OwnStore::open()))))
+                .unwrap();
             write(&mut lent, 100);
             close_all();
             forked(|| {
@@ -341,6 +359,25 @@ fn a_file_that_was_replaced_in_both_tables() {
             forked(|| {
                 check_pages(&region, 0..PAGES);
                 forked(|| check_pages(&region, 0..PAGES));
+            });
+        })
+        .well();
+    }
+}
+
+#[test]
+fn a_store_without_a_file_in_a_child() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            let (file, domain) = (numbered_file(), domain(table));
+            let store = Arc::new(OwnStore::new(|| Some(-1)));
+            let stored = domain.region(4 * PAGE).trap(trap).stored_in(store.clone()).unwrap();
+            let other = domain.region(PAGES * PAGE).trap(trap).user(ByFile(file)).unwrap();
+            forked(move || {
+                check_pages(&other, 0..PAGES);
+                let refused = domain.region(4 * PAGE).trap(trap).stored_in(store);
+                assert!(refused.unwrap_err().to_string().contains("descriptor -1"));
+                drop(stored);
             });
         })
         .well();

@@ -477,6 +477,8 @@ fn checked(result: libc::c_long) -> io::Result<RawFd> {
 
 /// The descriptor of this number, if there is one, for a system call.
 pub(crate) fn borrow_number<'a>(number: RawFd) -> BorrowedFd<'a> {
+    // What a store of the program's own says is lent may be -1, which cannot be borrowed.
+    let number = if number < 0 { NO_NUMBER } else { number };
     // SAFETY: fd-number: whatever it names, the call that gets it reports an error or touches only memory given to it.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
