@@ -215,13 +215,17 @@ extern "C" fn child() {
         }
     }
     // Before code of the program's opens anything.
-    let lost = pause.domains.iter().flat_map(|domain| domain.files.ways());
-    let reserved = Reserved::of(&lost.map(|way| way.1).collect());
-    for paused in pause.stores.iter().filter(|paused| paused.ready.is_ok()) {
-        paused.store.after_fork_in_child();
-    }
+    let stores = || pause.stores.iter().filter(|paused| paused.ready.is_ok()).map(|paused| &paused.store);
+    let named = || {
+        let lost = pause.domains.iter().flat_map(|domain| domain.files.ways()).map(|way| way.1);
+        lost.chain(stores().flat_map(|store| store.descriptors())).collect()
+    };
+    let mut reserved = Reserved::of(&named());
+    stores().for_each(|store| store.after_fork_in_child());
+    // Under a low limit on open files there is none to spare.
+    reserved.keep_only(&named());
     for domain in pause.domains {
-        domain.resume_in_child();
+        domain.resume_in_child(&reserved);
     }
     drop(reserved);
     protection::fork::forked(&mut pause.locks.rights);
@@ -428,7 +432,7 @@ impl PausedDomain {
         self.open_gate();
     }
 
-    fn resume_in_child(self) {
+    fn resume_in_child(self, reserved: &Reserved) {
         if let Err(why) = &self.shared {
             // The regions are not here: an access is a SIGSEGV, and never a zero that was not written.
             // Past std's lock: a thread that the child does not have may have had it.
@@ -437,7 +441,8 @@ impl PausedDomain {
             return self.open_gate();
         }
         let _ = keep_parts_from_child(&self.parts);
-        if let Err(why) = self.inner.rebuild_in_child(&self.regions, &self.parts, &self.aside, &self.files) {
+        let rebuilt = self.inner.rebuild_in_child(&self.regions, &self.parts, &self.aside, &self.files, reserved);
+        if let Err(why) = rebuilt {
             crate::die(&format!("a forked child cannot go on: {why}"));
         }
         drop(self.policy);

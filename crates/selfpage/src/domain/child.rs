@@ -23,7 +23,7 @@ use super::threads::Kept;
 use super::{Inner, monotonic_ns};
 use crate::error::{Error, Result};
 use crate::region::Bound;
-use crate::store::{OwnFiles, borrow_number};
+use crate::store::{OwnFiles, Reserved, borrow_number};
 use crate::trap::handlers::start_one;
 use crate::{descriptors, maps};
 
@@ -140,6 +140,7 @@ impl Inner {
         parts: &[Part],
         aside: &[(Frame, PageBytes)],
         files: &OwnFiles,
+        reserved: &Reserved,
     ) -> Result<()> {
         let state = &self.state;
         let refused = |why| Error::failure("make", "the pages of a forked child", Failure::Machine(why));
@@ -167,7 +168,7 @@ impl Inner {
             bound.core().let_all_go();
             bound.tracker.forget();
         }
-        let kept = tell_pagers(regions, files)?;
+        let kept = tell_pagers(regions, files, reserved)?;
         let mut protected = Vec::new();
         let here = |addr: usize| {
             let at = parts.partition_point(|(_, part)| part.end <= addr);
@@ -235,21 +236,26 @@ impl Inner {
 }
 
 /// In a forked child: tells all pagers so, and says what pager threads are to have of the regions, which are the files that these mean.
-fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, files: &OwnFiles) -> Result<Kept> {
+fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, files: &OwnFiles, reserved: &Reserved) -> Result<Kept> {
     // Before the first is told, who may come by a file for others, too.
     let before: Vec<_> = regions.values().map(|bound| (bound, bound.lent_now())).collect();
     regions.values().filter_map(|bound| bound.core().pager()).for_each(Pager::forked);
     let anew: Vec<RawFd> = before.iter().flat_map(|(bound, before)| bound.lent_over_fork(before)).collect();
     let shared = || regions.values().filter(|bound| bound.is_shared());
-    // What no pager names any more nobody would let go of.
-    let own: Vec<RawFd> = shared().flat_map(|bound| bound.own_descriptors()).collect();
+    // What nobody names any more nobody would let go of.
+    let named: Vec<RawFd> = shared().flat_map(|bound| bound.descriptors()).collect();
     let mut astray: Vec<_> = files.ways().collect();
-    astray.retain(|way| own.contains(&way.1) && !anew.contains(&way.1));
+    astray.retain(|way| named.contains(&way.1) && !anew.contains(&way.1));
+    // Nothing is there, whatever reserves it.
+    let reserved: Vec<RawFd> = reserved.numbers().collect();
     let mut all = Vec::new();
     for bound in shared() {
         let own = bound.own_descriptors();
         for number in bound.descriptors() {
             let way = astray.iter().find(|way| way.1 == number);
+            if way.is_none() && reserved.contains(&number) {
+                continue;
+            }
             // The parent's pager threads may have had what a pager put in its place there.
             let is_kept = way.is_some() && own.contains(&number);
             let found = borrow_number(way.map_or(number, |way| way.0));
@@ -267,7 +273,7 @@ fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, files: &OwnFiles) -> Result<
         }
     }
     let lent = shared().flat_map(|bound| bound.lent_descriptors()).collect();
-    Ok(Kept { all, lent, astray })
+    Ok(Kept { all, lent, astray, reserved })
 }
 
 #[cfg(test)]

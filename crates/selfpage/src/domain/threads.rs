@@ -27,13 +27,15 @@ pub(super) struct Kept {
     pub(super) lent: Vec<RawFd>,
     /// What moves there from the one number to the other.
     pub(super) astray: Vec<(RawFd, RawFd)>,
+    /// What only reserves these numbers they do not have.
+    pub(super) reserved: Vec<RawFd>,
 }
 
 impl Inner {
     /// Starts the threads of the domain. The first takes a descriptor table of its own, with what is kept and the domain's own
     /// descriptors in it, and starts the others, who share it.
     pub(super) fn start_threads(self: &Arc<Self>, kept: Kept) -> Result<()> {
-        let Kept { all: mut keep, lent, astray } = kept;
+        let Kept { all: mut keep, lent, astray, reserved } = kept;
         let mut of_regions: Vec<RawFd> = astray.iter().map(|way| way.1).collect();
         if self.config.descriptor_table == DescriptorTable::Private {
             // No stream of theirs is the program's.
@@ -52,7 +54,7 @@ impl Inner {
             cause.downcast::<Error>().unwrap_or_else(|cause| Error::system("start", "pager threads", cause))
         };
         let first = thread::start(c"selfpage-pager", move || {
-            let begun = table::leave_programs(&keep, own.config.descriptor_table).and_then(|nowhere| {
+            let begun = table::leave_programs(&keep, own.config.descriptor_table, &reserved).and_then(|nowhere| {
                 own.nowhere.begin(nowhere.number(), of_regions);
                 let moved = astray.into_iter().try_for_each(move_descriptor);
                 moved.map_err(|why| Error::no_threads("fcntl", why))?;

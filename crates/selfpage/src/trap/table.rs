@@ -19,21 +19,21 @@ use crate::error::{Error, Result};
 use crate::store::Alone;
 
 /// Standard input, output and error.
-const STREAMS: [u32; 3] = [0, 1, 2];
+const STREAMS: [i32; 3] = [0, 1, 2];
 
 /// Gives the calling thread, and those it starts from now on, a descriptor table of its own with `keep` in it and nothing else: what the
 /// program has open is not held open by us. But where it does not mind our descriptors they are its standard streams, for what code of its own
 /// says there. Otherwise whoever reads what a daemon says would wait until nobody has the other end of the pipe; epitaphs find the program's own.
+/// A stream that is `reserved` is none.
 /// Returns what stands where nothing does, which lasts as long as the table.
 ///
 /// # Errors
 /// A call is refused, which the error names.
-pub(crate) fn leave_programs(keep: &[i32], table: DescriptorTable) -> Result<Alone> {
+pub(crate) fn leave_programs(keep: &[i32], table: DescriptorTable, reserved: &[i32]) -> Result<Alone> {
     this_thread::unshare_descriptors().map_err(|why| Error::no_threads("unshare", why))?;
-    let mut keep: BTreeSet<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
-    if table == DescriptorTable::Shared {
-        keep.extend(STREAMS);
-    }
+    let streams: &[i32] = if table == DescriptorTable::Shared { &STREAMS } else { &[] };
+    let streams = streams.iter().filter(|stream| !reserved.contains(stream));
+    let keep: BTreeSet<u32> = keep.iter().chain(streams).filter_map(|fd| u32::try_from(*fd).ok()).collect();
     let mut from = 0;
     for fd in keep {
         if fd > from {

@@ -383,3 +383,49 @@ fn a_store_without_a_file_in_a_child() {
         .well();
     }
 }
+
+#[test]
+fn a_pager_that_opens_its_own_beside_a_store_whose_file_was_closed() {
+    for (name, trap, table) in CASES {
+        in_child(here!(), name, || {
+            close_all();
+            let domain = domain(table);
+            let store = Arc::new(OwnStore::new(|| None));
+            let number = store.descriptors()[0];
+            let pager = Arc::new(Anew(Mutex::new(numbered_file())));
+            let stored = domain.region(4 * PAGE).trap(trap).stored_in(store).unwrap();
+            let anew = domain.region(PAGES * PAGE).trap(trap).user(pager.clone()).unwrap();
+            close_all();
+            forked(|| {
+                assert_ne!(pager.descriptors()[0], number, "whose the store's number is");
+                assert!(!pagers_have(number));
+                check_pages(&anew, 0..PAGES);
+            });
+            std::mem::forget((stored, anew, pager));
+        })
+        .well();
+    }
+}
+
+/// Its numbers are another domain's.
+#[test]
+fn a_domain_beside_one_whose_file_was_closed_at_a_streams_number() {
+    in_child(here!(), "", || {
+        // SAFETY: test: nobody reads from it.
+        assert_eq!(unsafe { libc::close(0) }, 0);
+        let [with, without] = [(); 2].map(|()| domain(DescriptorTable::Shared));
+        let file = numbered_file();
+        assert_eq!(file.as_raw_fd(), 0);
+        let lent = with.region(PAGES * PAGE).user(ByFile(file.clone())).unwrap();
+        // SAFETY: test: what the pager owns it does not close.
+        assert_eq!(unsafe { libc::close(0) }, 0);
+        forked(|| {
+            check_pages(&lent, 0..PAGES);
+            let next = numbered_file();
+            assert_eq!(next.as_raw_fd(), 0);
+            check_pages(&without.region(PAGES * PAGE).user(ByFile(next)).unwrap(), 0..PAGES);
+        });
+        std::mem::forget((lent, file));
+    })
+    .well();
+}

@@ -76,8 +76,8 @@ fn opened_anew(thread: u32, number: RawFd) -> io::Result<OwnedFd> {
     Ok(open(name_in_table(thread, number), flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Numbers of a forked child's that are free, and that its pager threads are to have something at, taken meanwhile: what stores and pagers of the program's open does
-/// not come there, where it would be taken for that. Whoever uses one meets `EBADF`, as where there is nothing.
+/// Numbers of a forked child's that are free, and that its regions name, taken meanwhile: what stores and pagers of the program's open does
+/// not come there, where it would be taken for what the parent had. Whoever uses one meets `EBADF`, as where there is nothing.
 pub(crate) struct Reserved(Vec<Numbered>);
 
 impl Reserved {
@@ -101,8 +101,15 @@ impl Reserved {
         Reserved(taken)
     }
 
+    /// Gives back all but these.
+    pub(crate) fn keep_only(&mut self, numbers: &BTreeSet<RawFd>) {
+        let (kept, rest) = std::mem::take(&mut self.0).into_iter().partition(|there| numbers.contains(&there.number));
+        self.0 = kept;
+        drop(Reserved(rest));
+    }
+
     /// Those at which nothing has come meanwhile: a pager, or a store, may have put a file of its own there.
-    fn numbers(&self) -> impl Iterator<Item = RawFd> {
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = RawFd> {
         self.0.iter().filter(|there| there.check(borrow_number(there.number)).is_ok()).map(|there| there.number)
     }
 }
