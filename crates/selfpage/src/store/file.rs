@@ -88,6 +88,7 @@ impl FileStore {
     pub fn try_create(path: impl AsRef<Path>, capacity_bytes: u64) -> Result<FileStore, StoreError> {
         let path = path.as_ref();
         let object = path.display().to_string();
+        has_name(path)?;
         let count = blok_count(&object, capacity_bytes)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -124,6 +125,7 @@ impl FileStore {
     pub fn unnamed_in(dir: impl AsRef<Path>, capacity_bytes: u64) -> Result<FileStore, StoreError> {
         let dir = dir.as_ref();
         let object = format!("in {}", dir.display());
+        has_name(dir)?;
         let count = blok_count(&object, capacity_bytes)?;
         let mode = Mode::from_raw_mode(0o600);
         let file = match open(dir, OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE, mode) {
@@ -451,6 +453,19 @@ fn write_mark(file: &OwnedFd) -> io::Result<bool> {
         }
     }
     Err(Errno::INVAL.into())
+}
+
+/// That the path is not an empty one, by which the kernel finds nothing.
+fn has_name(path: &Path) -> Result<(), StoreError> {
+    if !path.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let cause = io::Error::new(io::ErrorKind::InvalidInput, "its name is empty");
+    Err(StoreError {
+        object: "\"\"".to_owned(),
+        cause,
+        remedy: "name a file, a device, or a directory (. for this one)",
+    })
 }
 
 /// The error for a file that cannot be made in `dir`. Some file systems say of a directory that is there, as of one that is not, that there is none.

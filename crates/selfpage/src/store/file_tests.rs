@@ -53,6 +53,14 @@ fn an_unnamed_store_has_no_name() {
 }
 
 #[test]
+fn an_empty_name_is_called_empty() {
+    for made in [FileStore::create("", 1 << 20), FileStore::unnamed_in("", 1 << 20)] {
+        let why = refusal(made);
+        assert!(why.contains("its name is empty") && !why.contains("no files can be made"), "{why}");
+    }
+}
+
+#[test]
 fn a_directory_without_files_of_ours_is_not_called_missing() {
     for made in [FileStore::unnamed_in("/proc", 1 << 20), FileStore::create("/proc/selfpage-store", 1 << 20)] {
         let why = refusal(made);
