@@ -57,7 +57,7 @@ impl WriteProtection {
 
     pub(super) fn arm(&self, range: Range<usize>) -> Result<()> {
         let (uffd, pagemap) = self.descriptors()?;
-        register(uffd, "arm", &range)?;
+        register(uffd, pagemap, "arm", &range)?;
         let protected = match self.holes {
             Holes::Found => pagemap.protect(range.start, range.end),
             Holes::Passed => Ok(()),
@@ -67,9 +67,9 @@ impl WriteProtection {
     }
 
     pub(super) fn disarm(&self, range: Range<usize>) -> Result<()> {
-        let (uffd, _) = self.descriptors()?;
+        let (uffd, pagemap) = self.descriptors()?;
         // So that what another userfaultfd watches is refused, which older kernels do not when it ends.
-        register(uffd, "disarm", &range)?;
+        register(uffd, pagemap, "disarm", &range)?;
         // SAFETY: owned-range: registered for writes only, so nobody waits there, and absent pages read as they did.
         unsafe { uffd.unregister(range.start, range.len()) }
             .map_err(|errno| Error::system("disarm", object(&range), errno))
@@ -89,7 +89,7 @@ impl WriteProtection {
         let marked = self
             .mark_unwatched(pagemap, &range, found)
             .map_err(|errno| Error::system(operation, object(&range), errno))?;
-        register(uffd, operation, &range)?;
+        register(uffd, pagemap, operation, &range)?;
         self.rearm(uffd, pagemap, &range, found).map_err(|errno| forget(uffd, pagemap, operation, &range, errno))?;
         if marked {
             found.end(&range);
@@ -228,7 +228,7 @@ impl Drop for WriteProtection {
     }
 }
 
-fn register(uffd: Uffd, operation: &'static str, range: &Range<usize>) -> Result<()> {
+fn register(uffd: Uffd, pagemap: Pagemap, operation: &'static str, range: &Range<usize>) -> Result<()> {
     // SAFETY: owned-range: for writes only, and with WP_ASYNC: no access waits.
     unsafe { uffd.register(range.start, range.len(), Modes::WP) }.map_err(|errno| {
         let why = SystemError::into_io(errno);
@@ -242,7 +242,9 @@ fn register(uffd: Uffd, operation: &'static str, range: &Range<usize>) -> Result
                 "part of it is a shared mapping of a file that was opened for reading only ({why}); leave that part out"
             ),
             Errno::BADF | Errno::NOTTY => format!("the program closed the tracker's descriptor ({why}); make a new tracker"),
-            _ => return Error::system(operation, object(range), errno),
+            // All of the above the kernel finds first. This it may meet at any mapping, and it watches those before by then, of which a page
+            // may be protected and written to: see `scan_and_rearm`.
+            _ => return forget(uffd, pagemap, operation, range, errno),
         };
         Error::new(Kind::Invalid, operation, object(range), cause)
     })

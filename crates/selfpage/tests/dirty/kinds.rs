@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use selfpage::Kind;
 use selfpage::dirty::{Dirty, DirtyTracker};
 
 use crate::child::forked;
 use crate::memory::{HUGE, HugePages, Memory, PAGE};
 use crate::swap::Swap;
+use crate::traps::{apart, mappings_allowed, use_up_mappings};
 use crate::{arm, fork, pages, tracker};
 
 #[test]
@@ -95,33 +97,75 @@ fn a_mapping_that_was_moved_counts_as_written() {
     });
 }
 
-/// The kernel watches neither of the two any more then, and the pages of one are protected still.
+/// Memory of three mappings that are armed but for the last, and of which mremap has moved the second to its place: the kernel makes one mapping
+/// of the first two then, and watches neither any more. The pages of the first are protected still. Where they begin, a third of the memory each.
+fn merged(tracker: &DirtyTracker) -> (Memory, [usize; 3]) {
+    const PAGES: usize = 16;
+    // What was a part of the same mapping before would be no part of it later.
+    let ((memory, first), (_around, other)) = (apart(3 * PAGES), apart(PAGES));
+    let len = PAGES * PAGE;
+    let (second, third) = (first + len, first + 2 * len);
+    (1..=PAGES).for_each(|page| memory.write(page, 1));
+    // SAFETY: both are the test's own, and nobody holds a reference into either.
+    let moved = unsafe {
+        tracker.arm(first..second).unwrap();
+        tracker.arm(other..other + len).unwrap();
+        libc::mremap(other as *mut _, len, len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, second)
+    };
+    assert_eq!(moved as usize, second);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(maps.contains(&format!("{first:x}-{third:x} ")), "they are not one mapping:\n{maps}");
+    (memory, [first, second, third])
+}
+
 #[test]
 fn mappings_that_mremap_has_merged_count_as_written() {
     // By itself: as above.
     forked(|| {
         let Some(tracker) = tracker() else { return };
         for scans in [DirtyTracker::scan, DirtyTracker::scan_and_rearm] {
-            let (memory, other, mut found) = (Memory::anonymous(32), Memory::anonymous(16), Dirty::new());
-            let first = memory.page(0)..memory.page(16);
-            (0..16).for_each(|page| memory.write(page, 1));
-            // SAFETY: the memory outlives the tracker.
-            unsafe { tracker.arm(first.clone()) }.unwrap();
-            arm(&tracker, &other);
-            let (from, flags) = (other.range(), libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
-            // SAFETY: both are the test's own, and nobody holds a reference into either.
-            let moved = unsafe { libc::mremap(from.start as *mut _, from.len(), from.len(), flags, first.end) };
-            assert_eq!(moved as usize, first.end);
+            let ((memory, [first, second, _]), mut found) = (merged(&tracker), Dirty::new());
             memory.write(5, 2);
-            scans(&tracker, first.clone(), &mut found).unwrap();
+            scans(&tracker, first..second, &mut found).unwrap();
             assert!(found.contains(memory.page(5)), "{found:?}");
             memory.write(6, 2);
-            tracker.scan_and_rearm(first.clone(), &mut found).unwrap();
+            tracker.scan_and_rearm(first..second, &mut found).unwrap();
             assert!(found.contains(memory.page(6)), "{found:?}");
             memory.write(7, 2);
-            tracker.scan_and_rearm(first, &mut found).unwrap();
+            tracker.scan_and_rearm(first..second, &mut found).unwrap();
             assert_eq!(pages(&memory, &found), [7]);
         }
+    });
+}
+
+/// The kernel watches the mappings before the one that it cannot split, and what is protected there may have been written to.
+#[test]
+fn a_range_that_can_be_watched_only_in_part_counts_as_written() {
+    // By itself: as above.
+    forked(|| {
+        type Operation = fn(&DirtyTracker, Range<usize>) -> selfpage::Result<()>;
+        let scan_and_rearm: Operation = |tracker, range| tracker.scan_and_rearm(range, &mut Dirty::new());
+        // SAFETY: the memory is the test's.
+        let arm: Operation = |tracker, range| unsafe { tracker.arm(range) };
+        let (Some(tracker), Some(allowed)) = (tracker(), mappings_allowed()) else { return };
+        let cases = [scan_and_rearm, arm, DirtyTracker::disarm].map(|operation| {
+            let (memory, bounds) = merged(&tracker);
+            // Else the kernel would make a part of it one with what is before.
+            // SAFETY: the test's own mapping.
+            assert_eq!(unsafe { libc::mprotect(bounds[2] as *mut _, 2 * PAGE, libc::PROT_READ) }, 0);
+            (operation, memory, bounds)
+        });
+        let all = use_up_mappings(allowed);
+        let seen = cases.each_ref().map(|(operation, memory, [first, _, third])| {
+            memory.write(5, 2);
+            let why = operation(&tracker, *first..third + PAGE).unwrap_err();
+            let mut found = Dirty::new();
+            tracker.scan(*first..*third, &mut found).unwrap();
+            (why.kind(), found.contains(memory.page(5)))
+        });
+        // Whoever panics needs memory.
+        drop(all);
+        assert_eq!(seen, [(Kind::OutOfSpace, true); 3]);
     });
 }
 

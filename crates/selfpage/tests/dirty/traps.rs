@@ -1,6 +1,5 @@
 //! The fallback where the kernel notes nothing: `mprotect` and `SIGSEGV`.
 
-use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use selfpage::Kind;
@@ -13,7 +12,7 @@ use crate::{Stop, arm, in_child, pages, skip};
 const MOST_MAPPINGS: usize = 1 << 20;
 
 /// Mappings that a process may have, or none where they are too many to be made.
-fn mappings_allowed() -> Option<usize> {
+pub fn mappings_allowed() -> Option<usize> {
     let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
     if allowed > MOST_MAPPINGS {
         skip::skip("mappings", &format!("{allowed} are allowed: sysctl -w vm.max_map_count={MOST_MAPPINGS}"));
@@ -22,21 +21,18 @@ fn mappings_allowed() -> Option<usize> {
     Some(allowed)
 }
 
-/// Has the process have as many mappings as it may, which is `allowed`: a mapping can be split no more.
-fn use_up_mappings(allowed: usize) {
-    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+/// Has the process have as many mappings as it may, which is `allowed`, until what it returns is dropped: a mapping can be split no more.
+pub fn use_up_mappings(allowed: usize) -> Memory {
     let pages = allowed + 16;
-    // SAFETY: a fresh mapping, of which parts are protected.
-    unsafe {
-        let start = libc::mmap(ptr::null_mut(), pages * PAGE, access, flags | libc::MAP_NORESERVE, -1, 0);
-        assert_ne!(start, libc::MAP_FAILED);
-        let split = |page: usize| libc::mprotect(start.byte_add(page * PAGE), PAGE, libc::PROT_READ) == 0;
-        assert!((1..pages).step_by(2).any(|page| !split(page)), "more mappings than allowed");
-    }
+    let memory = Memory::anonymous(pages);
+    // SAFETY: a part of a fresh mapping.
+    let split = |page: usize| unsafe { libc::mprotect(memory.page(page) as *mut _, PAGE, libc::PROT_READ) } == 0;
+    assert!((1..pages).step_by(2).any(|page| !split(page)), "more mappings than allowed");
+    memory
 }
 
 /// Memory that the kernel makes one mapping with no other.
-fn apart(pages: usize) -> (Memory, usize) {
+pub fn apart(pages: usize) -> (Memory, usize) {
     let memory = Memory::anonymous(pages + 2);
     for page in [0, pages + 1] {
         // SAFETY: the test's own mapping.
@@ -57,7 +53,7 @@ fn ranges_that_are_one_mapping_are_written_and_disarmed_where_it_cannot_be_split
             let mut found = Dirty::with_room(8 * PAGE);
             // SAFETY: the memory is the test's.
             (0..3).for_each(|index| unsafe { tracker.arm(part(index)).unwrap() });
-            use_up_mappings(allowed);
+            let _all = use_up_mappings(allowed);
             if written {
                 memory.write(12, 1);
                 tracker.scan(part(1), &mut found).unwrap();
@@ -125,7 +121,7 @@ fn a_range_that_is_one_mapping_with_others_stays_armed_where_it_cannot_be_split(
         assert_eq!(unsafe { libc::mprotect(range.end as *mut _, 16 * PAGE, libc::PROT_READ) }, 0);
         // SAFETY: as above.
         unsafe { tracker.arm(range.clone()).unwrap() };
-        use_up_mappings(allowed);
+        let _all = use_up_mappings(allowed);
         let why = tracker.disarm(range.clone()).unwrap_err();
         assert_eq!(why.kind(), Kind::OutOfSpace, "{why}");
         tracker.scan(range, &mut found).unwrap();
@@ -151,7 +147,7 @@ fn arming_that_ends_half_way_leaves_every_write_through() {
         // SAFETY: the memory is the test's.
         unsafe { tracker.arm(range.clone()).unwrap() };
         tracker.disarm(range.clone()).unwrap();
-        use_up_mappings(allowed);
+        let _all = use_up_mappings(allowed);
         // The first mapping is protected as a whole, and the second cannot be split.
         // SAFETY: as above.
         let why = unsafe { tracker.arm(range.clone()) }.unwrap_err();
