@@ -1,6 +1,6 @@
 //! A snapshot file, opened to be read.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -287,7 +287,7 @@ struct Chain {
 
 impl Chain {
     fn read(path: &Path, file: &File, header: &Header, current: Current) -> Result<Chain> {
-        let (mut pages, mut zero) = (HashMap::new(), Zero(Vec::new()));
+        let (mut pages, mut zero) = (HashMap::new(), Zero::default());
         let (mut in_core, mut cleared) = (Vec::new(), Vec::new());
         let (mut sequence, mut trailer_at) = (current.sequence, current.trailer_at);
         // From the newest back: what is known of a page already is newer.
@@ -321,26 +321,24 @@ impl Chain {
     }
 }
 
-/// Pages that are zero, as runs from first to end that ascend and do not meet: there may be more of them than there is memory for a note
-/// each.
-struct Zero(Vec<(u64, u64)>);
+/// Pages that are zero, as runs from first to end that do not meet: there may be more of them than there is memory for a note each. There may
+/// be as many snapshots, of which each adds a few.
+#[derive(Default)]
+struct Zero(BTreeMap<u64, u64>);
 
 impl Zero {
     fn contains(&self, page: u64) -> bool {
-        let after = self.0.partition_point(|run| run.0 <= page);
-        after.checked_sub(1).and_then(|at| self.0.get(at)).is_some_and(|run| page < run.1)
+        self.0.range(..=page).next_back().is_some_and(|(_, end)| page < *end)
     }
 
     fn add(&mut self, runs: &mut Vec<(u64, u64)>) {
-        self.0.append(runs);
-        self.0.sort_unstable();
-        self.0.dedup_by(|next, run| {
-            let meet = next.0 <= run.1;
-            if meet {
-                run.1 = run.1.max(next.1);
+        for (mut first, mut end) in runs.drain(..) {
+            while let Some((&before, &until)) = self.0.range(..=end).next_back().filter(|(_, until)| **until >= first) {
+                self.0.remove(&before);
+                (first, end) = (first.min(before), end.max(until));
             }
-            meet
-        });
+            self.0.insert(first, end);
+        }
     }
 }
 
@@ -393,4 +391,36 @@ fn table_parts(trailer: &Trailer) -> Option<(u64, u64, u64)> {
     let entries_bytes = trailer.entries.checked_mul(ENTRY_BYTES as u64)?;
     let runs = Some(trailer.runs).filter(|runs| *runs <= MOST_RUNS as u64)?;
     Some((entries_bytes, trailer.table_at.checked_add(entries_bytes)?, runs * RUN_BYTES as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With a look at each run in each addition it would take an hour.
+    #[test]
+    fn a_long_chain_adds_to_many_runs_of_zero_pages() {
+        const RUNS: u64 = 100_000;
+        let mut zero = Zero::default();
+        let mut runs: Vec<_> = (0..RUNS).rev().map(|run| (4 * run, 4 * run + 1)).collect();
+        zero.add(&mut runs);
+        for run in 0..RUNS {
+            zero.add(&mut runs);
+            runs.push((4 * run + 2, 4 * run + 3));
+            zero.add(&mut runs);
+        }
+        assert!((0..4 * RUNS).all(|page| zero.contains(page) == page.is_multiple_of(2)));
+        assert_eq!(zero.0.len() as u64, 2 * RUNS);
+    }
+
+    #[test]
+    fn runs_of_zero_pages_that_meet_are_one() {
+        let mut zero = Zero::default();
+        zero.add(&mut vec![(10, 20), (40, 50), (30, 35), (12, 15), (20, 22), (8, 10)]);
+        assert_eq!(zero.0, [(8, 22), (30, 35), (40, 50)].into());
+        zero.add(&mut vec![(21, 40), (60, 61)]);
+        assert_eq!(zero.0, [(8, 50), (60, 61)].into());
+        assert!([8, 49, 60].iter().all(|page| zero.contains(*page)));
+        assert!(![7, 50, 59, 61].iter().any(|page| zero.contains(*page)));
+    }
 }
