@@ -63,18 +63,10 @@ impl<const N: usize> Batch<N> {
     }
 
     /// Claims absent pages from `first` on, `stride` apart, within the region.
-    fn claim(&mut self, region: &Region, first: PageNo, stride: i64, count: u32, at_gap: AtGap) {
+    fn claim(&mut self, domain: &DomainState, region: &Region, first: PageNo, stride: i64, count: u32, at_gap: AtGap) {
         for step in 0..u64::from(count) {
             let page = PageNo(first.0.wrapping_add((stride as u64).wrapping_mul(step)));
-            let claimed = region.word(page).is_some_and(|word| {
-                let seen = word.load();
-                seen.state() == State::Absent
-                    && region.reaches(page)
-                    && !region.sets.inherited.contains(region.index(page))
-                    && !region.guarded.contains(region.index(page))
-                    && !seen.wishes().unmapped()
-                    && word.claim(seen)
-            });
+            let claimed = claim_unasked(domain, region, page);
             if (!claimed && at_gap == AtGap::Stop) || (claimed && !self.push(page)) {
                 return;
             }
@@ -255,6 +247,25 @@ enum AtGap {
     Skip,
 }
 
+/// Claims an absent page that nobody has asked for, if it may be brought in.
+fn claim_unasked(domain: &DomainState, region: &Region, page: PageNo) -> bool {
+    let index = region.index(page);
+    let claimed = region.word(page).is_some_and(|word| {
+        let seen = word.load();
+        seen.state() == State::Absent
+            && region.reaches(page)
+            && !region.sets.inherited.contains(index)
+            && !seen.wishes().unmapped()
+            && word.claim(seen)
+    });
+    // Only now: a page that is given up is absent before and after.
+    let guarded = claimed && region.guarded.contains(index);
+    if guarded {
+        domain.settle(region, page, Word::ABSENT);
+    }
+    claimed && !guarded
+}
+
 /// Fetches a claimed page, and with it those of `plan` that are cheap to have. How many bytes came from elsewhere.
 pub(super) fn fetch<const N: usize>(
     domain: &DomainState,
@@ -272,7 +283,7 @@ pub(super) fn fetch<const N: usize>(
             1 => pager.extent(region.index(page), plan.count).saturating_sub(1).min(plan.count - 1),
             _ => plan.count - 1,
         };
-        batch.claim(region, next, plan.stride, more, AtGap::Stop);
+        batch.claim(domain, region, next, plan.stride, more, AtGap::Stop);
     }
     batch.take_frames(domain, region, page);
     if batch.len == 0 {
@@ -327,7 +338,7 @@ pub(super) fn read_ahead(
     tripwire: Tripwire,
 ) -> Option<PageNo> {
     let mut batch = Batch::<{ MOST_AHEAD as usize }>::new();
-    batch.claim(region, first, chunk.stride, chunk.count, AtGap::Skip);
+    batch.claim(domain, region, first, chunk.stride, chunk.count, AtGap::Skip);
     let claimed = batch.len;
     let &(nearest, _) = batch.pages().first()?;
     batch.take_frames(domain, region, nearest);

@@ -288,12 +288,6 @@ fn look(domain: &DomainState, context: Context, region: &Region, page: PageNo, a
         return step;
     }
     match seen.state() {
-        // Where the program has taken the guard away the page is as one without.
-        State::Absent if region.guarded.contains(region.index(page)) && domain.mmu.present(page) => {
-            // A copy would replace the guard.
-            domain.mmu.wake_faulters(region.trap, page, 1);
-            Step::Done(Outcome::Retry)
-        }
         State::Absent if region.sets.inherited.contains(region.index(page)) => {
             inherit::inherit(domain, context, region, page)
         }
@@ -329,9 +323,16 @@ fn bring_in(
     if !word.claim(seen) {
         return Step::Again;
     }
+    let index = region.index(page);
+    // Only now: a page that is given up is absent before and after. Where the program has taken the guard away it is as one without.
+    if region.guarded.contains(index) && domain.mmu.present(page) {
+        // A copy would replace the guard.
+        domain.settle(region, page, Word::ABSENT);
+        domain.mmu.wake_faulters(region.trap, page, 1);
+        return Step::Done(Outcome::Retry);
+    }
     let ahead = if pager.reads_ahead() { ReadsAhead::Yes } else { ReadsAhead::No };
     let most = if context == Context::Trap { fill::MOST_IN_TRAP } else { fill::MOST_NOW };
-    let index = region.index(page);
     let plan = match region.asks_first.load(Ordering::Relaxed) {
         0 => region.streams.plan(index, domain.limits(most, ahead)),
         // What comes along with a page the handler would not be asked of.

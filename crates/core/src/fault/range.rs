@@ -253,6 +253,11 @@ fn supply_at(
         domain.stack.give(domain.mmu, frame, 1);
         return Step::Again;
     }
+    if region.guarded.contains(region.index(page)) {
+        // Given up since the look: a page that is given up is absent before and after.
+        domain.settle_absent(region, page, frame);
+        return Step::Again;
+    }
     domain.frames.set_zeroed(frame, Zeroed::Unknown);
     domain.frames.set_owner(frame, Some(page));
     if let Err(why) = fill(frame) {

@@ -2,12 +2,14 @@
 //! what it was, and yet something has happened to the page.
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
+use selfpage_core::fault::claim::with_emptied;
 use selfpage_core::fault::evict::trim_standby;
+use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::save::save;
-use selfpage_core::fault::{self, Outcome, copy_first, image, range};
+use selfpage_core::fault::{self, Fault, Outcome, copy_first, image, range};
 use selfpage_core::page::State;
 use selfpage_core::pager::Context;
-use selfpage_core::region::Region;
+use selfpage_core::region::{Access, Region};
 
 use crate::machine::halves;
 use crate::scheduler::{self, Role, State as Does};
@@ -190,6 +192,47 @@ fn what_is_taken_up_is_not_lost_where_it_cannot_be_mapped() {
         assert_eq!((word.state(), mmu.in_slot(word.frame())), (State::Aside, Some([7; 2])));
         mmu.check();
     });
+}
+
+fn fetch(stage: Stage) {
+    let fault = Fault { addr: stage.page.addr(), access: Access::Read, thread: 0 };
+    assert_eq!(fault::resolve(&stage.world.domain, Context::PagerThread, fault), Outcome::Retry);
+}
+
+fn read_ahead(stage: Stage) {
+    let domain = &stage.world.domain;
+    assert!(range::prefetch(domain, stage.region, stage.range()));
+    fault::serve(domain, fault::next_request(domain).unwrap());
+}
+
+fn supply(stage: Stage) {
+    let supplied = range::supply(&stage.world.domain, Context::Normal, stage.page, &[0; PAGE_BYTES]);
+    assert_eq!(supplied, Ok(Outcome::Violation));
+}
+
+/// An absent page that is given up is absent before and after: its word tells nothing.
+#[test]
+fn nothing_comes_in_the_place_of_a_guard_that_came_meanwhile() {
+    for brings_in in [fetch, read_ahead, supply] {
+        on_stage(0, |stage| {
+            let (domain, mmu) = (&stage.world.domain, stage.world.mmu);
+            protect::protect(domain, stage.range(), Protection::Read).unwrap();
+            scheduler::spawn("brings in", Role::Domain, move || brings_in(stage));
+            scheduler::spawn("gives up", Role::Domain, move || {
+                scheduler::block(Does::Watching);
+                // Until the step behind that look.
+                scheduler::block(Does::Asleep { word: 0, deadline_ns: scheduler::now_ns() + 1 });
+                let guard = || {
+                    stage.region.guarded.insert(stage.index());
+                    mmu.put(stage.page, 7);
+                };
+                assert_eq!(with_emptied(domain, stage.page, guard), Ok(Some(())));
+            });
+            scheduler::run_by_looks().unwrap();
+            assert_eq!((stage.word().0, mmu.read(stage.page)), (State::Absent, Some([7; 2])));
+            mmu.check();
+        });
+    }
 }
 
 /// A clone's cut, which comes in the middle of an image, arms a page that was written to since, and went: it looks as it did when the
