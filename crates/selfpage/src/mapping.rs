@@ -170,7 +170,8 @@ impl Region {
     /// The range is not in the region, or does not begin and end with a page.
     pub fn first_held(&self, offset_bytes: usize, len_bytes: usize) -> Result<Option<Range<usize>>> {
         let range = self.whole_pages("look at", offset_bytes, len_bytes)?;
-        let held = presence::first_held(self.inner().state(), range);
+        let (inner, state) = (self.inner(), self.inner().state());
+        let held = inner.undisturbed(move || presence::first_held(state, range));
         Ok(held.map(|held| {
             let start = self.core().index(held.first) as usize * PAGE_BYTES;
             start..start + held.count as usize * PAGE_BYTES

@@ -94,6 +94,17 @@ fn a_handler_forks_while_a_domain_ends() {
     .well();
 }
 
+#[test]
+fn a_handler_forks_while_a_region_is_looked_through() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let store = MemoryStore::new(1 << 22).unwrap();
+        let region = domain.region(1 << 30).stored(store).unwrap();
+        forking(|| assert_eq!(let_fork(|| region.first_held(0, 1 << 30)).unwrap(), None));
+    })
+    .well();
+}
+
 /// A program of its own, by a fork: what is to be done in between is no affair of posix_spawn's.
 fn run_true() -> io::Result<()> {
     let mut command = Command::new("/bin/true");
