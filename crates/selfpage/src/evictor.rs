@@ -1,6 +1,7 @@
 //! The evictor keeps a reserve of frames ready, and the saver saves what it unmapped. Neither is ever waited for by a fill
 //! as long as a clean page can be found.
 
+use std::num::NonZeroU32;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use selfpage_core::fault::evict::{self, Evicted};
 use selfpage_core::fault::{sample, save};
 use selfpage_core::shortage::Shortage;
+use selfpage_core::stack;
 
 use crate::domain::Inner;
 use crate::fork;
@@ -116,6 +118,14 @@ pub(crate) fn run(inner: &Inner) {
                 // Pages that fail are asked for by nobody, and the pins may have ended.
                 stack.demand.wanted.wait(state.mmu, seen, unasked_us);
                 unasked_us = (2 * unasked_us).min(UNASKED_MOST_US);
+                if stack.no_memory() {
+                    // Whether the system has some again nobody else may ask for.
+                    stack::claim_ahead(state, NonZeroU32::MIN);
+                }
+                if stack.ready() > 0 {
+                    // Others have given back fewer than the reserve, and no page can go for more.
+                    inner.starved.end(state);
+                }
             }
             (vain, patience_ns) = (None, PATIENCE_ASKED_AGAIN_NS);
         }

@@ -130,6 +130,27 @@ fn all_by_the_kernel() {
     }
 }
 
+/// Fewer frames than the reserve, which the evictor cannot make more of: no page can go.
+#[test]
+fn a_page_that_failed_is_had_with_one_frame() {
+    for (trap, name) in TRAPS {
+        in_child(here!(), name, || {
+            tried::catch();
+            let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+            let mut region = domain.region(4 * FRAMES * PAGE).trap(trap).zero().unwrap();
+            let used =
+                (0..pages(&region)).take_while(|page| tried::write(tried::word(&region, *page), 7).is_ok()).count();
+            let failed = tried::word(&region, used);
+            assert_eq!(tried::read(failed), Err(libc::SIGBUS));
+            region.discard(0, PAGE).unwrap();
+            crate::scenario::until("the page that failed is had", || tried::read(failed) == Ok(0));
+            let error = region.pin((used + 1) * PAGE, PAGE).unwrap_err();
+            assert_eq!(error.kind(), Kind::Held, "that was the only one: {error}");
+        })
+        .well();
+    }
+}
+
 #[test]
 fn all_by_pins_when_a_clone_needs_a_frame() {
     for (trap, name) in TRAPS {
