@@ -58,9 +58,11 @@ pub fn try_anew(domain: &DomainState, page: PageNo) {
 /// on it must be told, and must not see anything else in its place. A page that has been brought in meanwhile stays as it
 /// is, wherever it is by now. `false`: whoever is stopped there could not be woken.
 ///
+/// `note` is done once it fails, before anybody can close the gate.
+///
 /// # Context
-/// PagerThread, outside the gate.
-pub fn poison(domain: &DomainState, page: PageNo) -> bool {
+/// PagerThread, outside the gate; `note` runs inside, and waits for nobody.
+pub fn poison(domain: &DomainState, page: PageNo, note: impl FnOnce()) -> bool {
     loop {
         let inside = domain.gate.enter(domain.mmu);
         let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?)))
@@ -74,6 +76,7 @@ pub fn poison(domain: &DomainState, page: PageNo) -> bool {
                 if word.claim(seen) {
                     let told = domain.mmu.poison(region.trap, page);
                     domain.settle(region, page, Word::new(State::Poisoned, Frame(0)));
+                    note();
                     return told;
                 }
             }

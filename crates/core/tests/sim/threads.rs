@@ -68,7 +68,7 @@ fn reader(world: &'static World) {
             }
             Outcome::Failed(_) => {
                 scheduler::step_aside("poison");
-                fault::poison::poison(&world.domain, page);
+                fault::poison::poison(&world.domain, page, || ());
             }
             other => panic!("{page:?} is {other:?}"),
         }
