@@ -201,7 +201,7 @@ impl Region {
 
     /// Makes the region's mapping of `[offset, offset+len)` anew, empty and with that access, where something else was mapped
     /// over it. Call it in [`Region::while_empty`]'s place. With access nobody is refused in between, and what other threads write there from
-    /// the moment on in which the mapping is new stays.
+    /// the moment on in which the mapping is new stays; or, where there is no frame for it, the page is given up, and refuses every access.
     ///
     /// For `selfpage run` alone: `Access` is a type of core's.
     ///
@@ -238,7 +238,7 @@ impl Region {
 
     /// Takes up the pages that other threads have used before the region heard of faults there, and the kernel gave memory.
     fn take_up(&self, range: PageRange) {
-        let (inner, state) = (self.inner(), self.inner().state());
+        let (inner, state, bound) = (self.inner(), self.inner().state(), &*self.bound);
         let mut in_core = [0; 4096];
         for at in (0..range.count).step_by(in_core.len()) {
             let first = range.first.plus(at);
@@ -256,9 +256,11 @@ impl Region {
                     }
                 };
                 if let Outcome::Failed(failure) = taken {
-                    // As where there is no frame for a fault.
-                    inner.report("SIGBUS", page, failure);
-                    inner.on_pager_thread(move || inner.starved.poison(state, page, failure));
+                    // Nobody else has what was written there: not even whoever asks for the page by name may find zeros in its place.
+                    inner.undisturbed(move || {
+                        let why = format_args!("{failure}; what was written to it as it was mapped anew is given up");
+                        bound.give_up_since(inner, page, why);
+                    });
                 }
             }
         }

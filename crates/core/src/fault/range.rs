@@ -8,9 +8,7 @@ use core::num::NonZeroU32;
 use super::claim::{drop_claimed, drop_unmovable};
 use super::evict::{Evicted, Room, decide, list_standby, move_out};
 use super::presence::not_away;
-use super::{
-    Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, poison, refused, request, resolve, save,
-};
+use super::{Failure, Fault, Outcome, PAUSE_US, Request, Step, copy_first, fill, refused, request, resolve, save};
 use crate::addr::{Frame, PageBytes, PageNo, PageRange};
 use crate::cut::CutWait;
 use crate::domain::DomainState;
@@ -189,7 +187,7 @@ pub fn supply(domain: &DomainState, context: Context, page: PageNo, contents: &P
 /// # Errors
 /// As for [`supply`].
 pub fn take_up(domain: &DomainState, page: PageNo) -> Result<Outcome, CutWait> {
-    let taken = settle_drop(domain, Context::Normal, &mut FrameWait::default(), page, |region| {
+    settle_drop(domain, Context::Normal, &mut FrameWait::default(), page, |region| {
         if !domain.mmu.present(page) {
             return Step::Done(Outcome::Resolved);
         }
@@ -204,11 +202,7 @@ pub fn take_up(domain: &DomainState, page: PageNo) -> Result<Outcome, CutWait> {
             Step::Done(Outcome::Failed(Failure::Machine(Refusal::Hole))) => Step::Done(Outcome::Resolved),
             step => step,
         }
-    });
-    if let Ok(Outcome::Failed(_)) = taken {
-        poison::note_failure(domain, page);
-    }
-    taken
+    })
 }
 
 /// The machine would not map a claimed page back, and `frame` has the only copy of it: whoever uses the page meets what is the matter.

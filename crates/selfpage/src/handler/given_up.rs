@@ -2,6 +2,7 @@
 //! comes there before they are discarded.
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::sync::atomic::Ordering;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
@@ -23,18 +24,22 @@ impl Bound {
     /// takes a guard: what the page holds goes, once a clone and the image of a snapshot that need it have it, and nothing comes there until it
     /// is discarded. Where a pager thread would have to wait for that image it gives nothing up: the access is tried again.
     pub(crate) fn give_up(&self, inner: &Inner, page: PageNo, why: Errno) {
+        let remedy = match why {
+            Errno::PERM => "leave out mseal",
+            _ => MORE_MAPPINGS,
+        };
+        let why =
+            format_args!("to refuse the access what the page holds is given up: mprotect fails with {why}; {remedy}");
+        self.give_up_since(inner, page, why);
+    }
+
+    /// The same for another reason, which is told.
+    pub(crate) fn give_up_since(&self, inner: &Inner, page: PageNo, why: fmt::Arguments<'_>) {
         let (state, index, on_pager_thread) = (inner.state(), self.core().index(page), is_pager_thread(thread::id()));
         if on_pager_thread && self.core().sets.pending.contains(index) {
             return;
         }
         if !self.asking.given_up.contains(index) {
-            let remedy = match why {
-                Errno::PERM => "leave out mseal",
-                _ => MORE_MAPPINGS,
-            };
-            let why = format_args!(
-                "to refuse the access what the page holds is given up: mprotect fails with {why}; {remedy}"
-            );
             let offset = index as usize * PAGE_BYTES;
             // First: the signal may end the program.
             error::tell_of_signal("SIGSEGV or SIGBUS", self.given_name(), self.start(), offset, why);
@@ -47,7 +52,7 @@ impl Bound {
                 Err(Undone::AwaitCut(wait)) if !on_pager_thread => wait.sleep(&state.cut, state.mmu),
                 // Its clone cannot have it, so nobody has: there it is given up too, and is owed no more.
                 Err(Undone::Failed(_)) => match self.heir_of(inner, page) {
-                    Some((clone, there)) => clone.bound.give_up(inner, there, why),
+                    Some((clone, there)) => clone.bound.give_up_since(inner, there, why),
                     None => return,
                 },
                 _ => return,

@@ -3,11 +3,13 @@
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 use io_uring::IoUring;
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
 use selfpage::{Config, Domain, Kind, Locking, Protection, Region, Trap};
+use selfpage_core::linux::memory::Access;
 
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
 use crate::tried;
@@ -146,6 +148,80 @@ fn a_page_that_failed_is_had_with_one_frame() {
             crate::scenario::until("the page that failed is had", || tried::read(failed) == Ok(0));
             let error = region.pin((used + 1) * PAGE, PAGE).unwrap_err();
             assert_eq!(error.kind(), Kind::Held, "that was the only one: {error}");
+        })
+        .well();
+    }
+}
+
+/// Changes the rights of many pages until it is to stop: whoever changes another mapping waits.
+fn keep_mappings_busy(stop: &AtomicBool) {
+    const LEN: usize = 16 << 20;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+    // SAFETY: test: a mapping of its own.
+    unsafe {
+        let own = libc::mmap(std::ptr::null_mut(), LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        while !stop.load(SeqCst) {
+            for prot in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
+                assert_eq!(libc::mprotect(own, LEN, prot), 0);
+            }
+        }
+    }
+}
+
+/// What other threads write to a part that is mapped anew, before its region hears of that, is in those pages alone. One that cannot have a
+/// frame then is lost: it may not come back as zero when there are frames, or when it is asked for by name.
+#[test]
+fn what_was_written_as_a_part_was_restored_never_reads_as_zero() {
+    // Locked pages take no guard.
+    for locking in [Locking::WherePermitted, Locking::Never] {
+        in_child(here!(), &format!("{locking:?}"), || {
+            tried::catch();
+            let (_domain, mut region) = over(Domain::with_frames(FRAMES * PAGE).locking(locking), Trap::Worker);
+            let (part, stop) = ((pages(&region) - 1) * PAGE, AtomicBool::new(false));
+            let word = region.as_ptr().addr() + part;
+            let mut held = 0;
+            while region.pin(held * PAGE, PAGE).is_ok() {
+                held += 1;
+            }
+            let map_over = move || {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                let prot = libc::PROT_READ | libc::PROT_WRITE;
+                // SAFETY: test: the page is not used any more.
+                unsafe { libc::mmap(word as *mut libc::c_void, PAGE, prot, flags, -1, 0).addr() }
+            };
+            let writes_until_it_fails = |begun: &AtomicBool| {
+                while tried::write(word as *mut u64, 7).is_ok() {
+                    begun.store(true, SeqCst);
+                }
+            };
+            std::thread::scope(|scope| {
+                scope.spawn(|| keep_mappings_busy(&stop));
+                let lost = (0..200).any(|_| {
+                    // SAFETY: test: nobody holds a reference into the page.
+                    assert_eq!(unsafe { region.while_empty(part, PAGE, map_over) }.unwrap(), word);
+                    let begun = AtomicBool::new(false);
+                    std::thread::scope(|scope| {
+                        scope.spawn(|| writes_until_it_fails(&begun));
+                        while !begun.load(SeqCst) {
+                            std::thread::yield_now();
+                        }
+                        // SAFETY: test: as above.
+                        unsafe { region.restore(part, PAGE, Access::ReadWrite) }.unwrap();
+                    });
+                    // Else the other thread came too late, and nothing of it is lost.
+                    region.pin(part, PAGE).unwrap_err().kind() == Kind::Lost
+                });
+                stop.store(true, SeqCst);
+                assert!(lost, "nobody wrote in time");
+            });
+            region.unpin(0, held * PAGE).unwrap();
+            // As long as it takes to find out that there are frames, and more.
+            std::thread::sleep(Duration::from_secs(2));
+            assert!(tried::read(word as *const u64).is_err());
+            assert_eq!(region.pin(part, PAGE).unwrap_err().kind(), Kind::Lost);
+            check_pages(&region, 0..pages(&region) - 1);
+            region.discard(part, PAGE).unwrap();
+            assert_eq!(tried::read(word as *const u64), Ok(0));
         })
         .well();
     }
