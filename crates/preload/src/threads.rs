@@ -71,7 +71,10 @@ fn counts() -> bool {
 fn watch() {
     let key = KEY.load(Ordering::Relaxed);
     if key != u32::MAX {
-        COUNTED.set(thread::id());
+        // A filter may forbid to ask, and `exit` does not look under one.
+        if !filters::are_set() {
+            COUNTED.set(thread::id());
+        }
         // SAFETY: c-library: a key that was created; the value is a number, the round to come.
         unsafe { libc::pthread_setspecific(key, std::ptr::without_provenance(1)) };
     }

@@ -62,6 +62,11 @@ fn a_childs_filter_is_its_own() {
 }
 
 #[test]
+fn a_filter_may_forbid_to_ask_which_thread_one_is() {
+    ends("starts_threads", 8);
+}
+
+#[test]
 fn a_filter_may_forbid_to_look_for_the_last_thread() {
     ends("last_by_return", 0);
 }

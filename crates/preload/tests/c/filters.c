@@ -149,6 +149,13 @@ static void saver_panics(void) {
   CHECK(!filter(FOR_ALL_THREADS, calls, sizeof calls / sizeof *calls, SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_ALLOW));
   for (size_t i = 0; i < LEN / 8; i += P / 8) block[i] = ~i;
 }
+static void *nothing(void *of) { return of; }
+static void starts_threads(void) {
+  pthread_t thread;
+  forbid(SYS_gettid, SECCOMP_RET_KILL_PROCESS), work();
+  for (int i = 0; i < 8; i++) CHECK(!pthread_create(&thread, 0, nothing, 0) && !pthread_join(thread, 0));
+  say_ok(), _exit(8);
+}
 static void executed(void) {
   forbid(SYS_unshare, SECCOMP_RET_ERRNO | ENOSYS);
   execl("/bin/echo", "echo", "ok", (char *)0);
@@ -158,7 +165,8 @@ static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
-  CASE(executed), CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
+  CASE(executed), CASE(starts_threads),
+  CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
 int main(int argc, char **argv) {
   self = argv[0];
   return has_done(cases, sizeof cases / sizeof *cases, argc, argv) ? 1 : 2;
