@@ -47,7 +47,7 @@ use crate::starved::Starved;
 use crate::stats::Stats;
 use crate::store::Nowhere;
 use crate::trap::handlers::Handlers;
-use crate::trap::{errand, stack, thread};
+use crate::trap::{ask, errand, stack, thread};
 use crate::turn::Turns;
 use crate::{descriptors, trace};
 
@@ -531,16 +531,11 @@ impl Inner {
             return callback(page.addr().0, failure);
         }
         let inside = self.state.gate.enter(self.state.mmu);
-        let (index, range) = match self.state.regions.find(page) {
-            Some(region) => (region.index(page), region.range),
-            None => return,
-        };
+        let Some(region) = self.state.regions.find(page) else { return };
+        let (name, start, index) = (ask::name_of(region), region.range.first.addr().0, region.index(page));
+        // Standard error may be slow.
         drop(inside);
-        // Here nobody may wait for a lock: without it the region goes without its name.
-        let regions = self.regions.try_lock().ok();
-        let name =
-            regions.as_ref().and_then(|regions| regions.get(&range.first.0)).map_or("", |bound| bound.given_name());
-        error::tell_of_signal(signal, name, range.first.addr().0, index as usize * PAGE_BYTES, failure);
+        error::tell_of_signal(signal, &name, start, index as usize * PAGE_BYTES, failure);
     }
 }
 

@@ -280,13 +280,21 @@ pub(crate) fn unless_it_panics<T>(work: impl FnOnce() -> T) -> Option<T> {
     None
 }
 
+/// As much of a region's name as a line of our own has room for.
+pub(crate) const MOST_OF_NAME: usize = 200;
+
+/// The end of a name.
+pub(crate) fn end_of_name(name: &str) -> &str {
+    (name.len().saturating_sub(MOST_OF_NAME)..).find_map(|from| name.get(from..)).unwrap_or("")
+}
+
 /// Says in one line on standard error why an access to the region at `start` ends with this signal. A region without a name of its own has
 /// an empty one.
 ///
 /// # Context
 /// Trap: this neither allocates nor locks.
 pub(crate) fn tell_of_signal(signal: &str, name: &str, start: usize, offset_bytes: usize, why: impl fmt::Display) {
-    let name = (name.len().saturating_sub(200)..).find_map(|from| name.get(from..)).unwrap_or("");
+    let name = end_of_name(name);
     let space = if name.is_empty() { "" } else { " " };
     let mut line = arrayvec::ArrayString::<512>::new();
     let _ = writeln!(line, "selfpage: {signal}: region {name}{space}at {start:#x}, offset {offset_bytes}: {why}");

@@ -4,11 +4,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use arrayvec::ArrayString;
 use selfpage_core::addr::PageNo;
 use selfpage_core::fault::{Fault, Outcome};
+use selfpage_core::region::Region;
 
 use crate::domain::Inner;
-use crate::error;
+use crate::error::{self, MOST_OF_NAME};
 use crate::handler::{Answer, FaultKind, MemoryFault, Trouble};
 use crate::region::Bound;
 
@@ -23,6 +25,17 @@ pub(super) fn kind(outcome: Outcome) -> Option<FaultKind> {
         Outcome::Missing => Some(FaultKind::Missing),
         _ => None,
     }
+}
+
+/// What the program calls a region: as much of its end as a line holds.
+///
+/// # Context
+/// Trap, inside the gate in which the region was found.
+pub(crate) fn name_of(region: &Region) -> ArrayString<MOST_OF_NAME> {
+    let keeper = region.keeper.load(Ordering::Acquire).cast_const().cast::<Bound>();
+    // SAFETY: handler-kept: a region in the map is in its domain's list, which holds a count of it.
+    let name = unsafe { keeper.as_ref() }.map_or("", Bound::given_name);
+    ArrayString::from(error::end_of_name(name)).unwrap_or_default()
 }
 
 /// A region whose handler is asked, and its domain, kept while it is: nothing else is held then. A thread of the domain's drops it before

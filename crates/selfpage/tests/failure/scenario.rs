@@ -105,7 +105,14 @@ impl Ended {
     /// It came to its end.
     #[track_caller]
     pub fn well(self) {
+        self.and_said();
+    }
+
+    /// It came to its end, and said this. `None` in its own process.
+    #[track_caller]
+    pub fn and_said(self) -> Option<String> {
         assert!(self.status.success(), "{}:\n{}", self.status, self.said);
+        (!inside()).then_some(self.said)
     }
 
     /// A signal ended it, after it had said all this.

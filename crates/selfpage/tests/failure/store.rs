@@ -327,6 +327,26 @@ fn a_damaged_page_is_noticed() {
 }
 
 #[test]
+fn several_threads_that_fail_at_once_are_all_told_of_by_the_name_of_the_region() {
+    const THREADS: usize = 4;
+    let ended = in_child(here!(), "", || {
+        tried::catch();
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("store");
+        let store = FileStore::create(&path, (8 * FRAMES * PAGE) as u64).unwrap();
+        let (_domain, region) = numbered_over(Trap::Upcall, Arc::new(store));
+        damage(&path);
+        std::thread::scope(|scope| {
+            (0..THREADS).for_each(|_| drop(scope.spawn(|| unreadable(&region, Kind::Lost))));
+        });
+    });
+    let Some(said) = ended.and_said() else { return };
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("SIGBUS: region")).collect();
+    let nameless = lines.iter().filter(|line| !line.contains("region heap at 0x")).count();
+    assert!(lines.len() > THREADS * FRAMES && nameless == 0, "{nameless} of {} lines lack the name", lines.len());
+}
+
+#[test]
 fn damaged_pages_are_lost_and_the_others_right() {
     for trap in TRAPS {
         in_child(here!(), name(trap), || {

@@ -5,7 +5,8 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
-use rustix::thread::{Pid, gettid, sched_yield};
+use rustix::thread::sched_yield;
+use selfpage_core::linux::thread;
 
 use super::descriptor::{above_low_numbers, release_number, take_number};
 use super::transfer::{Batch, Direction};
@@ -21,7 +22,7 @@ const BATCHES_ALONE: u32 = 256;
 /// thread's table, or in a forked child. There it must not be closed.
 pub struct Ring {
     ring: ManuallyDrop<IoUring>,
-    owner: Pid,
+    owner: u32,
     /// Its number where that is taken, so that no file of a region's comes there.
     number: Option<RawFd>,
     /// How many batches are still not given to the kernel.
@@ -37,7 +38,7 @@ impl Ring {
         // Its number is in what it keeps, and cannot be changed.
         let ring = above_low_numbers(|| IoUring::builder().dontfork().build(DEPTH as u32))?;
         let number = Some(ring.as_raw_fd()).filter(|number| take_number(*number));
-        Ok(Ring { ring: ManuallyDrop::new(ring), owner: gettid(), number, alone: 0 })
+        Ok(Ring { ring: ManuallyDrop::new(ring), owner: thread::id(), number, alone: 0 })
     }
 
     /// Works off every request, up to [`DEPTH`] at a time.
@@ -122,7 +123,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        if gettid() == self.owner {
+        if thread::id() == self.owner {
             // SAFETY: ring-own-thread: this is the last use, on the thread in whose table the descriptor lies.
             unsafe { ManuallyDrop::drop(&mut self.ring) };
             self.number.into_iter().for_each(release_number);

@@ -6,8 +6,7 @@ use std::os::fd::RawFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use rustix::thread::{Pid, gettid};
-use selfpage_core::linux::signal;
+use selfpage_core::linux::{signal, thread};
 
 use super::transfer::{Batch, Direction, Request};
 use crate::pthread::{self, Pthread};
@@ -24,7 +23,7 @@ const STACK_BYTES: usize = 256 << 10;
 pub struct Workers {
     shared: Arc<Shared>,
     threads: Vec<Pthread>,
-    owner: Pid,
+    owner: u32,
 }
 
 struct Shared {
@@ -64,7 +63,7 @@ impl Workers {
             stop: false,
         };
         let shared = Arc::new(Shared { work: Mutex::new(work), begin: Condvar::new(), end: Condvar::new() });
-        let mut workers = Workers { shared, threads: Vec::with_capacity(THREADS), owner: gettid() };
+        let mut workers = Workers { shared, threads: Vec::with_capacity(THREADS), owner: thread::id() };
         for _ in 0..THREADS {
             workers.threads.push(start(Arc::clone(&workers.shared))?);
         }
@@ -95,7 +94,7 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         let threads = std::mem::take(&mut self.threads).into_iter();
-        if gettid() != self.owner {
+        if thread::id() != self.owner {
             // In a forked child there are none.
             return threads.for_each(std::mem::forget);
         }
