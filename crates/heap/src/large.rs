@@ -61,7 +61,7 @@ fn let_go_in_child() {
 /// whose reader allocates, may wait for what handlers hold that were installed before this.
 pub fn hold_streams_over_forks() {
     let (hold, let_go) = (crate::selfpage_streams_hold_over_fork, crate::selfpage_streams_let_go_after_fork);
-    // SAFETY: c-library: as above.
+    // SAFETY: c-library: functions that stay loaded.
     unsafe { libc::pthread_atfork(Some(hold), Some(let_go), Some(crate::selfpage_streams_let_go_in_child)) };
 }
 

@@ -27,14 +27,18 @@ pub(super) fn kind(outcome: Outcome) -> Option<FaultKind> {
     }
 }
 
+/// What the library keeps with a region of the map; null: nothing yet.
+fn keeper(region: &Region) -> *const Bound {
+    region.keeper.load(Ordering::Acquire).cast_const().cast()
+}
+
 /// What the program calls a region: as much of its end as a line holds.
 ///
 /// # Context
 /// Trap, inside the gate in which the region was found.
 pub(crate) fn name_of(region: &Region) -> ArrayString<MOST_OF_NAME> {
-    let keeper = region.keeper.load(Ordering::Acquire).cast_const().cast::<Bound>();
     // SAFETY: handler-kept: a region in the map is in its domain's list, which holds a count of it.
-    let name = unsafe { keeper.as_ref() }.map_or("", Bound::given_name);
+    let name = unsafe { keeper(region).as_ref() }.map_or("", Bound::given_name);
     ArrayString::from(error::end_of_name(name)).unwrap_or_default()
 }
 
@@ -54,7 +58,7 @@ impl Asked {
     pub(crate) fn about(inner: &Inner, page: PageNo) -> Option<Asked> {
         let state = inner.state();
         let _inside = state.gate.enter(state.mmu);
-        let keeper = state.regions.find(page)?.keeper.load(Ordering::Acquire).cast_const().cast::<Bound>();
+        let keeper = keeper(state.regions.find(page)?);
         if keeper.is_null() {
             return None;
         }
@@ -107,7 +111,7 @@ impl Asked {
         drop(own);
         let state = inner.state();
         let _inside = state.gate.enter(state.mmu);
-        let keeper = state.regions.find(page).map(|region| region.keeper.load(Ordering::Acquire).cast_const().cast());
+        let keeper = state.regions.find(page).map(keeper);
         if keeper == Some(Arc::as_ptr(&bound)) {
             // The domain's list has a count as long as we are inside.
             drop(bound);

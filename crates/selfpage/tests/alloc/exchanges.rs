@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use selfpage::alloc;
 
+use crate::input::data_bytes;
 use crate::own_process;
 use crate::skip::skip;
 
@@ -31,6 +32,15 @@ fn places(len_bytes: usize) -> impl Iterator<Item = usize> {
 fn holds(block: NonNull<u8>, len_bytes: usize, mark: u8) -> bool {
     // SAFETY: within the block.
     places(len_bytes).all(|at| unsafe { block.add(at).read() } == mark)
+}
+
+/// Exchanges blocks of the program's that are marked 1 and 2, three times.
+fn change_places(a: NonNull<u8>, b: NonNull<u8>, len_bytes: usize) {
+    for _ in 0..3 {
+        // SAFETY: both are ours.
+        assert!(unsafe { alloc::exchange(a, b) });
+    }
+    assert!(holds(a, len_bytes, 2) && holds(b, len_bytes, 1));
 }
 
 /// Whether a line of /proc/self/maps or smaps is the one of the mapping that an address is in.
@@ -100,10 +110,7 @@ fn check_blocks_of(len: usize, access_behind: &str) {
     unsafe {
         assert!(alloc::resize_in_place(a, len));
         places(len).for_each(|at| a.add(at).write(1));
-        for _ in 0..3 {
-            assert!(alloc::exchange(a, b));
-        }
-        assert!(holds(a, len, 2) && holds(b, len, 1));
+        change_places(a, b, len);
         for block in [a, b] {
             assert_eq!(access(block.as_ptr() as usize + len - 1), "rw-p");
             assert_eq!(access(block.as_ptr() as usize + 700 * MIB), access_behind);
@@ -181,11 +188,7 @@ fn it_goes_on_where_no_more_may_be_opened() {
         let limit = libc::rlimit { rlim_cur: 700 << 20, rlim_max: libc::RLIM_INFINITY };
         // SAFETY: a valid limit.
         unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
-        for _ in 0..3 {
-            // SAFETY: both are ours.
-            assert!(unsafe { alloc::exchange(a, b) });
-        }
-        assert!(holds(a, len, 2) && holds(b, len, 1));
+        change_places(a, b, len);
     });
 }
 
@@ -197,20 +200,13 @@ fn it_goes_on_where_only_a_freed_block_leaves_memory() {
         let len = 150 * MIB;
         let (a, b) = (marked(len, 1), marked(len, 2));
         let freed = marked(2 * len, 3);
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
-        let data = line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10;
-        let limit = libc::rlimit { rlim_cur: data + (100 << 20), rlim_max: libc::RLIM_INFINITY };
+        let limit = libc::rlimit { rlim_cur: data_bytes() + (100 << 20), rlim_max: libc::RLIM_INFINITY };
         // SAFETY: a valid limit; freed is ours, and forgotten.
         unsafe {
             libc::setrlimit(libc::RLIMIT_DATA, &raw const limit);
             alloc::free(freed);
         }
-        for _ in 0..3 {
-            // SAFETY: both are ours.
-            assert!(unsafe { alloc::exchange(a, b) });
-        }
-        assert!(holds(a, len, 2) && holds(b, len, 1));
+        change_places(a, b, len);
     });
 }
 

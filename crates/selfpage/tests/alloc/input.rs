@@ -141,7 +141,7 @@ fn blocks_move_where_neither_limits_nor_memory_are_told() {
 }
 
 /// What RLIMIT_DATA counts of this process.
-fn data_bytes() -> u64 {
+pub fn data_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmData:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
