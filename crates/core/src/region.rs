@@ -137,13 +137,29 @@ impl Region {
         unsafe { self.pager.load(Ordering::Acquire).as_ref() }.map(|pager| *pager as &dyn Pager)
     }
 
-    /// Makes it a clone of `source`, which has none. [`Region::part`] ends that.
+    /// Makes it a clone of `source` before it is in the map: it lacks every page, and whoever asks for one waits for the cut, which
+    /// [links](Region::link) the two. At its addresses a region may have been whose faults somebody is at still.
     ///
     /// # Safety
-    /// *region-in-map*: both are in the map, and part before either leaves it.
-    pub unsafe fn link(&self, source: &Region) {
+    /// *region-in-map*: `source` is in the map, and does not leave it before the two have [parted](Region::part).
+    pub unsafe fn clone_of(&self, source: &Region) {
+        self.sets.inherited.fill(self.range.count);
         self.source.store(ptr::from_ref(source).cast_mut(), Ordering::Release);
-        source.heir.store(ptr::from_ref(self).cast_mut(), Ordering::Release);
+    }
+
+    /// Has it, which is in the map, have what its source has now, which has no other clone.
+    ///
+    /// # Context
+    /// In a [cut](crate::fault::copy_first::cut) of its source.
+    pub fn link(&self) {
+        if let Some(source) = self.source() {
+            source.heir.store(ptr::from_ref(self).cast_mut(), Ordering::Release);
+        }
+    }
+
+    /// Whether it is a clone, and the cut was made that it is of.
+    pub fn is_linked(&self) -> bool {
+        self.source().is_some_and(|source| ptr::eq(source.heir.load(Ordering::Acquire), self))
     }
 
     /// Ends what it is to a clone, or as one.
@@ -151,7 +167,9 @@ impl Region {
     /// # Context
     /// Normal, with the gate closed.
     pub fn part(&self) {
-        if let Some(source) = self.source() {
+        if let Some(source) = self.source()
+            && self.is_linked()
+        {
             source.heir.store(ptr::null_mut(), Ordering::Release);
         }
         if let Some(heir) = self.heir() {

@@ -20,7 +20,7 @@ use selfpage_core::fault::{Failure, Outcome, flush, range};
 use selfpage_core::linux::memory::Access;
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Pager;
-use selfpage_core::region::Rights;
+use selfpage_core::region::{self, Rights};
 use selfpage_core::sync::{AtomicU8, AtomicU32, AtomicU64};
 
 use crate::FileAccess;
@@ -52,6 +52,8 @@ pub struct Builder<'a> {
     reserved: Access,
     pub(crate) placement: Placement,
     handler: Option<Box<dyn FaultHandler>>,
+    /// What it is to be a clone of.
+    source: Option<&'a region::Region>,
 }
 
 /// What a region's pager works with.
@@ -67,7 +69,8 @@ impl<'a> Builder<'a> {
     pub(crate) fn new(life: &'a Arc<Life>, len_bytes: usize) -> Builder<'a> {
         let (name, placement) = (String::new(), Placement::Anywhere);
         let reserved = Access::ReadWrite;
-        Builder { life, len_bytes, name, trap: Trap::Worker, priority: 0, reserved, placement, handler: None }
+        let (trap, handler, source) = (Trap::Worker, None, None);
+        Builder { life, len_bytes, name, trap, priority: 0, reserved, placement, handler, source }
     }
 
     /// A name for messages. A snapshot keeps its first 255 bytes ([`SavedRegion::name`]).

@@ -52,6 +52,10 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
         // It went with pages that could not be had.
         return Step::Done(Outcome::Failed(Failure::Pager(PagerError::Orphaned)));
     };
+    if !clone.is_linked() {
+        // What it is to have is known at the cut.
+        return Step::Pause;
+    }
     let seen = word.load();
     match seen.state() {
         State::Absent => {}

@@ -85,11 +85,15 @@ fn the_next_snapshot_needs(state: State, prepare: fn(Stage), drop: fn(Stage), ev
 
 /// Sets a world up for a script, in calm weather, and takes it down afterwards.
 fn on_stage(seed: u64, script: impl FnOnce(Stage)) {
+    on_stage_with(seed, Cuts::AtOneInstant, script);
+}
+
+fn on_stage_with(seed: u64, cuts: Cuts, script: impl FnOnce(Stage)) {
     selfpage_core::sync::RACE.get_or_init(|| scheduler::look);
     dice::seed(seed);
     scheduler::reset();
     let mut life = Life::default();
-    let world = World::new(&mut life, 0, Habit::None, Cuts::AtOneInstant);
+    let world = World::new(&mut life, 0, Habit::None, cuts);
     let region = world.parts[0].region;
     let stage = Stage { world, region, page: region.range.first.plus(2) };
     world.weather.calm(|| script(stage));
@@ -279,4 +283,32 @@ fn a_neighbour_that_has_its_copy_already_is_not_read_anew() {
         });
     }
     assert!(met > 0, "no image read the two together");
+}
+
+/// Whoever resolves a fault at the addresses of a clone before its cut has it from a region that was there before.
+#[test]
+fn a_clone_gets_no_page_before_its_cut() {
+    on_stage_with(0, Cuts::WithAClone, |stage| {
+        let (world, source) = (stage.world, stage.region);
+        let (domain, clone) = (&world.domain, world.clone_part().unwrap().region);
+        let page = clone.range.first.plus(stage.index());
+        for access in [Access::Read, Access::Write] {
+            scheduler::spawn("is late", Role::Domain, move || {
+                let fault = Fault { addr: page.addr(), access, thread: 0 };
+                assert_eq!(fault::resolve(domain, Context::PagerThread, fault), Outcome::Resolved);
+            });
+        }
+        scheduler::spawn("clones", Role::Domain, move || {
+            copy_first::join(domain, source);
+            for value in 1..4 {
+                checks::write(world, stage.page, 0, value);
+                domain.cut.moved.wait(world.mmu, domain.cut.moved.count(), 1000);
+            }
+            assert_eq!(world.mmu.read(page), None);
+            copy_first::cut(domain, &[source], || clone.link()).unwrap();
+            checks::write(world, stage.page, 0, 4);
+        });
+        scheduler::run().unwrap();
+        assert_eq!(world.mmu.read(page), Some([3, 0]));
+    });
 }

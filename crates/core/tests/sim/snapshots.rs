@@ -48,10 +48,8 @@ fn make_clone(world: &World, clone: &Region) {
     for part in world.parts.iter().filter(|_| dice::once_in(2)) {
         let _ = copy_first::arm(domain, part.region, AtBusy::Skip);
     }
-    // SAFETY: region-in-map: both live as long as the world.
-    unsafe { clone.link(source) };
     let at_once = || {
-        clone.sets.inherited.fill(source.range.count);
+        clone.link();
         world.shadow.inherit(world.at(source.range.first), world.at(clone.range.first), source.range.count as usize);
         world.cloned.set(true);
     };

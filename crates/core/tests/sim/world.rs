@@ -179,6 +179,10 @@ impl World {
             // SAFETY: pager-outlives, region-in-map: both live as long as the world.
             assert!(unsafe { region.bind(dynamic) && regions.insert(region) });
             parts.push(Part { region, pager });
+            if parts.len() > 4 {
+                // SAFETY: region-in-map: both live as long as the world.
+                unsafe { region.clone_of(parts[0].region) };
+            }
             first = range.end().plus(1); // A gap.
         }
         let words = (frames as usize).div_ceil(64);
@@ -245,14 +249,14 @@ impl World {
     pub fn heir(&self, page: PageNo) -> Option<PageNo> {
         let (source, clone) = (self.parts[0].region, self.clone_part()?.region);
         let inherits = source.range.contains(page) && clone.sets.inherited.contains(source.index(page));
-        inherits.then(|| clone.range.first.plus(source.index(page)))
+        (inherits && clone.is_linked()).then(|| clone.range.first.plus(source.index(page)))
     }
 
     /// The page of the source that has the contents of a page of the clone.
     pub fn ancestor(&self, page: PageNo) -> Option<PageNo> {
         let clone = self.clone_part()?.region;
         let inherits = clone.range.contains(page) && clone.sets.inherited.contains(clone.index(page));
-        inherits.then(|| self.parts[0].region.range.first.plus(clone.index(page)))
+        (inherits && clone.is_linked()).then(|| self.parts[0].region.range.first.plus(clone.index(page)))
     }
 
     /// Whether a page is said to be in core.

@@ -63,7 +63,7 @@ pub(crate) struct Bound {
     shared: AtomicBool,
     left: OnceLock<Left>,
     /// It has or had contents of another region's, at pages that nobody has used.
-    pub(super) is_clone: AtomicBool,
+    is_clone: bool,
     /// Whose its dirty bits are.
     pub(crate) tracker: Owner,
 }
@@ -129,6 +129,10 @@ impl Bound {
         let (unarmed, changed, pending, inherited) = (set(), set(), set(), set());
         region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
         region.guarded = set();
+        if let Some(source) = builder.source {
+            // SAFETY: region-in-map: the caller has the source's handle until the two are linked, and `leave` parts them.
+            unsafe { region.clone_of(source) };
+        }
         let asking = asking.with_room(set(), set());
         region.priority.store(builder.priority, Ordering::Relaxed);
         region.asks_first.store(asking.first.into(), Ordering::Relaxed);
@@ -149,7 +153,7 @@ impl Bound {
             leaving: AtomicBool::new(false),
             shared: AtomicBool::new(false),
             left: OnceLock::new(),
-            is_clone: AtomicBool::new(false),
+            is_clone: builder.source.is_some(),
             tracker: Owner::default(),
         };
         // SAFETY: pager-outlives: as above.
@@ -172,14 +176,15 @@ impl Bound {
         }
         let mut regions = inner.regions();
         let unlocked = inner.lock_or_give_up(&regions, &self.addresses());
-        // Not before it is locked our way, without pages: in what a program has locked when it is mapped the kernel puts some here.
-        // SAFETY: owned-range: nobody has its addresses yet.
-        unsafe { memory::protect(self.start(), self.len_bytes, reserved) }
-            .map_err(|errno| Error::system("reserve", format!("region {}", self.name), errno))?;
         let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         // The program may have closed this thread's descriptors.
         let bound = &**self;
         inner.on_pager_thread(move || bound.register(descriptors, &bound.addresses()))?;
+        // Not before it is locked our way, without pages: in what a program has locked when it is mapped the kernel puts some here. And not
+        // before it is registered: an access by an old address would find zeros.
+        // SAFETY: owned-range: nobody has its addresses yet.
+        unsafe { memory::protect(self.start(), self.len_bytes, reserved) }
+            .map_err(|errno| Error::system("reserve", format!("region {}", self.name), errno))?;
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
         if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
             let cause = format!(
@@ -303,7 +308,7 @@ impl Bound {
         // A tracker that has armed pages is told of all of them.
         let looks_at_all = range.count < LARGE
             || self.region.trap.is_tracked()
-            || self.is_clone.load(Ordering::Relaxed)
+            || self.is_clone
             || self.pager.as_ref().is_some_and(|pager| pager.forgets_untouched());
         if looks_at_all { inner.discard(range) } else { self.discard_touched(inner, range) }
     }

@@ -1,8 +1,6 @@
 //! Clones of regions: copy-on-write by the application.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::Ordering;
-
 use selfpage_core::fault::Failure;
 use selfpage_core::fault::copy_first::{self, AtBusy};
 use selfpage_core::region::{self, Rights};
@@ -67,9 +65,11 @@ impl Region {
             let cause = "clones need a domain whose descriptors the program's threads have (DescriptorTable::Shared)";
             return refused(Kind::Invalid, cause);
         }
-        let clone = Builder::new(&self.life, self.len_bytes()).trap(self.core().trap).stored(store)?;
+        let mut builder = Builder::new(&self.life, self.len_bytes()).trap(self.core().trap);
+        builder.source = Some(self.core());
+        let clone = builder.stored(store)?;
         let turn = inner.cutting.begin();
-        if let Err((kind, cause)) = self.bound.link_to(&clone.bound, inner) {
+        if let Err((kind, cause)) = self.bound.part(inner) {
             drop(turn);
             return refused(kind, cause);
         }
@@ -84,7 +84,7 @@ impl Region {
             let mut given_up = None;
             copy_first::cut(state, &[source], || match bound.first_given_up() {
                 // One that is given up from here on goes to the clone first.
-                None => heir.sets.inherited.fill(source.range.count),
+                None => heir.link(),
                 page => given_up = page,
             })?;
             Ok(given_up)
@@ -96,8 +96,8 @@ impl Region {
 }
 
 impl Bound {
-    /// Makes `clone` a clone of it. `Err`: it is, or has, one already that lacks pages.
-    fn link_to(&self, clone: &Bound, inner: &Inner) -> std::result::Result<(), (Kind, &'static str)> {
+    /// Ends what it is to a clone, or as one. `Err`: one of the two lacks pages.
+    fn part(&self, inner: &Inner) -> std::result::Result<(), (Kind, &'static str)> {
         let _regions = inner.regions();
         let lacks =
             |region: Option<&region::Region>| region.is_some_and(|region| region.sets.inherited.next(0).is_some());
@@ -111,9 +111,6 @@ impl Bound {
             return Err((Kind::Held, cause));
         }
         self.region.part();
-        clone.is_clone.store(true, Ordering::Relaxed);
-        // SAFETY: region-in-map: both are there, and `leave` parts them.
-        unsafe { clone.region.link(&self.region) };
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Clones: two regions that share contents until one of them changes.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use selfpage::snapshot::Snapshots;
@@ -174,6 +174,40 @@ fn a_clone_is_of_one_instant() {
             stop.store(true, Ordering::Relaxed);
         });
     }
+}
+
+/// Whether what is at `addr` could be read, by the kernel, which ends nobody for an address where nothing is.
+fn probe(addr: usize) -> bool {
+    let mut byte = 0u8;
+    let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let there = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: 1 };
+    // SAFETY: test: the kernel writes one byte, to ours.
+    unsafe { libc::process_vm_readv(libc::getpid(), &here, 1, &there, 1, 0) == 1 }
+}
+
+/// Somebody is at a fault of a region that is gone, at whose addresses a clone is made.
+#[test]
+fn a_late_fault_brings_nothing_into_a_clone() {
+    let domain = Domain::with_frames(4 * PAGES * PAGE).build().unwrap();
+    let mut source = domain.region(PAGES * PAGE).stored(store()).unwrap();
+    source.as_mut_slice::<u64>().fill(7);
+    let (addr, stop, probed) = (AtomicUsize::new(source.as_ptr().addr()), AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for page in (0..PAGES).cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
+                let there = addr.load(Ordering::Relaxed) + page * PAGE;
+                probed.fetch_add(probe(there).into(), Ordering::Relaxed);
+            }
+        });
+        let wrong = (0..200).find(|_| {
+            let clone = source.cow_clone(store()).unwrap();
+            addr.store(clone.as_ptr().addr(), Ordering::Relaxed);
+            !clone.as_slice::<u64>().iter().all(|word| *word == 7)
+        });
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(wrong, None);
+    });
+    assert!(probed.load(Ordering::Relaxed) > 0);
 }
 
 #[test]
