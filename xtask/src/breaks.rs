@@ -164,6 +164,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
+    use crate::skip;
 
     fn of(code: i32, said: &str) -> io::Result<Option<String>> {
         let status = ExitStatus::from_raw(code << 8);
@@ -172,6 +173,9 @@ mod tests {
 
     #[test]
     fn what_git_has_is_copied_as_far_as_it_is_there() {
+        if !skip::has("git") {
+            return;
+        }
         let root = std::env::temp_dir().join(format!("selfpage-breaks-{}", std::process::id()));
         fs::create_dir(&root).unwrap();
         let no_repository = Bench::new(&root).err().map(|why| why.to_string());

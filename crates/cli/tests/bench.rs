@@ -10,6 +10,7 @@ mod programs;
 mod skip;
 mod tool;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tool::{Place, figure, rows, selfpage, text};
 
@@ -452,7 +453,7 @@ fn a_signal_in_a_case_cleans_up() {
         assert!(run.try_wait().unwrap().is_none(), "ended early");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    assert!(Command::new("kill").arg(run.id().to_string()).status().unwrap().success());
+    kill_process(Pid::from_child(&run), Signal::TERM).unwrap();
     assert_eq!(run.wait().unwrap().code(), Some(130));
     assert!(scratch.is_empty(), "files were left");
     assert_eq!(groups_of(run.id(), groups), [] as [PathBuf; 0]);
@@ -491,7 +492,7 @@ fn a_hangup_that_the_caller_ignores_ends_nothing() {
         line.clear();
         assert_ne!(std::io::BufRead::read_line(&mut errors, &mut line).unwrap(), 0, "ended early");
     }
-    assert!(Command::new("kill").args(["-HUP", &run.id().to_string()]).status().unwrap().success());
+    kill_process(Pid::from_child(&run), Signal::HUP).unwrap();
     std::io::copy(&mut errors, &mut std::io::sink()).unwrap();
     let output = run.wait_with_output().unwrap();
     assert_eq!((output.status.code(), text(&output.stdout).lines().count()), (Some(0), 1));

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 mod tool;
 
 use tool::{Place, text};
@@ -50,8 +52,8 @@ fn child_of(parent: u32) -> Option<u32> {
     pids.find(|pid| state(*pid).is_some_and(|(_, above)| above == parent))
 }
 
-fn signal(pid: u32, name: &str) {
-    assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
 /// Whether a process stays, which is killed then. One that ends lets go of its memory first.
@@ -62,7 +64,7 @@ fn is_left(pid: u32) -> bool {
     }
     let is_left = state(pid).is_some();
     if is_left {
-        signal(pid, "-KILL");
+        signal(pid, Signal::KILL);
     }
     is_left
 }
@@ -75,12 +77,12 @@ fn with_a_fork(place: &Place) -> (Child, u32, u32) {
     let (job, fork) = wait_for(|| {
         let job = child_of(run.id())?;
         child_of(job)?;
-        signal(job, "-STOP");
+        signal(job, Signal::STOP);
         // One that is killed already takes a while to let go of its memory.
         std::thread::sleep(Duration::from_millis(100));
         let fork = child_of(job);
         if fork.is_none() {
-            signal(job, "-CONT");
+            signal(job, Signal::CONT);
         }
         Some((job, fork?))
     });
@@ -91,7 +93,7 @@ fn with_a_fork(place: &Place) -> (Child, u32, u32) {
 fn a_signal_ends_a_job_with_the_fork_that_it_has_made() {
     let place = Place::new("fork");
     let (mut run, _, fork) = with_a_fork(&place);
-    signal(run.id(), "-TERM");
+    signal(run.id(), Signal::TERM);
     let ended = end_of(&mut run);
     let is_left = is_left(fork);
     let errors = std::io::read_to_string(run.stderr.take().unwrap()).unwrap();
@@ -124,7 +126,7 @@ fn a_signal_ends_the_programs_of_a_bench() {
         run.arg(&place.0).env("PATH", programs.first_in_path());
         let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let program: u32 = wait_for(|| std::fs::read_to_string(programs.path("pid")).ok()?.trim().parse().ok());
-        signal(run.id(), "-TERM");
+        signal(run.id(), Signal::TERM);
         let ended = end_of(&mut run);
         let is_left = is_left(program);
         assert_eq!(ended.and_then(|status| status.code()), Some(130), "{case}");
@@ -138,7 +140,7 @@ fn of_a_job_that_is_killed_no_limit_is_told_that_it_did_not_have() {
     let mut run = Command::new(env!("CARGO_BIN_EXE_selfpage"));
     run.args(["bench", "dirty", "--quick", "--reps", "1", "--case", "scan", "--system", "mprotect", "--dir"]);
     let run = run.arg(&place.0).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    signal(wait_for(|| child_of(run.id())), "-KILL");
+    signal(wait_for(|| child_of(run.id())), Signal::KILL);
     let output = run.wait_with_output().unwrap();
     let errors = text(&output.stderr);
     assert!(output.status.code() == Some(1) && errors.contains("SIGKILL"), "{errors}");
