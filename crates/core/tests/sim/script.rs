@@ -5,6 +5,7 @@ use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::claim::with_emptied;
 use selfpage_core::fault::evict::trim_standby;
 use selfpage_core::fault::protect::{self, Protection};
+use selfpage_core::fault::relocate::{self, Unmoved};
 use selfpage_core::fault::save::save;
 use selfpage_core::fault::{self, Fault, Outcome, copy_first, image, range};
 use selfpage_core::page::State;
@@ -237,6 +238,31 @@ fn nothing_comes_in_the_place_of_a_guard_that_came_meanwhile() {
             mmu.check();
         });
     }
+}
+
+/// One of several pages that are to move is closed: it stays, and so do those behind it.
+#[test]
+fn what_is_closed_does_not_move() {
+    on_stage(0, |stage| {
+        let (domain, mmu) = (&stage.world.domain, stage.world.mmu);
+        let at = |step| Stage { page: stage.page.plus(step), ..stage };
+        for (step, value) in (0..3).zip(1..) {
+            at(step).write(value);
+        }
+        at(1).evict();
+        stage.region.guarded.insert(at(1).index());
+        let from = PageRange { first: stage.page, count: 3 };
+        let moved = relocate::relocate(domain, Context::Normal, from, at(4).page);
+        assert_eq!(moved, Err((at(1).page, Unmoved::Closed)));
+        assert_eq!([4, 5, 6].map(|step| mmu.read(at(step).page)), [Some([1, 0]), None, None]);
+        assert_eq!((at(1).word().0, mmu.read(at(2).page)), (State::Absent, Some([3, 0])));
+        stage.region.guarded.remove(at(1).index());
+        assert_eq!(
+            relocate::relocate(domain, Context::Normal, PageRange { first: at(1).page, count: 2 }, at(5).page),
+            Ok(())
+        );
+        mmu.check();
+    });
 }
 
 /// A clone's cut, which comes in the middle of an image, arms a page that was written to since, and went: it looks as it did when the

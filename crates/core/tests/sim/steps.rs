@@ -386,7 +386,7 @@ impl Program {
                     world.judge(page, failure);
                     return page;
                 }
-                Unmoved::Apart => panic!("{page:?}: all have one store"),
+                Unmoved::Apart | Unmoved::Closed => panic!("{page:?}: all have one store, and none is closed"),
             }
         }
         from.end()

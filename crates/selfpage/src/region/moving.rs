@@ -37,7 +37,7 @@ impl Region {
     /// # Errors
     /// A range is not in its region, or does not begin and end with a page; the two meet; what an old page held was given up to refuse an
     /// access. Then nothing has moved. A page has to be copied,
-    /// and there is no frame for that, or the calling thread may not read it: then all contents are where they were, but for their pins, and
+    /// and there is no frame for that, or the calling thread may not read it; or one is given up meanwhile: then all contents are where they were, but for their pins, and
     /// what was at the new place is gone.
     ///
     /// # Safety
@@ -77,6 +77,12 @@ impl Region {
                 }
                 // SAFETY: region-contents: passed on from our caller.
                 Err((page, Unmoved::Apart)) => unsafe { copy(page, place_of(page), from.end().0 - page.0) },
+                Err((page, Unmoved::Closed)) => {
+                    // It was given up since the look above.
+                    // SAFETY: region-contents: as above.
+                    unsafe { to.take_back(PageRange { first: new.first, count: page.0 - from.first.0 }, from.first) };
+                    return Err(self.bound.lacks("move", page));
+                }
                 Err((page, _)) => {
                     let left = count.min(from.end().0 - page.0);
                     // SAFETY: region-contents: as above.
