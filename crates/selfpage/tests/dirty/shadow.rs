@@ -6,6 +6,7 @@ use std::thread;
 use selfpage::dirty::{Dirty, DirtyTracker, Mechanism};
 
 use crate::memory::{HUGE, Memory, PAGE};
+use crate::swap::Swap;
 use crate::{Stop, arm, in_child, pages, tracker};
 
 const THREADS: u64 = 4;
@@ -184,4 +185,27 @@ fn every_write_is_found_and_nothing_else() {
             compare(&tracker, &memory, HUGE / PAGE, Beyond::Nothing);
         }
     }
+}
+
+/// The kernel takes pages out while they are written to and looked for.
+#[test]
+fn swapping_is_no_write_and_hides_none_of_four_threads() {
+    let Some(tracker) = tracker() else { return };
+    let Some(_swap) = Swap::on() else { return };
+    let (memory, stop) = (Memory::anonymous(2000), AtomicBool::new(false));
+    let most = thread::scope(|scope| {
+        let swaps = scope.spawn(|| {
+            let mut most = 0;
+            while !stop.load(Ordering::Relaxed) {
+                memory.advise(0..2000, libc::MADV_PAGEOUT);
+                most = most.max(memory.swapped());
+            }
+            most
+        });
+        let until = Stop(&stop);
+        compare(&tracker, &memory, 1, Beyond::Nothing);
+        drop(until);
+        swaps.join().unwrap()
+    });
+    assert!(most > 0, "nothing was swapped out");
 }
