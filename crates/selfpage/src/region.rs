@@ -225,7 +225,7 @@ impl<'a> Builder<'a> {
         let asking = Asking::of(self.handler.take(), self.reserved);
         asking.make_ready(self.trap, &self.life.inner)?;
         let bound = Bound::new(&self, rights, means, asking, make)?;
-        bound.join(self.life, self.reserved)?;
+        bound.join(&self.life.inner, self.reserved)?;
         Ok(Region { life: self.life.clone(), bound })
     }
 }

@@ -167,9 +167,8 @@ impl Bound {
         Ok(bound)
     }
 
-    /// Makes the region accessible as `reserved` says, registers it for faults, and puts it into the map.
-    pub(super) fn join(self: &Arc<Bound>, life: &Arc<Life>, reserved: memory::Access) -> Result<()> {
-        let inner = &life.inner;
+    /// Registers the region for faults, gives pager threads its descriptors, makes it accessible as `reserved` says, and puts it into the map.
+    pub(super) fn join(self: &Arc<Bound>, inner: &Arc<Inner>, reserved: memory::Access) -> Result<()> {
         if let Some(number) = self.descriptors().iter().find(|number| **number < 0) {
             let cause = format!("its store names the descriptor {number}, which is none; name those that it has");
             return Err(Error::new(Kind::Invalid, "add", format!("region {}", self.name), cause));
@@ -180,37 +179,40 @@ impl Bound {
         // The program may have closed this thread's descriptors.
         let bound = &**self;
         inner.on_pager_thread(move || bound.register(descriptors, &bound.addresses()))?;
+        // What another region's pager has in common with ours, pager threads have already, and of a store's file the program no more.
+        let known = |number: &RawFd| regions.values().any(|bound| bound.shared_descriptors().contains(number));
+        let (known, numbers): (Vec<RawFd>, Vec<RawFd>) = self.descriptors().into_iter().partition(known);
+        // Before it can be found: an access by an old address would fail, and its page with it.
+        inner.has_descriptors(self, &known)?;
+        inner.share_descriptors(self, &numbers)?;
+        self.show(inner, reserved).inspect_err(|_| inner.release_descriptors(&numbers))?;
+        regions.insert(self.region.range.first.0, self.clone());
+        self.shared.store(true, Ordering::Relaxed);
+        // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
+        inner.hide_descriptors_of(self, &numbers);
+        drop(regions);
+        if let Some(why) = unlocked {
+            tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
+        }
+        tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
+        Ok(())
+    }
+
+    /// Lets the program access it, and faults find it.
+    fn show(&self, inner: &Inner, reserved: memory::Access) -> Result<()> {
         // Not before it is locked our way, without pages: in what a program has locked when it is mapped the kernel puts some here. And not
         // before it is registered: an access by an old address would find zeros.
         // SAFETY: owned-range: nobody has its addresses yet.
         unsafe { memory::protect(self.start(), self.len_bytes, reserved) }
             .map_err(|errno| Error::system("reserve", format!("region {}", self.name), errno))?;
         // SAFETY: region-in-map: the domain keeps the region until it has left the map and the gate was closed.
-        if !unsafe { inner.state().regions.insert(&raw const *self.region) } {
-            let cause = format!(
-                "the domain has {MOST_REGIONS} regions, and no more can be: drop one, make fewer and larger ones, or another domain"
-            );
-            return Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause));
+        if unsafe { inner.state().regions.insert(&raw const *self.region) } {
+            return Ok(());
         }
-        regions.insert(self.region.range.first.0, self.clone());
-        // What another region's pager has in common with ours, pager threads have already, and of a store's file the program no more.
-        let known = |number: &RawFd| regions.values().any(|bound| bound.shared_descriptors().contains(number));
-        let (known, numbers): (Vec<RawFd>, Vec<RawFd>) = self.descriptors().into_iter().partition(known);
-        let shared = inner.has_descriptors(self, &known).and_then(|()| inner.share_descriptors(self, &numbers));
-        if shared.is_ok() {
-            self.shared.store(true, Ordering::Relaxed);
-            // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
-            inner.hide_descriptors_of(self, &numbers);
-        }
-        drop(regions);
-        if let Some(why) = unlocked {
-            tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
-        }
-        tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
-        if shared.is_err() {
-            self.end(life);
-        }
-        shared
+        let cause = format!(
+            "the domain has {MOST_REGIONS} regions, and no more can be: drop one, make fewer and larger ones, or another domain"
+        );
+        Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause))
     }
 
     /// Has faults of a part of the region go to its userfaultfd.
@@ -433,8 +435,7 @@ impl Bound {
         self.own_descriptors().into_iter().chain(stores).collect()
     }
 
-    /// Whether pager threads have its descriptors. A region that was refused is in the map for a moment without. The caller has the domain's
-    /// regions.
+    /// Whether pager threads have its descriptors. The caller has the domain's regions.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared.load(Ordering::Relaxed)
     }

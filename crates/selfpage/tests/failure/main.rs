@@ -36,6 +36,7 @@ mod own_code;
 mod own_fault;
 mod own_file;
 mod own_stack;
+mod places;
 mod rights;
 mod scenario;
 mod sealed;

@@ -1,0 +1,54 @@
+//! Addresses: a region comes at those of one that is gone, and leaves its own to whatever the program maps there.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use selfpage::{Domain, FileAccess};
+
+use crate::scenario::{PAGE, here, in_child};
+use crate::skip::skip;
+
+const PAGES: usize = 16;
+
+/// What is at `addr`, as the kernel reads it, which ends nobody for an address where nothing is.
+fn probe(addr: usize) -> Option<u8> {
+    let mut byte = 0u8;
+    let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let there = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: 1 };
+    // SAFETY: test: the kernel writes one byte, to ours.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &here, 1, &there, 1, 0) };
+    (read == 1).then_some(byte)
+}
+
+/// Somebody is at a fault of a region that is gone, at whose addresses one is made whose pager needs a file.
+#[test]
+fn a_late_fault_finds_the_file_of_the_region_that_it_meets() {
+    in_child(here!(), "", || {
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        std::fs::write(file.path(), [7; PAGES * PAGE]).unwrap();
+        let domain = Domain::with_frames(4 * PAGES * PAGE).build().unwrap();
+        if !domain.serves_system_calls() {
+            return skip("root", "the kernel's own faults are not served");
+        }
+        let make = || domain.region(0).file(file.path(), 0, FileAccess::Read).unwrap();
+        let (addr, stop) = (AtomicUsize::new(make().as_ptr().addr()), AtomicBool::new(false));
+        let probed = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for page in (0..PAGES).cycle().take_while(|_| !stop.load(Relaxed)) {
+                    let found = probe(addr.load(Relaxed) + page * PAGE);
+                    probed.fetch_add(found.is_some().into(), Relaxed);
+                }
+            });
+            let wrong = (0..500).find_map(|round| {
+                let region = make();
+                addr.store(region.as_ptr().addr(), Relaxed);
+                let page = (0..PAGES).find(|page| probe(region.as_ptr().addr() + page * PAGE) != Some(7))?;
+                Some((round, page))
+            });
+            stop.store(true, Relaxed);
+            assert_eq!(wrong, None, "a page of a region that was just made cannot be read");
+        });
+        assert!(probed.into_inner() > 0);
+    })
+    .well();
+}
