@@ -55,10 +55,12 @@ pub(crate) fn run(inner: &Inner) {
         }
         if stack.ready() >= reserve {
             (vain, patience_ns) = (None, PATIENCE_NS);
-            unasked_us = UNASKED_US;
             stack.demand.end_shortage();
             inner.starved.end(state);
-            stack.demand.wanted.wait(state.mmu, seen, 0);
+            // Unless somebody was at a page that fails.
+            if !await_wanted(inner, seen, &mut unasked_us) {
+                unasked_us = UNASKED_US;
+            }
             continue;
         }
         let saves = state.save_error().is_none();
@@ -112,12 +114,8 @@ pub(crate) fn run(inner: &Inner) {
             let Some(seen) = stack.demand.wanted.count_unless(|| inner.stopping()) else { return };
             stack.demand.state_shortage(state.mmu, since.asked, why);
             // Whoever asked later, or asks next, is given another look.
-            if inner.starved.is_empty() {
-                stack.demand.wanted.wait(state.mmu, seen, 0);
-            } else {
-                // Pages that fail are asked for by nobody, and the pins may have ended.
-                stack.demand.wanted.wait(state.mmu, seen, unasked_us);
-                unasked_us = (2 * unasked_us).min(UNASKED_MOST_US);
+            if await_wanted(inner, seen, &mut unasked_us) {
+                // The pins may have ended.
                 if stack.no_memory() {
                     // Whether the system has some again nobody else may ask for.
                     stack::claim_ahead(state, NonZeroU32::MIN);
@@ -130,6 +128,17 @@ pub(crate) fn run(inner: &Inner) {
             (vain, patience_ns) = (None, PATIENCE_ASKED_AGAIN_NS);
         }
     }
+}
+
+/// Sleeps until somebody wants frames. Pages that fail for want of one are asked for by nobody: as long as there are any (`true`) it sleeps
+/// no longer than it is told, and twice as long the next time.
+fn await_wanted(inner: &Inner, seen: u32, unasked_us: &mut u32) -> bool {
+    let (state, fails) = (inner.state(), !inner.starved.is_empty());
+    state.stack.demand.wanted.wait(state.mmu, seen, if fails { *unasked_us } else { 0 });
+    if fails {
+        *unasked_us = (2 * *unasked_us).min(UNASKED_MOST_US);
+    }
+    fails
 }
 
 /// A time without success, or with little where pages cannot be saved.

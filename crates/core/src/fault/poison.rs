@@ -38,20 +38,25 @@ pub(super) fn cure(domain: &DomainState, context: Context, region: &Region, page
     Step::Again
 }
 
-/// Lets accesses to a page find out anew whether its contents can be had, if they fail now.
+/// Lets accesses to a page find out anew whether its contents can be had, if they fail now. `false`: somebody is at the page, and may leave
+/// it as it was.
 ///
 /// # Context
 /// PagerThread, outside the gate.
-pub fn try_anew(domain: &DomainState, page: PageNo) {
+pub fn try_anew(domain: &DomainState, page: PageNo) -> bool {
     let _inside = domain.gate.enter(domain.mmu);
-    if let Some(region) = domain.regions.find(page)
-        && let Some(seen) = region.word(page).map(|word| word.load())
-        && seen.state() == State::Poisoned
-        // One that was given up since stays so.
-        && !region.guarded.contains(region.index(page))
-    {
+    let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?))) else {
+        return true;
+    };
+    // One that was given up since stays so.
+    if region.guarded.contains(region.index(page)) {
+        return true;
+    }
+    let seen = word.load();
+    if seen.state() == State::Poisoned {
         cure(domain, Context::PagerThread, region, page, seen);
     }
+    !matches!(word.load().state(), State::Poisoned | State::Busy)
 }
 
 /// Makes every access to a page fail whose contents could not be had, until somebody asks for it by name: whoever is stopped
