@@ -79,6 +79,30 @@ fn what_no_domain_has_to_do_with_waits_for_none() {
     });
 }
 
+/// Through the handler of domains, that of the tracker and that of the program.
+#[test]
+fn a_fault_that_is_the_programs_leaves_errno_as_it_was() {
+    child::forked(|| {
+        let (closed, tracked) = (page(), page());
+        CLOSED.store(closed.start, SeqCst);
+        // SAFETY: the handler opens memory of this test's, which is closed here.
+        unsafe {
+            libc::signal(libc::SIGSEGV, opens as *const () as usize);
+            assert_eq!(libc::mprotect(closed.start as *mut libc::c_void, PAGE, libc::PROT_READ), 0);
+        }
+        let tracker = DirtyTracker::with(Found::Traps).unwrap();
+        // SAFETY: the memory is the test's.
+        unsafe { tracker.arm(tracked) }.unwrap();
+        let (domain, _others) = domain();
+        drop(domain.enter().unwrap());
+        // SAFETY: the thread's own.
+        let errno = unsafe { &mut *libc::__errno_location() };
+        *errno = libc::EAGAIN;
+        write(&closed);
+        assert_eq!(*errno, libc::EAGAIN);
+    });
+}
+
 #[test]
 fn a_name_with_a_nul_runs_like_others() {
     child::forked(|| {

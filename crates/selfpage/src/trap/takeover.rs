@@ -179,10 +179,9 @@ unsafe fn own_mask(signal: libc::c_int, action: &libc::sigaction, context: *mut 
     // SAFETY: signal-handler: sets of this thread's signals, of which the first 64 bits are the kernel's own.
     unsafe {
         let mut mask: libc::sigset_t = std::mem::zeroed();
-        (&raw mut mask).cast::<u64>().write(interrupted_mask(context));
-        for other in (1..=64).filter(|other| libc::sigismember(&action.sa_mask, *other) == 1) {
-            libc::sigaddset(&mut mask, other);
-        }
+        // Not by the C library's calls: those refuse its own signals, which may be in a set of ours, and change errno.
+        let of_action = (&raw const action.sa_mask).cast::<u64>().read();
+        (&raw mut mask).cast::<u64>().write(interrupted_mask(context) | of_action);
         if action.sa_flags & libc::SA_NODEFER == 0 {
             libc::sigaddset(&mut mask, signal);
         }
