@@ -75,8 +75,8 @@ unsafe fn remap_by_kernel(
 ) -> Result<usize, Errno> {
     let Wish { old, cut, new_len, flags, named } = wish;
     let stays = flags & libc::MREMAP_DONTUNMAP != 0;
-    // Its new place is not to be in a region.
-    if held.maps.touches_regions(&named) {
+    // Its new place is not to be in a region, and what stays keeps its length: the kernel is not to find it cut off.
+    if held.maps.touches_regions(&named) || stays && !cut.is_empty() {
         return Err(libc::EINVAL);
     }
     held.maps.unless_sealed(&cut)?;

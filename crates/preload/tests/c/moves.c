@@ -56,6 +56,22 @@ static void not_managed_and_smaller_on_the_way(void) {
     CHECK(!munmap(there, MIB) && !munmap(p, 4 * MIB));
   }
 }
+// What leaves its old place empty keeps its length, wherever what is behind it is; that may be less than whole pages.
+static void as_long_where_it_stays(void) {
+  for (int kind = 0; kind < 3; kind++) {
+    char *p = full(4 * MIB);
+    if (kind) CHECK(mmap(p, 2 * MIB, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == p);
+    for (size_t i = 0; i < 2 * MIB; i += P) *(word *)(p + i) = i + 1;
+    size_t len = kind == 2 ? 2 * MIB : 4 * MIB;
+    CHECK(mremap(p, len, MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0) == MAP_FAILED && errno == EINVAL);
+    CHECK(mremap(p, len, MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP | MREMAP_FIXED, place(MIB)) == MAP_FAILED && errno == EINVAL);
+    same(p, 0, 4 * MIB);
+    char *moved = mremap(p, 100, 100, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0);
+    CHECK(moved != MAP_FAILED && moved != p && !munmap(moved, P));
+    same(p, P, 4 * MIB);
+    CHECK(!munmap(p, 4 * MIB));
+  }
+}
 static size_t resident_bytes(void) {
   size_t pages = 0;
   FILE *f = fopen("/proc/self/statm", "r");
@@ -82,5 +98,5 @@ static void out_untouched(void) {
   }
 }
 static struct row rows[] = {{"out_untouched", out_untouched}, {"smaller_on_the_way", smaller_on_the_way}, {"not_managed_and_smaller_on_the_way", not_managed_and_smaller_on_the_way},
-  {"out_to_a_free_place", out_to_a_free_place}};
+  {"as_long_where_it_stays", as_long_where_it_stays}, {"out_to_a_free_place", out_to_a_free_place}};
 int main(int argc, char **argv) { return run(rows, sizeof rows / sizeof *rows, argc == 2 ? argv[1] : ""); }
