@@ -81,7 +81,8 @@ unsafe fn remap_by_kernel(
     }
     held.maps.unless_sealed(&cut)?;
     held.maps.may_lose(&cut)?;
-    args[1] = old.len();
+    // Before Linux 6.17 both lengths of what stays are to be the same as they are given, whole pages or not.
+    args[1] = if cut.is_empty() { args[1] } else { old.len() };
     held.maps.has_room(1)?;
     let counted = held.maps.counted(&old);
     let shrinks = !stays && flags & libc::MREMAP_FIXED == 0 && new_len <= old.len();
