@@ -159,6 +159,53 @@ impl Ranges {
         held - before.len() - after.len()
     }
 
+    /// Has what is in `from` be at `to` instead of what is there: in one go, however many ranges that are. The two have nothing in common.
+    pub fn carry(&mut self, from: &Range<usize>, to: usize) {
+        if from.is_empty() {
+            return;
+        }
+        self.remove(to..to + from.len());
+        self.cut(from.start);
+        self.cut(from.end);
+        let (first, count) = (self.at(from.start), self.count_within(from));
+        if count == 0 {
+            return;
+        }
+        let (behind, there) = (first + count, self.at(to));
+        // SAFETY: own-table: `len` entries have been written.
+        let all = unsafe { std::slice::from_raw_parts_mut(self.table, self.len) };
+        let carried = if there <= first {
+            all[there..behind].rotate_right(count);
+            there..there + count
+        } else {
+            all[first..there].rotate_left(count);
+            there - count..there
+        };
+        for one in &mut all[carried.clone()] {
+            *one = to + (one.start - from.start)..to + (one.end - from.start);
+        }
+        self.join(carried.end);
+        self.join(carried.start);
+    }
+
+    /// Makes two of a range that goes on over an address.
+    fn cut(&mut self, address: usize) {
+        let index = self.at(address);
+        if let Some(one) = self.all().get(index).filter(|one| one.start < address).cloned() {
+            self.splice(index, index + 1, &[one.start..address, address..one.end]);
+        }
+    }
+
+    /// Makes one of a range and the one before, if they touch.
+    fn join(&mut self, index: usize) {
+        if let Some([before, one]) = index.checked_sub(1).and_then(|before| self.all().get(before..=index))
+            && before.end == one.start
+        {
+            let whole = before.start..one.end;
+            self.splice(index - 1, index + 1, &[whole]);
+        }
+    }
+
     /// Whether every byte of the range is in.
     pub fn covers(&self, range: &Range<usize>) -> bool {
         self.all().get(self.at(range.start)).is_some_and(|one| one.start <= range.start && range.end <= one.end)

@@ -46,6 +46,7 @@ fn memory_that_is_not_managed_is_counted() {
         "reserved_moved",
         "reserved_grown",
         "refused",
+        "refused_from_within",
         "shrunk",
         "executable_moved",
         "executable_moved_out",

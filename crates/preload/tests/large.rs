@@ -67,6 +67,13 @@ fn mappings_move_without_being_read() {
     assert!(fills < PAGES / 4 && saves < PAGES / 4, "{fills} fills and {saves} saves more");
 }
 
+/// What is known of a mapping that stays the kernel's changes as a whole, however many stretches of it count.
+#[test]
+fn address_space_that_is_used_in_stretches_opens_and_ends_about_as_fast_as_in_the_kernel() {
+    let Some(ran) = case("stretches") else { return };
+    assert!(number(&ran) < 4, "{} times the kernel's time", number(&ran));
+}
+
 /// Each page has one frame, whatever becomes of its block.
 #[test]
 fn blocks_move_without_a_store() {

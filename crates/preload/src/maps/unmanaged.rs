@@ -12,17 +12,13 @@ pub(super) const ASIDE: usize = 1 << 63;
 impl Maps {
     /// Anonymous memory counts as long as it can be accessed.
     pub(super) fn note_unmanaged_access(&mut self, range: &Range<usize>, prot: i32) {
-        if prot & ACCESS == libc::PROT_NONE {
-            while let Some(part) = self.unmanaged.first_within(range) {
-                self.unmanaged.remove(part.clone());
-                self.reserved.add(part);
-            }
-        } else {
-            while let Some(part) = self.reserved.first_within(range) {
-                self.reserved.remove(part.clone());
-                self.count_unmanaged(part);
-            }
-        }
+        let (from, to) = match prot & ACCESS {
+            libc::PROT_NONE => (&mut self.unmanaged, &mut self.reserved),
+            _ => (&mut self.reserved, &mut self.unmanaged),
+        };
+        from.within(range.clone(), |part| to.add(part));
+        from.remove(range.clone());
+        self.note_most();
     }
 
     /// How one mapping counts.
@@ -55,16 +51,16 @@ impl Maps {
     /// What counts of a range counts at another place.
     pub(super) fn carry_counts(&mut self, from: &Range<usize>, to: usize) {
         for set in [&mut self.unmanaged, &mut self.reserved] {
-            while let Some(part) = set.first_within(from) {
-                set.remove(part.clone());
-                let start = to + (part.start - from.start);
-                set.add(start..start + part.len());
-            }
+            set.carry(from, to);
         }
     }
 
     pub(super) fn count_unmanaged(&mut self, range: Range<usize>) {
         self.unmanaged.add(range);
+        self.note_most();
+    }
+
+    fn note_most(&mut self) {
         self.unmanaged_max_bytes = self.unmanaged_max_bytes.max(self.unmanaged.bytes());
     }
 }

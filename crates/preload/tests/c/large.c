@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MIB = 1 << 20, PAGE = 4096, BLOCKS = 4, PAGES = 12 * MIB / PAGE };
@@ -153,6 +155,51 @@ static int remapped(int rounds) {
   return 0;
 }
 
+static long kernels(long number, long a, long b, long c) {
+  long result;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+  return result;
+}
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec + now.tv_nsec * 1e-9;
+}
+
+// Address space of the kernel's of which every other page is in use, as nearly as many as there may be mappings.
+enum { USED = 24000 };
+
+static char *in_stretches(void) {
+  char *at = mmap(NULL, 2l * USED * PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  for (long i = 0; i < USED; i++) {
+    if (mprotect(at + 2 * i * PAGE, PAGE, PROT_READ | PROT_WRITE)) abort();
+  }
+  return at;
+}
+
+// How many times as long its end, and its opening, take as in the kernel alone, at best.
+static int stretches(void) {
+  double best[4] = {1e9, 1e9, 1e9, 1e9};
+  for (int i = 0; i < 20; i++) {
+    char *at = in_stretches();
+    size_t all = 2l * USED * PAGE;
+    double begun = seconds();
+    switch (i % 4) {
+    case 0: if (munmap(at, all)) return 1; break;
+    case 1: if (kernels(SYS_munmap, (long)at, all, 0)) return 1; break;
+    case 2: if (mprotect(at, all, PROT_READ | PROT_WRITE)) return 1; break;
+    case 3: if (kernels(SYS_mprotect, (long)at, all, PROT_READ | PROT_WRITE)) return 1; break;
+    }
+    double took = seconds() - begun;
+    if (took < best[i % 4]) best[i % 4] = took;
+    if (i % 4 > 1 && munmap(at, all)) return 1;
+  }
+  double ends = best[0] / best[1], opens = best[2] / best[3];
+  printf("%d\n", (int)(ends > opens ? ends : opens));
+  return 0;
+}
+
 int main(int argc, char **argv) {
   (void)argc;
   if (!strcmp(argv[1], "turns")) return turns();
@@ -163,5 +210,6 @@ int main(int argc, char **argv) {
   if (!strcmp(argv[1], "beside")) return beside();
   if (!strcmp(argv[1], "remapped")) return remapped(8);
   if (!strcmp(argv[1], "mapped")) return remapped(0);
+  if (!strcmp(argv[1], "stretches")) return stretches();
   return 2;
 }

@@ -181,6 +181,13 @@ static void refused(void) {
   CHECK(mremap(half_used(), 4 * COUNTED, 8 * COUNTED, MREMAP_MAYMOVE) == MAP_FAILED);
   map(COUNTED / 2, 3, private | MAP_STACK, -1);
 }
+static void refused_from_within(void) {
+  char *p = half_used();
+  CHECK(mremap(p + COUNTED / 8, COUNTED, 4 * COUNTED, MREMAP_MAYMOVE) == MAP_FAILED);
+  char *more = map(COUNTED / 2, 3, private | MAP_STACK, -1);
+  CHECK(!mprotect(p, 4 * COUNTED, PROT_NONE) && !munmap(more, COUNTED / 2));
+  map(COUNTED, 3, private | MAP_STACK, -1);
+}
 static void shrunk(void) {
   char *p = half_used();
   CHECK(mremap(p, 4 * COUNTED, COUNTED, 0) == p && !mprotect(p, COUNTED / 2, 3));
@@ -240,7 +247,8 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"made_executable", made_executable}, {"fixed", fixed}, {"over_a_region", over_a_region}, {"committed", committed},
   {"committed_in_parts", committed_in_parts}, {"given_up", given_up},
   {"one_at_a_time", one_at_a_time}, {"grown", grown}, {"reserved", reserved}, {"moved_out_to_use", moved_out_to_use}, {"moved_out_reserved", moved_out_reserved},
-  {"refused", refused}, {"shrunk", shrunk}, {"reserved_moved", reserved_moved}, {"reserved_grown", reserved_grown}, {"executable_moved", executable_moved},
+  {"refused", refused}, {"refused_from_within", refused_from_within},
+  {"shrunk", shrunk}, {"reserved_moved", reserved_moved}, {"reserved_grown", reserved_grown}, {"executable_moved", executable_moved},
   {"executable_moved_out", executable_moved_out}, {"executable_stays", executable_stays}, {"reserved_over_a_region", reserved_over_a_region},
   {"committed_over_a_region", committed_over_a_region}, {"moved_over_counted", moved_over_counted},
   {"file", file}, {"huge", huge},
