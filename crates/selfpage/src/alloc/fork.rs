@@ -63,30 +63,37 @@ pub fn prepare() {
 }
 
 fn bring_to_rest(outer: Option<&Outer>) {
-    WORKERS.begin_fork();
     let mut rounds = Rounds::new();
-    while !try_to_rest(outer) {
-        rounds.pass();
+    loop {
+        // Somebody may have some of it for long, and wait for those at work himself: nobody is kept from beginning meanwhile.
+        let has_outer = outer.is_none_or(|outer| (outer.try_hold)());
+        WORKERS.begin_fork();
+        let rests = has_outer && try_to_rest();
+        if !rests {
+            // Nothing is kept: whoever this waits for may fork, too, and wait for it.
+            if let Some(outer) = outer.filter(|_| has_outer) {
+                (outer.let_go)();
+            }
+            rounds.pass();
+        }
+        WORKERS.end_fork();
+        if rests {
+            return;
+        }
     }
-    WORKERS.end_fork();
 }
 
-/// Whether all is at rest. Else this thread has nothing: whoever it waits for may fork, too, and wait for what it would have.
-fn try_to_rest(outer: Option<&Outer>) -> bool {
+/// Whether the allocator is at rest. Else this thread has nothing of it.
+fn try_to_rest() -> bool {
     WORKERS.pass_over_own();
-    if outer.is_some_and(|outer| !(outer.try_hold)()) {
-        return false;
-    }
     match PAGES.try_hold() {
         // Somebody drops frames of a slot: in the child nobody would put it back.
-        Some(Rest::Whole) if WORKERS.has_others() => _ = PAGES.let_go(),
-        Some(_) => return true,
-        None => {}
+        Some(Rest::Whole) if WORKERS.has_others() => {
+            PAGES.let_go();
+            false
+        }
+        rest => rest.is_some(),
     }
-    if let Some(outer) = outer {
-        (outer.let_go)();
-    }
-    false
 }
 
 /// After a fork, in the parent.
@@ -125,7 +132,7 @@ pub fn child() {
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use selfpage_core::linux::thread::{self, CpuSet};
 
@@ -210,6 +217,38 @@ mod tests {
                 forks(Some(&OVER_LIST));
                 drop(held);
                 other.join().unwrap();
+            });
+        });
+    }
+
+    static IS_WANTED: AtomicBool = AtomicBool::new(false);
+    static IS_LEFT: AtomicBool = AtomicBool::new(false);
+
+    /// As where somebody else has the list for long.
+    fn take_list_when_it_is_left() -> bool {
+        IS_WANTED.store(true, Ordering::Relaxed);
+        while !IS_LEFT.load(Ordering::Relaxed) {
+            thread::give_way();
+        }
+        take_list()
+    }
+
+    #[test]
+    fn who_has_what_a_fork_would_hold_over_the_allocator_gives_back_what_is_kept() {
+        const BYTES: usize = 8 << 20;
+        register();
+        ends(|| {
+            let block = block::allocate(BYTES, 1).unwrap();
+            // SAFETY: slot-held: a block that nobody uses.
+            unsafe { block::free(block) };
+            std::thread::scope(|scope| {
+                let outer = Outer { try_hold: take_list_when_it_is_left, ..OVER_LIST };
+                scope.spawn(move || forks(Some(&outer)));
+                while !IS_WANTED.load(Ordering::Relaxed) {
+                    thread::give_way();
+                }
+                assert!(block::trim(0) >= BYTES);
+                IS_LEFT.store(true, Ordering::Relaxed);
             });
         });
     }
