@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::block::Severity;
 use super::cgroup;
@@ -92,10 +93,16 @@ impl Watch {
             std::thread::sleep(limit);
             return false;
         };
-        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+        let most = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
         let mut watched = [PollFd::from_borrowed_fd(file.as_fd(), *flags)];
-        if !matches!(poll(&mut watched, Some(&limit)), Ok(1..)) {
-            return false;
+        match poll(&mut watched, Some(&most)) {
+            Ok(1..) => {}
+            Ok(_) | Err(Errno::INTR) => return false,
+            // As where the program may have no descriptors any more: it fails at once, each time.
+            Err(_) => {
+                std::thread::sleep(limit);
+                return false;
+            }
         }
         // The file of a group that was removed reports without end, and so does a pipe or a socket without another side.
         let gone = watched[0].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
@@ -115,7 +122,9 @@ fn discard(file: &OwnedFd, gone: bool) -> (bool, bool) {
         match rustix::io::read(file, &mut [0u8; 256]) {
             Ok(0) => return (came, true),
             Ok(_) => came = true,
-            Err(_) => return (came, gone),
+            Err(Errno::AGAIN) => return (came, gone),
+            // What could not be read stays there, and would be reported without end.
+            Err(_) => return (came, true),
         }
     }
 }
@@ -158,6 +167,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+    use crate::alloc::frames::child;
 
     #[test]
     fn what_systemd_writes_is_read() {
@@ -207,6 +217,24 @@ mod tests {
         let begin = Instant::now();
         assert!(!watch.wait(Duration::from_millis(50)));
         assert!(begin.elapsed() >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_not_asked_again_at_once() {
+        let limit = Duration::from_millis(50);
+        child::forked(|| {
+            let (read, _write) = rustix::pipe::pipe().unwrap();
+            let mut watch = Watch::On(read, PollFlags::IN);
+            child::opens_nothing();
+            let begin = Instant::now();
+            assert!(!watch.wait(limit) && watch.reports());
+            assert!(begin.elapsed() >= limit);
+        });
+        // There is something to read for good, and reading fails.
+        let directory = fs::File::open("/").unwrap();
+        let mut watch = Watch::On(directory.into(), PollFlags::IN);
+        assert!(!watch.wait(Duration::from_secs(60)));
+        assert!(matches!(watch, Watch::Ended));
     }
 
     #[test]

@@ -70,6 +70,13 @@ pub fn forked(work: impl FnOnce()) {
     assert_eq!(status, 0, "the forked child's end");
 }
 
+/// From now on this process can open no file.
+pub fn opens_nothing() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: test: the limit is borrowed until the call returns.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
+}
+
 /// How many forks of [`fork_here`] are over, and whether this is the child of one.
 pub static FORKS: AtomicU32 = AtomicU32::new(0);
 pub static IS_CHILD: AtomicBool = AtomicBool::new(false);
