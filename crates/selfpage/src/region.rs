@@ -154,8 +154,14 @@ impl<'a> Builder<'a> {
     /// As for [`Builder::zero`]. The program has closed the store's file, or with [`DescriptorTable::Private`] has given it to
     /// another domain, or to regions that are gone.
     pub fn stored_in(self, store: Arc<dyn BackingStore>) -> Result<Region> {
+        let (life, reserved) = (self.life, self.reserved);
+        self.over(store)?.join(life, reserved)
+    }
+
+    /// The same, before it is in its domain's map.
+    fn over(self, store: Arc<dyn BackingStore>) -> Result<Arc<Bound>> {
         let means = Means { store: Some(store.clone()), ..Means::default() };
-        self.bind_with(Rights::ReadWrite, means, move |len, hash| {
+        self.make(Rights::ReadWrite, means, move |len, hash| {
             let mut arena = Arena::new(Arena::bytes_for::<AtomicU32>(len) + Arena::bytes_for::<AtomicU64>(len))?;
             // SAFETY: table-memory: the arena goes with the region, after its pager.
             let pager = unsafe { Stored::new(store, arena.table(len), Noted::new(hash, arena.table(len))) };
@@ -217,16 +223,24 @@ impl<'a> Builder<'a> {
     }
 
     fn bind_with(
-        mut self,
+        self,
         rights: Rights,
         means: Means,
         make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
     ) -> Result<Region> {
+        let (life, reserved) = (self.life, self.reserved);
+        self.make(rights, means, make)?.join(life, reserved)
+    }
+
+    fn make(
+        mut self,
+        rights: Rights,
+        means: Means,
+        make: impl FnOnce(usize, Arc<PageHash>) -> Result<(Box<dyn Pager>, Option<Arena>)>,
+    ) -> Result<Arc<Bound>> {
         let asking = Asking::of(self.handler.take(), self.reserved);
         asking.make_ready(self.trap, &self.life.inner)?;
-        let bound = Bound::new(&self, rights, means, asking, make)?;
-        bound.join(&self.life.inner, self.reserved)?;
-        Ok(Region { life: self.life.clone(), bound })
+        Bound::new(&self, rights, means, asking, make)
     }
 }
 

@@ -52,9 +52,10 @@ pub(super) fn inherit(domain: &DomainState, context: Context, clone: &Region, pa
         // It went with pages that could not be had.
         return Step::Done(Outcome::Failed(Failure::Pager(PagerError::Orphaned)));
     };
+    let moved = domain.cut.moved.count();
     if !clone.is_linked() {
-        // What it is to have is known at the cut.
-        return Step::Pause;
+        // What it is to have is known at the cut, for which whoever makes it may need a pager thread.
+        return Step::AwaitCut(moved);
     }
     let seen = word.load();
     match seen.state() {
@@ -159,6 +160,15 @@ pub fn part(region: &Region) {
         }
     }
     region.part();
+}
+
+/// Has those look again who wait for the cut of `clone`: it was made.
+///
+/// # Context
+/// Normal or PagerThread, outside the gate. The region's memory outlives the call.
+pub fn go_on(domain: &DomainState, clone: &Region) {
+    domain.cut.moved.signal(domain.mmu);
+    domain.wake_stopped(clone.trap, clone.range);
 }
 
 /// A page of `source` is about to change: its clone, if it has one, gets the contents first. `Some`: what must be done or waited

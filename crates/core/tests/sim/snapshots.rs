@@ -3,6 +3,7 @@
 use selfpage_core::addr::{PAGE_BYTES, PageNo};
 use selfpage_core::fault::copy_first::{self, AtBusy};
 use selfpage_core::fault::image::{self, Image};
+use selfpage_core::fault::inherit;
 use selfpage_core::region::Region;
 
 use crate::dice;
@@ -55,6 +56,7 @@ fn make_clone(world: &World, clone: &Region) {
     };
     // The machine may have no memory to protect a page just now.
     while copy_first::cut(domain, &[source], at_once).is_err() {}
+    inherit::go_on(domain, clone);
 }
 
 /// One snapshot over the one before. `None`: it failed, and the next one needs every page.

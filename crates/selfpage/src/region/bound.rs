@@ -23,7 +23,7 @@ use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{self, Rights};
 use selfpage_core::sync::{AtomicU8, AtomicU64};
 
-use super::{ADDRESS, Builder, Lent, Means};
+use super::{ADDRESS, Builder, Lent, Means, Region};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
 use crate::dirty::{self, Owner};
@@ -168,7 +168,8 @@ impl Bound {
     }
 
     /// Registers the region for faults, gives pager threads its descriptors, makes it accessible as `reserved` says, and puts it into the map.
-    pub(super) fn join(self: &Arc<Bound>, inner: &Arc<Inner>, reserved: memory::Access) -> Result<()> {
+    pub(super) fn join(self: Arc<Bound>, life: &Arc<Life>, reserved: memory::Access) -> Result<Region> {
+        let inner = &life.inner;
         if let Some(number) = self.descriptors().iter().find(|number| **number < 0) {
             let cause = format!("its store names the descriptor {number}, which is none; name those that it has");
             return Err(Error::new(Kind::Invalid, "add", format!("region {}", self.name), cause));
@@ -177,25 +178,25 @@ impl Bound {
         let unlocked = inner.lock_or_give_up(&regions, &self.addresses());
         let descriptors = *inner.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         // The program may have closed this thread's descriptors.
-        let bound = &**self;
+        let bound = &*self;
         inner.on_pager_thread(move || bound.register(descriptors, &bound.addresses()))?;
         // What another region's pager has in common with ours, pager threads have already, and of a store's file the program no more.
         let known = |number: &RawFd| regions.values().any(|bound| bound.shared_descriptors().contains(number));
         let (known, numbers): (Vec<RawFd>, Vec<RawFd>) = self.descriptors().into_iter().partition(known);
         // Before it can be found: an access by an old address would fail, and its page with it.
-        inner.has_descriptors(self, &known)?;
-        inner.share_descriptors(self, &numbers)?;
+        inner.has_descriptors(&self, &known)?;
+        inner.share_descriptors(&self, &numbers)?;
         self.show(inner, reserved).inspect_err(|_| inner.release_descriptors(&numbers))?;
         regions.insert(self.region.range.first.0, self.clone());
         self.shared.store(true, Ordering::Relaxed);
         // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
-        inner.hide_descriptors_of(self, &numbers);
+        inner.hide_descriptors_of(&self, &numbers);
         drop(regions);
         if let Some(why) = unlocked {
             tracing::warn!(region = %self.name, ?why, "it cannot be locked (RLIMIT_MEMLOCK): frames are locked no more");
         }
         tracing::debug!(region = %self.name, len_bytes = self.len_bytes, trap = ?self.region.trap, "region bound");
-        Ok(())
+        Ok(Region { life: life.clone(), bound: self })
     }
 
     /// Lets the program access it, and faults find it.

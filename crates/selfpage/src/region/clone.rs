@@ -1,8 +1,13 @@
 //! Clones of regions: copy-on-write by the application.
 #![allow(unsafe_code)]
 
-use selfpage_core::fault::Failure;
+use std::sync::Arc;
+
+use selfpage_core::addr::PageNo;
 use selfpage_core::fault::copy_first::{self, AtBusy};
+use selfpage_core::fault::{Failure, inherit};
+use selfpage_core::linux::memory::Access;
+use selfpage_core::mmu::Refusal;
 use selfpage_core::region::{self, Rights};
 
 use super::{Bound, Builder, Region};
@@ -67,20 +72,34 @@ impl Region {
         }
         let mut builder = Builder::new(&self.life, self.len_bytes()).trap(self.core().trap);
         builder.source = Some(self.core());
-        let clone = builder.stored(store)?;
+        let clone = builder.over(Arc::new(store))?;
+        // Whoever asks for a page of the clone's from when it is in the map on waits for the cut.
         let turn = inner.cutting.begin();
         if let Err((kind, cause)) = self.bound.part(inner) {
             drop(turn);
             return refused(kind, cause);
         }
-        let (state, source, heir) = (inner.state(), self.core(), clone.core());
+        let clone = clone.join(&self.life, Access::ReadWrite)?;
+        let given_up = self.cut_for(clone.core());
+        let (state, heir) = (inner.state(), clone.core());
+        inner.on_table(move |_| inherit::go_on(state, heir));
+        drop(turn);
         let failed = |why| Error::failure("clone", format!("region {}", self.bound.name()), Failure::Machine(why));
+        given_up.map_err(failed)?.map_or(Ok(clone), |page| Err(self.bound.lacks("clone", page)))
+    }
+
+    /// Has `heir` have what this region has at one instant of the call; not where a page was given up, which it returns.
+    ///
+    /// # Context
+    /// Normal, in its turn to cut.
+    fn cut_for(&self, heir: &region::Region) -> std::result::Result<Option<PageNo>, Refusal> {
+        let (inner, source, bound) = (&self.life.inner, self.core(), &*self.bound);
+        let state = inner.state();
         inner.undisturbed(move || copy_first::join(state, source));
         for _ in 0..2 {
-            inner.on_table_or_pager(move || copy_first::arm(state, source, AtBusy::Skip)).map_err(failed)?;
+            inner.on_table_or_pager(move || copy_first::arm(state, source, AtBusy::Skip))?;
         }
-        let bound = &*self.bound;
-        let cut = move || {
+        inner.on_table_or_pager(move || {
             let mut given_up = None;
             copy_first::cut(state, &[source], || match bound.first_given_up() {
                 // One that is given up from here on goes to the clone first.
@@ -88,10 +107,7 @@ impl Region {
                 page => given_up = page,
             })?;
             Ok(given_up)
-        };
-        let given_up = inner.on_table_or_pager(cut).map_err(failed)?;
-        drop(turn);
-        given_up.map_or(Ok(clone), |page| Err(bound.lacks("clone", page)))
+        })
     }
 }
 

@@ -1,12 +1,15 @@
 //! Clones where a store fails: the source's, or the clone's.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use selfpage::store::MemoryStore;
 use selfpage::{Domain, Kind, Region, Trap};
 
+use crate::places::probe;
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages};
+use crate::skip::skip;
 use crate::store::Failing;
 use crate::tried;
 
@@ -94,4 +97,54 @@ fn a_clone_that_cannot_be_saved_keeps_the_source_from_changing() {
         })
         .well();
     }
+}
+
+/// Somebody is at a fault of a region that is gone, at whose addresses a clone is made, on a stack that needs the only worker.
+#[test]
+fn a_late_fault_of_a_clones_keeps_no_worker_from_the_thread_that_makes_it() {
+    struct Work<'a>(&'a Region, &'a AtomicUsize, &'a AtomicBool);
+
+    extern "C" fn clones(work: *mut c_void) -> *mut c_void {
+        // SAFETY: test: it outlives the thread.
+        let Work(source, addr, stop) = unsafe { &*work.cast::<Work<'_>>() };
+        for _ in 0..300 {
+            let clone = source.cow_clone(MemoryStore::new(1 << 20).unwrap()).unwrap();
+            addr.store(clone.as_ptr().addr(), SeqCst);
+        }
+        stop.store(true, SeqCst);
+        std::ptr::null_mut()
+    }
+
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(PAGES * PAGE).workers(1).build().unwrap();
+        if !domain.serves_system_calls() {
+            return skip("root", "the kernel's own faults are not served");
+        }
+        let source = domain.region(16 * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+        let stack = domain.region(128 * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+        let (addr, stop) = (AtomicUsize::new(source.as_ptr().addr()), AtomicBool::new(false));
+        let work = Work(&source, &addr, &stop);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for page in (0..16).cycle().take_while(|_| !stop.load(SeqCst)) {
+                    probe(addr.load(SeqCst) + page * PAGE);
+                }
+            });
+            scope.spawn(|| {
+                while !stop.load(SeqCst) {
+                    let _ = stack.evict(0, stack.len_bytes());
+                }
+            });
+            // SAFETY: test: the stack and the work outlive the thread.
+            unsafe {
+                let mut how = std::mem::zeroed();
+                libc::pthread_attr_init(&mut how);
+                assert_eq!(libc::pthread_attr_setstack(&mut how, stack.as_ptr().cast(), stack.len_bytes()), 0);
+                let (mut thread, work) = (std::mem::zeroed(), (&raw const work).cast_mut().cast());
+                assert_eq!(libc::pthread_create(&mut thread, &how, clones, work), 0);
+                assert_eq!(libc::pthread_join(thread, std::ptr::null_mut()), 0);
+            }
+        });
+    })
+    .well();
 }

@@ -10,7 +10,7 @@ use crate::skip::skip;
 const PAGES: usize = 16;
 
 /// What is at `addr`, as the kernel reads it, which ends nobody for an address where nothing is.
-fn probe(addr: usize) -> Option<u8> {
+pub fn probe(addr: usize) -> Option<u8> {
     let mut byte = 0u8;
     let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let there = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: 1 };
