@@ -17,6 +17,7 @@ mod once;
 mod sealed;
 mod stack;
 mod streams;
+mod turn;
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -48,13 +49,11 @@ pub(crate) use denied::check;
 pub(crate) use held::OverFork;
 pub(crate) use once::Once;
 use stack::KeptStack;
+use turn::Turn;
 
 static DOMAINS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 static ATTENDED: Once<()> = Once::new();
 static PAUSE: OverFork<Pause> = OverFork::nothing();
-/// Whose turn it is to fork, of several threads: whoever waits for the locks below has the list of streams, which glibc wants of whoever has
-/// them.
-static TURN: Mutex<()> = Mutex::new(());
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 struct Pause {
@@ -63,8 +62,7 @@ struct Pause {
     stores: Vec<PausedStore>,
     stack: Option<KeptStack>,
     locks: Locks,
-    streams: Option<streams::Held>,
-    turn: MutexGuard<'static, ()>,
+    turn: Turn,
     /// Last.
     _uncancelled: Uncancelled,
 }
@@ -166,9 +164,8 @@ fn pause() -> Pause {
     // A handler of a signal that came now would meet a domain at rest, or fork itself, and wait for its own thread.
     let mask = signal::block_all();
     let uncancelled = Uncancelled::begin();
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // Before the gates close.
-    let (locks, streams) = Locks::hold_after_streams();
+    let (turn, locks) = Turn::begin();
     let alive: Vec<_> = locks.registry.iter().filter_map(Weak::upgrade).filter(|inner| !inner.stopping()).collect();
     // While frames can be had for it.
     let stack = KeptStack::keep(&alive);
@@ -176,7 +173,7 @@ fn pause() -> Pause {
     close_gates(&mut domains);
     let stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
-    Pause { mask, domains, stores, stack, locks, streams, turn, _uncancelled: uncancelled }
+    Pause { mask, domains, stores, stack, locks, turn, _uncancelled: uncancelled }
 }
 
 extern "C" fn parent() {
@@ -189,7 +186,6 @@ extern "C" fn parent() {
     }
     drop(pause.stack);
     drop(pause.locks);
-    drop(pause.streams);
     drop(pause.turn);
     signal::restore(pause.mask);
 }
@@ -232,27 +228,11 @@ extern "C" fn child() {
     dirty::traps::forked();
     drop(pause.stack);
     drop(pause.locks);
-    pause.streams.into_iter().for_each(streams::Held::let_go_in_child);
-    drop(pause.turn);
+    pause.turn.end_in_child();
     signal::restore(pause.mask);
 }
 
 impl Locks {
-    /// With the list of streams taken before them, where it is to be held. Which domains there are says whether it is, and they may come and
-    /// go until these are held.
-    fn hold_after_streams() -> (Locks, Option<streams::Held>) {
-        let mut streams = None;
-        loop {
-            let locks = Locks::hold();
-            let wanted = streams::wanted(&locks.registry);
-            if wanted.is_some() == streams.is_some() {
-                return (locks, streams);
-            }
-            drop(locks);
-            streams = wanted.map(streams::Held::hold);
-        }
-    }
-
     fn hold() -> Locks {
         Locks {
             rights: protection::fork::hold(),

@@ -68,11 +68,10 @@ impl Drop for Held {
     }
 }
 
-/// The list, where a fork is to hold it. Where there is no domain nobody waits for a page. And a fork waits for pager threads: in code of
-/// the program's own they may want the list for a stream that they open.
+/// The list, where a fork is to hold it: a fork waits for pager threads, and in code of the program's own they may want the list for a stream
+/// that they open.
 pub(super) fn wanted(domains: &[Weak<Inner>]) -> Option<&'static List> {
-    let mut alive = domains.iter().filter_map(Weak::upgrade).peekable();
-    alive.peek()?;
+    let mut alive = domains.iter().filter_map(Weak::upgrade);
     let is_safe = alive.all(|inner| !inner.runs_own_code.load(Ordering::Relaxed));
     LIST.get()?.as_ref().filter(|_| is_safe)
 }

@@ -1,9 +1,9 @@
 //! The C library's streams, and a fork.
 
 use std::ffi::c_void;
-use std::io::{self, PipeWriter, Write};
-use std::os::fd::IntoRawFd;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::io::{self, PipeWriter, Read, Write};
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
@@ -70,6 +70,52 @@ fn a_fork_while_one_reads_a_stream_and_another_flushes_all() {
         })
         .well();
     }
+}
+
+/// How many forks are over.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn fork_and_wait(_: libc::c_int) {
+    forked(|| {});
+    FORKS.fetch_add(1, SeqCst);
+}
+
+/// One thread flushes all streams, and has their list, when a handler of a signal forks on it. Another forks meanwhile.
+#[test]
+fn a_handler_forks_on_the_thread_that_has_the_list_and_another_forks() {
+    in_child(here!(), "", || {
+        // SAFETY: test: a handler that forks.
+        unsafe { libc::signal(libc::SIGUSR1, fork_and_wait as *const () as libc::sighandler_t) };
+        let _domain = Domain::with_frames(64 * PAGE).build().unwrap();
+        let (mut reads, mut writes) = io::pipe().unwrap();
+        // SAFETY: test: a flag of our own pipe, and a stream with a buffer of its own to it.
+        let stream = unsafe {
+            assert_eq!(libc::fcntl(writes.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK), 0);
+            while writes.write(&[7; PAGE]).is_ok() {}
+            assert_eq!(libc::fcntl(writes.as_raw_fd(), libc::F_SETFL, 0), 0);
+            libc::fdopen(writes.into_raw_fd(), c"w".as_ptr())
+        };
+        let a_moment = || std::thread::sleep(Duration::from_millis(300));
+        std::thread::scope(|scope| {
+            let (stream, (tell, told)) = (stream as usize, channel());
+            // SAFETY: test: the stream stays open. It is flushed once there is room in the pipe.
+            scope.spawn(move || unsafe {
+                tell.send(libc::pthread_self()).unwrap();
+                assert_eq!(libc::fputc(7, stream as *mut libc::FILE), 7);
+                assert_eq!(libc::fflush(std::ptr::null_mut()), 0);
+            });
+            a_moment();
+            scope.spawn(|| fork_and_wait(0));
+            a_moment();
+            // SAFETY: test: the thread waits for the pipe.
+            unsafe { libc::pthread_kill(told.recv().unwrap(), libc::SIGUSR1) };
+            while FORKS.load(SeqCst) == 0 {
+                a_moment();
+            }
+            assert!(reads.read(&mut [0; 16 * PAGE]).is_ok());
+        });
+    })
+    .well();
 }
 
 /// It opens a stream, as whoever looks up the name of a host does.
