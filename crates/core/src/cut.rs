@@ -165,11 +165,13 @@ impl Cut {
         self.images.pop().map(|(page, frame)| (PageNo(page), Frame(frame as u32)))
     }
 
-    /// In a forked child: no snapshot is taken here, and nobody is at a write.
+    /// In a forked child: no snapshot is taken here, and nobody is at a write. Who waited for one, and forked in a handler of a signal, looks
+    /// again when that returns.
     ///
     /// # Context
     /// Normal, with the domain's gate closed.
-    pub fn forget(&self) {
+    pub fn forget(&self, mmu: &dyn Mmu) {
         self.writes.forget();
+        self.moved.signal(mmu);
     }
 }

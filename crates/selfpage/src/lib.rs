@@ -22,6 +22,9 @@
 
 pub mod alloc;
 mod arena;
+#[cfg(test)]
+#[path = "../tests/child/mod.rs"]
+mod child;
 mod config;
 mod descriptors;
 pub mod dirty;

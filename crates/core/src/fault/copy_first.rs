@@ -388,7 +388,7 @@ pub fn join(domain: &DomainState, region: &Region) {
 /// # Context
 /// Normal, with the gate closed.
 pub fn forget(domain: &DomainState) {
-    domain.cut.forget();
+    domain.cut.forget(domain.mmu);
     while let Some((_, copy)) = domain.cut.take() {
         domain.stack.unclaim(domain.mmu, copy, 1);
     }

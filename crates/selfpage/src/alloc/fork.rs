@@ -137,7 +137,7 @@ mod tests {
     use selfpage_core::linux::thread::{self, CpuSet};
 
     use super::*;
-    use crate::alloc::frames::child;
+    use crate::child;
     use crate::skip::skip;
 
     /// The calling thread runs before all others that do not say so, from now on. Whether it may.

@@ -407,12 +407,9 @@ pub(super) fn setting(path: &CStr) -> [u8; 32] {
 }
 
 #[cfg(test)]
-#[path = "../../tests/child/mod.rs"]
-pub(in crate::alloc) mod child;
-
-#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::child;
 
     const PAGES: usize = 700;
 

@@ -268,7 +268,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::alloc::frames::child;
+    use crate::child;
 
     #[test]
     fn frames_are_made_ready_table_by_table_until_somebody_waits() {

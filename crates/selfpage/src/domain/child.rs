@@ -213,6 +213,8 @@ impl Inner {
     /// parent's.
     pub(crate) fn abandon(&self, regions: &BTreeMap<u64, Arc<Bound>>) {
         self.stop.store(true, Ordering::SeqCst);
+        // Who forked in a handler of a signal may have waited for an image.
+        self.state.cut.forget(self.state.mmu);
         self.drawing.end();
         self.syncing.end();
         self.close_descriptors();
@@ -278,8 +280,18 @@ fn tell_pagers(regions: &BTreeMap<u64, Arc<Bound>>, files: &OwnFiles, reserved: 
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::channel;
+
+    use selfpage_core::pager::{Context, PagerError};
+
     use super::*;
-    use crate::Domain;
+    use crate::child::{FORKS, IS_CHILD, fork_here, forked};
+    use crate::over_memory::over_memory;
+    use crate::snapshot::Snapshots;
+    use crate::store::{BackingStore, Blok, MemoryStore, ReadBlok, StoreError, WriteBlok};
+    use crate::{Domain, Region};
 
     #[test]
     fn a_mapping_that_is_split_after_somebody_looked_is_ours_whole() {
@@ -303,5 +315,96 @@ mod tests {
         let around = [all.start..at, at + PAGE_BYTES..all.end];
         assert_eq!(inner.parts_among(&region.bound, &stale), around);
         assert_eq!(inner.parts_among(&region.bound, &before()), around);
+    }
+
+    /// A store that no child can have.
+    struct NotForChildren(MemoryStore);
+
+    impl BackingStore for NotForChildren {
+        over_memory!(0: claim, release, reads_in_trap, read, write);
+
+        fn before_fork(&self, _: i32) -> std::result::Result<(), StoreError> {
+            Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" })
+        }
+    }
+
+    /// Which regions of the domain a child gets.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Gets {
+        All,
+        Nothing,
+    }
+
+    /// Has a thread do `work` on a region, which waits until `go_on`; there a handler of a signal forks, and the child's copy of the thread
+    /// comes to the end of the work as well.
+    fn forks_while_it_waits<Waits>(
+        gets: Gets,
+        begin: impl FnOnce(&Region) -> Waits,
+        work: fn(&Region),
+        go_on: fn(Waits, &Region),
+    ) {
+        // A process of its own, which a signal ends where it hangs.
+        forked(|| {
+            // SAFETY: test: a handler for a signal that nobody else here uses.
+            unsafe {
+                libc::alarm(30);
+                libc::signal(libc::SIGUSR1, fork_here as *const () as libc::sighandler_t);
+            }
+            let domain = Domain::with_frames(64 * PAGE_BYTES).build().unwrap();
+            let mut region = domain.region(16 * PAGE_BYTES).zero().unwrap();
+            let store = NotForChildren(MemoryStore::new(1 << 20).unwrap());
+            let _other = (gets == Gets::Nothing).then(|| domain.region(PAGE_BYTES).stored(store).unwrap());
+            region.as_mut_slice::<u64>().fill(7);
+            let waits = begin(&region);
+            let ended = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let (region, ended) = (&region, &ended);
+                let (tell, told) = channel();
+                scope.spawn(move || {
+                    // SAFETY: test: the name of this thread.
+                    tell.send(unsafe { libc::pthread_self() }).unwrap();
+                    work(region);
+                    if IS_CHILD.load(Ordering::SeqCst) {
+                        // SAFETY: test: ends the child.
+                        unsafe { libc::_exit(0) };
+                    }
+                    ended.store(true, Ordering::SeqCst);
+                });
+                let a_moment = || std::thread::sleep(Duration::from_millis(300));
+                a_moment();
+                // SAFETY: test: the thread waits.
+                unsafe { libc::pthread_kill(told.recv().unwrap(), libc::SIGUSR1) };
+                while FORKS.load(Ordering::SeqCst) == 0 {
+                    a_moment();
+                }
+                assert!(!ended.load(Ordering::SeqCst), "it did not wait");
+                go_on(waits, region);
+            });
+        });
+    }
+
+    /// Has an image need the region's pages, which nobody reads.
+    fn begin_image(region: &Region) -> Snapshots {
+        let dir = tempfile::tempdir().unwrap();
+        let mut snapshots = Snapshots::of(&[region], dir.path().join("one.snap")).unwrap();
+        snapshots.arm().unwrap();
+        let (state, cores) = (region.life().inner.state(), [region.core()]);
+        cores[0].sets.changed.fill(cores[0].range.count);
+        copy_first::cut(state, &cores, || copy_first::note_image(&cores)).unwrap();
+        snapshots
+    }
+
+    fn empties_a_page(region: &Region) {
+        // SAFETY: region-contents: nobody refers to what is in there.
+        let _ = unsafe { region.while_empty(PAGE_BYTES, PAGE_BYTES, || ()) };
+    }
+
+    #[test]
+    fn a_handler_forks_while_a_call_waits_for_an_image() {
+        for gets in [Gets::All, Gets::Nothing] {
+            forks_while_it_waits(gets, begin_image, empties_a_page, |_, region| {
+                copy_first::end(region.life().inner.state(), &[region.core()]);
+            });
+        }
     }
 }

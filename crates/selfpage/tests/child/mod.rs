@@ -1,5 +1,5 @@
 //! Forked children of a test.
-#![allow(dead_code)]
+#![allow(dead_code, unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};

@@ -210,7 +210,7 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::alloc::frames::child;
+    use crate::child;
 
     const BYTES: usize = 8 << 20;
 
