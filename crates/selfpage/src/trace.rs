@@ -291,10 +291,9 @@ impl Writer {
 }
 
 impl Writing {
-    /// In a forked child: nobody has asked.
+    /// In a forked child: nothing that was asked for is waited for here. Who waited when a handler of its signals forked knows the number.
     pub(crate) fn restart(&self) {
-        self.asked.store(0, Ordering::SeqCst);
-        self.written.store(0, Ordering::SeqCst);
+        self.written.store(self.asked.load(Ordering::SeqCst), Ordering::SeqCst);
         self.ended.store(0, Ordering::SeqCst);
         self.inherited.store(true, Ordering::SeqCst);
     }

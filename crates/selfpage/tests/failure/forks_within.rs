@@ -17,8 +17,9 @@ use crate::scenario::{PAGE, here, in_child, number_pages};
 const FRAMES: usize = 64;
 const ROUNDS: u32 = 100;
 
-/// Rounds that have begun.
+/// Rounds that have begun, and those whose signal was sent.
 static BEGUN: AtomicU32 = AtomicU32::new(0);
+static SENT: AtomicU32 = AtomicU32::new(0);
 
 fn let_in(how: libc::c_int) {
     // SAFETY: test: a set of its own.
@@ -60,9 +61,16 @@ fn forking(mut work: impl FnMut()) {
                 std::thread::sleep(Duration::from_micros(u64::from(round) * 37 % 1000));
                 // SAFETY: test: the thread lives until the scope's end.
                 unsafe { libc::pthread_kill(own, libc::SIGUSR1) };
+                SENT.fetch_add(1, SeqCst);
             }
         });
-        (0..ROUNDS).for_each(|_| work());
+        for round in 0..ROUNDS {
+            work();
+            // The other thread may get no CPU for some time.
+            while SENT.load(SeqCst) <= round {
+                std::thread::yield_now();
+            }
+        }
     });
     // The last may come late.
     let_in(libc::SIG_UNBLOCK);
@@ -101,6 +109,17 @@ fn a_handler_forks_while_a_region_is_looked_through() {
         let store = MemoryStore::new(1 << 22).unwrap();
         let region = domain.region(1 << 30).stored(store).unwrap();
         forking(|| assert_eq!(let_fork(|| region.first_held(0, 1 << 30)).unwrap(), None));
+    })
+    .well();
+}
+
+#[test]
+fn a_handler_forks_while_a_trace_is_flushed() {
+    in_child(here!(), "", || {
+        let place = tempfile::tempdir().unwrap();
+        let domain = Domain::with_frames(FRAMES * PAGE).trace(place.path().join("trace"), Duration::ZERO);
+        let domain = domain.build().unwrap();
+        forking(|| let_fork(|| domain.flush_trace()));
     })
     .well();
 }
