@@ -171,8 +171,9 @@ fn pause() -> Pause {
     let stack = KeptStack::keep(&alive);
     let mut domains = hold(alive);
     close_gates(&mut domains);
-    let stores = ready_stores(&domains);
+    let mut stores = ready_stores(&domains);
     domains.iter_mut().for_each(|domain| domain.give_to_child(&stores));
+    take_back(&mut stores, &domains);
     Pause { mask, domains, stores, stack, locks, turn, _uncancelled: uncancelled }
 }
 
@@ -211,7 +212,7 @@ extern "C" fn child() {
         }
     }
     // Before code of the program's opens anything.
-    let stores = || pause.stores.iter().filter(|paused| paused.ready.is_ok()).map(|paused| &paused.store);
+    let stores = || pause.stores.iter().map(|paused| &paused.store);
     let named = || {
         let lost = pause.domains.iter().flat_map(|domain| domain.files.ways()).map(|way| way.1);
         lost.chain(stores().flat_map(|store| store.descriptors())).collect()
@@ -324,6 +325,18 @@ fn ready_stores(domains: &[PausedDomain]) -> Vec<PausedStore> {
         }
     }
     stores
+}
+
+/// Keeps only the stores of which the child gets regions: of others it would hold what the parent has, as long as it lives.
+fn take_back(stores: &mut Vec<PausedStore>, domains: &[PausedDomain]) {
+    let given: Vec<_> = domains.iter().filter(|domain| domain.shared.is_ok()).flat_map(PausedDomain::stores).collect();
+    stores.retain(|paused| {
+        let is_given = given.iter().any(|store| paused.is(store));
+        if !is_given {
+            paused.store.after_fork_in_parent();
+        }
+        is_given
+    });
 }
 
 impl PausedStore {

@@ -64,7 +64,8 @@ pub struct WriteBlok<'a> {
 /// A store that goes on in a forked child wants these calls, in this order:
 /// 1. The domain comes to rest: no call on the store is under way, and no pager thread starts before step 3.
 /// 2. [`before_fork`](BackingStore::before_fork) on the thread that is about to fork.
-/// 3. After the fork, whether it worked or not, [`after_fork_in_parent`](BackingStore::after_fork_in_parent) on that thread;
+/// 3. After the fork, whether it worked or not, [`after_fork_in_parent`](BackingStore::after_fork_in_parent) on that thread; before it, where
+///    the child is to have no region of the store after all, and then the child makes no call;
 ///    and [`after_fork_in_child`](BackingStore::after_fork_in_child) in the child, before it uses the store and before it
 ///    starts pager threads: they copy its descriptor table.
 ///

@@ -11,7 +11,7 @@ use selfpage::store::{BackingStore, Blok, FileStore, MemoryStore, ReadBlok, Stor
 use selfpage::{Domain, Kind, Region, Sampling, Trap};
 use selfpage_core::pager::{Context, PagerError};
 
-use crate::child::forked;
+use crate::child::{fork, forked};
 use crate::filter::Call;
 use crate::rights::{drop_rights, everybody_serves_system_calls, is_root};
 use crate::scenario::{PAGE, check_pages, here, in_child, number_pages, pages};
@@ -198,6 +198,32 @@ fn a_child_without_the_regions_does_no_harm() {
         })
         .well();
     }
+}
+
+/// The store of the other region is what the child cannot have.
+#[test]
+fn a_child_without_the_regions_keeps_nothing_in_their_stores() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(FRAMES * PAGE).build().unwrap();
+        let store = Arc::new(file_store());
+        let mut region = numbered(&domain, Trap::Worker, store.clone());
+        let _other = numbered(&domain, Trap::Worker, not_for_children());
+        region.flush(0, ALL * PAGE).unwrap();
+        let (ends, end) = io::pipe().unwrap();
+        let mut end = Some(end);
+        let child = fork(|| {
+            // It lives until the parent closes the last copy.
+            drop(end.take());
+            io::read_to_string(&ends).is_ok()
+        });
+        assert_eq!(store.taken_bloks(), ALL as u64);
+        region.discard(0, ALL * PAGE).unwrap();
+        store.reclaim_dead();
+        assert_eq!(store.taken_bloks(), 0);
+        drop(end);
+        assert_eq!(child.wait(), 0);
+    })
+    .well();
 }
 
 /// What a snapshot or a sample has kept of it is nothing that a child has.
