@@ -348,7 +348,7 @@ impl PausedStore {
 
 impl PausedDomain {
     fn stores(&self) -> impl Iterator<Item = &Arc<dyn BackingStore>> {
-        self.regions.values().filter_map(|bound| bound.store())
+        self.regions.values().filter(|bound| bound.is_shared()).filter_map(|bound| bound.store())
     }
 
     fn try_close_gate(&self) -> Result<(), Open> {

@@ -494,6 +494,7 @@ mod tests {
     use selfpage_core::pager::PagerError;
 
     use super::*;
+    use crate::child::forked;
     use crate::domain::Domain;
     use crate::over_memory::over_memory;
     use crate::pager::UserPager;
@@ -571,5 +572,24 @@ mod tests {
         drop(second);
         assert!(!is_there(numbers[1]));
         drop(refused);
+    }
+
+    struct NotForChildren(MemoryStore);
+
+    impl BackingStore for NotForChildren {
+        over_memory!(0: claim, release, reads_in_trap, read, write);
+
+        fn before_fork(&self, _: i32) -> std::result::Result<(), StoreError> {
+            Err(StoreError { object: "of this test".into(), cause: io::Error::other("no"), remedy: "there is none" })
+        }
+    }
+
+    #[test]
+    fn what_the_store_of_a_region_that_was_refused_says_of_a_fork_is_nothing_to_a_child() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let region = domain.region(PAGE_BYTES).zero().unwrap();
+        let refused = domain.region(PAGE_BYTES).stored(NotForChildren(MemoryStore::new(1 << 20).unwrap())).unwrap();
+        refused.bound.shared.store(false, Ordering::Relaxed);
+        forked(|| region.pin(0, PAGE_BYTES).map(drop).unwrap());
     }
 }
