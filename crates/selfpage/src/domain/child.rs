@@ -213,8 +213,9 @@ impl Inner {
     /// parent's.
     pub(crate) fn abandon(&self, regions: &BTreeMap<u64, Arc<Bound>>) {
         self.stop.store(true, Ordering::SeqCst);
-        // Who forked in a handler of a signal may have waited for an image.
+        // Who forked in a handler of a signal may have waited for one of these.
         self.state.cut.forget(self.state.mmu);
+        self.cutting.end();
         self.drawing.end();
         self.syncing.end();
         self.close_descriptors();
@@ -405,6 +406,19 @@ mod tests {
             forks_while_it_waits(gets, begin_image, empties_a_page, |_, region| {
                 copy_first::end(region.life().inner.state(), &[region.core()]);
             });
+        }
+    }
+
+    #[test]
+    fn a_handler_forks_while_a_call_waits_for_the_turn_of_a_cut() {
+        // On another thread, where alone signals are blocked then.
+        let takes_the_turn = |region: &Region| {
+            let inner = &region.life().inner;
+            std::thread::scope(|scope| _ = scope.spawn(|| std::mem::forget(inner.cutting.begin())));
+        };
+        let clones = |region: &Region| drop(region.cow_clone(MemoryStore::new(1 << 20).unwrap()));
+        for gets in [Gets::All, Gets::Nothing] {
+            forks_while_it_waits(gets, takes_the_turn, clones, |(), region| region.life().inner.cutting.end());
         }
     }
 }
