@@ -83,6 +83,8 @@ pub struct Maps {
     /// The same, as long as nobody has access.
     reserved: Ranges,
     unmanaged_max_bytes: usize,
+    /// Where what counts is set aside next.
+    next_aside: usize,
     /// Over a fork: keeps signals blocked.
     forking: Option<Quiet>,
 }
@@ -102,6 +104,7 @@ static MAPS: Lock<Maps> = Lock::new(Maps {
     unmanaged: Ranges::new(),
     reserved: Ranges::new(),
     unmanaged_max_bytes: 0,
+    next_aside: unmanaged::ASIDE,
     forking: None,
 });
 

@@ -68,6 +68,18 @@ fn memory_that_is_not_managed_is_counted() {
     }
 }
 
+#[test]
+fn what_moves_counts_although_others_use_its_place_meanwhile() {
+    let Some((before, _)) = unmanaged_bytes("nothing") else { return };
+    let (bytes, ran) = unmanaged_bytes("moved_as_its_place_is_used").unwrap();
+    if ran.text().starts_with("none") {
+        let why = "this user may answer no faults of the kernel's: sysctl vm.unprivileged_userfaultfd=1";
+        return run::skip("userfaultfd", why);
+    }
+    let counted = before + COUNTED_BYTES - (1 << 20)..before + COUNTED_BYTES + (2 << 20);
+    assert!(counted.contains(&bytes), "{bytes} bytes, {before} without");
+}
+
 /// A mapping of 16 GiB is managed, whatever of it is used; one that is larger is address space for later.
 #[test]
 fn larger_mappings_than_are_managed_are_counted() {

@@ -30,7 +30,7 @@ pub fn settle_in_child() {
     let maps = &mut *table.maps;
     // As the kernel: what the program locked is not locked in a child.
     maps.unlock_managed(managed, 0..usize::MAX, Why::Locked);
-    // The calls that it was set aside for come to no end here.
+    // The calls that it was set aside for come to no end here, but for one that a handler forks in: what that one moves counts no longer.
     maps.forget(ASIDE..usize::MAX);
     while let Some(range) = maps.not_for_child.all().first().cloned() {
         if maps.unmap(managed, range.clone()).is_err() {

@@ -34,6 +34,7 @@ impl Maps {
             unmanaged,
             reserved,
             unmanaged_max_bytes: _,
+            next_aside: _,
             forking: _,
         } = self;
         [

@@ -41,11 +41,14 @@ impl Maps {
     }
 
     /// What counts of memory that a call may take from its place counts aside meanwhile: the place may be somebody else's before we hear of it.
-    /// Where that is.
+    /// Where that is: a place of this call's own, for somebody may have another call on the same addresses. They are used again when no call goes
+    /// on for so long.
     pub(super) fn set_aside(&mut self, range: &Range<usize>) -> Range<usize> {
         let range = range.start.min(ASIDE - 1)..range.end.min(ASIDE - 1);
-        self.carry_counts(&range, range.start | ASIDE);
-        (range.start | ASIDE)..(range.end | ASIDE)
+        let start = if usize::MAX - self.next_aside < range.len() { ASIDE } else { self.next_aside };
+        self.next_aside = start + range.len();
+        self.carry_counts(&range, start);
+        start..self.next_aside
     }
 
     /// What counts of a range counts at another place.

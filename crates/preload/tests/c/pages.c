@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -9,8 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #define P 4096ul
@@ -193,6 +197,30 @@ static void shrunk(void) {
   CHECK(mremap(p, 4 * COUNTED, COUNTED, 0) == p && !mprotect(p, COUNTED / 2, 3));
   map(COUNTED / 2, 3, private | MAP_STACK, -1);
 }
+// Before mremap is back another thread has had a mapping of its own where the one was that moves.
+static int events;
+static char *left;
+static void *uses_the_place(void *of) {
+  struct pollfd event = {events, POLLIN, 0};
+  struct uffd_msg m;
+  CHECK(poll(&event, 1, -1) == 1);
+  CHECK(mmap(left, COUNTED / 4, 3, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == left && !munmap(left, COUNTED / 4));
+  CHECK(read(events, &m, sizeof m) == sizeof m && m.event == UFFD_EVENT_REMAP);
+  return of;
+}
+static void moved_as_its_place_is_used(void) {
+  struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_EVENT_REMAP};
+  pthread_t other;
+  left = map(COUNTED / 4, 3, MAP_SHARED | MAP_ANONYMOUS, -1);
+  struct uffdio_register all = {.range = {(uintptr_t)left, COUNTED / 4}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+  events = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+  if (events < 0) { puts("none"); return; }
+  CHECK(!ioctl(events, UFFDIO_API, &api) && !ioctl(events, UFFDIO_REGISTER, &all));
+  CHECK(!pthread_create(&other, 0, uses_the_place, 0));
+  CHECK(mremap(left, COUNTED / 4, COUNTED / 4, MREMAP_MAYMOVE | MREMAP_FIXED, 0x200000000000) != MAP_FAILED);
+  CHECK(!pthread_join(other, 0));
+  map(COUNTED * 3 / 4, 3, private | MAP_STACK, -1);
+}
 static void reserved_over_a_region(void) {
   CHECK(mmap(managed(COUNTED), COUNTED, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
 }
@@ -247,7 +275,7 @@ static struct { const char *name; void (*what)(void); } cases[] = {
   {"made_executable", made_executable}, {"fixed", fixed}, {"over_a_region", over_a_region}, {"committed", committed},
   {"committed_in_parts", committed_in_parts}, {"given_up", given_up},
   {"one_at_a_time", one_at_a_time}, {"grown", grown}, {"reserved", reserved}, {"moved_out_to_use", moved_out_to_use}, {"moved_out_reserved", moved_out_reserved},
-  {"refused", refused}, {"refused_from_within", refused_from_within},
+  {"refused", refused}, {"refused_from_within", refused_from_within}, {"moved_as_its_place_is_used", moved_as_its_place_is_used},
   {"shrunk", shrunk}, {"reserved_moved", reserved_moved}, {"reserved_grown", reserved_grown}, {"executable_moved", executable_moved},
   {"executable_moved_out", executable_moved_out}, {"executable_stays", executable_stays}, {"reserved_over_a_region", reserved_over_a_region},
   {"committed_over_a_region", committed_over_a_region}, {"moved_over_counted", moved_over_counted},
