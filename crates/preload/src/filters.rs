@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::sys::call;
 use crate::{record, rights, watch};
@@ -11,11 +11,13 @@ use crate::{record, rights, watch};
 /// More than `status` has for a process with a thousand groups.
 const STATUS_BYTES: usize = 16 << 10;
 
-static SET: AtomicBool = AtomicBool::new(false);
+/// How many this process has set, or is about to.
+static SET: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this process has set one. One that was there when the program was executed lets it be set up, or does not.
+/// Whether this process has set one, or is about to: other threads may be under it before the call is back. One that was there when the
+/// program was executed lets it be set up, or does not.
 pub fn are_set() -> bool {
-    SET.load(Ordering::SeqCst)
+    SET.load(Ordering::SeqCst) != 0
 }
 
 /// How system calls of the calling thread are filtered, as the kernel numbers it; 0: they are not.
@@ -61,16 +63,21 @@ pub unsafe fn seccomp(args: [usize; 3]) -> isize {
 
 /// Sets one by a call of the kernel.
 fn set(make: impl FnOnce() -> isize) -> isize {
-    // A child after vfork is filtered by itself, and the memory is its parent's.
-    if are_set() || !rights::is_own_process() {
+    // A child after vfork is filtered by itself, and the memory is its parent's. Under a filter nothing is asked.
+    if !are_set() && !rights::is_own_process() {
         return make();
     }
-    watch::begin();
-    record::over_filter(|| {
+    let count = || {
+        SET.fetch_add(1, Ordering::SeqCst);
         let result = make();
-        if result >= 0 {
-            SET.store(true, Ordering::SeqCst);
+        if result < 0 {
+            SET.fetch_sub(1, Ordering::SeqCst);
         }
         result
-    })
+    };
+    if are_set() {
+        return count();
+    }
+    watch::begin();
+    record::over_filter(count)
 }

@@ -67,6 +67,16 @@ fn a_filter_may_forbid_to_ask_which_thread_one_is() {
 }
 
 #[test]
+fn a_thread_may_begin_as_a_filter_is_set() {
+    let Some(ran) = case("set_as_a_thread_begins") else { return };
+    if ran.text() == "no faults of the kernel's\n" {
+        let why = "this user may answer no faults of the kernel's: sysctl vm.unprivileged_userfaultfd=1";
+        return run::skip("userfaultfd", why);
+    }
+    assert_eq!((ran.code(), ran.text(), ran.errors()), (8, "ok\n".into(), String::new()));
+}
+
+#[test]
 fn a_filter_may_forbid_to_look_for_the_last_thread() {
     ends("last_by_return", 0);
 }

@@ -4,12 +4,15 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -156,6 +159,38 @@ static void starts_threads(void) {
   for (int i = 0; i < 8; i++) CHECK(!pthread_create(&thread, 0, nothing, 0) && !pthread_join(thread, 0));
   say_ok(), _exit(8);
 }
+// A thread begins when the kernel has the filter and who set it is not back: there a signal comes in, sent as the kernel reads the filter.
+static int faults;
+static void *sends_a_signal(void *page) {
+  struct uffd_msg m;
+  CHECK(read(faults, &m, sizeof m) == sizeof m && !syscall(SYS_tgkill, getpid(), getpid(), SIGUSR1));
+  struct uffdio_copy copy = {.dst = m.arg.pagefault.address & -P, .src = (uintptr_t)page, .len = P};
+  CHECK(!ioctl(faults, UFFDIO_COPY, &copy));
+  return page;
+}
+static void begins_a_thread(int signal) {
+  pthread_t thread;
+  CHECK(prctl(PR_GET_SECCOMP, 0, 0, 0, 0) == SECCOMP_MODE_FILTER);
+  CHECK(!pthread_create(&thread, 0, nothing, 0) && !pthread_join(thread, 0));
+}
+static void set_as_a_thread_begins(void) {
+  static _Alignas(P) struct sock_filter page[P / sizeof(struct sock_filter)] = {
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_gettid, 0, 1),
+    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  char *read_late = mmap(0, P, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  struct sock_fprog program = {4, (struct sock_filter *)read_late};
+  struct uffdio_api api = {.api = UFFD_API};
+  struct uffdio_register all = {.range = {(uintptr_t)read_late, P}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+  pthread_t other;
+  faults = syscall(SYS_userfaultfd, O_CLOEXEC);
+  if (faults < 0) { puts("no faults of the kernel's"), exit(0); }
+  CHECK(!ioctl(faults, UFFDIO_API, &api) && !ioctl(faults, UFFDIO_REGISTER, &all));
+  CHECK(signal(SIGUSR1, begins_a_thread) != SIG_ERR && !pthread_create(&other, 0, sends_a_signal, page));
+  CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+  CHECK(!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program));
+  CHECK(!pthread_join(other, 0));
+  say_ok(), _exit(8);
+}
 static void executed(void) {
   forbid(SYS_unshare, SECCOMP_RET_ERRNO | ENOSYS);
   execl("/bin/echo", "echo", "ok", (char *)0);
@@ -165,7 +200,7 @@ static const struct one_case cases[] = {
   CASE(by_prctl), CASE(by_number), CASE(after_refusals), CASE(refused), CASE(twice), CASE(as_another_user), CASE(in_a_child),
   CASE(after_vfork), CASE(last_by_return), CASE(killed), CASE(strict_exit), CASE(strict_killed), CASE(strict_by_number),
   CASE(killed_child), CASE(killed_by_what_it_inherits), CASE(ask), CASE(killed_under_another_root), CASE(killed_without_main),
-  CASE(executed), CASE(starts_threads),
+  CASE(executed), CASE(starts_threads), CASE(set_as_a_thread_begins),
   CASE(unreadable_to_read), CASE(unreadable_to_nobody), CASE(saver_panics)};
 int main(int argc, char **argv) {
   self = argv[0];
