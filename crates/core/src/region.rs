@@ -165,7 +165,7 @@ impl Region {
     /// Ends what it is to a clone, or as one.
     ///
     /// # Context
-    /// Normal, with the gate closed.
+    /// Normal, with the gate closed; for one that has not been linked, and has no clone, it need not be.
     pub fn part(&self) {
         if let Some(source) = self.source()
             && self.is_linked()

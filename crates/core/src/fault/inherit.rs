@@ -162,7 +162,18 @@ pub fn part(region: &Region) {
     region.part();
 }
 
-/// Has those look again who wait for the cut of `clone`: it was made.
+/// Ends what `clone` is before its cut, which will not be made: a region of its own, and nobody looks at its source any more, which may leave
+/// the map before it does. Then [`go_on`].
+///
+/// # Context
+/// Normal; the source is in the map.
+pub fn give_up(clone: &Region) {
+    // In this order: without a source, a page that it lacks were lost.
+    clone.sets.inherited.clear();
+    clone.part();
+}
+
+/// Has those look again who wait for the cut of `clone`: it was made, or will not be.
 ///
 /// # Context
 /// Normal or PagerThread, outside the gate. The region's memory outlives the call.

@@ -313,46 +313,84 @@ fn a_neighbour_that_has_its_copy_already_is_not_read_anew() {
     assert!(met > 0, "no image read the two together");
 }
 
-/// A fault at the addresses of a clone before its cut, as one of a region that was there before, keeps no pager thread, and has the page
-/// after the cut.
-#[test]
-fn a_clone_gets_no_page_before_its_cut() {
-    on_stage_with(0, Cuts::WithAClone, |stage| {
-        let (world, source) = (stage.world, stage.region);
-        let (domain, mmu, clone) = (&world.domain, world.mmu, world.clone_part().unwrap().region);
-        let page = clone.range.first.plus(stage.index());
-        let (late, early): (_, &Cell<u32>) = ([Access::Read, Access::Write], Box::leak(Box::default()));
-        for access in late {
-            scheduler::spawn("is late", Role::Program, move || {
-                while mmu.read(page).is_none() {
-                    mmu.fault(page, access, None);
-                }
-                scheduler::wake(u32::MAX, |_, state| state == Does::Reading);
-            });
-        }
-        scheduler::spawn("resolves", Role::Domain, move || {
+/// Threads that access a page as one of a region that was there before, and a pager thread. How often that left one stopped.
+fn come_late(world: &'static World, page: PageNo) -> &'static Cell<u32> {
+    let (mmu, stopped): (_, &Cell<u32>) = (world.mmu, Box::leak(Box::default()));
+    for access in [Access::Read, Access::Write] {
+        scheduler::spawn("is late", Role::Program, move || {
             while mmu.read(page).is_none() {
-                let Some((page, access)) = mmu.next_fault() else {
-                    scheduler::block(Does::Reading);
-                    continue;
-                };
-                let fault = Fault { addr: page.addr(), access, thread: 0 };
-                let outcome = fault::resolve(domain, Context::PagerThread, fault);
-                early.set(early.get() + u32::from(outcome == Outcome::Retry));
+                mmu.fault(page, access, None);
+            }
+            scheduler::wake(u32::MAX, |_, state| state == Does::Reading);
+        });
+    }
+    scheduler::spawn("resolves", Role::Domain, move || {
+        while mmu.read(page).is_none() {
+            let Some((page, access)) = mmu.next_fault() else {
+                scheduler::block(Does::Reading);
+                continue;
+            };
+            let fault = Fault { addr: page.addr(), access, thread: 0 };
+            let outcome = fault::resolve(&world.domain, Context::PagerThread, fault);
+            stopped.set(stopped.get() + u32::from(outcome == Outcome::Retry));
+        }
+    });
+    stopped
+}
+
+/// Runs a script in worlds with a clone of a worker region.
+fn on_stage_with_a_clone(script: impl Fn(Stage, &'static Region)) {
+    let met = Cell::new(0);
+    for seed in 0..8 {
+        on_stage_with(seed, Cuts::WithAClone, |stage| {
+            let clone = stage.world.clone_part().unwrap().region;
+            if clone.trap.is_read() {
+                met.set(met.get() + 1);
+                script(stage, clone);
             }
         });
+    }
+    assert!(met.get() > 0, "no clone of a worker region");
+}
+
+/// A fault at the addresses of a clone before its cut keeps no pager thread, and has the page after the cut.
+#[test]
+fn a_clone_gets_no_page_before_its_cut() {
+    on_stage_with_a_clone(|stage, clone| {
+        let (world, source) = (stage.world, stage.region);
+        let (domain, mmu, page) = (&world.domain, world.mmu, clone.range.first.plus(stage.index()));
+        let stopped = come_late(world, page);
         scheduler::spawn("clones", Role::Domain, move || {
             copy_first::join(domain, source);
             for value in 1..4 {
                 checks::write(world, stage.page, 0, value);
                 domain.cut.moved.wait(mmu, domain.cut.moved.count(), 1000);
             }
-            assert_eq!((mmu.read(page), early.get()), (None, 2));
+            assert_eq!((mmu.read(page), stopped.get()), (None, 2));
             copy_first::cut(domain, &[source], || clone.link()).unwrap();
             inherit::go_on(domain, clone);
-            checks::write(world, stage.page, 0, 4);
         });
         scheduler::run().unwrap();
         assert_eq!(mmu.read(page), Some([3, 0]));
+    });
+}
+
+/// Nobody who is late waits for a cut that is not made, or looks at the source, which may leave first.
+#[test]
+fn a_clone_whose_cut_is_not_made_is_a_region_of_its_own() {
+    on_stage_with_a_clone(|stage, clone| {
+        let (world, source) = (stage.world, stage.region);
+        let (domain, mmu, page) = (&world.domain, world.mmu, clone.range.first.plus(stage.index()));
+        let stopped = come_late(world, page);
+        scheduler::spawn("clones", Role::Domain, move || {
+            checks::write(world, stage.page, 0, 1);
+            domain.cut.moved.wait(mmu, domain.cut.moved.count(), 1000);
+            assert_eq!((mmu.read(page), stopped.get()), (None, 2));
+            inherit::give_up(clone);
+            inherit::go_on(domain, clone);
+        });
+        scheduler::run().unwrap();
+        assert_eq!(mmu.read(page), Some([0, 0]));
+        assert!(clone.source().is_none() && source.heir().is_none());
     });
 }

@@ -130,7 +130,7 @@ impl Bound {
         region.sets = PageSets { unarmed, changed, pending, inherited, ..PageSets::none() };
         region.guarded = set();
         if let Some(source) = builder.source {
-            // SAFETY: region-in-map: the caller has the source's handle until the two are linked, and `leave` parts them.
+            // SAFETY: region-in-map: the caller has the source's handle until the two are linked, and `leave` parts them, or have parted.
             unsafe { region.clone_of(source) };
         }
         let asking = asking.with_room(set(), set());

@@ -81,6 +81,10 @@ impl Region {
         }
         let clone = clone.join(&self.life, Access::ReadWrite)?;
         let given_up = self.cut_for(clone.core());
+        if !matches!(given_up, Ok(None)) {
+            // On a pager thread both go on others, and this region may be the first.
+            inherit::give_up(clone.core());
+        }
         let (state, heir) = (inner.state(), clone.core());
         inner.on_table(move |_| inherit::go_on(state, heir));
         drop(turn);
