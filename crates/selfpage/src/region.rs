@@ -8,6 +8,7 @@ mod bound;
 mod lent;
 mod moving;
 mod part;
+mod place;
 
 use std::fmt;
 use std::path::Path;
@@ -37,6 +38,7 @@ mod restored;
 
 pub(crate) use bound::Bound;
 use lent::Lent;
+pub(crate) use place::Kept;
 
 /// What the names of regions without a name begin with.
 pub(crate) const ADDRESS: &str = "at ";

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange, VirtAddr};
@@ -23,6 +23,7 @@ use selfpage_core::pageset::PageSet;
 use selfpage_core::region::{self, Rights};
 use selfpage_core::sync::{AtomicU8, AtomicU64};
 
+use super::place::Place;
 use super::{ADDRESS, Builder, Lent, Means, Region};
 use crate::arena::Arena;
 use crate::config::DescriptorTable;
@@ -61,18 +62,11 @@ pub(crate) struct Bound {
     leaving: AtomicBool,
     /// Whether the pager threads have its descriptors. Changed and asked for with the domain's regions held.
     shared: AtomicBool,
-    left: OnceLock<Left>,
     /// It has or had contents of another region's, at pages that nobody has used.
     is_clone: bool,
     /// Whose its dirty bits are.
     pub(crate) tracker: Owner,
-}
-
-/// What was still a region's own when it left its domain.
-struct Left {
-    parts: Vec<Range<usize>>,
-    /// Whose they are: a child that is forked later does not get them, and may have other memory there.
-    process: u32,
+    pub(super) place: Place,
 }
 
 impl Bound {
@@ -152,9 +146,9 @@ impl Bound {
             asking,
             leaving: AtomicBool::new(false),
             shared: AtomicBool::new(false),
-            left: OnceLock::new(),
             is_clone: builder.source.is_some(),
             tracker: Owner::default(),
+            place: Place::new(start..start + len_bytes),
         };
         // SAFETY: pager-outlives: as above.
         let new = unsafe { bound.region.bind(&raw const bound._reference.0) };
@@ -283,12 +277,13 @@ impl Bound {
             if empty {
                 regions.remove(&core.range.first.0);
                 let parts = inner.on_pager_thread(move || inner.parts_of(self));
-                let _ = self.left.set(Left { parts, process: std::process::id() });
                 let used: Vec<RawFd> = regions.values().flat_map(|bound| bound.shared_descriptors()).collect();
                 let mut numbers = self.shared_descriptors();
                 numbers.retain(|number| !used.contains(number));
                 // Still under the lock: the next region's descriptors may come at these numbers.
                 inner.release_descriptors(&numbers);
+                drop(regions);
+                self.place.leave(parts);
                 return;
             }
         }
@@ -464,16 +459,6 @@ impl Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         drop((self.pager.take(), self.means.lent.take()));
-        let all = [self.addresses()];
-        let own = match self.left.get() {
-            None => &all[..],
-            Some(left) if left.process == std::process::id() => &left.parts,
-            Some(_) => &[],
-        };
-        for part in own {
-            // SAFETY: owned-range: the region is in no map, and nobody holds a reference into it.
-            let _ = unsafe { memory::unmap(part.start, part.len()) };
-        }
     }
 }
 

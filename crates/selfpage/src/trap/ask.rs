@@ -1,6 +1,6 @@
 //! Asking the program's own handler of a region: what both ways of taking a fault have in common.
 
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use selfpage_core::region::Region;
 use crate::domain::Inner;
 use crate::error::{self, MOST_OF_NAME};
 use crate::handler::{Answer, FaultKind, MemoryFault, Trouble};
-use crate::region::Bound;
+use crate::region::{Bound, Kept};
 
 /// After so many faults of a thread on one page in a row that its handler says it has handled, with nothing changed in
 /// between, the next is refused: the program would go on like that for ever.
@@ -47,7 +47,7 @@ pub(crate) fn name_of(region: &Region) -> ArrayString<MOST_OF_NAME> {
 /// that has the program's descriptors, and may wait for those of the domain. (Another one that was stopped on the same page may still be first.)
 pub(crate) struct Asked {
     pub(super) inner: Arc<Inner>,
-    pub(crate) bound: Arc<Bound>,
+    pub(crate) bound: Kept,
 }
 
 impl Asked {
@@ -67,7 +67,7 @@ impl Asked {
         unsafe {
             Arc::increment_strong_count(keeper);
             Arc::increment_strong_count(&raw const *inner);
-            Some(Asked { inner: Arc::from_raw(&raw const *inner), bound: Arc::from_raw(keeper) })
+            Some(Asked { inner: Arc::from_raw(&raw const *inner), bound: Kept::with_its_place(Arc::from_raw(keeper)) })
         }
     }
 
@@ -112,7 +112,7 @@ impl Asked {
         let state = inner.state();
         let _inside = state.gate.enter(state.mmu);
         let keeper = state.regions.find(page).map(keeper);
-        if keeper == Some(Arc::as_ptr(&bound)) {
+        if keeper == Some(ptr::from_ref(&*bound)) {
             // The domain's list has a count as long as we are inside.
             drop(bound);
         } else {

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use selfpage::{Domain, FileAccess};
+use selfpage::snapshot::Snapshots;
+use selfpage::store::MemoryStore;
+use selfpage::{Domain, FileAccess, Sampling};
 
 use crate::scenario::{PAGE, here, in_child};
 use crate::skip::skip;
@@ -49,6 +51,40 @@ fn a_late_fault_finds_the_file_of_the_region_that_it_meets() {
             assert_eq!(wrong, None, "a page of a region that was just made cannot be read");
         });
         assert!(probed.into_inner() > 0);
+    })
+    .well();
+}
+
+/// Maps memory of the program's own where a region was.
+fn map_own(at: *mut u8) {
+    let (rights, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+    // SAFETY: test: what was there is not used any more.
+    unsafe {
+        assert_eq!(libc::mmap(at.cast(), PAGES * PAGE, rights, flags, -1, 0), at.cast());
+        *at = 7;
+    }
+}
+
+/// Whoever knows a region for what it was keeps nobody from its addresses.
+#[test]
+fn what_the_program_maps_where_a_region_was_outlives_its_snapshots_and_samples() {
+    in_child(here!(), "", || {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let domain = Domain::with_frames(4 * PAGES * PAGE).build().unwrap();
+        let make = || domain.region(PAGES * PAGE).stored(MemoryStore::new(1 << 20).unwrap()).unwrap();
+        let mut region = make();
+        region.as_mut_slice::<u8>().fill(1);
+        let (at, sample) = (region.as_ptr(), region.sample(Sampling::Whole).unwrap());
+        let mut snapshots = Snapshots::of(&[&region], dir.path().join("one.snap")).unwrap();
+        snapshots.take().unwrap();
+        drop(region);
+        assert_eq!(probe(at.addr()), None, "the region's mapping is there still");
+        map_own(at);
+        let gone = snapshots.take().unwrap_err();
+        assert!(gone.to_string().contains("is gone"), "{gone}");
+        drop((snapshots, sample));
+        assert_eq!(probe(at.addr()), Some(7));
     })
     .well();
 }

@@ -1,0 +1,87 @@
+//! Where a region lies: its addresses are taken as long as it is in its domain, and somebody is asked about it.
+#![allow(unsafe_code)]
+
+use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use selfpage_core::linux::memory;
+
+use super::Bound;
+
+/// The addresses of a region. They are given back when it has left its domain and no handler is asked about it: what that does is done by
+/// address. Whoever keeps the region for what it was (snapshots, samples) does not keep them: the program may map there what it likes.
+pub(super) struct Place {
+    addresses: Range<usize>,
+    /// One while the region is in its domain or on its way there, and one for each [`Kept`].
+    holds: AtomicU32,
+    left: OnceLock<Left>,
+}
+
+/// What was still a region's own when it left its domain.
+struct Left {
+    parts: Vec<Range<usize>>,
+    /// Whose they are: a child that is forked later does not get them, and may have other memory there.
+    process: u32,
+}
+
+impl Place {
+    pub(super) fn new(addresses: Range<usize>) -> Place {
+        Place { addresses, holds: AtomicU32::new(1), left: OnceLock::new() }
+    }
+
+    /// The region has left its domain, and of its mapping these parts are its own still.
+    pub(super) fn leave(&self, parts: Vec<Range<usize>>) {
+        let _ = self.left.set(Left { parts, process: std::process::id() });
+        self.let_go();
+    }
+
+    fn let_go(&self) {
+        if self.holds.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(left) = self.left.get()
+            && left.process == std::process::id()
+        {
+            left.parts.iter().for_each(unmap);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.left.get().is_none() {
+            unmap(&self.addresses);
+        }
+    }
+}
+
+fn unmap(part: &Range<usize>) {
+    // SAFETY: owned-range: the region is in no map, and nobody holds a reference into it.
+    let _ = unsafe { memory::unmap(part.start, part.len()) };
+}
+
+/// A region that is kept with its addresses.
+pub(crate) struct Kept(Arc<Bound>);
+
+impl Kept {
+    /// Keeps a region that is in its domain until this returns.
+    ///
+    /// # Context
+    /// Trap.
+    pub(crate) fn with_its_place(bound: Arc<Bound>) -> Kept {
+        bound.place.holds.fetch_add(1, Ordering::Relaxed);
+        Kept(bound)
+    }
+}
+
+impl Deref for Kept {
+    type Target = Bound;
+    fn deref(&self) -> &Bound {
+        &self.0
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.place.let_go();
+    }
+}
