@@ -1,6 +1,7 @@
 //! A region with all that it stands on, from its making to its end.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
@@ -180,7 +181,7 @@ impl Bound {
         // Before it can be found: an access by an old address would fail, and its page with it.
         inner.has_descriptors(&self, &known)?;
         inner.share_descriptors(&self, &numbers)?;
-        self.show(inner, reserved).inspect_err(|_| inner.release_descriptors(&numbers))?;
+        self.show(inner, &regions, reserved).inspect_err(|_| inner.release_descriptors(&numbers))?;
         regions.insert(self.region.range.first.0, self.clone());
         self.shared.store(true, Ordering::Relaxed);
         // With the regions held: a child that was forked in the middle of it would have the lock of what the pager was lent.
@@ -194,7 +195,7 @@ impl Bound {
     }
 
     /// Lets the program access it, and faults find it.
-    fn show(&self, inner: &Inner, reserved: memory::Access) -> Result<()> {
+    fn show(&self, inner: &Inner, regions: &BTreeMap<u64, Arc<Bound>>, reserved: memory::Access) -> Result<()> {
         // Not before it is locked our way, without pages: in what a program has locked when it is mapped the kernel puts some here. And not
         // before it is registered: an access by an old address would find zeros.
         // SAFETY: owned-range: nobody has its addresses yet.
@@ -204,10 +205,25 @@ impl Bound {
         if unsafe { inner.state().regions.insert(&raw const *self.region) } {
             return Ok(());
         }
-        let cause = format!(
-            "the domain has {MOST_REGIONS} regions, and no more can be: drop one, make fewer and larger ones, or another domain"
-        );
-        Err(Error::new(Kind::OutOfSpace, "add", format!("region {}", self.name), cause))
+        let own = self.addresses();
+        let meets = |other: &&Arc<Bound>| other.start() < own.end && own.start < other.addresses().end;
+        let (kind, cause) = match regions.values().find(meets) {
+            Some(other) => (
+                Kind::Invalid,
+                format!(
+                    "it would lie in region {}, of which the program has unmapped that part: drop that region first, or choose \
+                     another address",
+                    other.name
+                ),
+            ),
+            None => (
+                Kind::OutOfSpace,
+                format!(
+                    "the domain has {MOST_REGIONS} regions, and no more can be: drop one, make fewer and larger ones, or another domain"
+                ),
+            ),
+        };
+        Err(Error::new(kind, "add", format!("region {}", self.name), cause))
     }
 
     /// Has faults of a part of the region go to its userfaultfd.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use selfpage::snapshot::Snapshots;
 use selfpage::store::MemoryStore;
-use selfpage::{Domain, FileAccess, Sampling};
+use selfpage::{Domain, FileAccess, Kind, Sampling};
 
 use crate::scenario::{PAGE, here, in_child};
 use crate::skip::skip;
@@ -85,6 +85,22 @@ fn what_the_program_maps_where_a_region_was_outlives_its_snapshots_and_samples()
         assert!(gone.to_string().contains("is gone"), "{gone}");
         drop((snapshots, sample));
         assert_eq!(probe(at.addr()), Some(7));
+    })
+    .well();
+}
+
+/// The kernel has room in a hole of a region's, and the domain has not.
+#[test]
+fn a_region_in_a_hole_of_another_of_its_domain_is_told_why_it_cannot_be() {
+    in_child(here!(), "", || {
+        let domain = Domain::with_frames(PAGES * PAGE).build().unwrap();
+        let big = domain.region(4 * PAGES * PAGE).name("big").zero().unwrap();
+        let hole = big.as_ptr().wrapping_add(PAGES * PAGE);
+        // SAFETY: test: nobody uses that part.
+        assert_eq!(unsafe { libc::munmap(hole.cast(), PAGES * PAGE) }, 0);
+        let error = domain.region(PAGE).at(hole.addr()).zero().unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "{error}");
+        assert!(["region big", "unmapped", "drop"].iter().all(|word| error.to_string().contains(word)), "{error}");
     })
     .well();
 }
