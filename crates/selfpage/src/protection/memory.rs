@@ -39,12 +39,9 @@ impl Memory {
     /// keys.
     pub fn of(region: &Arc<Region>) -> Result<Memory> {
         let start = region.as_ptr() as usize;
-        if mechanism() == Mechanism::Keys {
-            if region.core().trap.is_tracked() {
-                let cause = "a page with a key goes by a copy, under the bit that tracking uses: leave `tracked` out";
-                return Err(Error::new(Kind::Invalid, "protect", format!("region {}", region.bound.name()), cause));
-            }
-            region.core().keyed.store(1, Ordering::Relaxed);
+        if mechanism() == Mechanism::Keys && region.core().trap.is_tracked() {
+            let cause = "a page with a key goes by a copy, under the bit that tracking uses: leave `tracked` out";
+            return Err(Error::new(Kind::Invalid, "protect", format!("region {}", region.bound.name()), cause));
         }
         Memory::add(region.bound.name.clone(), start..start + region.len_bytes(), Some(region.clone()))
     }
@@ -91,6 +88,12 @@ impl Memory {
                 "it is not mapped with one protection from beginning to end; map it, or give its parts".into(),
             );
         };
+        if let Some(region) = &region
+            && mechanism() == Mechanism::Keys
+        {
+            // Before its pages have one.
+            region.core().keyed.store(1, Ordering::Relaxed);
+        }
         let id = table.next();
         table.memory.push(Record {
             id,

@@ -153,6 +153,10 @@ impl Record {
         if self.protect(self.most.prot(), Key::NONE).is_err() {
             crate::die("memory cannot be given back the protection that it had");
         }
+        // Now that its pages have no key.
+        if let Some(region) = self.region.as_ref().and_then(Weak::upgrade) {
+            region.core().keyed.store(0, Ordering::Relaxed);
+        }
     }
 }
 
