@@ -357,11 +357,15 @@ impl Bound {
         refused
     }
 
-    /// Has the mapping refuse writes to a page of a region that may only be read: for good, since that never changes.
+    /// Has the mapping refuse writes to a page of a region that may only be read: for good, since that never changes. One that may be written
+    /// to has come to the addresses of another, which refused the write: nothing is refused there.
     ///
     /// # Errors
     /// There are as many mappings as there can be.
     pub(crate) fn refuse_writes(&self, inner: &Inner, page: PageNo) -> std::result::Result<(), Errno> {
+        if self.core().allows(Access::Write) {
+            return Ok(());
+        }
         self.allow(inner, PageRange { first: page, count: 1 }, memory::Access::Read)
     }
 
@@ -500,3 +504,21 @@ fn unprotected(page: String, why: protect::Unprotected) -> Error {
 
 /// How many bytes [`MemoryFault::map`] takes.
 const _: () = assert!(size_of::<PageBytes>() == PAGE_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::Domain;
+    use crate::maps;
+
+    #[test]
+    fn a_write_that_a_region_refused_says_nothing_of_the_next_one_at_its_addresses() {
+        let domain = Domain::with_frames(16 * PAGE_BYTES).build().unwrap();
+        let region = domain.region(4 * PAGE_BYTES).zero().unwrap();
+        let page = region.bound.core().range.first;
+        assert!(region.bound.refuse_writes(&domain.life().inner, page).is_ok());
+        let start = page.addr().0;
+        let all = maps::within(&(start..start + PAGE_BYTES)).unwrap();
+        assert!(all.iter().all(|mapping| mapping.writable), "it may be written to");
+    }
+}
