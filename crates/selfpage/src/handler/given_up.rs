@@ -63,12 +63,10 @@ impl Bound {
     /// Where the clone has the page that lacks it still.
     fn heir_of(&self, inner: &Inner, page: PageNo) -> Option<(Asked, PageNo)> {
         let state = inner.state();
-        let inside = state.gate.enter(state.mmu);
+        let _inside = state.gate.enter(state.mmu);
         let index = self.core().index(page);
-        let heir = self.core().heir().filter(|heir| heir.sets.inherited.contains(index));
-        let there = heir?.range.first.plus(index);
-        drop(inside);
-        Some((Asked::about(inner, there)?, there))
+        let heir = self.core().heir().filter(|heir| heir.sets.inherited.contains(index))?;
+        Some((Asked::of(inner, heir)?, heir.range.first.plus(index)))
     }
 
     /// Has every access to a page fail that is claimed, and empty, unless the program has mapped something else over it.

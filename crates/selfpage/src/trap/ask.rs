@@ -58,7 +58,15 @@ impl Asked {
     pub(crate) fn about(inner: &Inner, page: PageNo) -> Option<Asked> {
         let state = inner.state();
         let _inside = state.gate.enter(state.mmu);
-        let keeper = keeper(state.regions.find(page)?);
+        Asked::of(inner, state.regions.find(page)?)
+    }
+
+    /// The same of a region of the map.
+    ///
+    /// # Context
+    /// Trap, inside the gate in which the region was found.
+    pub(crate) fn of(inner: &Inner, region: &Region) -> Option<Asked> {
+        let keeper = keeper(region);
         if keeper.is_null() {
             return None;
         }
