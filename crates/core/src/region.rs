@@ -336,6 +336,14 @@ impl RegionMap {
         }
     }
 
+    /// The region with this number, if `page` is in it still: what came to its addresses since is another.
+    ///
+    /// # Context
+    /// As for [`RegionMap::find`].
+    pub(crate) fn find_same(&self, page: PageNo, of: Serial) -> Option<&Region> {
+        self.find(page).filter(|region| region.serial() == of)
+    }
+
     fn half(&self, version: u64) -> Option<(&Table<Line>, &AtomicU64)> {
         let which = (version & 1) as usize;
         Some((self.copies.get(which)?, self.len.get(which)?))

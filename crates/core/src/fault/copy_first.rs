@@ -14,7 +14,7 @@ use crate::domain::DomainState;
 use crate::mmu::{Partial, Refusal, Writing};
 use crate::page::{PageWord, State, Wishes, Word};
 use crate::pager::Context;
-use crate::region::Region;
+use crate::region::{Region, Serial};
 use crate::stack;
 use crate::sync::Ordering;
 
@@ -79,10 +79,11 @@ pub(super) fn first_write(domain: &DomainState, context: Context, region: &Regio
     }
 }
 
-/// A write waited in vain for a frame. Whether it can go on without one: then the image does without the page, and is none.
-pub(super) fn forgo(domain: &DomainState, page: PageNo) -> bool {
+/// A write to this region waited in vain for a frame. Whether it can go on without one: then the image does without the page, and is none.
+pub(super) fn forgo(domain: &DomainState, page: PageNo, of: Serial) -> bool {
     let _inside = domain.gate.enter(domain.mmu);
-    let Some((region, word)) = domain.regions.find(page).and_then(|region| Some((region, region.word(page)?))) else {
+    let Some((region, word)) = domain.regions.find_same(page, of).and_then(|region| Some((region, region.word(page)?)))
+    else {
         return false;
     };
     let seen = word.load();

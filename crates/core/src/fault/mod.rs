@@ -32,7 +32,7 @@ use crate::frame::{Use, Zeroed};
 use crate::mmu::Refusal;
 use crate::page::{State, Word};
 use crate::pager::{Context, Pager, PagerError};
-use crate::region::{Access, Region};
+use crate::region::{Access, Region, Serial};
 use crate::shortage::{FrameWait, Shortage};
 use crate::stack;
 use crate::stream::{Chunk, Plan};
@@ -161,19 +161,22 @@ fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Ab
 }
 
 fn bring(domain: &DomainState, context: Context, fault: Fault, absent: Absent, began_ns: &mut Option<u64>) -> Outcome {
-    let outcome = try_to_bring(domain, context, fault, absent, began_ns);
-    if let Outcome::Failed(_) = outcome {
-        poison::note_failure(domain, fault.addr.page());
+    let mut of = None;
+    let outcome = try_to_bring(domain, context, fault, absent, began_ns, &mut of);
+    if let (Outcome::Failed(_), Some(of)) = (outcome, of) {
+        poison::note_failure(domain, fault.addr.page(), of);
     }
     outcome
 }
 
+/// Tells also in which region it was: another may come there as soon as the gate is left.
 fn try_to_bring(
     domain: &DomainState,
     context: Context,
     fault: Fault,
     absent: Absent,
     began_ns: &mut Option<u64>,
+    tried_in: &mut Option<Serial>,
 ) -> Outcome {
     let page = fault.addr.page();
     let mut frame_wait = FrameWait::default();
@@ -182,6 +185,8 @@ fn try_to_bring(
         let Some(region) = domain.regions.find(page) else {
             break Outcome::NotOurs;
         };
+        let of = region.serial();
+        *tried_in = Some(of);
         if !region.allows(fault.access) {
             break Outcome::Violation;
         }
@@ -206,7 +211,7 @@ fn try_to_bring(
             (Step::AwaitFrame(seen), _) => {
                 Counters::add(&domain.counters.frame_waits_total, 1);
                 if let Err(shortage) = frame_wait.sleep(&domain.stack.demand, domain.mmu, seen)
-                    && !copy_first::forgo(domain, page)
+                    && !copy_first::forgo(domain, page, of)
                 {
                     break Outcome::Failed(Failure::Shortage(shortage));
                 }

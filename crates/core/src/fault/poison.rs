@@ -6,15 +6,15 @@ use crate::domain::DomainState;
 use crate::mmu::Trap;
 use crate::page::{State, Word};
 use crate::pager::Context;
-use crate::region::Region;
+use crate::region::{Region, Serial};
 
-/// Notes that whoever wanted `page` could not have it, for [`poison`] to tell whether that is so still.
+/// Notes that whoever wanted `page` of this region could not have it, for [`poison`] to tell whether that is so still.
 ///
 /// # Context
 /// Any, outside the gate.
-pub(super) fn note_failure(domain: &DomainState, page: PageNo) {
+pub(super) fn note_failure(domain: &DomainState, page: PageNo, of: Serial) {
     let _inside = domain.gate.enter(domain.mmu);
-    let Some(word) = domain.regions.find(page).and_then(|region| region.word(page)) else { return };
+    let Some(word) = domain.regions.find_same(page, of).and_then(|region| region.word(page)) else { return };
     loop {
         let seen = word.load();
         if seen.state() != State::Absent || word.fail(seen) {

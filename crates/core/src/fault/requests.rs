@@ -10,7 +10,7 @@ use crate::domain::{DomainState, MOST_AHEAD};
 use crate::mmu::Trap;
 use crate::page::State;
 use crate::pager::Context;
-use crate::region::{Access, Region, Serial};
+use crate::region::{Access, Serial};
 use crate::shortage::FrameWait;
 use crate::stream::Chunk;
 use crate::tracer::Kind;
@@ -58,14 +58,6 @@ const fn place(page: PageNo, of: Serial) -> u64 {
     page.0 | (of.0 as u64) << SERIAL_AT
 }
 
-/// The region that advice is about, unless it has gone: what came to its addresses since has nothing to do with it.
-///
-/// # Context
-/// Any, inside the gate.
-fn advised(domain: &DomainState, page: PageNo, of: Serial) -> Option<&Region> {
-    domain.regions.find(page).filter(|region| region.serial() == of)
-}
-
 /// The next piece of work, if there is one. Somebody waits for the end of a fault or a wake; nobody waits for advice.
 ///
 /// # Context
@@ -107,7 +99,7 @@ pub fn serve(domain: &DomainState, request: Request) -> Outcome {
         }
         Request::Ahead(page, of, chunk) => {
             let _inside = domain.gate.enter(domain.mmu);
-            if let Some(region) = advised(domain, page, of)
+            if let Some(region) = domain.regions.find_same(page, of)
                 && let Some(pager) = region.pager()
             {
                 fill::read_ahead(domain, region, pager, page, chunk, Tripwire::Set);
@@ -137,7 +129,7 @@ fn bring_in(domain: &DomainState, range: PageRange, of: Serial) {
     while at < end {
         let seen = domain.stack.demand.available.count();
         let inside = domain.gate.enter(domain.mmu);
-        let Some(region) = advised(domain, at, of) else { return };
+        let Some(region) = domain.regions.find_same(at, of) else { return };
         let Some(pager) = region.pager() else { return };
         let piece = most.min(end.0 - at.0);
         let mut lacks_frame = false;

@@ -2,6 +2,7 @@
 //! what it was, and yet something has happened to the page.
 
 use std::cell::Cell;
+use std::num::NonZeroU32;
 
 use selfpage_core::addr::{PAGE_BYTES, PageNo, PageRange};
 use selfpage_core::fault::claim::with_emptied;
@@ -9,10 +10,13 @@ use selfpage_core::fault::evict::trim_standby;
 use selfpage_core::fault::protect::{self, Protection};
 use selfpage_core::fault::relocate::{self, Unmoved};
 use selfpage_core::fault::save::save;
-use selfpage_core::fault::{self, Fault, Outcome, copy_first, image, inherit, range};
+use selfpage_core::fault::{self, Failure, Fault, Outcome, copy_first, image, inherit, range};
 use selfpage_core::page::State;
 use selfpage_core::pager::Context;
 use selfpage_core::region::{Access, Region};
+use selfpage_core::shortage::Shortage;
+use selfpage_core::stack;
+use selfpage_core::sync::Ordering;
 
 use crate::machine::halves;
 use crate::scheduler::{self, Role, State as Does};
@@ -113,9 +117,7 @@ fn advice_is_not_for_the_next_region_at_its_addresses() {
             stage.evict();
             assert!(range::prefetch(domain, stage.region, stage.range()));
             if goes {
-                assert!(domain.regions.remove(stage.region));
-                // SAFETY: region-in-map: it is as it was.
-                assert!(unsafe { domain.regions.insert(stage.region) });
+                replace(stage);
             }
             while let Some(request) = fault::next_request(domain) {
                 fault::serve(domain, request);
@@ -124,6 +126,44 @@ fn advice_is_not_for_the_next_region_at_its_addresses() {
             range::discard(domain, Context::Normal, stage.range()).unwrap();
         }
     });
+}
+
+/// Others come to its addresses: the same one, under another number.
+fn replace(stage: Stage) {
+    let regions = &stage.world.domain.regions;
+    assert!(regions.remove(stage.region));
+    // SAFETY: region-in-map: it is as it was.
+    assert!(unsafe { regions.insert(stage.region) });
+}
+
+#[test]
+fn a_failure_says_nothing_of_the_next_region_at_its_addresses() {
+    for goes in [false, true] {
+        on_stage(0, |stage| {
+            let domain = &stage.world.domain;
+            let demand = &domain.stack.demand;
+            scheduler::spawn("waits", Role::Domain, move || {
+                while stack::take(domain, NonZeroU32::MIN).is_some() {}
+                let fault = Fault { addr: stage.page.addr(), access: Access::Read, thread: 0 };
+                let outcome = fault::resolve(domain, Context::PagerThread, fault);
+                assert_eq!(outcome, Outcome::Failed(Failure::Shortage(Shortage::AllHeld)));
+                let failed = stage.region.word(stage.page).unwrap().load().failed();
+                assert_eq!(failed, !goes, "whether the page that is there counts as failed");
+            });
+            scheduler::spawn("has none", Role::Domain, move || {
+                // Until it waits.
+                scheduler::block(Does::Asleep { word: 0, deadline_ns: scheduler::now_ns() + 1_000_000 });
+                assert!(domain.counters.frame_waits_total.load(Ordering::Relaxed) > 0);
+                demand.state_shortage(stage.world.mmu, demand.wanted.count(), Shortage::AllHeld);
+                // Until it looks for the last time.
+                scheduler::block(Does::Watching);
+                if goes {
+                    replace(stage);
+                }
+            });
+            scheduler::run_by_looks().unwrap();
+        });
+    }
 }
 
 #[test]
