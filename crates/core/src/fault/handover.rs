@@ -5,7 +5,7 @@ use crate::addr::PageNo;
 use crate::domain::DomainState;
 use crate::mmu::{Mmu, Refusal};
 use crate::pager::PagerError;
-use crate::region::Access;
+use crate::region::{Access, Serial};
 use crate::shortage::Shortage;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -75,9 +75,9 @@ impl Handovers {
 }
 
 /// Has a pager thread resolve a fault, and waits until it has. `None`: they have more than enough to do.
-pub(super) fn hand_over(domain: &DomainState, page: PageNo, access: Access) -> Option<Outcome> {
+pub(super) fn hand_over(domain: &DomainState, page: PageNo, of: Serial, access: Access) -> Option<Outcome> {
     let place = domain.handovers.take()?;
-    if request(domain, Request::Fault(page, access, place)) {
+    if request(domain, Request::Fault(page, of, access, place)) {
         return Some(domain.handovers.wait(domain.mmu, place));
     }
     domain.handovers.word(place)?.store(FREE, Ordering::Release);

@@ -129,21 +129,43 @@ pub fn resolve_asking(domain: &DomainState, context: Context, fault: Fault) -> O
     resolve_with(domain, context, fault, Absent::Ask)
 }
 
-/// As [`resolve`], for one that has been here before: handed over, or passed by the program's handler. It is the same fault still.
+/// As [`resolve`], for one that has been here before: handed over, or passed by the program's handler, in the region with this number. It is
+/// the same fault still; but where another region is there by now its handler is asked first.
 ///
 /// # Context
 /// As for [`resolve`].
-pub fn resolve_further(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
+pub fn resolve_further(domain: &DomainState, context: Context, fault: Fault, of: Serial) -> Outcome {
+    bring(domain, context, fault, Absent::FillIn(of), &mut None)
+}
+
+/// As [`resolve`], for one that has failed: it is the same fault still.
+///
+/// # Context
+/// As for [`resolve`].
+pub fn resolve_again(domain: &DomainState, context: Context, fault: Fault) -> Outcome {
     bring(domain, context, fault, Absent::Fill, &mut None)
 }
 
 /// What a fault on an absent page comes to.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Absent {
     /// The pager fills it.
     Fill,
+    /// The same in this region only.
+    FillIn(Serial),
     /// The program's handler is asked first, where the region has one that wants to be.
     Ask,
+}
+
+impl Absent {
+    fn asks_first(self, region: &Region) -> bool {
+        let passed = match self {
+            Absent::Fill => true,
+            Absent::FillIn(of) => of == region.serial(),
+            Absent::Ask => false,
+        };
+        !passed && region.asks_first.load(Ordering::Relaxed) != 0
+    }
 }
 
 fn resolve_with(domain: &DomainState, context: Context, fault: Fault, absent: Absent) -> Outcome {
@@ -237,7 +259,7 @@ fn try_to_bring(
             (Step::HandOver, _) if context != Context::Trap => {
                 break Outcome::Failed(Failure::Machine(Refusal::NoDescriptor));
             }
-            (Step::HandOver, _) => match handover::hand_over(domain, page, fault.access) {
+            (Step::HandOver, _) => match handover::hand_over(domain, page, of, fault.access) {
                 // What is there now may be somebody else's, and no look at the page would tell.
                 Some(outcome @ (Outcome::Failed(_) | Outcome::Retry)) => break outcome,
                 Some(_) => {}
@@ -268,9 +290,7 @@ fn asked(region: &Region, page: PageNo, access: Access, absent: Absent) -> Optio
     match seen.state() {
         State::Busy => None,
         _ if seen.wishes().forbid(access) => Some(Outcome::Protected),
-        State::Absent if absent == Absent::Ask && region.asks_first.load(Ordering::Relaxed) != 0 => {
-            Some(Outcome::Missing)
-        }
+        State::Absent if absent.asks_first(region) => Some(Outcome::Missing),
         _ => None,
     }
 }

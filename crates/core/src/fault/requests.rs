@@ -18,8 +18,8 @@ use crate::tracer::Kind;
 /// Work that a thread hands to the pager threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Resolve a fault on this page, and answer the thread that waits there.
-    Fault(PageNo, Access, Place),
+    /// Resolve a fault on this page, which arose in this region, and answer the thread that waits there.
+    Fault(PageNo, Serial, Access, Place),
     /// Wake the threads that are stopped on so many pages, from this one on, of a worker region.
     Wake(PageNo, u32),
     /// Read ahead, from this page on, in the region that had it then.
@@ -30,7 +30,7 @@ pub enum Request {
 
 /// In the lower half, where a fault has nothing.
 const WAKE: u32 = 1;
-/// In a page's word of advice, above any number of a page: the region's [`Serial`].
+/// In a page's word, above any number of a page: the region's [`Serial`].
 const SERIAL_AT: u32 = 48;
 
 /// Hands work to the pager threads. `false`: they have more than enough.
@@ -39,9 +39,9 @@ const SERIAL_AT: u32 = 48;
 /// Trap.
 pub fn request(domain: &DomainState, request: Request) -> bool {
     let pushed = match request {
-        Request::Fault(page, access, place) => {
+        Request::Fault(page, of, access, at) => {
             let write = u64::from(access == Access::Write) << 63;
-            domain.requests.push(page.0, u64::from(place.0) << 32 | write)
+            domain.requests.push(place(page, of), u64::from(at.0) << 32 | write)
         }
         Request::Wake(page, count) => domain.requests.push(page.0, u64::from(count) << 32 | u64::from(WAKE)),
         Request::Ahead(page, of, chunk) => {
@@ -58,21 +58,25 @@ const fn place(page: PageNo, of: Serial) -> u64 {
     page.0 | (of.0 as u64) << SERIAL_AT
 }
 
+const fn placed(word: u64) -> (PageNo, Serial) {
+    (PageNo(word & !(!0 << SERIAL_AT)), Serial((word >> SERIAL_AT) as u16))
+}
+
 /// The next piece of work, if there is one. Somebody waits for the end of a fault or a wake; nobody waits for advice.
 ///
 /// # Context
 /// PagerThread.
 pub fn next_request(domain: &DomainState) -> Option<Request> {
-    if let Some((page, what)) = domain.requests.pop() {
-        let page = PageNo(page);
+    if let Some((word, what)) = domain.requests.pop() {
+        let (page, of) = placed(word);
         if what as u32 == WAKE {
             return Some(Request::Wake(page, (what >> 32) as u32));
         }
         let access = if what >> 63 == 1 { Access::Write } else { Access::Read };
-        return Some(Request::Fault(page, access, Place((what << 1 >> 33) as u32)));
+        return Some(Request::Fault(page, of, access, Place((what << 1 >> 33) as u32)));
     }
-    let (place, what) = domain.advice.pop()?;
-    let (page, of, count) = (PageNo(place & !(!0 << SERIAL_AT)), Serial((place >> SERIAL_AT) as u16), what as u32);
+    let (word, what) = domain.advice.pop()?;
+    let ((page, of), count) = (placed(word), what as u32);
     Some(match (what as i64) >> 32 {
         0 => Request::Prefetch(page, of, count),
         stride => Request::Ahead(page, of, Chunk { first: 0, count, stride }),
@@ -85,9 +89,9 @@ pub fn next_request(domain: &DomainState) -> Option<Request> {
 /// PagerThread, outside the gate.
 pub fn serve(domain: &DomainState, request: Request) -> Outcome {
     match request {
-        Request::Fault(page, access, place) => {
+        Request::Fault(page, of, access, place) => {
             let fault = Fault { addr: page.addr(), access, thread: 0 };
-            let outcome = resolve_further(domain, Context::PagerThread, fault);
+            let outcome = resolve_further(domain, Context::PagerThread, fault, of);
             domain.handovers.answer(domain.mmu, place, outcome);
             outcome
         }

@@ -166,6 +166,39 @@ fn a_failure_says_nothing_of_the_next_region_at_its_addresses() {
     }
 }
 
+/// What was passed, or handed over, in one region is asked in the next.
+#[test]
+fn the_handler_of_the_next_region_is_asked_first() {
+    for goes in [false, true] {
+        on_stage(0, |stage| {
+            let domain = &stage.world.domain;
+            let region = stage.world.parts[2].region;
+            let stage = Stage { region, page: region.range.first, ..stage };
+            let fault = Fault { addr: stage.page.addr(), access: Access::Read, thread: 0 };
+            let expected = if goes { Outcome::Missing } else { Outcome::Resolved };
+            scheduler::spawn("hands over", Role::Trap, move || {
+                assert_eq!(fault::resolve_asking(domain, Context::Trap, fault), expected);
+                let of = region.serial();
+                if goes {
+                    replace(stage);
+                }
+                let passed = || fault::resolve_further(domain, Context::PagerThread, fault, of);
+                assert_eq!(scheduler::in_role(Role::Domain, passed), expected);
+            });
+            scheduler::spawn("serves", Role::Domain, move || {
+                domain.requested.wait(stage.world.mmu, domain.requested.count(), 0);
+                let request = fault::next_request(domain).unwrap();
+                if goes {
+                    replace(stage);
+                    region.asks_first.store(1, Ordering::Relaxed);
+                }
+                fault::serve(domain, request);
+            });
+            scheduler::run().unwrap();
+        });
+    }
+}
+
 #[test]
 fn a_page_that_was_armed_again_before_it_is_discarded_counts_as_changed() {
     let prepare = |stage: Stage| stage.write(1);

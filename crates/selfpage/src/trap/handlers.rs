@@ -383,8 +383,9 @@ fn follow(inner: &Inner, asked: Asked, fault: Fault, kind: FaultKind, answer: An
             refuse(inner, asked, fault, kind);
         }
         Answer::Pass => {
+            let of = asked.bound.core().serial();
             drop(asked);
-            inner.on_pager_thread(move || worker::fetch(inner, fault));
+            inner.on_pager_thread(move || worker::fetch(inner, fault, of));
         }
         Answer::Refuse => refuse(inner, asked, fault, kind),
     }

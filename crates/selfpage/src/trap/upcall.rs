@@ -234,7 +234,7 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, arrival: &Arrival, context:
     match answer {
         Answer::Handled => Outcome::Resolved,
         Answer::Refuse => Outcome::Protected,
-        Answer::Pass => match arrival.do_core(|| fetch(&asked.inner, fault)) {
+        Answer::Pass => match arrival.do_core(|| fetch(asked, fault)) {
             // It has been protected since, or its region is gone: the access is tried again and meets that.
             Outcome::Protected | Outcome::NotOurs => Outcome::Retry,
             outcome if is_the_programs_own(asked.inner.state(), outcome, fault) => Outcome::NotOurs,
@@ -244,8 +244,9 @@ fn ask(asked: &Asked, kind: FaultKind, fault: Fault, arrival: &Arrival, context:
 }
 
 /// Fetches a page whose handler has nothing to say.
-fn fetch(inner: &Inner, fault: Fault) -> Outcome {
-    let outcome = fault::resolve_further(inner.state(), Context::Trap, fault);
+fn fetch(asked: &Asked, fault: Fault) -> Outcome {
+    let (inner, of) = (&asked.inner, asked.bound.core().serial());
+    let outcome = fault::resolve_further(inner.state(), Context::Trap, fault, of);
     if let Outcome::Failed(failure) = outcome {
         inner.report("SIGBUS", fault.addr.page(), failure);
     }

@@ -16,7 +16,7 @@ use selfpage_core::linux::uffd::{Message, Uffd};
 use selfpage_core::linux::{Errno, memory};
 use selfpage_core::mmu::Trap;
 use selfpage_core::pager::Context;
-use selfpage_core::region::Access;
+use selfpage_core::region::{Access, Serial};
 
 use super::{ask, handlers, thread};
 use crate::domain::{Inner, threads};
@@ -181,12 +181,12 @@ fn resolve(inner: &Arc<Inner>, fault: Fault) {
     }
 }
 
-/// Fetches a page whose handler has nothing to say.
+/// Fetches a page whose handler has nothing to say, in the region with this number.
 ///
 /// # Context
 /// PagerThread.
-pub(super) fn fetch(inner: &Inner, fault: Fault) {
-    answer(inner, fault, fault::resolve_further(inner.state(), Context::PagerThread, fault));
+pub(super) fn fetch(inner: &Inner, fault: Fault, of: Serial) {
+    answer(inner, fault, fault::resolve_further(inner.state(), Context::PagerThread, fault, of));
 }
 
 /// Every fault ends in a map, a wake, or a wake by whoever is at the page.
@@ -195,13 +195,13 @@ fn answer(inner: &Inner, fault: Fault, outcome: Outcome) {
     let page = fault.addr.page();
     let outcome = match outcome {
         Outcome::Failed(failure) if stays(inner, fault, failure) => {
-            fault::resolve_further(state, Context::PagerThread, fault)
+            fault::resolve_again(state, Context::PagerThread, fault)
         }
         outcome => outcome,
     };
     match outcome {
         Outcome::Resolved | Outcome::Retry => {}
-        // It has been protected since: its access meets that.
+        // It has been protected since, or another region is there: its access meets that.
         Outcome::Protected | Outcome::Missing => wake(inner, Trap::Worker, page),
         Outcome::NotOurs => wake_any(inner, page),
         Outcome::Violation => violation(inner, page),

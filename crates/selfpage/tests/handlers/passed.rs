@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 
 use selfpage::pager::UserPager;
@@ -67,6 +68,71 @@ impl FaultHandler for Passes {
     fn asks_first(&self) -> bool {
         true
     }
+}
+
+/// It gives what is absent its contents.
+struct Gives;
+
+impl FaultHandler for Gives {
+    fn handle(&self, fault: &MemoryFault<'_>) -> Answer {
+        fault.map(&[7; PAGE]).unwrap();
+        Answer::Handled
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+/// It passes what is absent once its region has gone, and the next one comes as soon as that has given its addresses back.
+struct Goes {
+    domain: Arc<Domain>,
+    addr: Arc<AtomicUsize>,
+    asked: Arc<AtomicBool>,
+    gone: Mutex<Receiver<()>>,
+    next: Sender<Region>,
+}
+
+impl FaultHandler for Goes {
+    fn handle(&self, _: &MemoryFault<'_>) -> Answer {
+        self.asked.store(true, SeqCst);
+        self.gone.lock().unwrap().recv().unwrap();
+        Answer::Pass
+    }
+
+    fn asks_first(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for Goes {
+    fn drop(&mut self) {
+        let region = self.domain.region(PAGE).at(self.addr.load(SeqCst)).handler(Gives).zero().unwrap();
+        self.next.send(region).unwrap();
+    }
+}
+
+#[test]
+fn what_was_passed_in_a_region_is_asked_in_the_next_one_at_its_addresses() {
+    in_child(here!(), "", || {
+        let domain = Arc::new(Domain::with_frames(64 * PAGE).build().unwrap());
+        let (goes, gone) = channel();
+        let (next, comes) = channel();
+        let (addr, asked) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let gone = Mutex::new(gone);
+        let handler = Goes { domain: domain.clone(), addr: addr.clone(), asked: asked.clone(), gone, next };
+        let region = domain.region(PAGE).handler(handler).zero().unwrap();
+        let at = region.as_ptr() as usize;
+        addr.store(at, SeqCst);
+        // SAFETY: test: the page of the one region, or of the other.
+        let reads = std::thread::spawn(move || unsafe { (at as *const u8).read_volatile() });
+        until("the handler is asked", || asked.load(SeqCst));
+        drop(region);
+        goes.send(()).unwrap();
+        let _next = comes.recv().unwrap();
+        assert_eq!(reads.join().unwrap(), 7);
+    })
+    .well();
 }
 
 #[test]
