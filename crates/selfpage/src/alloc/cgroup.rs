@@ -1,16 +1,19 @@
 //! The control groups that the process is in: how much memory they let it have, and where they report that it is short.
 //!
 //! Whoever asks may be in the middle of an allocation, or the one who gives back when memory is used up: what there is no memory for is
-//! not known, and ends nothing.
+//! not known, and ends nothing. Nor does it tell of no limit where the process has come to see no groups, or can open no files.
 
 use std::collections::TryReserveError;
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use rustix::io::Errno;
+
 use super::file::File;
 
 const MOUNTS: &str = "/sys/fs/cgroup";
+const MOUNTS_PATH: &CStr = c"/sys/fs/cgroup";
 
 /// What a group has free, of what it may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,8 +37,23 @@ const FIRST: &Names = &Names {
 const SECOND: &Names =
     &Names { limits: &["memory.max", "memory.high"], taken: ["active_anon", "inactive_anon", "unevictable"] };
 
-/// What the file system has to say, or there was no memory to ask.
-type Asked<T> = Result<Option<T>, TryReserveError>;
+/// Why nothing is known of the groups.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Unknown {
+    /// There is no memory to ask.
+    NoMemory,
+    /// The process does not see them: `chroot(2)` took them away, or it can open no files.
+    Unseen,
+}
+
+impl From<TryReserveError> for Unknown {
+    fn from(_: TryReserveError) -> Unknown {
+        Unknown::NoMemory
+    }
+}
+
+/// What the file system has to say, if it can be asked.
+type Asked<T> = Result<Option<T>, Unknown>;
 
 /// A group that the process may be in, or one around it: where its hierarchy begins, and the way from there.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +123,11 @@ fn own<'a>(mounts: &'a str, groups: &'a str) -> impl Iterator<Item = Group<'a>> 
 
 /// A file's text. Not by the C library: the middle of an allocation is no place to be cancelled at.
 fn text(path: &CStr) -> Asked<String> {
-    let Ok(file) = File::open(path) else { return Ok(None) };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(Errno::MFILE | Errno::NFILE) => return Err(Unknown::Unseen),
+        Err(_) => return Ok(None),
+    };
     let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
     loop {
         match file.read(&mut part) {
@@ -114,14 +136,16 @@ fn text(path: &CStr) -> Asked<String> {
                 bytes.try_reserve(len)?;
                 bytes.extend_from_slice(part.get(..len).unwrap_or_default());
             }
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             Err(_) => return Ok(None),
         }
     }
 }
 
-fn groups() -> Result<String, TryReserveError> {
-    Ok(text(c"/proc/thread-self/cgroup")?.unwrap_or_default())
+/// Those that the process is in, where it sees what they may have.
+fn groups() -> Result<String, Unknown> {
+    File::open(MOUNTS_PATH).map_err(|_| Unknown::Unseen)?;
+    text(c"/proc/thread-self/cgroup")?.ok_or(Unknown::Unseen)
 }
 
 /// The first thing that `open` finds where the process's group would report pressure.
@@ -136,7 +160,7 @@ pub(super) fn find_pressure<T>(open: impl Fn(&Path) -> Option<T>) -> Option<T> {
 /// The least that any of the process's groups may have, those around them included. `None`: none has a limit.
 ///
 /// # Errors
-/// There is no memory to ask.
+/// They cannot be asked.
 pub(super) fn limit() -> Asked<usize> {
     limit_in(MOUNTS, &groups()?)
 }
@@ -152,12 +176,12 @@ fn limit_in(mounts: &str, groups: &str) -> Asked<usize> {
 /// Tells `see` what is free in each of them that has a limit.
 ///
 /// # Errors
-/// There is no memory to ask.
-pub(super) fn each_room(see: impl FnMut(Room)) -> Result<(), TryReserveError> {
+/// They cannot be asked.
+pub(super) fn each_room(see: impl FnMut(Room)) -> Result<(), Unknown> {
     each_room_in(MOUNTS, &groups()?, see)
 }
 
-fn each_room_in(mounts: &str, groups: &str, mut see: impl FnMut(Room)) -> Result<(), TryReserveError> {
+fn each_room_in(mounts: &str, groups: &str, mut see: impl FnMut(Room)) -> Result<(), Unknown> {
     for group in own(mounts, groups).flat_map(Group::and_around) {
         group.room()?.into_iter().for_each(&mut see);
     }

@@ -233,7 +233,7 @@ fn stay_below_limit() {
         limit_bytes = limit_bytes.into_iter().chain([room.limit_bytes]).min();
     });
     if seen.is_err() {
-        // No memory to look with: the bound of the last look holds.
+        // Nothing could be seen: the bounds of the last look hold.
         return;
     }
     block::stay_below(limit_bytes, least.map_or(usize::MAX, |more| framed_bytes.saturating_add_signed(more)));
@@ -268,7 +268,24 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::alloc::fork;
     use crate::child;
+
+    #[test]
+    fn who_can_open_nothing_leaves_the_bounds_that_were_found_last() {
+        fork::register();
+        child::forked(|| {
+            let bounds = (1 << 40, 1 << 39);
+            {
+                let retention = &mut PAGES.take().retention;
+                (retention.limit_bytes, retention.most_bytes) = bounds;
+            }
+            child::opens_nothing();
+            stay_below_limit();
+            let retention = &PAGES.take().retention;
+            assert_eq!((retention.limit_bytes, retention.most_bytes), bounds);
+        });
+    }
 
     #[test]
     fn frames_are_made_ready_table_by_table_until_somebody_waits() {

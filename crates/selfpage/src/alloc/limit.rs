@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use selfpage_core::addr::PAGE_BYTES;
 
 use super::block::{self, PAGES, Patience};
+use super::cgroup::{self, Unknown};
 use super::file::File;
+use super::frames;
 use super::rounds::Rounds;
-use super::{cgroup, frames};
 
 /// This part of a limit is left alone.
 const LEFT: usize = 16;
@@ -33,7 +34,7 @@ pub fn is_due() -> bool {
 /// object heap has ([`share`]): what is kept goes first.
 ///
 /// A limit that comes later, or changes, is found by the [keeper](super::keeper). A forked child looks for its own, and stays below its
-/// parent's until then.
+/// parent's until then; for good, where it sees no groups (`chroot(2)`), or can open no files.
 ///
 /// # Context
 /// May allocate: not for use underneath an allocator's lock. No point of cancellation.
@@ -41,12 +42,16 @@ pub fn look() {
     if LOOKED.swap(true, Ordering::Relaxed) {
         return;
     }
-    // Without memory to ask nothing is known: another time.
-    let Ok(limit) = cgroup::limit() else { return LOOKED.store(false, Ordering::Relaxed) };
-    // A forked child may have come out of its parent's group.
-    let limit_bytes = limit.unwrap_or(usize::MAX);
+    let limit = cgroup::limit();
+    if limit == Err(Unknown::NoMemory) {
+        // Another time.
+        return LOOKED.store(false, Ordering::Relaxed);
+    }
     let mut pages = PAGES.take();
-    pages.retention.limit_bytes = limit_bytes;
+    if let Ok(limit) = limit {
+        // A forked child may have come out of its parent's group.
+        pages.retention.limit_bytes = limit.unwrap_or(usize::MAX);
+    }
     pages.ask_for_huge_pages();
     block::settle(pages);
 }
@@ -129,6 +134,20 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::alloc::fork;
+    use crate::alloc::frames::child;
+
+    #[test]
+    fn who_can_open_nothing_stays_below_the_limit_that_was_found_last() {
+        fork::register();
+        child::forked(|| {
+            PAGES.take().retention.limit_bytes = 1 << 40;
+            child::opens_nothing();
+            look();
+            let pages = PAGES.take();
+            assert_eq!((pages.retention.limit_bytes, LOOKED.load(Ordering::Relaxed)), (1 << 40, true));
+        });
+    }
 
     #[test]
     fn who_maps_memory_does_not_wait_for_one_who_never_comes_back() {
