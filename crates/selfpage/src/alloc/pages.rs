@@ -208,18 +208,21 @@ impl Pages {
         given
     }
 
-    /// Counts what a block will have of frames once it is touched: for its last table that may be a huge page.
+    /// Counts what a block will have of frames once it is touched: for its last table that may be a huge page. Returns how many bytes that is more
+    /// than it has.
     #[cold]
-    fn expect_frames(&mut self, id: SlotId) {
+    fn expect_frames(&mut self, id: SlotId) -> usize {
         if self.is_worth_a_look() {
             self.ask_for_huge_pages();
         }
-        let Some(reservation) = &mut self.reservation else { return };
+        let Some(reservation) = &mut self.reservation else { return 0 };
         let slot = reservation.slot_mut(id);
         let huge = slot.may_get_huge_page() && self.huge_pages != Some(false);
         let framed = if huge { slot.len_bytes.next_multiple_of(TABLE_BYTES) } else { slot.len_bytes };
-        self.retention.framed_bytes += framed - slot.framed_bytes;
+        let absent_bytes = framed - slot.framed_bytes;
+        self.retention.framed_bytes += absent_bytes;
         slot.framed_bytes = framed;
+        absent_bytes
     }
 
     /// Whether the process has taken enough for what the machine says about memory to be worth reading; where nothing is to be kept, it never
@@ -384,7 +387,8 @@ impl Pages {
         slot.len_bytes = len_bytes;
         slot.dirty_bytes = slot.dirty_bytes.max(len_bytes);
         if slot.framed_bytes < len_bytes {
-            self.expect_frames(id);
+            // With the rest of the last table: what grows comes to that without being seen here again.
+            self.counts.cold_bytes += self.expect_frames(id) as u64;
         }
         self.retention.live_bytes -= before;
         self.retention.grow_live(len_bytes);

@@ -21,7 +21,7 @@ pub struct Counts {
     pub warm: u64,
     /// Blocks that did not.
     pub cold: u64,
-    /// Bytes of those that had no frames.
+    /// Bytes of those that had no frames, and of what blocks grew by where they were.
     pub cold_bytes: u64,
     /// Blocks that were resized where they were.
     pub in_place: u64,

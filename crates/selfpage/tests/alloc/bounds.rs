@@ -163,6 +163,26 @@ fn a_block_whose_frames_move_is_live_once() {
 }
 
 #[test]
+fn what_a_block_grows_by_counts_as_taken_from_the_kernel() {
+    own_process::run("bounds::what_a_block_grows_by_counts_as_taken_from_the_kernel", || {
+        let taken = || alloc::stats().counts.cold_bytes as usize >> 20;
+        let mut block = alloc::allocate(64 << 20, 1).unwrap();
+        for len_bytes in (64 << 20..=256 << 20).step_by(64 << 10) {
+            // SAFETY: ours; where it was is forgotten.
+            block = unsafe { alloc::resize(block, len_bytes) }.unwrap();
+        }
+        // What moves may count the rest of its last table again.
+        assert!((256..264).contains(&taken()), "{} MiB", taken());
+        // And nothing that is there.
+        let before = taken();
+        // SAFETY: ours; nobody uses what is cut off.
+        let resized = unsafe { [100, 200].map(|mib| alloc::resize_in_place(block, mib << 20)) };
+        assert_eq!(resized, [true; 2]);
+        assert_eq!(taken(), before);
+    });
+}
+
+#[test]
 fn the_peak_is_forgotten_when_it_is_long_ago() {
     own_process::run("bounds::the_peak_is_forgotten_when_it_is_long_ago", || {
         use_up(64 << 20);
