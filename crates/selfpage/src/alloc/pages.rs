@@ -344,6 +344,7 @@ impl Pages {
         if len > 0 && unsafe { frames::close(addr, len) } {
             self.pieces -= slot.pieces as usize;
             self.retention.framed_bytes -= slot.framed_bytes;
+            self.counts.dropped_bytes += slot.framed_bytes as u64;
             (slot.pieces, slot.open_bytes, slot.dirty_bytes, slot.framed_bytes) = (0, 0, 0, 0);
             slot.plain = true;
         }
@@ -428,6 +429,7 @@ impl Pages {
             slot.framed_bytes = from;
             slot.clear(from, end);
             self.retention.framed_bytes -= len;
+            self.counts.dropped_bytes += len as u64;
         }
         self.cache.put(reservation, heir);
     }

@@ -86,6 +86,7 @@ impl Pages {
         }
         let slot = reservation.slot_mut(id);
         self.retention.framed_bytes -= slot.framed_bytes;
+        self.counts.dropped_bytes += slot.framed_bytes as u64;
         slot.framed_bytes = 0;
         // SAFETY: slot-held: as above.
         if unsafe { frames::drop_frames(addr, room) } {

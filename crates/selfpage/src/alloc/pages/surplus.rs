@@ -157,9 +157,7 @@ impl Pages {
         match holder {
             Holder::Nobody if open_bytes > 0 => {
                 self.cache.remove(reservation, id);
-                let framed_bytes = reservation.slot(id).framed_bytes;
                 self.mend(id);
-                self.counts.dropped_bytes += framed_bytes as u64;
                 let Some(reservation) = &mut self.reservation else { return false };
                 self.cache.put(reservation, id);
                 reservation.slot(id).open_bytes == 0
@@ -209,6 +207,7 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
+    use super::super::MOST_PIECES;
     use super::*;
     use crate::child;
 
@@ -275,6 +274,32 @@ mod tests {
             pages.end_reserve(reserve, reserve.len_bytes);
             assert!(pages.surplus(BYTES).is_some());
         });
+    }
+
+    #[test]
+    fn what_goes_back_with_its_mapping_counts_once() {
+        let dropped = |pages: &Pages| pages.counts.dropped_bytes as usize;
+        let freed = |pages: &mut Pages, len_bytes: usize| {
+            let addr = pages.allocate(len_bytes, 1).unwrap().addr;
+            let id = pages.block(addr).unwrap();
+            pages.free(id);
+        };
+        let mut pages = Pages::new();
+        freed(&mut pages, BYTES);
+        assert!(pages.close_free() && !pages.close_free());
+        assert_eq!(dropped(&pages), BYTES);
+        pages.begin_quarantine();
+        freed(&mut pages, BYTES);
+        assert_eq!(dropped(&pages), 2 * BYTES);
+        freed(&mut pages, 64 << 10);
+        assert_eq!(dropped(&pages), 2 * BYTES + (64 << 10));
+        // Where mappings are used up, a block that becomes shorter lends nothing.
+        let mut pages = Pages::new();
+        let addr = pages.allocate(BYTES, 1).unwrap().addr;
+        let id = pages.block(addr).unwrap();
+        pages.pieces = MOST_PIECES;
+        assert!(pages.resize_in_place(id, BYTES / 2));
+        assert_eq!(dropped(&pages), BYTES / 2);
     }
 
     #[test]
