@@ -13,10 +13,10 @@ use crate::RANGE_ALIGN;
 /// How long nothing is collected again for want of room, at least.
 const PAUSE_MS: u64 = 10;
 
-/// Bytes of blocks now, with what is kept for later, and at most lately.
+/// Bytes of blocks now, with what is kept for later, and at most so far.
 pub fn stats() -> (usize, usize, usize) {
     let stats = alloc::stats();
-    (stats.live_bytes, stats.retained_bytes, stats.peak_bytes)
+    (stats.live_bytes, stats.retained_bytes, stats.most_live_bytes)
 }
 
 /// Gives back what is kept. Whether there was something.

@@ -135,7 +135,7 @@ pub struct Stats {
     pub large_bytes: usize,
     /// Bytes of these, and of freed ones whose frames are kept.
     pub large_retained_bytes: usize,
-    /// The most bytes of larger blocks lately.
+    /// The most bytes of larger blocks so far.
     pub large_bytes_max: usize,
 }
 

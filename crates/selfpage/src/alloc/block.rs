@@ -258,6 +258,7 @@ pub fn stats() -> Stats {
         live_bytes: retention.live_bytes,
         retained_bytes: retention.framed_bytes,
         peak_bytes: retention.peak_bytes,
+        most_live_bytes: retention.most_live_bytes(),
         counts: pages.counts,
     }
 }

@@ -16,6 +16,8 @@ pub(super) struct Retention {
     pub(super) begun_bytes: usize,
     /// The most that was live lately.
     pub(super) peak_bytes: usize,
+    /// And before some of that was forgotten.
+    highest_peak_bytes: usize,
     /// What may be kept beside what is live; `None`: a quarter of the peak beyond the peak.
     pub(super) keep_bytes: Option<usize>,
     /// What the process's control groups leave to blocks and what is kept, as the keeper found last; without one, the most that there is.
@@ -34,6 +36,7 @@ impl Retention {
             spare_bytes: 0,
             begun_bytes: 0,
             peak_bytes: 0,
+            highest_peak_bytes: 0,
             keep_bytes: None,
             most_bytes: usize::MAX,
             limit_bytes: usize::MAX,
@@ -78,8 +81,14 @@ impl Retention {
         self.framed_bytes.saturating_sub(self.bound_bytes())
     }
 
+    /// The most that was live since the process began.
+    pub(super) fn most_live_bytes(&self) -> usize {
+        self.peak_bytes.max(self.highest_peak_bytes)
+    }
+
     /// Forgets an eighth of how far the peak lies above what is live.
     pub(super) fn decay(&mut self) {
+        self.highest_peak_bytes = self.most_live_bytes();
         let above = self.peak_bytes - self.live_bytes.min(self.peak_bytes);
         self.peak_bytes -= above.div_ceil(8);
     }
@@ -113,6 +122,7 @@ mod tests {
         assert_eq!(retention.excess_bytes(), 0);
         (0..200).for_each(|_| retention.decay());
         assert_eq!((retention.peak_bytes, retention.excess_bytes()), (0, 1 << 20));
+        assert_eq!(retention.most_live_bytes(), 1 << 20);
         retention.keep_bytes = Some(3);
         assert_eq!(retention.excess_bytes(), (1 << 20) - 3);
     }

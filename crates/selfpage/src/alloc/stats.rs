@@ -10,6 +10,8 @@ pub struct Stats {
     pub retained_bytes: usize,
     /// The most that was live lately. The cache is given back until [`Stats::retained_bytes`] is within 1.25 times that.
     pub peak_bytes: usize,
+    /// The most that was live since the process began.
+    pub most_live_bytes: usize,
     /// And since when: counts.
     pub counts: Counts,
 }
