@@ -409,17 +409,21 @@ size_t selfpage_heap_usable(void *block) {
 void *selfpage_heap_realloc(void *block, size_t size) {
     if (block == NULL) return selfpage_heap_malloc(size);
     size_t before = usable("realloc", block);
+    int errno_before = errno;
     if (is_object(block)) {
         // It stays where it fits and is not too large.
         if (size <= before && size >= before / 2) return block;
     } else if (size >= LARGE_BYTES && selfpage_large_usable(block) != 0) {
-        int errno_before = errno;
         void *resized = selfpage_large_reallocate(block, size);
         if (mi_likely(is_settled(resized, errno_before))) return resized;
     }
     void *new_block = selfpage_heap_malloc(size);
     // That memory is used up is no reason to refuse less of it.
-    if (new_block == NULL) return size <= before ? block : NULL;
+    if (new_block == NULL) {
+        if (size > before) return NULL;
+        errno = errno_before;
+        return block;
+    }
     memcpy(new_block, block, before < size ? before : size);
     selfpage_heap_free(block);
     return new_block;

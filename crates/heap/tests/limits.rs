@@ -74,6 +74,8 @@ fn what_shrinks_stays_where_it_is_if_nothing_smaller_is_to_be_had() {
         let mut object: Vec<u8> = vec![7; 600_000];
         let mut block: Vec<u8> = vec![8; 2 * MIB];
         let mut others: Vec<Vec<u8>> = Vec::with_capacity(1 << 20);
+        // Looked at when there is memory again to fail with.
+        let mut errors: Vec<i32> = Vec::with_capacity(2);
         let limit = libc::rlimit { rlim_cur: 256 << 20, rlim_max: 256 << 20 };
         // SAFETY: test: the limit is borrowed until the call returns.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) }, 0);
@@ -88,9 +90,15 @@ fn what_shrinks_stays_where_it_is_if_nothing_smaller_is_to_be_had() {
         }
         for (shrunk, byte) in [(&mut object, 7), (&mut block, 8)] {
             shrunk.truncate(70_000);
+            // SAFETY: test: the C library's own location.
+            let errno = || unsafe { &mut *libc::__errno_location() };
+            *errno() = 0;
             shrunk.shrink_to_fit();
+            errors.push(*errno());
             assert!(shrunk.len() == 70_000 && shrunk.iter().all(|at| *at == byte));
         }
         assert!(object.try_reserve_exact(4 * MIB).is_err(), "there is memory");
+        others.clear();
+        assert_eq!(errors, [0; 2], "nothing has failed");
     });
 }
