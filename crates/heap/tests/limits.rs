@@ -7,7 +7,10 @@ mod own_process;
 #[path = "../../../tests/skip.rs"]
 mod skip;
 
+use std::alloc::{GlobalAlloc, Layout};
+
 use limited_group::{Group, REASON};
+use selfpage::alloc::limit;
 
 #[global_allocator]
 static HEAP: selfpage_heap::Allocator = selfpage_heap::Allocator;
@@ -65,6 +68,20 @@ fn what_objects_have_freed_stays_where_a_block_needs_little_more_below_the_limit
         block.shrink_to(110 * MIB);
         let left_mib = resident_mib();
         assert!(freed_mib >= 38 && left_mib >= 38, "{left_mib} MiB of {freed_mib} are left");
+    });
+}
+
+#[test]
+fn the_limit_is_looked_for_when_a_block_at_a_large_alignment_grows() {
+    own_process::run("the_limit_is_looked_for_when_a_block_at_a_large_alignment_grows", || {
+        let layout = Layout::from_size_align(2 * MIB, 1 << 16).unwrap();
+        // SAFETY: the block is ours, of that layout; nothing of it is read.
+        unsafe {
+            let block = HEAP.alloc(layout);
+            assert!(!limit::is_due());
+            assert_eq!(HEAP.realloc(block, layout, 7 * MIB), block);
+        }
+        assert!(!limit::is_due(), "nobody has looked");
     });
 }
 
