@@ -135,7 +135,7 @@ mod tests {
 
     use super::*;
     use crate::alloc::fork;
-    use crate::alloc::frames::child;
+    use crate::child;
 
     #[test]
     fn who_can_open_nothing_stays_below_the_limit_that_was_found_last() {

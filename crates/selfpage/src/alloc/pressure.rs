@@ -167,7 +167,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
-    use crate::alloc::frames::child;
+    use crate::child;
 
     #[test]
     fn what_systemd_writes_is_read() {
