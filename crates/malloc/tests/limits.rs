@@ -63,6 +63,16 @@ fn a_forked_child_heeds_the_limit_of_its_own_group() {
     lives(alone(parents, &["child", childs.path.to_str().unwrap()]));
 }
 
+#[test]
+fn a_child_that_sees_no_groups_heeds_its_parents_limit() {
+    let Some(group) = Group::limited(256 * MIB) else { return skip("cgroup", REASON) };
+    let empty = preloaded::directory();
+    let arguments = ["sees-nothing", empty.path().to_str().unwrap()];
+    lives(alone(&group, &arguments));
+    // And one whose keeper looks again.
+    lives(within(&group, &arguments));
+}
+
 /// What a program says that takes `first` MiB, forbids itself to open files, and takes `more`.
 fn opens_nothing(first: &str, more: &str, retain: &str) -> Output {
     let mut command = preloaded(compile("limits.c", &[]));

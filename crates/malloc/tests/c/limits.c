@@ -101,6 +101,17 @@ int main(int count, char **arguments) {
         }
         int status = 0;
         if (waitpid(child, &status, 0) != child || status != 0) return 1;
+    } else if (count > 2 && strcmp(arguments[1], "sees-nothing") == 0) {
+        // The parent has looked for its limit. The child sees no groups.
+        free(malloc(48 * MIB));
+        pid_t child = fork();
+        if (child == 0) {
+            if (chroot(arguments[2]) != 0) abort();
+            use(200, 100);
+            _exit(0);
+        }
+        int status = 0;
+        if (waitpid(child, &status, 0) != child || status != 0) return 1;
     } else if (count > 1 && strcmp(arguments[1], "threads") == 0) {
         // The one block that it ever has: what is freed of it stays.
         free(malloc(48 * MIB));
