@@ -67,6 +67,7 @@ extern void *selfpage_large_allocate(size_t size, size_t align, bool zeroed);
 extern void *selfpage_large_reallocate(void *block, size_t size);
 extern bool selfpage_large_free(void *block);
 extern size_t selfpage_large_usable(const void *block);
+extern bool selfpage_large_owns(const void *block);
 extern bool selfpage_large_is_all(void);
 extern void selfpage_prepare_for_forks(void);
 extern void selfpage_look_around(void);
@@ -377,10 +378,15 @@ void *selfpage_heap_aligned(size_t align, size_t size) {
     return allocate_large(size, align);
 }
 
+// Of a pointer that is neither in the range nor a larger block: ends the process where it cannot be an object from the kernel.
+static void check_elsewhere(const char *call, const void *block) {
+    if (!has_objects_elsewhere() || ((uintptr_t)block & 7) || selfpage_large_owns(block)) selfpage_foreign(call, block);
+}
+
 static __attribute__((noinline)) void free_other(void *block) {
     if (is_object(block)) check_begins("free", block);
     else if (block == NULL || selfpage_large_free(block)) return;
-    else if (!has_objects_elsewhere() || ((uintptr_t)block & 7)) selfpage_foreign("free", block);
+    else check_elsewhere("free", block);
     // At alignments above 16 MiB mimalloc has one begin 32 MiB behind its segment, where `free_object` would take it for the next one's start.
     if (((uintptr_t)block & MI_SEGMENT_MASK) == 0) free_rare(block);
     else free_object(block);
@@ -396,7 +402,7 @@ static size_t usable(const char *call, void *block) {
         size_t large = is_object(block) ? 0 : selfpage_large_usable(block);
         if (large != 0) return large;
         if (is_object(block)) check_begins(call, block);
-        else if (!has_objects_elsewhere()) selfpage_foreign(call, block);
+        else check_elsewhere(call, block);
     }
     check_live(call, block);
     return mi_usable_size(block);

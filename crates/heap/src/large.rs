@@ -265,3 +265,9 @@ extern "C" fn selfpage_large_is_all() -> bool {
 pub extern "C" fn selfpage_large_usable(block: *const c_void) -> usize {
     NonNull::new(block.cast_mut().cast()).and_then(alloc::usable_bytes).unwrap_or(0)
 }
+
+/// Whether an address is of these blocks', in use or not.
+#[unsafe(no_mangle)]
+extern "C" fn selfpage_large_owns(block: *const c_void) -> bool {
+    alloc::owns(block.addr())
+}

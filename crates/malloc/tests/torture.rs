@@ -323,7 +323,12 @@ fn a_checked_program_names_mistakes_as_any_other_does() {
 fn interior(arguments: &[&str]) -> (Output, String, String) {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let program = PROGRAM.get_or_init(|| compile("interior.c", &["-Wno-free-nonheap-object", "-Wno-use-after-free"]));
-    let addresses = if arguments.contains(&"long") { "75000000" } else { "unlimited" };
+    let addresses = match arguments {
+        // There is no range for objects.
+        ["beside", ..] => "8000000",
+        [.., "long"] => "75000000",
+        _ => "unlimited",
+    };
     let mut command = preloaded("/bin/sh");
     command.args(["-c", &format!("ulimit -v {addresses}; exec \"$0\" \"$@\"")]).arg(program).args(arguments);
     let output = command.env("SELFPAGE_CHECKED", "1").output().unwrap();
@@ -365,6 +370,16 @@ fn a_pointer_among_objects_where_there_are_none_ends_the_checked_program() {
     for place in ["start", "unused", "stray", "behind", "long"] {
         for call in ["free", "realloc-more", "malloc_usable_size"] {
             is_told_what_it_expects(&["nowhere", call, place]);
+        }
+    }
+}
+
+/// As far as that can be told there: objects lie anywhere.
+#[test]
+fn what_is_no_block_beside_objects_from_the_kernel_ends_the_program() {
+    for what in ["within", "freed", "askew"] {
+        for call in ["free", "realloc-less", "realloc-more", "malloc_usable_size"] {
+            is_told_what_it_expects(&["beside", call, what]);
         }
     }
 }

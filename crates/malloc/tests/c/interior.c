@@ -130,9 +130,30 @@ static void nowhere(char **arguments) {
     pass_to(arguments[0], pointer, 100);
 }
 
+// CALL WHAT: what is no block, where objects come from the kernel since addresses are limited.
+static void beside(char **arguments) {
+    enum { BYTES = 3 << 20 };
+    make((void *)(size_t)100);
+    char *block = malloc(BYTES), *pointer = block;
+    CHECK(block != NULL);
+    memset(block, 0x5a, BYTES);
+    if (strcmp(arguments[1], "within") == 0) {
+        pointer += 4096;
+        expect_inside(arguments[0], pointer, block, malloc_usable_size(block));
+    } else if (strcmp(arguments[1], "freed") == 0) {
+        free(block);
+        printf("%s(%p): a block that was freed already\n", name_of(arguments[0]), pointer);
+    } else {
+        pointer = object[0] + 4;
+        printf("%s(%p): no block of this allocator\n", name_of(arguments[0]), pointer);
+    }
+    pass_to(arguments[0], pointer, BYTES);
+}
+
 int main(int count, char **arguments) {
     static const struct { const char *name; int count; void (*run)(char **); } programs[] = {
         {"inside", 4, inside}, {"aligned", 0, aligned}, {"inside-aligned", 0, inside_aligned}, {"nowhere", 2, nowhere},
+        {"beside", 2, beside},
     };
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
         if (count > 1 && count == programs[i].count + 2 && strcmp(arguments[1], programs[i].name) == 0) {
