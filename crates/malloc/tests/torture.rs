@@ -16,11 +16,12 @@ fn torture(arguments: &[&str]) -> Output {
     preloaded(PROGRAM.get_or_init(|| compile("torture.c", &["-ldl"]))).args(arguments).output().unwrap()
 }
 
-fn comes_through(arguments: &[&str]) {
+fn comes_through(arguments: &[&str]) -> String {
     let output = torture(arguments);
     assert!(output.status.success(), "{arguments:?}: {:?} {}", output.status, errors(&output));
     assert!(text(&output).contains("done"), "{arguments:?}: {}", text(&output));
     assert_eq!(errors(&output), "");
+    text(&output)
 }
 
 /// Seconds of the storm: ten minutes with `SELFPAGE_STORM_SECONDS=600`.
@@ -29,7 +30,7 @@ fn storm() {
     let seconds = std::env::var("SELFPAGE_STORM_SECONDS").unwrap_or_else(|_| "4".into());
     let seed = std::process::id().to_string();
     println!("seed {seed}");
-    comes_through(&["storm", &seconds, &seed]);
+    println!("{}", comes_through(&["storm", &seconds, &seed]));
 }
 
 /// Also of those that have ended; where addresses are limited there is no range of objects.

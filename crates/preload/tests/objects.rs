@@ -33,6 +33,7 @@ fn storm() {
     let (seconds, seed) = (run::storm_seconds().to_string(), std::process::id().to_string());
     println!("seed {seed}");
     let Some(ran) = comes_through(&["storm", &seconds, &seed]) else { return };
+    println!("{}{}", ran.text(), ran.stats);
     assert!(ran.stats["evictions_total"].as_u64().unwrap() > 1000, "{}", ran.stats);
 }
 

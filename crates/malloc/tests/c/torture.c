@@ -88,7 +88,7 @@ static double now(void) {
 }
 
 static double until;
-static atomic_ulong seed;
+static atomic_ulong seed, rounds, children;
 
 static void *storm_thread(void *unused) {
     (void)unused;
@@ -96,6 +96,7 @@ static void *storm_thread(void *unused) {
     struct block *blocks = calloc(BLOCKS, sizeof *blocks);
     for (unsigned long n = 0; now() < until; n++) {
         for (int i = 0; i < 200; i++) step(&blocks[next(&state) % BLOCKS], &state);
+        rounds++;
         if (n % 40 == 7) {
             pid_t child = fork();
             CHECK(child >= 0);
@@ -106,6 +107,7 @@ static void *storm_thread(void *unused) {
                 _exit(0);
             }
             finish(child);
+            children++;
         }
     }
     for (int i = 0; i < BLOCKS; i++) if (blocks[i].at != NULL) check(&blocks[i]), free(blocks[i].at);
@@ -120,6 +122,7 @@ static void storm(char **arguments) {
     CHECK(pthread_create(&other, NULL, storm_thread, NULL) == 0);
     storm_thread(NULL);
     pthread_join(other, NULL);
+    printf("%lu blocks taken, resized or given back, %lu children\n", rounds * 200, children);
 }
 
 // Blocks that one thread allocates and another frees, while threads begin and end and the main thread forks.
