@@ -63,6 +63,8 @@ pub fn prepare() {
 }
 
 fn bring_to_rest(outer: Option<&Outer>) {
+    // First: who has what this waits for may fork as well.
+    WORKERS.pass_over_own();
     let mut rounds = Rounds::new();
     loop {
         // Somebody may have some of it for long, and wait for those at work himself: nobody is kept from beginning meanwhile.
@@ -85,7 +87,6 @@ fn bring_to_rest(outer: Option<&Outer>) {
 
 /// Whether the allocator is at rest. Else this thread has nothing of it.
 fn try_to_rest() -> bool {
-    WORKERS.pass_over_own();
     match PAGES.try_hold() {
         // Somebody drops frames of a slot: in the child nobody would put it back.
         Some(Rest::Whole) if WORKERS.has_others() => {
@@ -249,6 +250,44 @@ mod tests {
                 }
                 assert!(block::trim(0) >= BYTES);
                 IS_LEFT.store(true, Ordering::Relaxed);
+            });
+        });
+    }
+
+    static TIMES_TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+    /// Who has the list gets it again.
+    fn take_list_again() -> bool {
+        if LIST.load(Ordering::Relaxed) != thread::block() {
+            IS_WANTED.store(TIMES_TAKEN.load(Ordering::Relaxed) > 0, Ordering::Relaxed);
+            take_list();
+        }
+        TIMES_TAKEN.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    fn let_go_once() {
+        if TIMES_TAKEN.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let_go_of_list();
+        }
+    }
+
+    #[test]
+    fn who_was_interrupted_at_work_and_waits_for_the_list_is_waited_for_by_nobody() {
+        const OUTER: Outer = Outer { try_hold: take_list_again, let_go: let_go_once, let_go_in_child: let_go_once };
+        ends(|| {
+            assert!(take_list_again());
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let work = WORKERS.begin().unwrap();
+                    forks(Some(&OUTER));
+                    WORKERS.end(work);
+                });
+                while !IS_WANTED.load(Ordering::Relaxed) {
+                    thread::give_way();
+                }
+                forks(Some(&OUTER));
+                let_go_once();
             });
         });
     }
